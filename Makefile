@@ -1,0 +1,35 @@
+# Two commands do everything on a fresh machine: `make figure2` and `make test`.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: install fmt check test bench figure2
+
+install: .venv/installed
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt torch -e ".[dev]"
+	touch $@
+
+fmt: install
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+check: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: install
+	$(BIN)/pytest
+
+bench: install
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
+	$(BIN)/python benchmarks/prepare.py
+	$(BIN)/python benchmarks/train.py
+
+figure2: install
+	$(BIN)/olmo-sparsity prepare configs/quick.yaml
+	$(BIN)/olmo-sparsity train configs/quick.yaml
+	$(BIN)/olmo-sparsity losses runs/quick

@@ -1,0 +1,150 @@
+"""A run's settings, read from YAML plus `--key.sub=value` overrides, and written back whole.
+
+Place in the flow: first, with config.py.
+
+Two promises are kept here for the whole project: a key nobody knows is refused (with the closest
+one that exists), and a key that would be ignored is refused too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import fnmatch
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+from olmo_sparsity.config import REFUSED_FIELDS, RunConfig, check
+from olmo_sparsity.errors import ConfigError
+
+
+def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
+    """YAML file (with an optional `base:` file beneath it) + `key.sub=value` overrides, checked."""
+    given = _read_yaml(Path(path))
+    for override in overrides or []:
+        key, equals, _ = override.lstrip("-").partition("=")
+        if not equals:
+            raise ConfigError(f"override '{override}' has no value; write --{key}=VALUE")
+        changed = OmegaConf.merge(given, OmegaConf.from_dotlist([override.lstrip("-")]))
+        assert isinstance(changed, DictConfig)
+        given = changed
+    return config_from_dict(given, origin=str(path))
+
+
+def config_from_dict(given: DictConfig | dict, origin: str = "config") -> RunConfig:
+    schema = OmegaConf.structured(RunConfig)
+    try:
+        merged = OmegaConf.merge(schema, given)
+    except ConfigKeyError as error:
+        raise ConfigError(f"{origin}: {_explain_unknown(str(error.full_key))}") from None
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{origin}: {error.full_key}: {str(error).splitlines()[0]}") from None
+    config = OmegaConf.to_object(merged)
+    assert isinstance(config, RunConfig)
+    _refuse_unused(config, given, origin)
+    check(config, origin)
+    return config
+
+
+def save_config(config: RunConfig, path: str | Path) -> None:
+    """Write what a later run must be told to be the same run (fields that apply, all resolved)."""
+    Path(path).write_text(config_text(config))
+
+
+def config_text(config: RunConfig) -> str:
+    return OmegaConf.to_yaml(OmegaConf.create(_applicable(config)))
+
+
+def flatten(config: RunConfig) -> dict[str, Any]:
+    """Every dotted key and its value."""
+    return {key: value for key, _, _, value in _walk(config)}
+
+
+def _read_yaml(path: Path) -> DictConfig:
+    if not path.is_file():
+        raise ConfigError(f"config file '{path}' does not exist{_closest_file(path)}")
+    try:
+        loaded = OmegaConf.load(path)
+    except Exception as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"config file '{path}' is not readable YAML: {reason}") from None
+    if not isinstance(loaded, DictConfig):
+        raise ConfigError(f"config file '{path}' must hold `key: value` lines")
+    if "base" in loaded:
+        base = _read_yaml(path.parent / str(loaded.pop("base")))
+        merged = OmegaConf.merge(base, loaded)
+        assert isinstance(merged, DictConfig)
+        return merged
+    return loaded
+
+
+def _walk(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, Any]]:
+    """Every leaf field as (dotted key, its section, its field, its value)."""
+    for item in fields(node):
+        value = getattr(node, item.name)
+        if is_dataclass(value):
+            yield from _walk(value, f"{prefix}{item.name}.")
+        else:
+            yield f"{prefix}{item.name}", node, item, value
+
+
+def _applies(section: Any, item: Any) -> bool:
+    condition = item.metadata.get("only_if")
+    return condition is None or getattr(section, condition[0]) in condition[1]
+
+
+def _applicable(config: RunConfig) -> dict:
+    nested: dict = {}
+    for key, section, item, value in _walk(config):
+        if key in REFUSED_FIELDS or not _applies(section, item):
+            continue
+        *parents, leaf = key.split(".")
+        target = nested
+        for parent in parents:
+            target = target.setdefault(parent, {})
+        target[leaf] = str(value) if key.startswith("model.") and hasattr(value, "name") else value
+    return nested
+
+
+def _refuse_unused(config: RunConfig, given: DictConfig | dict, origin: str) -> None:
+    plain = OmegaConf.to_container(given) if isinstance(given, DictConfig) else given
+    assert isinstance(plain, dict)
+    given_keys = dict(_flatten_plain(plain))
+    for key, section, item, _ in _walk(config):
+        if given_keys.get(key) is None:
+            continue  # `--key=null` takes back what the file beneath sets
+        if key in REFUSED_FIELDS:
+            raise ConfigError(f"{origin}: {key} would be ignored: {REFUSED_FIELDS[key]}")
+        if not _applies(section, item):
+            sibling, values = item.metadata["only_if"]
+            sibling_key = key.rsplit(".", 1)[0] + "." + sibling
+            raise ConfigError(
+                f"{origin}: {key} is set, but {sibling_key}={getattr(section, sibling)} does not "
+                f"use it; remove it, take it back with --{key}=null, or set {sibling_key} to {' or '.join(values)}"
+            )
+
+
+def _flatten_plain(node: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _flatten_plain(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _explain_unknown(key: str) -> str:
+    known = list(flatten(RunConfig()))
+    # The right name in the wrong section first, then the closest spelling.
+    close = fnmatch.filter(known, f"*.{key.rsplit('.', 1)[-1]}")
+    close = close or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    return f"unknown key '{key}'" + (f"; did you mean '{close[0]}'?" if close else "")
+
+
+def _closest_file(path: Path) -> str:
+    names = [str(p) for p in path.parent.glob("*.yaml")] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(str(path), names, n=1)
+    return f"; did you mean '{close[0]}'?" if close else ""

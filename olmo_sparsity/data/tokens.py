@@ -1,0 +1,401 @@
+"""Documents become token shards, once, on all cores.
+
+Place in the flow: after `corpus`, before `batches`. `shards` says what the folder holds.
+
+The manifest is the only truth: it is rewritten (atomically) after every shard, and a shard it does
+not name does not exist. That is the whole of resuming after a kill: what the manifest names is
+kept, the reader skips the records it has counted, the next shard is written again from its start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import queue
+import threading
+from collections.abc import Generator, Iterator
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tokenizers import Encoding, Tokenizer
+
+from olmo_sparsity.data.corpus import (
+    CHECK_EVERY_RECORDS,
+    Document,
+    Tally,
+    is_heldout,
+    list_inputs,
+    read_records,
+)
+from olmo_sparsity.data.shards import (
+    SPLITS,
+    Manifest,
+    ShardWriter,
+    TokenShards,
+    check_files,
+    open_shards,
+    open_tokenizer,
+    sync_folder,
+    write_atomically,
+)
+from olmo_sparsity.data.tokenizer import (
+    count_vocabulary,
+    cut_into_pieces,
+    find_eos_id,
+    find_tokenizer_file,
+    load_tokenizer,
+    tokenizer_fingerprint,
+    train_tokenizer,
+)
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.progress import Progress
+
+if TYPE_CHECKING:
+    from olmo_sparsity.config import CorpusConfig, DataConfig
+
+# What the rest of the project needs of token shards comes from this one module.
+__all__ = [
+    "Manifest",
+    "TokenShards",
+    "find_eos_id",
+    "load_tokenizer",
+    "open_shards",
+    "prepare",
+    "tokenizer_fingerprint",
+    "train_tokenizer",
+]
+
+SHARD_CHARACTERS = 2**28
+"""A shard ends with the record that brings its text to this many characters: about 60M tokens, or
+one or two minutes of two cores, which is what a kill can cost."""
+
+BATCH_CHARACTERS = 2**21
+"""Text handed to the tokenizer at once: enough to keep many cores busy, and its result (some 50
+bytes per token while it lives) stays small."""
+
+TOKENIZER_SAMPLE_CHARACTERS = 100_000_000
+"""The tokenizer is trained on the first so many characters of the training split: memory grows with
+the number of distinct words, and the common ones, which alone become tokens, are all in there."""
+
+T = TypeVar("T")
+
+
+# --- prepare ------------------------------------------------------------------------------------
+
+
+def prepare(data: DataConfig) -> Manifest:
+    """Fill `data.folder`, or continue to fill it, or find it finished."""
+    if data.train_files is not None:
+        raise ConfigError("data.train_files names token files: there is nothing to prepare")
+    folder = Path(data.folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    with _only_one_writer(folder), Progress("prepare", total=None, unit="tokens") as progress:
+        manifest = _begin_or_resume(data, folder)
+        if manifest.complete:
+            manifest.tally.check(data.corpus.max_bad_share)
+            progress.note(f"{folder} is already prepared: {_describe(manifest)}")
+            return manifest
+        tokenizer = _obtain_tokenizer(data, folder, manifest, progress)
+        _write_shards(data, folder, manifest, tokenizer, progress)
+        progress.note(f"{folder}: {_describe(manifest)}")
+    return manifest
+
+
+def _describe(manifest: Manifest) -> str:
+    parts = [
+        f"{split} {manifest.num_documents(split):,} documents, "
+        f"{manifest.num_tokens(split):,} tokens"
+        for split in SPLITS
+    ]
+    if manifest.tally.num_bad:
+        parts.append(f"left out: {manifest.tally.describe()}")
+    return "; ".join(parts)
+
+
+@contextlib.contextmanager
+def _only_one_writer(folder: Path) -> Iterator[None]:
+    """A lock that a killed process cannot leave behind."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DataError(f"another `prepare` is writing {folder}; wait for it") from None
+        except OSError:
+            pass  # Some network file systems cannot lock; there the user must take care.
+        yield
+    finally:
+        os.close(handle)
+
+
+def _begin_or_resume(data: DataConfig, folder: Path) -> Manifest:
+    settings = _decisive_settings(data)
+    names = sorted(path.name for path in folder.iterdir() if path.name != "manifest.json.tmp")
+    names = [name for name in names if not name.startswith(".")]
+    if "manifest.json" not in names:
+        if names:
+            raise DataError(
+                f"{folder} holds {names[0]}, but no manifest.json, so it was not written by "
+                "`prepare`; set data.folder to a new folder"
+            )
+        return _begin(data, folder, settings)
+
+    manifest = Manifest.load(folder)
+    differences = list(_differences(manifest.settings, settings))
+    try:
+        inputs_sha256 = _hash_inputs(data.corpus)
+    except DataError:
+        if not manifest.complete:
+            raise
+        inputs_sha256 = manifest.inputs_sha256  # Finished: the source may be gone.
+    if inputs_sha256 != manifest.inputs_sha256:
+        differences.append("the source files have other names or sizes than then")
+    named = data.tokenizer.name and find_tokenizer_file(data.tokenizer.name)
+    if named and manifest.tokenizer_sha256 not in (
+        None,
+        tokenizer_fingerprint(load_tokenizer(str(named))),
+    ):
+        differences.append(f"{named} is not the tokenizer it was then")
+    if differences and not manifest.files:
+        return _begin(data, folder, settings)  # There is nothing in it that could be lost.
+    if differences:
+        raise DataError(
+            f"{folder} was prepared with other settings: {'; '.join(differences)}; set data.folder "
+            "to a new folder, or delete this one"
+        )
+    check_files(folder, manifest)
+    return manifest
+
+
+def _begin(data: DataConfig, folder: Path, settings: dict[str, Any]) -> Manifest:
+    manifest = Manifest(settings, _hash_inputs(data.corpus))
+    manifest.save(folder)
+    return manifest
+
+
+def _decisive_settings(data: DataConfig) -> dict[str, Any]:
+    corpus = {
+        item.name: getattr(data.corpus, item.name)
+        for item in fields(data.corpus)
+        if item.name != "max_bad_share"  # Decides whether there is a result, not which.
+        and ("only_if" not in item.metadata or data.corpus.source in item.metadata["only_if"][1])
+    }
+    return {
+        "corpus": corpus,
+        "tokenizer": asdict(data.tokenizer),
+        "heldout_share": data.heldout_share,
+        "shard_characters": SHARD_CHARACTERS,
+    }
+
+
+def _differences(then: dict[str, Any], now: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key in sorted({*then, *now}):
+        old, new = then.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(old, new, f"{prefix}{key}.")
+        elif old != new:
+            yield f"{prefix}{key} was {old}, now {new}"
+
+
+def _hash_inputs(corpus: CorpusConfig) -> str | None:
+    paths = list_inputs(corpus)
+    if not paths:
+        return None
+    digest = hashlib.sha256()
+    for path in paths:
+        digest.update(f"{path}\0{path.stat().st_size}\0".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def _obtain_tokenizer(
+    data: DataConfig, folder: Path, manifest: Manifest, progress: Progress
+) -> Tokenizer:
+    path = folder / "tokenizer.json"
+    if manifest.tokenizer_sha256 is not None:
+        return open_tokenizer(folder, manifest)
+    if data.tokenizer.name is not None:
+        tokenizer = load_tokenizer(data.tokenizer.name)
+    else:
+        assert data.tokenizer.train_vocab is not None
+        progress.note(f"training a tokenizer of {data.tokenizer.train_vocab:,} tokens")
+        tokenizer = train_tokenizer(_sample_training_split(data), data.tokenizer.train_vocab)
+        if tokenizer.get_vocab_size() < data.tokenizer.train_vocab:
+            progress.note(f"the text only gives {tokenizer.get_vocab_size():,} tokens")
+    write_atomically(path, tokenizer.to_str(pretty=True))
+    manifest.tokenizer_sha256 = tokenizer_fingerprint(tokenizer)
+    manifest.vocab_size = count_vocabulary(tokenizer)
+    manifest.eos_id = find_eos_id(tokenizer)
+    manifest.dtype = "uint16" if manifest.vocab_size <= 2**16 else "uint32"
+    manifest.save(folder)
+    return tokenizer
+
+
+def _sample_training_split(data: DataConfig) -> Iterator[str]:
+    left = TOKENIZER_SAMPLE_CHARACTERS
+    for record in read_records(data.corpus):
+        if isinstance(record, Document) and not is_heldout(record, data.heldout_share):
+            yield record.text[:left]
+            left -= len(record.text)
+            if left <= 0:
+                return
+
+
+# --- writing shards -----------------------------------------------------------------------------
+
+
+@dataclass
+class _Batch:
+    """Pieces of consecutive documents, all of one shard."""
+
+    pieces: list[str] = field(default_factory=list)
+    heldout: list[bool] = field(default_factory=list)
+    ends_document: list[bool] = field(default_factory=list)
+    num_characters: int = 0
+    tally: Tally = field(default_factory=Tally)
+    ends_shard: bool = False
+    ends_source: bool = False
+
+
+def _read_batches(
+    data: DataConfig, skip: int, max_documents: int | None
+) -> Generator[_Batch, None, None]:
+    batch, shard_characters = _Batch(), 0
+    for record in read_records(replace(data.corpus, max_documents=max_documents), skip):
+        batch.tally.add(record)
+        if isinstance(record, Document):
+            heldout = is_heldout(record, data.heldout_share)
+            for piece in cut_into_pieces(record.text):
+                if batch.num_characters >= BATCH_CHARACTERS:
+                    yield batch
+                    batch = _Batch()
+                batch.pieces.append(piece)
+                batch.heldout.append(heldout)
+                batch.ends_document.append(False)
+                # 64: what an encoding costs beside its tokens, lest a million tiny ones add up.
+                batch.num_characters += len(piece) + 64
+            batch.ends_document[-1] = True
+            shard_characters += len(record.text)
+        if shard_characters >= SHARD_CHARACTERS:
+            batch.ends_shard = True
+            yield batch
+            batch, shard_characters = _Batch(), 0
+        elif batch.tally.num_records >= CHECK_EVERY_RECORDS:
+            yield batch  # Nothing but bad records would never fill one.
+            batch = _Batch()
+    batch.ends_shard = batch.ends_source = True
+    yield batch
+
+
+def _encode_batches(
+    tokenizer: Tokenizer, batches: Generator[_Batch, None, None]
+) -> Generator[tuple[_Batch, list[Encoding]], None, None]:
+    with contextlib.closing(batches):
+        for batch in batches:
+            yield batch, tokenizer.encode_batch_fast(batch.pieces, add_special_tokens=False)
+
+
+def _in_background(items: Generator[T, None, None], depth: int) -> Generator[T, None, None]:
+    """The same items, made ahead by a thread, at most `depth` of them waiting."""
+    ready: queue.Queue[Any] = queue.Queue(depth)
+    stopped = threading.Event()
+    end = object()
+
+    def put(item: Any) -> bool:
+        while not stopped.is_set():
+            with contextlib.suppress(queue.Full):
+                ready.put(item, timeout=0.1)
+                return True
+        return False
+
+    def work() -> None:
+        try:
+            with contextlib.closing(items):
+                for item in items:
+                    if not put((item, None)):
+                        return
+            put((end, None))
+        except BaseException as error:
+            put((end, error))
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    try:
+        while True:
+            item, error = ready.get()
+            if error is not None:
+                raise error
+            if item is end:
+                return
+            yield item
+    finally:
+        stopped.set()
+        thread.join()
+
+
+def _write_shards(
+    data: DataConfig, folder: Path, manifest: Manifest, tokenizer: Tokenizer, progress: Progress
+) -> None:
+    _remove_unnamed(folder, manifest)
+    done = sum(manifest.num_tokens(split) for split in SPLITS)
+    progress.resume_at(done)
+    wanted = data.corpus.max_documents
+    if manifest.num_shards:
+        progress.note(f"continuing after {manifest.num_shards} finished shards, {done:,} tokens")
+        if wanted is not None:
+            wanted -= sum(manifest.num_documents(split) for split in SPLITS)
+
+    def new_writers() -> list[ShardWriter]:
+        index, dtype = manifest.num_shards, manifest.dtype
+        return [ShardWriter(folder, split, index, dtype, manifest.eos_id) for split in SPLITS]
+
+    # Reading (decompress, parse, hash), tokenizing (all cores, without the interpreter lock) and
+    # writing (ids to bytes, SHA-256) overlap; the queues hold a few batches and never more.
+    batches = _read_batches(data, manifest.tally.num_records, wanted)
+    encoded = _in_background(_encode_batches(tokenizer, _in_background(batches, 2)), 1)
+    writers, total = new_writers(), manifest.tally.copy()
+    with contextlib.closing(encoded), contextlib.ExitStack() as last:
+        last.callback(lambda: [writer.close() for writer in writers])
+        for batch, encodings in encoded:
+            total.merge(batch.tally)
+            if batch.ends_source or total.num_records >= CHECK_EVERY_RECORDS:
+                total.check(data.corpus.max_bad_share)
+            for writer, side in zip(writers, (False, True), strict=True):
+                flags = zip(encodings, batch.heldout, batch.ends_document, strict=True)
+                writer.write((item.ids, ends) for item, heldout, ends in flags if heldout == side)
+            fresh = sum(writer.num_tokens for writer in writers)
+            progress.update(done + fresh, bad_records=f"{total.num_bad:,}")
+            if not batch.ends_shard:
+                continue
+            if batch.ends_source:
+                _check_not_empty(data, manifest, writers)
+            if total.num_records > manifest.tally.num_records:
+                for writer in writers:
+                    manifest.files += writer.publish()
+                sync_folder(folder)
+                manifest.num_shards += 1
+            manifest.tally, manifest.complete = total.copy(), batch.ends_source
+            manifest.save(folder)  # Last: from here on the shard exists.
+            done, writers = done + fresh, new_writers()
+
+
+def _remove_unnamed(folder: Path, manifest: Manifest) -> None:
+    """What a killed run left: shards under way, or renamed but not yet in the manifest."""
+    named = {name for file in manifest.files for name in (file.tokens, file.ends)}
+    for path in folder.iterdir():
+        is_shard = path.name.startswith(("train-", "heldout-")) and path.name not in named
+        if is_shard or path.suffix == ".tmp":
+            path.unlink()
+
+
+def _check_not_empty(data: DataConfig, manifest: Manifest, writers: list[ShardWriter]) -> None:
+    train, heldout = (
+        manifest.num_documents(writer.split) + writer.num_documents for writer in writers
+    )
+    read = f"of {train + heldout:,} documents and data.heldout_share={data.heldout_share}"
+    if train == 0:
+        raise DataError(f"no training document {read}; give more text")
+    if heldout == 0 and data.heldout_share > 0:
+        raise DataError(f"no held-out document {read}; give more text or raise the share")

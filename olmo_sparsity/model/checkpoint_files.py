@@ -1,0 +1,191 @@
+"""Weights and checkpoint folders on disk: written, read back strictly, verified, found.
+
+Place in the flow: beneath training's checkpoints and `load_model`; knows files, no architecture.
+
+A checkpoint folder `step000300/` holds `config.yaml`, `model.safetensors`, `tokenizer.json`,
+`trainer.json` and `manifest.json`: {"files": {name: {"sha256": hex, "bytes": count}}}.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from olmo_sparsity.errors import DataError
+
+MANIFEST = "manifest.json"
+WEIGHTS = "model.safetensors"
+
+_WHOLE_BYTES = 2**30  # above this a fingerprint samples the file instead of reading all of it
+_BLOCK_BYTES, _NUM_BLOCKS = 2**16, 1024
+
+
+# --- weights ------------------------------------------------------------------------------------
+
+
+def unique_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A tensor known by several names (tied weights) is kept only under the first."""
+    named: dict[tuple, tuple[str, Tensor]] = {}
+    for name, tensor in state.items():
+        named.setdefault((tensor.data_ptr(), tensor.shape), (name, tensor))
+    return {name: tensor.detach() for name, tensor in named.values()}
+
+
+def save_weights(model: nn.Module | Mapping[str, Tensor], path: str | Path) -> None:
+    """A model, or a state dict gathered elsewhere (sharded training), as one safetensors file."""
+    state = model.state_dict() if isinstance(model, nn.Module) else model
+    weights = {name: t.cpu().contiguous() for name, t in unique_weights(state).items()}
+    save_file(weights, str(path), metadata={"format": "pt"})
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    path = Path(path)
+    if not path.is_file():
+        raise DataError(f"'{path}' does not exist; a checkpoint folder holds its weights there")
+    try:
+        with safe_open(path, framework="pt") as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise unreadable(path, error) from None
+
+
+def load_weights(model: nn.Module, path: str | Path) -> None:
+    fill(model, read_weights(path), str(path))
+
+
+@torch.no_grad()
+def fill(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
+    """Copy weights into the model; every name and shape must be accounted for, on both sides."""
+    state = model.state_dict(keep_vars=True)
+    check_fit(state, weights, origin)
+    for name, tensor in weights.items():
+        state[name].copy_(tensor)
+
+
+def check_fit(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], origin: str) -> None:
+    """`state` must come with keep_vars: that is how tied weights are known to be one."""
+    remedy = "its config.yaml must be the one it was trained with"
+    reached = {id(state[name]) for name in weights if name in state}
+    missing = [name for name, tensor in state.items() if id(tensor) not in reached]
+    unexpected = [name for name in weights if name not in state]
+    for names, problem in (
+        (missing, "lacks weights the model has"),
+        (unexpected, "holds weights the model has no place for"),
+    ):
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            raise DataError(f"'{origin}' {problem}: {names[0]}{more}; {remedy}")
+    for name, tensor in weights.items():
+        if tensor.shape != state[name].shape:
+            raise DataError(
+                f"'{origin}': {name} has shape {list(tensor.shape)}, the model wants "
+                f"{list(state[name].shape)}; {remedy}"
+            )
+
+
+def unreadable(path: str | Path, error: Exception) -> DataError:
+    reason = " ".join(str(error).split())[:200]
+    return DataError(f"'{path}' cannot be read ({reason}); write or download it again")
+
+
+# --- checkpoint folders -------------------------------------------------------------------------
+
+
+def write_manifest(folder: Path) -> None:
+    """List every file beneath the folder; written last, so that it vouches for all of them."""
+    files = {
+        path.relative_to(folder).as_posix(): {
+            "sha256": sha256_of(path),
+            "bytes": path.stat().st_size,
+        }
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and path.name != MANIFEST
+    }
+    (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1) + "\n")
+
+
+def read_manifest(folder: Path) -> dict[str, dict]:
+    """name → {"sha256", "bytes"}; raises ValueError or OSError when there is no telling."""
+    files = json.loads((folder / MANIFEST).read_text())["files"]
+    if not all(isinstance(entry, dict) for entry in files.values()):
+        raise ValueError("its entries are not objects")
+    return files
+
+
+def verify_manifest(folder: str | Path, only: Collection[str] | None = None) -> str | None:
+    """What is wrong with a checkpoint folder, in words; None when nothing is.
+
+    `only`: the files that matter to the caller. Analysis needs no optimizer state, which is most of
+    what there is to hash.
+    """
+    folder = Path(folder)
+    try:
+        files = read_manifest(folder)
+    except OSError:
+        return f"{MANIFEST} is missing"
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return f"{MANIFEST} is not a readable list of files"
+    for name in sorted(only if only is not None else files):
+        if name not in files:
+            return f"{MANIFEST} does not list {name}"
+        path, entry = folder / name, files[name]
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != entry.get("bytes"):
+            return f"{name} has {path.stat().st_size} bytes, {MANIFEST} says {entry.get('bytes')}"
+        if sha256_of(path) != entry.get("sha256"):
+            return f"{name} does not have the SHA-256 that {MANIFEST} gives"
+    return None
+
+
+def list_checkpoints(run_folder: str | Path) -> list[Path]:
+    """`checkpoints/step*` by number of steps, newest first; what was never renamed from .tmp is
+    not a checkpoint."""
+    found = [
+        (int(match[1]), path)
+        for path in (Path(run_folder) / "checkpoints").glob("step*")
+        if path.is_dir() and (match := re.fullmatch(r"step(\d+)", path.name))
+    ]
+    return [path for _, path in sorted(found, reverse=True)]
+
+
+def latest_checkpoint(run_folder: str | Path, only: Collection[str] | None = None) -> Path | None:
+    """The newest one whose files are what its manifest says."""
+    return next((p for p in list_checkpoints(run_folder) if verify_manifest(p, only) is None), None)
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def fingerprint(paths: Collection[Path]) -> str:
+    """Which weights these are: the SHA-256 of the file, or of the files' SHA-256s in order of name.
+
+    Of a file above 1 GiB only its size and 1024 blocks of 64 KiB spread evenly are hashed, the
+    header among them: enough to tell models apart, in seconds instead of minutes.
+    """
+    digests = [_fingerprint_file(path) for path in sorted(paths, key=lambda path: path.name)]
+    if len(digests) == 1:
+        return digests[0]
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
+
+
+def _fingerprint_file(path: Path) -> str:
+    size = path.stat().st_size
+    if size <= _WHOLE_BYTES:
+        return sha256_of(path)
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for block in range(_NUM_BLOCKS):
+            file.seek(block * (size - _BLOCK_BYTES) // (_NUM_BLOCKS - 1))
+            digest.update(file.read(_BLOCK_BYTES))
+    return digest.hexdigest()

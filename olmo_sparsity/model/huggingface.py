@@ -1,0 +1,220 @@
+"""transformers' causal LMs behind this project's model protocol; GPT-NeoX from OLMo's fields.
+
+Place in the flow: batches → **model** → per-token losses, for every model that is not OLMo's code.
+
+Dimension key: B batch, L length, D width, H heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import MISSING, fields
+from typing import TYPE_CHECKING, cast
+
+import torch
+from torch import Tensor, nn
+
+from olmo_sparsity.config import ModelConfig
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.olmo import causal_bias
+
+if TYPE_CHECKING:  # importing transformers costs two seconds, which only its own models should pay
+    from transformers import GPTNeoXConfig, PreTrainedModel
+
+
+class HuggingFaceLM(nn.Module):
+    """A transformers causal LM as a TrainableModel. Construction refuses what would not fit."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+        refuse_unfit(self)
+
+    @property
+    def vocab_size(self) -> int:
+        return self.unembedding[0].shape[0]
+
+    @property
+    def unembedding(self) -> tuple[Tensor, Tensor | None]:
+        """weight_VD and bias_V of the last linear map."""
+        head = cast(nn.Linear, self.model.get_output_embeddings())
+        return head.weight, getattr(head, "bias", None)
+
+    @property
+    def logit_scale(self) -> float:
+        return 1.0  # families that scale their logits do not pass construction
+
+    def forward(
+        self, tokens_BL: Tensor, positions_BL: Tensor, attention_bias: Tensor | None = None
+    ) -> Tensor:
+        return self.unembed(self.hidden(tokens_BL, positions_BL, attention_bias))
+
+    def hidden(
+        self, tokens_BL: Tensor, positions_BL: Tensor, attention_bias: Tensor | None = None
+    ) -> Tensor:
+        """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, L) is added to the
+        attention scores and replaces causality: bring your own."""
+        if attention_bias is None:
+            # Without a mask transformers takes every gap in the position IDs for the start of
+            # another packed sequence. A mask of ones says there is one sequence, and is then
+            # dropped again, so that attention still runs the fused causal kernel.
+            mask = torch.ones_like(tokens_BL)
+        else:
+            mask = _additive(attention_bias, self.model.dtype).expand(len(tokens_BL), -1, -1, -1)
+        hidden_BLD = self.model.base_model(
+            input_ids=tokens_BL,
+            position_ids=positions_BL.expand_as(tokens_BL),
+            attention_mask=mask,
+            use_cache=False,
+            return_dict=True,
+        ).last_hidden_state
+        return hidden_BLD.to(tokens_BL.device)  # elsewhere when a device map spread the layers
+
+    def unembed(self, hidden: Tensor) -> Tensor:
+        """(…, D) → logits (…, V)."""
+        head = cast(nn.Linear, self.model.get_output_embeddings())
+        return head(hidden).to(hidden.device)
+
+    def checkpoint_activations(self) -> None:
+        older = self.model.gradient_checkpointing_enable  # its name in the first releases of 5
+        enable = getattr(self.model, "activation_checkpointing_enable", older)
+        enable({"use_reentrant": False})
+
+
+def _additive(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """In the dtype attention runs in, finite: fp32's lowest number would overflow to -inf."""
+    if torch.is_autocast_enabled(bias.device.type):
+        dtype = torch.get_autocast_dtype(bias.device.type)
+    return bias.clamp(min=torch.finfo(dtype).min).to(dtype)
+
+
+@torch.no_grad()
+def refuse_unfit(wrapped: HuggingFaceLM) -> None:
+    """Logits must be linear in the hidden states, position IDs must reach the attention, and a gap
+    in them must hide nothing: read off the config where it says so, else measured."""
+    model, config = wrapped.model, wrapped.model.config
+    family = f"{type(model).__name__} (model_type {config.model_type})"
+
+    def require(holds: bool, problem: str) -> None:
+        if not holds:
+            raise ConfigError(f"{family} is not supported: {problem}")
+
+    head = model.get_output_embeddings()
+    require(isinstance(head, nn.Linear), "it has no linear map from hidden states to logits")
+    parameters = inspect.signature(model.base_model.forward).parameters
+    require(
+        "position_ids" in parameters and not getattr(config, "alibi", False),
+        "it uses no position_ids (ALiBi or recurrent); choose a family with RoPE",
+    )
+    other_layers = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
+    require(
+        not other_layers,
+        f"its layers of type {', '.join(sorted(other_layers))} count places, not position IDs",
+    )
+    cap = getattr(config, "final_logit_softcapping", None)
+    require(cap is None, f"it caps its logits after the last linear map ({cap})")
+
+    was_training = model.training
+    model.eval()
+    device = cast(nn.Embedding, model.get_input_embeddings()).weight.device
+    tokens_BL = torch.arange(8, device=device)[None] % wrapped.vocab_size
+    contiguous_BL = torch.arange(8, device=device)[None]
+    gapped_BL = contiguous_BL + 4 * (contiguous_BL > 3)
+    full = model(
+        input_ids=tokens_BL,
+        attention_mask=torch.ones_like(tokens_BL),
+        position_ids=contiguous_BL,
+        use_cache=False,
+    ).logits
+    halves = wrapped(tokens_BL, contiguous_BL)
+    gapped = wrapped(tokens_BL, gapped_BL)
+    explicit = wrapped(tokens_BL, gapped_BL, causal_bias(8, device))
+    model.train(was_training)
+
+    require(
+        _close(halves, full),
+        "its logits are not the last linear map of its hidden states (scaled or capped)",
+    )
+    require(
+        not torch.equal(gapped[:, 4:], halves[:, 4:]),
+        "position IDs do not reach its attention (ALiBi, or positions counted by place)",
+    )
+    require(
+        _close(gapped, explicit) and _close(gapped[:, :4], halves[:, :4]),
+        "a gap in its position IDs changes who may attend to whom",
+    )
+
+
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    """Up to rounding of the dtype; different kernels add up in different orders."""
+    share = min(0.1, 1024 * torch.finfo(a.dtype).eps)
+    return float((a.float() - b.float()).abs().max()) <= share * float(b.float().abs().max())
+
+
+# --- GPT-NeoX from the same fields ----------------------------------------------------------------
+
+# Every other field of ModelConfig must have its default, or one of these values, which say in
+# OLMo's words what GPT-NeoX is anyway.
+_GPT_NEOX_READS = {
+    *("architecture", "d_model", "n_heads", "n_layers", "mlp_ratio", "mlp_hidden_size"),
+    *("rotary_fraction", "rope_theta", "layer_norm_eps", "max_sequence_length", "weight_tying"),
+    *("attention_dropout", "residual_dropout", "embedding_dropout", "init_std", "vocab_size"),
+    *("embedding_size", "eos_token_id", "pad_token_id", "n_kv_heads"),
+}
+_GPT_NEOX_IS = {
+    "activation_type": ("gelu", "swiglu"),  # the default, swiglu, stands for "not set"
+    "include_bias": (True, False),  # likewise False
+    "bias_for_layer_norm": (None, True),
+}
+
+
+def gpt_neox_config(config: ModelConfig) -> GPTNeoXConfig:
+    from transformers import GPTNeoXConfig
+
+    for item in fields(config):
+        if item.name in _GPT_NEOX_READS:
+            continue
+        value = getattr(config, item.name)
+        assert item.default is not MISSING
+        allowed = _GPT_NEOX_IS.get(item.name, (item.default,))
+        if value not in allowed:
+            raise ConfigError(
+                f"model.{item.name}={value} means nothing to model.architecture=gpt_neox; "
+                "remove it or set model.architecture=olmo"
+            )
+    if config.n_kv_heads not in (None, config.n_heads):
+        raise ConfigError(
+            f"model.n_kv_heads={config.n_kv_heads}: GPT-NeoX has as many key heads as query heads "
+            f"({config.n_heads}); remove it or set model.architecture=olmo"
+        )
+    if config.embedding_dropout != config.residual_dropout:
+        raise ConfigError(
+            f"model.embedding_dropout={config.embedding_dropout} and "
+            f"model.residual_dropout={config.residual_dropout} are one rate in GPT-NeoX; set "
+            "both alike"
+        )
+    return GPTNeoXConfig(
+        vocab_size=config.embedding_size or config.vocab_size,
+        hidden_size=config.d_model,
+        num_hidden_layers=config.n_layers,
+        num_attention_heads=config.n_heads,
+        # OLMo: with SwiGLU this counts gate and value; here: GELU, so it is the width as it stands.
+        intermediate_size=config.mlp_hidden_size or config.mlp_ratio * config.d_model,
+        attention_dropout=config.attention_dropout,
+        hidden_dropout=config.residual_dropout,
+        max_position_embeddings=config.max_sequence_length,
+        initializer_range=config.init_std,
+        layer_norm_eps=config.layer_norm_eps,
+        tie_word_embeddings=config.weight_tying,
+        rope_parameters={
+            "rope_type": "default",
+            "rope_theta": float(config.rope_theta),
+            "partial_rotary_factor": config.rotary_fraction,
+        },
+        bos_token_id=config.eos_token_id,
+        eos_token_id=config.eos_token_id,
+        pad_token_id=config.pad_token_id,
+    )

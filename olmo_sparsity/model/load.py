@@ -1,0 +1,280 @@
+"""Any model of ours or of Hugging Face's behind one call, with position IDs as an argument.
+
+Place in the flow: a folder or hub name → **model** (+ tokenizer) → per-token losses.
+
+`build_model` makes a fresh model from a config; `load_model` reads a trained one. Nothing here
+unpickles: weights are safetensors or they are refused.
+
+Dimension key: B batch, L length, D width, H heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from safetensors import SafetensorError, safe_open
+from tokenizers import Tokenizer
+from torch import nn
+
+from olmo_sparsity.config import ModelConfig
+from olmo_sparsity.config_file import load_config
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.checkpoint_files import (
+    MANIFEST,
+    WEIGHTS,
+    fingerprint,
+    latest_checkpoint,
+    list_checkpoints,
+    load_weights,
+    unreadable,
+    verify_manifest,
+)
+from olmo_sparsity.model.huggingface import HuggingFaceLM, gpt_neox_config
+from olmo_sparsity.model.olmo import PositionedOLMo
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+READ_BY_ANALYSIS = ("config.yaml", WEIGHTS, "tokenizer.json")
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# --- a fresh model ------------------------------------------------------------------------------
+
+
+def build_model(config: ModelConfig) -> PositionedOLMo | HuggingFaceLM:
+    if config.vocab_size < 1:
+        raise ConfigError(
+            f"model.vocab_size={config.vocab_size} leaves nothing to predict; set it to the size "
+            "of the tokenizer's vocabulary"
+        )
+    if config.architecture == "olmo":
+        return PositionedOLMo(config)
+    from transformers import GPTNeoXForCausalLM
+
+    return HuggingFaceLM(GPTNeoXForCausalLM(gpt_neox_config(config)))
+
+
+# --- a trained model ----------------------------------------------------------------------------
+
+
+@dataclass
+class LoadedModel:
+    model: PositionedOLMo | HuggingFaceLM
+    """In evaluation mode, on its device, in its dtype."""
+
+    tokenizer: Tokenizer | None
+    name: str
+    num_parameters: int
+    max_positions: int | None
+    """One more than the largest position ID it is prepared for; None if it does not say."""
+
+    fingerprint: str
+    """SHA-256 of the weights; see `checkpoint_files.fingerprint`."""
+
+
+def load_model(
+    path_or_hub_name: str,
+    *,
+    device: str = "auto",
+    dtype: Literal["fp32", "bf16", "fp16"] = "fp32",
+    device_map: str | None = None,
+) -> LoadedModel:
+    """A run or checkpoint folder of ours, a Hugging Face folder, or a name on the hub."""
+    if dtype not in DTYPES:
+        raise ConfigError(f"dtype={dtype} is not known; choose one of {', '.join(DTYPES)}")
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device={device}, but PyTorch sees no GPU here; use device=cpu")
+    folder = find_folder(path_or_hub_name)
+    if (folder / "config.json").is_file():
+        loaded = _load_hugging_face(folder, path_or_hub_name, DTYPES[dtype], device, device_map)
+    elif device_map is not None:
+        raise ConfigError(
+            f"device_map={device_map} is for Hugging Face models; '{folder}' is a checkpoint of "
+            "ours, which goes to one device: remove it"
+        )
+    else:
+        loaded = _load_checkpoint(folder, DTYPES[dtype], device)
+    size = loaded.tokenizer.get_vocab_size() if loaded.tokenizer is not None else 0
+    if size > loaded.model.vocab_size:
+        raise ConfigError(
+            f"'{path_or_hub_name}': its tokenizer has {size} tokens, its embedding only "
+            f"{loaded.model.vocab_size} rows; put the tokenizer it was trained with beside it"
+        )
+    return loaded
+
+
+def find_folder(path_or_hub_name: str) -> Path:
+    """Where the files are: a run folder becomes its latest checkpoint, a hub name is downloaded."""
+    path = Path(path_or_hub_name)
+    if not path.exists():
+        if re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", path_or_hub_name):
+            return _download(path_or_hub_name)
+        raise DataError(f"'{path}' does not exist; give a run, a checkpoint or a model folder")
+    if (path / "config.json").is_file() or (path / MANIFEST).is_file():
+        return path
+    if (path / "checkpoints").is_dir():
+        return _latest_or_fail(path)
+    raise DataError(
+        f"'{path}' is no model folder: it has neither config.json (Hugging Face), nor {MANIFEST} "
+        "(a checkpoint of ours), nor checkpoints/ (a run of ours); to start a run from an official "
+        "OLMo checkpoint set init_from"
+    )
+
+
+def _latest_or_fail(run_folder: Path) -> Path:
+    found = list_checkpoints(run_folder)
+    if not found:
+        raise DataError(f"'{run_folder / 'checkpoints'}' holds no step* folder; train first")
+    latest = latest_checkpoint(run_folder, READ_BY_ANALYSIS)
+    if latest == found[0]:
+        return latest
+    problem = f"{found[0]}: {verify_manifest(found[0], READ_BY_ANALYSIS)}"
+    if latest is None:
+        raise DataError(f"no checkpoint of '{run_folder}' is whole; the latest, {problem}")
+    print(f"{problem}; reading {latest.name} instead", file=sys.stderr)
+    return latest
+
+
+def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> LoadedModel:
+    problem = verify_manifest(folder, READ_BY_ANALYSIS)
+    if problem is not None:
+        raise DataError(f"checkpoint '{folder}': {problem}; use another one of its run")
+    config = load_config(folder / "config.yaml").model
+    model = build_model(config)
+    load_weights(model, folder / WEIGHTS)
+    return LoadedModel(
+        model=model.to(device=device, dtype=dtype).eval(),
+        tokenizer=_read_tokenizer(folder / "tokenizer.json"),
+        name=str(folder),
+        num_parameters=_num_parameters(model),
+        max_positions=config.max_sequence_length,
+        fingerprint=fingerprint([folder / WEIGHTS]),
+    )
+
+
+def _load_hugging_face(
+    folder: Path, name: str, dtype: torch.dtype, device: str, device_map: str | None
+) -> LoadedModel:
+    from transformers import AutoModelForCausalLM
+
+    weight_files = check_weight_files(folder)
+    model: PreTrainedModel
+    info: dict[str, Any]
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
+            folder,
+            dtype=dtype,
+            device_map=device_map,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(f"transformers cannot load '{folder}' (config.json): {reason}") from None
+    if info["missing_keys"]:
+        # transformers would go on with random numbers in their place.
+        missing = sorted(info["missing_keys"])
+        raise DataError(
+            f"'{folder}': its files lack {len(missing)} weights of {type(model).__name__}, such as "
+            f"{missing[0]}; download it again"
+        )
+    if device_map is None:
+        nn.Module.to(model, device)
+    wrapped = HuggingFaceLM(model).eval()
+    return LoadedModel(
+        model=wrapped,
+        tokenizer=_find_tokenizer(folder),
+        name=name,
+        num_parameters=_num_parameters(model),
+        max_positions=_max_positions(model.config),
+        fingerprint=fingerprint(weight_files),
+    )
+
+
+def check_weight_files(folder: Path) -> list[Path]:
+    """The safetensors files, each with a whole header: a damaged one is named."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        pickled = sorted(path.name for path in folder.glob("*.bin"))
+        if pickled:
+            raise DataError(
+                f"'{folder / pickled[0]}' is a pickle, which is never read here; convert it with "
+                "transformers: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new)"
+            )
+        raise DataError(f"'{folder}' has a config.json but no *.safetensors; download it again")
+    for path in files:
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (SafetensorError, OSError, ValueError) as error:
+            raise unreadable(path, error) from None
+    return files
+
+
+def _max_positions(config: Any) -> int | None:
+    """A sliding window counts places; only within the window do places and position IDs agree about
+    who may attend to whom."""
+    limits = [getattr(config, "max_position_embeddings", None)]
+    types = getattr(config, "layer_types", None)
+    if types is None or "sliding_attention" in types:
+        limits.append(getattr(config, "sliding_window", None))
+    return min((limit for limit in limits if limit), default=None)
+
+
+def _num_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def _read_tokenizer(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise DataError(f"'{path}' does not exist; copy the tokenizer it was trained with there")
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise unreadable(path, error) from None
+
+
+_OTHER_TOKENIZERS = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+
+
+def _find_tokenizer(folder: Path) -> Tokenizer | None:
+    if (folder / "tokenizer.json").is_file():
+        return _read_tokenizer(folder / "tokenizer.json")
+    if not any((folder / name).is_file() for name in _OTHER_TOKENIZERS):
+        return None  # transformers would invent one whose only tokens are the special ones
+    from transformers import AutoTokenizer
+
+    try:
+        slow = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # of many kinds: a missing library, a damaged file
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(
+            f"'{folder}': transformers cannot read its tokenizer ({reason}); save it once with "
+            "AutoTokenizer, which writes a tokenizer.json"
+        ) from None
+    return getattr(slow, "backend_tokenizer", None)
+
+
+def _download(name: str) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        # Not *.safetensors: some repositories hold the weights twice, in their own format as well.
+        patterns = ["*.json", "*.txt", "*.model", "model*.safetensors"]
+        return Path(snapshot_download(name, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
+        raise DataError(
+            f"'{name}' is no folder here, and the hub gave no model of that name ({reason}); "
+            "check the spelling, the network and HF_HUB_OFFLINE"
+        ) from None

@@ -1,0 +1,147 @@
+"""Per-token losses, without ever holding the logits of a whole batch.
+
+Place in the flow: model → **per-token losses** → results.
+
+The logits are by far the largest tensor of a small model (B·L·V numbers), so both functions unembed
+a few rows at a time. For training, the gradient of a chunk is taken while its logits are still in
+cache: nothing is recomputed and nothing of size B·L·V is kept.
+
+Dimension key: B batch, L length, N = B·L rows, C rows of a chunk, D width, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from olmo_sparsity.config import IGNORED
+
+
+def rows_per_chunk(vocab_size: int, device: torch.device) -> int:
+    """On CPU a chunk's fp32 logits should stay in cache (4 MiB was fastest of 2 … 64); a GPU wants
+    work enough to fill it. Never so few rows that adding up the weight gradient dominates."""
+    chunk_bytes = (4 if device.type == "cpu" else 256) * 2**20
+    return max(128, chunk_bytes // (4 * vocab_size))
+
+
+class LanguageModel(Protocol):
+    """What this project asks of a model: OLMo here, and any Hugging Face causal LM, provide it."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    def hidden(self, tokens_BL: Tensor, positions_BL: Tensor) -> Tensor: ...
+    def unembed(self, hidden: Tensor) -> Tensor: ...
+
+
+class TrainableModel(LanguageModel, Protocol):
+    @property
+    def unembedding(self) -> tuple[Tensor, Tensor | None]: ...
+    @property
+    def logit_scale(self) -> float: ...
+
+
+@torch.no_grad()
+def token_losses(
+    model: LanguageModel, tokens_BL: Tensor, positions_BL: Tensor, labels_BL: Tensor
+) -> Tensor:
+    """nll_BL in nats, fp32; 0 where the label is IGNORED."""
+    hidden_ND = model.hidden(tokens_BL, positions_BL).flatten(0, 1)
+    labels_N = labels_BL.flatten()
+    wanted_N = labels_N != IGNORED
+    nll_N = torch.zeros(labels_N.shape, device=hidden_ND.device)
+    nll_N[wanted_N] = row_losses(model, hidden_ND[wanted_N], labels_N[wanted_N])
+    return nll_N.view_as(labels_BL)
+
+
+def row_losses(model: LanguageModel, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
+    """nll_N of wanted rows only."""
+    if len(labels_N) == 0:
+        return torch.zeros(0, device=hidden_ND.device)
+    chunk = rows_per_chunk(model.vocab_size, hidden_ND.device)
+    return torch.cat(
+        [
+            F.cross_entropy(model.unembed(hidden_CD).float(), labels_C, reduction="none")
+            for hidden_CD, labels_C in zip(
+                hidden_ND.split(chunk), labels_N.split(chunk), strict=True
+            )
+        ]
+    )
+
+
+def mean_loss(
+    model: TrainableModel,
+    tokens_BL: Tensor,
+    positions_BL: Tensor,
+    labels_BL: Tensor,
+    num_labels: int,
+) -> Tensor:
+    """Σ nll / num_labels, differentiable. `num_labels` is that of the whole optimizer step, so that
+    micro-batches and processes add up to the mean over all of its labels."""
+    hidden_ND = model.hidden(tokens_BL, positions_BL).flatten(0, 1)
+    weight_VD, bias_V = model.unembedding
+    return _ChunkedLoss.apply(
+        hidden_ND, weight_VD, bias_V, labels_BL.flatten(), 1.0 / num_labels, model.logit_scale
+    )
+
+
+class _ChunkedLoss(torch.autograd.Function):
+    """Sum of weight · nll over rows; its gradients are computed in the forward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        labels_N: Tensor,
+        weight: float,
+        logit_scale: float,
+    ) -> Tensor:
+        device = hidden_ND.device.type
+        dtype = hidden_ND.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        loss = torch.zeros((), device=hidden_ND.device)
+        grad_hidden_ND = torch.empty_like(hidden_ND)
+        grad_weight_VD = torch.zeros_like(weight_VD)
+        grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
+        chunk = rows_per_chunk(len(weight_VD), hidden_ND.device)
+        with torch.autocast(device, enabled=False):
+            hidden_ND, cast_VD = hidden_ND.to(dtype), weight_VD.to(dtype)
+            cast_V = None if bias_V is None else bias_V.to(dtype)
+            for start in range(0, len(labels_N), chunk):
+                rows = slice(start, start + chunk)
+                h_CD, labels_C = hidden_ND[rows], labels_N[rows]
+                used_C = labels_C != IGNORED
+                labels_C1 = labels_C.clamp(min=0)[:, None]
+                logits_CV = F.linear(h_CD, cast_VD, cast_V).float()
+                if logit_scale != 1.0:
+                    logits_CV *= logit_scale
+                log_sum_C1 = logits_CV.logsumexp(-1, keepdim=True)
+                nll_C = (log_sum_C1 - logits_CV.gather(1, labels_C1))[:, 0]
+                loss += (nll_C * used_C).sum() * weight
+                # d loss / d logits = weight · (softmax − one-hot), in the logits' own memory.
+                grad_CV = logits_CV.sub_(log_sum_C1).exp_()
+                grad_CV.scatter_add_(
+                    1, labels_C1, torch.full_like(labels_C1, -1.0, dtype=torch.float)
+                )
+                grad_CV *= used_C[:, None] * (weight * logit_scale)
+                cast_CV = grad_CV.to(dtype)
+                grad_hidden_ND[rows] = cast_CV @ cast_VD
+                if dtype == grad_weight_VD.dtype:
+                    grad_weight_VD.addmm_(cast_CV.T, h_CD)
+                else:
+                    grad_weight_VD += cast_CV.T @ h_CD
+                if grad_bias_V is not None:
+                    grad_bias_V += grad_CV.sum(0)
+        ctx.save_for_backward(grad_hidden_ND, grad_weight_VD, grad_bias_V)
+        return loss
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        hidden, weight, bias = ctx.saved_tensors
+        return hidden * grad, weight * grad, None if bias is None else bias * grad, None, None, None

@@ -1,0 +1,84 @@
+"""Checkpoint folders as OLMo's own trainer leaves them: `config.yaml` and model.safetensors or .pt.
+
+Place in the flow: beneath `import_weights`. Parameter names are upstream's, which are ours.
+"""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import pickletools
+from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import torch
+from olmo.config import ModelConfig
+from olmo.model import OLMo
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from torch import Tensor
+from yaml import YAMLError
+
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.checkpoint_files import MANIFEST, WEIGHTS, read_weights, unreadable
+
+
+def is_official(source: str) -> bool:
+    """`config.yaml` as in ours, but neither a manifest nor, as in a run folder, checkpoints/."""
+    folder = Path(source)
+    ours = (folder / MANIFEST).exists() or (folder / "checkpoints").is_dir()
+    return (folder / "config.yaml").is_file() and not ours
+
+
+def read_official_config(folder: Path) -> ModelConfig:
+    path = folder / "config.yaml"
+    try:
+        written = cast(DictConfig, OmegaConf.load(path))
+        given = OmegaConf.to_container(written.get("model"), resolve=True)
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelConfig), given))
+    except (OmegaConfBaseException, YAMLError, AttributeError, ValueError) as error:
+        raise unreadable(path, error) from None
+    assert isinstance(config, ModelConfig)
+    if not (config.rope or config.alibi):
+        raise ConfigError(
+            f"'{path}': model.rope=False and model.alibi=False mean learned position embeddings "
+            "there, which do not exist here; choose a checkpoint with either"
+        )
+    return config
+
+
+def official_fields(folder: Path) -> dict[str, Any]:
+    config = read_official_config(folder)
+    return {item.name: getattr(config, item.name) for item in fields(config)}
+
+
+def read_official_weights(folder: Path) -> dict[str, Tensor]:
+    if (folder / WEIGHTS).is_file():
+        weights = {_plain_name(key): t for key, t in read_weights(folder / WEIGHTS).items()}
+    elif (folder / "model.pt").is_file():
+        try:
+            weights = torch.load(folder / "model.pt", map_location="cpu", weights_only=True)
+        except (pickle.UnpicklingError, RuntimeError, OSError, EOFError) as error:
+            raise unreadable(folder / "model.pt", error) from None
+    else:
+        raise DataError(
+            f"'{folder}' has neither {WEIGHTS} nor model.pt; download one of them, or unshard the "
+            "checkpoint with OLMo's scripts/unshard.py"
+        )
+    # Upstream's clean-up of older names and of blocks saved in groups; all it reads is the config.
+    config = read_official_config(folder).update_with(block_group_size=1)
+    return OLMo._make_state_dict_compatible(cast(OLMo, SimpleNamespace(config=config)), weights)[0]
+
+
+def _plain_name(key: str) -> str:
+    """OLMo's own safetensors files name a tensor by a base64 pickle of ((name,), flag). Its string
+    is read off the opcodes; the pickle is not run."""
+    if "." in key:
+        return key
+    try:
+        opcodes = list(pickletools.genops(base64.urlsafe_b64decode(key)))
+    except ValueError:
+        return key
+    return ".".join(str(arg) for opcode, arg, _ in opcodes if "UNICODE" in opcode.name)

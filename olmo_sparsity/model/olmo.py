@@ -1,0 +1,245 @@
+"""OLMo whose position IDs are an argument: a subclass of `olmo.model.OLMo`.
+
+Place in the flow: batches → **model** → per-token losses.
+
+Upstream, positions enter in two places: `RotaryEmbedding.forward` counts them off from 0, and
+`OLMo.forward` builds the ALiBi bias (or learned embeddings) from 0. Both are replaced here; blocks,
+initialisation and parameter names are upstream's own, so weights travel freely between the two.
+
+`hidden` and `unembed` are apart, so that a loss can unembed chunk by chunk and only wanted places.
+
+Dimension key: B batch, L length (K keys: with a cache longer than L), D width, H heads, R rotated
+width of a head, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from olmo.config import ActivationCheckpointingStrategy
+from olmo.model import BufferCache, OLMo, OLMoSequentialBlock, RotaryEmbedding
+from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
+
+from olmo_sparsity.config import ModelConfig
+from olmo_sparsity.errors import ConfigError
+
+RotaryTables = tuple[Tensor, Tensor]
+"""cos_BKR and sin_BKR of each key's position ID."""
+
+
+class PositionedRotary(RotaryEmbedding):
+    """Rotates by tables that the model hands over before each block, instead of counting places."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        nn.Module.__init__(self)  # upstream's constructor only warms a cache that is not used here
+        self.config = config
+        self.tables: RotaryTables | None = None
+
+    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        assert self.tables is not None, "the model sets the tables before it runs a block"
+        cos_BKR, sin_BKR = (table[:, None] for table in self.tables)
+        if not self.config.rope_full_precision:
+            cos_BKR, sin_BKR = cos_BKR.type_as(q), sin_BKR.type_as(q)
+        query_length = q.shape[-2]  # the last places, when earlier keys come from a cache
+        q_ = rotate(q, cos_BKR[:, :, -query_length:], sin_BKR[:, :, -query_length:])
+        return q_, rotate(k, cos_BKR, sin_BKR)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Upstream's rotation of the first R of a head's coordinates; the rest pass as they are."""
+    width = cos.shape[-1]
+    turned, kept = x[..., :width], x[..., width:]
+    first, second = turned.chunk(2, dim=-1)
+    # Type promotion computes this in fp32 where the tables are fp32 (rope_full_precision).
+    turned = torch.cat(
+        (
+            first * cos[..., : width // 2] - second * sin[..., : width // 2],
+            second * cos[..., width // 2 :] + first * sin[..., width // 2 :],
+        ),
+        dim=-1,
+    ).to(x.dtype)
+    return torch.cat((turned, kept), dim=-1) if kept.shape[-1] else turned
+
+
+class PositionedBlock(OLMoSequentialBlock):
+    """Upstream's block; only the choice of the attention kernel is ours."""
+
+    def _scaled_dot_product_attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        max_doc_len: int | None = None,
+        cu_doc_lens: Tensor | None = None,
+    ) -> Tensor:
+        # Grouped-query heads are shared inside the kernel; upstream copies them out first.
+        grouped = q.shape[1] != k.shape[1]
+        return attend(q, k, v, attn_mask, is_causal, dropout_p, grouped)
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    is_causal: bool,
+    dropout_p: float = 0.0,
+    grouped: bool = False,
+) -> Tensor:
+    """The one place that chooses an attention kernel.
+
+    On CPU the fused kernel's backward costs more than the plain one's below about 256 places
+    (1.27 times the whole training step at 128); forward only, the fused one is always ahead.
+    """
+    short = q.device.type == "cpu" and q.shape[-2] <= 192 and torch.is_grad_enabled()
+    if short:
+        with sdpa_kernel(SDPBackend.MATH):
+            return F.scaled_dot_product_attention(
+                q, k, v, bias, dropout_p, is_causal, enable_gqa=grouped
+            )
+    return F.scaled_dot_product_attention(q, k, v, bias, dropout_p, is_causal, enable_gqa=grouped)
+
+
+class PositionedOLMo(OLMo):
+    """`model(tokens_BL, positions_BL)` → logits_BLV; `hidden` and `unembed` are its two halves."""
+
+    config: ModelConfig
+    transformer: Any  # a ModuleDict; its entries depend on the config
+
+    def __init__(self, config: ModelConfig, init_params: bool = True) -> None:
+        refuse_unsupported(config)
+        # Upstream builds the frame; its one block (and what it would add for positions: caches the
+        # size of the longest sequence, learned embeddings for what is NoPE here) is not kept.
+        super().__init__(config.update_with(n_layers=1, rope=True, alibi=False), init_params=False)
+        # OLMo: switches this kernel off for the whole process; here: with a bias (ALiBi) it is the
+        # only fused one there is.
+        torch.backends.cuda.enable_mem_efficient_sdp(True)
+        self.config = config
+        blocks = [PositionedBlock(i, config, BufferCache()) for i in range(config.n_layers)]
+        if config.rope:
+            for block in blocks:
+                block.rotary_emb = PositionedRotary(config)
+        self.transformer.update({"blocks": nn.ModuleList(blocks)})
+        if init_params:
+            self.reset_parameters()
+
+    @property
+    def blocks(self) -> list[PositionedBlock]:
+        return list(self.transformer.blocks)
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits, padding to a round number included."""
+        return self.config.embedding_size or self.config.vocab_size
+
+    @property
+    def unembedding(self) -> tuple[Tensor, Tensor | None]:
+        """weight_VD and bias_V of the last linear map."""
+        last = self.transformer.wte if self.config.weight_tying else self.transformer.ff_out
+        return last.weight, getattr(last, "bias", None)
+
+    @property
+    def logit_scale(self) -> float:
+        return self.config.d_model**-0.5 if self.config.scale_logits else 1.0
+
+    def forward(  # type: ignore[override]
+        self, tokens_BL: Tensor, positions_BL: Tensor, attention_bias: Tensor | None = None
+    ) -> Tensor:
+        return self.unembed(self.hidden(tokens_BL, positions_BL, attention_bias))
+
+    def hidden(
+        self, tokens_BL: Tensor, positions_BL: Tensor, attention_bias: Tensor | None = None
+    ) -> Tensor:
+        """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, L) is added to the
+        attention scores and replaces causality: bring your own."""
+        x = self.transformer.wte(tokens_BL)
+        if self.config.embedding_layer_norm:
+            x = self.transformer.emb_norm(x)
+        x = self.transformer.emb_drop(x)
+        if self.config.alibi:
+            alibi = alibi_bias(positions_BL, self.config)
+            attention_bias = alibi if attention_bias is None else alibi + attention_bias
+        tables = rotary_tables(positions_BL, self.config) if self.config.rope else None
+        for block in self.blocks:
+            if self.activation_checkpointing_strategy is not None and torch.is_grad_enabled():
+                x = checkpoint(_run_block, block, x, tables, attention_bias, use_reentrant=False)
+            else:
+                x = _run_block(block, x, tables, attention_bias)
+        return self.transformer.ln_f(x)
+
+    def unembed(self, hidden: Tensor) -> Tensor:
+        """(…, D) → logits (…, V)."""
+        weight_VD, bias_V = self.unembedding
+        logits = F.linear(hidden, weight_VD, bias_V)
+        return logits * self.logit_scale if self.config.scale_logits else logits
+
+    def checkpoint_activations(self) -> None:
+        self.activation_checkpointing_strategy = ActivationCheckpointingStrategy.whole_layer
+
+
+def _run_block(
+    block: PositionedBlock, x: Tensor, tables: RotaryTables | None, attention_bias: Tensor | None
+) -> Tensor:
+    # Set here, inside what is checkpointed, so that a recomputation in the backward pass rotates by
+    # this forward's tables and not by those of a later one.
+    if tables is not None:
+        rotary: PositionedRotary = block.rotary_emb  # type: ignore[assignment]
+        rotary.tables = tables
+    return block(x, attention_bias=attention_bias)[0]
+
+
+def rotary_tables(positions_BL: Tensor, config: ModelConfig) -> RotaryTables:
+    """cos_BLR and sin_BLR, always computed in fp32."""
+    width = rotated_width(config)
+    # The frequencies of the rotated part span the same range as a head of that width (GPT-NeoX).
+    exponents = torch.arange(0, width, 2, device=positions_BL.device, dtype=torch.float) / width
+    frequencies = 1.0 / (config.rope_theta**exponents)
+    with torch.autocast(positions_BL.device.type, enabled=False):
+        angles = positions_BL.float()[..., None] * frequencies
+        angles_BLR = torch.cat((angles, angles), dim=-1)
+        cos_BLR, sin_BLR = angles_BLR.cos(), angles_BLR.sin()
+    return cos_BLR, sin_BLR
+
+
+def rotated_width(config: ModelConfig) -> int:
+    head_width = config.d_model // config.n_heads
+    width = int(head_width * config.rotary_fraction)
+    return width - width % 2
+
+
+def alibi_bias(positions_BL: Tensor, config: ModelConfig) -> Tensor:
+    """bias_BHLL: upstream's slopes times the distance between position IDs; causal by place."""
+    heads = torch.arange(1, config.n_heads + 1, device=positions_BL.device, dtype=torch.float)
+    slopes_H = 2.0 ** (-heads * config.alibi_bias_max / config.n_heads)
+    distances_BLL = (positions_BL[:, :, None] - positions_BL[:, None, :]).abs().float()
+    return causal_bias(positions_BL.shape[1], positions_BL.device) - (
+        slopes_H[None, :, None, None] * distances_BLL[:, None]
+    )
+
+
+def causal_bias(length: int, device: torch.device) -> Tensor:
+    """bias_11LL: 0 where a place may look, the most negative number where it may not."""
+    bias_LL = torch.full((length, length), torch.finfo(torch.float).min, device=device)
+    return bias_LL.triu_(diagonal=1)[None, None]
+
+
+def refuse_unsupported(config: ModelConfig) -> None:
+    if config.block_type != "sequential":
+        raise ConfigError(f"model.block_type={config.block_type} is not supported; use sequential")
+    if config.init_fn not in ("normal", "mitchell", "full_megatron"):
+        raise ConfigError(
+            f"model.init_fn={config.init_fn} is not implemented by ai2-olmo; use normal, mitchell "
+            "or full_megatron"
+        )
+    if config.rope and rotated_width(config) < 2:
+        raise ConfigError(
+            f"model.rotary_fraction={config.rotary_fraction} leaves nothing of a head of width "
+            f"{config.d_model // config.n_heads} to rotate; raise it"
+        )

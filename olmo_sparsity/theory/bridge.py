@@ -1,0 +1,196 @@
+"""The bridge: a small transformer on the same planted strings, measured on the same axes.
+
+Place in the flow: planted.py → strings + position IDs → PositionedOLMo → rows beside those of the
+idealised class. Nothing here is a theorem: a transformer is not in the class of Definition 3.3.
+
+A string is followed by one query token, and the label is read off there. The query's ID is one above
+the largest of the string. With PoSE the IDs of a training string are spread below those of the
+longest test string; coupled IDs are spread as they are, tokens that share one keep sharing it.
+
+Dimension key: B batch, L length (with the query), Y labels.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from olmo_sparsity.config import ModelConfig
+from olmo_sparsity.data.positions import pose
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.progress import Progress
+from olmo_sparsity.theory.experiment import build_planted
+from olmo_sparsity.theory.learning import training_lengths
+from olmo_sparsity.theory.planted import Planted
+from olmo_sparsity.theory.results import Row
+from olmo_sparsity.theory.settings import BridgeConfig, CaseConfig, TheoryConfig
+
+SCHEMES = ("rope", "pose")
+
+
+def run_bridge(config: TheoryConfig) -> list[Row]:
+    bridge = config.bridge
+    strange = sorted(set(bridge.schemes) - set(SCHEMES))
+    if strange:
+        raise ConfigError(f"bridge.schemes={strange} must be among {', '.join(SCHEMES)}")
+    runs = [
+        (case, scheme, seed)
+        for case in bridge.cases
+        for scheme in bridge.schemes
+        for seed in bridge.seeds
+    ]
+    rows: list[Row] = []
+    total = len(runs) * bridge.num_steps
+    with Progress("bridge", total=total, unit="steps") as progress:
+        for index, (case, scheme, seed) in enumerate(runs):
+            planted = build_planted(config, case)
+            model = _train(config, planted, case, scheme, seed, progress, index * bridge.num_steps)
+            rows += _measure(config, planted, case, scheme, seed, model)
+    return rows
+
+
+def build_transformer(bridge: BridgeConfig, planted: Planted, longest: int) -> PositionedOLMo:
+    size = len(planted.background_V) + 1 + planted.num_labels
+    return PositionedOLMo(
+        ModelConfig(
+            d_model=bridge.width,
+            n_layers=bridge.num_layers,
+            n_heads=bridge.num_heads,
+            vocab_size=size,
+            embedding_size=size,
+            max_sequence_length=longest + 1,
+            rotary_fraction=bridge.rotary_fraction,
+            weight_tying=False,
+        )
+    )
+
+
+def draw_batch(
+    planted: Planted,
+    length: int,
+    num_strings: int,
+    rng: np.random.Generator,
+    spread_over: int | None = None,
+    num_chunks: int = 2,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """tokens_BL and positions_BL, query included, and labels_B. `spread_over`: a string length,
+    below whose IDs PoSE spreads those of this string."""
+    sample = planted.sample(length, num_strings, rng)
+    query = len(planted.background_V)
+    tokens_BL = np.pad(sample.tokens_BL, ((0, 0), (0, 1)), constant_values=query)
+    num_ids = int(planted.ids(length)[-1]) + 1
+    ids_BL = np.pad(sample.ids_BL, ((0, 0), (0, 1)), constant_values=num_ids)
+    if spread_over is not None:
+        target = int(planted.ids(spread_over)[-1]) + 2
+        chunks = min(num_chunks, num_ids + 1)
+        spread_BI = np.stack(
+            [pose(rng, num_ids + 1, target, num_chunks=chunks) for _ in range(num_strings)]
+        )
+        ids_BL = np.take_along_axis(spread_BI, ids_BL, axis=1)
+    return (
+        torch.from_numpy(tokens_BL),
+        torch.from_numpy(ids_BL.astype(np.int64)),
+        torch.from_numpy(sample.labels_B),
+    )
+
+
+def label_logits(
+    model: PositionedOLMo, tokens_BL: torch.Tensor, positions_BL: torch.Tensor, num_labels: int
+) -> torch.Tensor:
+    """logits_BY at the query; the labels are the last rows of the vocabulary."""
+    return model.unembed(model.hidden(tokens_BL, positions_BL)[:, -1])[:, -num_labels:]
+
+
+def _train(
+    config: TheoryConfig,
+    planted: Planted,
+    case: CaseConfig,
+    scheme: str,
+    seed: int,
+    progress: Progress,
+    steps_before: int,
+) -> PositionedOLMo:
+    bridge, lengths = config.bridge, training_lengths(config.train_length)
+    longest = config.train_length * max(config.test_multiples)
+    rng = np.random.default_rng([seed, 0])
+    torch.manual_seed(seed)
+    model = build_transformer(bridge, planted, longest)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=bridge.learning_rate, weight_decay=0.1)
+    warmup = max(1, bridge.num_steps // 20)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / warmup, 1 - step / bridge.num_steps)
+    )
+    title = f"{case.setting} k={case.num_places} {scheme} seed {seed}"
+    for step in range(bridge.num_steps):
+        length = int(rng.choice(lengths))  # Eq. (3), one length a step: no padding to attend to
+        tokens_BL, positions_BL, labels_B = draw_batch(
+            planted, length, bridge.batch_size, rng,
+            spread_over=longest if scheme == "pose" else None, num_chunks=bridge.num_chunks,
+        )  # fmt: skip
+        logits_BY = label_logits(model, tokens_BL, positions_BL, planted.num_labels)
+        loss = F.cross_entropy(logits_BY, labels_B)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        progress.update(steps_before + step + 1, case=title, loss=f"{loss.item():.3f}")
+    return model
+
+
+@torch.no_grad()
+def _measure(
+    config: TheoryConfig,
+    planted: Planted,
+    case: CaseConfig,
+    scheme: str,
+    seed: int,
+    model: PositionedOLMo,
+) -> list[Row]:
+    lengths = training_lengths(config.train_length)
+    tested = sorted({*lengths, *(config.train_length * m for m in config.test_multiples)})
+    count, wrong = config.bridge.num_strings, {}
+    for length in tested:
+        rng = np.random.default_rng([seed, length])
+        tokens_BL, positions_BL, labels_B = draw_batch(planted, length, count, rng)
+        parts = [
+            label_logits(model, *part, planted.num_labels)
+            for part in zip(tokens_BL.split(256), positions_BL.split(256), strict=True)
+        ]
+        probs_BY = torch.cat(parts).double().softmax(dim=-1)
+        wrong[length] = 1 - probs_BY.gather(1, labels_B[:, None])[:, 0].numpy()
+    deltas = [float(wrong[length].mean()) for length in lengths]
+    nan = float("nan")
+    rows = []
+    for length in tested:
+        risk = float(wrong[length].mean())
+        half = 1.96 * float(wrong[length].std(ddof=1)) / math.sqrt(count)
+        rows.append(
+            Row(
+                model=scheme,
+                setting=case.setting,
+                num_places=case.num_places,
+                attention_places=0,
+                objective="mixture",
+                marker_rate=float(1 - planted.background_V[0]),
+                seed=seed,
+                length=length,
+                risk=risk,
+                low=max(0.0, risk - half),
+                high=risk + half,
+                method="sampled",
+                delta_mean=float(np.mean(deltas)),
+                delta_worst=max(deltas),
+                local_span=0,
+                eta_train=nan,
+                eta_test=nan,
+                bound_stated=nan,
+                bound_improved=nan,
+                refusal="a transformer is not in the class of Definition 3.3",
+            )
+        )
+    return rows

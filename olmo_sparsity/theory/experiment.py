@@ -1,0 +1,310 @@
+"""`olmo-sparsity theory CONFIG`: learn hypotheses on lengths L/2 … L, measure them up to 8L beside
+both bounds, write the table, draw the figure.
+
+Place in the flow: settings → planted data → learning → risks, bounds → results → figure.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow
+import torch
+from omegaconf import OmegaConf
+
+from olmo_sparsity import __version__
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.progress import Progress, format_duration
+from olmo_sparsity.theory import bounds
+from olmo_sparsity.theory.learning import learn, training_lengths
+from olmo_sparsity.theory.planted import (
+    Planted,
+    PositionLaw,
+    drifting_shapes,
+    locality,
+    marker_background,
+    order_tokens,
+    parity_tokens,
+    regularity,
+    shapes_within,
+    translated_shapes,
+    uniform_subsets,
+)
+from olmo_sparsity.theory.results import Row, write_results
+from olmo_sparsity.theory.risks import Risk, can_transfer, sampled_risk, transfer_risk
+from olmo_sparsity.theory.settings import CaseConfig, TheoryConfig, load_theory_config
+from olmo_sparsity.theory.sparse_attention import KeyShape, SparseAttention, build_layout
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Which assumptions hold, of the data and of the class."""
+
+    places: Literal["local", "anywhere", "adjacent", "drifting"]
+    coupled: bool = False
+    task: Literal["parity", "order"] = "parity"
+    keys: Literal["local", "trained", "everywhere", "coupled", "tokens"] = "local"
+    """local: 0 beyond L_local; trained: 0 beyond L, the widest span that training shows;
+    everywhere: also the spans that training never shows, where the key stays as initialised;
+    tokens: no places; coupled: 0 beyond coupled_window position IDs."""
+
+
+SETTINGS = {
+    # (a) and (d): everything Theorem 4.3 asks for.
+    "local": Setting("local"),
+    # (b) planted places anywhere, so keys must reach as far as training strings do.
+    "nonlocal": Setting("anywhere", keys="trained"),
+    # (c) the same data, position IDs coupled (Proposition 4.4).
+    "coupled": Setting("anywhere", coupled=True, keys="coupled"),
+    # One assumption at a time: local data but a class that is not; wide keys left as initialised;
+    # keys that see no places at all.
+    "local_wide_keys": Setting("local", keys="everywhere"),
+    "nonlocal_wide_keys": Setting("anywhere", keys="everywhere"),
+    "nonlocal_token_keys": Setting("anywhere", keys="tokens"),
+    # (d) lengths that disagree: the last training length plants another shape than the others.
+    "drifting": Setting("drifting"),
+    # Relativity at k = 1 makes attention order-blind.
+    "order": Setting("adjacent", task="order"),
+}
+
+_DRIFT_RARE = 0.05
+
+
+def run(config_path: str, overrides: list[str]) -> None:
+    config = load_theory_config(config_path, overrides)
+    started = time.perf_counter()
+    rows: list[Row] = []
+    # All of it is built once before anything is trained, so that what cannot run stops at once.
+    plans = [_plan(config, case) for case in config.cases]
+    num_steps = config.learning.num_steps
+    with Progress("theory", total=len(plans) * num_steps, unit="steps") as progress:
+        for index, plan in enumerate(plans):
+            rows += _run_case(config, plan, progress, index * num_steps)
+    if config.bridge.cases:
+        from olmo_sparsity.theory.bridge import run_bridge
+
+        rows += run_bridge(config)
+    seconds = time.perf_counter() - started
+    write_results(config.output, rows, _meta(config, config_path, overrides, seconds))
+    (Path(config.output) / "config.yaml").write_text(
+        OmegaConf.to_yaml(OmegaConf.structured(config))
+    )
+    from olmo_sparsity.theory.figure import draw
+
+    for path in draw(config.output, config.figure):
+        print(path)
+    print(f"{len(rows):,} risks in {format_duration(seconds)}: {config.output}/table.parquet")
+
+
+@dataclass(frozen=True)
+class _Plan:
+    case: CaseConfig
+    planted: Planted
+    shape: KeyShape
+    local_span: int
+    """L_local that data and class satisfy together, in tokens."""
+
+    regular_law: PositionLaw
+    """The law of the planted places, counted in position IDs."""
+
+    uniform_placement: bool
+
+
+def build_planted(config: TheoryConfig, case: CaseConfig) -> Planted:
+    setting = _setting(case)
+    k = case.num_places
+    if setting.places == "local":
+        shapes = shapes_within(k, config.local_span)
+        law = translated_shapes(shapes, [1 / len(shapes)] * len(shapes))
+    elif setting.places == "adjacent":
+        law = translated_shapes([tuple(range(k))], [1.0])
+    elif setting.places == "drifting":
+        shapes = shapes_within(k, config.local_span)
+        law = drifting_shapes([shapes[0], shapes[-1]], config.train_length, _DRIFT_RARE)
+    else:
+        law = uniform_subsets(k)
+    if setting.task == "order" and k != 2:
+        raise ConfigError(f"setting order plants pairs: num_places={k} must be 2")
+    vocabulary = order_tokens() if setting.task == "order" else parity_tokens(k)
+    background = marker_background(case.marker_rate)
+    if case.background is not None:
+        background = np.array(case.background, dtype=float)
+    return Planted(law, *vocabulary, background, coupled=setting.coupled)
+
+
+def _setting(case: CaseConfig) -> Setting:
+    if case.setting not in SETTINGS:
+        raise ConfigError(f"setting '{case.setting}' is not one of {', '.join(SETTINGS)}")
+    return SETTINGS[case.setting]
+
+
+def _plan(config: TheoryConfig, case: CaseConfig) -> _Plan:
+    setting, planted = _setting(case), build_planted(config, case)
+    k = case.attention_places or case.num_places
+    longest = config.train_length * max(config.test_multiples)
+    lengths = [*training_lengths(config.train_length), longest]
+    window = {
+        "local": config.local_span,
+        "coupled": config.coupled_window,
+        "trained": config.train_length,
+        "everywhere": config.train_length,
+        "tokens": 1,
+    }[setting.keys]
+    shape = KeyShape(
+        k,
+        window,
+        far="initial" if setting.keys == "everywhere" else "zero",
+        relative=setting.keys != "tokens",
+    )
+    if setting.coupled:
+        # In ID order one ID covers k tokens, and S* is one ID, uniformly any: a span of 1.
+        regular_law = translated_shapes([(0,)], [1.0])
+        span = config.coupled_window * case.num_places
+    else:
+        regular_law, span = planted.law, locality(planted.law, lengths)
+        reach = longest if setting.keys in ("everywhere", "tokens") else window
+        span = max(span, reach if k > 1 else 1)
+    # Any L_local from the true span to L/4 may be taken. The largest gives the smallest η, and is
+    # what the answer to the reviewers takes.
+    span = max(span, config.train_length // 4)
+    build_layout(planted.ids(longest), shape)  # refuses what does not fit, before anything runs
+    return _Plan(
+        case, planted, shape, span, regular_law, uniform_placement=setting.places != "drifting"
+    )
+
+
+def _run_case(
+    config: TheoryConfig, plan: _Plan, progress: Progress, steps_before: int
+) -> list[Row]:
+    case = plan.case
+    title = f"{case.setting} k={case.num_places} {case.objective}"
+    model = learn(
+        plan.planted,
+        plan.shape,
+        config.train_length,
+        case.objective,
+        config.learning,
+        config.seeds,
+        report=lambda step, risk: progress.update(
+            steps_before + step, case=title, risk=f"{risk:.4f}"
+        ),
+    )
+    trained_on = training_lengths(config.train_length)
+    lengths = sorted({*trained_on, *(config.train_length * m for m in config.test_multiples)})
+    risks = {length: _measure(config, plan, model, length) for length in lengths}
+    training_risks_GR = np.stack([risks[length].mean_R for length in trained_on])
+    rows = []
+    for length, risk in risks.items():
+        for replica, seed in enumerate(config.seeds):
+            delta_mean = float(training_risks_GR[:, replica].mean())
+            delta_worst = float(training_risks_GR[:, replica].max())
+            rows.append(
+                Row(
+                    model="attention",
+                    setting=case.setting,
+                    num_places=case.num_places,
+                    attention_places=plan.shape.num_places,
+                    objective=case.objective,
+                    marker_rate=float(1 - plan.planted.background_V[0]),
+                    seed=seed,
+                    length=length,
+                    risk=float(risk.mean_R[replica]),
+                    low=float(risk.low_R[replica]),
+                    high=float(risk.high_R[replica]),
+                    method=risk.method,
+                    delta_mean=delta_mean,
+                    delta_worst=delta_worst,
+                    local_span=plan.local_span,
+                    **_bounds(config, plan, length, delta_mean, delta_worst),
+                )
+            )
+    return rows
+
+
+def _measure(config: TheoryConfig, plan: _Plan, model: SparseAttention, length: int) -> Risk:
+    if can_transfer(model, plan.planted):
+        return transfer_risk(model, plan.planted, length)
+    return sampled_risk(model, plan.planted, length, config.num_strings, config.seeds)
+
+
+def _bounds(
+    config: TheoryConfig, plan: _Plan, length: int, delta_mean: float, delta_worst: float
+) -> dict[str, Any]:
+    """Both bounds where they apply; where they refuse, the reason."""
+    nan = float("nan")
+    values: dict[str, Any] = {
+        "eta_train": nan, "eta_test": nan, "bound_stated": nan, "bound_improved": nan, "refusal": ""
+    }  # fmt: skip
+    if length < config.train_length:
+        return {**values, "refusal": "a training length"}
+    lengths = bounds.Lengths(config.train_length, length, plan.local_span)
+    constant = config.bound_constant
+    try:
+        lengths.check()
+        eta_train = _eta(plan, config.train_length)
+        eta_test = _eta(plan, length)
+        values |= {"eta_train": eta_train, "eta_test": eta_test}
+        stated = bounds.stated_bound(lengths, delta_mean, eta_train, eta_test, constant=constant)
+        values["bound_stated"] = stated.value
+        improved = bounds.improved_bound(
+            lengths, delta_worst, uniform_placement=plan.uniform_placement, constant=constant
+        )
+        values["bound_improved"] = improved.value
+    except ConfigError as error:
+        values["refusal"] = str(error)
+    return values
+
+
+def _eta(plan: _Plan, length: int) -> float:
+    per_id = plan.case.num_places if plan.planted.coupled else 1
+    key = (length, plan.local_span)
+    cache = plan.regular_law.cache.setdefault("eta", {})
+    if key not in cache:
+        local_ids = max(1, plan.local_span // per_id)
+        cache[key] = regularity(plan.regular_law, length // per_id, local_ids)
+    return cache[key]
+
+
+def _meta(
+    config: TheoryConfig, config_path: str, overrides: list[str], seconds: float
+) -> dict[str, Any]:
+    return {
+        "command": " ".join(["olmo-sparsity", "theory", config_path, *overrides]),
+        "seeds": config.seeds,
+        "train_length": config.train_length,
+        "test_multiples": config.test_multiples,
+        "local_span": config.local_span,
+        "bound_constant": config.bound_constant,
+        "config": json.loads(json.dumps(OmegaConf.to_container(OmegaConf.structured(config)))),
+        "seconds": round(seconds, 1),
+        "versions": {
+            "olmo_sparsity": __version__,
+            "python": sys.version.split()[0],
+            "torch": torch.__version__,
+            "numpy": np.__version__,
+            "pyarrow": pyarrow.__version__,
+        },
+        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
+        "commit": _commit(),
+    }
+
+
+def _commit() -> str:
+    """The commit of the code that ran, with a mark when the tree had changes."""
+    here = Path(__file__).parent
+    try:
+        shown = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
+            cwd=here, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return shown.stdout.strip()

@@ -1,0 +1,186 @@
+"""The one table of the theory laboratory: columns, reading, writing, summary over seeds.
+
+Place in the flow: experiment.py → table.parquet + meta.json → figure.py. Never imports torch.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from olmo_sparsity.errors import DataError
+
+
+@dataclass
+class Row:
+    """One hypothesis measured at one length."""
+
+    model: str
+    """attention: the class of Definition 3.3; rope, pose: the transformer of the bridge."""
+
+    setting: str
+    num_places: int
+    """k of the data,"""
+
+    attention_places: int
+    """and of the attention class (0: a transformer)."""
+
+    objective: str
+    marker_rate: float
+    seed: int
+    length: int
+    risk: float
+    low: float
+    high: float
+    """95% interval of the measurement alone; equal to risk where the method is exact."""
+
+    method: str
+    delta_mean: float
+    """δ of Eq. (3): this hypothesis' risk averaged over the training lengths,"""
+
+    delta_worst: float
+    """and the largest of them."""
+
+    local_span: int
+    """L_local of data and class together, in tokens."""
+
+    eta_train: float
+    eta_test: float
+    bound_stated: float
+    """NaN where the bound does not apply; why is in `refusal`."""
+
+    bound_improved: float
+    refusal: str
+
+
+_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
+SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in Row.__annotations__.items()])
+
+CASE = ("model", "setting", "num_places", "attention_places", "objective", "marker_rate")
+"""The columns that name a line of the figure."""
+
+
+def write_results(folder: str | Path, rows: list[Row], meta: dict[str, Any]) -> None:
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    table = pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
+    pq.write_table(table, folder / "table.parquet.tmp")
+    (folder / "table.parquet.tmp").rename(folder / "table.parquet")
+    (folder / "meta.json").write_text(json.dumps(meta, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_results(folder: str | Path) -> tuple[list[Row], dict[str, Any]]:
+    folder = Path(folder)
+    for name in ("table.parquet", "meta.json"):
+        if not (folder / name).is_file():
+            raise DataError(
+                f"'{folder}' has no {name}; make it with `olmo-sparsity theory CONFIG "
+                f"--output={folder}`"
+            )
+    table = pq.read_table(folder / "table.parquet")
+    if table.schema.names != SCHEMA.names:
+        strange = sorted(set(table.schema.names) ^ set(SCHEMA.names))
+        raise DataError(
+            f"{folder / 'table.parquet'}: columns {strange} are missing or unknown; it was written "
+            "by another version, make it again"
+        )
+    return [Row(**row) for row in table.to_pylist()], json.loads((folder / "meta.json").read_text())
+
+
+# --- over seeds -----------------------------------------------------------------------------------
+
+# Student's t, 97.5%, for 1, 2, … degrees of freedom; beyond the list the normal 1.96 is within 12%.
+_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179)
+
+
+@dataclass
+class Summary:
+    """A case at one length: mean over seeds with its 95% interval (Student's t over seeds)."""
+
+    model: str
+    setting: str
+    num_places: int
+    attention_places: int
+    objective: str
+    marker_rate: float
+    length: int
+    num_seeds: int
+    risk: float
+    risk_low: float
+    risk_high: float
+    method: str
+    delta_mean: float
+    delta_worst: float
+    eta_train: float
+    eta_test: float
+    bound_stated: float
+    bound_improved: float
+    refusal: str
+
+
+def summarise(rows: list[Row]) -> list[Summary]:
+    groups: dict[tuple, list[Row]] = {}
+    for row in rows:
+        groups.setdefault((*(getattr(row, name) for name in CASE), row.length), []).append(row)
+    return [_summarise(group) for group in groups.values()]
+
+
+def _summarise(group: list[Row]) -> Summary:
+    first = group[0]
+    risks = np.array([row.risk for row in group])
+    if len(group) > 1:
+        factor = _T[len(group) - 2] if len(group) - 2 < len(_T) else 1.96
+        half = factor * risks.std(ddof=1) / math.sqrt(len(group))
+        low, high = risks.mean() - half, risks.mean() + half
+    else:  # One seed: only the interval of its own measurement is known.
+        low, high = first.low, first.high
+
+    def mean(name: str) -> float:
+        return float(np.mean([getattr(row, name) for row in group]))
+
+    return Summary(
+        **{name: getattr(first, name) for name in CASE},
+        length=first.length,
+        num_seeds=len(group),
+        risk=float(risks.mean()),
+        risk_low=max(0.0, float(low)),
+        risk_high=min(1.0, float(high)),
+        method=first.method,
+        delta_mean=mean("delta_mean"),
+        delta_worst=mean("delta_worst"),
+        eta_train=first.eta_train,
+        eta_test=first.eta_test,
+        bound_stated=mean("bound_stated"),
+        bound_improved=mean("bound_improved"),
+        refusal=first.refusal,
+    )
+
+
+def write_summary(path: str | Path, rows: list[Row]) -> None:
+    with open(path, "w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, list(Summary.__annotations__), lineterminator="\n")
+        writer.writeheader()
+        for summary in summarise(rows):
+            values = asdict(summary)
+            writer.writerow(
+                {name: f"{v:.6g}" if isinstance(v, float) else v for name, v in values.items()}
+            )
+
+
+def read_summary(path: str | Path) -> list[Summary]:
+    kinds = {"str": str, "int": int, "float": float}
+    with open(path, newline="", encoding="utf-8") as file:
+        return [
+            Summary(
+                **{name: kinds[Summary.__annotations__[name]](text) for name, text in line.items()}
+            )
+            for line in csv.DictReader(file)
+        ]

@@ -1,0 +1,63 @@
+"""What a run will cost, before it is started: parameters, FLOPs, memory.
+
+Place in the flow: `train --dry-run`, and the share of peak in the progress line.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import cast
+
+import torch
+from torch import nn
+
+from olmo_sparsity.config import RunConfig
+from olmo_sparsity.model.load import build_model
+from olmo_sparsity.model.losses import TrainableModel, rows_per_chunk
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def flops_per_token(model: nn.Module, config: RunConfig) -> float:
+    """Forward and backward: 6 for every weight of a matmul, and 6·L·D a layer for the attention
+    scores and sums over the half of L keys that causality leaves."""
+    weight_VD, _ = cast(TrainableModel, model).unembedding
+    embeddings = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding))
+    matmul_weights = sum(p.numel() for p in model.parameters() if p.ndim > 1) - embeddings
+    if any(m.weight is weight_VD for m in model.modules() if isinstance(m, nn.Embedding)):
+        matmul_weights += weight_VD.numel()  # tied: looked up once, multiplied once
+    attention = config.model.n_layers * config.training.length * config.model.d_model
+    return 6.0 * matmul_weights + 6.0 * attention
+
+
+def estimate(config: RunConfig) -> dict[str, str]:
+    """Lines for `--dry-run`. The model is built without memory (on PyTorch's meta device)."""
+    with torch.device("meta"):
+        model = build_model(replace(config.model))
+    training = config.training
+    parameters = count_parameters(model)
+    tokens = training.batch_size * training.length
+    micro = training.micro_batch_size or training.batch_size
+    rows, width = micro * training.length, config.model.d_model
+    # Weights, gradients and two moments in fp32; bf16 adds a cast copy of the weights.
+    state = parameters * (16 + (2 if training.precision == "bf16" else 0))
+    # What a block keeps for its backward pass: inputs of its matmuls and norms, about 34 numbers
+    # of width D a token with the plain MLP ratio of 4 (Korthikanti et al. 2022), or just its input.
+    kept = 2 if training.activation_checkpointing else 34
+    size = 2 if training.precision == "bf16" else 4
+    activations = rows * width * config.model.n_layers * kept * size
+    chunk = rows_per_chunk(
+        config.model.embedding_size or config.model.vocab_size, torch.device("cpu")
+    )
+    logits = min(rows, chunk) * (config.model.embedding_size or config.model.vocab_size) * 4 * 2
+    total = tokens * training.num_steps
+    return {
+        "parameters": f"{parameters:,}",
+        "tokens per step": f"{tokens:,} ({training.batch_size} × {training.length})",
+        "tokens in all": f"{total:,} in {training.num_steps:,} steps",
+        "FLOPs in all": f"{total * flops_per_token(model, config):.3g}",
+        "memory": f"{(state + activations + logits) / 2**30:.2f} GiB (estimated: weights and "
+        f"optimizer {state / 2**30:.2f}, activations {activations / 2**30:.2f})",
+    }

@@ -1,0 +1,202 @@
+"""A run folder is the whole truth of a run: its config, its environment, its metrics.
+
+Place in the flow: what training/loop.py writes beside its checkpoints.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import math
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from olmo_sparsity.config import RunConfig
+from olmo_sparsity.config_file import flatten, load_config, save_config
+from olmo_sparsity.errors import ConfigError, DataError, UserError
+from olmo_sparsity.training.sinks import Sink
+
+# Settings that change what is written and shown but not what is trained: a resumed run may differ.
+FREE_KEYS = ("run_folder", "logging", "checkpoint", "evaluation", "data.folder", "training.device")
+
+
+def open_run_folder(config: RunConfig) -> Path:
+    """Create it, or check that it holds this very run."""
+    folder = Path(config.run_folder)
+    path = folder / "config.yaml"
+    if path.exists():
+        before, now = flatten(load_config(path)), flatten(config)
+        changed = [
+            f"{key}={before.get(key)} (now {now.get(key)})"
+            for key in sorted(before.keys() | now.keys())
+            if before.get(key) != now.get(key) and not key.startswith(FREE_KEYS)
+        ]
+        if changed:
+            raise ConfigError(
+                f"{folder} holds a run with {', '.join(changed)}; choose another run_folder, or "
+                "delete that one to start over"
+            )
+    try:
+        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+        save_config(config, path)
+    except OSError as error:
+        raise UserError(f"run_folder={folder} cannot be written: {error.strerror}") from None
+    return folder
+
+
+# --- environment.json -----
+
+PACKAGES = [
+    "olmo-sparsity",
+    "ai2-olmo",
+    "torch",
+    "numpy",
+    "transformers",
+    "datasets",
+    "tokenizers",
+    "deepspeed",
+    "accelerate",
+]
+
+
+def describe_environment(
+    run_folder: Path, engine: str, device: torch.device, resumed_at: int
+) -> None:
+    path = run_folder / "environment.json"
+    entries = json.loads(path.read_text()) if path.exists() else []
+    entries.append(
+        {
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "resumed_at_step": resumed_at,
+            "command": sys.argv,
+            "code": code_version(),
+            "engine": engine,
+            "device": device_name(device),
+            "num_threads": torch.get_num_threads(),
+            "python": platform.python_version(),
+            "versions": {name: package_version(name) for name in PACKAGES},
+        }
+    )
+    partial = path.with_suffix(".tmp")
+    partial.write_text(json.dumps(entries, indent=1))
+    partial.replace(path)
+
+
+def code_version() -> str | None:
+    """The commit of the code that runs, with a mark when it has uncommitted changes."""
+    try:
+        return (
+            subprocess.run(
+                ["git", "describe", "--always", "--dirty", "--abbrev=40"],
+                cwd=Path(__file__).parent,
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout.strip()
+            or None
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{platform.machine()} {platform.processor()}".strip()
+
+
+def package_version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+# --- metrics.jsonl -----
+
+
+class Metrics:
+    """`metrics.jsonl`: one line a step. Losses stay on the device until they are wanted, so that a
+    GPU is not made to wait each step."""
+
+    def __init__(self, run_folder: Path, start: int, sinks: list[Sink]) -> None:
+        self.path = run_folder / "metrics.jsonl"
+        self.sinks = sinks
+        self.pending: list[tuple[int, dict[str, Tensor | float]]] = []
+        if self.path.exists():
+            # A killed run may have written past its last checkpoint; those steps come again.
+            kept = [row for row in read_metrics(self.path) if row["step"] <= start]
+            partial = self.path.with_suffix(".tmp")
+            partial.write_text("".join(json.dumps(row) + "\n" for row in kept))
+            partial.replace(self.path)
+
+    def add(self, step: int, **values: Tensor | float) -> None:
+        self.pending.append((step, values))
+
+    def flush(self, **of_last: float) -> dict[str, float]:
+        """Write what is pending; return the means over it."""
+        rows = [
+            {"step": step, **{name: float(value) for name, value in values.items()}}
+            for step, values in self.pending
+        ]
+        self.pending = []
+        if not rows:
+            return {}
+        rows[-1].update(of_last)
+        for row in rows:
+            if not math.isfinite(row["loss"]) or not math.isfinite(row["gradient_norm"]):
+                raise UserError(
+                    f"step {row['step']:.0f}: loss {row['loss']}, gradient norm "
+                    f"{row['gradient_norm']}; earlier checkpoints are intact. Lower "
+                    "optimizer.learning_rate or training.max_grad_norm, or lengthen "
+                    "optimizer.warmup_steps, in another run_folder"
+                )
+        self.write(*rows)
+        return {"loss": sum(row["loss"] for row in rows) / len(rows)}
+
+    def write(self, *rows: dict) -> None:
+        with self.path.open("a") as file:
+            file.writelines(json.dumps(row) + "\n" for row in rows)
+        for sink in self.sinks:
+            for row in rows:
+                sink(row)
+
+    def last_heldout(self) -> list[dict]:
+        return [row["heldout"] for row in read_metrics(self.path) if "heldout" in row][-1]
+
+
+def read_metrics(path: Path) -> Iterator[dict]:
+    """The rows of a metrics file; a last line cut short by a kill is passed over."""
+    for line in path.read_text().splitlines():
+        try:
+            yield json.loads(line)
+        except json.JSONDecodeError:
+            return
+
+
+def loss_table(run_folder: str | Path) -> str:
+    """The last held-out losses of a run, as a table for people."""
+    path = Path(run_folder) / "metrics.jsonl"
+    if not path.is_file():
+        raise DataError(
+            f"{path} does not exist; is '{run_folder}' the run_folder of a trained run?"
+        )
+    rows = [row for row in read_metrics(path) if "heldout" in row]
+    if not rows:
+        raise DataError(f"{path} holds no held-out loss yet; let the run reach an evaluation")
+    lines = [f"{run_folder}, step {rows[-1]['step']}: held-out loss by position"]
+    lines.append(f"{'positions':>14} {'tokens':>10} {'loss (nats)':>12} {'perplexity':>11}")
+    for part in rows[-1]["heldout"]:
+        perplexity = math.exp(min(part["loss"], 700))
+        lines.append(
+            f"{part['from']:>6} … {part['to'] - 1:<6}{part['num_tokens']:>10,} "
+            f"{part['loss']:>12.4f} {perplexity:>11.2f}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,76 @@
+"""Shared by all tests: a small prepared folder of real English, and a run of a few seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from olmo_sparsity.config import RunConfig
+from olmo_sparsity.config_file import config_from_dict
+from olmo_sparsity.data.tokens import prepare
+
+VOCAB = 512
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    # Tiny models gain nothing from threads, and bit-exactness is promised for an equal number.
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def data_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    prepare(config_from_dict({"data": data_section(folder)}).data)
+    return folder
+
+
+def data_section(folder: Path) -> dict:
+    return {
+        "folder": str(folder),
+        "corpus": {"source": "embedded", "max_documents": 300},
+        "tokenizer": {"train_vocab": VOCAB},
+        "heldout_share": 0.2,
+    }
+
+
+@pytest.fixture
+def run_dict(data_folder: Path, tmp_path: Path) -> dict:
+    """A run of a few seconds, as a nested dict that a test may change."""
+    return {
+        "run_folder": str(tmp_path / "run"),
+        "seed": 3,
+        "data": data_section(data_folder),
+        "positions": {"scheme": "pose", "target_length": 32},
+        "model": {
+            "d_model": 32,
+            "n_heads": 2,
+            "n_layers": 2,
+            "max_sequence_length": 64,
+            "layer_norm_type": "rms",
+            "weight_tying": True,
+        },
+        "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2},
+        "training": {"length": 16, "batch_size": 4, "num_steps": 6, "precision": "fp32"},
+        "evaluation": {"num_sequences": 4},
+        "checkpoint": {"interval_steps": 2},
+    }
+
+
+@pytest.fixture
+def make_config(run_dict: dict) -> Callable[..., RunConfig]:
+    """make_config(training__num_steps=3): the run of `run_dict` with some settings changed."""
+
+    def make(**changes: object) -> RunConfig:
+        for key, value in changes.items():
+            *parents, leaf = key.split("__")
+            section = run_dict
+            for parent in parents:
+                section = section.setdefault(parent, {})
+            section[leaf] = value
+        return config_from_dict(run_dict)
+
+    return make

@@ -1,0 +1,154 @@
+"""Batches: OLMo's own sequences in OLMo's own order, the same for every world size."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from olmo.data.iterable_dataset import IterableDataset
+from olmo.data.memmap_dataset import MemMapDataset
+
+from olmo_sparsity.config import IGNORED, PositionsConfig
+from olmo_sparsity.config_file import config_from_dict
+from olmo_sparsity.data.batches import (
+    Batch,
+    Sequences,
+    TrainingBatches,
+    epoch_order,
+    heldout_batches,
+)
+from olmo_sparsity.data.tokens import TokenShards, open_shards
+from olmo_sparsity.errors import DataError
+
+from .conftest import data_section
+
+POSE = PositionsConfig(scheme="pose", target_length=256)
+
+
+@pytest.fixture
+def shards(data_folder: Path) -> TokenShards:
+    return open_shards(config_from_dict({"data": data_section(data_folder)}).data, "train")
+
+
+def batches(
+    shards: TokenShards, positions: PositionsConfig = POSE, **changes: int
+) -> TrainingBatches:
+    settings = {"length": 16, "batch_size": 8, "seed": 5} | changes
+    return TrainingBatches(shards, positions, **settings)
+
+
+def same(left: Batch, right: Batch) -> bool:
+    return all(
+        torch.equal(getattr(left, name), getattr(right, name))
+        for name in ("tokens_BL", "positions_BL", "labels_BL")
+    )
+
+
+def test_sequences_are_those_of_olmos_dataset(shards: TokenShards) -> None:
+    ours = Sequences(shards, 50)
+    theirs = MemMapDataset(*shards.paths, chunk_size=50, memmap_dtype=np.uint16)
+    assert len(ours) == sum(len(np.memmap(p, np.uint16, "r")) // 50 for p in shards.paths)
+    for index in (0, 1, len(ours) // 2, len(ours) - 1):
+        read = theirs._read_chunk_from_memmap(shards.paths[0], index)
+        assert torch.equal(torch.from_numpy(ours[index]), read)
+
+
+def test_sequences_cross_no_shard_boundary(tmp_path: Path, shards: TokenShards) -> None:
+    paths = []
+    for shard, values in enumerate((range(10), range(100, 107))):
+        paths.append(tmp_path / f"{shard}.tokens.uint16")
+        np.array(values, dtype=np.uint16).tofile(paths[-1])
+    shards.paths = paths
+    read = Sequences(shards, 4)
+    assert [read[i].tolist() for i in range(len(read))] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [100, 101, 102, 103],
+    ]
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_order_is_that_of_olmos_iterable_dataset(epoch: int) -> None:
+    theirs = IterableDataset(
+        [[0]] * 101, 4, seed=9, epoch=epoch, drop_last=True, rank=0, world_size=1
+    )
+    assert (epoch_order(101, 9, epoch) == theirs.get_global_indices()).all()
+
+
+def test_labels_are_the_next_tokens(shards: TokenShards) -> None:
+    batch = next(batches(shards).from_step(0))
+    assert torch.equal(batch.labels_BL[:, :-1], batch.tokens_BL[:, 1:])
+    assert (batch.labels_BL[:, -1] == IGNORED).all()
+
+
+def test_from_step_continues_exactly_across_epochs(shards: TokenShards) -> None:
+    source = batches(shards, length=128, batch_size=64)
+    per_epoch = source.steps_per_epoch
+    whole = list(islice(source.from_step(0), 2 * per_epoch + 2))
+    for start in (1, per_epoch - 1, per_epoch, per_epoch + 1, 2 * per_epoch):
+        assert same(next(source.from_step(start)), whole[start])
+
+
+def test_each_epoch_sees_every_sequence_once_with_new_positions(shards: TokenShards) -> None:
+    source = batches(shards, length=128, batch_size=32)
+    steps = source.steps_per_epoch
+    first, second = (list(islice(source.from_step(epoch * steps), steps)) for epoch in range(2))
+    rows = [
+        {tuple(row) for b in epoch for row in b.tokens_BL.tolist()} for epoch in (first, second)
+    ]
+    assert len(rows[0]) > 0.9 * steps * 32
+    assert not same(first[0], second[0])
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_global_batch_does_not_depend_on_the_world_size(
+    shards: TokenShards, world_size: int
+) -> None:
+    whole = list(islice(batches(shards).from_step(2), 4))
+    shares = [
+        list(islice(batches(shards, rank=rank, world_size=world_size).from_step(2), 4))
+        for rank in range(world_size)
+    ]
+    for step, batch in enumerate(whole):
+        for rank in range(world_size):
+            part = shares[rank][step]
+            assert torch.equal(part.tokens_BL, batch.tokens_BL[rank::world_size])
+            assert torch.equal(part.positions_BL, batch.positions_BL[rank::world_size])
+
+
+def test_skip_text_takes_the_text_at_its_positions(shards: TokenShards) -> None:
+    positions = PositionsConfig(scheme="pose", target_length=40, skip_text=True)
+    source = batches(shards, positions)
+    order = epoch_order(len(source.sequences), 5, 0)[:8]
+    batch = next(source.from_step(0))
+    for row, index in enumerate(order.tolist()):
+        text = source.sequences[index]
+        ids = batch.positions_BL[row].numpy()
+        assert len(text) == 40
+        assert (batch.tokens_BL[row].numpy() == text[ids]).all()
+        for place, position in enumerate(ids):
+            expected = text[position + 1] if position + 1 < 40 else IGNORED
+            assert batch.labels_BL[row, place] == expected
+
+
+def test_heldout_batches_have_contiguous_positions_and_all_lengths(shards: TokenShards) -> None:
+    found = list(heldout_batches(shards, length=20, num_sequences=7, batch_size=3))
+    assert [len(batch.tokens_BL) for batch in found] == [3, 3, 1]
+    assert torch.equal(found[0].positions_BL[1], torch.arange(20))
+
+
+def test_split_into_micro_batches_loses_nothing(shards: TokenShards) -> None:
+    batch = next(batches(shards).from_step(0))
+    parts = list(batch.split(3))
+    assert [len(part.tokens_BL) for part in parts] == [3, 3, 2]
+    assert torch.equal(torch.cat([part.positions_BL for part in parts]), batch.positions_BL)
+
+
+def test_too_little_text_is_an_error_that_says_so(shards: TokenShards) -> None:
+    with pytest.raises(DataError, match=r"fewer than one batch of 8; prepare more text"):
+        batches(shards, length=10**6)
+    with pytest.raises(DataError, match=r"lower evaluation\.length"):
+        next(heldout_batches(shards, length=10**6, num_sequences=1, batch_size=1))

@@ -1,0 +1,235 @@
+"""Checkpoints: killed at any moment, resumed, the final weights are bit for bit the same."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from olmo_sparsity.config import RunConfig
+from olmo_sparsity.config_file import config_from_dict
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.training import checkpoint
+from olmo_sparsity.training.loop import Outcome, train
+from olmo_sparsity.training.run_folder import read_metrics
+
+MakeConfig = Callable[..., RunConfig]
+NUM_STEPS = 24
+
+# Children fork from a server that has imported everything and run nothing: quick to start, and no
+# thread pool is copied half alive.
+forkserver = multiprocessing.get_context("forkserver")
+forkserver.set_forkserver_preload(["olmo_sparsity.training.loop"])
+
+
+def run_child(settings: dict, die_at_fsync: int | None = None) -> None:
+    """In a child: train; optionally be killed inside the n-th fsync of checkpoint writing."""
+    torch.set_num_threads(1)
+    if die_at_fsync is not None:
+        calls = 0
+        really = os.fsync
+
+        def deadly(descriptor: int) -> None:
+            nonlocal calls
+            calls += 1
+            if calls == die_at_fsync:
+                os.kill(os.getpid(), signal.SIGKILL)
+            really(descriptor)
+
+        os.fsync = deadly
+    os._exit(int(train(config_from_dict(settings))))
+
+
+def start(settings: dict, die_at_fsync: int | None = None) -> multiprocessing.Process:
+    child = forkserver.Process(target=run_child, args=(settings, die_at_fsync))
+    child.start()
+    return child  # type: ignore[return-value]
+
+
+def settings_for(run_dict: dict, folder: Path) -> dict:
+    settings = json.loads(json.dumps(run_dict))
+    settings["run_folder"] = str(folder)
+    settings["training"]["num_steps"] = NUM_STEPS
+    # Dropout: the random state must survive too.
+    settings["model"] |= {"residual_dropout": 0.1, "attention_dropout": 0.1}
+    return settings
+
+
+def final_state(folder: Path) -> tuple[dict, dict, list]:
+    last = list_checkpoints(folder)[0]
+    assert last.name == f"step{NUM_STEPS:06d}"
+    optimizer = torch.load(last / "engine/optimizer.pt", weights_only=True)
+    rows = [
+        {key: value for key, value in row.items() if key != "tokens_per_s"}
+        for row in read_metrics(folder / "metrics.jsonl")
+    ]
+    return load_file(last / "model.safetensors"), optimizer["state"], rows
+
+
+def assert_same_end(left: Path, right: Path) -> None:
+    (weights, moments, rows), (weights_, moments_, rows_) = final_state(left), final_state(right)
+    assert weights.keys() == weights_.keys()
+    for name in weights:
+        assert torch.equal(weights[name], weights_[name]), name
+    for index in moments:
+        for name, value in moments[index].items():
+            assert torch.equal(value, moments_[index][name])
+    assert rows == rows_
+
+
+@pytest.fixture
+def undisturbed(run_dict: dict, tmp_path: Path) -> Path:
+    folder = tmp_path / "undisturbed"
+    child = start(settings_for(run_dict, folder))
+    child.join()
+    assert child.exitcode == 0
+    return folder
+
+
+def test_killed_at_random_moments_the_end_is_bit_identical(
+    run_dict: dict, tmp_path: Path, undisturbed: Path
+) -> None:
+    folder = tmp_path / "killed"
+    settings = settings_for(run_dict, folder)
+    generator = random.Random(0)
+    kills = 0
+    while kills < 12:
+        if kills % 2:  # anywhere
+            child = start(settings)
+            deadline = time.monotonic() + generator.uniform(0.1, 0.5)
+            while child.is_alive() and time.monotonic() < deadline:
+                time.sleep(0.005)
+            child.kill()
+        else:  # inside the writing of a checkpoint
+            child = start(settings, die_at_fsync=generator.randint(1, 12))
+        child.join()
+        if child.exitcode == 0:
+            # It finished before the blow: take its later checkpoints away and go on killing.
+            for path in list_checkpoints(folder)[:1]:
+                shutil.rmtree(path)
+        else:
+            assert child.exitcode == -signal.SIGKILL
+            kills += 1
+    child = start(settings)
+    child.join()
+    assert child.exitcode == 0
+    assert_same_end(folder, undisturbed)
+    assert not list((folder / "checkpoints").glob("*.tmp"))
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR2"])
+def test_a_signal_saves_leaves_with_its_code_and_resumes(
+    run_dict: dict, tmp_path: Path, undisturbed: Path, name: str
+) -> None:
+    folder = tmp_path / "asked"
+    settings = settings_for(run_dict, folder)
+    settings["checkpoint"] = {"interval_steps": 1000}  # only the signal saves
+    settings["logging"] = {"interval_steps": 1}
+    child = start(settings)
+    metrics = folder / "metrics.jsonl"
+    while child.is_alive() and not (metrics.exists() and metrics.stat().st_size):
+        time.sleep(0.002)
+    os.kill(child.pid, getattr(signal, name))  # type: ignore[arg-type]
+    child.join()
+    assert child.exitcode == Outcome.STOPPED_BY_SIGNAL == 75
+    (saved,) = list_checkpoints(folder)
+    assert saved.name < f"step{NUM_STEPS:06d}"
+    child = start(settings)
+    child.join()
+    assert child.exitcode == 0
+    assert_same_end(folder, undisturbed)
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "manifest"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    make_config: MakeConfig, damage: str, capsys: pytest.CaptureFixture
+) -> None:
+    config = make_config()
+    train(config)
+    last, before = list_checkpoints(config.run_folder)
+    path = last / ("manifest.json" if damage == "manifest" else "model.safetensors")
+    whole = path.read_bytes()
+    if damage == "flip":
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    elif damage == "remove":
+        path.unlink()
+    else:
+        path.write_bytes(whole[: len(whole) // 2])
+    capsys.readouterr()
+    assert train(make_config()) is Outcome.FINISHED
+    shown = capsys.readouterr().err
+    assert f"checkpoint {last} is damaged" in shown
+    assert path.name in shown
+    assert f"resuming from {before}" in shown
+    assert path.read_bytes() == whole, "the same step was trained again to the same weights"
+
+
+def test_a_full_disk_is_said_and_the_last_good_checkpoint_is_kept(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config()
+    really, calls = checkpoint.write_manifest, []
+
+    def full_at_the_second(folder: Path) -> None:
+        calls.append(folder)
+        if len(calls) == 2:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        really(folder)
+
+    monkeypatch.setattr(checkpoint, "write_manifest", full_at_the_second)
+    with pytest.raises(UserError, match=r"no space left on the disk; .*step000002 is intact"):
+        train(config)
+    assert [path.name for path in (Path(config.run_folder) / "checkpoints").iterdir()] == [
+        "step000002"
+    ]
+    monkeypatch.undo()
+    assert train(make_config()) is Outcome.FINISHED
+
+
+def test_a_really_full_disk(make_config: MakeConfig, tmp_path: Path) -> None:
+    """A write past the file-size limit fails as a full disk does, without asking for a mount."""
+    import resource
+
+    config = make_config()
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
+        with pytest.raises(UserError, match="could not write checkpoint"):
+            train(config)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert list_checkpoints(config.run_folder) == []
+
+
+def test_only_the_latest_are_kept(make_config: MakeConfig) -> None:
+    config = make_config(checkpoint__keep=3, checkpoint__interval_steps=1)
+    train(config)
+    assert [path.name[-1] for path in list_checkpoints(config.run_folder)] == ["6", "5", "4"]
+
+
+def test_weights_in_a_checkpoint_are_not_pickled(make_config: MakeConfig) -> None:
+    config = make_config()
+    train(config)
+    names = {path.name for path in list_checkpoints(config.run_folder)[0].iterdir()}
+    assert names == {
+        "config.yaml",
+        "model.safetensors",
+        "tokenizer.json",
+        "trainer.json",
+        "manifest.json",
+        "engine",
+    }

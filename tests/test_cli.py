@@ -1,0 +1,135 @@
+"""The command line: every mistake a user can make ends in one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from olmo_sparsity.cli import EXIT_BAD_INPUT, main
+from olmo_sparsity.config import RunConfig
+from olmo_sparsity.config_file import save_config
+from olmo_sparsity.training.loop import train
+
+MakeConfig = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def config_path(run_dict: dict, tmp_path: Path) -> str:
+    path = tmp_path / "run.yaml"
+    OmegaConf.save(OmegaConf.create(run_dict), path)
+    return str(path)
+
+
+def complaint(capsys: pytest.CaptureFixture, *words: str) -> str:
+    """Runs the command, which must fail politely; returns its one line."""
+    capsys.readouterr()
+    assert main(list(words)) == EXIT_BAD_INPUT
+    lines = [line for line in capsys.readouterr().err.splitlines() if "olmo-sparsity:" in line]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_prepare_train_losses_export_in_order(
+    config_path: str, run_dict: dict, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    run = run_dict["run_folder"]
+    assert main(["prepare", config_path]) == 0
+    assert main(["train", config_path, "--dry-run"]) == 0
+    assert main(["train", config_path, "--model.layer_norm_with_affine=true"]) == 0
+    assert main(["losses", run]) == 0
+    assert "perplexity" in capsys.readouterr().out
+    assert main(["export", run, str(tmp_path / "exported")]) == 0
+    assert json.loads((tmp_path / "exported/config.json").read_text())["architectures"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--training.lenght=3"], "did you mean 'training.length'"),
+        (["--training.length=three"], "training.length"),
+        (["--positions.target_length=8"], "positions.target_length=8 is below training.length=16"),
+        (["--data.folder=/nowhere/at/all"], "prepare"),
+        (["--training.length=32768", "--positions.target_length=32768",
+          "--model.max_sequence_length=32768"], "fewer than one batch"),
+        (["--evaluation.length=9000000"], "lower evaluation.length"),
+        (["--model.vocab_size=7"], "smaller than the tokenizer's"),
+        (["--init_from=/nowhere"], "/nowhere"),
+        (["--run_folder=/proc/nowhere"], "/proc/nowhere"),
+        (["--training.device=warp"], "training.device=warp"),
+        (["--model.block_type=llama"], "model.block_type"),
+        (["--model.rotary_fraction=0.01"], "leaves nothing"),
+        (["--data.heldout_share=0.0"], "held"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_mistakes_in_a_run(
+    config_path: str, capsys: pytest.CaptureFixture, words: list[str], expected: str
+) -> None:
+    assert expected in complaint(capsys, "train", config_path, *words)
+
+
+def test_a_missing_config(capsys: pytest.CaptureFixture) -> None:
+    assert "does not exist" in complaint(capsys, "train", "nowhere.yaml")
+
+
+def test_no_documents(config_path: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    words = ["--data.corpus.source=text", f"--data.corpus.path={empty}"]
+    line = complaint(capsys, "prepare", config_path, f"--data.folder={tmp_path / 'd'}", *words)
+    assert str(empty) in line
+
+
+def test_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    assert "step" in complaint(capsys, "export", str(tmp_path), str(tmp_path / "out"))
+    assert "metrics.jsonl" in complaint(capsys, "losses", str(tmp_path))
+
+
+def test_an_unreadable_checkpoint(
+    make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    config = make_config()
+    train(config)
+    for folder in (Path(config.run_folder) / "checkpoints").iterdir():
+        (folder / "model.safetensors").write_bytes(b"not a model")
+    line = complaint(capsys, "export", config.run_folder, str(tmp_path / "out"))
+    assert "model.safetensors" in line
+
+
+def test_another_tokenizer_beside_the_shards(
+    make_config: MakeConfig, data_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    import shutil
+
+    folder = tmp_path / "data"
+    shutil.copytree(data_folder, folder)
+    text = (folder / "tokenizer.json").read_text()
+    (folder / "tokenizer.json").write_text(text.replace("Ġthe", "Ġteh", 1))
+    config = make_config(data__folder=str(folder))
+    save_config(config, tmp_path / "run.yaml")
+    assert "tokenizer" in complaint(capsys, "train", str(tmp_path / "run.yaml"))
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["nonsense"], ["train"], ["losses", "x", "--seed=3"], ["train", "a", "b"]]
+)
+def test_usage_errors_exit_2(words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "olmo_sparsity.cli", *words], capture_output=True, text=True
+    )
+    assert done.returncode == EXIT_BAD_INPUT
+    assert "Traceback" not in done.stderr
+
+
+def test_an_interrupted_command_can_be_typed_again(config_path: str, run_dict: dict) -> None:
+    assert main(["train", config_path]) == 0
+    assert main(["train", config_path]) == 0
+    rows = (Path(run_dict["run_folder"]) / "metrics.jsonl").read_text().splitlines()
+    assert len(rows) == 7

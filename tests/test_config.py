@@ -1,0 +1,146 @@
+"""Configuration: nothing unknown, nothing ignored, and what is written reads back the same."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import torch
+
+from olmo_sparsity.config import RunConfig
+from olmo_sparsity.config_file import config_from_dict, flatten, load_config, save_config
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.load import build_model
+from olmo_sparsity.training.estimate import count_parameters
+
+CONFIGS = Path(__file__).parents[1] / "configs"
+MINIMAL = {"data": {"tokenizer": {"train_vocab": 300}}}
+
+
+def given(**sections: dict) -> dict:
+    return MINIMAL | sections
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"trainin": {"length": 3}}, "unknown key 'trainin'; did you mean 'training"),
+        ({"training": {"lenght": 3}}, "did you mean 'training.length'"),
+        ({"training": {"warmup_steps": 3}}, "did you mean 'optimizer.warmup_steps'"),
+        ({"training": {"length": "long"}}, "training.length"),
+        ({"training": {"precision": "fp8"}}, "expected one of"),
+        ({"positions": {"num_chunks": 3}}, "positions.scheme=contiguous does not use it"),
+        ({"positions": {"scheme": "pose"}}, "needs positions.target_length"),
+        (
+            {"positions": {"scheme": "pose", "target_length": 64}, "training": {"length": 128}},
+            "positions.target_length=64 is below training.length=128",
+        ),
+        (
+            {"positions": {"scheme": "pose", "target_length": 4096}},
+            "model.max_sequence_length=1024 is below the positions trained (4096)",
+        ),
+        ({"training": {"batch_size": 10, "micro_batch_size": 4}}, "not a multiple"),
+        ({"model": {"flash_attention": True}}, "model.flash_attention would be ignored"),
+        ({"model": {"rope": True, "alibi": True}}, "exclude each other"),
+        ({"model": {"rope": False, "rotary_fraction": 0.5}}, "rotates nothing"),
+        ({"model": {"d_model": 10, "n_heads": 3}}, "not a multiple of model.n_heads=3"),
+        ({"data": {"tokenizer": {"name": "a", "train_vocab": 3}}}, "exactly one of"),
+        ({"data": {"corpus": {"source": "c4_files"}}}, "needs data.corpus.path"),
+        ({"data": {"corpus": {"source": "embedded", "path": "x"}}}, "does not use it"),
+        ({"data": {"train_files": ["a.npy"]}}, "go together"),
+        ({"checkpoint": {"keep": 0}}, "checkpoint.keep=0"),
+        ({"training": {"num_steps": 0}}, "must be at least 1"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(wrong: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        config_from_dict(given(**wrong) if "data" not in wrong else _with_tokenizer(wrong))
+
+
+def _with_tokenizer(wrong: dict) -> dict:
+    return {"data": {"tokenizer": {"train_vocab": 300}} | wrong["data"]}
+
+
+def test_overrides_reach_their_key(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("data: {tokenizer: {train_vocab: 300}}\n")
+    config = load_config(path, ["--training.length=32", "--model.d_model=96", "--seed=4"])
+    assert (config.training.length, config.model.d_model, config.seed) == (32, 96, 4)
+    with pytest.raises(ConfigError, match="write --seed=VALUE"):
+        load_config(path, ["--seed"])
+
+
+def test_a_base_file_lies_beneath(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "seed: 1\ntraining: {length: 32, batch_size: 2}\ndata: {tokenizer: {train_vocab: 300}}\n"
+    )
+    path = tmp_path / "top.yaml"
+    path.write_text("base: base.yaml\ntraining: {batch_size: 8}\n")
+    config = load_config(path)
+    assert (config.seed, config.training.length, config.training.batch_size) == (1, 32, 8)
+
+
+@pytest.mark.parametrize("text", ["a: [", "- 1\n- 2\n", "\x00", "base: nowhere.yaml"])
+def test_unreadable_files_are_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"bad\.yaml|nowhere\.yaml"):
+        load_config(path)
+
+
+def test_a_missing_file_names_the_closest_one(tmp_path: Path) -> None:
+    (tmp_path / "quick.yaml").write_text("seed: 1")
+    with pytest.raises(ConfigError, match=r"did you mean '.*/quick\.yaml'"):
+        load_config(tmp_path / "quik.yaml")
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_configs_are_valid_and_read_back_the_same(path: Path, tmp_path: Path) -> None:
+    config = load_config(path)
+    save_config(config, tmp_path / "saved.yaml")
+    assert flatten(load_config(tmp_path / "saved.yaml")) == flatten(config)
+
+
+@pytest.mark.parametrize("scheme", ["contiguous", "randomized", "pose"])
+def test_saved_configs_hold_only_what_applies(scheme: str, tmp_path: Path) -> None:
+    positions = {"scheme": scheme}
+    if scheme != "contiguous":
+        positions["target_length"] = 256  # type: ignore[assignment]
+    save_config(config_from_dict(given(positions=positions)), tmp_path / "saved.yaml")
+    text = (tmp_path / "saved.yaml").read_text()
+    assert ("num_chunks" in text) == (scheme == "pose")
+    assert ("target_length" in text) == (scheme != "contiguous")
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("c4_*.yaml")), ids=lambda path: path.stem)
+def test_c4_configs_are_the_papers_and_as_large_as_they_say(path: Path) -> None:
+    config = load_config(path)
+    assert config.data.corpus.source == "c4"
+    optimizer = config.optimizer
+    assert (optimizer.learning_rate, optimizer.weight_decay) == (5e-5, 0.1)
+    assert (optimizer.schedule, optimizer.warmup_steps) == ("linear", 300)
+    assert (config.positions.scheme == "pose") == path.stem.endswith("pose")
+    config.model.vocab_size, config.model.embedding_size = 50280, 50304
+    with torch.device("meta"):
+        parameters = count_parameters(build_model(config.model))
+    said = re.search(r"\((\d+)M parameters", path.read_text())
+    assert said is not None
+    assert round(parameters / 1e6) == int(said[1])
+
+
+def test_rope_and_pose_configs_differ_in_positions_alone() -> None:
+    for rope_path in CONFIGS.glob("c4_*_rope.yaml"):
+        rope = flatten(load_config(rope_path))
+        pose = flatten(load_config(str(rope_path).replace("_rope", "_pose")))
+        different = {key for key in rope if rope[key] != pose[key]}
+        assert different == {"run_folder", "positions.scheme", "positions.target_length"}
+
+
+def test_the_defaults_are_the_papers_optimizer() -> None:
+    optimizer = RunConfig().optimizer
+    assert (optimizer.learning_rate, optimizer.weight_decay, optimizer.warmup_steps) == (
+        5e-5,
+        0.1,
+        300,
+    )

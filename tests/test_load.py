@@ -1,0 +1,552 @@
+"""Any model behind one call: the logits are its own, gaps in position IDs are gaps and no more, and
+what cannot be read or would mean something different is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
+from torch import Tensor
+from transformers import DynamicCache, PreTrainedModel
+
+from olmo_sparsity.config import ModelConfig, RunConfig
+from olmo_sparsity.config_file import save_config
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.checkpoint_files import (
+    fingerprint,
+    latest_checkpoint,
+    load_weights,
+    save_weights,
+    verify_manifest,
+    write_manifest,
+)
+from olmo_sparsity.model.huggingface import HuggingFaceLM
+from olmo_sparsity.model.load import DTYPES, build_model, load_model
+from olmo_sparsity.model.losses import mean_loss, token_losses
+from olmo_sparsity.model.olmo import causal_bias
+
+COUNTED = torch.arange(12)[None]
+GAPPED = torch.tensor([[0, 1, 2, 3, 9, 10, 11, 12, 30, 31, 32, 33]])
+CPU = torch.device("cpu")
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,  # attention must matter enough to show what it attends to
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+OLDER_SIZES = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+TOKEN_IDS = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "GPTNeoXForCausalLM": {"attention_bias": True},
+    "LlamaForCausalLM": {"tie_word_embeddings": True},
+    "Qwen2ForCausalLM": {},
+    "Qwen3ForCausalLM": {"head_dim": 8},
+    "OlmoForCausalLM": {},
+    "Olmo2ForCausalLM": {},
+    "MistralForCausalLM": {},
+}
+
+
+def draw_tokens(length: int = 12) -> Tensor:
+    return torch.randint(0, 61, (2, length), generator=torch.Generator().manual_seed(1))
+
+
+def tiny(class_name: str, **settings: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model_class = getattr(transformers, class_name)
+    return model_class(model_class.config_class(**settings)).eval()
+
+
+@pytest.fixture
+def save(tmp_path: Path) -> Callable[[PreTrainedModel], str]:
+    def write(model: PreTrainedModel) -> str:
+        model.save_pretrained(tmp_path / "model")
+        return str(tmp_path / "model")
+
+    return write
+
+
+def read_without_any_mask(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:
+    """Token by token through a cache: each sees all earlier ones, and there is no mask at all."""
+    cache, logits = DynamicCache(config=model.config), []
+    for place in range(tokens.shape[1]):
+        out = model(
+            input_ids=tokens[:, place : place + 1],
+            position_ids=positions[:, place : place + 1].expand(len(tokens), -1),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        logits.append(out.logits)
+    return torch.cat(logits, dim=1)
+
+
+# --- Hugging Face families ----------------------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("class_name", FAMILIES)
+def test_a_family_keeps_its_logits_and_reads_gaps_as_gaps(
+    class_name: str, save: Callable[[PreTrainedModel], str]
+) -> None:
+    theirs = tiny(class_name, **(SIZES | FAMILIES[class_name]))
+    loaded = load_model(save(theirs), device="cpu")
+    model, tokens_BL = loaded.model, draw_tokens()
+    assert loaded.max_positions == 64
+    assert loaded.num_parameters == theirs.num_parameters()
+    assert loaded.tokenizer is None
+    assert model.vocab_size == 61
+    assert not model.training
+
+    torch.testing.assert_close(model(tokens_BL, COUNTED), theirs(tokens_BL).logits)
+    gapped = model(tokens_BL, GAPPED)
+    explicit = theirs(
+        tokens_BL,
+        position_ids=GAPPED.expand(2, -1),
+        attention_mask=causal_bias(12, CPU).expand(2, 1, 12, 12),
+    ).logits
+    near = {"atol": 1e-4, "rtol": 1e-4}
+    torch.testing.assert_close(gapped, explicit, **near)
+    torch.testing.assert_close(gapped, read_without_any_mask(theirs, tokens_BL, GAPPED), **near)
+    # Left to itself it takes them for packed sequences, or none of this would test anything.
+    packed = theirs(tokens_BL, position_ids=GAPPED.expand(2, -1), use_cache=False).logits
+    assert float((packed - explicit)[:, 4:].abs().max()) > 0.01
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("class_name", FAMILIES)
+def test_a_family_passes_its_checks_in_low_precision(
+    class_name: str, dtype: Literal["bf16", "fp16"], save: Callable[[PreTrainedModel], str]
+) -> None:
+    folder = save(tiny(class_name, **(SIZES | FAMILIES[class_name])))
+    model = load_model(folder, device="cpu", dtype=dtype).model
+    assert {p.dtype for p in model.parameters()} == {DTYPES[dtype]}
+
+
+@torch.no_grad()
+def test_the_fused_causal_kernel_runs_with_gaps_and_without_a_mask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, seen = HuggingFaceLM(tiny("LlamaForCausalLM", **SIZES)), []
+    attend = F.scaled_dot_product_attention
+
+    def spy(*args: Any, **kwargs: Any) -> Tensor:
+        seen.append((kwargs["attn_mask"], kwargs["is_causal"]))
+        return attend(*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    model(draw_tokens(), GAPPED)
+    assert seen == [(None, True)] * 2
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_attention_bias_replaces_causality(dtype: torch.dtype) -> None:
+    model = HuggingFaceLM(tiny("LlamaForCausalLM", **SIZES).to(dtype))
+    tokens_BL, bias = draw_tokens(), causal_bias(12, CPU)
+    ordinary = model(tokens_BL, GAPPED).float()
+    near = {"atol": 0.1, "rtol": 0.1} if dtype == torch.bfloat16 else {"atol": 1e-4, "rtol": 1e-4}
+    torch.testing.assert_close(model(tokens_BL, GAPPED, bias).float(), ordinary, **near)
+    bias = bias.clone()
+    bias[..., 1:, 0] = -torch.inf  # the first token is seen by nobody but itself
+    changed = tokens_BL.clone()
+    changed[:, 0] = (changed[:, 0] + 1) % 61
+    hidden_from = model(changed, GAPPED, bias)[:, 1:]
+    assert torch.equal(hidden_from, model(tokens_BL, GAPPED, bias)[:, 1:])
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "BloomForCausalLM": (
+        {"vocab_size": 61, "hidden_size": 32, "n_layer": 2, "n_head": 4, **TOKEN_IDS},
+        "uses no position_ids",
+    ),
+    "FalconForCausalLM": (
+        {**SIZES, "alibi": True, "num_kv_heads": 4, "new_decoder_architecture": False},
+        "uses no position_ids",
+    ),
+    "Gemma2ForCausalLM": ({**SIZES, "head_dim": 8}, r"caps its logits .*\(30.0\)"),
+    "CohereForCausalLM": (SIZES, "not the last linear map"),
+    "GraniteForCausalLM": ({**SIZES, "logits_scaling": 3.0}, "not the last linear map"),
+}
+
+
+@pytest.mark.parametrize("class_name", REFUSED)
+def test_families_that_do_not_fit_are_refused_by_name(class_name: str) -> None:
+    settings, problem = REFUSED[class_name]
+    with pytest.raises(ConfigError, match=f"{class_name} .*{problem}"):
+        HuggingFaceLM(tiny(class_name, **settings))
+
+
+@torch.no_grad()
+def test_learned_absolute_positions_are_read_too(save: Callable[[PreTrainedModel], str]) -> None:
+    theirs = tiny("GPT2LMHeadModel", **OLDER_SIZES, **TOKEN_IDS)
+    loaded, tokens_BL = load_model(save(theirs), device="cpu"), draw_tokens()
+    torch.testing.assert_close(loaded.model(tokens_BL, COUNTED), theirs(tokens_BL).logits)
+    expected = read_without_any_mask(theirs, tokens_BL, GAPPED)
+    torch.testing.assert_close(loaded.model(tokens_BL, GAPPED), expected, atol=1e-4, rtol=1e-4)
+    assert loaded.max_positions == 64
+
+
+def test_a_sliding_window_limits_the_positions(save: Callable[[PreTrainedModel], str]) -> None:
+    theirs = tiny("MistralForCausalLM", **SIZES, sliding_window=16)
+    assert load_model(save(theirs), device="cpu").max_positions == 16
+
+
+# --- GPT-NeoX from OLMo's fields ----------------------------------------------------------------
+
+FIELDS: dict[str, Any] = {
+    "d_model": 32,
+    "n_heads": 4,
+    "n_layers": 2,
+    "vocab_size": 61,
+    "max_sequence_length": 64,
+    "init_std": 0.2,
+}
+
+
+def gpt_neox(**changes: Any) -> HuggingFaceLM:
+    torch.manual_seed(0)
+    model = build_model(ModelConfig(architecture="gpt_neox", **(FIELDS | changes)))
+    assert isinstance(model, HuggingFaceLM)
+    return model
+
+
+def test_gpt_neox_is_built_from_the_same_fields() -> None:
+    config = gpt_neox(
+        mlp_ratio=3,
+        rotary_fraction=0.5,
+        rope_theta=500,
+        layer_norm_eps=1e-4,
+        attention_dropout=0.1,
+        residual_dropout=0.2,
+        embedding_dropout=0.2,
+        weight_tying=False,
+        embedding_size=128,
+    ).model.config
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (32, 2, 4)
+    assert config.intermediate_size == 96
+    assert config.rope_parameters["partial_rotary_factor"] == 0.5
+    assert config.rope_parameters["rope_theta"] == 500
+    assert (config.layer_norm_eps, config.initializer_range) == (1e-4, 0.2)
+    assert (config.attention_dropout, config.hidden_dropout) == (0.1, 0.2)
+    assert (config.vocab_size, config.max_position_embeddings) == (128, 64)
+    assert not config.tie_word_embeddings
+    assert gpt_neox(mlp_hidden_size=40).model.config.intermediate_size == 40
+
+
+@torch.no_grad()
+def test_gpt_neox_sees_only_differences_of_positions() -> None:
+    model, tokens_BL = gpt_neox(rotary_fraction=0.5).eval(), draw_tokens()
+    gapped = model(tokens_BL, GAPPED)
+    torch.testing.assert_close(model(tokens_BL, GAPPED + 17), gapped, atol=1e-4, rtol=1e-4)
+    assert float((model(tokens_BL, COUNTED) - gapped)[:, 4:].abs().max()) > 0.01
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("alibi", True),
+        ("rope", False),
+        ("n_kv_heads", 2),
+        ("activation_type", "relu"),
+        ("layer_norm_type", "rms"),
+        ("layer_norm_with_affine", False),
+        ("attention_layer_norm", True),
+        ("norm_after", True),
+        ("clip_qkv", 8.0),
+        ("scale_logits", True),
+        ("embedding_layer_norm", True),
+        ("init_fn", "mitchell"),
+        ("bias_for_layer_norm", False),
+        ("residual_dropout", 0.1),
+        ("vocab_size", 0),
+    ],
+)
+def test_gpt_neox_ignores_no_field(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"model.{field}={value}"):
+        gpt_neox(**{field: value})
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_gpt_neox_trains_and_checkpointing_changes_no_gradient(tied: bool) -> None:
+    tokens_BL = draw_tokens()
+    found = []
+    for frugal in (False, True):
+        model = gpt_neox(weight_tying=tied).train()
+        if frugal:
+            model.checkpoint_activations()
+        labels_BL = tokens_BL.roll(-1, dims=1)
+        two = [mean_loss(model, tokens_BL, p, labels_BL, 48) for p in (COUNTED, GAPPED)]
+        for loss in two:
+            loss.backward()
+        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
+        assert len(found[-1]) == len(list(model.parameters()))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+    logits_BLV = model(tokens_BL, GAPPED)
+    expected = F.cross_entropy(logits_BLV.transpose(1, 2), labels_BL, reduction="none").detach()
+    torch.testing.assert_close(token_losses(model, tokens_BL, GAPPED, labels_BL), expected)
+
+
+# --- weights and checkpoint folders of ours -----------------------------------------------------
+
+
+def write_checkpoint(folder: Path, vocab: int = 60, **changes: Any) -> torch.nn.Module:
+    folder.mkdir(parents=True)
+    run = RunConfig(model=ModelConfig(**(FIELDS | {"max_sequence_length": 256} | changes)))
+    run.data.tokenizer.train_vocab = vocab
+    torch.manual_seed(len(folder.name))
+    model = build_model(run.model)
+    save_config(run, folder / "config.yaml")
+    save_weights(model, folder / "model.safetensors")
+    tokenizer = Tokenizer(models.WordLevel({f"t{i}": i for i in range(vocab)}, unk_token="t0"))
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "engine").mkdir()
+    (folder / "engine" / "optimizer.bin").write_bytes(b"moments")
+    write_manifest(folder)
+    return model.eval()
+
+
+def steps(run: Path, *numbers: int) -> list[Path]:
+    folders = [run / "checkpoints" / f"step{number:06}" for number in numbers]
+    for folder in folders:
+        write_checkpoint(folder)
+    return folders
+
+
+@pytest.mark.parametrize("architecture", ["olmo", "gpt_neox"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_come_back_and_tied_ones_are_stored_once(
+    tmp_path: Path, architecture: str, tied: bool
+) -> None:
+    config = ModelConfig(**FIELDS, architecture=architecture, weight_tying=tied)
+    first, second = build_model(config), build_model(config)
+    save_weights(first, tmp_path / "w.safetensors")
+    save_weights(first.state_dict(), tmp_path / "gathered.safetensors")
+    assert (tmp_path / "w.safetensors").read_bytes() == (
+        tmp_path / "gathered.safetensors"
+    ).read_bytes()
+    stored = load_file(tmp_path / "w.safetensors")
+    assert sum(t.shape == (61, 32) for t in stored.values()) == (1 if tied else 2)
+    load_weights(second, tmp_path / "w.safetensors")
+    for name, tensor in first.state_dict().items():
+        assert torch.equal(tensor, second.state_dict()[name])
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (lambda w: w.pop("transformer.ln_f.weight"), "lacks .* transformer.ln_f.weight"),
+        (lambda w: w.update(extra=torch.ones(1)), "no place for: extra"),
+        (lambda w: w.update({"transformer.ln_f.weight": torch.ones(3)}), r"\[3\], .* \[32\]"),
+    ],
+)
+def test_weights_that_do_not_fit_are_refused(
+    tmp_path: Path, change: Callable[[dict], Any], problem: str
+) -> None:
+    model, path = build_model(ModelConfig(**FIELDS)), tmp_path / "w.safetensors"
+    weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    change(weights)
+    save_file(weights, path)
+    with pytest.raises(DataError, match=f"w.safetensors.*{problem}"):
+        load_weights(model, path)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("architecture", ["olmo", "gpt_neox"])
+def test_a_checkpoint_of_ours_is_read(tmp_path: Path, architecture: str) -> None:
+    folder = tmp_path / "checkpoints" / "step000003"
+    model = write_checkpoint(folder, architecture=architecture)
+    for path in (tmp_path, folder):
+        loaded = load_model(str(path), device="cpu")
+        assert torch.equal(loaded.model(draw_tokens(), GAPPED), model(draw_tokens(), GAPPED))
+        assert not loaded.model.training
+        assert loaded.tokenizer is not None
+        assert loaded.tokenizer.get_vocab_size() == 60
+        assert (loaded.name, loaded.max_positions) == (str(folder), 256)
+        assert loaded.num_parameters == sum(p.numel() for p in model.parameters())
+        assert loaded.fingerprint == fingerprint([folder / "model.safetensors"])
+    low = load_model(str(folder), device="cpu", dtype="bf16").model
+    assert {p.dtype for p in low.parameters()} == {torch.bfloat16}
+    assert low(draw_tokens(), GAPPED).dtype == torch.bfloat16
+
+
+def test_other_weights_have_another_fingerprint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = []
+    for number, byte in enumerate((b"a", b"a", b"b")):
+        path = tmp_path / str(number) / "model.safetensors"
+        path.parent.mkdir()
+        path.write_bytes(b"x" * 200_000 + byte)
+        paths.append(path)
+    for whole_bytes in (2**30, 1000):  # read whole, then by samples
+        monkeypatch.setattr("olmo_sparsity.model.checkpoint_files._WHOLE_BYTES", whole_bytes)
+        first, same, other = (fingerprint([path]) for path in paths)
+        assert first == same != other
+    assert fingerprint(paths[:2]) != fingerprint(paths[1:])
+
+
+def test_the_latest_checkpoint_is_the_newest_whole_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert latest_checkpoint(tmp_path) is None
+    ninth, tenth = steps(tmp_path, 9, 10)
+    millionth = tmp_path / "checkpoints" / "step1000000"  # sorts before step000009 as text
+    shutil.copytree(tenth, millionth)
+    shutil.copytree(tenth, tmp_path / "checkpoints" / "step2000000.tmp")
+    assert latest_checkpoint(tmp_path) == millionth
+    (millionth / "engine" / "optimizer.bin").write_bytes(b"Moments")
+    assert latest_checkpoint(tmp_path) == tenth
+    assert latest_checkpoint(tmp_path, ("model.safetensors",)) == millionth
+    (millionth / "model.safetensors").unlink()
+    assert load_model(str(tmp_path), device="cpu").name == str(tenth)
+    assert "model.safetensors is missing; reading step000010 instead" in capsys.readouterr().err
+    for folder in (ninth, tenth):
+        (folder / "manifest.json").unlink()
+    assert latest_checkpoint(tmp_path) is None
+    with pytest.raises(DataError, match=r"no checkpoint of .* is whole.*model.safetensors is miss"):
+        load_model(str(tmp_path))
+
+
+def test_a_manifest_vouches_for_every_byte(tmp_path: Path) -> None:
+    (folder,) = steps(tmp_path, 1)
+    assert verify_manifest(folder) is None
+    state = folder / "engine" / "optimizer.bin"
+    for damage, problem in (
+        (b"momentz", "engine/optimizer.bin does not have the SHA-256"),
+        (b"moment", "engine/optimizer.bin has 6 bytes, manifest.json says 7"),
+        (None, "engine/optimizer.bin is missing"),
+    ):
+        state.unlink() if damage is None else state.write_bytes(damage)
+        assert str(verify_manifest(folder)).startswith(problem)
+        assert verify_manifest(folder, {"config.yaml", "model.safetensors"}) is None
+    assert verify_manifest(folder, {"other"}) == "manifest.json does not list other"
+    for text in ("{", "[]", '{"files": {"config.yaml": 3}}'):
+        (folder / "manifest.json").write_text(text)
+        assert "not a readable list" in str(verify_manifest(folder))
+
+
+# --- what cannot be read ------------------------------------------------------------------------
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def test_damaged_checkpoints_of_ours_are_named(tmp_path: Path) -> None:
+    (folder,) = steps(tmp_path, 1)
+    with pytest.raises(ConfigError, match="device_map=auto"):
+        load_model(str(folder), device_map="auto")
+    truncate(folder / "model.safetensors")
+    with pytest.raises(DataError, match=r"step000001.*model.safetensors has"):
+        load_model(str(folder))
+    write_manifest(folder)  # written so by a trainer whose disk was full
+    with pytest.raises(DataError, match=r"model.safetensors' cannot be read"):
+        load_model(str(folder))
+    (folder / "tokenizer.json").write_text("{")
+    write_manifest(folder)
+    write_checkpoint(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "model.safetensors", folder)
+    write_manifest(folder)
+    with pytest.raises(DataError, match=r"tokenizer.json' cannot be read"):
+        load_model(str(folder))
+
+
+def test_a_tokenizer_too_large_for_the_embedding_is_refused(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "a", vocab=62)
+    with pytest.raises(ConfigError, match="62 tokens, its embedding only 61 rows"):
+        load_model(str(tmp_path / "a"))
+
+
+def test_damaged_hugging_face_folders_are_named(tmp_path: Path) -> None:
+    whole, folder = tmp_path / "whole", tmp_path / "model"
+    tiny("LlamaForCausalLM", **SIZES).save_pretrained(whole)
+
+    def refused(match: str) -> None:
+        with pytest.raises(DataError, match=match):
+            load_model(str(folder), device="cpu")
+        shutil.rmtree(folder)
+
+    shutil.copytree(whole, folder)
+    truncate(folder / "model.safetensors")
+    refused("model.safetensors' cannot be read")
+
+    shutil.copytree(whole, folder)
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    refused("pytorch_model.bin' is a pickle.*save_pretrained")
+
+    shutil.copytree(whole, folder)
+    (folder / "model.safetensors").unlink()
+    refused(r"no \*.safetensors")
+
+    shutil.copytree(whole, folder)
+    (folder / "config.json").write_text("{")
+    refused("config.json")
+
+    shutil.copytree(whole, folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "unheard_of"}))
+    refused("unheard_of")
+
+    shutil.copytree(whole, folder)
+    (folder / "tokenizer.model").write_bytes(b"not one")
+    refused("cannot read its tokenizer")
+
+    shutil.copytree(whole, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights.pop("model.norm.weight")
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    refused("lack 1 weights of LlamaForCausalLM, such as model.norm.weight")
+
+    shutil.copytree(whole, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] = torch.ones(5)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    refused("transformers cannot load")
+
+
+def test_a_missing_shard_is_named(tmp_path: Path) -> None:
+    tiny("LlamaForCausalLM", **SIZES).save_pretrained(tmp_path, max_shard_size="20KB")
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    assert len(shards) > 1
+    load_model(str(tmp_path), device="cpu")
+    shards[-1].unlink()
+    with pytest.raises(DataError, match=shards[-1].name):
+        load_model(str(tmp_path), device="cpu")
+
+
+def test_what_is_no_model_says_what_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="'nobody/nothing' is no folder here, and the hub"):
+        load_model("nobody/nothing")
+    with pytest.raises(DataError, match="/nobody/nothing' does not exist"):
+        load_model("/nobody/nothing")
+    with pytest.raises(DataError, match=r"neither config.json"):
+        load_model(str(tmp_path))
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(DataError, match=r"checkpoints' holds no step\* folder"):
+        load_model(str(tmp_path))
+    with pytest.raises(ConfigError, match="dtype=int8"):
+        load_model(str(tmp_path), dtype="int8")  # type: ignore[arg-type]
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="device=cuda"):
+        load_model(str(tmp_path), device="cuda")

@@ -1,0 +1,109 @@
+"""Position IDs: order, bounds, coverage, and draws that depend on nothing but (seed, sequence)."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from olmo_sparsity.config import PositionsConfig
+from olmo_sparsity.data.positions import contiguous, draw_positions, pose, randomized
+
+SCHEMES = st.fixed_dictionaries(
+    {
+        "chunk_lengths": st.sampled_from(["published", "uniform"]),
+        "skips": st.sampled_from(["published", "sorted"]),
+        "first_offset": st.sampled_from(["zero", "uniform"]),
+    }
+)
+
+
+@given(
+    settings=SCHEMES,
+    length=st.integers(2, 60),
+    room=st.integers(0, 100),
+    chunks=st.integers(1, 60),
+    seed=st.integers(0, 2**31),
+)
+def test_pose_rises_strictly_stays_below_target_and_has_its_chunks(
+    settings: dict, length: int, room: int, chunks: int, seed: int
+) -> None:
+    chunks = min(chunks, length)
+    generator = np.random.default_rng(seed)
+    ids = pose(generator, length, length + room, num_chunks=chunks, **settings)
+    assert len(ids) == length
+    assert (np.diff(ids) >= 1).all()
+    assert ids[0] >= 0
+    assert ids[-1] < length + room
+    assert (np.diff(ids) > 1).sum() <= chunks - 1
+    if settings["first_offset"] == "zero":
+        assert ids[0] == 0
+
+
+@given(length=st.integers(1, 40), room=st.integers(0, 40), seed=st.integers(0, 2**31))
+def test_randomized_is_a_sorted_sample(length: int, room: int, seed: int) -> None:
+    ids = randomized(np.random.default_rng(seed), length, length + room)
+    assert (np.diff(ids) >= 1).all()
+    assert 0 <= ids[0] <= ids[-1] < length + room
+
+
+def test_published_two_chunk_sampler_has_the_published_distribution() -> None:
+    """First chunk length U{1 … (c+1)//2}, first offset 0, second offset U{0 … target − c}."""
+    length, target, draws = 9, 13, 20_000
+    generator = np.random.default_rng(0)
+    first_lengths, skips = [], []
+    for _ in range(draws):
+        ids = pose(generator, length, target)
+        skip = ids[-1] - (length - 1)
+        skips.append(skip)
+        if skip:
+            first_lengths.append(int(np.argmax(np.diff(ids) > 1)) + 1)
+    for values, expected in ((skips, range(target - length + 1)), (first_lengths, range(1, 6))):
+        counts = np.array([values.count(value) for value in expected])
+        assert counts.sum() == len(values), "nothing outside the published range"
+        assert abs(counts / len(values) - 1 / len(expected)).max() < 0.015
+
+
+@pytest.mark.parametrize("chunk_lengths", ["published", "uniform"])
+@pytest.mark.parametrize("skips", ["published", "sorted"])
+@pytest.mark.parametrize("first_offset", ["zero", "uniform"])
+@pytest.mark.parametrize("num_chunks", [2, 3, 5])
+def test_every_position_is_covered(
+    chunk_lengths: str, skips: str, first_offset: str, num_chunks: int
+) -> None:
+    generator, seen = np.random.default_rng(1), set()
+    for _ in range(3000):
+        seen.update(
+            pose(
+                generator,
+                10,
+                40,
+                num_chunks=num_chunks,
+                chunk_lengths=chunk_lengths,
+                skips=skips,
+                first_offset=first_offset,
+            ).tolist()
+        )
+    assert seen == set(range(40))
+
+
+def test_no_room_means_contiguous() -> None:
+    ids = pose(np.random.default_rng(0), 12, 12, num_chunks=4)
+    assert (ids == contiguous(12)).all()
+
+
+def test_a_draw_depends_on_seed_epoch_and_index_alone() -> None:
+    config = PositionsConfig(scheme="pose", target_length=1000, num_chunks=3)
+
+    def draw(seed: int, epoch: int, index: int) -> tuple:
+        return tuple(draw_positions(config, 50, seed=seed, epoch=epoch, index=index))
+
+    forwards = [draw(1, 0, index) for index in range(20)]
+    backwards = [draw(1, 0, index) for index in reversed(range(20))]
+    assert forwards == backwards[::-1]
+    assert len({draw(1, 0, 5), draw(2, 0, 5), draw(1, 1, 5), draw(1, 0, 6)}) == 4
+
+
+def test_contiguous_can_start_anywhere() -> None:
+    assert contiguous(3, start=7).tolist() == [7, 8, 9]

@@ -1,0 +1,89 @@
+"""The house: imports point one way, and README draws the folders as they are."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+# What each part may import of this project, besides itself.
+ALLOWED = {
+    "olmo_sparsity.config": {"olmo_sparsity.errors"},
+    "olmo_sparsity.config_file": {"olmo_sparsity.config", "olmo_sparsity.errors"},
+    "olmo_sparsity.errors": set(),
+    "olmo_sparsity.progress": set(),
+    "olmo_sparsity.data": {
+        "olmo_sparsity.config",
+        "olmo_sparsity.errors",
+        "olmo_sparsity.progress",
+    },
+    "olmo_sparsity.model": {
+        "olmo_sparsity.config",
+        "olmo_sparsity.config_file",
+        "olmo_sparsity.errors",
+    },
+    "olmo_sparsity.training": {
+        "olmo_sparsity.config",
+        "olmo_sparsity.config_file",
+        "olmo_sparsity.data",
+        "olmo_sparsity.errors",
+        "olmo_sparsity.model",
+        "olmo_sparsity.progress",
+    },
+}
+# Analysis never imports training; only the command line knows everything.
+ALLOWED["analysis"] = ALLOWED["olmo_sparsity.training"]
+ALLOWED["olmo_sparsity.theory"] = ALLOWED["olmo_sparsity.training"] | {"olmo_sparsity.training"}
+
+
+def part_of(module: str) -> str:
+    names = module.split(".")
+    return names[0] if names[0] != "olmo_sparsity" else ".".join(names[:2])
+
+
+def imports_of(path: Path) -> set[str]:
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return {part_of(name) for name in found if name.split(".")[0] in ("olmo_sparsity", "analysis")}
+
+
+def test_imports_point_one_way() -> None:
+    for path in [*ROOT.glob("olmo_sparsity/**/*.py"), *ROOT.glob("analysis/**/*.py")]:
+        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+        part = part_of(module)
+        if module in ("olmo_sparsity", "olmo_sparsity.cli"):
+            continue
+        wrong = imports_of(path) - ALLOWED[part] - {part} - {"olmo_sparsity.__version__"}
+        assert not wrong, f"{module} imports {wrong}"
+
+
+def test_modules_stay_small() -> None:
+    for path in ROOT.glob("olmo_sparsity/**/*.py"):
+        assert len(path.read_text().splitlines()) <= 420, path
+
+
+def test_help_answers_at_once() -> None:
+    command = [sys.executable, "-m", "olmo_sparsity.cli", "--help"]
+    took = []
+    for _ in range(3):
+        started = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        took.append(time.perf_counter() - started)
+    assert min(took) < 0.5
+
+
+def test_readme_draws_every_folder_and_module() -> None:
+    text = (ROOT / "README.md").read_text()
+    tree = text[text.index("## File tree") :]
+    for path in [*ROOT.glob("olmo_sparsity/**/*.py"), *ROOT.glob("analysis/**/*.py")]:
+        if path.name != "__init__.py":
+            assert path.name in tree, f"README's file tree lacks {path.relative_to(ROOT)}"

