@@ -20,7 +20,7 @@ from olmo_sparsity.data.batches import (
     epoch_order,
     heldout_batches,
 )
-from olmo_sparsity.data.tokens import TokenShards, open_shards
+from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.errors import DataError
 
 from .conftest import data_section

@@ -14,7 +14,7 @@ from torch import nn
 
 from olmo_sparsity.config import IGNORED, OptimizerConfig, RunConfig
 from olmo_sparsity.data.batches import Batch, heldout_batches
-from olmo_sparsity.data.tokens import open_shards
+from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.model.load import build_model, load_model

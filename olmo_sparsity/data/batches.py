@@ -22,7 +22,7 @@ from torch import Tensor
 
 from olmo_sparsity.config import IGNORED, PositionsConfig
 from olmo_sparsity.data.positions import contiguous, draw_positions
-from olmo_sparsity.data.tokens import TokenShards
+from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.errors import DataError
 
 

@@ -198,17 +198,19 @@ class ShardWriter:
             )
         self.num_tokens += len(ids)
         self.num_documents += len(ends)
-        if not self.files:
-            self.files = [(self.folder / f"{name}.tmp").open("wb") for name in self.names]
+        for name in self.names[len(self.files) :]:
+            self.files.append((self.folder / f"{name}.tmp").open("wb"))
         for file, digest, array in zip(
             self.files, self.digests, (tokens, np.array(ends, dtype="<u8")), strict=True
         ):
             file.write(array.data)
             digest.update(array.data)
 
-    def close(self) -> None:
-        for file in self.files:
-            file.close()
+    @staticmethod
+    def close_all(writers: Iterable[ShardWriter]) -> None:
+        for writer in writers:
+            for file in writer.files:
+                file.close()
 
     def publish(self) -> list[ShardFile]:
         if not self.files:
@@ -216,7 +218,7 @@ class ShardWriter:
         for file in self.files:
             file.flush()
             os.fsync(file.fileno())
-        self.close()
+            file.close()
         for name in self.names:
             os.replace(self.folder / f"{name}.tmp", self.folder / name)
         sha256 = [digest.hexdigest() for digest in self.digests]

@@ -357,7 +357,7 @@ def _write_shards(
     encoded = _in_background(_encode_batches(tokenizer, _in_background(batches, 2)), 1)
     writers, total = new_writers(), manifest.tally.copy()
     with contextlib.closing(encoded), contextlib.ExitStack() as last:
-        last.callback(lambda: [writer.close() for writer in writers])
+        last.callback(lambda: ShardWriter.close_all(writers))
         for batch, encodings in encoded:
             total.merge(batch.tally)
             if batch.ends_source or total.num_records >= CHECK_EVERY_RECORDS:

@@ -149,13 +149,13 @@ def export(checkpoint: Path, out: Path) -> str:
     if isinstance(loaded.model, HuggingFaceLM):
         model = loaded.model.model
     else:
-        model = _hugging_face_model(config, loaded.model.state_dict(), str(folder))
+        model = hugging_face_model(config, loaded.model.state_dict(), str(folder))
     model.save_pretrained(out)
     _save_tokenizer(loaded.tokenizer, config, out)
     return type(model).__name__
 
 
-def _hugging_face_model(
+def hugging_face_model(
     config: ModelConfig, weights: Mapping[str, Tensor], origin: str
 ) -> PreTrainedModel:
     import transformers

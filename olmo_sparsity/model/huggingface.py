@@ -35,6 +35,10 @@ class HuggingFaceLM(nn.Module):
         return self.unembedding[0].shape[0]
 
     @property
+    def embedding(self) -> nn.Embedding:
+        return cast(nn.Embedding, self.model.get_input_embeddings())
+
+    @property
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
         """weight_VD and bias_V of the last linear map."""
         head = cast(nn.Linear, self.model.get_output_embeddings())
@@ -69,6 +73,23 @@ class HuggingFaceLM(nn.Module):
             return_dict=True,
         ).last_hidden_state
         return hidden_BLD.to(tokens_BL.device)  # elsewhere when a device map spread the layers
+
+    def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor) -> Tensor:
+        """weights_BL: attention from the last place, mean over the heads of the last layer."""
+        before = self.model.config._attn_implementation
+        self.model.set_attn_implementation("eager")  # the fused kernels keep no weights
+        try:
+            attentions = self.model.base_model(
+                input_ids=tokens_BL,
+                position_ids=positions_BL,
+                attention_mask=torch.ones_like(tokens_BL),
+                use_cache=False,
+                output_attentions=True,
+                return_dict=True,
+            ).attentions
+        finally:
+            self.model.set_attn_implementation(before)
+        return attentions[-1][:, :, -1].float().mean(1)
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """(…, D) → logits (…, V)."""

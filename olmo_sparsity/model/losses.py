@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from olmo_sparsity.config import IGNORED
 
@@ -32,8 +32,13 @@ class LanguageModel(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
-    def hidden(self, tokens_BL: Tensor, positions_BL: Tensor) -> Tensor: ...
+    def hidden(
+        self, tokens_BL: Tensor, positions_BL: Tensor, attention_bias: Tensor | None = None
+    ) -> Tensor: ...
     def unembed(self, hidden: Tensor) -> Tensor: ...
+    def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor) -> Tensor: ...
+    @property
+    def embedding(self) -> nn.Embedding: ...
 
 
 class TrainableModel(LanguageModel, Protocol):
@@ -115,28 +120,29 @@ class _ChunkedLoss(torch.autograd.Function):
             for start in range(0, len(labels_N), chunk):
                 rows = slice(start, start + chunk)
                 h_CD, labels_C = hidden_ND[rows], labels_N[rows]
-                used_C = labels_C != IGNORED
+                unused_C = labels_C == IGNORED
                 labels_C1 = labels_C.clamp(min=0)[:, None]
                 logits_CV = F.linear(h_CD, cast_VD, cast_V).float()
                 if logit_scale != 1.0:
                     logits_CV *= logit_scale
-                log_sum_C1 = logits_CV.logsumexp(-1, keepdim=True)
-                nll_C = (log_sum_C1 - logits_CV.gather(1, labels_C1))[:, 0]
-                loss += (nll_C * used_C).sum() * weight
-                # d loss / d logits = weight · (softmax − one-hot), in the logits' own memory.
-                grad_CV = logits_CV.sub_(log_sum_C1).exp_()
-                grad_CV.scatter_add_(
-                    1, labels_C1, torch.full_like(labels_C1, -1.0, dtype=torch.float)
-                )
-                grad_CV *= used_C[:, None] * (weight * logit_scale)
+                # d loss / d logits = weight · (softmax − one-hot). The fused softmax is one pass; its
+                # largest entry is at least 1 / V, so the log of the sum comes from it safely.
+                grad_CV = logits_CV.softmax(-1)
+                log_sum_C = logits_CV.amax(-1) - grad_CV.amax(-1).log()
+                nll_C = log_sum_C - logits_CV.gather(1, labels_C1)[:, 0]
+                loss += nll_C.masked_fill(unused_C, 0.0).sum() * weight
+                grad_CV.scatter_add_(1, labels_C1, torch.full_like(labels_C1, -1.0).float())
+                grad_CV[unused_C] = 0.0
                 cast_CV = grad_CV.to(dtype)
-                grad_hidden_ND[rows] = cast_CV @ cast_VD
+                # The weight multiplies the small products instead of the large gradient.
+                scale = weight * logit_scale
+                grad_hidden_ND[rows] = (cast_CV @ cast_VD) * scale
                 if dtype == grad_weight_VD.dtype:
-                    grad_weight_VD.addmm_(cast_CV.T, h_CD)
+                    grad_weight_VD.addmm_(cast_CV.T, h_CD, alpha=scale)
                 else:
-                    grad_weight_VD += cast_CV.T @ h_CD
+                    grad_weight_VD.add_(cast_CV.T @ h_CD, alpha=scale)
                 if grad_bias_V is not None:
-                    grad_bias_V += grad_CV.sum(0)
+                    grad_bias_V.add_(grad_CV.sum(0), alpha=scale)
         ctx.save_for_backward(grad_hidden_ND, grad_weight_VD, grad_bias_V)
         return loss
 

@@ -21,7 +21,6 @@ import torch.nn.functional as F
 from olmo.config import ActivationCheckpointingStrategy
 from olmo.model import BufferCache, OLMo, OLMoSequentialBlock, RotaryEmbedding
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.config import ModelConfig
@@ -51,18 +50,33 @@ class PositionedRotary(RotaryEmbedding):
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Upstream's rotation of the first R of a head's coordinates; the rest pass as they are."""
-    width = cos.shape[-1]
-    turned, kept = x[..., :width], x[..., width:]
-    first, second = turned.chunk(2, dim=-1)
-    # Type promotion computes this in fp32 where the tables are fp32 (rope_full_precision).
-    turned = torch.cat(
-        (
-            first * cos[..., : width // 2] - second * sin[..., : width // 2],
-            second * cos[..., width // 2 :] + first * sin[..., width // 2 :],
-        ),
-        dim=-1,
-    ).to(x.dtype)
-    return torch.cat((turned, kept), dim=-1) if kept.shape[-1] else turned
+    return _Rotation.apply(x, cos, sin)  # type: ignore[no-any-return]
+
+
+class _Rotation(torch.autograd.Function):
+    """Pairs (i, i + R/2) turned by their angle. The gradient is the same turned back: nothing but
+    the tables is kept, and both directions write each number once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin, 1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return _turn(grads[0], *ctx.saved_tensors, -1), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
+    width, half = cos.shape[-1], cos.shape[-1] // 2
+    cos, sin = cos[..., :half], sin[..., :half]  # the two halves of a table are equal
+    wide = x.to(cos.dtype)
+    out = torch.empty_like(wide)
+    first, second = wide[..., :half], wide[..., half:width]
+    torch.mul(first, cos, out=out[..., :half]).addcmul_(second, sin, value=-direction)
+    torch.mul(second, cos, out=out[..., half:width]).addcmul_(first, sin, value=direction)
+    out[..., width:] = wide[..., width:]
+    return out.to(x.dtype)
 
 
 class PositionedBlock(OLMoSequentialBlock):
@@ -95,16 +109,25 @@ def attend(
 ) -> Tensor:
     """The one place that chooses an attention kernel.
 
-    On CPU the fused kernel's backward costs more than the plain one's below about 256 places
-    (1.27 times the whole training step at 128); forward only, the fused one is always ahead.
+    On CPU the fused kernel's backward costs more than that of plain matmuls below about 192 places
+    (a third of the whole training step at 128); forward only, the fused one is always ahead.
     """
-    short = q.device.type == "cpu" and q.shape[-2] <= 192 and torch.is_grad_enabled()
-    if short:
-        with sdpa_kernel(SDPBackend.MATH):
-            return F.scaled_dot_product_attention(
-                q, k, v, bias, dropout_p, is_causal, enable_gqa=grouped
-            )
+    if q.device.type == "cpu" and q.shape[-2] <= 192 and torch.is_grad_enabled() and not grouped:
+        return _attend_by_matmul(q, k, v, bias if bias is not None else _future(q, k), dropout_p)
     return F.scaled_dot_product_attention(q, k, v, bias, dropout_p, is_causal, enable_gqa=grouped)
+
+
+def _attend_by_matmul(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout_p: float) -> Tensor:
+    bias = bias.expand(*q.shape[:3], k.shape[2]).flatten(0, 1)
+    scores = torch.baddbmm(
+        bias, q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), alpha=q.shape[-1] ** -0.5
+    )
+    weights = F.dropout(scores.softmax(-1), dropout_p)
+    return torch.bmm(weights, v.flatten(0, 1)).view_as(q)
+
+
+def _future(q: Tensor, k: Tensor) -> Tensor:
+    return causal_bias(k.shape[2], q.device)[:, :, -q.shape[2] :].to(q.dtype)
 
 
 class PositionedOLMo(OLMo):
@@ -140,6 +163,10 @@ class PositionedOLMo(OLMo):
         return self.config.embedding_size or self.config.vocab_size
 
     @property
+    def embedding(self) -> nn.Embedding:
+        return self.transformer.wte
+
+    @property
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
         """weight_VD and bias_V of the last linear map."""
         last = self.transformer.wte if self.config.weight_tying else self.transformer.ff_out
@@ -173,6 +200,31 @@ class PositionedOLMo(OLMo):
             else:
                 x = _run_block(block, x, tables, attention_bias)
         return self.transformer.ln_f(x)
+
+    def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor) -> Tensor:
+        """weights_BL: attention from the last place, mean over the heads of the last layer."""
+        seen: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        block = self.blocks[-1]
+        really = block._scaled_dot_product_attention
+
+        def look(
+            q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **rest: Any
+        ) -> Any:
+            seen.append((q[:, :, -1], k, attn_mask))
+            return really(q, k, v, attn_mask, **rest)
+
+        block._scaled_dot_product_attention = look  # type: ignore[method-assign]
+        try:
+            self.hidden(tokens_BL, positions_BL)
+        finally:
+            del block._scaled_dot_product_attention  # type: ignore[method-assign]
+        q_BHK, k_BHLK, bias = seen[0]
+        k_BHLK = k_BHLK.repeat_interleave(q_BHK.shape[1] // k_BHLK.shape[1], dim=1)
+        scores_BHL = torch.einsum("bhk,bhlk->bhl", q_BHK.float(), k_BHLK.float())
+        scores_BHL = scores_BHL * q_BHK.shape[-1] ** -0.5
+        if bias is not None:
+            scores_BHL = scores_BHL + bias[:, :, -1]
+        return scores_BHL.softmax(-1).mean(1)
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """(…, D) → logits (…, V)."""

@@ -100,7 +100,6 @@ def steps_between(
         "stated: η η L L̄² δ": etas * L * L_bar**2 * mean_risk,
         "minimax: η η L̄² δ": etas * L_bar**2 * worst_risk,
         "chunks: η η (L̄/L_local)² δ": etas * (L_bar / L_local) ** 2 * worst_risk,
-        "largest chunks: η η (4L̄/L)² δ": etas * (4 * L_bar / L) ** 2 * worst_risk,
         "Remark C.1: (L̄/L)² δ": improved_rate(L, L_bar) * worst_risk,
     }
 

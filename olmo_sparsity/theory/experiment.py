@@ -11,7 +11,7 @@ import platform
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -42,6 +42,7 @@ from olmo_sparsity.theory.results import Row, write_results
 from olmo_sparsity.theory.risks import Risk, can_transfer, sampled_risk, transfer_risk
 from olmo_sparsity.theory.settings import CaseConfig, TheoryConfig, load_theory_config
 from olmo_sparsity.theory.sparse_attention import KeyShape, SparseAttention, build_layout
+from olmo_sparsity.theory.worst_case import search_worst_cases
 
 
 @dataclass(frozen=True)
@@ -80,20 +81,27 @@ _DRIFT_RARE = 0.05
 
 def run(config_path: str, overrides: list[str]) -> None:
     config = load_theory_config(config_path, overrides)
-    started = time.perf_counter()
+    started, cpu_started = time.perf_counter(), time.process_time()
     rows: list[Row] = []
     # All of it is built once before anything is trained, so that what cannot run stops at once.
     plans = [_plan(config, case) for case in config.cases]
+    for case in config.bridge.cases:
+        build_planted(config, case)
     num_steps = config.learning.num_steps
     with Progress("theory", total=len(plans) * num_steps, unit="steps") as progress:
         for index, plan in enumerate(plans):
             rows += _run_case(config, plan, progress, index * num_steps)
-    if config.bridge.cases:
+    if config.worst_case.seeds:
+        rows += search_worst_cases(config.worst_case, config.test_multiples, config.bound_constant)
+    if config.bridge.cases:  # imported here: OLMo takes seconds to load
         from olmo_sparsity.theory.bridge import run_bridge
 
         rows += run_bridge(config)
     seconds = time.perf_counter() - started
-    write_results(config.output, rows, _meta(config, config_path, overrides, seconds))
+    cpu_seconds = time.process_time() - cpu_started
+    meta = _meta(config, config_path, overrides)
+    meta |= {"seconds": round(seconds, 1), "cpu_seconds": round(cpu_seconds, 1)}
+    write_results(config.output, rows, meta)
     (Path(config.output) / "config.yaml").write_text(
         OmegaConf.to_yaml(OmegaConf.structured(config))
     )
@@ -116,6 +124,7 @@ class _Plan:
     """The law of the planted places, counted in position IDs."""
 
     uniform_placement: bool
+    etas: dict[int, float] = field(default_factory=dict)
 
 
 def build_planted(config: TheoryConfig, case: CaseConfig) -> Planted:
@@ -265,17 +274,13 @@ def _bounds(
 
 def _eta(plan: _Plan, length: int) -> float:
     per_id = plan.case.num_places if plan.planted.coupled else 1
-    key = (length, plan.local_span)
-    cache = plan.regular_law.cache.setdefault("eta", {})
-    if key not in cache:
+    if length not in plan.etas:
         local_ids = max(1, plan.local_span // per_id)
-        cache[key] = regularity(plan.regular_law, length // per_id, local_ids)
-    return cache[key]
+        plan.etas[length] = regularity(plan.regular_law, length // per_id, local_ids)
+    return plan.etas[length]
 
 
-def _meta(
-    config: TheoryConfig, config_path: str, overrides: list[str], seconds: float
-) -> dict[str, Any]:
+def _meta(config: TheoryConfig, config_path: str, overrides: list[str]) -> dict[str, Any]:
     return {
         "command": " ".join(["olmo-sparsity", "theory", config_path, *overrides]),
         "seeds": config.seeds,
@@ -284,7 +289,6 @@ def _meta(
         "local_span": config.local_span,
         "bound_constant": config.bound_constant,
         "config": json.loads(json.dumps(OmegaConf.to_container(OmegaConf.structured(config)))),
-        "seconds": round(seconds, 1),
         "versions": {
             "olmo_sparsity": __version__,
             "python": sys.version.split()[0],

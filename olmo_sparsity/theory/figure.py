@@ -1,13 +1,16 @@
 """The theory figure: results → matplotlib. Never imports torch.
 
-Top row, one panel per k: (a) local, (b) non-local, (c) coupled, measured risk against both bounds.
-Bottom row: (d) mixture against minimax, what part of locality matters, order at k = 1, the bridge.
+First row: (a) local, (b) non-local, (c) coupled against both bounds, a panel per k; how fast risk
+grows. Second: (d) mixture against minimax, what part of locality matters, order at k = 1. Third:
+the transformer of the bridge. Panels without data are left out.
 """
 
 from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 
-from olmo_sparsity.theory.results import Summary, read_results, summarise, write_summary
+from olmo_sparsity.theory.results import (
+    Summary,
+    markdown_tables,
+    read_results,
+    summarise,
+    write_summary,
+)
 
 # Okabe and Ito's palette: told apart by colour-blind readers; markers differ as well.
 _STYLES = {
@@ -31,55 +40,69 @@ _STYLES = {
     "drifting": ("#000000", "X", "lengths that disagree"),
     "order": ("#0072B2", "o", "order of a pair"),
 }
+_ENDS = (".svg", ".png", ".csv", ".md", ".meta.json")
 _FLOOR = 1e-4  # lowest risk drawn: a risk of 0 has no place on a logarithmic axis
 
 
 def draw(folder: str | Path, prefix: str | Path) -> list[Path]:
-    """Write PREFIX.svg, .png, .csv and .meta.json from a results folder."""
+    """Write PREFIX.svg, .png, .csv, .md and .meta.json from a results folder."""
     rows, meta = read_results(folder)
     summaries = summarise(rows)
     figure = _figure(summaries, meta)
     prefix = Path(prefix)
     prefix.parent.mkdir(parents=True, exist_ok=True)
-    paths = [prefix.with_name(prefix.name + end) for end in (".svg", ".png", ".csv", ".meta.json")]
+    paths = [prefix.with_name(prefix.name + end) for end in _ENDS]
     with warnings.catch_warnings():  # fonts that lack a combining macron still draw the letter
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
         # Without a date and with a fixed salt, equal results give equal bytes.
         with matplotlib.rc_context({"svg.hashsalt": "theory"}):
             figure.savefig(paths[0], metadata={"Date": None})
-        figure.savefig(paths[1], dpi=130)
+        figure.savefig(paths[1], dpi=100)
     plt.close(figure)
     write_summary(paths[2], rows)
-    paths[3].write_text(json.dumps(meta, indent=2, ensure_ascii=False) + "\n")
+    paths[3].write_text(markdown_tables(summaries, meta))
+    paths[4].write_text(json.dumps(meta, indent=2, ensure_ascii=False) + "\n")
     return paths
 
 
 def _figure(summaries: list[Summary], meta: dict[str, Any]) -> plt.Figure:
     L = meta["train_length"]
-    sparsities = sorted({s.num_places for s in summaries if s.setting == "local"}) or [1]
-    bridge = [s for s in summaries if s.model != "attention"]
-    bottom = [_draw_objectives, _draw_locality, _draw_order]
-    columns = max(len(sparsities), len(bottom))
-    figure, axes = plt.subplots(
-        3 if bridge else 2, columns, figsize=(4.4 * columns, 11.2 if bridge else 7.8), squeeze=False
-    )
     attention = [s for s in summaries if s.model == "attention"]
-    for axis, k in zip(axes[0], sparsities, strict=False):
-        _draw_sparsity(axis, [s for s in attention if s.num_places == k], L)
-        axis.set_title(f"k = {k}")
-    for axis, draw_panel in zip(axes[1], bottom, strict=False):
-        draw_panel(axis, attention, L)
-    if bridge:
-        for axis, k in zip(axes[2], sorted({s.num_places for s in bridge}), strict=False):
-            _draw_bridge(axis, [s for s in summaries if s.num_places == k], L)
-            axis.set_title(f"a transformer on the same data, k = {k}")
+    bridge = [s for s in summaries if s.model in ("rope", "pose")]
+    main = [s for s in attention if s.setting in ("local", "nonlocal", "coupled")]
+    rows: list[list[tuple[str, Callable[[Axes], None]]]] = [[], [], []]
+    for k in sorted({s.num_places for s in main}):
+        panel = partial(_draw_sparsity, summaries=[s for s in main if s.num_places == k], L=L)
+        rows[0].append((f"k = {k}", panel))
+    if any(s.model == "worst_case" for s in summaries):
+        rows[0].append(
+            ("how fast risk grows", partial(_draw_growth, summaries=summaries, meta=meta))
+        )
+    if any(s.objective == "minimax" for s in attention):
+        panel = partial(_draw_objectives, summaries=attention, L=L)
+        rows[1].append(("(d) mixture against minimax (dashed)", panel))
+    if any(s.setting == "local_wide_keys" for s in attention):
+        panel = partial(_draw_locality, summaries=attention, L=L)
+        rows[1].append(("which part of locality matters, k = 2", panel))
+    if any(s.setting == "order" for s in attention):
+        panel = partial(_draw_order, summaries=attention, L=L)
+        rows[1].append(("label = order of an adjacent pair", panel))
+    for k in sorted({s.num_places for s in bridge}):
+        panel = partial(_draw_bridge, summaries=[s for s in summaries if s.num_places == k], L=L)
+        rows[2].append((f"a transformer, k = {k}", panel))
+    rows = [row for row in rows if row]
+    columns = max(len(row) for row in rows)
+    figure, axes = plt.subplots(
+        len(rows), columns, figsize=(4.3 * columns, 4.1 * len(rows)), squeeze=False
+    )
     for axis in axes.flat:
-        if not axis.has_data():
-            axis.set_axis_off()
-            continue
-        axis.set_xlabel("length of the string")
-        axis.set_ylabel("risk  1 − h(X)$_Y$")
-        axis.legend(fontsize=6.5, loc="best", framealpha=0.8)
+        axis.set_axis_off()
+    for row, line in zip(rows, axes, strict=True):
+        for (title, draw_panel), axis in zip(row, line, strict=False):
+            axis.set_axis_on()
+            draw_panel(axis)
+            axis.set_title(title, fontsize=11)
+            axis.legend(fontsize=6.5, loc="upper left", framealpha=0.85, handlelength=3)
     seeds = max(s.num_seeds for s in summaries)
     figure.suptitle(
         f"Trained on lengths {L // 2} … {L} (shaded). Means and 95% intervals over {seeds} seeds; "
@@ -90,9 +113,13 @@ def _figure(summaries: list[Summary], meta: dict[str, Any]) -> plt.Figure:
     return figure
 
 
-def _axis(axis: Axes, L: int) -> None:
+def _axis(axis: Axes, L: int, bottom: float, top: float) -> None:
+    """`top` leaves room for the legend."""
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
+    axis.set_ylim(bottom, top)
+    axis.set_xlabel("length of the string")
+    axis.set_ylabel("risk  1 − h(X)$_Y$")
     axis.axvspan(L / 2, L, color="0.93", zorder=0)
     axis.axhline(1, color="0.3", linewidth=0.8)
     axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
@@ -137,18 +164,47 @@ def _bound_lines(axis: Axes, line: list[Summary], color: str, label: str) -> Non
 
 
 def _draw_sparsity(axis: Axes, summaries: list[Summary], L: int) -> None:
-    _axis(axis, L)
+    _axis(axis, L, bottom=_FLOOR, top=1e11)
     for setting in ("local", "nonlocal", "coupled"):
         line = _pick(summaries, setting=setting, objective="mixture")
         color, marker, label = _STYLES[setting]
         _line(axis, line, color, marker, label)
-        if setting != "nonlocal":  # there both bounds refuse
-            _bound_lines(axis, line, color, "" if setting == "local" else " (coupled)")
+        if setting != "nonlocal":  # there both bounds refuse (but at k = 1, where it equals local)
+            _bound_lines(axis, line, color, f" {label[:3]}")
+
+
+def _draw_growth(axis: Axes, summaries: list[Summary], meta: dict[str, Any]) -> None:
+    """Risk at L̄ over the worst training risk: the bound says at most (L̄/L)² times a constant."""
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log", base=2)
+    axis.set_xlabel("L̄ / L")
+    axis.set_ylabel("risk at L̄ / worst training risk")
+    multiples = meta["test_multiples"]
+    axis.plot(multiples, [m**2 for m in multiples], "k--", linewidth=1, label="(L̄/L)², the bound")
+    axis.plot(multiples, multiples, "k:", linewidth=1, label="L̄/L")
+    worst = [s for s in summaries if s.model == "worst_case"]
+    _growth(
+        axis, worst, meta["config"]["worst_case"]["train_length"], "#D55E00", "*", "worst found"
+    )
+    for k, color, marker in ((1, "#009E73", "^"), (2, "#0072B2", "o"), (3, "#CC79A7", "s")):
+        learned = _pick(
+            summaries, model="attention", setting="local", objective="mixture", num_places=k
+        )
+        _growth(axis, learned, meta["train_length"], color, marker, f"learned, k = {k}")
+
+
+def _growth(
+    axis: Axes, summaries: list[Summary], L: int, color: str, marker: str, label: str
+) -> None:
+    line = [s for s in summaries if s.length >= L]
+    axis.plot(
+        [s.length / L for s in line], [s.risk / s.delta_worst for s in line],
+        color=color, marker=marker, markersize=4, linewidth=1.3, label=label,
+    )  # fmt: skip
 
 
 def _draw_objectives(axis: Axes, summaries: list[Summary], L: int) -> None:
-    _axis(axis, L)
-    axis.set_title("(d) mixture (filled line) against minimax (dashed)")
+    _axis(axis, L, bottom=1e-3, top=30)
     for k, color, marker in ((1, "#009E73", "^"), (2, "#0072B2", "o"), (3, "#D55E00", "s")):
         for objective, style in (("mixture", "-"), ("minimax", "--")):
             line = _pick(summaries, setting="local", num_places=k, objective=objective)
@@ -160,8 +216,7 @@ def _draw_objectives(axis: Axes, summaries: list[Summary], L: int) -> None:
 
 
 def _draw_locality(axis: Axes, summaries: list[Summary], L: int) -> None:
-    _axis(axis, L)
-    axis.set_title("which part of locality matters, k = 2")
+    _axis(axis, L, bottom=5e-3, top=10)
     names = ("local", "local_wide_keys", "nonlocal", "nonlocal_wide_keys", "nonlocal_token_keys")
     for setting in names:
         line = _pick(summaries, setting=setting, num_places=2, objective="mixture")
@@ -169,8 +224,7 @@ def _draw_locality(axis: Axes, summaries: list[Summary], L: int) -> None:
 
 
 def _draw_order(axis: Axes, summaries: list[Summary], L: int) -> None:
-    _axis(axis, L)
-    axis.set_title("label = order of an adjacent pair")
+    _axis(axis, L, bottom=1e-3, top=5)
     axis.axhline(0.5, color="0.5", linewidth=0.8, linestyle=":")
     for k, color, marker in ((1, "#D55E00", "s"), (2, "#0072B2", "o")):
         line = _pick(summaries, setting="order", attention_places=k)
@@ -178,14 +232,14 @@ def _draw_order(axis: Axes, summaries: list[Summary], L: int) -> None:
 
 
 def _draw_bridge(axis: Axes, summaries: list[Summary], L: int) -> None:
-    _axis(axis, L)
+    _axis(axis, L, bottom=_FLOOR, top=100)
     for setting in ("local", "nonlocal", "coupled"):
         color, marker, label = _STYLES[setting]
-        for model, style in (("rope", ":"), ("pose", "-")):
+        for model, style, name in (("pose", "-", "RoPE + PoSE"), ("rope", ":", "RoPE")):
             line = _pick(summaries, setting=setting, model=model)
-            _line(axis, line, color, marker, f"{label}, {model}", style)
+            _line(axis, line, color, marker, f"{label}, {name}", style)
         ideal = _pick(summaries, setting=setting, model="attention", objective="mixture")
-        if ideal:
+        if ideal:  # the class of Definition 3.3, thin and without marks
             axis.plot(
                 [s.length for s in ideal], [max(s.risk, _FLOOR) for s in ideal],
                 color=color, linewidth=0.8, alpha=0.5,

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from olmo_sparsity.errors import DataError
+from olmo_sparsity.theory import bounds
 
 
 @dataclass
@@ -119,6 +120,7 @@ class Summary:
     method: str
     delta_mean: float
     delta_worst: float
+    local_span: int
     eta_train: float
     eta_test: float
     bound_stated: float
@@ -156,6 +158,7 @@ def _summarise(group: list[Row]) -> Summary:
         method=first.method,
         delta_mean=mean("delta_mean"),
         delta_worst=mean("delta_worst"),
+        local_span=first.local_span,
         eta_train=first.eta_train,
         eta_test=first.eta_test,
         bound_stated=mean("bound_stated"),
@@ -184,3 +187,75 @@ def read_summary(path: str | Path) -> list[Summary]:
             )
             for line in csv.DictReader(file)
         ]
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+_NAMES = {"attention": "", "rope": "transformer, RoPE: ", "pose": "transformer, RoPE + PoSE: "}
+
+
+def markdown_tables(summaries: list[Summary], meta: dict[str, Any]) -> str:
+    """One row per case: risks at the tested lengths, growth to the longest, δ and both bounds;
+    then the fastest growth found, and the way from one bound to the other. For docs/theory.md."""
+    L = meta["train_length"]
+    lengths = [L * multiple for multiple in meta["test_multiples"]]
+    heads = ["setting", "k", "attention", "objective", *(f"risk at {n}" for n in lengths)]
+    heads += [
+        "growth",
+        "mean δ",
+        "worst δ",
+        f"stated at {lengths[-1]}",
+        f"improved at {lengths[-1]}",
+    ]
+    lines = [heads, ["---"] * len(heads)]
+    cases: dict[tuple, dict[int, Summary]] = {}
+    for summary in summaries:
+        case = tuple(getattr(summary, name) for name in CASE)
+        cases.setdefault(case, {})[summary.length] = summary
+    for at in cases.values():
+        last = at.get(lengths[-1])
+        if last is None or last.model not in _NAMES:
+            continue
+        lines.append(
+            [
+                _NAMES[last.model] + last.setting.replace("_", " "),
+                str(last.num_places),
+                f"over {last.attention_places}" if last.attention_places else "–",
+                last.objective,
+                *(_short(at[n].risk) if n in at else "–" for n in lengths),
+                f"{last.risk / last.delta_worst:.2f}",
+                _short(last.delta_mean),
+                _short(last.delta_worst),
+                _short(last.bound_stated),
+                _short(last.bound_improved),
+            ]
+        )
+    text = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    worst = [s for s in summaries if s.model == "worst_case"]
+    if worst:
+        searched = meta["config"]["worst_case"]["train_length"]
+        text += "\n| L̄/L | fastest growth found | (L̄/L)² |\n| --- | --- | --- |\n"
+        for s in worst:
+            ratio = s.length / searched
+            text += f"| {ratio:g} | {s.risk / s.delta_worst:.1f} | {ratio**2:g} |\n"
+    explained = [
+        s
+        for at in cases.values()
+        for length, s in at.items()
+        if length == lengths[-1] and s.setting == "local" and s.objective == "mixture"
+        if s.model == "attention" and s.num_places == 2
+    ]
+    for s in explained:
+        at_lengths = bounds.Lengths(L, s.length, s.local_span)
+        steps = bounds.steps_between(
+            at_lengths, s.delta_mean, s.delta_worst, s.eta_train, s.eta_test
+        )
+        text += f"\n| the bound at {s.length}, local, k = 2 | value |\n| --- | --- |\n"
+        text += "".join(f"| {name} | {_short(value)} |\n" for name, value in steps.items())
+    return text
+
+
+def _short(value: float) -> str:
+    if math.isnan(value):
+        return "refused"
+    return f"{value:.4f}" if value < 1 else f"{value:.3g}"

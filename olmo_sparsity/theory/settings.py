@@ -68,7 +68,7 @@ class BridgeConfig:
     num_layers: int = 2
     num_heads: int = 4
     rotary_fraction: float = 0.5
-    """Share of each head that RoPE rotates. 1.0 is OLMo's; less helped every synthetic task here."""
+    """Share of each head that RoPE rotates. 1.0 is OLMo's; less helped every synthetic task."""
 
     num_chunks: int = 4
     """Of PoSE."""
@@ -78,8 +78,23 @@ class BridgeConfig:
 
     seeds: list[int] = field(default_factory=lambda: [0])
     schemes: list[str] = field(default_factory=lambda: ["rope", "pose"])
+    """rope: position IDs as they are; pose: spread in training up to those of the longest test."""
+
     cases: list[CaseConfig] = field(default_factory=list)
     """Empty: no bridge."""
+
+
+@dataclass
+class WorstCaseConfig:
+    """The search for the hypothesis whose risk grows fastest (worst_case.py): pairs within L/4."""
+
+    seeds: list[int] = field(default_factory=list)
+    """Of the starting points. Empty: no search."""
+
+    train_length: int = 8
+    marker_rate: float = 0.0
+    num_steps: int = 40
+    learning_rate: float = 0.25
 
 
 @dataclass
@@ -111,6 +126,7 @@ class TheoryConfig:
 
     learning: LearningConfig = field(default_factory=LearningConfig)
     cases: list[CaseConfig] = field(default_factory=list)
+    worst_case: WorstCaseConfig = field(default_factory=WorstCaseConfig)
     bridge: BridgeConfig = field(default_factory=BridgeConfig)
 
 
@@ -175,6 +191,18 @@ def _check(config: TheoryConfig, origin: str) -> None:
         for name in names:
             value = getattr(section, name)
             require(value >= 1, f"{name}={value} must be at least 1")
+    schemes = config.bridge.schemes
+    require(
+        bool(schemes) and set(schemes) <= {"rope", "pose"},
+        f"bridge.schemes={schemes} must be among rope, pose",
+    )
+    worst = config.worst_case
+    require(
+        worst.train_length >= 8,
+        f"worst_case.train_length={worst.train_length} must be at least 8: pairs need "
+        "L_local = L/4 of at least 2",
+    )
+    require(worst.num_steps >= 1, f"worst_case.num_steps={worst.num_steps} must be at least 1")
     require(bool(config.cases), "cases is empty; list at least one {setting, num_places}")
     require(bool(config.seeds), "seeds is empty; an interval needs at least two")
     require(

@@ -13,7 +13,7 @@ import torch
 
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.data.batches import heldout_batches
-from olmo_sparsity.data.tokens import TokenShards
+from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.model.losses import token_losses
 from olmo_sparsity.training.engine import Engine
 

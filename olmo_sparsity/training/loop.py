@@ -23,10 +23,10 @@ from torch import nn
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import config_text, save_config
 from olmo_sparsity.data.batches import TrainingBatches
-from olmo_sparsity.data.tokens import TokenShards, open_shards
+from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.model.exchange import import_weights
 from olmo_sparsity.model.checkpoint_files import fill, load_weights, save_weights
+from olmo_sparsity.model.exchange import import_weights
 from olmo_sparsity.model.load import build_model
 from olmo_sparsity.progress import Progress
 from olmo_sparsity.training import checkpoint

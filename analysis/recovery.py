@@ -1,0 +1,146 @@
+"""What k chosen far tokens give back of the gap, beside what tokens of another text give back.
+
+Place in the flow: ranked far tokens → **L_k** → recovery with intervals.
+
+    R_k = Σ_t (L_short − L_k) / Σ_t (L_short − L_long)        a ratio of sums, never a mean of ratios
+    E_k = R_k − R_k(foreign)                                  the headline
+
+Intervals are 95% percentile bootstraps over documents; own and foreign are resampled together.
+
+Dimension key: T targets, K numbers of far tokens, D documents, R bootstrap resamples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from analysis.context_losses import NOTHING
+from analysis.influence import Choice
+from analysis.scoring import Scorer, long_row
+from analysis.windows import Block
+
+NUM_RESAMPLES = 2000
+
+
+@dataclass(frozen=True)
+class SetLosses:
+    loss_TK: np.ndarray
+    kl_TK: np.ndarray | None
+    """KL(p_long ‖ p_set), only where it was asked for."""
+
+    kl_short_T: np.ndarray | None
+    """KL(p_long ‖ p_short)."""
+
+
+def set_losses(
+    scorer: Scorer,
+    block: Block,
+    own: Block,
+    targets: np.ndarray,
+    choice: Choice,
+    ks: tuple[int, ...],
+    with_kl: bool,
+) -> SetLosses:
+    """L_set(t; F_k(t)) of each target's k best, far tokens taken from `block`."""
+    rows = [
+        scorer.set_row(block, choice.far_TK[row, :k], int(target))
+        for row, target in enumerate(targets)
+        for k in ks
+    ]
+    shape = (len(targets), len(ks))
+    loss_TK = np.array(scorer.losses(rows)).reshape(shape)
+    if not with_kl:
+        return SetLosses(loss_TK, None, None)
+    log_p_WV = scorer.log_probabilities(long_row(own))
+    short = [scorer.set_row(own, NOTHING, int(target)) for target in targets]
+    log_p = [log_p_WV[[int(target)]] for target in targets for _ in ks]
+    kl_TK = np.array(scorer.divergences(rows, log_p)).reshape(shape)
+    kl_short = scorer.divergences(short, log_p[:: len(ks)])
+    return SetLosses(loss_TK, kl_TK, np.array(kl_short)[:, 0])
+
+
+# --- statistics -----------------------------------------------------------------------------------
+
+KEYS = ["document", "target"]
+
+
+def summarize(losses: pd.DataFrame, recovery: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+    """The summary table (without costs): one row a target set, selector, control and k."""
+    gaps = losses.assign(gap=losses.loss_short - losses.loss_long)[[*KEYS, "loss_short", "gap"]]
+    rows = recovery.merge(gaps, on=KEYS, validate="many_to_one")
+    rows["regained"] = rows.loss_short - rows.loss_set
+    # A target's draws are averaged first: they are repeats of one measurement.
+    by = ["target_set", "selector", "control", "k", *KEYS]
+    values = ["regained", "gap", "kl_set", "kl_short"]
+    means = rows.groupby(by, as_index=False)[values].mean()
+    # Nothing is to be recovered where the gap is zero: its targets are measured in the mean gap of
+    # those chosen by gap, as if there were one.
+    by_gap = means[means.target_set == "gap"].gap.mean()
+    means.loc[means.target_set == "zero_gap", "gap"] = by_gap
+    found = []
+    for (target_set, selector), part in means.groupby(["target_set", "selector"]):
+        for k, at_k in part.groupby("k"):
+            own = at_k[at_k.control == "own"].set_index(KEYS)
+            foreign = at_k[at_k.control == "foreign"].set_index(KEYS)
+            found += list(_rows_of(own, foreign.reindex(own.index), seed))
+            for row in found[-2:]:
+                row |= {"target_set": target_set, "selector": selector, "k": int(k)}
+    return pd.DataFrame(found, columns=SUMMARY_COLUMNS)
+
+
+SUMMARY_COLUMNS = [
+    "target_set", "selector", "control", "k", "recovery", "low", "high",
+    "excess", "excess_low", "excess_high", "kl_removed", "num_targets", "num_documents",
+]  # fmt: skip
+
+
+def _rows_of(own: pd.DataFrame, foreign: pd.DataFrame, seed: int) -> Iterator[dict]:
+    documents = own.index.get_level_values("document").to_numpy()
+    sums = pd.DataFrame(
+        {
+            "own": own.regained.to_numpy(),
+            "foreign": foreign.regained.to_numpy(),
+            "gap": own.gap.to_numpy(),
+        }
+    )
+    sums_D3 = sums.groupby(documents).sum(min_count=1).to_numpy()
+    weights_RD = resample_weights(len(sums_D3), seed)
+    totals_R3 = weights_RD @ sums_D3
+    own_R, foreign_R = totals_R3[:, 0] / totals_R3[:, 2], totals_R3[:, 1] / totals_R3[:, 2]
+    whole = sums_D3.sum(0)
+    counts = {"num_targets": len(own), "num_documents": len(sums_D3)}
+    excess = interval(own_R - foreign_R, (whole[0] - whole[1]) / whole[2])
+    for control, column, resampled, table in (
+        ("own", 0, own_R, own),
+        ("foreign", 1, foreign_R, foreign),
+    ):
+        value, low, high = interval(resampled, whole[column] / whole[2])
+        nothing = float("nan")
+        yield counts | {
+            "control": control,
+            "recovery": value,
+            "low": low,
+            "high": high,
+            "excess": excess[0] if control == "own" else nothing,
+            "excess_low": excess[1] if control == "own" else nothing,
+            "excess_high": excess[2] if control == "own" else nothing,
+            "kl_removed": float(
+                1 - table.kl_set.sum(min_count=1) / table.kl_short.sum(min_count=1)
+            ),
+        }
+
+
+def resample_weights(num_documents: int, seed: int) -> np.ndarray:
+    """weights_RD: how often each document is drawn in each resample."""
+    generator = np.random.default_rng(seed)
+    share = np.full(num_documents, 1 / num_documents)
+    return generator.multinomial(num_documents, share, size=NUM_RESAMPLES).astype(float)
+
+
+def interval(resampled_R: np.ndarray, value: float) -> tuple[float, float, float]:
+    low, high = np.percentile(resampled_R, [2.5, 97.5])
+    return float(value), float(low), float(high)

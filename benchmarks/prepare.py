@@ -1,0 +1,224 @@
+"""How close `prepare` comes to its floor, the bare tokenizer.
+
+    python benchmarks/prepare.py
+
+Claims, checked on the same text and cores within one run:
+  - tokens/s of `prepare` (decompress, parse, split, tokenize, write, hash) is at least 0.9 of bare
+    `tokenizers.encode_batch` on texts that already lie in memory;
+  - it is faster than `datasets.map` with the same tokenizer, in either of its two parallel ways
+    (a process per core, or the tokenizer's own threads), which does not even have to read JSON;
+  - its peak memory (RSS) on the whole corpus stays below 1.5 GB.
+
+The text is the embedded corpus, shuffled anew for every pass, as C4-format .json.gz files. On each
+of the first of them all contestants run one after the other, another one first every time, so that
+a machine that slows down slows all of them. Each runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import os
+import platform
+import random
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+PART_MEGABYTES = 50
+BATCH_CHARACTERS = 2**21  # As in prepare: what differs is the work around the tokenizer.
+
+
+def measure_bare(part: str, tokenizer_name: str, scratch: str) -> Callable[[], object]:
+    from olmo_sparsity.config import CorpusConfig
+    from olmo_sparsity.data.corpus import read_documents
+    from olmo_sparsity.data.tokens import load_tokenizer
+
+    tokenizer = load_tokenizer(tokenizer_name)
+    batches: list[list[str]] = [[]]
+    num_characters = 0
+    for document in read_documents(CorpusConfig("c4_files", path=part)):
+        if num_characters > BATCH_CHARACTERS:
+            batches.append([])
+            num_characters = 0
+        batches[-1].append(document.text)
+        num_characters += len(document.text)
+
+    def work() -> None:
+        for batch in batches:
+            tokenizer.encode_batch(batch, add_special_tokens=False)
+
+    return work
+
+
+def measure_prepare(part: str, tokenizer_name: str, scratch: str) -> Callable[[], object]:
+    from olmo_sparsity.config import CorpusConfig, DataConfig, TokenizerConfig
+    from olmo_sparsity.data.tokens import SPLITS, prepare
+
+    data = DataConfig(
+        folder=f"{scratch}/prepared",
+        corpus=CorpusConfig("c4_files", path=part),
+        tokenizer=TokenizerConfig(name=tokenizer_name),
+    )
+
+    def work() -> int:
+        manifest = prepare(data)
+        return sum(manifest.num_tokens(split) for split in SPLITS)
+
+    return work
+
+
+def measure_map(num_proc: int | None) -> Callable[[str, str, str], Callable[[], object]]:
+    def measure(part: str, tokenizer_name: str, scratch: str) -> Callable[[], object]:
+        import datasets
+
+        from olmo_sparsity.data.tokens import load_tokenizer
+
+        if num_proc:
+            os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        datasets.disable_progress_bars()
+        tokenizer = load_tokenizer(tokenizer_name)
+        rows = datasets.load_dataset(
+            "json", data_files=part, split="train", cache_dir=f"{scratch}/cache"
+        )
+
+        def encode(batch: dict) -> dict:
+            encodings = tokenizer.encode_batch(batch["text"], add_special_tokens=False)
+            return {"ids": [encoding.ids for encoding in encodings]}
+
+        def work() -> None:
+            rows.map(encode, batched=True, num_proc=num_proc, remove_columns=rows.column_names)
+
+        return work
+
+    return measure
+
+
+CORES = len(os.sched_getaffinity(0))
+CONTESTANTS = {
+    "encode_batch": measure_bare,
+    "prepare": measure_prepare,
+    "map, processes": measure_map(CORES),
+    "map, threads": measure_map(None),
+}
+
+
+def run_contestant(name: str, part: str, tokenizer_name: str) -> None:
+    """In the child: set up, then the work alone between two clocks."""
+    with tempfile.TemporaryDirectory() as scratch:
+        work = CONTESTANTS[name](part, tokenizer_name, scratch)
+        started, started_cpu = time.perf_counter(), cpu_seconds()
+        result = work()
+        seconds, cpu = time.perf_counter() - started, cpu_seconds() - started_cpu
+    status = Path("/proc/self/status").read_text()
+    peak_mb = int(status.split("VmHWM:")[1].split()[0]) / 1024
+    print(json.dumps({"seconds": seconds, "cpu": cpu, "peak_mb": peak_mb, "result": result}))
+
+
+def cpu_seconds() -> float:
+    own, children = (
+        resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    )
+    return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+
+
+def call_contestant(name: str, part: str, tokenizer_name: str) -> dict:
+    command = [sys.executable, __file__, "--contestant", name, "--part", part]
+    command += ["--tokenizer", tokenizer_name]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def write_corpus(folder: Path, megabytes: int) -> list[Path]:
+    from olmo_sparsity.config import CorpusConfig
+    from olmo_sparsity.data.corpus import read_documents
+
+    texts = [document.text for document in read_documents(CorpusConfig("embedded"))]
+    rng = random.Random(0)
+    paths: list[Path] = []
+    written = 0
+    while written < megabytes * 10**6:
+        paths.append(folder / f"c4-train.{len(paths):05d}.json.gz")
+        wanted = written + min(PART_MEGABYTES * 10**6, megabytes * 10**6 - written)
+        with gzip.open(paths[-1], "wb", compresslevel=3) as file:
+            while written < wanted:
+                for text in rng.sample(texts, len(texts)):
+                    row = {"text": text, "timestamp": "2019-04-25T12:57:54Z", "url": ""}
+                    file.write(json.dumps(row).encode() + b"\n")
+                    written += len(text.encode())
+    return paths
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--megabytes", type=int, default=200, help="of text in the whole corpus")
+    parser.add_argument("--contests", type=int, default=2, help=f"files of {PART_MEGABYTES} MB")
+    parser.add_argument("--tokenizer", default="allenai_dolma2.json")
+    parser.add_argument("--contestant", help=argparse.SUPPRESS)
+    parser.add_argument("--part", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.contestant:
+        run_contestant(given.contestant, given.part, given.tokenizer)
+        return
+
+    seconds, cpu = dict.fromkeys(CONTESTANTS, 0.0), dict.fromkeys(CONTESTANTS, 0.0)
+    num_tokens = 0
+    with tempfile.TemporaryDirectory() as folder:
+        parts = write_corpus(Path(folder), given.megabytes)[: given.contests]
+        names = list(CONTESTANTS)
+        for turn, part in enumerate(parts):
+            for name in names[turn % len(names) :] + names[: turn % len(names)]:
+                found = call_contestant(name, str(part), given.tokenizer)
+                seconds[name] += found["seconds"]
+                cpu[name] += found["cpu"]
+                num_tokens += found["result"] or 0
+                print(f"part {turn}: {name} {found['seconds']:.1f} s", file=sys.stderr)
+        whole = call_contestant("prepare", f"{folder}/*.json.gz", given.tokenizer)
+
+    processor = next(
+        (
+            line.split(":")[1].strip()
+            for line in Path("/proc/cpuinfo").read_text().splitlines()
+            if line.startswith("model name")
+        ),
+        platform.processor(),
+    )
+    print(
+        f"\n{date.today()} · {processor}, {CORES} cores, load {os.getloadavg()[0]:.1f} at the end"
+    )
+    packages = " ".join(f"{name} {version(name)}" for name in ("tokenizers", "datasets"))
+    print(f"Python {platform.python_version()}, {packages}, {given.tokenizer}")
+    print(f"python {' '.join(sys.argv)}")
+    print(f"{len(parts)} x {PART_MEGABYTES} MB of text, {num_tokens:,} tokens\n")
+    print("| contestant     | seconds |  tokens/s | CPU seconds | prepare is |")
+    print("|----------------|--------:|----------:|------------:|-----------:|")
+    for name in CONTESTANTS:
+        ratio = seconds[name] / seconds["prepare"]
+        rate = num_tokens / seconds[name]
+        print(
+            f"| {name:<14} | {seconds[name]:>7.1f} | {rate:>9,.0f} | {cpu[name]:>11.1f} | "
+            f"{ratio:>9.2f}x |"
+        )
+    to_bare = seconds["encode_batch"] / seconds["prepare"]
+    to_map = min(seconds["map, processes"], seconds["map, threads"]) / seconds["prepare"]
+    print(
+        f"\nwhole corpus ({given.megabytes} MB) in one run: {whole['result'] / whole['seconds']:,.0f} tokens/s, "
+        f"peak memory {whole['peak_mb']:,.0f} MB"
+    )
+    for claim, holds in (
+        (f"{to_bare:.2f} of encode_batch, at least 0.9 wanted", to_bare >= 0.9),
+        (f"{to_map:.2f} of the faster datasets.map, more than 1 wanted", to_map > 1),
+        (f"{whole['peak_mb']:,.0f} MB, below 1,500 wanted", whole["peak_mb"] < 1500),
+    ):
+        print(f"{'met   ' if holds else 'MISSED'} {claim}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""How fast can risk grow at worst? Search the class for the hypothesis that looks best on lengths
+L/2 … L and does worst at L̄, by gradient ascent through the exact risk.
+
+Place in the flow: planted.py + risks.transfer_risk_of → rows beside the learned hypotheses. What is
+found is a lower bound on the worst case: how far the paper's (L̄/L)² is from the truth lies between
+the two.
+
+Dimension key: P relative-place rows, C token codes, Y labels.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from olmo_sparsity.progress import Progress
+from olmo_sparsity.theory import bounds
+from olmo_sparsity.theory.learning import training_lengths
+from olmo_sparsity.theory.planted import (
+    Planted,
+    marker_background,
+    parity_tokens,
+    regularity,
+    shapes_within,
+    translated_shapes,
+)
+from olmo_sparsity.theory.results import Row
+from olmo_sparsity.theory.risks import transfer_risk_of
+from olmo_sparsity.theory.settings import WorstCaseConfig
+from olmo_sparsity.theory.sparse_attention import KeyShape, SparseAttention
+
+# Training risks below this are not told apart: the exact risk is exact to about 1e-7 only.
+_FLOOR = 1e-4
+# Log keys stay within this of 0, so that the integral behind the exact risk stays short.
+_LARGEST_LOG_KEY = 12.0
+
+
+def search_worst_cases(
+    config: WorstCaseConfig, test_multiples: list[int], constant: float
+) -> list[Row]:
+    k, span, longest = 2, config.train_length // 4, config.train_length
+    shapes = shapes_within(k, span)
+    law = translated_shapes(shapes, [1 / len(shapes)] * len(shapes))
+    planted = Planted(law, *parity_tokens(k), marker_background(config.marker_rate))
+    shape = KeyShape(k, span)
+    lengths = [longest * multiple for multiple in test_multiples if multiple > 1]
+    rows = []
+    total = len(lengths) * len(config.seeds) * config.num_steps
+    with Progress("worst case", total=total, unit="steps") as progress:
+        for test in lengths:
+            for seed in config.seeds:
+                trained, tested = _search(planted, shape, longest, test, seed, config, progress)
+                at = bounds.Lengths(longest, test, span)
+                etas = regularity(law, longest, span), regularity(law, test, span)
+                worst, mean = max(trained), float(np.mean(trained))
+                stated = bounds.stated_bound(at, mean, *etas, constant=constant)
+                improved = bounds.improved_bound(
+                    at, worst, uniform_placement=True, constant=constant
+                )
+                rows.append(
+                    Row(
+                        model="worst_case",
+                        setting="local",
+                        num_places=k,
+                        attention_places=k,
+                        objective="worst_growth",
+                        marker_rate=config.marker_rate,
+                        seed=seed,
+                        length=test,
+                        risk=tested,
+                        low=tested,
+                        high=tested,
+                        method="transfer",
+                        delta_mean=mean,
+                        delta_worst=worst,
+                        local_span=span,
+                        eta_train=etas[0],
+                        eta_test=etas[1],
+                        bound_stated=stated.value,
+                        bound_improved=improved.value,
+                        refusal="",
+                    )
+                )
+    return rows
+
+
+def _search(
+    planted: Planted,
+    shape: KeyShape,
+    longest: int,
+    test: int,
+    seed: int,
+    config: WorstCaseConfig,
+    progress: Progress,
+) -> tuple[list[float], float]:
+    """The training risks and the test risk of the hypothesis with the largest ratio on the way."""
+    model = _start(planted, shape, seed)
+    optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
+    best, found = 0.0, ([1.0], 1.0)
+    steps_before = progress.done
+    for step in range(config.num_steps):
+        key_PC = model.log_key_RPC[0].clamp(-_LARGEST_LOG_KEY, _LARGEST_LOG_KEY)
+        value_CY = model.values()[0]
+
+        def risk(
+            length: int, key: torch.Tensor = key_PC, value: torch.Tensor = value_CY
+        ) -> torch.Tensor:
+            return transfer_risk_of(key, value, model, planted, length)
+
+        trained_G = torch.stack([risk(length) for length in training_lengths(longest)])
+        tested = risk(test)
+        growth = tested / trained_G.max().clamp(min=_FLOOR)
+        if float(growth.detach()) > best:
+            best, found = float(growth.detach()), (trained_G.tolist(), float(tested.detach()))
+        optimizer.zero_grad()
+        (-growth.log()).backward()
+        optimizer.step()
+        progress.update(steps_before + step + 1, length=str(test), growth=f"{best:.1f}")
+    return found
+
+
+def _start(planted: Planted, shape: KeyShape, seed: int) -> SparseAttention:
+    """Random tables, but for the planted tuples, which are known: the search starts where training
+    would end, and spoils the rest."""
+    generator = torch.Generator().manual_seed(seed)
+    model = SparseAttention(shape, len(planted.background_V), planted.num_labels, 1)
+    weights_J = len(planted.background_V) ** np.arange(shape.num_places)[::-1]
+    with torch.no_grad():
+        model.log_key_RPC.normal_(0, 2, generator=generator)
+        model.value_logits_RCY.normal_(0, 2, generator=generator)
+        for tokens_J, label in zip(planted.tokens_ZJ, planted.labels_Z, strict=True):
+            code = int(tokens_J @ weights_J)
+            model.log_key_RPC[0, :, code] = 6.0
+            model.value_logits_RCY[0, code] = -4.0
+            model.value_logits_RCY[0, code, label] = 4.0
+    return model

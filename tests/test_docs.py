@@ -1,0 +1,51 @@
+"""What is written about the project is true of it: the file tree, the numbers, the commands."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from olmo_sparsity.cli import build_parser
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_file_tree_names_what_exists() -> None:
+    tree = README[README.index("## File tree") :]
+    for path in [*ROOT.glob("olmo_sparsity/**/*.py"), *ROOT.glob("analysis/**/*.py")]:
+        if path.name != "__init__.py":
+            assert path.name in tree, f"README's file tree lacks {path.relative_to(ROOT)}"
+    for name in re.findall(r"\b[\w/]+\.py\b", tree):
+        assert list(ROOT.glob(f"**/{name}")), f"README's file tree names {name}"
+
+
+def test_readme_quotes_pose_pays_as_measured() -> None:
+    for row in json.loads((ROOT / "docs/results/pose_pays.json").read_text())["ranges"]:
+        first, last = row["positions"]
+        gap = row["rope_minus_pose"]
+        line = (
+            f"| {first}–{last - 1} | {row['rope']:.3f} | {row['pose']:.3f} | "
+            f"{gap['mean']:+.3f} [{gap['low']:+.3f}, {gap['high']:+.3f}] |"
+        )
+        assert line in README, line
+
+
+def commands_in(text: str) -> list[str]:
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
+    lines = [line.split(" #")[0].strip() for block in blocks for line in block.splitlines()]
+    return [line for line in lines if line.startswith("olmo-sparsity ")]
+
+
+@pytest.mark.parametrize("command", commands_in(README))
+def test_readme_commands_parse_and_name_files_that_exist(command: str) -> None:
+    words = command.split()[1:]
+    options, rest = build_parser().parse_known_args(words)
+    assert all(word.startswith("--") and "=" in word for word in rest)
+    if hasattr(options, "config"):
+        from olmo_sparsity.config_file import load_config
+
+        load_config(ROOT / options.config, rest)
