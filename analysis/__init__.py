@@ -1,0 +1,29 @@
+"""Ask a trained model what its losses depend on.
+
+from analysis import load_model, context_losses, influence_map, recover
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_HOME = {
+    "load_model": "olmo_sparsity.model.load",
+    "context_losses": "analysis.context_losses",
+    "influence_map": "analysis.influence",
+    "summarize": "analysis.recovery",
+    "measure": "analysis.measure",
+    "Settings": "analysis.measure",
+    "Scorer": "analysis.scoring",
+    "Windows": "analysis.windows",
+    "read_results": "analysis.results",
+}
+
+
+def __getattr__(name: str) -> Any:
+    # Looked up when asked for: figures and report must not pay for torch.
+    if name not in _HOME:
+        raise AttributeError(f"module 'analysis' has no attribute '{name}'")
+    import importlib
+
+    return getattr(importlib.import_module(_HOME[name]), name)

@@ -2,12 +2,12 @@
 
 Place in the flow: blocks of chosen targets → **ranked far tokens** → recovery.
 
-Every selector has one signature, `(scorer, question) → Choice`, and pays for its own forwards, so that
-their costs can be compared. Eq. (20) in our reading is `add_one`: the influence of far token j is the
-fall in the target's loss when j alone is put before the short window.
+Every selector has one signature, `(scorer, question) → Choice`, and pays for its own forwards, so
+that their costs can be compared. Eq. (20) in our reading is `add_one`: the influence of far token j
+is the fall in the target's loss when j alone is put before the short window.
 
-A question holds two blocks: the one whose far tokens are the candidates, and the document's own. They
-differ in the foreign control, where candidates come from another document while the label-free
+A question holds two blocks: the one whose far tokens are the candidates, and the document's own.
+They differ in the foreign control, where candidates come from another document while the label-free
 `divergence` still aims at the prediction that the document's own long context gives.
 
 Dimension key: T chosen targets, F far tokens, K ranks, W targets of a block, L tokens of a row.
@@ -72,8 +72,8 @@ def add_one_screened(scorer: Scorer, question: Question) -> Choice:
     """add_one on the few candidates that a gradient ranks highest.
 
     One forward and backward of the short window with every far token barely there: each sees only
-    itself, and its column of attention scores carries a log-gate of ln 0.1. The gradient of the loss
-    with respect to the gate predicts what opening it would do.
+    itself, and its column of attention scores carries a log-gate of ln 0.1. The gradient of the
+    loss with respect to the gate predicts what opening it would do.
     """
     gate_TF = _gate_gradients(scorer, question)
     screened = _best(gate_TF, min(gate_TF.shape[1], max(16, 2 * question.k)))

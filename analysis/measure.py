@@ -1,6 +1,7 @@
 """One measurement, start to end: losses of every document, then questions about the chosen targets.
 
-Place in the flow: model + documents → **results**. The command `olmo-sparsity measure` is `measure`.
+Place in the flow: model + documents → **results**. The command `olmo-sparsity measure` is
+`measure`.
 
 Documents are independent and written one by one, so a killed measurement goes on where it stopped,
 and `shard=(i, n)` measures every n-th document for `merge` to put together. All draws are seeded
@@ -174,7 +175,7 @@ def format_summary(summary: pd.DataFrame, target_set: str = "gap") -> str:
     )
     lines = [f"{'selector':<18}{'k':>3}  {'recovery':>20}  {'foreign':>8}  {'excess':>22}"]
     for key, row in own.iterrows():
-        selector, k = key  # type: ignore[misc]
+        selector, k = key
         lines.append(
             f"{selector:<18}{k:>3}  {row.recovery:>6.2f} [{row.low:.2f}, {row.high:.2f}]"
             f"  {foreign.loc[key].recovery:>8.2f}"
@@ -290,9 +291,14 @@ class _Asker:
                 token_forwards=self.scorer.token_forwards - before,
                 num_targets=len(targets),
             )
-        with_kl = selector == "divergence"
         found = set_losses(
-            self.scorer, block, own, targets, choice, self.settings.ks, with_kl=with_kl
+            self.scorer,
+            block,
+            own,
+            targets,
+            choice,
+            self.settings.ks,
+            with_kl=selector == "divergence",
         )
         for row, target in enumerate(targets.tolist()):
             place = own.start + target
@@ -319,8 +325,8 @@ class _Asker:
                         draw=draw,
                         k=k,
                         loss_set=float(found.loss_TK[row, column]),
-                        kl_set=float(found.kl_TK[row, column]) if with_kl else None,
-                        kl_short=float(found.kl_short_T[row]) if with_kl else None,
+                        kl_set=None if found.kl_TK is None else float(found.kl_TK[row, column]),
+                        kl_short=None if found.kl_short_T is None else float(found.kl_short_T[row]),
                     )
 
 

@@ -9,29 +9,23 @@ before hold the empty string.
 from __future__ import annotations
 
 import codecs
-import json
-import os
+import itertools
 import re
 from collections.abc import Sequence
 
-from tokenizers import Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, decoders, pre_tokenizers
 
 
 def token_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     """As many strings as ids; joined they are `tokenizer.decode(ids)`, special tokens included."""
     ids = [int(token_id) for token_id in ids]
     tokens = [tokenizer.id_to_token(token_id) for token_id in ids]
-    if _is_byte_level(tokenizer):
+    if isinstance(tokenizer.decoder, decoders.ByteLevel):
         return _byte_level_pieces(tokens)
     pieces = _grown_pieces(tokenizer, ids, tokens)
     if "".join(pieces) == _decode(tokenizer, ids):
         return pieces
     return _prefix_pieces(tokenizer, ids)
-
-
-def _is_byte_level(tokenizer: Tokenizer) -> bool:
-    decoder = json.loads(tokenizer.to_str())["decoder"]
-    return decoder is not None and decoder["type"] == "ByteLevel"
 
 
 def _byte_level_pieces(tokens: list[str | None]) -> list[str]:
@@ -66,26 +60,38 @@ def _grown_pieces(tokenizer: Tokenizer, ids: list[int], tokens: list[str | None]
     piece is what a token adds to the text of the few before it."""
     pieces: list[str] = []
     start = done = 0  # decode from `start`; the text of ids before `done` is out
+    pending = b""
     for i, token in enumerate(tokens):
-        before, after = _decode(tokenizer, ids[start:done]), _decode(tokenizer, ids[start : i + 1])
-        is_byte = token is not None and re.fullmatch(r"<0x[0-9A-F]{2}>", token)
-        if is_byte and after.endswith("�") and i + 1 < len(ids):
+        byte = re.fullmatch(r"<0x([0-9A-F]{2})>", token or "")
+        pending = pending + bytes.fromhex(byte[1]) if byte else b""
+        if i + 1 < len(ids) and not _is_utf8(pending):
             pieces.append("")
             continue
+        pending = b""
+        before, after = _decode(tokenizer, ids[start:done]), _decode(tokenizer, ids[start : i + 1])
         pieces.append(after[len(before) :])
         start, done = done, i + 1
     return pieces
 
 
+def _is_utf8(raw: bytes) -> bool:
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
 def _prefix_pieces(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    """Right for every decoder, in quadratic time: what all tokens so far agree on with the whole."""
+    """Right for every decoder, in quadratic time: as far as a prefix agrees with the whole."""
     text = _decode(tokenizer, ids)
     ends = [0]
     for i in range(1, len(ids)):
-        agreed = os.path.commonprefix([_decode(tokenizer, ids[:i]), text])
-        ends.append(max(ends[-1], len(agreed)))
+        pairs = zip(_decode(tokenizer, ids[:i]), text, strict=False)
+        num_agreed = sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
+        ends.append(max(ends[-1], num_agreed))
     ends.append(len(text))
-    return [text[a:b] for a, b in zip(ends, ends[1:], strict=False)] if ids else []
+    return [text[a:b] for a, b in itertools.pairwise(ends)] if ids else []
 
 
 def _decode(tokenizer: Tokenizer, ids: list[int]) -> str:

@@ -2,8 +2,8 @@
 
 Place in the flow: ranked far tokens → **L_k** → recovery with intervals.
 
-    R_k = Σ_t (L_short − L_k) / Σ_t (L_short − L_long)        a ratio of sums, never a mean of ratios
-    E_k = R_k − R_k(foreign)                                  the headline
+    R_k = Σ_t (L_short − L_k) / Σ_t (L_short − L_long)    a ratio of sums, no mean of ratios
+    E_k = R_k − R_k(foreign)                              the headline
 
 Intervals are 95% percentile bootstraps over documents; own and foreign are resampled together.
 

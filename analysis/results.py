@@ -39,12 +39,8 @@ _TYPES = {"int": pa.int32(), "real": pa.float32(), "wide": pa.float64(), "text":
 
 def _schema(**columns: str) -> pa.Schema:
     """`real?` may be null, `real` may not."""
-    return pa.schema(
-        [
-            pa.field(name, _TYPES[kind.rstrip("?")], nullable=kind.endswith("?"))
-            for name, kind in columns.items()
-        ]
-    )
+    types = {name: (_TYPES[kind.rstrip("?")], kind[-1] == "?") for name, kind in columns.items()}
+    return pa.schema([pa.field(name, *type_and_null) for name, type_and_null in types.items()])
 
 
 # fmt: off
@@ -361,26 +357,22 @@ def _read_identity(folder: Path) -> dict:
 
 
 def _refuse_other_identity(ours: dict, our_name: str, theirs: Any, their_name: str) -> None:
-    left, right = dict(_leaves(json.loads(_json(ours)))), dict(_leaves(theirs))
+    left, right = dict(_leaves(_plain(ours))), dict(_leaves(theirs))
     for field in [*left, *(field for field in right if field not in left)]:
-        ours_here, theirs_here = left.get(field, "absent"), right.get(field, "absent")
+        ours_here, theirs_here = left.get(field, "nothing"), right.get(field, "nothing")
         if ours_here != theirs_here:
             raise DataError(
-                f"{field} differs: {_json(ours_here)} in {our_name}, {_json(theirs_here)} in "
-                f"{their_name}; results of two measurements need two folders"
+                f"{field} differs: {ours_here} in {our_name}, {theirs_here} in {their_name}; "
+                "results of two measurements need two folders"
             )
 
 
-def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     if isinstance(node, dict) and node:
         for key in node:
             yield from _leaves(node[key], f"{prefix}.{key}" if prefix else key)
     else:
-        yield prefix or "identity", node
-
-
-def _json(value: Any) -> str:
-    return json.dumps(_plain(value), ensure_ascii=False)
+        yield prefix or "identity", json.dumps(node, ensure_ascii=False)
 
 
 def _plain(value: Any) -> Any:

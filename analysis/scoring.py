@@ -6,10 +6,11 @@ A row is a dense causal sequence with gaps in its position IDs: no masks, so fas
 apply. Only the places that predict a target are unembedded. Every forward is counted in
 token-forwards, the unit of cost in all results.
 
-With `far_states="contextual"` far tokens keep the states they have in the full long context, and the
-window's queries may see only the chosen ones: the same rows, asked with an attention bias.
+With `far_states="contextual"` far tokens keep the states they have in the full long context, and
+the window's queries may see only the chosen ones: the same rows, asked with an attention bias.
 
-Dimension key: B rows, L tokens of a row, W targets of a row (its last places), D width, V vocabulary.
+Dimension key: B rows, L tokens of a row, W targets of a row (its last places), D width, V
+vocabulary.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 Place in the flow: losses of the threshold half → **what to choose** → questions on the other half.
 
-Whatever is fitted (the gap threshold, which tokens are rare) is fitted on the documents with an even
-index and used on those with an odd one, so that no target is reported for a reason that its own
-noise gave.
+Whatever is fitted (the gap threshold, which tokens are rare) is fitted on the documents with an
+even index and used on those with an odd one, so that no target is reported for a reason that its
+own noise gave.
 """
 
 from __future__ import annotations

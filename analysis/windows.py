@@ -2,9 +2,9 @@
 
 Place in the flow: documents → **blocks of targets** → losses. Pure arithmetic; no torch.
 
-A block is W consecutive targets that share their windows. With the block starting at b, target b + i
-sees the N + i tokens before it (long) or the last S + i of them (short); W = 1 is an exact window for
-each target. A token's position ID is its place in the long window, whatever else is left out.
+A block is W consecutive targets that share their windows. With the block starting at b, target b +
+i sees the N + i tokens before it (long) or the last S + i of them (short); W = 1 is an exact window
+for each target. A token's position ID is its place in the long window, whatever else is left out.
 
 Dimension key: N long, S short, W stride (targets of a block), F = N − S far tokens.
 """

@@ -77,7 +77,7 @@ def bare_upstream(config: RunConfig, batches: Iterator[Batch]) -> Callable[[], A
 
 
 def hugging_face_trainer(config: RunConfig, batches: Iterator[Batch], num_steps: int) -> float:
-    """tokens/s of Trainer.train() on the same model as transformers has it, by its step callbacks."""
+    """tokens/s of Trainer.train() on the same model in transformers, by its step callbacks."""
     from transformers import Trainer, TrainerCallback, TrainingArguments
 
     class Clock(TrainerCallback):

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 
 from olmo_sparsity import __version__
-from olmo_sparsity.errors import UserError
+from olmo_sparsity.errors import ConfigError, UserError
 
 EXIT_BAD_INPUT = 2
 
@@ -72,6 +72,35 @@ def build_parser() -> argparse.ArgumentParser:
     )
     sub.add_argument("checkpoint", metavar="RUN_OR_CHECKPOINT_FOLDER")
     sub.add_argument("out", metavar="OUT")
+
+    sub = command("measure", measure, "ask a model which far tokens its held-out losses depend on")
+    sub.add_argument(
+        "model", metavar="MODEL", help="run, checkpoint, Hugging Face folder or hub name"
+    )
+    sub.add_argument("--out", required=True, help="folder of the results; a second start resumes")
+    sub.add_argument("--text", help="prepared folder, embedded, c4, c4_files:GLOB or text:PATH "
+                     "(default: the run's own held-out documents)")  # fmt: skip
+    sub.add_argument(
+        "--long", type=int, default=128, help="tokens of the long window (%(default)s)"
+    )
+    sub.add_argument("--short", type=int, default=32, help="tokens of the short one (%(default)s)")
+    sub.add_argument(
+        "--stride", type=int, default=1, help="targets that share windows (%(default)s)"
+    )
+    sub.add_argument("--ks", default="1,2,4,8,16", help="numbers of far tokens (%(default)s)")
+    sub.add_argument("--selectors", default="add_one,divergence,random,nearest",
+                     help="comma-separated (%(default)s)")  # fmt: skip
+    sub.add_argument("--targets", default="top10%", help="`all` or like `top10%%` (%(default)s)")
+    sub.add_argument("--min-gap", type=float, default=0.1, help="nats (%(default)s)")
+    sub.add_argument("--far-states", choices=("isolated", "contextual"), default="isolated")
+    sub.add_argument("--foreign", type=int, default=3, help="draws of the control (%(default)s)")
+    sub.add_argument("--max-documents", type=int, help="read no more than this many")
+    sub.add_argument("--shard", default="0/1", help="i/n: measure the i-th of n parts (from 0)")
+    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32")
+    sub.add_argument("--device", default="auto")
+    sub.add_argument("--device-map", help="`auto` spreads a Hugging Face model over several GPUs")
+    sub.add_argument("--batch-tokens", type=int, default=16384, help="per forward (%(default)s)")
     return parser
 
 
@@ -109,6 +138,67 @@ def export(options: argparse.Namespace) -> int:
     name = exchange.export(Path(options.checkpoint), Path(options.out))
     print(f"{options.out}: {name}; transformers.AutoModelForCausalLM.from_pretrained reads it")
     return 0
+
+
+def measure(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from analysis.measure import Settings, format_summary
+    from analysis.measure import measure as run
+    from analysis.results import read_results
+    from analysis.sources import open_source
+    from analysis.targets import parse_share
+    from analysis.windows import Windows
+    from olmo_sparsity.model.load import load_model
+
+    settings = Settings(
+        windows=Windows(options.long, options.short, options.stride),
+        selectors=tuple(options.selectors.split(",")),
+        ks=parse_numbers("--ks", options.ks, ","),
+        target_share=parse_share(options.targets),
+        min_gap=options.min_gap,
+        far_states=options.far_states,
+        num_foreign=options.foreign,
+        seed=options.seed,
+    )
+    settings.check()
+    shard = parse_numbers("--shard", options.shard, "/")
+    if len(shard) != 2 or not 0 <= shard[0] < shard[1]:
+        raise ConfigError(f"--shard={options.shard} must be i/n with 0 <= i < n")
+    loaded = load_model(
+        options.model, device=options.device, dtype=options.dtype, device_map=options.device_map
+    )
+    source = open_source(options.text, loaded, options.model, options.max_documents)
+    run(
+        loaded,
+        source,
+        settings,
+        Path(options.out),
+        shard=(shard[0], shard[1]),
+        batch_tokens=options.batch_tokens,
+        command=sys.argv,
+    )
+    if shard[1] == 1:
+        results = read_results(Path(options.out))
+        gate = results.meta["gate"]
+        print(
+            f"gate: loss {gate['loss_first']:.2f} on a passage, {gate['loss_repeated']:.2f} when "
+            f"it is repeated, a drop of {gate['drop']:.2f} nats"
+        )
+        if not gate["has_induction"]:
+            print("  below 1 nat: this model has no induction, so it cannot show sparse long-range")
+            print("  dependency; what follows says how it fails, not how language works")
+        print(format_summary(results.summary))
+    return 0
+
+
+def parse_numbers(option: str, text: str, separator: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(separator))
+    except ValueError:
+        raise ConfigError(
+            f"{option}={text} must be whole numbers with '{separator}' between"
+        ) from None
 
 
 if __name__ == "__main__":

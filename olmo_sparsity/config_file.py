@@ -124,7 +124,8 @@ def _refuse_unused(config: RunConfig, given: DictConfig | dict, origin: str) -> 
             sibling_key = key.rsplit(".", 1)[0] + "." + sibling
             raise ConfigError(
                 f"{origin}: {key} is set, but {sibling_key}={getattr(section, sibling)} does not "
-                f"use it; remove it, take it back with --{key}=null, or set {sibling_key} to {' or '.join(values)}"
+                f"use it; remove it, take it back with --{key}=null, or set {sibling_key} to "
+                f"{' or '.join(values)}"
             )
 
 

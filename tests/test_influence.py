@@ -1,7 +1,7 @@
-"""Every selector and loss against brute force: one forward per subset, batch 1, from the definitions.
+"""Every selector and loss against brute force: one forward per subset, batch 1.
 
-The brute force below shares no code with the package: it slices tokens, counts position IDs and calls
-the model itself.
+The brute force below shares no code with the package: it slices tokens, counts position IDs and
+calls the model itself.
 """
 
 from __future__ import annotations

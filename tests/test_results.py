@@ -13,9 +13,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from analysis.pieces import token_pieces
 from analysis.results import (
     ROWS_BY_DOCUMENT,
     SCHEMAS,
@@ -25,12 +27,25 @@ from analysis.results import (
     read_parts,
     read_results,
 )
+from olmo_sparsity.data.tokenizer import load_tokenizer, train_tokenizer
 from olmo_sparsity.errors import DataError
-from tests.fake_results import DOCUMENTS, META, SUMMARY, document_rows, write_fake_results
+from tests.fake_results import (
+    DOCUMENTS,
+    META,
+    SUMMARY,
+    document_rows,
+    fake_words,
+    write_fake_results,
+)
 
 IDENTITY = {"model": {"fingerprint": "a1"}, "windows": {"long": 64, "short": 16}, "ks": [1, 2]}
 NUM_DOCUMENTS = 6
 ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(autouse=True)
+def _no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("analysis.results._fsync", lambda path: None)
 
 
 def tiny_rows(document: int) -> dict:
@@ -218,8 +233,8 @@ def test_another_identity_is_refused_by_its_first_field(tmp_path: Path) -> None:
     message = r"windows\.short differs: 8 in this measurement, 16 in .*identity\.json"
     with pytest.raises(DataError, match=message):
         ResultWriter(tmp_path / "a", changed)
-    with pytest.raises(DataError, match=r'seed differs: "absent" in .*, 3 in '):
-        ResultWriter(tmp_path / "b", IDENTITY | {"seed": 3})
+    ResultWriter(tmp_path / "b", IDENTITY | {"seed": 3}).close()
+    with pytest.raises(DataError, match=r"seed differs: nothing in .*a, 3 in .*b; "):
         merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -317,3 +332,89 @@ def test_the_format_document_names_every_column() -> None:
         section = text.split(f"### `{name}.parquet`")[1].split("\n##")[0]
         documented = re.findall(r"^\| `(\w+)` \| (\w+) \|", section, flags=re.MULTILINE)
         assert documented == [(field.name, str(field.type)) for field in schema], name
+
+
+CORNERS = [
+    "Hello  wörld 🧑‍🚀 \x00 � <|endoftext|>  é e\u0301",
+    "a    b\n\n\t\tx",
+    "",
+]
+
+
+def llama_like_tokenizer() -> Tokenizer:
+    """Letters, and bytes for everything else; its decoder drops the first space."""
+    names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghijklmnopqrstuvwxyz"]
+    tokenizer = Tokenizer(
+        models.BPE(
+            vocab={name: i for i, name in enumerate(names)},
+            merges=[],
+            byte_fallback=True,
+            unk_token="<unk>",
+        )
+    )
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return tokenizer
+
+
+def word_piece_tokenizer() -> Tokenizer:
+    """Its decoder joins a token to its neighbours as it likes."""
+    names = ["[UNK]", *"abc.,'", *(f"##{letter}" for letter in "abc")]
+    tokenizer = Tokenizer(
+        models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(cleanup=True)
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> dict[str, Tokenizer]:
+    return {
+        "trained": train_tokenizer(iter(["".join(fake_words(0)), *CORNERS]), 400),
+        "gpt-neox": load_tokenizer("allenai_gpt-neox-olmo-dolma-v1_5"),
+        "llama": llama_like_tokenizer(),
+        "word piece": word_piece_tokenizer(),
+    }
+
+
+@pytest.mark.parametrize("name", ["trained", "gpt-neox", "llama", "word piece"])
+@settings(
+    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(text=st.text() | st.sampled_from(CORNERS) | st.text(alphabet="ab.,' é🚀�"), data=st.data())
+def test_pieces_joined_are_the_document(
+    tokenizers: dict[str, Tokenizer], name: str, text: str, data: st.DataObject
+) -> None:
+    tokenizer = tokenizers[name]
+    ids = tokenizer.encode(text).ids
+    start = data.draw(st.integers(0, len(ids)))  # a document may begin and end within a character
+    ids = ids[start : data.draw(st.integers(start, len(ids)))]
+    pieces = token_pieces(tokenizer, ids)
+    assert len(pieces) == len(ids)
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("name", ["trained", "gpt-neox", "llama"])
+def test_a_character_belongs_to_the_token_that_completes_it(
+    tokenizers: dict[str, Tokenizer], name: str
+) -> None:
+    tokenizer = tokenizers[name]
+    ids = tokenizer.encode("a🚀�🚀").ids
+    pieces = token_pieces(tokenizer, ids)
+    assert [piece for piece in pieces if piece] == ["a", "🚀", "�", "🚀"]
+    whole = tokenizer.decode(ids)
+    for i, piece in enumerate(pieces):
+        if piece == "🚀":
+            assert "".join(pieces[: i + 1]) == tokenizer.decode(ids[: i + 1])
+            assert tokenizer.decode(ids[:i]) != tokenizer.decode(ids[: i + 1])
+    assert whole == "a🚀�🚀"

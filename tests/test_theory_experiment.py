@@ -169,7 +169,7 @@ def test_bounds_hold_wherever_they_apply() -> None:
     assert applies > 40
 
 
-def test_the_summary_is_the_one_of_the_stored_tables() -> None:
+def test_the_docs_hold_the_stored_tables() -> None:
     docs = (ROOT / "docs/theory.md").read_text()
     for name in ("theory_quick", "theory_bridge"):
         for block in (ROOT / f"docs/figures/{name}.md").read_text().split("\n\n"):
@@ -204,4 +204,4 @@ def test_markdown_is_made_from_the_summary(config_path: Path, tmp_path: Path) ->
     rows, meta = read_results(tmp_path / "run")
     text = markdown_tables(summarise(rows), meta)
     assert text == (tmp_path / "figure.md").read_text()
-    assert "| local | 1 | over 1 | mixture |" in text
+    assert "| local | 1 | over 1 | 8 | mixture |" in text

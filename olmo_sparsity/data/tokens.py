@@ -34,9 +34,7 @@ from olmo_sparsity.data.shards import (
     SPLITS,
     Manifest,
     ShardWriter,
-    TokenShards,
     check_files,
-    open_shards,
     open_tokenizer,
     sync_folder,
     write_atomically,
@@ -55,18 +53,6 @@ from olmo_sparsity.progress import Progress
 
 if TYPE_CHECKING:
     from olmo_sparsity.config import CorpusConfig, DataConfig
-
-# What the rest of the project needs of token shards comes from this one module.
-__all__ = [
-    "Manifest",
-    "TokenShards",
-    "find_eos_id",
-    "load_tokenizer",
-    "open_shards",
-    "prepare",
-    "tokenizer_fingerprint",
-    "train_tokenizer",
-]
 
 SHARD_CHARACTERS = 2**28
 """A shard ends with the record that brings its text to this many characters: about 60M tokens, or

@@ -125,8 +125,8 @@ class _ChunkedLoss(torch.autograd.Function):
                 logits_CV = F.linear(h_CD, cast_VD, cast_V).float()
                 if logit_scale != 1.0:
                     logits_CV *= logit_scale
-                # d loss / d logits = weight · (softmax − one-hot). The fused softmax is one pass; its
-                # largest entry is at least 1 / V, so the log of the sum comes from it safely.
+                # d loss / d logits = weight · (softmax − one-hot). The fused softmax is one pass;
+                # its largest entry, at least 1 / V, gives the log of the sum safely.
                 grad_CV = logits_CV.softmax(-1)
                 log_sum_C = logits_CV.amax(-1) - grad_CV.amax(-1).log()
                 nll_C = log_sum_C - logits_CV.gather(1, labels_C1)[:, 0]

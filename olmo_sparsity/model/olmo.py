@@ -50,7 +50,7 @@ class PositionedRotary(RotaryEmbedding):
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Upstream's rotation of the first R of a head's coordinates; the rest pass as they are."""
-    return _Rotation.apply(x, cos, sin)  # type: ignore[no-any-return]
+    return _Rotation.apply(x, cos, sin)
 
 
 class _Rotation(torch.autograd.Function):
@@ -64,7 +64,8 @@ class _Rotation(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        return _turn(grads[0], *ctx.saved_tensors, -1), None, None
+        cos, sin = ctx.saved_tensors
+        return _turn(grads[0], cos, sin, -1), None, None
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
@@ -82,6 +83,9 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
 class PositionedBlock(OLMoSequentialBlock):
     """Upstream's block; only the choice of the attention kernel is ours."""
 
+    seen: list[tuple[Tensor, Tensor, Tensor | None]] | None = None
+    """Where `last_attention` asks for the last query, the keys and the bias to be put."""
+
     def _scaled_dot_product_attention(
         self,
         q: Tensor,
@@ -93,6 +97,8 @@ class PositionedBlock(OLMoSequentialBlock):
         max_doc_len: int | None = None,
         cu_doc_lens: Tensor | None = None,
     ) -> Tensor:
+        if self.seen is not None:
+            self.seen.append((q[:, :, -1], k, attn_mask))
         # Grouped-query heads are shared inside the kernel; upstream copies them out first.
         grouped = q.shape[1] != k.shape[1]
         return attend(q, k, v, attn_mask, is_causal, dropout_p, grouped)
@@ -203,22 +209,13 @@ class PositionedOLMo(OLMo):
 
     def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor) -> Tensor:
         """weights_BL: attention from the last place, mean over the heads of the last layer."""
-        seen: list[tuple[Tensor, Tensor, Tensor | None]] = []
-        block = self.blocks[-1]
-        really = block._scaled_dot_product_attention
-
-        def look(
-            q: Tensor, k: Tensor, v: Tensor, attn_mask: Tensor | None = None, **rest: Any
-        ) -> Any:
-            seen.append((q[:, :, -1], k, attn_mask))
-            return really(q, k, v, attn_mask, **rest)
-
-        block._scaled_dot_product_attention = look  # type: ignore[method-assign]
+        last = self.blocks[-1]
+        last.seen = []
         try:
             self.hidden(tokens_BL, positions_BL)
+            ((q_BHK, k_BHLK, bias),) = last.seen
         finally:
-            del block._scaled_dot_product_attention  # type: ignore[method-assign]
-        q_BHK, k_BHLK, bias = seen[0]
+            last.seen = None
         k_BHLK = k_BHLK.repeat_interleave(q_BHK.shape[1] // k_BHLK.shape[1], dim=1)
         scores_BHL = torch.einsum("bhk,bhlk->bhl", q_BHK.float(), k_BHLK.float())
         scores_BHL = scores_BHL * q_BHK.shape[-1] ** -0.5

@@ -169,6 +169,7 @@ def _measure(
                 setting=case.setting,
                 num_places=case.num_places,
                 attention_places=0,
+                train_length=config.train_length,
                 objective="mixture",
                 marker_rate=float(1 - planted.background_V[0]),
                 seed=seed,

@@ -115,6 +115,7 @@ def run(config_path: str, overrides: list[str]) -> None:
 @dataclass(frozen=True)
 class _Plan:
     case: CaseConfig
+    train_length: int
     planted: Planted
     shape: KeyShape
     local_span: int
@@ -137,7 +138,8 @@ def build_planted(config: TheoryConfig, case: CaseConfig) -> Planted:
         law = translated_shapes([tuple(range(k))], [1.0])
     elif setting.places == "drifting":
         shapes = shapes_within(k, config.local_span)
-        law = drifting_shapes([shapes[0], shapes[-1]], config.train_length, _DRIFT_RARE)
+        switch = case.train_length or config.train_length
+        law = drifting_shapes([shapes[0], shapes[-1]], switch, _DRIFT_RARE)
     else:
         law = uniform_subsets(k)
     if setting.task == "order" and k != 2:
@@ -158,13 +160,14 @@ def _setting(case: CaseConfig) -> Setting:
 def _plan(config: TheoryConfig, case: CaseConfig) -> _Plan:
     setting, planted = _setting(case), build_planted(config, case)
     k = case.attention_places or case.num_places
-    longest = config.train_length * max(config.test_multiples)
-    lengths = [*training_lengths(config.train_length), longest]
+    train_length = case.train_length or config.train_length
+    longest = train_length * max(config.test_multiples)
+    lengths = [*training_lengths(train_length), longest]
     window = {
         "local": config.local_span,
         "coupled": config.coupled_window,
-        "trained": config.train_length,
-        "everywhere": config.train_length,
+        "trained": train_length,
+        "everywhere": train_length,
         "tokens": 1,
     }[setting.keys]
     shape = KeyShape(
@@ -183,11 +186,10 @@ def _plan(config: TheoryConfig, case: CaseConfig) -> _Plan:
         span = max(span, reach if k > 1 else 1)
     # Any L_local from the true span to L/4 may be taken. The largest gives the smallest η, and is
     # what the answer to the reviewers takes.
-    span = max(span, config.train_length // 4)
+    span = max(span, train_length // 4)
     build_layout(planted.ids(longest), shape)  # refuses what does not fit, before anything runs
-    return _Plan(
-        case, planted, shape, span, regular_law, uniform_placement=setting.places != "drifting"
-    )
+    uniform = setting.places != "drifting"
+    return _Plan(case, train_length, planted, shape, span, regular_law, uniform)
 
 
 def _run_case(
@@ -198,7 +200,7 @@ def _run_case(
     model = learn(
         plan.planted,
         plan.shape,
-        config.train_length,
+        plan.train_length,
         case.objective,
         config.learning,
         config.seeds,
@@ -206,8 +208,8 @@ def _run_case(
             steps_before + step, case=title, risk=f"{risk:.4f}"
         ),
     )
-    trained_on = training_lengths(config.train_length)
-    lengths = sorted({*trained_on, *(config.train_length * m for m in config.test_multiples)})
+    trained_on = training_lengths(plan.train_length)
+    lengths = sorted({*trained_on, *(plan.train_length * m for m in config.test_multiples)})
     risks = {length: _measure(config, plan, model, length) for length in lengths}
     training_risks_GR = np.stack([risks[length].mean_R for length in trained_on])
     rows = []
@@ -221,6 +223,7 @@ def _run_case(
                     setting=case.setting,
                     num_places=case.num_places,
                     attention_places=plan.shape.num_places,
+                    train_length=plan.train_length,
                     objective=case.objective,
                     marker_rate=float(1 - plan.planted.background_V[0]),
                     seed=seed,
@@ -252,13 +255,13 @@ def _bounds(
     values: dict[str, Any] = {
         "eta_train": nan, "eta_test": nan, "bound_stated": nan, "bound_improved": nan, "refusal": ""
     }  # fmt: skip
-    if length < config.train_length:
+    if length < plan.train_length:
         return {**values, "refusal": "a training length"}
-    lengths = bounds.Lengths(config.train_length, length, plan.local_span)
+    lengths = bounds.Lengths(plan.train_length, length, plan.local_span)
     constant = config.bound_constant
     try:
         lengths.check()
-        eta_train = _eta(plan, config.train_length)
+        eta_train = _eta(plan, plan.train_length)
         eta_test = _eta(plan, length)
         values |= {"eta_train": eta_train, "eta_test": eta_test}
         stated = bounds.stated_bound(lengths, delta_mean, eta_train, eta_test, constant=constant)

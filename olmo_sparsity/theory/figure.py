@@ -69,14 +69,17 @@ def _figure(summaries: list[Summary], meta: dict[str, Any]) -> plt.Figure:
     L = meta["train_length"]
     attention = [s for s in summaries if s.model == "attention"]
     bridge = [s for s in summaries if s.model in ("rope", "pose")]
+    longer = [s for s in attention if s.setting == "local" and s.objective == "mixture"]
+    attention = [s for s in attention if s.train_length == L]
     main = [s for s in attention if s.setting in ("local", "nonlocal", "coupled")]
     rows: list[list[tuple[str, Callable[[Axes], None]]]] = [[], [], []]
     for k in sorted({s.num_places for s in main}):
         panel = partial(_draw_sparsity, summaries=[s for s in main if s.num_places == k], L=L)
         rows[0].append((f"k = {k}", panel))
-    if any(s.model == "worst_case" for s in summaries):
+    worst = [s for s in summaries if s.model == "worst_case"]
+    if worst:
         rows[0].append(
-            ("how fast risk grows", partial(_draw_growth, summaries=summaries, meta=meta))
+            ("how fast risk grows", partial(_draw_growth, summaries=attention + worst, meta=meta))
         )
     if any(s.objective == "minimax" for s in attention):
         panel = partial(_draw_objectives, summaries=attention, L=L)
@@ -87,6 +90,9 @@ def _figure(summaries: list[Summary], meta: dict[str, Any]) -> plt.Figure:
     if any(s.setting == "order" for s in attention):
         panel = partial(_draw_order, summaries=attention, L=L)
         rows[1].append(("label = order of an adjacent pair", panel))
+    if any(s.train_length != L for s in longer):
+        panel = partial(_draw_training_length, summaries=longer, meta=meta)
+        rows[1].append((f"L itself: growth to {meta['test_multiples'][-1]}L", panel))
     for k in sorted({s.num_places for s in bridge}):
         panel = partial(_draw_bridge, summaries=[s for s in summaries if s.num_places == k], L=L)
         rows[2].append((f"a transformer, k = {k}", panel))
@@ -183,24 +189,44 @@ def _draw_growth(axis: Axes, summaries: list[Summary], meta: dict[str, Any]) -> 
     axis.plot(multiples, [m**2 for m in multiples], "k--", linewidth=1, label="(L̄/L)², the bound")
     axis.plot(multiples, multiples, "k:", linewidth=1, label="L̄/L")
     worst = [s for s in summaries if s.model == "worst_case"]
-    _growth(
-        axis, worst, meta["config"]["worst_case"]["train_length"], "#D55E00", "*", "worst found"
-    )
+    _growth(axis, worst, "#D55E00", "*", "worst found")
     for k, color, marker in ((1, "#009E73", "^"), (2, "#0072B2", "o"), (3, "#CC79A7", "s")):
         learned = _pick(
             summaries, model="attention", setting="local", objective="mixture", num_places=k
         )
-        _growth(axis, learned, meta["train_length"], color, marker, f"learned, k = {k}")
+        _growth(axis, learned, color, marker, f"learned, k = {k}")
 
 
-def _growth(
-    axis: Axes, summaries: list[Summary], L: int, color: str, marker: str, label: str
-) -> None:
-    line = [s for s in summaries if s.length >= L]
+def _growth(axis: Axes, summaries: list[Summary], color: str, marker: str, label: str) -> None:
+    line = [s for s in summaries if s.length >= s.train_length]
     axis.plot(
-        [s.length / L for s in line], [s.risk / s.delta_worst for s in line],
+        [s.length / s.train_length for s in line], [s.risk / s.delta_worst for s in line],
         color=color, marker=marker, markersize=4, linewidth=1.3, label=label,
     )  # fmt: skip
+
+
+def _draw_training_length(axis: Axes, summaries: list[Summary], meta: dict[str, Any]) -> None:
+    """Does training on longer strings cost anything, as the factor L of the stated bound says?"""
+    multiple = meta["test_multiples"][-1]
+    axis.set_xscale("log", base=2)
+    axis.set_yscale("log")
+    axis.set_ylim(1, 1e12)
+    axis.set_xlabel("training length L")
+    axis.set_ylabel("over worst training risk")
+    axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    longest = [s for s in summaries if s.length == multiple * s.train_length]
+    for k, color, marker in ((1, "#009E73", "^"), (2, "#0072B2", "o")):
+        line = sorted(_pick(longest, num_places=k), key=lambda s: s.train_length)
+        lengths = [s.train_length for s in line]
+        for name, style, label in (
+            ("bound_stated", (0, (1, 1)), "bound as stated"),
+            ("bound_improved", (0, (5, 2)), "bound improved"),
+            ("risk", "-", "measured"),
+        ):
+            axis.plot(
+                lengths, [getattr(s, name) / s.delta_worst for s in line], linestyle=style,
+                color=color, marker=marker, markersize=4, label=f"{label}, k = {k}",
+            )  # fmt: skip
 
 
 def _draw_objectives(axis: Axes, summaries: list[Summary], L: int) -> None:

@@ -34,6 +34,9 @@ class Row:
     attention_places: int
     """and of the attention class (0: a transformer)."""
 
+    train_length: int
+    """L."""
+
     objective: str
     marker_rate: float
     seed: int
@@ -65,7 +68,15 @@ class Row:
 _TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
 SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in Row.__annotations__.items()])
 
-CASE = ("model", "setting", "num_places", "attention_places", "objective", "marker_rate")
+CASE = (
+    "model",
+    "setting",
+    "num_places",
+    "attention_places",
+    "train_length",
+    "objective",
+    "marker_rate",
+)
 """The columns that name a line of the figure."""
 
 
@@ -110,6 +121,7 @@ class Summary:
     setting: str
     num_places: int
     attention_places: int
+    train_length: int
     objective: str
     marker_rate: float
     length: int
@@ -198,31 +210,30 @@ def markdown_tables(summaries: list[Summary], meta: dict[str, Any]) -> str:
     """One row per case: risks at the tested lengths, growth to the longest, δ and both bounds;
     then the fastest growth found, and the way from one bound to the other. For docs/theory.md."""
     L = meta["train_length"]
-    lengths = [L * multiple for multiple in meta["test_multiples"]]
-    heads = ["setting", "k", "attention", "objective", *(f"risk at {n}" for n in lengths)]
-    heads += [
-        "growth",
-        "mean δ",
-        "worst δ",
-        f"stated at {lengths[-1]}",
-        f"improved at {lengths[-1]}",
-    ]
+    multiples = meta["test_multiples"]
+    heads = ["setting", "k", "attention", "L", "objective"]
+    heads += [f"risk at {'' if m == 1 else m}L" for m in multiples]
+    heads += ["growth", "mean δ", "worst δ"]
+    heads += [f"stated at {multiples[-1]}L", f"improved at {multiples[-1]}L"]
     lines = [heads, ["---"] * len(heads)]
     cases: dict[tuple, dict[int, Summary]] = {}
     for summary in summaries:
         case = tuple(getattr(summary, name) for name in CASE)
         cases.setdefault(case, {})[summary.length] = summary
     for at in cases.values():
-        last = at.get(lengths[-1])
-        if last is None or last.model not in _NAMES:
+        first = next(iter(at.values()))
+        if first.model not in _NAMES:
             continue
+        lengths = [first.train_length * multiple for multiple in multiples]
+        last = at[lengths[-1]]
         lines.append(
             [
                 _NAMES[last.model] + last.setting.replace("_", " "),
                 str(last.num_places),
                 f"over {last.attention_places}" if last.attention_places else "–",
+                str(last.train_length),
                 last.objective,
-                *(_short(at[n].risk) if n in at else "–" for n in lengths),
+                *(_short(at[n].risk) for n in lengths),
                 f"{last.risk / last.delta_worst:.2f}",
                 _short(last.delta_mean),
                 _short(last.delta_worst),
@@ -233,17 +244,16 @@ def markdown_tables(summaries: list[Summary], meta: dict[str, Any]) -> str:
     text = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
     worst = [s for s in summaries if s.model == "worst_case"]
     if worst:
-        searched = meta["config"]["worst_case"]["train_length"]
         text += "\n| L̄/L | fastest growth found | (L̄/L)² |\n| --- | --- | --- |\n"
         for s in worst:
-            ratio = s.length / searched
+            ratio = s.length / s.train_length
             text += f"| {ratio:g} | {s.risk / s.delta_worst:.1f} | {ratio**2:g} |\n"
     explained = [
         s
         for at in cases.values()
         for length, s in at.items()
-        if length == lengths[-1] and s.setting == "local" and s.objective == "mixture"
-        if s.model == "attention" and s.num_places == 2
+        if length == L * multiples[-1] and s.setting == "local" and s.objective == "mixture"
+        if s.model == "attention" and s.num_places == 2 and s.train_length == L
     ]
     for s in explained:
         at_lengths = bounds.Lengths(L, s.length, s.local_span)

@@ -227,7 +227,7 @@ class _Chain:
     def _drop_oldest(self, moved: torch.Tensor) -> torch.Tensor:
         if self.memory == 0:
             return moved.sum(dim=-1)
-        return moved.unflatten(-2, (self.num_tokens, -1)).sum(dim=-3).flatten(-2)
+        return moved.unflatten(-2, (moved.shape[-1], -1)).sum(dim=-3).flatten(-2)
 
     def _backward(self, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """One token more to come: b is E[exp(−tD)] from each state on, c E[A exp(−tD)]."""
@@ -247,24 +247,55 @@ class _Chain:
         self, shape_J: np.ndarray, starts_I: np.ndarray, mass_I: np.ndarray
     ) -> torch.Tensor:
         """E[h(X)_Y] over all sets of one shape, weighted by their probability."""
+        total = torch.zeros((), dtype=torch.double)
+        # Past the first few places the edge is forgotten, and with it most of the states.
+        inside_M = [
+            state
+            for state, tokens in enumerate(np.ndindex(*([self.num_tokens] * self.memory)))
+            if self.num_tokens - 1 not in tokens
+        ]
+        late_I = starts_I >= self.memory
+        for part_I, states_M, num_tokens in (
+            (~late_I, slice(None), self.num_tokens),
+            (late_I, inside_M, self.num_tokens - 1),
+        ):
+            if part_I.any():
+                total = total + self._correct_mass(
+                    shape_J, starts_I[part_I], mass_I[part_I], states_M, num_tokens
+                )
+        return total
+
+    def _correct_mass(
+        self,
+        shape_J: np.ndarray,
+        starts_I: np.ndarray,
+        mass_I: np.ndarray,
+        states_M: slice | list[int],
+        num_tokens: int,
+    ) -> torch.Tensor:
         span = int(shape_J[-1]) + 1
+        decay_TMW = self.decay_TMW[:, states_M, :num_tokens]
+        background_TMW = self.background_TMW[:, states_M, :num_tokens]
+        a_YMW = self.a_YMW[:, states_M, :num_tokens]
         weight_I = torch.from_numpy(mass_I)[:, None, None]
         total = torch.zeros((), dtype=torch.double)
-        prefix_f = torch.stack([self.before[start][0] for start in starts_I])
-        prefix_g = torch.stack([self.before[start][1] for start in starts_I])
-        suffix_b = torch.stack([self.after[self.length - start - span][0] for start in starts_I])
-        suffix_c = torch.stack([self.after[self.length - start - span][1] for start in starts_I])
+        before = [self.before[start] for start in starts_I]
+        after = [self.after[self.length - start - span] for start in starts_I]
+        prefix_f, prefix_g = (
+            torch.stack(part)[..., states_M] for part in zip(*before, strict=True)
+        )
+        suffix_b, suffix_c = (torch.stack(part)[..., states_M] for part in zip(*after, strict=True))
         for tokens_J, label, mass in zip(
             self.planted.tokens_ZJ, self.planted.labels_Z, self.planted.mass_Z, strict=True
         ):
-            a_1MW = self.a_YMW[label : label + 1]
+            a_1MW = a_YMW[label : label + 1]
             f, g = prefix_f, prefix_g[:, label : label + 1]
             for place in range(span):
-                step_TMW = self.background_TMW
+                step_TMW = background_TMW
                 if place in shape_J:
-                    forced_W = torch.zeros(self.num_tokens, dtype=torch.double)
+                    forced_W = torch.zeros(num_tokens, dtype=torch.double)
                     forced_W[tokens_J[list(shape_J).index(place)]] = 1
-                    step_TMW = self.decay_TMW * forced_W
+                    step_TMW = decay_TMW * forced_W
                 f, g = self._forward(f, g, step_TMW, a_1MW)
             attended_ITM = g[:, 0] * suffix_b + f * suffix_c[:, label]
             total = total + mass * (attended_ITM * weight_I * self.weight_T[:, None]).sum()

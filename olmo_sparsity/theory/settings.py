@@ -53,6 +53,9 @@ class CaseConfig:
     marker_rate: float = 0.01
     """How often a background place carries a token that could have been planted."""
 
+    train_length: int | None = None
+    """L of this case; None: that of the run."""
+
     background: list[float] | None = None
     """The whole background distribution over (blank, marker, marker), instead of marker_rate."""
 
@@ -213,7 +216,9 @@ def _check(config: TheoryConfig, origin: str) -> None:
         f"test_multiples={config.test_multiples} must be whole numbers of at least 1",
     )
     for index, case in enumerate([*config.cases, *config.bridge.cases]):
-        shortest = (config.train_length + 1) // 2
+        longest = case.train_length if case.train_length is not None else config.train_length
+        require(longest >= 1, f"cases[{index}].train_length={longest} must be at least 1")
+        shortest = (longest + 1) // 2
         for name in ("num_places", "attention_places"):
             k = getattr(case, name)
             require(

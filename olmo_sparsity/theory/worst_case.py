@@ -63,6 +63,7 @@ def search_worst_cases(
                         setting="local",
                         num_places=k,
                         attention_places=k,
+                        train_length=longest,
                         objective="worst_growth",
                         marker_rate=config.marker_rate,
                         seed=seed,
