@@ -46,6 +46,7 @@ _STYLES = {
     "nearest": ("#888888", "+"),
     "random": ("#888888", "x"),
 }
+_ON_DARK = {"#0072B2": "#56B4E9", "#56B4E9": "#B3E0FF", "#882255": "#E28AAE", "#888888": "#A8A8A8"}
 
 
 @dataclass(frozen=True)
@@ -55,10 +56,13 @@ class _Theme:
     fill: str = "#d9d9d9"
     chosen: str = "#7d7d7d"
     paper: str = "white"
+    lighter: bool = False
 
 
 _PRINT = _Theme()
-_DARK = _Theme(ink="#e8e6e1", faint="#a5a29b", fill="#45474d", chosen="#8f939c", paper="#1d1f24")
+_DARK = _Theme(
+    ink="#e8e6e1", faint="#a5a29b", fill="#45474d", chosen="#8f939c", paper="#1d1f24", lighter=True
+)
 
 
 def draw_figure2(results: list[Results], out: Path, labels: list[str] | None = None) -> None:
@@ -177,7 +181,7 @@ def _describe(results: Results) -> list[str]:
 def _draw_gaps(axes: Axes, results: Results, theme: _Theme) -> None:
     losses = _of_report_half(results.losses, results)
     gaps = (losses.loss_short - losses.loss_long).to_numpy(float)
-    axes.set_xlabel("gap  L$_{short}$ − L$_{long}$  (nats)", parse_math=True)
+    axes.set_xlabel("gap  L_short − L_long  (nats)")
     axes.set_ylabel("targets")
     if not len(gaps):
         _say(axes, "not measured", theme)
@@ -218,11 +222,11 @@ def _draw_losses(axes: Axes, results: Results, theme: _Theme) -> None:
         level = lines[f"loss_{name}"].mean()
         axes.axhline(level, color=theme.ink, linewidth=0.8, zorder=1)
         axes.annotate(
-            f"L$_{{{name}}}$", (1, level), xycoords=("axes fraction", "data"), fontsize=7,
-            xytext=(3, 0), textcoords="offset points", va="center", parse_math=True,
+            f"L_{name}", (1, level), xycoords=("axes fraction", "data"), fontsize=7,
+            xytext=(3, 0), textcoords="offset points", va="center",
         )  # fmt: skip
     for (selector, control), curve in _loss_curves(chosen).items():
-        color, marker = _style(selector)
+        color, marker = _style(selector, theme)
         own = control == "own"
         axes.plot(
             curve.k, curve["mean"], color=color, marker=marker, markersize=3.5 if own else 2.5,
@@ -248,7 +252,7 @@ def _draw_excess(axes: Axes, results: Results, theme: _Theme) -> None:
         return
     selectors = _in_order(rows.selector)
     for i, selector in enumerate(selectors):
-        color, marker = _style(selector)
+        color, marker = _style(selector, theme)
         curve = rows[rows.selector == selector].sort_values("k")
         k = curve.k * 2 ** (0.07 * (i - (len(selectors) - 1) / 2))  # intervals side by side
         axes.errorbar(
@@ -274,7 +278,7 @@ def _draw_kinds(axes: Axes, results: Results, theme: _Theme, kinds: list[str]) -
     axes.axvline(0, color=theme.ink, linewidth=0.8, zorder=1)
     selectors = _in_order(rows.selector)
     for i, selector in enumerate(selectors):
-        color, marker = _style(selector)
+        color, marker = _style(selector, theme)
         some = rows[rows.selector == selector]
         y = [kinds.index(kind) + 0.2 * (i - (len(selectors) - 1) / 2) for kind in some.kind]
         axes.errorbar(
@@ -307,7 +311,7 @@ def _legend_handles(results: list[Results], theme: _Theme) -> list[Artist]:
     names = pd.concat([_chosen(result).selector for result in results])
     handles: list[Artist] = []
     for selector in _in_order(names):
-        color, marker = _style(selector)
+        color, marker = _style(selector, theme)
         handles.append(
             Line2D([], [], color=color, marker=marker, markersize=3.5, label=_spell(selector))
         )
@@ -323,8 +327,9 @@ def _spell(name: str) -> str:
     return str(name).replace("_", " ")
 
 
-def _style(selector: str) -> tuple[str, str]:
-    return _STYLES.get(selector, ("#000000", "."))
+def _style(selector: str, theme: _Theme) -> tuple[str, str]:
+    color, marker = _STYLES.get(selector, (theme.ink, "."))
+    return (_ON_DARK.get(color, color) if theme.lighter else color), marker
 
 
 def _in_order(selectors: pd.Series) -> list[str]:

@@ -101,6 +101,23 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--device", default="auto")
     sub.add_argument("--device-map", help="`auto` spreads a Hugging Face model over several GPUs")
     sub.add_argument("--batch-tokens", type=int, default=16384, help="per forward (%(default)s)")
+
+    sub = command("merge", merge, "put the shards of one measurement together and summarise them")
+    sub.add_argument("shards", metavar="RESULTS", nargs="+")
+    sub.add_argument("--out", required=True)
+
+    sub = command("figure", figure, "draw Figure 2 from one or several measurements")
+    sub.add_argument("results", metavar="RESULTS", nargs="+")
+    sub.add_argument("--out", required=True, help="a .png, .pdf or .svg file")
+    sub.add_argument("--labels", help="comma-separated names of the models")
+
+    sub = command("report", report, "write a measurement as one page to read in a browser")
+    sub.add_argument("results", metavar="RESULTS")
+    sub.add_argument("--out", required=True, help="an .html file")
+    sub.add_argument("--max-documents", type=int)
+
+    sub = command("theory", theory, "the theorems in numbers: risk by length against both bounds")
+    sub.add_argument("config", metavar="CONFIG")
     return parser
 
 
@@ -189,6 +206,46 @@ def measure(options: argparse.Namespace) -> int:
             print("  below 1 nat: this model has no induction, so it cannot show sparse long-range")
             print("  dependency; what follows says how it fails, not how language works")
         print(format_summary(results.summary))
+    return 0
+
+
+def merge(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from analysis.measure import merge_shards
+
+    merge_shards([Path(shard) for shard in options.shards], Path(options.out))
+    return 0
+
+
+def figure(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from analysis.figures import draw_figure2
+    from analysis.results import read_results
+
+    results = [read_results(Path(folder)) for folder in options.results]
+    labels = options.labels.split(",") if options.labels else None
+    draw_figure2(results, Path(options.out), labels)
+    print(options.out)
+    return 0
+
+
+def report(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from analysis.report import write_report
+    from analysis.results import read_results
+
+    write_report(read_results(Path(options.results)), Path(options.out), options.max_documents)
+    print(options.out)
+    return 0
+
+
+def theory(options: argparse.Namespace) -> int:
+    from olmo_sparsity.theory import experiment
+
+    experiment.run(options.config, options.overrides)
     return 0
 
 

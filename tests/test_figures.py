@@ -25,7 +25,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def texts_of(svg: bytes) -> str:
-    # A formula is several pieces inside one text.
     root = ElementTree.fromstring(svg)
     return "\n".join(
         "".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")
@@ -58,7 +57,7 @@ def test_text_stays_text_and_names_windows_model_and_counts(results: Results) ->
         *("runs/quick", "long 192, short 32", "stride 16", "5 documents", "foreign control"),
         f"{num_chosen:,} of {len(losses):,} targets",
         *(selector.replace("_", " ") for selector in SELECTORS),
-        *("equal to the target", "Lshort", "Llong", "gap ≥ 0.90"),
+        *("equal to the target", "L_short", "L_long", "gap ≥ 0.90"),
     ):
         assert wanted in text, wanted
     assert "$" not in text

@@ -109,7 +109,9 @@ def _figure(summaries: list[Summary], meta: dict[str, Any]) -> plt.Figure:
             draw_panel(axis)
             axis.set_title(title, fontsize=11)
             axis.legend(fontsize=6.5, loc="upper left", framealpha=0.85, handlelength=3)
-    seeds = max(s.num_seeds for s in summaries)
+    seeds = str(max((s.num_seeds for s in attention), default=0))
+    if bridge:
+        seeds += f" ({max(s.num_seeds for s in bridge)} of the transformer)"
     figure.suptitle(
         f"Trained on lengths {L // 2} … {L} (shaded). Means and 95% intervals over {seeds} seeds; "
         f"bounds with constant {meta['bound_constant']:g}",

@@ -186,7 +186,7 @@ def write_summary(path: str | Path, rows: list[Row]) -> None:
         for summary in summarise(rows):
             values = asdict(summary)
             writer.writerow(
-                {name: f"{v:.6g}" if isinstance(v, float) else v for name, v in values.items()}
+                {name: f"{v:.9g}" if isinstance(v, float) else v for name, v in values.items()}
             )
 
 

@@ -1,0 +1,500 @@
+"use strict";
+// Texts come from documents and models: they reach the page as textContent only.
+// A book has 100,000 tokens: no listener on a token, and a change touches a few dozen elements.
+(() => {
+  const byId = (id) => document.getElementById(id);
+  const page = JSON.parse(byId("page-data").textContent);
+  const text = byId("text"), panel = byId("panel"), live = byId("live");
+  const SVG = "http://www.w3.org/2000/svg";
+  const TOKENS_IN_CHUNK = 300, MOST_IN_CHUNK = 1500;
+
+  let doc = null; // the document on the page
+  let tokens = []; // its elements, by place
+  let placeOf = new WeakMap();
+  let chosen = new Map(); // place → { set, by selector }
+  let losses = new Map(); // place → index into doc.long and doc.short
+  let shown = []; // places of the targets that pass the filters
+  let current = null, held = false, lit = [];
+
+  function element(name, properties = {}, ...children) {
+    const node = document.createElement(name);
+    Object.assign(node, properties);
+    node.append(...children);
+    return node;
+  }
+  function shape(parent, name, attributes, words) {
+    const node = document.createElementNS(SVG, name);
+    for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
+    if (words !== undefined) node.textContent = words;
+    parent.append(node);
+    return node;
+  }
+  const number = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));
+
+  // What stands for a token that would not be seen.
+  function spell(piece) {
+    if (piece === "") return "(part of a character)";
+    const seen = piece.replace(/\n/g, "⏎").replace(/\t/g, "⇥");
+    return /^\s+$/.test(seen) ? seen.replace(/\s/g, "␣") : seen.trim();
+  }
+  const spellSet = (name) => page.words[name] || name;
+  function kindOf(target, far) {
+    const a = target.trim(), b = far.trim();
+    if (a === b) return "the target again";
+    if (a.toLowerCase() === b.toLowerCase()) return "the target, in other case";
+    if (/^\p{N}/u.test(b)) return "a number";
+    if (/^\p{Lu}/u.test(b)) return "capitalised";
+    return "anything else";
+  }
+  const selectorIndex = () => Number(byId("selector").value);
+  const entryOf = (place) => {
+    const target = chosen.get(place);
+    return target ? target[2][selectorIndex()] || null : null;
+  };
+  function kindAt(place) {
+    const entry = entryOf(place);
+    if (!entry || !entry[0] || !entry[0][0].length) return "not searched";
+    return kindOf(doc.text[place], doc.text[entry[0][0][0]]);
+  }
+  function gapAt(place) {
+    const i = losses.get(place);
+    return i === undefined ? null : doc.short[i] - doc.long[i];
+  }
+
+  // ------------------------------------------------------------------ the text
+
+  function openDocument(index) {
+    doc = JSON.parse(byId("document-" + page.documents[index][0]).textContent);
+    tokens = new Array(doc.text.length);
+    placeOf = new WeakMap();
+    losses = new Map(doc.targets.map((place, i) => [place, i]));
+    chosen = new Map(doc.chosen.map((target) => [target[0], target]));
+    current = null;
+    held = false;
+    lit = [];
+    shown = [];
+    const chunks = document.createDocumentFragment();
+    let chunk = null, inChunk = 0;
+    const first = page.windows.long;
+    doc.text.forEach((piece, place) => {
+      if (chunk === null) {
+        chunk = element("div", { className: "chunk" });
+        chunks.append(chunk);
+        inChunk = 0;
+      }
+      // The space before a word belongs to its token, but is no place to draw a box around.
+      const word = piece.trimStart();
+      const space = word === "" ? "" : piece.slice(0, piece.length - word.length);
+      if (space !== "") chunk.append(space);
+      const node = document.createElement("span");
+      node.textContent = word === "" ? piece : word;
+      if (place < first) node.className = "early";
+      tokens[place] = node;
+      placeOf.set(node, place);
+      chunk.append(node);
+      inChunk += 1;
+      // A chunk is a block: it may end where a line does, or else before it grows too large.
+      if ((inChunk >= TOKENS_IN_CHUNK && piece.endsWith("\n")) || inChunk >= MOST_IN_CHUNK) {
+        chunk = null;
+      }
+    });
+    text.replaceChildren(chunks);
+    const largest = Math.max(0, ...doc.chosen.map((target) => gapAt(target[0]) ?? 0));
+    byId("gap").max = Math.max(0.01, Math.ceil(largest * 100) / 100);
+    fillKinds();
+    filter();
+    // The most striking target, low enough on the screen to see what stands before it.
+    const start = shown.reduce((a, b) => ((gapAt(b) ?? 0) > (gapAt(a) ?? 0) ? b : a), shown[0]);
+    if (start === undefined) return;
+    for (const place of shown) tokens[place].tabIndex = place === start ? 0 : -1;
+    show(start);
+    const below = tokens[start].getBoundingClientRect().top - chunksTop();
+    text.scrollTo({ top: below - text.clientHeight * 0.7, behavior: "instant" });
+  }
+
+  const chunksTop = () => text.firstElementChild.getBoundingClientRect().top;
+
+  function fillKinds() {
+    const counts = new Map();
+    for (const place of chosen.keys()) {
+      const kind = kindAt(place);
+      counts.set(kind, (counts.get(kind) || 0) + 1);
+    }
+    const before = byId("kind").value;
+    const names = [...counts.keys()].sort((a, b) => counts.get(b) - counts.get(a));
+    byId("kind").replaceChildren(
+      element("option", { value: "", textContent: "of any kind" }),
+      ...names.map((name) =>
+        element("option", { value: name, textContent: `${name} (${counts.get(name)})` })
+      )
+    );
+    byId("kind").value = names.includes(before) ? before : "";
+  }
+
+  function filter() {
+    const least = Number(byId("gap").value);
+    const set = byId("set").value, kind = byId("kind").value;
+    byId("gap-value").textContent = least.toFixed(2);
+    byId("gap").setAttribute("aria-valuetext", `${least.toFixed(2)} nats`);
+    const passing = [...chosen.keys()].filter((place) => {
+      const [, sets] = chosen.get(place);
+      return (
+        (set === "" || sets.includes(Number(set))) &&
+        (least <= 0 || (gapAt(place) ?? -Infinity) >= least) &&
+        (kind === "" || kindAt(place) === kind)
+      );
+    });
+    const kept = new Set(passing);
+    for (const place of shown) if (!kept.has(place)) strip(place);
+    const already = new Set(shown);
+    for (const place of passing) if (!already.has(place)) dress(place);
+    shown = passing.sort((a, b) => a - b);
+    byId("count").textContent = `${shown.length} of ${chosen.size} targets`;
+    const tabbable = kept.has(current) ? current : shown[0];
+    for (const place of shown) tokens[place].tabIndex = place === tabbable ? 0 : -1;
+    show(current !== null && (kept.has(current) || !chosen.has(current)) ? current : null);
+  }
+  function dress(place) {
+    tokens[place].classList.add("target");
+    tokens[place].setAttribute("role", "button");
+    tokens[place].setAttribute("aria-pressed", "false");
+  }
+  function strip(place) {
+    tokens[place].classList.remove("target");
+    for (const name of ["role", "aria-pressed", "tabindex"]) tokens[place].removeAttribute(name);
+  }
+
+  // ------------------------------------------------------- one target is looked at
+
+  function show(place, aloud = false) {
+    for (const node of lit) {
+      node.classList.remove("far", "first", "current", "pointed");
+      node.removeAttribute("data-rank");
+      node.style.removeProperty("--share");
+      if (node.hasAttribute("aria-pressed")) node.setAttribute("aria-pressed", "false");
+    }
+    lit = [];
+    current = place;
+    markWindows(place);
+    if (place !== null) {
+      const node = tokens[place];
+      node.classList.add("current");
+      lit.push(node);
+      if (node.hasAttribute("aria-pressed")) node.setAttribute("aria-pressed", String(held));
+      const entry = entryOf(place);
+      if (entry && entry[0]) light(entry[0]);
+    }
+    fillPanel(place);
+    if (aloud && place !== null) live.textContent = aloudOf(place);
+  }
+
+  function light([places, influences]) {
+    const most = Math.max(...influences, 1e-9);
+    places.forEach((place, rank) => {
+      const node = tokens[place];
+      if (!node || node.classList.contains("far")) return;
+      node.style.setProperty("--share", Math.max(0, influences[rank] / most).toFixed(3));
+      node.dataset.rank = String(rank + 1);
+      node.classList.add("far");
+      if (rank === 0) node.classList.add("first");
+      lit.push(node);
+    });
+  }
+
+  const { long, short, stride } = page.windows;
+  // Targets of one block share their windows.
+  const blockOf = (place) => long + Math.floor((place - long) / stride) * stride;
+
+  function markWindows(place) {
+    if (!globalThis.CSS || !CSS.highlights) return;
+    CSS.highlights.clear();
+    if (place === null || place < long || !long) return;
+    const block = blockOf(place);
+    const between = (a, b) => {
+      const range = new Range();
+      range.setStartBefore(tokens[a]);
+      range.setEndBefore(tokens[b]);
+      return new Highlight(range);
+    };
+    CSS.highlights.set("far-window", between(block - long, block - short));
+    CSS.highlights.set("short-window", between(block - short, place));
+  }
+
+  function aloudOf(place) {
+    const entry = entryOf(place), i = losses.get(place);
+    const parts = [`${spell(doc.text[place])}.`];
+    if (i !== undefined) {
+      parts.push(
+        `Gap ${number(gapAt(place))} nats: ${number(doc.short[i])} with the short window, ` +
+          `${number(doc.long[i])} with the long one.`
+      );
+    }
+    const [places, influences] = (entry && entry[0]) || [[], []];
+    if (places.length) {
+      const first = places.slice(0, 3).map(
+        (far, rank) =>
+          `${spell(doc.text[far])}, ${place - far} back, influence ${number(influences[rank])}`
+      );
+      parts.push(`Most influential: ${first.join("; ")}.`);
+    }
+    return parts.join(" ");
+  }
+
+  function fillPanel(place) {
+    if (place === null) {
+      panel.replaceChildren(
+        element("h3", { textContent: "No target chosen" }),
+        element("p", {
+          className: "soft",
+          textContent: "Point at an underlined token, or move to one with the keyboard.",
+        })
+      );
+      return;
+    }
+    const i = losses.get(place), entry = entryOf(place), target = chosen.get(place);
+    const parts = [
+      element("h3", { className: "unseen", textContent: "Target" }),
+      element("p", { className: "word quoted", textContent: spell(doc.text[place]) }),
+    ];
+    const sets = target ? target[1].map((set) => spellSet(page.sets[set])).join(", ") : "";
+    parts.push(
+      element("p", { className: "soft", textContent: `token ${place}${sets && " · " + sets}` })
+    );
+    if (i === undefined) {
+      parts.push(element("p", { textContent: "Not a target: no full long window before it." }));
+      panel.replaceChildren(...parts);
+      return;
+    }
+    const numbers = element("dl", { className: "numbers" });
+    for (const [name, value] of [
+      ["L_short", doc.short[i]], ["L_long", doc.long[i]], ["gap", gapAt(place)],
+    ]) {
+      numbers.append(
+        element("div", {}, element("dt", { textContent: name }),
+          element("dd", { textContent: number(value) }))
+      );
+    }
+    parts.push(numbers);
+    if (!entry) {
+      const why = target ? "this selector did not search for this target." : "not a chosen target.";
+      parts.push(
+        element("p", { className: "soft", textContent: `No influential tokens: ${why}` })
+      );
+      panel.replaceChildren(...parts);
+      return;
+    }
+    const [own, foreign] = entry;
+    parts.push(
+      element("h3", { textContent: "Loss with k far tokens" }), drawCurve(i, own, foreign),
+      element("p", { className: "sides" }, element("b", { textContent: "● own tokens" }),
+        element("i", { textContent: "○ foreign control" }))
+    );
+    if (own && own[0].length) {
+      parts.push(
+        element("h3", { textContent: "Where they stand" }), drawStrip(place, own),
+        element("h3", { textContent: "Influential tokens" }), rankedList(place, own, false)
+      );
+    }
+    if (foreign && foreign[0].length) {
+      parts.push(
+        element("h3", { textContent: "Foreign control" }),
+        element("p", {
+          className: "soft", textContent: "Chosen the same way from another document.",
+        }),
+        rankedList(place, foreign, true)
+      );
+    }
+    parts.push(
+      element("details", {}, element("summary", { textContent: "The curve as numbers" }),
+        tableOfLosses(own, foreign))
+    );
+    panel.replaceChildren(...parts);
+  }
+
+  function drawCurve(i, own, foreign) {
+    const svg = document.createElementNS(SVG, "svg");
+    const width = 330, height = 136, left = 34, right = 44, top = 10, bottom = 22;
+    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    svg.setAttribute("role", "img");
+    svg.setAttribute("aria-label", "Loss against k; its numbers stand at the end of the panel");
+    const curves = [[foreign, "foreign"], [own, "own"]].filter(([side]) => side && side[2]);
+    const values = [doc.short[i], doc.long[i]];
+    for (const [side] of curves) values.push(...side[2].filter((value) => value !== null));
+    const low = Math.min(...values), high = Math.max(...values), span = high - low || 1;
+    const y = (value) => top + ((high - value) / span) * (height - top - bottom);
+    const x = (step) => left + ((step + 0.5) / page.ks.length) * (width - left - right);
+    shape(svg, "line", {
+      class: "axis", x1: left, x2: width - right, y1: height - bottom + 6, y2: height - bottom + 6,
+    });
+    for (const [value, name] of [[doc.short[i], "L_short"], [doc.long[i], "L_long"]]) {
+      shape(svg, "line", {
+        class: "level", x1: left, x2: width - right, y1: y(value), y2: y(value),
+      });
+      const at = { class: "strong", x: width - right + 4, y: y(value) + 4 };
+      shape(svg, "text", at, name);
+      shape(svg, "text", { x: left - 4, y: y(value) + 4, "text-anchor": "end" }, number(value));
+    }
+    page.ks.forEach((k, step) =>
+      shape(svg, "text", { x: x(step), y: height - 3, "text-anchor": "middle" }, String(k))
+    );
+    shape(svg, "text", { x: left - 4, y: height - 3, "text-anchor": "end" }, "k");
+    for (const [side, name] of curves) {
+      const points = side[2].map((value, step) => [x(step), value]).filter((p) => p[1] !== null);
+      const path = points.map(([px, value]) => `${px},${y(value)}`).join(" ");
+      shape(svg, "polyline", { class: `curve ${name}`, points: path });
+      for (const [px, value] of points) {
+        const kind = name === "own" ? name : `${name} hollow`;
+        shape(svg, "circle", { class: kind, cx: px, cy: y(value), r: 3.2 });
+      }
+    }
+    return svg;
+  }
+
+  function tableOfLosses(own, foreign) {
+    const cell = (side, step) => number(side && side[2] ? side[2][step] : null);
+    const head = ["k", "own tokens", "foreign tokens"].map((name) =>
+      element("th", { textContent: name, scope: "col" })
+    );
+    const rows = page.ks.map((k, step) =>
+      element("tr", {}, element("th", { textContent: String(k), scope: "row" }),
+        element("td", { textContent: cell(own, step) }),
+        element("td", { textContent: cell(foreign, step) }))
+    );
+    return element("table", {}, element("thead", {}, element("tr", {}, ...head)),
+      element("tbody", {}, ...rows));
+  }
+
+  // The long window as a line: what is off the screen is seen here.
+  function drawStrip(place, [places, influences]) {
+    const svg = document.createElementNS(SVG, "svg");
+    const width = 330, base = 44;
+    svg.setAttribute("viewBox", `0 0 ${width} 60`);
+    svg.setAttribute("role", "img");
+    svg.setAttribute("aria-label", "Places of the influential tokens in the long window");
+    const block = blockOf(place), start = block - long;
+    const x = (at) => ((at - start) / (place - start)) * (width - 8) + 4;
+    shape(svg, "rect", { class: "reach", x: x(start), y: 8, height: base - 8,
+      width: x(block - short) - x(start) });
+    shape(svg, "rect", { class: "block", x: x(block - short), y: 8, height: base - 8,
+      width: x(place) - x(block - short) });
+    shape(svg, "line", { class: "axis", x1: 4, x2: width - 4, y1: base, y2: base });
+    const most = Math.max(...influences, 1e-9);
+    places.forEach((far, rank) => {
+      const reach = Math.max(2, (Math.max(0, influences[rank]) / most) * (base - 12));
+      shape(svg, "rect", { class: "own", x: x(far) - 1.2, y: base - reach, width: 2.4,
+        height: reach });
+    });
+    shape(svg, "text", { x: 4, y: 57 }, `${place - start} back`);
+    const near = { x: x(block - short), y: 57, "text-anchor": "middle" };
+    if (x(block - short) < width - 90) shape(svg, "text", near, `${place - block + short} back`);
+    shape(svg, "text", { x: width - 4, y: 57, "text-anchor": "end" }, "target");
+    return svg;
+  }
+
+  function rankedList(place, [places, influences, , names], isForeign) {
+    const most = Math.max(...influences, 1e-9);
+    const rows = places.map((far, rank) => {
+      const word = isForeign ? names[rank] : doc.text[far];
+      const bar = element("span", { className: "bar" });
+      bar.style.width = `${Math.max(0, (influences[rank] / most) * 100).toFixed(1)}%`;
+      const cells = [
+        element("span", { className: "rank", textContent: String(rank + 1) }),
+        element("bdi", { className: "quoted", textContent: spell(word) }),
+        element("span", { className: "back", textContent: `${place - far} back` }),
+        element("span", { className: "score", textContent: number(influences[rank]) }),
+        element("span"), bar,
+      ];
+      if (isForeign) return element("li", {}, element("div", { className: "row" }, ...cells));
+      const button = element("button", { type: "button", title: "Show it in the text" }, ...cells);
+      button.dataset.place = String(far);
+      return element("li", {}, button);
+    });
+    return element("ol", { className: isForeign ? "ranked foreign" : "ranked" }, ...rows);
+  }
+
+  // ------------------------------------------------------------------ hands and keys
+
+  const placeUnder = (event) => {
+    const place = placeOf.get(event.target);
+    return place === undefined ? null : place;
+  };
+  text.addEventListener("pointerover", (event) => {
+    const place = placeUnder(event);
+    // Only what was searched answers to pointing; losses of other tokens are shown on a click.
+    if (held || place === null || place === current) return;
+    if (event.target.classList.contains("target")) show(place);
+  });
+  text.addEventListener("click", (event) => {
+    const place = placeUnder(event);
+    if (place === null) return;
+    held = !(held && place === current);
+    show(place, true);
+    if (event.target.classList.contains("target")) focusOn(place);
+  });
+  text.addEventListener("focusin", (event) => {
+    const place = placeUnder(event);
+    if (place === null) return;
+    if (place === current) live.textContent = aloudOf(place);
+    else {
+      held = false;
+      show(place, true);
+    }
+  });
+  function focusOn(place) {
+    for (const other of text.querySelectorAll('[tabindex="0"]')) other.tabIndex = -1;
+    tokens[place].tabIndex = 0;
+    tokens[place].focus();
+  }
+  text.addEventListener("keydown", (event) => {
+    const place = placeUnder(event);
+    if (event.altKey || event.ctrlKey || event.metaKey) return;
+    if (event.key === "Escape") {
+      held = false;
+      show(null);
+      live.textContent = "";
+    } else if (place === null) {
+      return;
+    } else if (event.key === "Enter" || event.key === " ") {
+      held = !(held && place === current);
+      show(place, true);
+    } else {
+      const at = shown.indexOf(place);
+      const steps = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, PageDown: 10,
+        PageUp: -10, Home: -shown.length, End: shown.length };
+      if (!(event.key in steps)) return;
+      const next = Math.min(shown.length - 1, Math.max(0, at + steps[event.key]));
+      if (shown.length) focusOn(shown[next]);
+    }
+    event.preventDefault();
+  });
+  panel.addEventListener("click", (event) => {
+    const button = event.target.closest("button");
+    if (!button) return;
+    held = true; // or the pointer's way back over the text would change the target
+    for (const node of text.querySelectorAll(".pointed")) node.classList.remove("pointed");
+    const node = tokens[Number(button.dataset.place)];
+    node.classList.add("pointed");
+    node.scrollIntoView({ block: "center" });
+  });
+  byId("tools").addEventListener("input", (event) => {
+    if (event.target.id === "document") return openDocument(Number(byId("document").value));
+    if (event.target.id === "selector") fillKinds();
+    filter();
+  });
+  byId("tools").addEventListener("submit", (event) => event.preventDefault());
+
+  // ------------------------------------------------------------------ the beginning
+
+  const options = (names) =>
+    names.map((name, i) => element("option", { value: String(i), textContent: name }));
+  byId("document").append(
+    ...options(page.documents.map(([id, size, num]) => `${id} · ${size} tokens, ${num} targets`))
+  );
+  byId("selector").append(...options(page.selectors.map((name) => name.replace(/_/g, " "))));
+  byId("set").append(
+    element("option", { value: "", textContent: "all that were searched" }),
+    ...options(page.sets.map(spellSet))
+  );
+  if (page.documents.length) openDocument(0);
+  else text.textContent = "No documents were measured.";
+})();

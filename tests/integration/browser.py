@@ -1,0 +1,151 @@
+"""A headless Chromium through chromedriver's own HTTP interface: no package needed."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+MISSING = [name for name in ("chromium", "chromedriver") if not shutil.which(name)]
+INSTALL = "apt-get install -y --no-install-recommends chromium chromium-driver"
+_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the name W3C WebDriver gives a reference
+
+
+class Browser:
+    def __init__(self, profile: Path, width: int = 1360, height: int = 960) -> None:
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        self.server = f"http://127.0.0.1:{port}"
+        self.driver = subprocess.Popen(
+            ["chromedriver", f"--port={port}", "--silent"],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        self.session = ""
+        flags = (
+            *("headless", "no-sandbox", "disable-gpu", "disable-dev-shm-usage", "no-first-run"),
+            *("disable-background-networking", "disable-component-update", "disable-sync"),
+            *(f"user-data-dir={profile}", f"window-size={width},{height}"),
+            "force-device-scale-factor=1",
+        )
+        wanted = {
+            "browserName": "chrome",
+            "goog:loggingPrefs": {"browser": "ALL"},
+            "goog:chromeOptions": {
+                "binary": shutil.which("chromium"),
+                "args": [f"--{flag}" for flag in flags],
+            },
+        }
+        self._wait_for_driver()
+        started = self._post("/session", {"capabilities": {"alwaysMatch": wanted}})
+        self.session = f"/session/{started['sessionId']}"
+        self._post(self.session + "/timeouts", {"script": 60_000})
+
+    def __enter__(self) -> Browser:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self.session:
+            self._request("DELETE", self.session)
+        self.driver.terminate()
+        self.driver.wait(timeout=20)
+
+    def open(self, page: Path) -> None:
+        self._post(self.session + "/url", {"url": page.resolve().as_uri()})
+
+    def run(self, script: str, *values: Any) -> Any:
+        """JavaScript with `return`; `arguments` are the values."""
+        return self._post(self.session + "/execute/sync", {"script": script, "args": list(values)})
+
+    def hover(self, script: str, *values: Any) -> None:
+        """Moves the pointer onto the element that the script returns, as a hand would."""
+        self._point(script, values, [])
+
+    def click(self, script: str, *values: Any) -> None:
+        buttons = [{"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}]
+        self._point(script, values, buttons)
+
+    def press(self, *keys: str) -> None:
+        actions = []
+        for key in keys:
+            code = {
+                "Tab": "\ue004", "Enter": "\ue007", "Escape": "\ue00c", "Home": "\ue011",
+                "ArrowLeft": "\ue012", "ArrowUp": "\ue013", "ArrowRight": "\ue014", "End": "\ue010",
+                "ArrowDown": "\ue015",
+            }.get(key, key)  # fmt: skip
+            actions += [{"type": "keyDown", "value": code}, {"type": "keyUp", "value": code}]
+        self._act({"type": "key", "id": "keys", "actions": actions})
+
+    def prefer(self, **features: str) -> None:
+        """prefer(prefers_color_scheme="dark")"""
+        listed = [{"name": k.replace("_", "-"), "value": v} for k, v in features.items()]
+        self._post(
+            self.session + "/goog/cdp/execute",
+            {"cmd": "Emulation.setEmulatedMedia", "params": {"features": listed}},
+        )
+
+    def resize(self, width: int, height: int) -> None:
+        self._post(self.session + "/window/rect", {"width": width, "height": height})
+
+    def console(self) -> list[str]:
+        """What the page complained of since the last call, refused resources included."""
+        entries = self._post(self.session + "/se/log", {"type": "browser"})
+        return [f"{entry['level']}: {entry['message']}" for entry in entries]
+
+    def screenshot(self, path: Path) -> None:
+        path.write_bytes(base64.b64decode(self._request("GET", self.session + "/screenshot")))
+
+    def _point(self, script: str, values: tuple, more: list[dict]) -> None:
+        element = self.run(script, *values)
+        assert element, f"no element: {script}"
+        reference = {_ELEMENT: element[_ELEMENT]}
+        self.run("arguments[0].scrollIntoView({block: 'center', behavior: 'instant'})", reference)
+        move = {"type": "pointerMove", "duration": 0, "origin": reference, "x": 0, "y": 0}
+        self._act({"type": "pointer", "id": "mouse", "actions": [move, *more]})
+
+    def _act(self, source: dict) -> None:
+        self._post(self.session + "/actions", {"actions": [source]})
+
+    def _wait_for_driver(self) -> None:
+        for _ in range(100):
+            try:
+                if self._request("GET", "/status")["ready"]:
+                    return
+            except OSError:
+                time.sleep(0.1)
+        raise TimeoutError("chromedriver did not start within 10 s")
+
+    def _post(self, path: str, body: dict) -> Any:
+        return self._request("POST", path, body)
+
+    def _request(self, method: str, path: str, body: dict | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        request = urllib.request.Request(self.server + path, data, method=method)
+        # A proxy of the machine has no part in this.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        try:
+            with opener.open(request, timeout=120) as response:
+                return json.load(response)["value"]
+        except urllib.error.HTTPError as error:
+            with error:
+                raise RuntimeError(json.load(error)["value"]["message"]) from None
+
+
+def is_required() -> bool:
+    """CI sets this, so that a missing browser there is a failure and not a skip."""
+    return os.environ.get("OLMO_SPARSITY_REQUIRE_BROWSER") == "1"

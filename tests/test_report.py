@@ -1,0 +1,210 @@
+"""The page holds the results, asks nobody for anything, and shows untrusted text as text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from analysis.report import _json_for_html, write_report
+from analysis.results import Results
+from tests.fake_results import DOCUMENTS, KS, META, document_rows, fake_results, one_document
+
+HOSTILE = (
+    *("</script><script>canary=1</script>", "<!--<script>", "<img src=x onerror=canary=1>"),
+    *("\u2028canary=1\u2029", '" onmouseover="canary=1', "' autofocus onfocus='canary=1"),
+    *("javascript:canary=1", "{{script}}", "{{meta}}", "&lt;b&gt;", "]]>", "\\u003cscript\\u003e"),
+    *("\0", "\x1b[31m", "\u202eevil", "$\\frac{1$", "%s %d {0}", "</style>", "</title>"),
+)
+
+
+class Page(HTMLParser):
+    """What an HTML parser sees: elements, and the text inside script, style and pre."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.inside: list[tuple[dict, str]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self.elements:
+            self.inside.append((self.elements[-1][1] | {"tag": self.elements[-1][0]}, data))
+
+    def data(self, name: str) -> dict:
+        return json.loads("".join(text for attrs, text in self.inside if attrs.get("id") == name))
+
+    def source(self, tag: str) -> str:
+        return "".join(t for a, t in self.inside if a["tag"] == tag and "type" not in a)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return fake_results(tmp_path_factory.mktemp("fake"))
+
+
+@pytest.fixture(scope="module")
+def page(results: Results, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return page_of(results, tmp_path_factory.mktemp("page"))
+
+
+def page_of(results: Results, folder: Path, max_documents: int | None = None) -> Page:
+    out = folder / "deep" / "report.html"
+    write_report(results, out, max_documents)
+    assert [path.name for path in out.parent.iterdir()] == ["report.html"]
+    return Page(out.read_text(encoding="utf-8"))
+
+
+def hostile_results(results: Results) -> Results:
+    """Every string that came from outside is one of `HOSTILE`."""
+    long, short = 8, 2
+    words = [HOSTILE[i % len(HOSTILE)] for i in range(60)]
+    meta = {
+        **{key: dict.fromkeys(META[key], HOSTILE[0]) for key in ("model", "data", "gate")},
+        "windows": {"long": long, "short": short, "stride": 1},
+        "selectors": ["add_one", HOSTILE[2]],
+        HOSTILE[0]: list(HOSTILE),
+        "counts": HOSTILE[4],
+    }
+    one = one_document(words, {20 + i: [13, 14, 15] for i in range(30)}, meta)
+    summary = one.summary.copy()
+    summary.loc[summary.selector == "divergence", "selector"] = HOSTILE[2]
+    summary.loc[summary.target_set == "zero_gap", "target_set"] = HOSTILE[4]
+    recovery = pd.concat([one.recovery, one.recovery.assign(target_set=HOSTILE[0])])
+    influence = pd.concat(
+        [
+            one.influence,
+            one.influence.assign(selector=HOSTILE[2]),
+            one.influence.assign(control="foreign"),
+        ]
+    )
+    dependencies = results.dependencies.assign(kind=list(HOSTILE[: len(results.dependencies)]))
+    return replace(
+        one,
+        summary=summary,
+        recovery=recovery,
+        influence=influence,
+        dependencies=dependencies,
+    )
+
+
+def test_only_the_named_script_and_style_may_run(page: Page) -> None:
+    policy = next(a["content"] for _, a in page.elements if "http-equiv" in a)
+    assert policy
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert rules["img-src"] == "data:"
+    for tag in ("script", "style"):
+        digest = base64.b64encode(hashlib.sha256(page.source(tag).encode()).digest()).decode()
+        assert rules[f"{tag}-src"] == f"'sha256-{digest}'"
+    for tag, attributes in page.elements:
+        assert "style" not in attributes, f"<{tag} style> would be refused"
+        assert not [name for name in attributes if name.startswith("on")], tag
+        for name in ("src", "srcset", "href"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("data:", "#")), f"<{tag} {name}={value[:80]}>"
+
+
+def test_the_page_holds_the_results(page: Page, results: Results) -> None:
+    data = page.data("page-data")
+    assert data["ks"] == list(KS)
+    assert [document[0] for document in data["documents"]][:5] == list(DOCUMENTS[::2])
+    document = page.data("document-2")
+    rows = document_rows(2)
+    assert "".join(document["text"]) == "".join(rows["tokens"]["text"])
+    losses = results.losses.query("document == 2")
+    np.testing.assert_allclose(document["short"], losses.loss_short, atol=6e-5)
+    assert document["targets"] == losses.target.tolist()
+    recovery = results.recovery.query("document == 2 and selector == 'add_one' and k == 4")
+    influence = results.influence.query("document == 2 and selector == 'add_one'")
+    assert len(document["chosen"]) == recovery.target.nunique()
+    for target, sets, entries in document["chosen"]:
+        own, foreign = entries[str(data["selectors"].index("add_one"))]
+        at_4 = recovery[recovery.target == target]
+        assert data["sets"][sets[0]] == at_4.target_set.iloc[0]
+        for side, control in ((own, "own"), (foreign, "foreign")):
+            expected = at_4[at_4.control == control].loss_set.mean()  # over draws
+            assert side[2][KS.index(4)] == pytest.approx(expected, abs=1e-4)
+            ranked = influence[(influence.target == target) & (influence.control == control)]
+            assert side[0] == ranked.sort_values("rank").far_position.tolist()
+
+
+def test_headline_never_shows_recovery_without_its_control(page: Page, results: Results) -> None:
+    own, foreign = (
+        results.summary.query("target_set == 'gap' and selector == 'add_one' and k == 4")
+        .set_index("control")
+        .loc[["own", "foreign"]]
+        .to_dict("records")
+    )
+    sentence = re.search(r"With 4 far tokens, add one recovers.*", page.text)
+    assert sentence
+    assert f"{own['recovery']:.2f} of the gap" in sentence[0]
+    assert f"recover {foreign['recovery']:.2f}" in sentence[0]
+    excess = f"{own['excess']:.2f} [{own['excess_low']:.2f}, {own['excess_high']:.2f}]"
+    assert excess in sentence[0]
+    assert page.text.count(excess) == 2  # and in the table
+
+
+def test_the_gate_is_stated_first(results: Results, tmp_path: Path) -> None:
+    gate = {"loss_first": 5.0, "loss_repeated": 4.9, "drop": 0.1, "has_induction": False}
+    text = page_of(replace(results, meta=META | {"gate": gate}), tmp_path).text
+    assert text.index("This model has no induction.") < text.index("With 4 far tokens")
+    assert "repeated once 4.90: a drop of 0.10" in text
+    text = page_of(replace(results, meta={}), tmp_path).text
+    assert "was not measured" in text
+
+
+def test_what_is_left_out_is_counted(results: Results, tmp_path: Path) -> None:
+    page = page_of(results, tmp_path, max_documents=6)
+    assert "6 of 10 measured documents are on this page. 2 more were too short." in page.text
+    shown = [document[0] for document in page.data("page-data")["documents"]]
+    assert shown == [0, 2, 4, 6, 8, 1]  # those with chosen targets first
+
+
+@pytest.mark.parametrize(
+    "name", ["tokens", "losses", "influence", "recovery", "summary", "dependencies"]
+)
+def test_a_table_without_rows_makes_a_page_all_the_same(
+    results: Results, tmp_path: Path, name: str
+) -> None:
+    page_of(replace(results, **{name: getattr(results, name).iloc[:0]}), tmp_path)
+
+
+def test_hostile_text_stays_text(page: Page, results: Results, tmp_path: Path) -> None:
+    hostile = page_of(hostile_results(results), tmp_path)
+    # One document here, ten there; tables have rows of their own. Nothing else may differ.
+    expected = {tag for tag, _ in page.elements}
+    assert {tag for tag, _ in hostile.elements} == expected
+    assert sum(tag == "script" for tag, _ in hostile.elements) == 3
+    assert hostile.source("script") == page.source("script")
+    assert hostile.data("document-0")["text"] == [HOSTILE[i % len(HOSTILE)] for i in range(60)]
+    assert HOSTILE[2] in hostile.data("page-data")["selectors"]
+    for _, attributes in hostile.elements:
+        assert not [name for name in attributes if name.startswith(("on", "autofocus"))]
+    raw = (tmp_path / "deep" / "report.html").read_text(encoding="utf-8")
+    assert "\u2028" not in raw
+    assert raw.count("</script>") == 3
+
+
+@settings(max_examples=200, deadline=None)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])) | st.text("<>&/!-scriptSCRIPT\u2028"))
+def test_json_comes_through_html_whole(text: str) -> None:
+    page = Page(f'<script type="application/json" id="x">{_json_for_html({"t": text})}</script><p>')
+    assert page.data("x") == {"t": text}
+    assert [tag for tag, _ in page.elements] == ["script", "p"]
