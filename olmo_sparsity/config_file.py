@@ -10,43 +10,60 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from yaml import YAMLError
 
 from olmo_sparsity.config import REFUSED_FIELDS, RunConfig, check
 from olmo_sparsity.errors import ConfigError
 
+Schema = TypeVar("Schema")
+
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
-    """YAML file (with an optional `base:` file beneath it) + `key.sub=value` overrides, checked."""
-    given = _read_yaml(Path(path))
-    for override in overrides or []:
-        key, equals, _ = override.lstrip("-").partition("=")
-        if not equals:
-            raise ConfigError(f"override '{override}' has no value; write --{key}=VALUE")
-        changed = OmegaConf.merge(given, OmegaConf.from_dotlist([override.lstrip("-")]))
-        assert isinstance(changed, DictConfig)
-        given = changed
-    return config_from_dict(given, origin=str(path))
+    """A run's settings, checked."""
+    return config_from_dict(read_given(path, overrides), origin=str(path))
 
 
 def config_from_dict(given: DictConfig | dict, origin: str = "config") -> RunConfig:
-    schema = OmegaConf.structured(RunConfig)
-    try:
-        merged = OmegaConf.merge(schema, given)
-    except ConfigKeyError as error:
-        raise ConfigError(f"{origin}: {_explain_unknown(str(error.full_key))}") from None
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{origin}: {error.full_key}: {str(error).splitlines()[0]}") from None
-    config = OmegaConf.to_object(merged)
-    assert isinstance(config, RunConfig)
+    config = fill_in(RunConfig, given, origin)
     _refuse_unused(config, given, origin)
     check(config, origin)
+    return config
+
+
+def read_given(path: str | Path, overrides: list[str] | None = None) -> DictConfig:
+    """YAML file (with an optional `base:` file beneath it) + `--key.sub=value` overrides."""
+    given = _read_yaml(Path(path))
+    for override in overrides or []:
+        text = override.lstrip("-")
+        if "=" not in text:
+            raise ConfigError(f"override '{override}' has no value; write --{text}=VALUE")
+        try:
+            changed = OmegaConf.merge(given, OmegaConf.from_dotlist([text]))
+        except (OmegaConfBaseException, YAMLError) as error:
+            reason = " ".join(str(error).split())
+            raise ConfigError(f"override '{override}' cannot be read: {reason}") from None
+        assert isinstance(changed, DictConfig)
+        given = changed
+    return given
+
+
+def fill_in(schema: type[Schema], given: DictConfig | dict, origin: str) -> Schema:
+    """The schema's defaults with what is given on top; unknown keys and wrong types refused."""
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), given))
+    except ConfigKeyError as error:
+        raise ConfigError(f"{origin}: {_explain_unknown(str(error.full_key), schema)}") from None
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{origin}: {error.full_key}: {str(error).splitlines()[0]}") from None
+    assert isinstance(config, schema)
     return config
 
 
@@ -137,12 +154,22 @@ def _flatten_plain(node: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-def _explain_unknown(key: str) -> str:
-    known = list(flatten(RunConfig()))
+def _explain_unknown(key: str, schema: type) -> str:
+    known = list(_known_keys(schema))
+    plain = re.sub(r"\[\d+\]", "", key)
     # The right name in the wrong section first, then the closest spelling.
-    close = fnmatch.filter(known, f"*.{key.rsplit('.', 1)[-1]}")
-    close = close or difflib.get_close_matches(key, known, n=1, cutoff=0.6)
+    close = fnmatch.filter(known, f"*.{plain.rsplit('.', 1)[-1]}")
+    close = close or difflib.get_close_matches(plain, known, n=1, cutoff=0.6)
     return f"unknown key '{key}'" + (f"; did you mean '{close[0]}'?" if close else "")
+
+
+def _known_keys(schema: type, prefix: str = "") -> Iterator[str]:
+    for name, kind in get_type_hints(schema).items():
+        yield prefix + name
+        for inner in (kind, *get_args(kind)):  # a section, or a list of sections
+            if is_dataclass(inner):
+                assert isinstance(inner, type)
+                yield from _known_keys(inner, f"{prefix}{name}.")
 
 
 def _closest_file(path: Path) -> str:

@@ -162,6 +162,19 @@ def _begin(data: DataConfig, folder: Path, settings: dict[str, Any]) -> Manifest
     return manifest
 
 
+def refuse_other_settings(data: DataConfig) -> None:
+    """A run must not say that it was trained on a text which its shards do not hold."""
+    if data.train_files is not None:
+        return
+    manifest = Manifest.load(Path(data.folder))
+    differences = list(_differences(manifest.settings, _decisive_settings(data)))
+    if differences:
+        raise DataError(
+            f"{data.folder} was prepared with other settings: {'; '.join(differences)}; make the "
+            "config say what the folder holds, or prepare another data.folder"
+        )
+
+
 def _decisive_settings(data: DataConfig) -> dict[str, Any]:
     corpus = {
         item.name: getattr(data.corpus, item.name)

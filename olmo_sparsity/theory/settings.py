@@ -1,21 +1,18 @@
 """What a theory run is told: dataclasses, read from YAML plus `--key.sub=value` overrides.
 
-Place in the flow: first; experiment.py receives the result. The same promises as the project's
-config.py: an unknown key is refused with the closest one that exists, and what cannot be right is
-refused before anything is computed.
+Place in the flow: first; experiment.py receives the result. What cannot be right is refused before
+anything is computed.
 """
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Iterator
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from omegaconf import MISSING, DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from omegaconf import MISSING
 
+from olmo_sparsity.config_file import fill_in, read_given
 from olmo_sparsity.errors import ConfigError
 
 
@@ -134,51 +131,9 @@ class TheoryConfig:
 
 
 def load_theory_config(path: str | Path, overrides: list[str]) -> TheoryConfig:
-    given = _read(Path(path))
-    try:
-        for override in overrides:
-            text = override.lstrip("-")
-            if "=" not in text:
-                raise ConfigError(f"override '{override}' has no value; write --{text}=VALUE")
-            given = OmegaConf.merge(given, OmegaConf.from_dotlist([text]))
-        merged = OmegaConf.merge(OmegaConf.structured(TheoryConfig), given)
-        config = OmegaConf.to_object(merged)
-    except ConfigKeyError as error:
-        raise ConfigError(f"{path}: {_explain_unknown(str(error.full_key))}") from None
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{path}: {error.full_key}: {str(error).splitlines()[0]}") from None
-    assert isinstance(config, TheoryConfig)
+    config = fill_in(TheoryConfig, read_given(path, overrides), str(path))
     _check(config, str(path))
     return config
-
-
-def _read(path: Path) -> Any:
-    if not path.is_file():
-        raise ConfigError(f"config file '{path}' does not exist")
-    try:
-        loaded = OmegaConf.load(path)
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise ConfigError(f"config file '{path}' is not readable YAML: {reason}") from None
-    if not isinstance(loaded, DictConfig):
-        raise ConfigError(f"config file '{path}' must hold `key: value` lines")
-    return loaded
-
-
-def _keys(node: Any, prefix: str = "") -> Iterator[str]:
-    for item in fields(node):
-        value = getattr(node, item.name, None)
-        if item.name == "cases":
-            yield from (f"{prefix}cases.{case.name}" for case in fields(CaseConfig))
-        yield prefix + item.name
-        if is_dataclass(value):
-            yield from _keys(value, f"{prefix}{item.name}.")
-
-
-def _explain_unknown(key: str) -> str:
-    plain = ".".join(part.split("[")[0] for part in key.split("."))
-    close = difflib.get_close_matches(plain, _keys(TheoryConfig()), n=1, cutoff=0.6)
-    return f"unknown key '{key}'" + (f"; did you mean '{close[0]}'?" if close else "")
 
 
 def _check(config: TheoryConfig, origin: str) -> None:

@@ -24,6 +24,7 @@ from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import config_text, save_config
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.shards import TokenShards, open_shards
+from olmo_sparsity.data.tokens import refuse_other_settings
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.checkpoint_files import fill, load_weights, save_weights
 from olmo_sparsity.model.exchange import import_weights
@@ -173,7 +174,8 @@ def restore(
 
 
 def resolve(config: RunConfig, shards: TokenShards) -> None:
-    """Fill in what hardware and tokenizer decide; refuse a model too small for its tokens."""
+    """Fill in what hardware and tokenizer decide; refuse what does not fit the shards."""
+    refuse_other_settings(config.data)
     model, training = config.model, config.training
     training.precision = choose_precision(training.precision, choose_device(training.device))
     if model.vocab_size == 0:
