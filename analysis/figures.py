@@ -109,7 +109,8 @@ def _render(results: list[Results], labels: list[str] | None, theme: _Theme, suf
 
 def _figure(results: list[Results], names: list[str], theme: _Theme) -> Figure:
     many = len(results) > 1
-    kinds = list(dict.fromkeys(pd.concat([_kind_rows(result) for result in results]).kind))
+    handles = _legend_handles(results, theme)
+    kinds = pd.concat([_kind_rows(result) for result in results]).kind.unique().tolist()
     height_of_kinds = max(1.0, 0.14 * len(kinds))
     if many:
         size = (max(5.5, 1.3 + 1.45 * len(results)), 6.0 + 1.6 * height_of_kinds)
@@ -118,9 +119,11 @@ def _figure(results: list[Results], names: list[str], theme: _Theme) -> Figure:
         grid = figure.subplots(4, len(results), sharex="row", sharey="row", height_ratios=heights)
         columns = [list(grid[:, i]) for i in range(len(results))]
     else:
-        figure = Figure(figsize=(5.5, 2.7 + 2.2 * height_of_kinds), layout="constrained")
+        height_of_legend = 0.09 * -(-len(handles) // 4)
+        size = (5.5, 2.2 * (1.06 + height_of_kinds + height_of_legend))
+        figure = Figure(figsize=size, layout="constrained")
         # Two figures, so that the long labels of (d) do not narrow (b).
-        rows: Any = figure.subfigures(3, 1, height_ratios=[1, height_of_kinds, 0.16])
+        rows: Any = figure.subfigures(3, 1, height_ratios=[1, height_of_kinds, height_of_legend])
         columns = [[*rows[0].subplots(1, 2), *rows[1].subplots(1, 2)]]
         figure.suptitle(f"{names[0]} · {' · '.join(_describe(results[0]))}", fontsize=7)
     for i, (result, name) in enumerate(zip(results, names, strict=True)):
@@ -143,7 +146,7 @@ def _figure(results: list[Results], names: list[str], theme: _Theme) -> Figure:
     foot: Any
     foot, place = (figure, "outside lower center") if many else (rows[2], "center")
     foot.legend(
-        handles=_legend_handles(results, theme), loc=place, ncols=4, frameon=False,
+        handles=handles, loc=place, ncols=4, frameon=False,
         handlelength=2.6, columnspacing=1.4,
     )  # fmt: skip
     return figure
@@ -225,6 +228,7 @@ def _draw_losses(axes: Axes, results: Results, theme: _Theme) -> None:
             f"L_{name}", (1, level), xycoords=("axes fraction", "data"), fontsize=7,
             xytext=(3, 0), textcoords="offset points", va="center",
         )  # fmt: skip
+    alpha = 0.13 if chosen.selector.nunique() <= 5 else 0.06
     for (selector, control), curve in _loss_curves(chosen).items():
         color, marker = _style(selector, theme)
         own = control == "own"
@@ -235,7 +239,7 @@ def _draw_losses(axes: Axes, results: Results, theme: _Theme) -> None:
         )  # fmt: skip
         if own:
             axes.fill_between(
-                curve.k, curve.low, curve.high, color=color, alpha=0.13, linewidth=0, zorder=0
+                curve.k, curve.low, curve.high, color=color, alpha=alpha, linewidth=0, zorder=0
             )
     axes.margins(y=0.12)
 
@@ -254,7 +258,7 @@ def _draw_excess(axes: Axes, results: Results, theme: _Theme) -> None:
     for i, selector in enumerate(selectors):
         color, marker = _style(selector, theme)
         curve = rows[rows.selector == selector].sort_values("k")
-        k = curve.k * 2 ** (0.07 * (i - (len(selectors) - 1) / 2))  # intervals side by side
+        k = curve.k * 2 ** (_side_by_side(i, len(selectors)) * 0.35)
         axes.errorbar(
             k, curve.excess, _lengths(curve, "excess", "excess_low", "excess_high"), color=color,
             marker=marker, markersize=3.5, elinewidth=0.8, capsize=0,
@@ -280,7 +284,7 @@ def _draw_kinds(axes: Axes, results: Results, theme: _Theme, kinds: list[str]) -
     for i, selector in enumerate(selectors):
         color, marker = _style(selector, theme)
         some = rows[rows.selector == selector]
-        y = [kinds.index(kind) + 0.2 * (i - (len(selectors) - 1) / 2) for kind in some.kind]
+        y = [kinds.index(kind) + _side_by_side(i, len(selectors)) for kind in some.kind]
         axes.errorbar(
             some.excess_recovery, y, color=color, marker=marker, markersize=3.5, linestyle="none",
             xerr=_lengths(some, "excess_recovery", "excess_low", "excess_high"), elinewidth=0.8,
@@ -290,6 +294,11 @@ def _draw_kinds(axes: Axes, results: Results, theme: _Theme, kinds: list[str]) -
 def _kind_rows(results: Results) -> pd.DataFrame:
     rows = results.dependencies
     return rows[rows.target_set == _target_set(results)].dropna(subset=["excess_recovery"])
+
+
+def _side_by_side(i: int, num: int) -> float:
+    """Where the i-th of several intervals at one place is drawn; all within ± 0.4."""
+    return min(0.2, 0.8 / num) * (i - (num - 1) / 2)
 
 
 def _draw_k_axis(axes: Axes, results: Results) -> None:
@@ -333,7 +342,7 @@ def _style(selector: str, theme: _Theme) -> tuple[str, str]:
 
 
 def _in_order(selectors: pd.Series) -> list[str]:
-    found = list(dict.fromkeys(selectors))
+    found = selectors.unique().tolist()
     return [s for s in _STYLES if s in found] + [s for s in found if s not in _STYLES]
 
 
@@ -345,7 +354,7 @@ def _lengths(rows: pd.DataFrame, value: str, low: str, high: str) -> np.ndarray:
 
 def _target_set(results: Results) -> str:
     """Large gaps where there are such targets; a measurement of planted documents has others."""
-    found = list(dict.fromkeys(results.recovery.target_set))
+    found = results.recovery.target_set.unique().tolist()
     return "gap" if "gap" in found or not found else found[0]
 
 

@@ -15,7 +15,8 @@ import hashlib
 import html
 import json
 import re
-from collections.abc import Hashable
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -90,18 +91,19 @@ def _page(results: Results, max_documents: int | None) -> str:
 
 def _names(results: Results) -> dict[str, list]:
     """Names that the documents' data refer to by number, in the order they are offered."""
-    found = list(dict.fromkeys([*results.influence.selector, *results.recovery.selector]))
+    both = pd.concat([results.influence.selector, results.recovery.selector])
+    found = both.unique().tolist()
     asked = [s for s in results.meta.get("selectors", []) if s in found]
     return {
         "ks": [int(k) for k in sorted(results.recovery.k.unique())],
         "selectors": [*asked, *(s for s in found if s not in asked)],
-        "sets": list(dict.fromkeys(results.recovery.target_set)),
+        "sets": results.recovery.target_set.unique().tolist(),
     }
 
 
 def _choose_documents(results: Results, max_documents: int | None) -> list[int]:
-    searched = set(results.influence.document) | set(results.recovery.document)
-    documents = sorted(set(results.tokens.document), key=lambda d: (d not in searched, d))
+    searched = {*results.influence.document.unique(), *results.recovery.document.unique()}
+    documents = sorted(results.tokens.document.unique(), key=lambda d: (d not in searched, d))
     return [int(document) for document in documents[:max_documents]]
 
 
@@ -112,9 +114,9 @@ def _document_data(
     tokens, losses = _rows(results.tokens, document), _rows(results.losses, document)
     recovery, influence = _rows(results.recovery, document), _rows(results.influence, document)
     chosen: dict[int, tuple[list[int], dict[int, list]]] = {}
-    for target, rows in recovery.groupby("target", sort=False):
-        sets = [names["sets"].index(s) for s in dict.fromkeys(rows.target_set)]
-        chosen[_int(target)] = (sets, {})
+    in_sets = recovery[["target", "target_set"]].drop_duplicates()
+    for target, target_set in in_sets.itertuples(index=False):
+        chosen.setdefault(target, ([], {}))[0].append(names["sets"].index(target_set))
 
     def side(target: int, selector: str, control: str) -> list:
         if target not in chosen:
@@ -127,24 +129,35 @@ def _document_data(
 
     by = ["target", "selector", "control"]
     ranked = influence.drop_duplicates([*by, "rank"])  # of several draws, the first
-    for (target, selector, control), rows in ranked.groupby(by, sort=False):
-        entry = side(_int(target), selector, control)
-        rows = rows.sort_values("rank")
-        entry[0] = rows.far_position.tolist()
-        entry[1] = _rounded(rows.influence)
+    ranked = ranked.sort_values([*by, "rank"])
+    columns = [ranked[name].tolist() for name in (*by, "far_position", "influence", "far_token_id")]
+    for (target, selector, control), rows in groupby(
+        zip(*columns, strict=True), itemgetter(0, 1, 2)
+    ):
+        entry = side(target, selector, control)
+        *_, entry[0], influences, token_ids = map(list, zip(*rows, strict=True))
+        # Scores of a selector may all be small: so many digits, not so many decimals.
+        entry[1] = [float(f"{value:.4g}") for value in influences]
         if control != "own":
-            entry[3] = [vocabulary.get(i, f"token {i}") for i in rows.far_token_id]
+            entry[3] = [vocabulary.get(i, f"token {i}") for i in token_ids]
     draws = recovery.groupby([*by, "k"]).loss_set.mean().unstack("k")
     draws = draws.reindex(columns=names["ks"])
     for (target, selector, control), curve in zip(draws.index, draws.to_numpy(), strict=True):
-        side(_int(target), selector, control)[2] = _rounded(curve)
+        side(int(target), selector, control)[2] = _rounded(curve)
     return {
-        "text": tokens.text.tolist(),
+        "text": _pieces(tokens),
         "targets": losses.target.tolist(),
         "long": _rounded(losses.loss_long),
         "short": _rounded(losses.loss_short),
         "chosen": [[target, *chosen[target]] for target in sorted(chosen)],
     }
+
+
+def _pieces(tokens: pd.DataFrame) -> list[str]:
+    """A model without a tokenizer has numbers for words."""
+    if (tokens.text != "").any():
+        return tokens.text.tolist()
+    return [f"{token_id} " for token_id in tokens.token_id]
 
 
 def _vocabulary(results: Results) -> dict[int, str]:
@@ -162,11 +175,6 @@ def _rounded(values: Any) -> list[float | None]:
     """A ten-thousandth of a nat is enough to look at, and keeps a book's page small."""
     rounded = np.round(np.asarray(values, dtype=float), 4).tolist()
     return [value if np.isfinite(value) else None for value in rounded]
-
-
-def _int(label: Hashable) -> int:
-    assert isinstance(label, int | np.integer)
-    return int(label)
 
 
 # ------------------------------------------------------------------ what stands on the page
@@ -193,7 +201,7 @@ def _subtitle(results: Results) -> str:
 
 
 def _shown(results: Results, documents: list[int]) -> str:
-    num_documents = results.tokens.document.nunique()
+    num_documents = results.losses.document.nunique()
     too_short = _meta(results, "counts", "documents_too_short")
     said = f"{len(documents):,} of {num_documents:,} measured documents are on this page."
     return said + (f" {too_short:,} more were too short." if isinstance(too_short, int) else "")

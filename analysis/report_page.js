@@ -31,6 +31,10 @@
   }
   const number = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));
 
+  // Scores of some selectors are small numbers throughout.
+  const score = (value) =>
+    Math.abs(value) >= 0.1 || value === 0 ? number(value) : Number(value.toPrecision(2)).toString();
+
   // What stands for a token that would not be seen.
   function spell(piece) {
     if (piece === "") return "(part of a character)";
@@ -233,7 +237,7 @@
     if (places.length) {
       const first = places.slice(0, 3).map(
         (far, rank) =>
-          `${spell(doc.text[far])}, ${place - far} back, influence ${number(influences[rank])}`
+          `${spell(doc.text[far])}, ${place - far} back, influence ${score(influences[rank])}`
       );
       parts.push(`Most influential: ${first.join("; ")}.`);
     }
@@ -401,7 +405,7 @@
         element("span", { className: "rank", textContent: String(rank + 1) }),
         element("bdi", { className: "quoted", textContent: spell(word) }),
         element("span", { className: "back", textContent: `${place - far} back` }),
-        element("span", { className: "score", textContent: number(influences[rank]) }),
+        element("span", { className: "score", textContent: score(influences[rank]) }),
         element("span"), bar,
       ];
       if (isForeign) return element("li", {}, element("div", { className: "row" }, ...cells));

@@ -34,7 +34,10 @@ from olmo_sparsity.errors import DataError
 
 Columns = dict[str, np.ndarray | list]
 
-_TYPES = {"int": pa.int32(), "real": pa.float32(), "wide": pa.float64(), "text": pa.string()}
+# fmt: off
+_TYPES = {"int": pa.int32(), "large": pa.int64(), "real": pa.float32(), "wide": pa.float64(),
+          "text": pa.string()}
+# fmt: on
 
 
 def _schema(**columns: str) -> pa.Schema:
@@ -56,8 +59,9 @@ ROWS_BY_DOCUMENT = {
     ),
     "recovery": _schema(
         document="int", target="int", target_set="text", selector="text", control="text",
-        draw="int", k="int", loss_set="real", kl_share="real?",
+        draw="int", k="int", loss_set="real", kl_set="real?", kl_short="real?",
     ),
+    "costs": _schema(document="int", selector="text", token_forwards="large", num_targets="int"),
 }
 ROWS_OF_SUMMARY = {
     "summary": _schema(
@@ -83,6 +87,7 @@ class Results:
     losses: pd.DataFrame
     influence: pd.DataFrame
     recovery: pd.DataFrame
+    costs: pd.DataFrame
     summary: pd.DataFrame
     dependencies: pd.DataFrame
     meta: dict[str, Any]
@@ -132,7 +137,9 @@ class ResultWriter:
         assert document not in self.finished(), f"document {document} is written twice"
         assert tables.keys() <= ROWS_BY_DOCUMENT.keys(), f"no such table among {list(tables)}"
         self._buffer[document] = {
-            name: _document_table(name, document, columns) for name, columns in tables.items()
+            name: _document_table(name, document, columns)
+            for name, columns in tables.items()
+            if columns
         }
         late = time.monotonic() - self._flushed_at >= self.flush_every_s
         if late or len(self._buffer) >= self.flush_every_documents:
@@ -190,10 +197,7 @@ def read_results(folder: Path) -> Results:
     if _part_folders(folder):
         raise DataError(f"{folder}: has documents that its summary does not count; {remedy}")
     tables = {name: _read_table(folder / f"{name}.parquet", name).to_pandas() for name in SCHEMAS}
-    meta = _read_json(folder / "meta.json")
-    if not isinstance(meta, dict):
-        raise DataError(f"{folder / 'meta.json'}: must hold one JSON object; measure again")
-    return Results(**tables, meta=meta)
+    return Results(**tables, meta=_read_object(folder / "meta.json"))
 
 
 def merge(folders: list[Path], out: Path) -> None:
@@ -350,10 +354,7 @@ def _read_identity(folder: Path) -> dict:
     path = folder / "identity.json"
     if not path.exists():
         raise DataError(f"{folder} holds no results ({path.name} is missing)")
-    identity = _read_json(path)
-    if not isinstance(identity, dict):
-        raise DataError(f"{path}: must hold one JSON object; measure again")
-    return identity
+    return _read_object(path)
 
 
 def _refuse_other_identity(ours: dict, our_name: str, theirs: Any, their_name: str) -> None:
@@ -401,6 +402,13 @@ def _read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DataError(f"{path}: not readable JSON ({error}); measure again") from None
+
+
+def _read_object(path: Path) -> dict:
+    value = _read_json(path)
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: must hold one JSON object; measure again")
+    return value
 
 
 def _replace(partial: Path, final: Path) -> None:

@@ -100,8 +100,9 @@ def document_rows(document: int) -> dict:
         },
         "recovery": {
             name: [] for name in ("target", "target_set", "selector", "control", "draw", "k",
-                                  "loss_set", "kl_share")
+                                  "loss_set", "kl_set", "kl_short")
         },
+        "costs": {"selector": [], "token_forwards": [], "num_targets": []},
     }  # fmt: skip
     if document % 2:
         return {"tokens": rows["tokens"], "losses": rows["losses"]}
@@ -119,7 +120,7 @@ def document_rows(document: int) -> dict:
                 strength = level * gaps[row] * 0.62 ** np.arange(len(order))
                 _append(
                     rows["influence"], t, selector, control,
-                    rank=range(len(order)), far_position=order.tolist(),
+                    rank=range(1, len(order) + 1), far_position=order.tolist(),
                     far_token_id=ids[order].tolist(), influence=strength.tolist(),
                 )  # fmt: skip
                 for draw in range(3 if control == "foreign" or selector == "random" else 1):
@@ -128,8 +129,12 @@ def document_rows(document: int) -> dict:
                     _append(
                         rows["recovery"], t, selector, control, target_set=target_set, draw=draw,
                         k=KS, loss_set=np.maximum(loss_set, 1e-3).tolist(),
-                        kl_share=(shares * 0.8).tolist(),
+                        kl_set=(1 - shares * 0.8).tolist(), kl_short=[1.0] * len(KS),
                     )  # fmt: skip
+    for selector in SELECTORS:
+        cost = len(chosen) * (5440 if selector == "add_one" else 410)
+        for name, value in zip(rows["costs"], (selector, cost, len(chosen)), strict=True):
+            rows["costs"][name].append(value)
     return rows
 
 
@@ -152,9 +157,22 @@ def _summary() -> dict[str, dict[str, list]]:
                     excess = share - levels[1] * (1 - 0.55**k)
                     spread = 0.05 + 0.02 / k
                     own = control == "own"
-                    row: tuple = (target_set, selector, control, k, share, share - spread, share + spread)
+                    row: tuple = (
+                        target_set,
+                        selector,
+                        control,
+                        k,
+                        share,
+                        share - spread,
+                        share + spread,
+                    )
                     row += (excess, excess - spread, excess + spread) if own else (None,) * 3
-                    row += (0.8 * share, 171, 5, 5440.0 if selector == "add_one" else 410.0)
+                    row += (
+                        0.8 * share,
+                        127 if target_set == "gap" else 20,
+                        5,
+                        5440.0 if selector == "add_one" else 410.0,
+                    )
                     for name, value in zip(SUMMARY_COLUMNS, row, strict=True):
                         summary[name].append(value)
     dependencies: dict[str, list] = {name: [] for name in DEPENDENCY_COLUMNS}
@@ -162,7 +180,7 @@ def _summary() -> dict[str, dict[str, list]]:
         for kind, (share, base, excess) in KINDS.items():
             e, times = excess * scale, share / base
             kind_row: tuple = ("gap", selector, kind, share, base, times, times * 0.8, times * 1.25)
-            kind_row += (e, e - 0.07, e + 0.08, int(171 * share))
+            kind_row += (e, e - 0.07, e + 0.08, int(127 * share))
             for name, value in zip(DEPENDENCY_COLUMNS, kind_row, strict=True):
                 dependencies[name].append(value)
     return {"summary": summary, "dependencies": dependencies}
@@ -212,7 +230,7 @@ def one_document(words: list[str], far_of: dict[int, list[int]], meta: dict) -> 
     rows: dict[str, list] = {"target": [], "rank": [], "far_position": [], "influence": []}
     for target, places in far_of.items():
         rows["target"] += [target] * len(places)
-        rows["rank"] += range(len(places))
+        rows["rank"] += range(1, len(places) + 1)
         rows["far_position"] += places
         rows["influence"] += [2.0 * 0.5**rank for rank in range(len(places))]
     influence = pd.DataFrame(rows).assign(
@@ -224,12 +242,15 @@ def one_document(words: list[str], far_of: dict[int, list[int]], meta: dict) -> 
     recovery = pd.DataFrame(
         [(0, t, k, 3.0 - 0.1 * k) for t in targets for k in KS],
         columns=["document", "target", "k", "loss_set"],
-    ).assign(target_set="gap", selector="add_one", control="own", draw=0, kl_share=np.nan)
+    ).assign(
+        target_set="gap", selector="add_one", control="own", draw=0, kl_set=np.nan, kl_short=np.nan
+    )
     tokens = pd.DataFrame({"place": range(len(words)), "text": words}).assign(
         document=0, token_id=0
     )
     return Results(
         tokens=tokens, losses=losses, influence=influence, recovery=recovery,
+        costs=pd.DataFrame({"document": [0], "selector": ["add_one"]}),
         summary=pd.DataFrame(SUMMARY["summary"]), dependencies=pd.DataFrame(
             {name: [] for name in DEPENDENCY_COLUMNS}
         ), meta=meta,

@@ -217,6 +217,13 @@ def test_hostile_text_stays_text(page: Page, results: Results, tmp_path: Path) -
         assert not set(data) & set("<>&\u2028\u2029")
 
 
+@pytest.mark.usefixtures("_no_figure")
+def test_without_a_tokenizer_the_text_is_numbers(results: Results, tmp_path: Path) -> None:
+    page = page_of(replace(results, tokens=results.tokens.assign(text="")), tmp_path)
+    ids = results.tokens.query("document == 0").token_id
+    assert page.data("document-0")["text"] == [f"{token_id} " for token_id in ids]
+
+
 @settings(max_examples=200, deadline=None)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])) | st.text("<>&/!-scriptSCRIPT\u2028"))
 def test_json_comes_through_html_whole(text: str) -> None:

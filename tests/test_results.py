@@ -67,6 +67,7 @@ def tiny_rows(document: int) -> dict:
             "loss_short": rng.random(5),
             "half": ["report"] * 5,
         },
+        "costs": {"selector": ["add_one"], "token_forwards": [2**40], "num_targets": [5]},
         "recovery": {
             "target": targets,
             "target_set": ["gap"] * 5,
@@ -75,10 +76,13 @@ def tiny_rows(document: int) -> dict:
             "draw": [0] * 5,
             "k": [1] * 5,
             "loss_set": rng.random(5),
-            "kl_share": [None, np.nan, 0.5, 1.0, 0.25],
+            "kl_set": [None, np.nan, 0.5, 1.0, 0.25],
+            "kl_short": [None, np.nan, 1.0, 2.0, 3.0],
         },
     }
-    if document != 4:
+    if document == 4:
+        rows["influence"] = {}
+    else:
         # Draws of the foreign control share every key; only the rest of the row tells them apart.
         rows["influence"] = {
             "target": [0] * 4,
@@ -213,14 +217,18 @@ def test_rows_come_back_sorted_with_their_values(tmp_path: Path) -> None:
     parts = read_parts(tmp_path)
     for name, schema in ROWS_BY_DOCUMENT.items():
         assert list(parts[name].columns) == schema.names
-        by = [column for column in schema.names if column != "kl_share"]
+        by = [column for column in schema.names if not column.startswith("kl_")]
         pd.testing.assert_frame_equal(
             parts[name], parts[name].sort_values(by, ignore_index=True), check_dtype=False
         )
     wanted = tiny_rows(0)["losses"]
     row = parts["losses"].query("document == 0 and target == 2").iloc[0]
     assert row.loss_long == np.float32(wanted["loss_long"][list(wanted["target"]).index(2)])
-    assert parts["recovery"].kl_share.isna().sum() == 4
+    assert parts["recovery"].kl_set.isna().sum() == 4
+    costs = parts["costs"].query("document == 5")
+    assert costs.to_dict("records") == [
+        {"document": 5, "selector": "add_one", "token_forwards": 2**40, "num_targets": 5}
+    ]
     consolidate(tmp_path, {}, {})
     for name, table in read_parts(tmp_path).items():
         pd.testing.assert_frame_equal(table, parts[name])

@@ -172,6 +172,7 @@ def test_the_step_is_that_of_plain_pytorch(make_config: MakeConfig, batch: Batch
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.filterwarnings("ignore")  # the compiler warns about what it does itself
 def test_compiled_equals_eager(make_config: MakeConfig, batch: Batch) -> None:
     eager = engine_for(make_config(training__batch_size=6))
     compiled = engine_for(make_config(training__batch_size=6, training__compile=True))

@@ -62,6 +62,10 @@ BATCH_CHARACTERS = 2**21
 """Text handed to the tokenizer at once: enough to keep many cores busy, and its result (some 50
 bytes per token while it lives) stays small."""
 
+CACHED_WORDS = 2**18
+"""The tokenizer keeps the tokens of words it has seen, by default of the first 10,000. Natural text
+has more: this makes it a tenth faster, for some 50 MB."""
+
 TOKENIZER_SAMPLE_CHARACTERS = 100_000_000
 """The tokenizer is trained on the first so many characters of the training split: memory grows with
 the number of distinct words, and the common ones, which alone become tokens, are all in there."""
@@ -350,6 +354,8 @@ def _write_shards(
         index, dtype = manifest.num_shards, manifest.dtype
         return [ShardWriter(folder, split, index, dtype, manifest.eos_id) for split in SPLITS]
 
+    if hasattr(tokenizer.model, "_resize_cache"):  # BPE has it; no token depends on it.
+        tokenizer.model._resize_cache(CACHED_WORDS)
     # Reading (decompress, parse, hash), tokenizing (all cores, without the interpreter lock) and
     # writing (ids to bytes, SHA-256) overlap; the queues hold a few batches and never more.
     batches = _read_batches(data, manifest.tally.num_records, wanted)

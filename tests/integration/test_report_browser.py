@@ -1,0 +1,362 @@
+"""The report page in a real browser: what lights up, what is spoken, what stays inert."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from analysis.report import write_report
+from analysis.results import Results
+from tests.fake_results import META, fake_results, fake_words, one_document
+from tests.integration.browser import INSTALL, MISSING, Browser, is_required
+from tests.test_report import HOSTILE, hostile_results
+
+pytestmark = pytest.mark.skipif(
+    bool(MISSING) and not is_required(),
+    reason=f"no {' and no '.join(MISSING)} here; `{INSTALL}` installs both",
+)
+
+# Finds what a test needs among the elements of the text.
+PLACES = """
+    const nodes = [...document.querySelectorAll('#text .chunk > span')];
+    const placeOf = new Map(nodes.map((node, place) => [node, place]));
+    const all = (selector) => [...document.querySelectorAll('#text ' + selector)];
+"""
+LIT = f"""{PLACES}
+    return all('.far').map((node) => [placeOf.get(node), node.dataset.rank,
+        Number(node.style.getPropertyValue('--share')),
+        parseFloat(getComputedStyle(node).borderBottomWidth)]);
+"""
+CURRENT = f"{PLACES} const node = all('.current')[0]; return node ? placeOf.get(node) : null"
+TARGETS = f"{PLACES} return all('.target').map((node) => placeOf.get(node))"
+NODE = f"{PLACES} return nodes[arguments[0]]"
+CHOOSE = """
+    const [id, value] = arguments, field = document.getElementById(id);
+    field.value = value;
+    field.dispatchEvent(new Event('input', {bubbles: true}));
+"""
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("profile")) as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return fake_results(tmp_path_factory.mktemp("fake"))
+
+
+@pytest.fixture(scope="module")
+def report(results: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("page") / "report.html"
+    write_report(results, path)
+    return path
+
+
+@pytest.fixture
+def page(browser: Browser, report: Path) -> Iterator[Browser]:
+    browser.open(report)
+    yield browser
+    assert browser.console() == []
+
+
+def influence_of(results: Results, target: int, selector: str = "add_one") -> Any:
+    rows = results.influence
+    rows = rows[(rows.document == 0) & (rows.target == target) & (rows.selector == selector)]
+    return rows[rows.control == "own"].sort_values("rank")
+
+
+def panel(page: Browser) -> str:
+    return page.run("return document.getElementById('panel').innerText")
+
+
+def spoken(page: Browser) -> str:
+    return page.run("return document.getElementById('live').textContent")
+
+
+def test_the_text_is_the_document(page: Browser) -> None:
+    shown = page.run("return document.getElementById('text').textContent")
+    assert shown == "".join(fake_words(0))
+
+
+@pytest.mark.parametrize("selector", ["add_one", "attention"])
+def test_pointing_lights_up_the_right_tokens(
+    page: Browser, results: Results, selector: str
+) -> None:
+    page.run(CHOOSE, "selector", str(META["selectors"].index(selector)))
+    for target in page.run(TARGETS)[3:6]:
+        page.hover(NODE, target)
+        rows = influence_of(results, target, selector)
+        lit = sorted(page.run(LIT), key=lambda one: int(one[1]))
+        assert page.run(CURRENT) == target
+        assert [one[0] for one in lit] == rows.far_position.tolist()
+        assert [int(one[1]) for one in lit] == rows["rank"].tolist()
+        shares = rows.influence / rows.influence.max()
+        np.testing.assert_allclose([one[2] for one in lit], shares, atol=1e-3)
+        widths = [one[3] for one in lit]  # not by colour alone
+        assert widths == sorted(widths, reverse=True)
+        assert widths[0] > widths[-1] + 2
+
+
+def test_the_panel_has_the_numbers_of_the_target(page: Browser, results: Results) -> None:
+    target = page.run(TARGETS)[4]
+    page.hover(NODE, target)
+    row = results.losses.query("document == 0 and target == @target").iloc[0]
+    shown = panel(page)
+    for value in (row.loss_short, row.loss_long, row.loss_short - row.loss_long):
+        assert f"{value:.2f}" in shown
+    page.run("document.querySelector('#panel details').open = true")
+    shown = panel(page)
+    rows = results.recovery.query(
+        "document == 0 and target == @target and selector == 'add_one' and k == 8"
+    )
+    for control in ("own", "foreign"):
+        assert f"{rows[rows.control == control].loss_set.mean():.2f}" in shown
+    first = influence_of(results, target).iloc[0]
+    assert f"{target - first.far_position} back" in shown
+    assert f"{first.influence:.2f}" in shown
+    assert page.run("return document.querySelectorAll('#panel svg polyline').length") == 2
+
+
+def test_a_click_holds_and_escape_lets_go(page: Browser) -> None:
+    one, other = page.run(TARGETS)[2:4]
+    page.click(NODE, one)
+    page.hover(NODE, other)
+    assert page.run(CURRENT) == one
+    assert page.run(f"{NODE}.getAttribute('aria-pressed')", one) == "true"
+    page.press("Escape")
+    assert page.run(CURRENT) is None
+    assert page.run(LIT) == []
+    assert "No target chosen" in panel(page)
+    page.hover(NODE, one)
+    assert page.run(CURRENT) == one
+
+
+def test_filters_leave_what_they_say(page: Browser, results: Results) -> None:
+    losses = results.losses[results.losses.document == 0].set_index("target")
+    gaps = (losses.loss_short - losses.loss_long).round(4)
+    recovery = results.recovery[results.recovery.document == 0]
+    searched = sorted(set(recovery.target))
+    assert page.run(TARGETS) == searched
+    page.run(CHOOSE, "gap", "1.5")
+    expected = [target for target in searched if gaps[target] >= 1.5]
+    assert 0 < len(expected) < len(searched)
+    assert page.run(TARGETS) == expected
+    count = page.run("return document.getElementById('count').textContent")
+    assert count == f"{len(expected)} of {len(searched)} targets"
+    page.run(CHOOSE, "gap", "0")
+    sets = list(dict.fromkeys(results.recovery.target_set))
+    page.run(CHOOSE, "set", str(sets.index("zero_gap")))
+    zero = sorted(set(recovery.target[recovery.target_set == "zero_gap"]))
+    assert page.run(TARGETS) == zero
+    page.run(CHOOSE, "set", "")
+    page.run(CHOOSE, "kind", "the target again")
+    words = fake_words(0)
+    again = [
+        target
+        for target in searched
+        if words[influence_of(results, target).far_position.iloc[0]].strip()
+        == words[target].strip()
+    ]
+    assert page.run(TARGETS) == again
+
+
+def test_another_document_can_be_opened(page: Browser) -> None:
+    page.run(CHOOSE, "document", "1")
+    assert page.run("return document.getElementById('text').textContent") == "".join(fake_words(2))
+    assert page.run(TARGETS)
+
+
+def test_the_keyboard_reaches_a_target_and_it_is_spoken(page: Browser, results: Results) -> None:
+    page.run("document.getElementById('gap').focus()")
+    page.press("Tab")
+    targets = page.run(TARGETS)
+    reached = page.run(f"{PLACES} return placeOf.get(document.activeElement)")
+    assert reached in targets
+    assert page.run("return document.querySelectorAll('#text [tabindex=\"0\"]').length") == 1
+    page.press("Home", "ArrowRight", "ArrowRight", "ArrowLeft")
+    assert page.run(CURRENT) == targets[1]
+    assert page.run(f"{PLACES} return placeOf.get(document.activeElement)") == targets[1]
+    assert [one[0] for one in sorted(page.run(LIT), key=lambda one: int(one[1]))] == influence_of(
+        results, targets[1]
+    ).far_position.tolist()
+    said = spoken(page)
+    assert said.startswith(f"{fake_words(0)[targets[1]].strip()}. Gap ")
+    assert "Most influential: " in said
+    page.press("Enter")
+    assert page.run(f"{NODE}.getAttribute('aria-pressed')", targets[1]) == "true"
+    page.press("End")
+    assert page.run(CURRENT) == targets[-1]
+    outline = page.run("return getComputedStyle(document.activeElement).outlineStyle")
+    assert outline == "solid"
+    page.press("Tab")  # out of the text, not through every target
+    inside = "return document.getElementById('text').contains(document.activeElement)"
+    assert not page.run(inside)
+
+
+def test_a_far_token_in_the_list_is_shown_in_the_text(page: Browser, results: Results) -> None:
+    target = page.run(TARGETS)[-1]
+    page.click(NODE, target)
+    first = influence_of(results, target).iloc[0]
+    page.click("return document.querySelector('#panel .ranked button')")
+    pointed = f"{PLACES} return all('.pointed').map((node) => placeOf.get(node))"
+    assert page.run(pointed) == [first.far_position]
+    assert page.run(CURRENT) == target
+
+
+def test_every_control_has_a_name_and_every_part_a_landmark(page: Browser) -> None:
+    unnamed = page.run("""
+        return [...document.querySelectorAll('select, input, button, aside, section, form, svg')]
+            .filter((node) => !(node.labels && node.labels.length)
+                && !node.getAttribute('aria-label') && !node.getAttribute('aria-labelledby')
+                && !node.textContent.trim()).map((node) => node.outerHTML.slice(0, 80));
+    """)
+    assert unnamed == []
+    assert page.run("return document.querySelectorAll('main, header, aside').length") == 3
+    assert page.run("return document.querySelectorAll('h1').length") == 1
+    assert page.run("return document.querySelector('figure img').alt").startswith("Figure 2 for ")
+    loaded = page.run("return document.querySelector('figure img').naturalWidth")
+    assert loaded > 100
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_can_be_read_in_light_and_dark(page: Browser, scheme: str) -> None:
+    page.prefer(prefers_color_scheme=scheme)
+    try:
+        target = page.run(TARGETS)[4]
+        page.hover(NODE, target)
+        time.sleep(0.3)  # colours fade in
+        for selector in (
+            *("p.soft", "#text .early", "#text .current", "#text .far.first", ".gate strong"),
+            *("#panel .back", "select", "td", "figcaption", "#panel .sides b", ".far::before"),
+        ):
+            assert page.run(CONTRAST, selector) >= 4.5, selector
+    finally:
+        page.prefer(prefers_color_scheme="light")
+
+
+CONTRAST = """
+    const [selector] = arguments, [path, pseudo] = selector.split('::');
+    const node = document.querySelector(path);
+    const parse = (color) => {
+        const canvas = new OffscreenCanvas(1, 1).getContext('2d');
+        canvas.fillStyle = color;
+        canvas.fillRect(0, 0, 1, 1);
+        const [r, g, b, a] = canvas.getImageData(0, 0, 1, 1).data;
+        return [r, g, b, a / 255];
+    };
+    const layers = [];
+    for (let at = pseudo ? node.parentElement : node; at; at = at.parentElement) {
+        layers.push(parse(getComputedStyle(at).backgroundColor));
+    }
+    let under = [255, 255, 255];
+    for (const [r, g, b, a] of layers.reverse()) {
+        under = [r, g, b].map((value, i) => value * a + under[i] * (1 - a));
+    }
+    const over = parse(getComputedStyle(node, pseudo ? '::' + pseudo : null).color).slice(0, 3);
+    const light = (color) => {
+        const [r, g, b] = color.map((value) => value / 255)
+            .map((v) => (v <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4));
+        return 0.2126 * r + 0.7152 * g + 0.0722 * b + 0.05;
+    };
+    const [a, b] = [light(over), light(under)];
+    return Math.max(a, b) / Math.min(a, b);
+"""
+
+
+def test_a_narrow_screen_needs_no_sideways_scrolling(page: Browser) -> None:
+    page.resize(420, 800)
+    try:
+        page.hover(NODE, page.run(TARGETS)[0])
+        overflow = "return document.documentElement.scrollWidth - window.innerWidth"
+        assert page.run(overflow) <= 0
+    finally:
+        page.resize(1360, 960)
+
+
+def test_hostile_text_does_nothing(browser: Browser, results: Results, tmp_path: Path) -> None:
+    write_report(hostile_results(results), tmp_path / "report.html")
+    browser.open(tmp_path / "report.html")
+    assert len(browser.run(TARGETS)) == 30
+    words = hostile_results(results).tokens.text.tolist()
+    assert browser.run("return document.getElementById('text').textContent") == "".join(words)
+    for target in browser.run(TARGETS)[: len(HOSTILE)]:
+        browser.hover(NODE, target)
+        browser.click(NODE, target)
+        browser.press("Escape")
+        assert browser.run(f"{NODE}.textContent", target) == words[target].lstrip()
+    for field in ("selector", "set", "kind"):
+        last = f"return document.getElementById('{field}').lastElementChild.value"
+        browser.run(CHOOSE, field, browser.run(last))
+    assert browser.run("return typeof canary") == "undefined"
+    assert browser.run("return document.querySelectorAll('script').length") == 3
+    assert browser.run("return document.querySelectorAll('#text *, #panel *').length") > 60
+    tags = "return [...new Set([...document.querySelectorAll('#text *')].map((n) => n.localName))]"
+    assert sorted(browser.run(tags)) == ["div", "span"]
+    assert browser.console() == []
+    # The policy would stop what escaping might miss.
+    browser.run("""
+        const script = document.createElement('script');
+        script.textContent = 'globalThis.canary = 1';
+        document.body.append(script);
+        const image = document.createElement('div');
+        image.innerHTML = '<img src="data:," onerror="globalThis.canary = 1">';
+        document.body.append(image);
+    """)
+    assert browser.run("return typeof canary") == "undefined"
+    assert all("Content Security Policy" in line for line in browser.console())
+
+
+def test_a_book_stays_responsive(browser: Browser, tmp_path: Path) -> None:
+    words = [word for _ in range(170) for word in fake_words(0)][:100_000]
+    meta = META | {"windows": {"long": 2048, "short": 256, "stride": 16, "far_states": "isolated"}}
+    far_of = {
+        target: [target - 300 - 100 * rank for rank in range(16)]
+        for target in range(2048, len(words), 10)
+    }
+    results = one_document(words, far_of, meta)
+    every = np.arange(2048, len(words), dtype=np.int32)
+    losses = results.losses.iloc[[0] * len(every)].assign(target=every)
+    write_report(replace(results, losses=losses), tmp_path / "report.html")
+    started = time.perf_counter()
+    browser.open(tmp_path / "report.html")
+    assert len(browser.run(TARGETS)) == len(far_of)
+    opened_s = time.perf_counter() - started
+    # From the pointer's arrival to the frame that shows it, in the middle of the book.
+    took_ms = browser.run(f"""
+        {PLACES}
+        const took = [];
+        for (let place = 50000 - 50000 % 10 + 8; place < 50200; place += 10) {{
+            nodes[place].scrollIntoView({{block: 'center', behavior: 'instant'}});
+            document.body.getBoundingClientRect();
+            const start = performance.now();
+            nodes[place].dispatchEvent(new PointerEvent('pointerover', {{bubbles: true}}));
+            if (!nodes[place].classList.contains('current')) return 'not lit';
+            document.getElementById('panel').getBoundingClientRect();
+            nodes[place - 300].getBoundingClientRect();
+            took.push(performance.now() - start);
+        }}
+        return took;
+    """)
+    assert isinstance(took_ms, list), took_ms
+    slider_ms = browser.run(f"""
+        const choose = (...values) => {{ (function () {{ {CHOOSE} }})(...values); }};
+        const start = performance.now();
+        choose('gap', '2');
+        document.body.getBoundingClientRect();
+        return performance.now() - start;
+    """)
+    print(
+        f"opened in {opened_s:.1f} s; hover {np.median(took_ms):.1f} ms, at most "
+        f"{max(took_ms):.1f}; slider {slider_ms:.0f} ms"
+    )
+    assert np.median(took_ms) < 100
+    assert browser.console() == []
