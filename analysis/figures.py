@@ -125,7 +125,8 @@ def _figure(results: list[Results], names: list[str], theme: _Theme) -> Figure:
         # Two figures, so that the long labels of (d) do not narrow (b).
         rows: Any = figure.subfigures(3, 1, height_ratios=[1, height_of_kinds, height_of_legend])
         columns = [[*rows[0].subplots(1, 2), *rows[1].subplots(1, 2)]]
-        figure.suptitle(f"{names[0]} · {' · '.join(_describe(results[0]))}", fontsize=7)
+        head = f"{_shorten(names[0], 90)}\n{' · '.join(_describe(results[0]))}"
+        figure.suptitle(head, fontsize=7, linespacing=1.35)
     for i, (result, name) in enumerate(zip(results, names, strict=True)):
         gaps, losses, excess, by_kind = columns[i]
         _draw_gaps(gaps, result, theme)
@@ -142,7 +143,7 @@ def _figure(results: list[Results], names: list[str], theme: _Theme) -> Figure:
                 axes.set_xlabel(label)
             lines = _describe(result)
             _write_above(gaps, "\n".join(lines), 20, "normal")
-            _write_above(gaps, name, 22 + 9 * len(lines), "bold")
+            _write_above(gaps, _shorten(name, 24), 22 + 9 * len(lines), "bold")
     foot: Any
     foot, place = (figure, "outside lower center") if many else (rows[2], "center")
     foot.legend(
@@ -196,20 +197,23 @@ def _draw_gaps(axes: Axes, results: Results, theme: _Theme) -> None:
     first, last = np.floor((gaps.min() - start) / width), np.ceil((gaps.max() - start) / width)
     edges = start + width * np.arange(first, max(last, first + 1) + 1)
     counts, _ = np.histogram(gaps, edges)
-    colors = [theme.fill] * len(counts)
+    colors, side = [theme.fill] * len(counts), 1
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda count, _: f"{count:,.0f}" if count >= 1 else "")
-    axes.set_ylim(0.6, max(counts.max() * 3, 10))
     if threshold is not None:
         colors = [theme.chosen if edge > start - width / 2 else theme.fill for edge in edges[:-1]]
         is_chosen = gaps >= threshold
         held = gaps[is_chosen].sum() / max(np.maximum(gaps, 0).sum(), 1e-9)
         axes.axvline(threshold, color=theme.ink, linewidth=0.8)
+        # Beside the line, and above the bars where there are many.
+        side = 1 if threshold < edges[0] + 0.65 * (edges[-1] - edges[0]) else -1
         axes.annotate(
             f"gap ≥ {threshold:.2f}\n{is_chosen.mean():.1%} of targets\n{held:.0%} of the gain",
-            (threshold, 0.97), xycoords=("data", "axes fraction"), xytext=(4, 0),
-            textcoords="offset points", va="top", fontsize=6.5, linespacing=1.35,
+            (threshold, 0.97), xycoords=("data", "axes fraction"), xytext=(4 * side, 0),
+            textcoords="offset points", va="top", ha="left" if side > 0 else "right",
+            fontsize=6.5, linespacing=1.35,
         )  # fmt: skip
+    axes.set_ylim(0.6, max(counts.max() * (3 if side > 0 else 20), 10))
     axes.bar(edges[:-1], counts, width, align="edge", color=colors, linewidth=0)
 
 
@@ -276,8 +280,7 @@ def _draw_kinds(axes: Axes, results: Results, theme: _Theme, kinds: list[str]) -
     if not len(rows):
         _say(axes, "not measured", theme)
         if not kinds:
-            axes.set_xticks([])
-            axes.set_yticks([])
+            axes.set_axis_off()
         return
     axes.axvline(0, color=theme.ink, linewidth=0.8, zorder=1)
     selectors = _in_order(rows.selector)
@@ -328,8 +331,13 @@ def _legend_handles(results: list[Results], theme: _Theme) -> list[Artist]:
     handles.append(
         Line2D([], [], color=theme.faint, linestyle=dashes, linewidth=0.9, label="foreign control")
     )
-    handles.append(Patch(color=theme.fill, label="95%, over documents"))
+    handles.append(Patch(color=theme.fill, label="95% over documents\n(b): of L_short − L_k"))
     return handles
+
+
+def _shorten(name: str, limit: int) -> str:
+    """The end of a path says most."""
+    return name if len(name) <= limit else "…" + name[1 - limit :]
 
 
 def _spell(name: str) -> str:
@@ -376,15 +384,19 @@ def _of_report_half(rows: pd.DataFrame, results: Results) -> pd.DataFrame:
 
 
 def _chosen(results: Results) -> pd.DataFrame:
-    """Rows of recovery that the panels speak of."""
+    """Rows of recovery that the panels speak of, with the target's loss_short."""
     rows = results.recovery[results.recovery.target_set == _target_set(results)]
-    return _of_report_half(rows, results)
+    losses = results.losses[["document", "target", "loss_short"]]
+    return _of_report_half(rows, results).merge(losses, on=["document", "target"])
 
 
 def _loss_curves(chosen: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
     """(selector, control) → mean loss by k with its 95% interval. Draws of one target are averaged
-    before anything else, and whole documents are resampled."""
-    by_target = chosen.groupby(["selector", "control", "k", "document", "target"]).loss_set.mean()
+    before anything else, and whole documents are resampled. The interval is that of the distance to
+    L_short: how hard a document is moves both lines alike and says nothing about k."""
+    by = ["selector", "control", "k", "document", "target"]
+    by_target = (chosen.loss_short - chosen.loss_set).groupby([chosen[name] for name in by]).mean()
+    loss_short = chosen.drop_duplicates(["document", "target"]).loss_short.mean()
     sums = by_target.groupby(["selector", "control", "k", "document"]).agg(["sum", "count"])
     documents = np.unique(chosen.document)
     rng = np.random.default_rng(0)
@@ -397,7 +409,9 @@ def _loss_curves(chosen: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
         drawn = weights[:, places]
         num_drawn = drawn @ group["count"].to_numpy()
         means = (drawn @ group["sum"].to_numpy())[num_drawn > 0] / num_drawn[num_drawn > 0]
-        row = (k, group["sum"].sum() / group["count"].sum(), *np.quantile(means, [0.025, 0.975]))
+        mean = group["sum"].sum() / group["count"].sum()
+        high, low = np.quantile(means, [0.025, 0.975])  # what is regained is lost from the loss
+        row = (k, loss_short - mean, loss_short - low, loss_short - high)
         curves.setdefault((selector, control), []).append(row)
     order = {selector: i for i, selector in enumerate(_in_order(chosen.selector))}
     return {

@@ -10,6 +10,7 @@ by (seed, document, block, draw): who measures a document leaves no trace in its
 
 from __future__ import annotations
 
+import json
 import time
 from collections import defaultdict
 from collections.abc import Sequence
@@ -25,13 +26,14 @@ from analysis.gate import repetition_drop
 from analysis.influence import SELECTORS, Question
 from analysis.pieces import token_pieces
 from analysis.recovery import SUMMARY_COLUMNS, set_losses, summarize
-from analysis.results import ResultWriter, consolidate, read_parts
+from analysis.results import ResultWriter, consolidate, merge, read_parts
 from analysis.scoring import FarStates, Scorer
 from analysis.targets import TargetChooser, half_of
 from analysis.windows import Block, Windows
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import LoadedModel
 from olmo_sparsity.progress import Progress
+from olmo_sparsity.versions import code_version, versions
 
 NUM_DRAWS = {"random": 5}
 """Draws of the own control; every other selector is deterministic."""
@@ -87,8 +89,8 @@ def measure(
     command: Sequence[str] = (),
 ) -> None:
     """Measure what is not finished yet in `out`; with all documents done, also summarise."""
-    settings.check()
     settings.windows.check(loaded.max_positions)
+    settings.check()
     index, of = shard
     started = time.perf_counter()
     long_enough = [
@@ -113,34 +115,48 @@ def measure(
                 writer.write(number, asker.tables(number, chooser, loaded))
                 progress.update(done)
         writer.close()
+    gate = repetition_drop(
+        scorer, [source.documents[number] for number in long_enough], settings.windows.long // 2
+    )
+    about = {
+        "model": {
+            "name": loaded.name,
+            "fingerprint": loaded.fingerprint,
+            "num_parameters": loaded.num_parameters,
+        },
+        "data": {"source": source.name, "fingerprint": source.fingerprint},
+        "windows": asdict(settings.windows) | {"far_states": settings.far_states},
+        "selectors": list(settings.selectors),
+        "ks": list(settings.ks),
+        "seed": settings.seed,
+        "gate": gate,
+        "counts": {
+            "documents_measured": len(long_enough),
+            "documents_too_short": len(source.documents) - len(long_enough),
+        },
+        "code": code_version(),
+        "versions": versions(),
+        "command": list(command),
+        "seconds_of_last_start": time.perf_counter() - started,
+    }
     if of == 1:
-        gate = repetition_drop(
-            scorer,
-            [source.documents[number] for number in long_enough],
-            settings.windows.long // 2,
-        )
-        conclude(
-            out,
-            {
-                "model": {
-                    "name": loaded.name,
-                    "fingerprint": loaded.fingerprint,
-                    "num_parameters": loaded.num_parameters,
-                },
-                "data": {"source": source.name, "fingerprint": source.fingerprint},
-                "windows": asdict(settings.windows) | {"far_states": settings.far_states},
-                "selectors": list(settings.selectors),
-                "ks": list(settings.ks),
-                "seed": settings.seed,
-                "gate": gate,
-                "counts": {
-                    "documents_measured": len(long_enough),
-                    "documents_too_short": len(source.documents) - len(long_enough),
-                },
-                "command": list(command),
-                "seconds_of_last_start": time.perf_counter() - started,
-            },
-        )
+        conclude(out, about)
+    else:
+        (out / ABOUT).write_text(json.dumps(about, indent=1))
+
+
+ABOUT = "about.json"
+"""What a shard says of itself, for the meta.json of what it is merged into."""
+
+
+def merge_shards(folders: list[Path], out: Path) -> None:
+    """Several shards of one measurement, merged and summarised as if one process had done it."""
+    merge(folders, out)
+    about = Path(folders[0]) / ABOUT
+    if not about.is_file():
+        raise DataError(f"{about} is missing: that shard is not finished; run its command again")
+    meta = json.loads(about.read_text())
+    conclude(out, meta | {"merged_from": [str(folder) for folder in folders]})
 
 
 def identity_of(loaded: LoadedModel, source: Source, settings: Settings) -> dict[str, Any]:

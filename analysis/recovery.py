@@ -25,6 +25,9 @@ from analysis.windows import Block
 
 NUM_RESAMPLES = 2000
 
+NO_GAP_NATS = 1e-4
+"""Below this mean gap a ratio to it would be one of rounding errors."""
+
 
 @dataclass(frozen=True)
 class SetLosses:
@@ -110,15 +113,18 @@ def _rows_of(own: pd.DataFrame, foreign: pd.DataFrame, seed: int) -> Iterator[di
     sums_D3 = sums.groupby(documents).sum(min_count=1).to_numpy()
     weights_RD = resample_weights(len(sums_D3), seed)
     totals_R3 = weights_RD @ sums_D3
-    own_R, foreign_R = totals_R3[:, 0] / totals_R3[:, 2], totals_R3[:, 1] / totals_R3[:, 2]
     whole = sums_D3.sum(0)
+    if whole[2] < NO_GAP_NATS * len(own):
+        totals_R3[:, 2] = whole[2] = np.nan  # there is nothing to recover: no ratio
+    own_R, foreign_R = totals_R3[:, 0] / totals_R3[:, 2], totals_R3[:, 1] / totals_R3[:, 2]
+    whole = whole / whole[2]
     counts = {"num_targets": len(own), "num_documents": len(sums_D3)}
-    excess = interval(own_R - foreign_R, (whole[0] - whole[1]) / whole[2])
+    excess = interval(own_R - foreign_R, whole[0] - whole[1])
     for control, column, resampled, table in (
         ("own", 0, own_R, own),
         ("foreign", 1, foreign_R, foreign),
     ):
-        value, low, high = interval(resampled, whole[column] / whole[2])
+        value, low, high = interval(resampled, whole[column])
         nothing = float("nan")
         yield counts | {
             "control": control,

@@ -94,22 +94,18 @@ class Results:
 
 
 class ResultWriter:
-    """One process's measured documents, kept safe every `flush_every_s` seconds.
+    """One process's measured documents, kept safe every `flush_every_s` seconds, or as soon as
+    `part_size` of them wait.
 
     `identity` is all that makes two measurements comparable (model, data, windows, seed, …). A
     folder begun with another identity is refused.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        identity: dict,
-        *,
-        flush_every_s: float = 10,
-        flush_every_documents: int = 64,
+        self, folder: Path, identity: dict, *, flush_every_s: float = 10, part_size: int = 64
     ) -> None:
         self.folder = Path(folder)
-        self.flush_every_s, self.flush_every_documents = flush_every_s, flush_every_documents
+        self.flush_every_s, self.part_size = flush_every_s, part_size
         parts = self.folder / "parts"
         parts.mkdir(parents=True, exist_ok=True)
         identity_path = self.folder / "identity.json"
@@ -142,7 +138,7 @@ class ResultWriter:
             if columns
         }
         late = time.monotonic() - self._flushed_at >= self.flush_every_s
-        if late or len(self._buffer) >= self.flush_every_documents:
+        if late or len(self._buffer) >= self.part_size:
             self.flush()
 
     def flush(self) -> None:

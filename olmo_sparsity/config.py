@@ -288,6 +288,15 @@ def check(config: RunConfig, origin: str) -> None:
         (data.tokenizer.name is None) != (data.tokenizer.train_vocab is None),
         "set exactly one of data.tokenizer.name and data.tokenizer.train_vocab",
     )
+    require(
+        data.corpus.max_documents is None or data.corpus.max_documents >= 1,
+        f"data.corpus.max_documents={data.corpus.max_documents} leaves no document",
+    )
+    require(
+        data.tokenizer.train_vocab is None or data.tokenizer.train_vocab >= 257,
+        f"data.tokenizer.train_vocab={data.tokenizer.train_vocab} is below 257: the bytes and "
+        "the end of a text",
+    )
     if data.corpus.source in ("c4_files", "text"):
         require(
             data.corpus.path is not None,

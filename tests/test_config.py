@@ -45,6 +45,8 @@ def given(**sections: dict) -> dict:
         ({"model": {"rope": True, "alibi": True}}, "exclude each other"),
         ({"model": {"rope": False, "rotary_fraction": 0.5}}, "rotates nothing"),
         ({"model": {"d_model": 10, "n_heads": 3}}, "not a multiple of model.n_heads=3"),
+        ({"data": {"tokenizer": {"train_vocab": 256}}}, "below 257"),
+        ({"data": {"corpus": {"max_documents": 0}}}, "leaves no document"),
         ({"data": {"tokenizer": {"name": "a", "train_vocab": 3}}}, "exactly one of"),
         ({"data": {"corpus": {"source": "c4_files"}}}, "needs data.corpus.path"),
         ({"data": {"corpus": {"source": "embedded", "path": "x"}}}, "does not use it"),

@@ -132,7 +132,7 @@ def test_interval_covers_the_truth_about_as_often_as_it_says() -> None:
         document, target = np.indices(loss.shape)
         chosen = pd.DataFrame(
             {"document": document.ravel(), "target": target.ravel(), "loss_set": loss.ravel()}
-        ).assign(selector="add_one", control="own", k=1)
+        ).assign(selector="add_one", control="own", k=1, loss_short=5.0)
         curve = _loss_curves(chosen)["add_one", "own"].iloc[0]
         hits += curve.low <= 2 <= curve.high
     assert hits >= 50

@@ -122,7 +122,7 @@ def test_killed_and_resumed_equals_uninterrupted(
     with tempfile.TemporaryDirectory() as parent:
         expected = measured_at_once(Path(parent) / "once")
         folder = Path(parent) / "often"
-        writer = ResultWriter(folder, IDENTITY, flush_every_documents=part_size)
+        writer = ResultWriter(folder, IDENTITY, part_size=part_size)
         for step, document in enumerate([*order, *order]):  # the second round does what was lost
             if document in writer.finished():
                 continue
@@ -131,7 +131,7 @@ def test_killed_and_resumed_equals_uninterrupted(
                 half_written = folder / "parts" / "000099.tmp"
                 half_written.mkdir()
                 (half_written / "losses.parquet").write_bytes(b"PAR1")
-                writer = ResultWriter(folder, IDENTITY, flush_every_documents=part_size)
+                writer = ResultWriter(folder, IDENTITY, part_size=part_size)
                 assert not half_written.exists()
             if step in consolidated_after:
                 consolidate(folder, {}, {})

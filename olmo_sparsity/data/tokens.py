@@ -357,7 +357,8 @@ def _write_shards(
     if hasattr(tokenizer.model, "_resize_cache"):  # BPE has it; no token depends on it.
         tokenizer.model._resize_cache(CACHED_WORDS)
     # Reading (decompress, parse, hash), tokenizing (all cores, without the interpreter lock) and
-    # writing (ids to bytes, SHA-256) overlap; the queues hold a few batches and never more.
+    # writing (ids to bytes, SHA-256) overlap; the queues hold a few batches and never more. Reading
+    # and writing share the interpreter lock: some 40 MB/s, which a dozen cores can tokenize.
     batches = _read_batches(data, manifest.tally.num_records, wanted)
     encoded = _in_background(_encode_batches(tokenizer, _in_background(batches, 2)), 1)
     writers, total = new_writers(), manifest.tally.copy()

@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
-import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import pyarrow
 import torch
 from omegaconf import OmegaConf
 
-from olmo_sparsity import __version__
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.progress import Progress, format_duration
 from olmo_sparsity.theory import bounds
@@ -43,6 +39,7 @@ from olmo_sparsity.theory.risks import Risk, can_transfer, sampled_risk, transfe
 from olmo_sparsity.theory.settings import CaseConfig, TheoryConfig, load_theory_config
 from olmo_sparsity.theory.sparse_attention import KeyShape, SparseAttention, build_layout
 from olmo_sparsity.theory.worst_case import search_worst_cases
+from olmo_sparsity.versions import code_version, versions
 
 
 @dataclass(frozen=True)
@@ -292,26 +289,7 @@ def _meta(config: TheoryConfig, config_path: str, overrides: list[str]) -> dict[
         "local_span": config.local_span,
         "bound_constant": config.bound_constant,
         "config": json.loads(json.dumps(OmegaConf.to_container(OmegaConf.structured(config)))),
-        "versions": {
-            "olmo_sparsity": __version__,
-            "python": sys.version.split()[0],
-            "torch": torch.__version__,
-            "numpy": np.__version__,
-            "pyarrow": pyarrow.__version__,
-        },
+        "versions": versions(),
         "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-        "commit": _commit(),
+        "commit": code_version(),
     }
-
-
-def _commit() -> str:
-    """The commit of the code that ran, with a mark when the tree had changes."""
-    here = Path(__file__).parent
-    try:
-        shown = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=here, capture_output=True, text=True, check=True,
-        )  # fmt: skip
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
-    return shown.stdout.strip()

@@ -5,11 +5,9 @@ Place in the flow: what training/loop.py writes beside its checkpoints.
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import math
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import flatten, load_config, save_config
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.training.sinks import Sink
+from olmo_sparsity.versions import code_version, versions
 
 # Settings that change what is written and shown but not what is trained: a resumed run may differ.
 FREE_KEYS = ("run_folder", "logging", "checkpoint", "evaluation", "data.folder", "training.device")
@@ -53,18 +52,6 @@ def open_run_folder(config: RunConfig) -> Path:
 
 # --- environment.json -----
 
-PACKAGES = [
-    "olmo-sparsity",
-    "ai2-olmo",
-    "torch",
-    "numpy",
-    "transformers",
-    "datasets",
-    "tokenizers",
-    "deepspeed",
-    "accelerate",
-]
-
 
 def describe_environment(
     run_folder: Path, engine: str, device: torch.device, resumed_at: int
@@ -80,8 +67,7 @@ def describe_environment(
             "engine": engine,
             "device": device_name(device),
             "num_threads": torch.get_num_threads(),
-            "python": platform.python_version(),
-            "versions": {name: package_version(name) for name in PACKAGES},
+            "versions": versions(),
         }
     )
     partial = path.with_suffix(".tmp")
@@ -89,34 +75,10 @@ def describe_environment(
     partial.replace(path)
 
 
-def code_version() -> str | None:
-    """The commit of the code that runs, with a mark when it has uncommitted changes."""
-    try:
-        return (
-            subprocess.run(
-                ["git", "describe", "--always", "--dirty", "--abbrev=40"],
-                cwd=Path(__file__).parent,
-                capture_output=True,
-                text=True,
-                check=True,
-            ).stdout.strip()
-            or None
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
-
-
 def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     return f"{platform.machine()} {platform.processor()}".strip()
-
-
-def package_version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 # --- metrics.jsonl -----

@@ -1,0 +1,48 @@
+"""Which code and which packages a result was made with. Never imports torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+from pathlib import Path
+
+PACKAGES = [
+    "olmo-sparsity",
+    "ai2-olmo",
+    "torch",
+    "numpy",
+    "transformers",
+    "datasets",
+    "tokenizers",
+    "deepspeed",
+    "accelerate",
+]
+
+
+def versions() -> dict[str, str | None]:
+    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+
+
+def code_version() -> str | None:
+    """The commit of the code that runs, with a mark when it has uncommitted changes."""
+    try:
+        return (
+            subprocess.run(
+                ["git", "describe", "--always", "--dirty", "--abbrev=40"],
+                cwd=Path(__file__).parent,
+                capture_output=True,
+                text=True,
+                check=True,
+            ).stdout.strip()
+            or None
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
