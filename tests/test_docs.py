@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from olmo_sparsity.cli import build_parser
+from olmo_sparsity.config_file import load_config
+from olmo_sparsity.theory.settings import load_theory_config
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -45,7 +47,7 @@ def test_readme_commands_parse_and_name_files_that_exist(command: str) -> None:
     words = command.split()[1:]
     options, rest = build_parser().parse_known_args(words)
     assert all(word.startswith("--") and "=" in word for word in rest)
-    if hasattr(options, "config"):
-        from olmo_sparsity.config_file import load_config
-
+    if options.run.__name__ == "theory":
+        load_theory_config(ROOT / options.config, rest)
+    elif hasattr(options, "config"):
         load_config(ROOT / options.config, rest)
