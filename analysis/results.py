@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -31,6 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from olmo_sparsity.errors import DataError
+from olmo_sparsity.files import publish, write_atomically
 
 Columns = dict[str, np.ndarray | list]
 
@@ -224,8 +224,7 @@ def merge(folders: list[Path], out: Path) -> None:
         _write_part(partial / "parts", tables, _documents_of(folder))
     if out.exists():
         out.rmdir()
-    partial.rename(out)
-    _fsync(out.parent)
+    publish(partial, out)
 
 
 def _document_table(name: str, document: int, columns: Columns) -> pa.Table:
@@ -316,15 +315,13 @@ def _write_part(parts: Path, tables: dict[str, pa.Table], documents: list[int]) 
     for name, table in tables.items():
         _write_table(partial / f"{name}.parquet", table)
     _write_json(partial / "finished.json", documents)
-    _fsync(partial)
-    partial.rename(final)
-    _fsync(parts)
+    publish(partial, final)
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
     partial = path.with_name(path.name + ".tmp")
     pq.write_table(table.combine_chunks(), partial, compression="zstd", write_page_checksum=True)
-    _replace(partial, path)
+    publish(partial, path)
 
 
 def _read_table(path: Path, name: str) -> pa.Table:
@@ -386,11 +383,9 @@ def _plain(value: Any) -> Any:
 
 
 def _write_json(path: Path, value: Any) -> None:
-    partial = path.with_name(path.name + ".tmp")
     indent = None if isinstance(value, list) else 2  # a list of documents may be long: one line
     text = json.dumps(_plain(value), ensure_ascii=False, indent=indent)
-    partial.write_text(text + "\n", encoding="utf-8")
-    _replace(partial, path)
+    write_atomically(path, text + "\n")
 
 
 def _read_json(path: Path) -> Any:
@@ -405,17 +400,3 @@ def _read_object(path: Path) -> dict:
     if not isinstance(value, dict):
         raise DataError(f"{path}: must hold one JSON object; measure again")
     return value
-
-
-def _replace(partial: Path, final: Path) -> None:
-    _fsync(partial)
-    partial.replace(final)
-    _fsync(final.parent)
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

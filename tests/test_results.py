@@ -45,7 +45,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture(autouse=True)
 def _no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("analysis.results._fsync", lambda path: None)
+    monkeypatch.setattr("olmo_sparsity.files.sync", lambda path: None)
 
 
 def tiny_rows(document: int) -> dict:

@@ -12,7 +12,8 @@ import torch
 
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.theory.bridge import build_transformer, draw_batch, label_logits
-from olmo_sparsity.theory.experiment import SETTINGS, build_planted, run
+from olmo_sparsity.theory.cases import SETTINGS, build_planted
+from olmo_sparsity.theory.experiment import run
 from olmo_sparsity.theory.figure import draw
 from olmo_sparsity.theory.results import (
     markdown_tables,

@@ -37,6 +37,7 @@ from olmo_sparsity.data.tokenizer import (
     tokenizer_fingerprint,
 )
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.files import sha256_of, write_atomically
 
 if TYPE_CHECKING:
     from olmo_sparsity.config import DataConfig
@@ -123,32 +124,8 @@ def check_files(folder: Path, manifest: Manifest, verify: bool = False) -> None:
                     f"{path} has {path.stat().st_size:,} bytes, manifest.json says {size:,}: "
                     f"truncated or overwritten; {remedy}"
                 )
-            if verify and _hash_file(path) != sha256:
+            if verify and sha256_of(path) != sha256:
                 raise DataError(f"{path} is not what was written (SHA-256 differs); {remedy}")
-
-
-def _hash_file(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def write_atomically(path: Path, content: str) -> None:
-    temporary = path.with_name(path.name + ".tmp")
-    with temporary.open("w") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Renames survive a power cut only when the folder itself is on disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:

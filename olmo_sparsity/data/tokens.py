@@ -36,8 +36,6 @@ from olmo_sparsity.data.shards import (
     ShardWriter,
     check_files,
     open_tokenizer,
-    sync_folder,
-    write_atomically,
 )
 from olmo_sparsity.data.tokenizer import (
     count_vocabulary,
@@ -49,6 +47,7 @@ from olmo_sparsity.data.tokenizer import (
     train_tokenizer,
 )
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.files import sync, write_atomically
 from olmo_sparsity.progress import Progress
 
 if TYPE_CHECKING:
@@ -380,7 +379,7 @@ def _write_shards(
             if total.num_records > manifest.tally.num_records:
                 for writer in writers:
                     manifest.files += writer.publish()
-                sync_folder(folder)
+                sync(folder)
                 manifest.num_shards += 1
             manifest.tally, manifest.complete = total.copy(), batch.ends_source
             manifest.save(folder)  # Last: from here on the shard exists.

@@ -20,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from olmo_sparsity.errors import DataError
+from olmo_sparsity.files import sha256_of
 
 MANIFEST = "manifest.json"
 WEIGHTS = "model.safetensors"
@@ -160,11 +161,6 @@ def list_checkpoints(run_folder: str | Path) -> list[Path]:
 def latest_checkpoint(run_folder: str | Path, only: Collection[str] | None = None) -> Path | None:
     """The newest one whose files are what its manifest says."""
     return next((p for p in list_checkpoints(run_folder) if verify_manifest(p, only) is None), None)
-
-
-def sha256_of(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def fingerprint(paths: Collection[Path]) -> str:

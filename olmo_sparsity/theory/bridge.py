@@ -22,7 +22,7 @@ from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.data.positions import pose
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.progress import Progress
-from olmo_sparsity.theory.experiment import build_planted
+from olmo_sparsity.theory.cases import build_planted
 from olmo_sparsity.theory.learning import training_lengths
 from olmo_sparsity.theory.planted import Planted
 from olmo_sparsity.theory.results import Row

@@ -11,7 +11,7 @@ import platform
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,19 +20,14 @@ from omegaconf import OmegaConf
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.progress import Progress, format_duration
 from olmo_sparsity.theory import bounds
+from olmo_sparsity.theory.cases import build_planted, setting_of
 from olmo_sparsity.theory.learning import learn, training_lengths
 from olmo_sparsity.theory.planted import (
     Planted,
     PositionLaw,
-    drifting_shapes,
     locality,
-    marker_background,
-    order_tokens,
-    parity_tokens,
     regularity,
-    shapes_within,
     translated_shapes,
-    uniform_subsets,
 )
 from olmo_sparsity.theory.results import Row, write_results
 from olmo_sparsity.theory.risks import Risk, can_transfer, sampled_risk, transfer_risk
@@ -40,40 +35,6 @@ from olmo_sparsity.theory.settings import CaseConfig, TheoryConfig, load_theory_
 from olmo_sparsity.theory.sparse_attention import KeyShape, SparseAttention, build_layout
 from olmo_sparsity.theory.worst_case import search_worst_cases
 from olmo_sparsity.versions import code_version, versions
-
-
-@dataclass(frozen=True)
-class Setting:
-    """Which assumptions hold, of the data and of the class."""
-
-    places: Literal["local", "anywhere", "adjacent", "drifting"]
-    coupled: bool = False
-    task: Literal["parity", "order"] = "parity"
-    keys: Literal["local", "trained", "everywhere", "coupled", "tokens"] = "local"
-    """local: 0 beyond L_local; trained: 0 beyond L, the widest span that training shows;
-    everywhere: also the spans that training never shows, where the key stays as initialised;
-    tokens: no places; coupled: 0 beyond coupled_window position IDs."""
-
-
-SETTINGS = {
-    # (a) and (d): everything Theorem 4.3 asks for.
-    "local": Setting("local"),
-    # (b) planted places anywhere, so keys must reach as far as training strings do.
-    "nonlocal": Setting("anywhere", keys="trained"),
-    # (c) the same data, position IDs coupled (Proposition 4.4).
-    "coupled": Setting("anywhere", coupled=True, keys="coupled"),
-    # One assumption at a time: local data but a class that is not; wide keys left as initialised;
-    # keys that see no places at all.
-    "local_wide_keys": Setting("local", keys="everywhere"),
-    "nonlocal_wide_keys": Setting("anywhere", keys="everywhere"),
-    "nonlocal_token_keys": Setting("anywhere", keys="tokens"),
-    # (d) lengths that disagree: the last training length plants another shape than the others.
-    "drifting": Setting("drifting"),
-    # Relativity at k = 1 makes attention order-blind.
-    "order": Setting("adjacent", task="order"),
-}
-
-_DRIFT_RARE = 0.05
 
 
 def run(config_path: str, overrides: list[str]) -> None:
@@ -125,37 +86,8 @@ class _Plan:
     etas: dict[int, float] = field(default_factory=dict)
 
 
-def build_planted(config: TheoryConfig, case: CaseConfig) -> Planted:
-    setting = _setting(case)
-    k = case.num_places
-    if setting.places == "local":
-        shapes = shapes_within(k, config.local_span)
-        law = translated_shapes(shapes, [1 / len(shapes)] * len(shapes))
-    elif setting.places == "adjacent":
-        law = translated_shapes([tuple(range(k))], [1.0])
-    elif setting.places == "drifting":
-        shapes = shapes_within(k, config.local_span)
-        switch = case.train_length or config.train_length
-        law = drifting_shapes([shapes[0], shapes[-1]], switch, _DRIFT_RARE)
-    else:
-        law = uniform_subsets(k)
-    if setting.task == "order" and k != 2:
-        raise ConfigError(f"setting order plants pairs: num_places={k} must be 2")
-    vocabulary = order_tokens() if setting.task == "order" else parity_tokens(k)
-    background = marker_background(case.marker_rate)
-    if case.background is not None:
-        background = np.array(case.background, dtype=float)
-    return Planted(law, *vocabulary, background, coupled=setting.coupled)
-
-
-def _setting(case: CaseConfig) -> Setting:
-    if case.setting not in SETTINGS:
-        raise ConfigError(f"setting '{case.setting}' is not one of {', '.join(SETTINGS)}")
-    return SETTINGS[case.setting]
-
-
 def _plan(config: TheoryConfig, case: CaseConfig) -> _Plan:
-    setting, planted = _setting(case), build_planted(config, case)
+    setting, planted = setting_of(case), build_planted(config, case)
     k = case.attention_places or case.num_places
     train_length = case.train_length or config.train_length
     longest = train_length * max(config.test_multiples)

@@ -13,7 +13,6 @@ import base64
 import contextlib
 import errno
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
@@ -23,6 +22,7 @@ import torch
 from safetensors import SafetensorError
 
 from olmo_sparsity.errors import DataError, UserError
+from olmo_sparsity.files import publish, sync
 from olmo_sparsity.model.checkpoint_files import (
     list_checkpoints,
     verify_manifest,
@@ -60,15 +60,14 @@ def save(run_folder: Path, state: TrainerState, keep: int, write: Callable[[Path
         write(partial)
         (partial / "trainer.json").write_text(json.dumps(asdict(state), indent=1))
         write_manifest(partial)
-        for path in [*sorted(partial.rglob("*")), partial]:
-            _fsync(path)
+        for path in sorted(partial.rglob("*")):
+            sync(path)
         shutil.rmtree(final, ignore_errors=True)  # a corrupted one of the same step
-        os.rename(partial, final)
-        _fsync(final.parent)
+        publish(partial, final)
     for old in list_checkpoints(run_folder)[keep:]:
         # Renamed first: a half-deleted folder must not look like a damaged checkpoint.
         doomed = old.with_suffix(".tmp")
-        os.rename(old, doomed)
+        old.rename(doomed)
         shutil.rmtree(doomed)
     return final
 
@@ -117,11 +116,3 @@ def _disk_errors(run_folder: Path, partial: Path) -> Iterator[None]:
             f"could not write checkpoint {partial.with_suffix('')}: {cause}; {last}. Free space "
             "(or lower checkpoint.keep) and run the same command again to go on"
         ) from None
-
-
-def _fsync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

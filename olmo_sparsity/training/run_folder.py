@@ -19,6 +19,7 @@ from torch import Tensor
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import flatten, load_config, save_config
 from olmo_sparsity.errors import ConfigError, DataError, UserError
+from olmo_sparsity.files import write_atomically
 from olmo_sparsity.training.sinks import Sink
 from olmo_sparsity.versions import code_version, versions
 
@@ -70,9 +71,7 @@ def describe_environment(
             "versions": versions(),
         }
     )
-    partial = path.with_suffix(".tmp")
-    partial.write_text(json.dumps(entries, indent=1))
-    partial.replace(path)
+    write_atomically(path, json.dumps(entries, indent=1))
 
 
 def device_name(device: torch.device) -> str:
@@ -95,9 +94,7 @@ class Metrics:
         if self.path.exists():
             # A killed run may have written past its last checkpoint; those steps come again.
             kept = [row for row in read_metrics(self.path) if row["step"] <= start]
-            partial = self.path.with_suffix(".tmp")
-            partial.write_text("".join(json.dumps(row) + "\n" for row in kept))
-            partial.replace(self.path)
+            write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def add(self, step: int, **values: Tensor | float) -> None:
         self.pending.append((step, values))
