@@ -15,7 +15,7 @@ GROUND = {f"olmo_sparsity.{name}" for name in ("errors", "files", "progress", "v
 CONFIG = {"olmo_sparsity.config", "olmo_sparsity.config_file"}
 TRAINING = {*CONFIG, "olmo_sparsity.data", "olmo_sparsity.model"}
 ALLOWED = {
-    **dict.fromkeys(GROUND, set()),
+    **{name: set() for name in GROUND},
     **dict.fromkeys(CONFIG, CONFIG),
     "olmo_sparsity.data": CONFIG,  # neither of these two knows the other
     "olmo_sparsity.model": CONFIG,
