@@ -28,7 +28,7 @@ from analysis.pieces import token_pieces
 from analysis.recovery import SUMMARY_COLUMNS, set_losses, summarize
 from analysis.results import ResultWriter, consolidate, merge, read_parts
 from analysis.scoring import FarStates, Scorer
-from analysis.targets import TargetChooser, half_of
+from analysis.targets import TargetChooser, gap_threshold, half_of
 from analysis.windows import Block, Windows
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import LoadedModel
@@ -129,6 +129,7 @@ def measure(
         "selectors": list(settings.selectors),
         "ks": list(settings.ks),
         "seed": settings.seed,
+        "targets": {"share": settings.target_share, "min_gap": settings.min_gap},
         "gate": gate,
         "counts": {
             "documents_measured": len(long_enough),
@@ -176,7 +177,12 @@ def conclude(folder: Path, meta: dict[str, Any]) -> None:
         raise DataError(
             f"{folder}: no target was chosen; lower --min-gap, raise --targets or give more text"
         )
-    summary = summarize(tables["losses"], tables["recovery"])
+    losses = tables["losses"]
+    fitted_on = losses[losses.half == "threshold"]
+    meta["targets"]["threshold"] = gap_threshold(
+        (fitted_on.loss_short - fitted_on.loss_long).to_numpy(), **meta["targets"]
+    )
+    summary = summarize(losses, tables["recovery"])
     costs = tables["costs"].groupby("selector")[["token_forwards", "num_targets"]].sum()
     per_target = costs.token_forwards / costs.num_targets
     summary["token_forwards_per_target"] = summary.selector.map(per_target)

@@ -40,6 +40,13 @@ def parse_share(text: str) -> float:
     return share
 
 
+def gap_threshold(gaps: np.ndarray, share: float, min_gap: float) -> float:
+    """From which gap on a target is chosen: in the top share, and no less than min_gap."""
+    if share == 1.0:
+        return -np.inf
+    return max(float(np.quantile(gaps, 1 - share)), min_gap)
+
+
 @dataclass(frozen=True)
 class TargetChooser:
     min_gap: float
@@ -57,12 +64,11 @@ class TargetChooser:
                 "no document with an even index is longer than the long window, so no threshold "
                 "can be fixed; give more or longer text, or lower --long"
             )
-        threshold = -np.inf if share == 1.0 else max(float(np.quantile(gaps, 1 - share)), min_gap)
         types, counts = np.unique(np.concatenate(documents), return_counts=True)
         order = np.argsort(-counts, kind="stable")
         before = np.cumsum(counts[order]) - counts[order]
         common = types[order][before < COMMON_SHARE * counts.sum()]
-        return TargetChooser(threshold, frozenset(common.tolist()))
+        return TargetChooser(gap_threshold(gaps, share, min_gap), frozenset(common.tolist()))
 
     def choose(
         self,
