@@ -22,6 +22,7 @@ from yaml import YAMLError
 
 from olmo_sparsity.config import REFUSED_FIELDS, RunConfig, check
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.files import write_atomically
 
 Schema = TypeVar("Schema")
 
@@ -69,7 +70,7 @@ def fill_in(schema: type[Schema], given: DictConfig | dict, origin: str) -> Sche
 
 def save_config(config: RunConfig, path: str | Path) -> None:
     """Write what a later run must be told to be the same run (fields that apply, all resolved)."""
-    Path(path).write_text(config_text(config))
+    write_atomically(Path(path), config_text(config))
 
 
 def config_text(config: RunConfig) -> str:

@@ -73,6 +73,14 @@ def test_a_finished_run_is_left_alone(make_config: MakeConfig) -> None:
     assert rows(config) == before
 
 
+def test_a_finished_run_without_its_metrics_says_so(make_config: MakeConfig) -> None:
+    config = make_config()
+    train(config)
+    (Path(config.run_folder) / "metrics.jsonl").unlink()
+    with pytest.raises(DataError, match="lost the held-out losses"):
+        train(make_config())
+
+
 def test_runs_repeat_and_seeds_differ(make_config: MakeConfig, tmp_path: Path) -> None:
     curves = []
     for name, seed in (("a", 1), ("b", 1), ("c", 2)):

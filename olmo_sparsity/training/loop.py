@@ -119,6 +119,7 @@ def train(config: RunConfig) -> Outcome:
                     tokens_per_s=f"{steps_per_s * tokens_per_step:,.0f}",
                     of_matmul_peak=f"{steps_per_s * flops_per_step / peak:.0%}",
                 )
+            paused_at = time.perf_counter()
             if due(step, config.evaluation.interval_steps, num_steps):
                 losses = evaluate(engine, heldout, config)
                 metrics.write({"step": step, "heldout": losses})
@@ -129,6 +130,7 @@ def train(config: RunConfig) -> Outcome:
             if stop.requested and step < num_steps:
                 progress.note(f"{stop.requested}: saved step {step}; the same command goes on")
                 return Outcome.STOPPED_BY_SIGNAL
+            shown_at += time.perf_counter() - paused_at  # the rates shown are of training alone
 
     say(f"held-out loss by position: {format_losses(metrics.last_heldout())}")
     return Outcome.FINISHED

@@ -128,12 +128,18 @@ class Metrics:
                 sink(row)
 
     def last_heldout(self) -> list[dict]:
-        return [row["heldout"] for row in read_metrics(self.path) if "heldout" in row][-1]
+        rows = [row["heldout"] for row in read_metrics(self.path) if "heldout" in row]
+        if not rows:
+            raise DataError(
+                f"{self.path} has lost the held-out losses of this finished run; restore it, or "
+                "train in another run_folder"
+            )
+        return rows[-1]
 
 
 def read_metrics(path: Path) -> Iterator[dict]:
     """The rows of a metrics file; a last line cut short by a kill is passed over."""
-    for line in path.read_text().splitlines():
+    for line in path.read_text().splitlines() if path.exists() else []:
         try:
             yield json.loads(line)
         except json.JSONDecodeError:
