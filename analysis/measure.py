@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.context_losses import ContextLosses, context_losses
+from analysis.dependencies import measure_dependencies
 from analysis.gate import repetition_drop
 from analysis.influence import SELECTORS, Question
 from analysis.pieces import token_pieces
@@ -186,7 +187,12 @@ def conclude(folder: Path, meta: dict[str, Any]) -> None:
     costs = tables["costs"].groupby("selector")[["token_forwards", "num_targets"]].sum()
     per_target = costs.token_forwards / costs.num_targets
     summary["token_forwards_per_target"] = summary.selector.map(per_target)
-    consolidate(folder, {"summary": summary}, meta)
+    final: dict[str, pd.DataFrame | dict] = {"summary": summary}
+    if tables["tokens"].text.str.len().any():  # without a tokenizer there are no words
+        final["dependencies"] = measure_dependencies(
+            tables["tokens"], losses, tables["influence"], tables["recovery"], meta["windows"]
+        )
+    consolidate(folder, final, meta)
 
 
 def format_summary(summary: pd.DataFrame, target_set: str = "gap") -> str:
