@@ -48,7 +48,7 @@ def read_given(path: str | Path, overrides: list[str] | None = None) -> DictConf
             raise ConfigError(f"override '{override}' has no value; write --{text}=VALUE")
         try:
             changed = OmegaConf.merge(given, OmegaConf.from_dotlist([text]))
-        except (OmegaConfBaseException, YAMLError) as error:
+        except (OmegaConfBaseException, YAMLError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"override '{override}' cannot be read: {reason}") from None
         assert isinstance(changed, DictConfig)

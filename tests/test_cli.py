@@ -74,6 +74,24 @@ def test_mistakes_in_a_run(
     assert expected in complaint(capsys, "train", config_path, *words)
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--train_length=4000"], "GiB"),
+        (["--trainlength=8"], "did you mean 'train_length'"),
+        (["--num_strings=-4"], "must be at least 1"),
+        (["--local_span=9"], "9 places"),
+        (["--cases.0.num_places=3"], "cannot be read"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_mistakes_in_a_theory_run(
+    capsys: pytest.CaptureFixture, words: list[str], expected: str
+) -> None:
+    config = str(Path(__file__).parents[1] / "configs/theory/quick.yaml")
+    assert expected in complaint(capsys, "theory", config, *words)
+
+
 def test_a_missing_config(capsys: pytest.CaptureFixture) -> None:
     assert "does not exist" in complaint(capsys, "train", "nowhere.yaml")
 

@@ -105,6 +105,7 @@ def _plan(config: TheoryConfig, case: CaseConfig) -> _Plan:
         far="initial" if setting.keys == "everywhere" else "zero",
         relative=setting.keys != "tokens",
     )
+    build_layout(planted.ids(longest), shape)  # refuses what does not fit, before all else
     if setting.coupled:
         # In ID order one ID covers k tokens, and S* is one ID, uniformly any: a span of 1.
         regular_law = translated_shapes([(0,)], [1.0])
@@ -116,7 +117,6 @@ def _plan(config: TheoryConfig, case: CaseConfig) -> _Plan:
     # Any L_local from the true span to L/4 may be taken. The largest gives the smallest η, and is
     # what the answer to the reviewers takes.
     span = max(span, train_length // 4)
-    build_layout(planted.ids(longest), shape)  # refuses what does not fit, before anything runs
     uniform = setting.places != "drifting"
     return _Plan(case, train_length, planted, shape, span, regular_law, uniform)
 
