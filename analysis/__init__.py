@@ -1,6 +1,8 @@
 """Ask a trained model what its losses depend on.
 
-from analysis import load_model, context_losses, influence_map, recover
+from analysis import Scorer, Windows, context_losses, influence_map, load_model
+
+No name here may be that of a module, which would hide it.
 """
 
 from __future__ import annotations
@@ -9,10 +11,9 @@ from typing import Any
 
 _HOME = {
     "load_model": "olmo_sparsity.model.load",
-    "context_losses": "analysis.context_losses",
+    "context_losses": "analysis.losses",
     "influence_map": "analysis.influence",
     "summarize": "analysis.recovery",
-    "measure": "analysis.measure",
     "Settings": "analysis.measure",
     "Scorer": "analysis.scoring",
     "Windows": "analysis.windows",

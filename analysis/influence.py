@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.context_losses import NOTHING
+from analysis.losses import NOTHING
 from analysis.scoring import Row, Scorer, as_tensors, long_row, visibility_bias
 from analysis.windows import Block
 

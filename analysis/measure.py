@@ -21,10 +21,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.context_losses import ContextLosses, context_losses
 from analysis.dependencies import measure_dependencies
 from analysis.gate import repetition_drop
 from analysis.influence import SELECTORS, Question
+from analysis.losses import ContextLosses, context_losses
 from analysis.pieces import token_pieces
 from analysis.recovery import SUMMARY_COLUMNS, set_losses, summarize
 from analysis.results import ResultWriter, consolidate, merge, read_parts

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.context_losses import NOTHING
 from analysis.influence import Choice
+from analysis.losses import NOTHING
 from analysis.scoring import Scorer, long_row
 from analysis.windows import Block
 

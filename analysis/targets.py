@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analysis.context_losses import ContextLosses
+from analysis.losses import ContextLosses
 from analysis.windows import Windows
 from olmo_sparsity.errors import ConfigError, DataError
 

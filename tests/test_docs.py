@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from olmo_sparsity.cli import build_parser
+from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import load_config
 from olmo_sparsity.theory.settings import load_theory_config
+from olmo_sparsity.training.loop import train
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -51,3 +55,16 @@ def test_readme_commands_parse_and_name_files_that_exist(command: str) -> None:
         load_theory_config(ROOT / options.config, rest)
     elif hasattr(options, "config"):
         load_config(ROOT / options.config, rest)
+
+
+def test_readme_python_runs(
+    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config()
+    train(config)
+    monkeypatch.chdir(ROOT)
+    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code.replace("runs/quick", config.run_folder), names)
+    assert names["influence_FW"].shape == (32, 8)
+    assert len(names["losses"].gap) == len(names["document"]) - 48

@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from analysis.context_losses import NOTHING, context_losses
 from analysis.influence import SELECTORS, Choice, Question, influence_map
+from analysis.losses import NOTHING, context_losses
 from analysis.recovery import set_losses
 from analysis.scoring import FarStates, Scorer
 from analysis.windows import Block, Windows

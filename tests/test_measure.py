@@ -237,7 +237,7 @@ def test_targets_are_chosen_as_said() -> None:
     document = np.array([7, 1, 2, 3, 1, 2, 7, 1, 9, 2, 7])
     chooser = TargetChooser(min_gap=0.5, common_tokens=frozenset({1, 2, 3}))
     gaps = [0.6, 0.001, 0.4, -0.002, 2.0]
-    from analysis.context_losses import ContextLosses
+    from analysis.losses import ContextLosses
 
     targets = np.arange(6, 11)
     losses = ContextLosses(targets, document[targets], np.zeros(5), np.array(gaps))
@@ -249,7 +249,7 @@ def test_targets_are_chosen_as_said() -> None:
 
 
 def test_the_threshold_is_a_quantile_with_a_floor() -> None:
-    from analysis.context_losses import ContextLosses
+    from analysis.losses import ContextLosses
 
     gaps = np.linspace(0, 1, 101)
     part = ContextLosses(np.arange(101), np.arange(101), np.zeros(101), gaps)
