@@ -54,13 +54,20 @@ class Settings:
     seed: int = 0
 
     def check(self) -> None:
+        if self.seed < 0:
+            raise ConfigError(f"--seed={self.seed} must not be negative")
+        if not 0 <= self.min_gap < float("inf"):
+            raise ConfigError(f"--min-gap={self.min_gap} must be a number of nats, 0 or more")
+        for option, values in (("--ks", self.ks), ("--selectors", self.selectors)):
+            if len(set(values)) < len(values):
+                raise ConfigError(f"{option}: {', '.join(map(str, values))} names one twice")
         for name in self.selectors:
             if name not in SELECTORS:
                 raise ConfigError(
                     f"--selectors: '{name}' is unknown; choose from {', '.join(SELECTORS)}"
                 )
         if not self.ks or min(self.ks) < 1:
-            raise ConfigError(f"--ks={self.ks} must be numbers from 1 up")
+            raise ConfigError(f"--ks={','.join(map(str, self.ks))} must be numbers from 1 up")
         if max(self.ks) > self.windows.num_far:
             raise ConfigError(
                 f"--ks: {max(self.ks)} is more than the {self.windows.num_far} far tokens of "
@@ -97,11 +104,14 @@ def measure(
     long_enough = [
         number for number, text in enumerate(source.documents) if len(text) > settings.windows.long
     ]
-    if len(long_enough) < 2:
+    if {half_of(number) for number in long_enough} != {"threshold", "report"}:
         raise DataError(
             f"{source.name}: {len(long_enough)} of {len(source.documents)} documents are longer "
-            f"than --long={settings.windows.long}; give more or longer text, or lower --long"
+            f"than --long={settings.windows.long}, and both halves (even and odd) need one; give "
+            "more or longer text, or lower --long"
         )
+    if batch_tokens < 1:
+        raise ConfigError(f"--batch-tokens={batch_tokens} must be at least 1")
     device = next(loaded.model.parameters()).device
     scorer = Scorer(loaded.model, device, far_states=settings.far_states, batch_tokens=batch_tokens)
     writer = ResultWriter(out, identity_of(loaded, source, settings))
@@ -138,6 +148,7 @@ def measure(
         },
         "code": code_version(),
         "versions": versions(),
+        "shard": list(shard),
         "command": list(command),
         "seconds_of_last_start": time.perf_counter() - started,
     }
@@ -153,11 +164,21 @@ ABOUT = "about.json"
 
 def merge_shards(folders: list[Path], out: Path) -> None:
     """Several shards of one measurement, merged and summarised as if one process had done it."""
-    merge(folders, out)
-    about = Path(folders[0]) / ABOUT
-    if not about.is_file():
-        raise DataError(f"{about} is missing: that shard is not finished; run its command again")
+    for folder in folders:
+        about = Path(folder) / ABOUT
+        if not about.is_file():
+            raise DataError(
+                f"{about} is missing: {folder} is not a finished shard (--shard i/n); run its "
+                "command again"
+            )
     meta = json.loads(about.read_text())
+    _, of = meta["shard"]
+    here = [json.loads((Path(folder) / ABOUT).read_text())["shard"][0] for folder in folders]
+    missing = sorted(set(range(of)) - set(here))
+    if missing:
+        named = ", ".join(f"{index}/{of}" for index in missing)
+        raise DataError(f"{out}: shard {named} is missing; measure it, or name its folder too")
+    merge(folders, out)
     conclude(out, meta | {"merged_from": [str(folder) for folder in folders]})
 
 
@@ -174,9 +195,10 @@ def identity_of(loaded: LoadedModel, source: Source, settings: Settings) -> dict
 def conclude(folder: Path, meta: dict[str, Any]) -> None:
     """Parts → summary and final tables."""
     tables = read_parts(folder)
-    if len(tables["recovery"]) == 0:
+    if not (tables["recovery"].target_set == "gap").any():
         raise DataError(
-            f"{folder}: no target was chosen; lower --min-gap, raise --targets or give more text"
+            f"{folder}: no target has a gap large enough; measure into another folder with a lower "
+            "--min-gap, a larger share in --targets or more text"
         )
     losses = tables["losses"]
     fitted_on = losses[losses.half == "threshold"]

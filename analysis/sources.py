@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from analysis.measure import Source
 from olmo_sparsity.config import CorpusConfig, DataConfig
@@ -68,11 +69,18 @@ def _same_tokenizer(shards: TokenShards, loaded: LoadedModel, name: str) -> None
     if loaded.tokenizer is None:
         return
     theirs, ours = (tokenizer_fingerprint(t) for t in (shards.tokenizer, loaded.tokenizer))
-    if theirs != ours:
+    if theirs != ours and not _encode_alike(shards, loaded.tokenizer):
         raise DataError(
             f"{name} were made with another tokenizer than the model's; give the text itself "
             "(--text=text:PATH) or the shards the model was trained with"
         )
+
+
+def _encode_alike(shards: TokenShards, tokenizer: Tokenizer) -> bool:
+    """A tokenizer that another library has saved anew has another fingerprint."""
+    probe = shards.tokenizer.decode(shards.document(0).tolist())
+    ids = [t.encode(probe, add_special_tokens=False).ids for t in (shards.tokenizer, tokenizer)]
+    return ids[0] == ids[1] and shards.tokenizer.get_vocab() == tokenizer.get_vocab()
 
 
 def _tokenized(corpus: CorpusConfig, loaded: LoadedModel, model_name: str) -> Iterator[np.ndarray]:

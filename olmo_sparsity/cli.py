@@ -26,13 +26,15 @@ def main(arguments: list[str] | None = None) -> int:
     if strange:
         parser.error(f"unrecognized arguments: {' '.join(strange)}")
     options.overrides = rest
+    if not getattr(options, "out", "given"):
+        parser.error("--out is empty; name a file or folder")
     try:
         return options.run(options)
     except UserError as error:
         print(f"olmo-sparsity: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES):
+        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         print(f"olmo-sparsity: {error.filename}: {error.strerror}", file=sys.stderr)
         return EXIT_BAD_INPUT

@@ -224,6 +224,30 @@ REFUSED_FIELDS = {
 }
 
 
+_AT_LEAST_ONE = {
+    "training": ("length", "batch_size", "num_steps", "micro_batch_size"),
+    "evaluation": ("interval_steps", "num_sequences", "batch_size"),
+    "checkpoint": ("interval_steps", "keep"),
+    "logging": ("interval_steps",),
+    "model": ("d_model", "n_heads", "n_layers", "n_kv_heads", "max_sequence_length", "rope_theta"),
+}
+_RANGES = [
+    ("", "seed", 0, 2**62),
+    ("optimizer", "learning_rate", 0.0, 1e30),
+    ("optimizer", "weight_decay", 0.0, 1.0),
+    ("optimizer", "beta1", 0.0, 0.9999999),
+    ("optimizer", "beta2", 0.0, 0.9999999),
+    ("optimizer", "eps", 1e-30, 1.0),
+    ("optimizer", "warmup_steps", 0, 10**12),
+    ("optimizer", "final_lr_share", 0.0, 1.0),
+    ("training", "max_grad_norm", 1e-12, 1e12),
+    ("training", "num_steps", 1, 10**12),
+    ("evaluation", "length", 2, 10**9),
+    ("evaluation", "num_sequences", 1, 10**9),
+    ("data", "heldout_share", 0.0, 0.999),
+]
+
+
 def check(config: RunConfig, origin: str) -> None:
     """What can be known wrong from the config alone. Each message: field, value, what to do."""
     training, positions, model, data = config.training, config.positions, config.model, config.data
@@ -232,13 +256,20 @@ def check(config: RunConfig, origin: str) -> None:
         if not holds:
             raise ConfigError(f"{origin}: {message}")
 
-    for name in ("length", "batch_size", "num_steps"):
-        value = getattr(training, name)
-        require(value >= 1, f"training.{name}={value} must be at least 1")
+    for section, names in _AT_LEAST_ONE.items():
+        for name in names:
+            value = getattr(getattr(config, section), name)
+            require(value is None or value >= 1, f"{section}.{name}={value} must be at least 1")
+    for section, name, lowest, highest in _RANGES:
+        value = getattr(getattr(config, section) if section else config, name)
+        require(
+            value is None or lowest <= value <= highest,
+            f"{section}.{name}={value}".lstrip(".") + f" must lie between {lowest} and {highest}",
+        )
     require(training.length >= 2, f"training.length={training.length} leaves nothing to predict")
     micro = training.micro_batch_size or training.batch_size
     require(
-        micro >= 1 and training.batch_size % micro == 0,
+        training.batch_size % micro == 0,
         f"training.batch_size={training.batch_size} is not a multiple of "
         f"training.micro_batch_size={micro}",
     )
@@ -264,6 +295,10 @@ def check(config: RunConfig, origin: str) -> None:
         f"({config.largest_length}); raise it to at least that",
     )
     require(
+        model.n_kv_heads is None or model.n_heads % model.n_kv_heads == 0,
+        f"model.n_heads={model.n_heads} is not a multiple of model.n_kv_heads={model.n_kv_heads}",
+    )
+    require(
         model.d_model % model.n_heads == 0,
         f"model.d_model={model.d_model} is not a multiple of model.n_heads={model.n_heads}",
     )
@@ -278,9 +313,6 @@ def check(config: RunConfig, origin: str) -> None:
         "nothing",
     )
     require(
-        0 <= data.heldout_share < 1, f"data.heldout_share={data.heldout_share} must be in [0, 1)"
-    )
-    require(
         (data.train_files is None) == (data.heldout_files is None),
         "data.train_files and data.heldout_files go together",
     )
@@ -288,6 +320,8 @@ def check(config: RunConfig, origin: str) -> None:
         (data.tokenizer.name is None) != (data.tokenizer.train_vocab is None),
         "set exactly one of data.tokenizer.name and data.tokenizer.train_vocab",
     )
+    share = data.corpus.max_bad_share
+    require(0 <= share <= 1, f"data.corpus.max_bad_share={share} must lie between 0 and 1")
     require(
         data.corpus.max_documents is None or data.corpus.max_documents >= 1,
         f"data.corpus.max_documents={data.corpus.max_documents} leaves no document",
@@ -302,8 +336,3 @@ def check(config: RunConfig, origin: str) -> None:
             data.corpus.path is not None,
             f"data.corpus.source={data.corpus.source} needs data.corpus.path",
         )
-    require(config.checkpoint.keep >= 1, f"checkpoint.keep={config.checkpoint.keep} must be >= 1")
-    require(
-        config.optimizer.warmup_steps >= 0,
-        f"optimizer.warmup_steps={config.optimizer.warmup_steps} must not be negative",
-    )

@@ -63,7 +63,8 @@ def fill_in(schema: type[Schema], given: DictConfig | dict, origin: str) -> Sche
     except ConfigKeyError as error:
         raise ConfigError(f"{origin}: {_explain_unknown(str(error.full_key), schema)}") from None
     except OmegaConfBaseException as error:
-        raise ConfigError(f"{origin}: {error.full_key}: {str(error).splitlines()[0]}") from None
+        where = f"{error.full_key}: " if error.full_key else ""
+        raise ConfigError(f"{origin}: {where}{str(error).splitlines()[0]}") from None
     assert isinstance(config, schema)
     return config
 
@@ -84,7 +85,8 @@ def flatten(config: RunConfig) -> dict[str, Any]:
 
 def _read_yaml(path: Path) -> DictConfig:
     if not path.is_file():
-        raise ConfigError(f"config file '{path}' does not exist{_closest_file(path)}")
+        state = "is a folder" if path.is_dir() else "does not exist"
+        raise ConfigError(f"config file '{path}' {state}{_closest_file(path)}")
     try:
         loaded = OmegaConf.load(path)
     except Exception as error:

@@ -96,6 +96,36 @@ def test_a_missing_config(capsys: pytest.CaptureFixture) -> None:
     assert "does not exist" in complaint(capsys, "train", "nowhere.yaml")
 
 
+def test_a_run_folder_that_holds_something_else(
+    config_path: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine/thesis.tex").write_text("x")
+    words = [f"--run_folder={tmp_path / 'mine'}"]
+    assert "holds something that is no run" in complaint(capsys, "train", config_path, *words)
+
+
+def test_costs_are_known_before_the_text_is_there(
+    config_path: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["train", config_path, "--dry-run", f"--data.folder={tmp_path / 'none'}"]) == 0
+    shown = capsys.readouterr().out
+    assert "is not prepared" in shown
+    assert "# parameters: 37,024" in shown
+
+
+def test_a_file_where_a_folder_should_be(
+    make_config: MakeConfig, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    config = make_config()
+    train(config)
+    file = tmp_path / "file"
+    file.write_text("x")
+    words = ["--long", "24", "--short", "8", "--stride", "8", "--ks", "1", "--selectors", "nearest"]
+    complaint(capsys, "measure", config.run_folder, "--out", str(file), *words)
+    complaint(capsys, "measure", config.run_folder, "--out", str(tmp_path / "r"), "--device", "foo")
+
+
 def test_no_documents(config_path: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()

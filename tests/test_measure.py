@@ -125,6 +125,23 @@ def test_shards_merge_to_the_same_tables(
         pd.testing.assert_frame_equal(tables_of(tmp_path / "merged")[name], table)
 
 
+def test_a_missing_or_unfinished_shard_is_named(
+    model: Any, source: Source, measured: Path, tmp_path: Path
+) -> None:
+    measure(loaded(model), source, SETTINGS, tmp_path / "0", shard=(0, 2))
+    with pytest.raises(DataError, match="shard 1/2 is missing"):
+        merge_shards([tmp_path / "0"], tmp_path / "merged")
+    with pytest.raises(DataError, match="not a finished shard"):
+        merge_shards([tmp_path / "0", measured], tmp_path / "merged")
+
+
+def test_no_target_is_an_error_and_not_an_empty_table(
+    model: Any, source: Source, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match="no target has a gap large enough"):
+        measure(loaded(model), source, replace(SETTINGS, min_gap=1000.0), tmp_path)
+
+
 def test_another_model_or_window_in_the_same_folder_is_refused(
     model: Any, source: Source, measured: Path
 ) -> None:
@@ -313,6 +330,9 @@ def test_a_trained_run_is_measured_on_its_own_held_out_text(
         (replace(SETTINGS, ks=(11,)), "11 is more than the 10 far tokens"),
         (replace(SETTINGS, ks=()), "from 1 up"),
         (replace(SETTINGS, num_foreign=0), "at least one draw"),
+        (replace(SETTINGS, ks=(1, 1)), "names one twice"),
+        (replace(SETTINGS, min_gap=float("nan")), "--min-gap=nan"),
+        (replace(SETTINGS, seed=-1), "--seed=-1"),
         (replace(SETTINGS, windows=Windows(16, 16)), "--short=16 must be below"),
         (replace(SETTINGS, windows=Windows(63, 6)), "longer than --long=63"),
     ],

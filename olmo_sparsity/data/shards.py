@@ -272,7 +272,10 @@ def open_shards(data: DataConfig, split: str, verify: bool = False) -> TokenShar
     check_files(folder, manifest, verify)
     files = [file for file in manifest.files if file.split == split]
     if not files:
-        raise DataError(f"{folder} has no {split} documents (data.heldout_share=0 when prepared)")
+        raise DataError(
+            f"{folder} has no {split} documents; prepare another folder "
+            "with data.heldout_share above 0"
+        )
     content = [manifest.tokenizer_sha256, *(file.tokens_sha256 for file in files)]
     return TokenShards(
         [folder / file.tokens for file in files],

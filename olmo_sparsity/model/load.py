@@ -92,6 +92,10 @@ def load_model(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device={device}, but PyTorch sees no GPU here; use device=cpu")
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError):
+        raise ConfigError(f"device={device} cannot be used here; use device=cpu") from None
     folder = find_folder(path_or_hub_name)
     if (folder / "config.json").is_file():
         loaded = _load_hugging_face(folder, path_or_hub_name, DTYPES[dtype], device, device_map)

@@ -45,6 +45,9 @@ def run(config_path: str, overrides: list[str]) -> None:
     plans = [_plan(config, case) for case in config.cases]
     for case in config.bridge.cases:
         build_planted(config, case)
+    # What cannot be written stops here as well, and not after the computation.
+    for folder in (Path(config.output), Path(config.figure).parent):
+        folder.mkdir(parents=True, exist_ok=True)
     num_steps = config.learning.num_steps
     with Progress("theory", total=len(plans) * num_steps, unit="steps") as progress:
         for index, plan in enumerate(plans):

@@ -141,6 +141,10 @@ def _check(config: TheoryConfig, origin: str) -> None:
         if not holds:
             raise ConfigError(f"{origin}: {message}")
 
+    require(min(config.seeds, default=0) >= 0, f"seeds={config.seeds} must not be negative")
+    require(config.num_strings <= 10**7, f"num_strings={config.num_strings} is beyond 10,000,000")
+    require(config.train_length <= 10**5, f"train_length={config.train_length} is beyond 100,000")
+
     for section, names in (
         (config, ("train_length", "local_span", "coupled_window", "num_strings")),
         (config.learning, ("num_steps", "batch_per_length")),

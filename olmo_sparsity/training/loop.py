@@ -24,6 +24,7 @@ from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import config_text, save_config
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.shards import TokenShards, open_shards
+from olmo_sparsity.data.tokenizer import count_vocabulary, load_tokenizer
 from olmo_sparsity.data.tokens import refuse_other_settings
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.checkpoint_files import fill, load_weights, save_weights
@@ -75,6 +76,8 @@ def train(config: RunConfig) -> Outcome:
     size = f"{count_parameters(model):,} parameters"
     say(f"{config.run_folder}: {size} on {engine.device}, {engine.name}")
     start = restore(run_folder, engine, model, shards, config)
+    if start == config.training.num_steps:
+        say(f"{config.run_folder} is finished; raise training.num_steps in another run_folder")
     describe_environment(run_folder, engine.name, engine.device, resumed_at=start)
     metrics = Metrics(run_folder, start, open_sinks(config))
     tokens_per_step = config.training.batch_size * config.training.length
@@ -138,7 +141,16 @@ def train(config: RunConfig) -> Outcome:
 
 def dry_run(config: RunConfig) -> None:
     """Print what `train` would do: the resolved config, then what it costs."""
-    resolve(config, open_shards(config.data, "train"))
+    try:
+        resolve(config, open_shards(config.data, "train"))
+    except DataError as error:
+        print(f"# {error}")  # what it costs can be known before the text is there
+        config.training.precision = choose_precision(
+            config.training.precision, choose_device(config.training.device)
+        )
+        name = config.data.tokenizer.name
+        size = count_vocabulary(load_tokenizer(name)) if name else config.data.tokenizer.train_vocab
+        take_vocabulary(config, size or 0)
     print(config_text(config))
     for name, value in estimate(config).items():
         print(f"# {name}: {value}")
@@ -180,15 +192,20 @@ def resolve(config: RunConfig, shards: TokenShards) -> None:
     refuse_other_settings(config.data)
     model, training = config.model, config.training
     training.precision = choose_precision(training.precision, choose_device(training.device))
-    if model.vocab_size == 0:
-        model.vocab_size = shards.vocab_size
-        model.embedding_size = model.embedding_size or -(-shards.vocab_size // 128) * 128
+    take_vocabulary(config, shards.vocab_size)
     if model.vocab_size < shards.vocab_size:
         raise ConfigError(
             f"model.vocab_size={model.vocab_size} is smaller than the tokenizer's "
             f"{shards.vocab_size} in {config.data.folder}; set it to 0 to take the tokenizer's"
         )
     model.eos_token_id = model.pad_token_id = shards.eos_id
+
+
+def take_vocabulary(config: RunConfig, size: int) -> None:
+    model = config.model
+    if model.vocab_size == 0:
+        model.vocab_size = size
+        model.embedding_size = model.embedding_size or -(-size // 128) * 128
 
 
 class StopRequest:

@@ -31,6 +31,8 @@ def open_run_folder(config: RunConfig) -> Path:
     """Create it, or check that it holds this very run."""
     folder = Path(config.run_folder)
     path = folder / "config.yaml"
+    if folder.is_dir() and any(folder.iterdir()) and not path.exists():
+        raise ConfigError(f"run_folder={folder} holds something that is no run; choose another")
     if path.exists():
         before, now = flatten(load_config(path)), flatten(config)
         changed = [
@@ -58,7 +60,10 @@ def describe_environment(
     run_folder: Path, engine: str, device: torch.device, resumed_at: int
 ) -> None:
     path = run_folder / "environment.json"
-    entries = json.loads(path.read_text()) if path.exists() else []
+    try:
+        entries = json.loads(path.read_text()) if path.exists() else []
+    except ValueError as error:
+        raise DataError(f"{path} is damaged ({error}); delete it to go on without") from None
     entries.append(
         {
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -139,11 +144,13 @@ class Metrics:
 
 def read_metrics(path: Path) -> Iterator[dict]:
     """The rows of a metrics file; a last line cut short by a kill is passed over."""
-    for line in path.read_text().splitlines() if path.exists() else []:
+    lines = path.read_text().splitlines() if path.exists() else []
+    for number, line in enumerate(lines, start=1):
         try:
             yield json.loads(line)
         except json.JSONDecodeError:
-            return
+            if number < len(lines):
+                raise DataError(f"{path}, line {number} is damaged; delete that line") from None
 
 
 def loss_table(run_folder: str | Path) -> str:
