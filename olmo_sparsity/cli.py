@@ -239,6 +239,10 @@ def report(options: argparse.Namespace) -> int:
     from analysis.report import write_report
     from analysis.results import read_results
 
+    if options.max_documents is not None and options.max_documents < 1:
+        raise ConfigError(f"--max-documents={options.max_documents} must be at least 1")
+    if not options.out.endswith(".html"):
+        raise ConfigError(f"--out={options.out} must end in .html: the report is a page")
     write_report(read_results(Path(options.results)), Path(options.out), options.max_documents)
     print(options.out)
     return 0

@@ -137,7 +137,7 @@ class OptimizerConfig:
     decay_embeddings: bool = True
     schedule: Literal["linear", "cosine", "constant"] = "linear"
     warmup_steps: int = 300
-    final_lr_share: float = 0.0
+    final_lr_share: float = only_if("schedule", "linear", "cosine", default=0.0)
     """The rate at the last step, as a share of learning_rate."""
 
 
@@ -301,6 +301,19 @@ def check(config: RunConfig, origin: str) -> None:
     require(
         model.d_model % model.n_heads == 0,
         f"model.d_model={model.d_model} is not a multiple of model.n_heads={model.n_heads}",
+    )
+    require(
+        data.train_files is not None or data.token_dtype == "uint16",
+        f"data.token_dtype={data.token_dtype} is for data.train_files; a prepared folder "
+        "knows its own",
+    )
+    require(
+        model.rope or model.rope_theta == 10_000,
+        f"model.rope_theta={model.rope_theta} is set, but model.rope=false rotates nothing",
+    )
+    require(
+        model.alibi or model.alibi_bias_max == 8.0,
+        f"model.alibi_bias_max={model.alibi_bias_max} is set, but model.alibi=false has no bias",
     )
     require(not (model.rope and model.alibi), "model.rope and model.alibi exclude each other")
     require(

@@ -126,6 +126,11 @@ def test_a_file_where_a_folder_should_be(
     complaint(capsys, "measure", config.run_folder, "--out", str(tmp_path / "r"), "--device", "foo")
 
 
+@pytest.mark.parametrize("words", [["r.html", "--max-documents", "0"], ["r.pdf"]])
+def test_reports_that_cannot_be(words: list[str], capsys: pytest.CaptureFixture) -> None:
+    assert "must" in complaint(capsys, "report", "nowhere", "--out", *words)
+
+
 def test_no_documents(config_path: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()

@@ -52,6 +52,13 @@ def given(**sections: dict) -> dict:
         ({"data": {"corpus": {"source": "embedded", "path": "x"}}}, "does not use it"),
         ({"data": {"train_files": ["a.npy"]}}, "go together"),
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep=0"),
+        ({"data": {"token_dtype": "uint32"}}, "is for data.train_files"),
+        ({"model": {"rope": False, "rope_theta": 500}}, "rotates nothing"),
+        ({"model": {"alibi_bias_max": 4.0}}, "has no bias"),
+        (
+            {"optimizer": {"schedule": "constant", "final_lr_share": 0.1}},
+            "optimizer.schedule=constant does not use it",
+        ),
         ({"seed": -1}, "seed=-1 must lie between"),
         ({"optimizer": {"learning_rate": float("nan")}}, "optimizer.learning_rate=nan"),
         ({"optimizer": {"beta2": 2.0}}, "optimizer.beta2=2.0"),

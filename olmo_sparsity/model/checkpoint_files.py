@@ -53,7 +53,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         raise DataError(f"'{path}' does not exist; a checkpoint folder holds its weights there")
     try:
         with safe_open(path, framework="pt") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (no dict)
     except (SafetensorError, OSError, ValueError) as error:
         raise unreadable(path, error) from None
 
