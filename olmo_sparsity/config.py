@@ -308,10 +308,6 @@ def check(config: RunConfig, origin: str) -> None:
         "knows its own",
     )
     require(
-        model.rope or model.rope_theta == 10_000,
-        f"model.rope_theta={model.rope_theta} is set, but model.rope=false rotates nothing",
-    )
-    require(
         model.alibi or model.alibi_bias_max == 8.0,
         f"model.alibi_bias_max={model.alibi_bias_max} is set, but model.alibi=false has no bias",
     )

@@ -53,7 +53,6 @@ def given(**sections: dict) -> dict:
         ({"data": {"train_files": ["a.npy"]}}, "go together"),
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep=0"),
         ({"data": {"token_dtype": "uint32"}}, "is for data.train_files"),
-        ({"model": {"rope": False, "rope_theta": 500}}, "rotates nothing"),
         ({"model": {"alibi_bias_max": 4.0}}, "has no bias"),
         (
             {"optimizer": {"schedule": "constant", "final_lr_share": 0.1}},
