@@ -1,0 +1,92 @@
+"""What a task hands over: prompts, the responses wanted, and the position IDs that couple them.
+
+Place in the flow: a task → **samples** → schemes.py gives them position IDs → model.
+
+Nothing here knows a model. A task of one's own needs only what `Task` lists; docs/own_task.md
+writes one.
+
+Dimension key: B samples, P prompt length, R response length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from olmo_sparsity.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Samples:
+    """B samples whose prompts are equally long, and whose responses are."""
+
+    prompt_BP: np.ndarray
+    response_BR: np.ndarray
+
+    prompt_ids_BP: np.ndarray | None = None
+    """Coupled position IDs, of at least 1: tokens that belong together share one, or are neighbours.
+    Only their order and their coincidences count: training shifts and spreads them. None: the
+    task knows no coupling."""
+
+    response_ids_BR: np.ndarray | None = None
+    unit: int = 1
+    """Tokens that belong together, from the first on: PoSE's aligned cuts fall between units."""
+
+    num_relevant_B: np.ndarray | None = None
+    """k: how many places the response depends on. None: the task does not count them."""
+
+    def __post_init__(self) -> None:
+        if (self.prompt_ids_BP is None) != (self.response_ids_BR is None):
+            raise ConfigError(
+                "a sample has coupled IDs for its prompt and its response, or neither"
+            )
+        self._check("prompt_ids_BP", self.prompt_ids_BP, self.prompt_BP.shape)
+        self._check("response_ids_BR", self.response_ids_BR, self.response_BR.shape)
+        self._check("num_relevant_B", self.num_relevant_B, self.prompt_BP.shape[:1])
+        self._check("response_BR", self.response_BR[:, :0], (len(self.prompt_BP), 0))
+
+    def _check(self, name: str, array: np.ndarray | None, shape: tuple[int, ...]) -> None:
+        if array is None or array.shape == shape:
+            return
+        if name == "response_BR":
+            raise ConfigError(
+                f"{len(self.prompt_BP)} prompts have {len(self.response_BR)} responses"
+            )
+        raise ConfigError(f"{name} has shape {array.shape}; its tokens have shape {shape}")
+
+    @property
+    def num_samples(self) -> int:
+        return len(self.prompt_BP)
+
+
+class Task(Protocol):
+    """What the experiment asks of a task."""
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """Words; a token's ID is its word's index."""
+
+    @property
+    def length_step(self) -> int:
+        """Lengths are multiples of this (1 for most tasks)."""
+
+    def sample(
+        self,
+        generator: np.random.Generator,
+        num_samples: int,
+        length: int,
+        k: int | np.ndarray | None = None,
+    ) -> Samples:
+        """`k`: for all samples or for each; None: the task's own choice. A task without k refuses
+        one."""
+
+    def show(self, samples: Samples, index: int) -> str:
+        """One sample as a person would write it."""
+
+    def solve(self, samples: Samples) -> np.ndarray:
+        """response_BR, read off the prompts alone."""
+
+    def largest_id(self, length: int) -> int | None:
+        """The largest coupled ID of a sample of this length. None: no coupling."""
