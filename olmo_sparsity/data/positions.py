@@ -90,3 +90,45 @@ def _draw_skips(
     for chunk in range(1 if first_is_zero else 0, num_chunks):
         total_skips[chunk] = generator.integers(total_skips[chunk - 1] if chunk else 0, room + 1)
     return total_skips
+
+
+# --- whole batches at once, for tasks that draw millions of short sequences ----------------------
+
+
+def contiguous_batch(num_sequences: int, length: int) -> np.ndarray:
+    return np.tile(np.arange(length), (num_sequences, 1))
+
+
+def randomized_batch(
+    generator: np.random.Generator, num_sequences: int, length: int, target: int
+) -> np.ndarray:
+    """`randomized` for B sequences: positions_BL."""
+    keys_BT = generator.random((num_sequences, target), dtype=np.float32)
+    return np.sort(keys_BT.argsort(1)[:, :length], axis=1)
+
+
+def pose_batch(
+    generator: np.random.Generator,
+    num_sequences: int,
+    length: int,
+    target: int,
+    *,
+    num_chunks: int,
+    unit: int = 1,
+) -> np.ndarray:
+    """PoSE for B sequences: positions_BL. Cuts uniform, total skips uniform and sorted, the first
+    chunk skipped ahead like the others. Cuts fall only between units of `unit` tokens; where there
+    are fewer such places than cuts, every one of them is cut."""
+    places = np.arange(unit, length, unit)
+    num_cuts = min(num_chunks - 1, len(places))
+    keys_BP = generator.random((num_sequences, len(places)), dtype=np.float32)
+    starts_chunk_BL = np.zeros((num_sequences, length), dtype=np.int64)
+    np.put_along_axis(starts_chunk_BL, places[keys_BP.argsort(1)[:, :num_cuts]], 1, axis=1)
+    skips_BC = np.sort(generator.integers(0, target - length + 1, (num_sequences, num_cuts + 1)))
+    return np.arange(length) + np.take_along_axis(skips_BC, starts_chunk_BL.cumsum(1), axis=1)
+
+
+def spread_ids(ids_BL: np.ndarray, positions_BM: np.ndarray) -> np.ndarray:
+    """Coupled IDs 1 … M where an increasing sequence of M position IDs puts them: tokens that share
+    an ID go on sharing one."""
+    return np.take_along_axis(positions_BM, ids_BL - 1, axis=1)

@@ -26,7 +26,7 @@ class Samples:
     response_BR: np.ndarray
 
     prompt_ids_BP: np.ndarray | None = None
-    """Coupled position IDs, of at least 1: tokens that belong together share one, or are neighbours.
+    """Coupled position IDs, at least 1: tokens that belong together share one, or are neighbours.
     Only their order and their coincidences count: training shifts and spreads them. None: the
     task knows no coupling."""
 
@@ -90,3 +90,8 @@ class Task(Protocol):
 
     def largest_id(self, length: int) -> int | None:
         """The largest coupled ID of a sample of this length. None: no coupling."""
+
+
+def refuse_k(task: str, k: int | np.ndarray | None) -> None:
+    if k is not None:
+        raise ConfigError(f"{task} has no k; leave train_ks and test_ks empty")

@@ -1,0 +1,58 @@
+"""Parity with a scratchpad: the response is the running parity, so that every step looks at two
+places only: its own bit and the parity so far.
+
+Place in the flow: a task → samples.
+
+Prompt `b_1 … b_n =`, response `s_1 … s_n` with s_i = b_1 ⊕ … ⊕ b_i. Coupled IDs: b_i and s_i share
+one, and `=` is where the response starts, one below b_1.
+
+Dimension key: B samples, n bits, P = n + 1 prompt length, R = n response length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from olmo_sparsity.tasks.samples import Samples, refuse_k
+
+_EQUALS = 2
+
+
+@dataclass(frozen=True)
+class ScratchpadParity:
+    vocabulary: ClassVar[tuple[str, ...]] = ("0", "1", "=")
+    length_step: ClassVar[int] = 1
+
+    def sample(
+        self,
+        generator: np.random.Generator,
+        num_samples: int,
+        length: int,
+        k: int | np.ndarray | None = None,
+    ) -> Samples:
+        refuse_k("scratchpad_parity", k)
+        bits_Bn = generator.integers(0, 2, size=(num_samples, length))
+        ids_n = np.arange(2, length + 2)
+        ids_Bn = np.tile(ids_n, (num_samples, 1))
+        return Samples(
+            prompt_BP=np.pad(bits_Bn, ((0, 0), (0, 1)), constant_values=_EQUALS),
+            response_BR=bits_Bn.cumsum(1) % 2,
+            prompt_ids_BP=np.pad(ids_Bn, ((0, 0), (0, 1)), constant_values=1),
+            response_ids_BR=ids_Bn,
+        )
+
+    def show(self, samples: Samples, index: int) -> str:
+        prompt, response = (
+            "".join(self.vocabulary[token] for token in tokens[index])
+            for tokens in (samples.prompt_BP, samples.response_BR)
+        )
+        return f"{prompt}{response}"
+
+    def solve(self, samples: Samples) -> np.ndarray:
+        return np.bitwise_xor.accumulate(samples.prompt_BP[:, :-1], axis=1)
+
+    def largest_id(self, length: int) -> int:
+        return length + 1

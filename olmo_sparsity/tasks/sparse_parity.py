@@ -1,0 +1,69 @@
+"""Sparse parity: the XOR of k marked bits among l, read off after the last token.
+
+Place in the flow: a task → samples.
+
+A sample of length 2l is l pairs (mark, bit). k of the marks, any k alike, say that their bit counts.
+The paper names the distribution D^sp_{l,k} and the lengths; marks beside bits are our reading.
+
+Dimension key: B samples, l pairs, P = 2l prompt length, R = 1 response length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.tasks.samples import Samples
+
+_ZERO, _ONE, _PLAIN, _RELEVANT = range(4)
+
+
+@dataclass(frozen=True)
+class SparseParity:
+    vocabulary: ClassVar[tuple[str, ...]] = ("0", "1", ".", "*")
+    length_step: ClassVar[int] = 2
+
+    def sample(
+        self,
+        generator: np.random.Generator,
+        num_samples: int,
+        length: int,
+        k: int | np.ndarray | None = None,
+    ) -> Samples:
+        """`k` None: uniform in 1 … l, anew for every sample."""
+        num_pairs = length // 2
+        if k is None:
+            k = generator.integers(1, num_pairs + 1, size=num_samples)
+        k_B = np.broadcast_to(np.asarray(k), (num_samples,))
+        if k_B.min() < 0 or k_B.max() > num_pairs:
+            raise ConfigError(
+                f"k={k_B.max()} relevant places do not fit into the {num_pairs} pairs of a sample "
+                f"of length {length}; lower k or raise the length"
+            )
+        # The k smallest of l random keys are a uniformly chosen k-subset.
+        order_Bl = generator.random((num_samples, num_pairs), dtype=np.float32).argsort(1)
+        relevant_Bl = np.zeros((num_samples, num_pairs), dtype=bool)
+        np.put_along_axis(relevant_Bl, order_Bl, np.arange(num_pairs) < k_B[:, None], axis=1)
+        bits_Bl = generator.integers(0, 2, size=(num_samples, num_pairs))
+        marks_Bl = np.where(relevant_Bl, _RELEVANT, _PLAIN)
+        return Samples(
+            prompt_BP=np.stack((marks_Bl, bits_Bl), axis=2).reshape(num_samples, 2 * num_pairs),
+            response_BR=(bits_Bl * relevant_Bl).sum(1, keepdims=True) % 2,
+            unit=2,
+            num_relevant_B=k_B,
+        )
+
+    def show(self, samples: Samples, index: int) -> str:
+        words = [self.vocabulary[token] for token in samples.prompt_BP[index]]
+        pairs = " ".join(mark + bit for mark, bit in zip(words[::2], words[1::2], strict=True))
+        return f"{pairs} → {self.vocabulary[samples.response_BR[index, 0]]}"
+
+    def solve(self, samples: Samples) -> np.ndarray:
+        marks_Bl, bits_Bl = samples.prompt_BP[:, ::2], samples.prompt_BP[:, 1::2]
+        return ((marks_Bl == _RELEVANT) & (bits_Bl == _ONE)).sum(1, keepdims=True) % 2
+
+    def largest_id(self, length: int) -> None:
+        return None
