@@ -103,13 +103,17 @@ class PositionsConfig:
 
 @dataclass
 class ModelConfig(OLMoModelConfig):
-    """OLMo's own fields, plus the two things this project varies."""
+    """OLMo's own fields, plus the three things this project varies."""
 
     architecture: Literal["olmo", "gpt_neox"] = "olmo"
     """gpt_neox: transformers' GPTNeoXForCausalLM built from the same fields."""
 
     rotary_fraction: float = 1.0
     """Share of each head's width that RoPE rotates. 1.0 is OLMo's, 0.25 GPT-NeoX's."""
+
+    query_scale_length: float | None = None
+    """Multiply each query by ln(n + 1) / ln(this), n the number of keys it may see, so that
+    attention stays as sharp over many keys as over few. Not of the paper. None: no scaling."""
 
     # OLMo: defaults of GPT-2 (dropout 0.1, biases, GPT-2's vocabulary); here: what every published
     # OLMo config sets anyway, so that our YAML files state only what is particular to them.
@@ -320,6 +324,11 @@ def check(config: RunConfig, origin: str) -> None:
         model.rope or model.rotary_fraction == 1.0,
         f"model.rotary_fraction={model.rotary_fraction} is set, but model.rope=false rotates "
         "nothing",
+    )
+    scale_length = model.query_scale_length
+    require(
+        scale_length is None or scale_length >= 2,
+        f"model.query_scale_length={scale_length} must be at least 2, a number of keys",
     )
     require(
         (data.train_files is None) == (data.heldout_files is None),

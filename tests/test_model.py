@@ -83,7 +83,7 @@ GAPPED = torch.tensor([[0, 1, 2, 3, 9, 10, 11, 12, 30, 31, 32, 33]])
 
 
 def upstream_of(model: PositionedOLMo) -> OLMo:
-    ours = {"architecture", "rotary_fraction"}
+    ours = {"architecture", "rotary_fraction", "query_scale_length"}
     fields = {name: v for name, v in vars(model.config).items() if name not in ours}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)

@@ -40,6 +40,7 @@ _ALL_ARE: dict[str, Any] = {
     "rope": True,
     "alibi": False,
     "rotary_fraction": 1.0,
+    "query_scale_length": None,
     "include_bias": False,
     "bias_for_layer_norm": False,
     "embedding_layer_norm": False,
@@ -341,6 +342,7 @@ def _essence(config: ModelConfig) -> dict[str, Any]:
         return shared
     bias = config.bias_for_layer_norm
     return shared | {
+        "query_scale_length": config.query_scale_length,
         "n_kv_heads": config.effective_n_kv_heads,
         "activation_type": str(config.activation_type),
         "block_type": str(config.block_type),

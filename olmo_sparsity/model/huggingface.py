@@ -19,7 +19,7 @@ from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.olmo import causal_bias
 
 if TYPE_CHECKING:  # importing transformers costs two seconds, which only its own models should pay
-    from transformers import GPTNeoXConfig, PreTrainedModel
+    from transformers import Cache, GPTNeoXConfig, PreTrainedModel
 
 
 class HuggingFaceLM(nn.Module):
@@ -54,25 +54,41 @@ class HuggingFaceLM(nn.Module):
         return self.unembed(self.hidden(tokens_BL, positions_BL, attention_bias))
 
     def hidden(
-        self, tokens_BL: Tensor, positions_BL: Tensor, attention_bias: Tensor | None = None
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        attention_bias: Tensor | None = None,
+        *,
+        added_BLD: Tensor | None = None,
+        cache: Cache | None = None,
     ) -> Tensor:
         """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, L) is added to the
-        attention scores and replaces causality: bring your own."""
+        attention scores and replaces causality: bring your own. `added_BLD` is added to the token
+        embeddings. With a `cache`, what went through it before is seen too (no gradients)."""
         if attention_bias is None:
             # Without a mask transformers takes every gap in the position IDs for the start of
             # another packed sequence. A mask of ones says there is one sequence, and is then
             # dropped again, so that attention still runs the fused causal kernel.
-            mask = torch.ones_like(tokens_BL)
+            num_earlier = cache.get_seq_length() if cache is not None else 0
+            mask = tokens_BL.new_ones(len(tokens_BL), num_earlier + tokens_BL.shape[1])
         else:
             mask = _additive(attention_bias, self.model.dtype).expand(len(tokens_BL), -1, -1, -1)
+        embedded = None if added_BLD is None else self.embedding(tokens_BL) + added_BLD
         hidden_BLD = self.model.base_model(
-            input_ids=tokens_BL,
+            input_ids=tokens_BL if embedded is None else None,
+            inputs_embeds=embedded,
             position_ids=positions_BL.expand_as(tokens_BL),
             attention_mask=mask,
-            use_cache=False,
+            past_key_values=cache,
+            use_cache=cache is not None,
             return_dict=True,
         ).last_hidden_state
         return hidden_BLD.to(tokens_BL.device)  # elsewhere when a device map spread the layers
+
+    def new_cache(self) -> Cache:
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self.model.config)
 
     def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor) -> Tensor:
         """weights_BL: attention from the last place, mean over the heads of the last layer."""

@@ -14,6 +14,8 @@ width of a head, V vocabulary.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -28,6 +30,26 @@ from olmo_sparsity.errors import ConfigError
 
 RotaryTables = tuple[Tensor, Tensor]
 """cos_BKR and sin_BKR of each key's position ID."""
+
+KeysAndValues = tuple[Tensor, Tensor]
+"""k_BHKD and v_BHKD of one layer, keys before rotation."""
+
+
+@dataclass
+class KeyValueCache:
+    """What generation keeps of the places seen so far: the first call of `hidden` may bring many,
+    each later one brings one."""
+
+    layers: list[KeysAndValues | None]
+    positions_BK: Tensor | None = None
+
+    def append(self, positions_BL: Tensor) -> Tensor:
+        """positions_BK of all places, these among them."""
+        if self.positions_BK is not None:
+            assert positions_BL.shape[1] == 1, "after the prompt, one place at a time"
+            positions_BL = torch.cat((self.positions_BK, positions_BL), dim=1)
+        self.positions_BK = positions_BL
+        return positions_BL
 
 
 class PositionedRotary(RotaryEmbedding):
@@ -127,8 +149,12 @@ class PositionedBlock(OLMoSequentialBlock):
         max_doc_len: int | None = None,
         cu_doc_lens: Tensor | None = None,
     ) -> Tensor:
+        if self.config.query_scale_length is not None:  # type: ignore[attr-defined]
+            q = q * query_scales(q.shape[2], k.shape[2], self.config, q.device).to(q.dtype)
         if self.seen is not None:
             self.seen.append((q[:, :, -1], k, attn_mask))
+        if q.shape[2] < k.shape[2]:  # one new place, the others from a cache: it may see them all
+            is_causal = False
         # Grouped-query heads are shared inside the kernel; upstream copies them out first.
         grouped = q.shape[1] != k.shape[1]
         return attend(q, k, v, attn_mask, is_causal, dropout_p, grouped)
@@ -221,24 +247,42 @@ class PositionedOLMo(OLMo):
         return self.unembed(self.hidden(tokens_BL, positions_BL, attention_bias))
 
     def hidden(
-        self, tokens_BL: Tensor, positions_BL: Tensor, attention_bias: Tensor | None = None
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        attention_bias: Tensor | None = None,
+        *,
+        added_BLD: Tensor | None = None,
+        cache: KeyValueCache | None = None,
     ) -> Tensor:
         """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, L) is added to the
-        attention scores and replaces causality: bring your own."""
+        attention scores and replaces causality: bring your own. `added_BLD` is added to the token
+        embeddings. With a `cache`, what went through it before is seen too (no gradients)."""
         x = self.transformer.wte(tokens_BL)
+        if added_BLD is not None:
+            x = x + added_BLD
         if self.config.embedding_layer_norm:
             x = self.transformer.emb_norm(x)
         x = self.transformer.emb_drop(x)
+        if cache is not None:
+            positions_BL = cache.append(positions_BL.expand_as(tokens_BL))
         if self.config.alibi:
-            alibi = alibi_bias(positions_BL, self.config)
+            alibi = alibi_bias(positions_BL, self.config, num_queries=tokens_BL.shape[1])
             attention_bias = alibi if attention_bias is None else alibi + attention_bias
         tables = rotary_tables(positions_BL, self.config) if self.config.rope else None
-        for block in self.blocks:
-            if self.activation_checkpointing_strategy is not None and torch.is_grad_enabled():
-                x = checkpoint(_run_block, block, x, tables, attention_bias, use_reentrant=False)
+        for index, block in enumerate(self.blocks):
+            if cache is not None:
+                x, cache.layers[index] = _run_block(
+                    block, x, tables, attention_bias, cache.layers[index], use_cache=True
+                )
+            elif self.activation_checkpointing_strategy is not None and torch.is_grad_enabled():
+                x, _ = checkpoint(_run_block, block, x, tables, attention_bias, use_reentrant=False)
             else:
-                x = _run_block(block, x, tables, attention_bias)
+                x, _ = _run_block(block, x, tables, attention_bias)
         return self.transformer.ln_f(x)
+
+    def new_cache(self) -> KeyValueCache:
+        return KeyValueCache([None] * self.config.n_layers)
 
     def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor) -> Tensor:
         """weights_BL: attention from the last place, mean over the heads of the last layer."""
@@ -267,14 +311,25 @@ class PositionedOLMo(OLMo):
 
 
 def _run_block(
-    block: PositionedBlock, x: Tensor, tables: RotaryTables | None, attention_bias: Tensor | None
-) -> Tensor:
+    block: PositionedBlock,
+    x: Tensor,
+    tables: RotaryTables | None,
+    attention_bias: Tensor | None,
+    past: KeysAndValues | None = None,
+    use_cache: bool = False,
+) -> tuple[Tensor, KeysAndValues | None]:
     # Set here, inside what is checkpointed, so that a recomputation in the backward pass rotates by
     # this forward's tables and not by those of a later one.
     if tables is not None:
         rotary: PositionedRotary = block.rotary_emb  # type: ignore[assignment]
         rotary.tables = tables
-    return block(x, attention_bias=attention_bias)[0]
+    return block(x, attention_bias=attention_bias, layer_past=past, use_cache=use_cache)
+
+
+def query_scales(num_queries: int, num_keys: int, config: ModelConfig, device: Any) -> Tensor:
+    """scales_L1: ln(keys this query may see + 1) / ln(query_scale_length); the queries come last."""
+    keys_L = torch.arange(num_keys - num_queries + 1, num_keys + 1, device=device)
+    return ((keys_L + 1).log() / math.log(config.query_scale_length or 2))[:, None]
 
 
 def rotary_tables(positions_BL: Tensor, config: ModelConfig) -> RotaryTables:
@@ -296,14 +351,17 @@ def rotated_width(config: ModelConfig) -> int:
     return width - width % 2
 
 
-def alibi_bias(positions_BL: Tensor, config: ModelConfig) -> Tensor:
-    """bias_BHLL: upstream's slopes times the distance between position IDs; causal by place."""
-    heads = torch.arange(1, config.n_heads + 1, device=positions_BL.device, dtype=torch.float)
+def alibi_bias(positions_BK: Tensor, config: ModelConfig, num_queries: int) -> Tensor:
+    """bias_BHKK: upstream's slopes times the distance between position IDs; causal by place. With
+    one query, all rows are its row (one in memory): upstream picks the last."""
+    num_keys = positions_BK.shape[1]
+    heads = torch.arange(1, config.n_heads + 1, device=positions_BK.device, dtype=torch.float)
     slopes_H = 2.0 ** (-heads * config.alibi_bias_max / config.n_heads)
-    distances_BLL = (positions_BL[:, :, None] - positions_BL[:, None, :]).abs().float()
-    return causal_bias(positions_BL.shape[1], positions_BL.device) - (
-        slopes_H[None, :, None, None] * distances_BLL[:, None]
-    )
+    queries_BL = positions_BK[:, -num_queries:]
+    distances_BLK = (queries_BL[:, :, None] - positions_BK[:, None, :]).abs().float()
+    causal_11LK = causal_bias(num_keys, positions_BK.device)[:, :, -num_queries:]
+    bias_BHLK = causal_11LK - slopes_H[None, :, None, None] * distances_BLK[:, None]
+    return bias_BHLK.expand(-1, -1, num_keys, -1)
 
 
 def causal_bias(length: int, device: torch.device) -> Tensor:
