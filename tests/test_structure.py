@@ -11,7 +11,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 # What each part may import of this project, besides itself and the ground they all stand on.
-GROUND = {f"olmo_sparsity.{name}" for name in ("errors", "files", "progress", "versions")}
+GROUND = {f"olmo_sparsity.{name}" for name in ("errors", "files", "launch", "progress", "versions")}
 CONFIG = {"olmo_sparsity.config", "olmo_sparsity.config_file"}
 TRAINING = {*CONFIG, "olmo_sparsity.data", "olmo_sparsity.model"}
 ALLOWED = {

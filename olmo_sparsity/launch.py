@@ -1,0 +1,58 @@
+"""Which of how many processes this is, as the launcher says. Reads variables, imports nothing heavy.
+
+Place in the flow: the ground under training and analysis. `torchrun`, `deepspeed` and `accelerate
+launch` set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE; under a bare `srun` they are taken from
+SLURM's own variables. One process, and nothing set: rank 0 of 1.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from olmo_sparsity.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Launch:
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    """Among the processes of this machine: also the number of its GPU."""
+
+    local_world_size: int = 1
+
+
+def read_launch() -> Launch:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    if any(name in os.environ for name in names[:2]):
+        missing = [name for name in names[:2] if name not in os.environ]
+        if missing:
+            raise ConfigError(f"the launcher sets some of {', '.join(names)}, but not {missing[0]}")
+        rank, world_size = _number("RANK"), _number("WORLD_SIZE")
+        # A launcher that leaves these two out has one process a machine.
+        local_rank = _number("LOCAL_RANK", 0)
+        launch = Launch(rank, world_size, local_rank, _number("LOCAL_WORLD_SIZE", local_rank + 1))
+    elif "SLURM_STEP_ID" in os.environ and "SLURM_PROCID" in os.environ:  # inside srun, not sbatch
+        per_node = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1").split("(")[0].split(",")[0]
+        launch = Launch(
+            _number("SLURM_PROCID"),
+            _number("SLURM_STEP_NUM_TASKS", _number("SLURM_NTASKS", 1)),
+            _number("SLURM_LOCALID", 0),
+            int(per_node),
+        )
+    else:
+        launch = Launch()
+    if not 0 <= launch.rank < launch.world_size:
+        raise ConfigError(f"RANK={launch.rank} must be below WORLD_SIZE={launch.world_size}")
+    return launch
+
+
+def _number(name: str, default: int | None = None) -> int:
+    text = os.environ.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text or "")
+    except ValueError:
+        raise ConfigError(f"{name}={text} in the environment must be a whole number") from None
