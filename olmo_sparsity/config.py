@@ -11,6 +11,7 @@ silent surprise.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, Literal
 
 from olmo.config import ModelConfig as OLMoModelConfig
@@ -58,6 +59,20 @@ class TokenizerConfig:
 
 
 @dataclass
+class PlantedConfig:
+    """Dependencies of known place (data/planted.py), for measuring how well they are found."""
+
+    share: float = 0.0
+    """Of the training sequences; `measure --planted` plants into held-out documents by itself."""
+
+    num_tokens: int = 2
+    """Far tokens that determine an answer together."""
+
+    num_values: int = 8
+    """Alternatives for each of them."""
+
+
+@dataclass
 class DataConfig:
     folder: str = "data/embedded"
     """Where `prepare` writes token shards and `train` reads them."""
@@ -72,6 +87,7 @@ class DataConfig:
     """Official OLMo token files (globs of raw memmaps) instead of a prepared folder."""
 
     heldout_files: list[str] | None = None
+    planted: PlantedConfig = field(default_factory=PlantedConfig)
     token_dtype: Literal["uint16", "uint32"] = "uint16"
     """Only with train_files; a prepared folder knows its own."""
 
@@ -249,6 +265,9 @@ _RANGES = [
     ("evaluation", "length", 2, 10**9),
     ("evaluation", "num_sequences", 1, 10**9),
     ("data", "heldout_share", 0.0, 0.999),
+    ("data.planted", "share", 0.0, 1.0),
+    ("data.planted", "num_tokens", 1, 16),
+    ("data.planted", "num_values", 2, 4096),
 ]
 
 
@@ -265,7 +284,7 @@ def check(config: RunConfig, origin: str) -> None:
             value = getattr(getattr(config, section), name)
             require(value is None or value >= 1, f"{section}.{name}={value} must be at least 1")
     for section, name, lowest, highest in _RANGES:
-        value = getattr(getattr(config, section) if section else config, name)
+        value = attrgetter(f"{section}.{name}".lstrip("."))(config)
         require(
             value is None or lowest <= value <= highest,
             f"{section}.{name}={value}".lstrip(".") + f" must lie between {lowest} and {highest}",
@@ -329,6 +348,16 @@ def check(config: RunConfig, origin: str) -> None:
     require(
         scale_length is None or scale_length >= 2,
         f"model.query_scale_length={scale_length} must be at least 2, a number of keys",
+    )
+    require(
+        data.planted.share == 0 or not positions.skip_text,
+        f"data.planted.share={data.planted.share} is set, but positions.skip_text=true would skip "
+        "what is planted",
+    )
+    require(
+        data.planted.share == 0 or training.length >= data.planted.num_tokens + 2,
+        f"data.planted.num_tokens={data.planted.num_tokens} does not fit into "
+        f"training.length={training.length}",
     )
     require(
         (data.train_files is None) == (data.heldout_files is None),

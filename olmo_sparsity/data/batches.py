@@ -21,10 +21,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from olmo_sparsity.config import IGNORED, PositionsConfig
+from olmo_sparsity.config import IGNORED, PlantedConfig, PositionsConfig
+from olmo_sparsity.data.planted import Planting
 from olmo_sparsity.data.positions import contiguous, draw_positions
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.errors import DataError
+
+PLANTED = 1
+"""Sets the draws of what is planted apart from those of positions."""
 
 
 @dataclass
@@ -77,12 +81,16 @@ class TrainingBatches:
         length: int,
         batch_size: int,
         seed: int,
+        planted: PlantedConfig | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
         self.positions, self.length = positions, length
         self.batch_size, self.seed = batch_size, seed
         self.rank, self.world_size = rank, world_size
+        self.planted_share = 0.0 if planted is None else planted.share
+        if planted is not None and planted.share > 0:
+            self.planting = Planting.of(planted, shards.tokenizer)
         self.skips_text = positions.scheme == "pose" and positions.skip_text
         # With skip_text a sequence is picked out of a stretch of text as long as its largest ID.
         text_length = positions.target_length if self.skips_text else length
@@ -113,6 +121,10 @@ class TrainingBatches:
         labels_BL = np.empty(shape, np.int64)
         for row, index in enumerate(indices.tolist()):
             text = self.sequences[index]
+            if self.planted_share > 0:
+                generator = np.random.default_rng([self.seed, epoch, index, PLANTED])
+                if generator.random() < self.planted_share:
+                    text = self.planting.plant_anywhere(text, generator)
             positions_BL[row] = draw_positions(
                 self.positions, self.length, seed=self.seed, epoch=epoch, index=index
             )

@@ -68,6 +68,7 @@ def train(config: RunConfig) -> Outcome:
         length=config.training.length,
         batch_size=config.training.batch_size,
         seed=config.seed,
+        planted=config.data.planted,
         rank=engine.rank,
         world_size=engine.world_size,
     )

@@ -1,0 +1,79 @@
+"""A far dependency whose place is known, planted into text: ground truth for whoever looks for one.
+
+Place in the flow: token shards → **sequences with something planted** → batches; and, in the
+analysis, held-out documents that a selector must see through.
+
+K marks, one of each of K alphabets of M tokens, replace tokens somewhere in the text; later a cue
+stands where a token was, and after it the answer, one token for each of the M^K combinations. The
+marks of one alphabet tell the K-th part of the answer's ln M^K nats, together they tell all of it,
+and no other token tells anything: the true set is these K places. The tokens used are the last of
+the vocabulary (the rarest a BPE knows); where they stand in the text by themselves they are
+replaced first.
+
+Dimension key: L length, K marks of a dependency, M tokens of an alphabet.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from olmo_sparsity.config import PlantedConfig
+from olmo_sparsity.data.tokenizer import count_vocabulary
+from olmo_sparsity.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Planting:
+    marks_KM: np.ndarray
+    """Token ids: the alphabet of each mark."""
+
+    answers: np.ndarray
+    """M^K token ids."""
+
+    cue: int
+
+    @staticmethod
+    def of(config: PlantedConfig, tokenizer: Tokenizer) -> Planting:
+        num_marks, num_values = config.num_tokens, config.num_values
+        count = num_marks * num_values + num_values**num_marks + 1
+        special = tokenizer.get_added_tokens_decoder().keys()
+        usable = [i for i in range(count_vocabulary(tokenizer)) if i not in special]
+        if count > len(usable) // 2:
+            raise ConfigError(
+                f"data.planted.num_tokens={num_marks} and num_values={num_values} need {count} "
+                f"tokens of their own, more than half of the vocabulary ({len(usable)}); lower one"
+            )
+        own = np.array(usable[-count:])
+        marks = num_marks * num_values
+        return Planting(own[:marks].reshape(num_marks, num_values), own[marks:-1], int(own[-1]))
+
+    def clear(self, tokens_L: np.ndarray) -> np.ndarray:
+        """A copy in which none of the planted kinds of token stands: the ordinary tokens just below
+        them in the vocabulary take their places."""
+        lowest = int(self.marks_KM[0, 0])
+        own = np.isin(tokens_L, self.marks_KM) | np.isin(tokens_L, self.answers)
+        own |= tokens_L == self.cue
+        return np.where(own, lowest - 1 - (tokens_L - lowest) % lowest, tokens_L)
+
+    def plant(
+        self, tokens_L: np.ndarray, generator: np.random.Generator, num_places: int, cue_place: int
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """A copy with one dependency: the marks at K of the first `num_places`, the cue at
+        `cue_place`, the answer after it. Returns the tokens and the places of the marks."""
+        num_marks, num_values = self.marks_KM.shape
+        assert num_marks <= num_places <= cue_place < len(tokens_L) - 1
+        planted_L = self.clear(tokens_L)
+        places_K = generator.choice(num_places, size=num_marks, replace=False)
+        values_K = generator.integers(num_values, size=num_marks)
+        planted_L[places_K] = self.marks_KM[np.arange(num_marks), values_K]
+        planted_L[cue_place] = self.cue
+        planted_L[cue_place + 1] = self.answers[values_K @ num_values ** np.arange(num_marks)]
+        return planted_L, np.sort(places_K)
+
+    def plant_anywhere(self, tokens_L: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """For training: the cue anywhere, the marks anywhere before it."""
+        cue_place = int(generator.integers(len(self.marks_KM), len(tokens_L) - 1))
+        return self.plant(tokens_L, generator, cue_place, cue_place)[0]
