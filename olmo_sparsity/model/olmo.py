@@ -149,8 +149,9 @@ class PositionedBlock(OLMoSequentialBlock):
         max_doc_len: int | None = None,
         cu_doc_lens: Tensor | None = None,
     ) -> Tensor:
-        if self.config.query_scale_length is not None:  # type: ignore[attr-defined]
-            q = q * query_scales(q.shape[2], k.shape[2], self.config, q.device).to(q.dtype)
+        scale_length = self.config.query_scale_length  # type: ignore[attr-defined]
+        if scale_length is not None:
+            q = q * query_scales(q.shape[2], k.shape[2], scale_length, q.device).to(q.dtype)
         if self.seen is not None:
             self.seen.append((q[:, :, -1], k, attn_mask))
         if q.shape[2] < k.shape[2]:  # one new place, the others from a cache: it may see them all
@@ -326,10 +327,12 @@ def _run_block(
     return block(x, attention_bias=attention_bias, layer_past=past, use_cache=use_cache)
 
 
-def query_scales(num_queries: int, num_keys: int, config: ModelConfig, device: Any) -> Tensor:
-    """scales_L1: ln(keys this query may see + 1) / ln(query_scale_length); the queries come last."""
+def query_scales(
+    num_queries: int, num_keys: int, scale_length: float, device: torch.device
+) -> Tensor:
+    """scales_L1: ln(number of keys seen + 1) / ln(scale_length); the queries come last."""
     keys_L = torch.arange(num_keys - num_queries + 1, num_keys + 1, device=device)
-    return ((keys_L + 1).log() / math.log(config.query_scale_length or 2))[:, None]
+    return ((keys_L + 1).log() / math.log(scale_length))[:, None]
 
 
 def rotary_tables(positions_BL: Tensor, config: ModelConfig) -> RotaryTables:
