@@ -1,7 +1,7 @@
 """Position coupling, and Predictive Position Coupling (PPC), around any model with position IDs.
 
-Place in the flow: tokens and coupled IDs → **PositionCoupling(model)** → a joint loss, or a response
-generated freely.
+Place in the flow: tokens and coupled IDs → **PositionCoupling(model)** → a joint loss, or a freely
+generated response.
 
 Tokens that belong together share a position ID. In training the IDs of prompt and response are
 given; in PPC the model also learns to name the ID of each next response token. At test only the
