@@ -30,9 +30,9 @@ from olmo_sparsity.model.checkpoint_files import (
     write_manifest,
 )
 from olmo_sparsity.model.huggingface import HuggingFaceLM
+from olmo_sparsity.model.layers import causal_bias
 from olmo_sparsity.model.load import DTYPES, build_model, load_model
 from olmo_sparsity.model.losses import mean_loss, token_losses
-from olmo_sparsity.model.olmo import causal_bias
 
 COUNTED = torch.arange(12)[None]
 GAPPED = torch.tensor([[0, 1, 2, 3, 9, 10, 11, 12, 30, 31, 32, 33]])

@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from olmo_sparsity.config import IGNORED, ModelConfig
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model import losses
+from olmo_sparsity.model.layers import causal_bias
 from olmo_sparsity.model.losses import mean_loss, row_losses, token_losses
-from olmo_sparsity.model.olmo import PositionedOLMo, causal_bias
+from olmo_sparsity.model.olmo import PositionedOLMo
 
 # PyTorch has newer names for these functions; the calls are upstream's.
 

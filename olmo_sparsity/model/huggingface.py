@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.olmo import causal_bias
+from olmo_sparsity.model.layers import causal_bias
 
 if TYPE_CHECKING:  # importing transformers costs two seconds, which only its own models should pay
     from transformers import Cache, GPTNeoXConfig, PreTrainedModel

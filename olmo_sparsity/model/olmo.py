@@ -14,7 +14,6 @@ width of a head, V vocabulary.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +26,16 @@ from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.errors import ConfigError
-
-RotaryTables = tuple[Tensor, Tensor]
-"""cos_BKR and sin_BKR of each key's position ID."""
+from olmo_sparsity.model.layers import (
+    RMSNorm,
+    RotaryTables,
+    alibi_bias,
+    attend,
+    query_scales,
+    rotary_tables,
+    rotate,
+    rotated_width,
+)
 
 KeysAndValues = tuple[Tensor, Tensor]
 """k_BHKD and v_BHKD of one layer, keys before rotation."""
@@ -70,68 +76,6 @@ class PositionedRotary(RotaryEmbedding):
         return q_, rotate(k, cos_BKR, sin_BKR)
 
 
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Upstream's rotation of the first R of a head's coordinates; the rest pass as they are."""
-    return _Rotation.apply(x, cos, sin)
-
-
-class _Rotation(torch.autograd.Function):
-    """Pairs (i, i + R/2) turned by their angle. The gradient is the same turned back, so nothing
-    but the tables is kept, and it costs no more than the forward pass."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        ctx.save_for_backward(cos, sin)
-        return _turn(x, cos, sin, 1)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        cos, sin = ctx.saved_tensors
-        return _turn(grads[0], cos, sin, -1), None, None
-
-
-def _turn(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
-    width, half = cos.shape[-1], cos.shape[-1] // 2
-    cos, sin = cos[..., :half], sin[..., :half]  # the two halves of a table are equal
-    first, second, kept = x.to(cos.dtype).split((half, half, x.shape[-1] - width), dim=-1)
-    turned = (
-        torch.addcmul(first * cos, second, sin, value=-direction),
-        torch.addcmul(second * cos, first, sin, value=direction),
-    )
-    return torch.cat((*turned, kept), dim=-1).to(x.dtype)
-
-
-class RMSNorm(RMSLayerNorm):
-    """Upstream's RMSNorm with its gradient written out: half the passes over memory, which on CPU
-    are a sixth of a small model's training step. Upstream's two roundings in bf16 are left out."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.weight is None or self.bias is not None or x.device.type != "cpu":
-            return super().forward(x)
-        return _RMSNorm.apply(x, self.weight, self.eps)
-
-
-class _RMSNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        wide = x.to(weight_D.dtype)
-        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        inverse = (norm.square() / x.shape[-1] + eps).rsqrt()
-        scaled = wide * inverse
-        ctx.save_for_backward(scaled, inverse, weight_D)
-        ctx.dtype = x.dtype
-        return scaled * weight_D
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
-        (grad,) = grads
-        scaled, inverse, weight_D = ctx.saved_tensors
-        product = grad * scaled
-        along = (product @ weight_D)[..., None] / product.shape[-1]
-        grad_x = torch.addcmul(grad * weight_D, scaled, along, value=-1) * inverse
-        return grad_x.to(ctx.dtype), product.flatten(0, -2).sum(0), None
-
-
 class PositionedBlock(OLMoSequentialBlock):
     """Upstream's block; only the choice of the attention kernel is ours."""
 
@@ -159,38 +103,6 @@ class PositionedBlock(OLMoSequentialBlock):
         # Grouped-query heads are shared inside the kernel; upstream copies them out first.
         grouped = q.shape[1] != k.shape[1]
         return attend(q, k, v, attn_mask, is_causal, dropout_p, grouped)
-
-
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    is_causal: bool,
-    dropout_p: float = 0.0,
-    grouped: bool = False,
-) -> Tensor:
-    """The one place that chooses an attention kernel.
-
-    On CPU the fused kernel's backward costs more than that of plain matmuls below about 192 places
-    (a third of the whole training step at 128); forward only, the fused one is always ahead.
-    """
-    if q.device.type == "cpu" and q.shape[-2] <= 192 and torch.is_grad_enabled() and not grouped:
-        return _attend_by_matmul(q, k, v, bias if bias is not None else _future(q, k), dropout_p)
-    return F.scaled_dot_product_attention(q, k, v, bias, dropout_p, is_causal, enable_gqa=grouped)
-
-
-def _attend_by_matmul(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout_p: float) -> Tensor:
-    bias = bias.expand(*q.shape[:3], k.shape[2]).flatten(0, 1)
-    scores = torch.baddbmm(
-        bias, q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), alpha=q.shape[-1] ** -0.5
-    )
-    weights = F.dropout(scores.softmax(-1), dropout_p)
-    return torch.bmm(weights, v.flatten(0, 1)).view_as(q)
-
-
-def _future(q: Tensor, k: Tensor) -> Tensor:
-    return causal_bias(k.shape[2], q.device)[:, :, -q.shape[2] :].to(q.dtype)
 
 
 class PositionedOLMo(OLMo):
@@ -325,52 +237,6 @@ def _run_block(
         rotary: PositionedRotary = block.rotary_emb  # type: ignore[assignment]
         rotary.tables = tables
     return block(x, attention_bias=attention_bias, layer_past=past, use_cache=use_cache)
-
-
-def query_scales(
-    num_queries: int, num_keys: int, scale_length: float, device: torch.device
-) -> Tensor:
-    """scales_L1: ln(number of keys seen + 1) / ln(scale_length); the queries come last."""
-    keys_L = torch.arange(num_keys - num_queries + 1, num_keys + 1, device=device)
-    return ((keys_L + 1).log() / math.log(scale_length))[:, None]
-
-
-def rotary_tables(positions_BL: Tensor, config: ModelConfig) -> RotaryTables:
-    """cos_BLR and sin_BLR, always computed in fp32."""
-    width = rotated_width(config)
-    # The frequencies of the rotated part span the same range as a head of that width (GPT-NeoX).
-    exponents = torch.arange(0, width, 2, device=positions_BL.device, dtype=torch.float) / width
-    frequencies = 1.0 / (config.rope_theta**exponents)
-    with torch.autocast(positions_BL.device.type, enabled=False):
-        angles = positions_BL.float()[..., None] * frequencies
-        angles_BLR = torch.cat((angles, angles), dim=-1)
-        cos_BLR, sin_BLR = angles_BLR.cos(), angles_BLR.sin()
-    return cos_BLR, sin_BLR
-
-
-def rotated_width(config: ModelConfig) -> int:
-    head_width = config.d_model // config.n_heads
-    width = int(head_width * config.rotary_fraction)
-    return width - width % 2
-
-
-def alibi_bias(positions_BK: Tensor, config: ModelConfig, num_queries: int) -> Tensor:
-    """bias_BHKK: upstream's slopes times the distance between position IDs; causal by place. With
-    one query, all rows are its row (one in memory): upstream picks the last."""
-    num_keys = positions_BK.shape[1]
-    heads = torch.arange(1, config.n_heads + 1, device=positions_BK.device, dtype=torch.float)
-    slopes_H = 2.0 ** (-heads * config.alibi_bias_max / config.n_heads)
-    queries_BL = positions_BK[:, -num_queries:]
-    distances_BLK = (queries_BL[:, :, None] - positions_BK[:, None, :]).abs().float()
-    causal_11LK = causal_bias(num_keys, positions_BK.device)[:, :, -num_queries:]
-    bias_BHLK = causal_11LK - slopes_H[None, :, None, None] * distances_BLK[:, None]
-    return bias_BHLK.expand(-1, -1, num_keys, -1)
-
-
-def causal_bias(length: int, device: torch.device) -> Tensor:
-    """bias_11LL: 0 where a place may look, the most negative number where it may not."""
-    bias_LL = torch.full((length, length), torch.finfo(torch.float).min, device=device)
-    return bias_LL.triu_(diagonal=1)[None, None]
 
 
 def refuse_unsupported(config: ModelConfig) -> None:
