@@ -3,6 +3,8 @@ settings that cannot work refused."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -251,3 +253,21 @@ def test_batches_that_do_not_fit_are_refused() -> None:
         given.generate(tokens_BL, ids_BL, 5)
     with pytest.raises(ConfigError, match="give every token one ID"):
         given.generate(tokens_BL, ids_BL, 4, RESPONSE_IDS)
+
+
+# --- the example --------------------------------------------------------------------------------
+
+OWN_TASK = (Path(__file__).parents[1] / "docs/own_task.md").read_text()
+
+
+def test_the_example_of_an_own_task_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", OWN_TASK, flags=re.DOTALL)
+    assert len(code.splitlines()) < 60
+    for long, short in (("= 3000, 160", "= 40, 40"), ("(20, 40, 60, 100)", "(3, 30)")):
+        assert long in code
+        code = code.replace(long, short)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert float(names["loss"].id.detach()) < 2.5  # far below the ln 40 of guessing
+    assert re.findall(r"^(\d+): exact [01]\.\d\d", capsys.readouterr().out, re.M) == ["3", "30"]
+    assert names["found"].tokens_BR.shape == (50, 30)
