@@ -2,8 +2,9 @@
 
 Place in the flow: a task → samples.
 
-A sample of length 2l is l pairs (mark, bit). k of the marks, any k alike, say that their bit counts.
-The paper names the distribution D^sp_{l,k} and the lengths; marks beside bits are our reading.
+A sample of length 2l is l pairs (mark, bit). k of the marks, any k alike, say that their bit
+counts. The paper names the distribution D^sp_{l,k} and the lengths; marks beside bits are our
+reading.
 
 Dimension key: B samples, l pairs, P = 2l prompt length, R = 1 response length.
 """

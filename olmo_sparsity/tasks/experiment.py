@@ -1,0 +1,252 @@
+"""`olmo-sparsity task CONFIG`: every scheme, k and seed is a trial; each leaves a file, the files
+make the table.
+
+Place in the flow: settings → trials, side by side → trials/*.json → accuracy.parquet → figure.py.
+
+A trial that has its file is done: the same command goes on where it stopped, and the parts of a
+SLURM array (`--shard i/n`) write into one folder. Whoever comes last has the whole table.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import multiprocessing
+import platform
+import time
+from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from multiprocessing.sharedctypes import Synchronized
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.files import write_atomically
+from olmo_sparsity.progress import Progress
+from olmo_sparsity.tasks.results import Row, write_results
+from olmo_sparsity.tasks.settings import (
+    MAY_CHANGE,
+    ExperimentSettings,
+    build_task,
+    load_settings,
+)
+from olmo_sparsity.tasks.trial import Trial, test, train
+from olmo_sparsity.versions import code_version, versions
+
+
+def run(config_path: str, overrides: list[str], shard: tuple[int, int] = (0, 1)) -> list[Row]:
+    settings = load_settings(config_path, overrides)
+    command = " ".join(["olmo-sparsity", "task", config_path, *overrides])
+    return run_settings(settings, command=command, shard=shard)
+
+
+def run_settings(
+    settings: ExperimentSettings, *, command: str = "", shard: tuple[int, int] = (0, 1)
+) -> list[Row]:
+    """All rows of the folder, those of earlier starts included."""
+    device = choose_device(settings.device)
+    folder = Path(settings.output)
+    (folder / "trials").mkdir(parents=True, exist_ok=True)
+    fixed = _fixed(settings)
+    _refuse_other_settings(folder, fixed)
+    trials = list_trials(settings)[shard[0] :: shard[1]]
+    todo = [trial for trial in trials if not _file_of(folder, trial).is_file()]
+    _train_all(settings, todo, len(trials), device, folder)
+    rows, seconds = _collect(folder)
+    meta = {
+        "command": command,
+        "settings": fixed,
+        "trial_seconds": seconds,
+        "versions": versions(),
+        "machine": f"{platform.machine()}, {device.type}",
+        "commit": code_version(),
+    }
+    write_results(folder, rows, meta)
+    return rows
+
+
+def list_trials(settings: ExperimentSettings) -> list[Trial]:
+    """Seed by seed, so that an interrupted experiment has whole seeds."""
+    return [
+        Trial(scheme, train_k, seed)
+        for seed in settings.seeds
+        for train_k in settings.train_ks or [None]
+        for scheme in settings.schemes
+    ]
+
+
+def choose_device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(1, device=name)
+    except (RuntimeError, AssertionError):
+        raise ConfigError(f"device={name} cannot be used here; use device=cpu") from None
+    return torch.device(name)
+
+
+# --- one trial, in whatever process ---------------------------------------------------------------
+
+
+def run_trial(
+    settings: ExperimentSettings,
+    trial: Trial,
+    device: torch.device,
+    report: Callable[[int, float], None],
+) -> dict[str, Any]:
+    started, cpu_started = time.perf_counter(), time.process_time()
+    task, test_task = build_task(settings), build_task(settings, test=True)
+    model, history = train(settings, task, test_task, trial, device, report)
+    trained = time.perf_counter()
+    rows = test(settings, settings.task["name"], test_task, trial, model, device)
+    return {
+        "rows": [dataclasses.asdict(row) for row in rows],
+        "losses": history,
+        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
+        "training_seconds": round(trained - started, 1),
+        "seconds": round(time.perf_counter() - started, 1),
+        "cpu_seconds": round(time.process_time() - cpu_started, 1),
+    }
+
+
+def _run_and_save(
+    settings: ExperimentSettings,
+    trial: Trial,
+    device: torch.device,
+    folder: Path,
+    report: Callable[[int, float], None],
+) -> None:
+    found = run_trial(settings, trial, device, report)
+    write_atomically(_file_of(folder, trial), json.dumps(found, indent=1) + "\n")
+
+
+# --- many trials ----------------------------------------------------------------------------------
+
+
+def _train_all(
+    settings: ExperimentSettings,
+    todo: list[Trial],
+    num_trials: int,
+    device: torch.device,
+    folder: Path,
+) -> None:
+    num_steps = settings.training.num_steps
+    with Progress("trials", total=num_trials * num_steps, unit="steps") as progress:
+        earlier = (num_trials - len(todo)) * num_steps
+        progress.resume_at(earlier)
+        if settings.num_workers == 1 or len(todo) < 2:
+            for index, trial in enumerate(todo):
+                before = earlier + index * num_steps
+
+                def report(
+                    step: int, loss: float, trial: Trial = trial, before: int = before
+                ) -> None:
+                    progress.update(before + step, trial=trial.name, loss=f"{loss:.3f}")
+
+                _run_and_save(settings, trial, device, folder, report)
+                progress.note(_line(folder, trial))
+            return
+        # Not forked: a child would inherit PyTorch's threads in whatever state they are.
+        context = multiprocessing.get_context("spawn")
+        counter = context.Value("q", 0)
+        with ProcessPoolExecutor(
+            settings.num_workers, context, initializer=_start_worker, initargs=(counter,)
+        ) as pool:
+            running = {
+                pool.submit(_work, settings, trial, str(device), folder): trial for trial in todo
+            }
+            num_done = num_trials - len(todo)
+            while running:
+                done, _ = wait(running, timeout=1, return_when=FIRST_COMPLETED)
+                for future in done:
+                    trial = running.pop(future)
+                    try:
+                        future.result()
+                    except BaseException:
+                        pool.shutdown(cancel_futures=True)
+                        raise
+                    num_done += 1
+                    progress.note(_line(folder, trial))
+                progress.update(earlier + counter.value, done=f"{num_done} of {num_trials}")
+
+
+_steps_done: Synchronized[int]
+
+
+def _start_worker(counter: Synchronized[int]) -> None:
+    global _steps_done
+    _steps_done = counter
+    torch.set_num_threads(1)  # models this small gain nothing from threads
+
+
+def _work(settings: ExperimentSettings, trial: Trial, device: str, folder: Path) -> None:
+    def report(step: int, loss: float) -> None:
+        with _steps_done.get_lock():
+            _steps_done.value += 1
+
+    _run_and_save(settings, trial, torch.device(device), folder, report)
+
+
+# --- the folder -----------------------------------------------------------------------------------
+
+
+def _file_of(folder: Path, trial: Trial) -> Path:
+    return folder / "trials" / f"{trial.name}.json"
+
+
+def _line(folder: Path, trial: Trial) -> str:
+    """What a trial came to: exact match at its shortest and its longest length."""
+    found = _read_trial(_file_of(folder, trial))
+    rows = [Row(**row) for row in found["rows"]]
+    first, last = (min(rows, key=lambda r: r.length), max(rows, key=lambda r: r.length))
+    ends = ", ".join(
+        f"{row.exact_match:.3f} at {row.length}"
+        + (f" (k = {row.test_k})" if row.test_k is not None else "")
+        for row in (first, last)
+    )
+    return f"{trial.name}: right {ends}; {found['seconds']:.0f} s"
+
+
+def _fixed(settings: ExperimentSettings) -> dict[str, Any]:
+    """What must not change between two starts."""
+    every = OmegaConf.to_container(OmegaConf.structured(settings), enum_to_str=True)
+    assert isinstance(every, dict)
+    return {str(key): value for key, value in every.items() if key not in MAY_CHANGE}
+
+
+def _refuse_other_settings(folder: Path, fixed: dict[str, Any]) -> None:
+    path = folder / "settings.json"
+    if not path.exists():
+        write_atomically(path, json.dumps(fixed, indent=1) + "\n")
+        return
+    try:
+        before = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"'{path}' cannot be read ({error}); choose another output") from None
+    for key in sorted(set(before) | set(fixed)):
+        if before.get(key) != fixed.get(key):
+            raise ConfigError(
+                f"output={folder} holds trials with {key}={before.get(key)}, now "
+                f"{key}={fixed.get(key)}; choose another output, or delete that folder"
+            )
+
+
+def _read_trial(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        found["rows"] = [row for row in found["rows"] if Row(**row)]
+    except (ValueError, TypeError, KeyError) as error:
+        raise DataError(f"'{path}' cannot be read ({error}); delete it and start again") from None
+    return found
+
+
+def _collect(folder: Path) -> tuple[list[Row], dict[str, float]]:
+    rows, seconds = [], {}
+    for path in sorted((folder / "trials").glob("*.json")):
+        found = _read_trial(path)
+        rows += [Row(**row) for row in found["rows"]]
+        seconds[path.stem] = found["seconds"]
+    return rows, seconds

@@ -1,0 +1,93 @@
+"""Needle in a haystack: the value that once followed a key, asked for at the end. One place
+decides: the 1-sparse extreme.
+
+Place in the flow: a task → samples.
+
+A prompt of length n is hay (words of no meaning), needles `key value` scattered through it without
+overlap, then `?` and one of the keys; the response is that key's value. Hay uses the values' own
+words, so that a value is told from hay only by the key before it. Coupled IDs: prompt tokens have
+their place, the response has that of the value it repeats.
+
+Dimension key: B samples, N needles, P prompt length, R = 1 response length.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.tasks.samples import Samples, refuse_k
+
+
+@dataclass(frozen=True)
+class Needle:
+    num_keys: int = 16
+    num_values: int = 16
+    num_needles: int = 1
+    """In each prompt, with different keys."""
+
+    length_step: ClassVar[int] = 1
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.num_needles <= self.num_keys:
+            raise ConfigError(
+                f"task.num_needles={self.num_needles} must lie between 1 and "
+                f"task.num_keys={self.num_keys}"
+            )
+        if self.num_values < 2:
+            raise ConfigError(f"task.num_values={self.num_values} leaves nothing to find out")
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        values = tuple(f"v{i}" for i in range(self.num_values))
+        return (*values, *(f"K{i}" for i in range(self.num_keys)), "?")
+
+    def sample(
+        self,
+        generator: np.random.Generator,
+        num_samples: int,
+        length: int,
+        k: int | np.ndarray | None = None,
+    ) -> Samples:
+        refuse_k("needle", k)
+        num_hay = length - 2 - 2 * self.num_needles
+        if num_hay < 0:
+            raise ConfigError(
+                f"length {length} has no room for {self.num_needles} needles and the question; "
+                f"use at least {2 + 2 * self.num_needles}"
+            )
+        prompt_BP = generator.integers(0, self.num_values, size=(num_samples, length))
+        # N of the N + hay slots are needles; a needle fills two places and shifts what follows.
+        slots_BN = generator.random((num_samples, self.num_needles + num_hay)).argsort(1)
+        slots_BN = np.sort(slots_BN[:, : self.num_needles], axis=1)
+        places_BN = slots_BN + np.arange(self.num_needles)
+        keys_BN = generator.random((num_samples, self.num_keys)).argsort(1)[:, : self.num_needles]
+        keys_BN = keys_BN + self.num_values
+        np.put_along_axis(prompt_BP, places_BN, keys_BN, axis=1)
+        rows_B, asked_B = (
+            np.arange(num_samples),
+            generator.integers(0, self.num_needles, num_samples),
+        )
+        prompt_BP[:, -2] = self.num_values + self.num_keys
+        prompt_BP[:, -1] = keys_BN[rows_B, asked_B]
+        found_B1 = places_BN[rows_B, asked_B][:, None] + 1
+        return Samples(
+            prompt_BP=prompt_BP,
+            response_BR=np.take_along_axis(prompt_BP, found_B1, axis=1),
+            prompt_ids_BP=np.tile(np.arange(1, length + 1), (num_samples, 1)),
+            response_ids_BR=found_B1 + 1,
+        )
+
+    def show(self, samples: Samples, index: int) -> str:
+        words = [self.vocabulary[token] for token in samples.prompt_BP[index]]
+        return f"{' '.join(words)} → {self.vocabulary[samples.response_BR[index, 0]]}"
+
+    def solve(self, samples: Samples) -> np.ndarray:
+        is_asked_BP = samples.prompt_BP[:, :-2] == samples.prompt_BP[:, -1:]
+        return np.take_along_axis(samples.prompt_BP, is_asked_BP.argmax(1)[:, None] + 1, axis=1)
+
+    def largest_id(self, length: int) -> int:
+        return length

@@ -1,0 +1,93 @@
+"""The table of a task experiment: columns, reading, writing, intervals. Never imports torch.
+
+Place in the flow: experiment.py → accuracy.parquet + meta.json → figure.py.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from olmo_sparsity.errors import DataError
+from olmo_sparsity.files import publish, write_atomically
+
+TABLE = "accuracy.parquet"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One trained model, tested at one length (and one k)."""
+
+    task: str
+    scheme: str
+    seed: int
+    train_k: int | None
+    test_k: int | None
+    """None: the task has no k, or draws it itself."""
+
+    length: int
+    token_accuracy: float
+    """Share of response tokens that are right in free-running generation."""
+
+    id_accuracy: float | None
+    """Likewise of the response's position IDs. None: this scheme predicts none."""
+
+    exact_match: float
+    """Share of samples whose response is right as a whole, free-running; a wrong ID is an error."""
+
+    low: float
+    high: float
+    """Wilson's 95% interval of exact_match, for this one model."""
+
+    teacher_forced: float
+    """Share of response tokens that are right when the true ones before them are given."""
+
+    num_samples: int
+
+
+_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
+SCHEMA = pa.schema(
+    (name, _TYPES[kind.removesuffix(" | None")], kind.endswith("None"))
+    for name, kind in Row.__annotations__.items()
+)
+
+
+def write_results(folder: Path, rows: list[Row], meta: dict[str, Any]) -> None:
+    table = pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
+    pq.write_table(table, folder / (TABLE + ".tmp"))
+    publish(folder / (TABLE + ".tmp"), folder / TABLE)
+    write_atomically(folder / "meta.json", json.dumps(meta, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_results(folder: Path) -> tuple[list[Row], dict[str, Any]]:
+    for name in (TABLE, "meta.json"):
+        if not (folder / name).is_file():
+            raise DataError(f"'{folder}' has no {name}; make it with `olmo-sparsity task CONFIG`")
+    try:
+        table = pq.read_table(folder / TABLE)
+        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    except (pa.ArrowInvalid, OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise DataError(f"'{folder}' cannot be read ({reason}); run the task again") from None
+    if table.schema.names != SCHEMA.names:
+        strange = sorted(set(table.schema.names) ^ set(SCHEMA.names))
+        raise DataError(
+            f"{folder / TABLE}: columns {strange} are missing or unknown; it was written by another "
+            "version, run the task again"
+        )
+    return [Row(**row) for row in table.to_pylist()], meta
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """95% interval of a share of `count` independent yes-or-no answers."""
+    z = 1.959964
+    centre = share + z**2 / (2 * count)
+    half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
+    scale = 1 + z**2 / count
+    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)

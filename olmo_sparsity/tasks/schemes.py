@@ -1,0 +1,92 @@
+"""Position IDs of samples under each scheme.
+
+Place in the flow: samples → **schemes** (data/positions.py draws) → model.
+
+    rope, nope, alibi   IDs counted from 0; the model rotates by them, ignores them, or subtracts
+                        their distance
+    pose                counted from 0 at test; in training cut into chunks that skip ahead, over
+                        all IDs up to those of the longest test
+    randomized          a sorted random sample of those IDs, in training and at test
+    coupled, ppc        the task's own coupled IDs; in training spread like PoSE's chunks. Given for
+                        the response as well (coupled), or predicted there (ppc)
+
+Dimension key: B samples, P prompt length, R response length, L = P + R.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from olmo_sparsity.data.positions import (
+    contiguous_batch,
+    pose_batch,
+    randomized_batch,
+    spread_ids,
+)
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.tasks.samples import Samples, Task
+
+COUPLED = ("coupled", "ppc")
+CHUNKED = ("pose", *COUPLED)
+SPREAD = (*CHUNKED, "randomized")
+"""Schemes whose training draws IDs up to those of the longest test."""
+
+SCHEMES = ("rope", "nope", "alibi", *SPREAD)
+
+
+@dataclass
+class PositionSettings:
+    num_ids: int | None = None
+    """IDs are drawn below this. None: what the longest test needs."""
+
+    num_chunks: int = 4
+    """Runs of consecutive IDs that a training sample is cut into (pose, coupled, ppc)."""
+
+    aligned_cuts: bool = False
+    """Whether cuts fall only between a task's units, such as a mark and its bit (pose)."""
+
+
+def num_ids_needed(task: Task, scheme: str, length: int, num_tokens: int) -> int:
+    """One more than the largest ID of a test sample of this length."""
+    if scheme in COUPLED:
+        largest = task.largest_id(length)
+        if largest is None:
+            raise ConfigError(
+                f"scheme {scheme}: this task has no coupled IDs; remove {scheme} from schemes"
+            )
+        return largest + 1
+    return num_tokens
+
+
+def place(
+    scheme: str,
+    samples: Samples,
+    generator: np.random.Generator,
+    settings: PositionSettings,
+    num_ids: int,
+    *,
+    training: bool,
+) -> np.ndarray:
+    """positions_BL of prompt and response."""
+    num_samples = samples.num_samples
+    length = samples.prompt_BP.shape[1] + samples.response_BR.shape[1]
+    if scheme == "randomized":
+        return randomized_batch(generator, num_samples, length, num_ids)
+    if scheme in COUPLED:
+        assert samples.prompt_ids_BP is not None
+        assert samples.response_ids_BR is not None
+        ids_BL = np.concatenate((samples.prompt_ids_BP, samples.response_ids_BR), axis=1)
+        if not training:
+            return ids_BL
+        spread_BM = pose_batch(
+            generator, num_samples, int(ids_BL.max()), num_ids, num_chunks=settings.num_chunks
+        )
+        return spread_ids(ids_BL, spread_BM)
+    if scheme == "pose" and training:
+        unit = samples.unit if settings.aligned_cuts else 1
+        return pose_batch(
+            generator, num_samples, length, num_ids, num_chunks=settings.num_chunks, unit=unit
+        )
+    return contiguous_batch(num_samples, length)

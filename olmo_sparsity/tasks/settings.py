@@ -1,0 +1,241 @@
+"""What a task run is told: dataclasses, read from YAML plus `--key.sub=value` overrides.
+
+Place in the flow: first; experiment.py receives the result. What cannot be right is refused before
+anything is trained.
+
+Dimension key: P prompt length, R response length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+from omegaconf import MISSING
+
+from olmo_sparsity.config import ModelConfig, OptimizerConfig
+from olmo_sparsity.config_file import fill_in, read_given
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.tasks.addition import Addition
+from olmo_sparsity.tasks.needle import Needle
+from olmo_sparsity.tasks.samples import Samples, Task
+from olmo_sparsity.tasks.schemes import (
+    CHUNKED,
+    COUPLED,
+    SCHEMES,
+    SPREAD,
+    PositionSettings,
+    num_ids_needed,
+)
+from olmo_sparsity.tasks.scratchpad_parity import ScratchpadParity
+from olmo_sparsity.tasks.sparse_parity import SparseParity
+from olmo_sparsity.tasks.variable_assignment import VariableAssignment
+
+TASKS: dict[str, type] = {
+    "sparse_parity": SparseParity,
+    "scratchpad_parity": ScratchpadParity,
+    "variable_assignment": VariableAssignment,
+    "addition": Addition,
+    "needle": Needle,
+}
+
+
+@dataclass
+class CouplingSettings:
+    """See model/coupling.py."""
+
+    embed_ids: bool = True
+    """Whether coupled IDs also enter by a learned embedding. PPC cannot do without."""
+
+    id_loss_weight: float = 1.0
+
+
+@dataclass
+class StepSettings:
+    num_steps: int = 2000
+    batch_size: int = 128
+    max_grad_norm: float = 1.0
+    grow_k_steps: int = 0
+    """Over so many steps k grows from 1 to train_k. Not of the paper. 0: all k from the start."""
+
+
+@dataclass
+class ExperimentSettings:
+    output: str = MISSING
+    """Folder of the results; a second start goes on with the jobs that are not done."""
+
+    task: Any = MISSING
+    """`name`, and the settings of that task."""
+
+    test_task: dict[str, Any] = field(default_factory=dict)
+    """Settings of the task that are different at test: more names than in training, say."""
+
+    schemes: list[str] = MISSING
+    seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
+    train_lengths: list[int] = MISSING
+    """Shortest and longest; every batch has one length, uniform over those between."""
+
+    test_lengths: list[int] = MISSING
+    train_ks: list[int] = field(default_factory=list)
+    """For tasks with k: a model for each, trained on k uniform in 1 … train_k."""
+
+    test_ks: list[int] = field(default_factory=list)
+    num_test_samples: int = 500
+    """Of every length and k."""
+
+    positions: PositionSettings = field(default_factory=PositionSettings)
+    coupling: CouplingSettings = field(default_factory=CouplingSettings)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    training: StepSettings = field(default_factory=StepSettings)
+    device: str = "auto"
+    num_workers: int = 1
+    """Processes that train side by side, of one thread each."""
+
+
+MAY_CHANGE = ("output", "schemes", "seeds", "train_ks", "num_workers", "device")
+"""Settings that may differ between two starts of one experiment: they choose its jobs, or where
+they run, and change none of them."""
+
+
+def load_settings(path: str | Path, overrides: list[str]) -> ExperimentSettings:
+    settings = fill_in(ExperimentSettings, read_given(path, overrides), str(path))
+    check(settings, str(path))
+    return settings
+
+
+def build_task(settings: ExperimentSettings, *, test: bool = False) -> Task:
+    given = dict(settings.task) if isinstance(settings.task, dict) else {"name": settings.task}
+    name = given.pop("name", None)
+    if name not in TASKS:
+        raise ConfigError(f"task.name={name} is not known; choose one of {', '.join(TASKS)}")
+    if test:
+        given |= settings.test_task
+    return cast(Task, fill_in(TASKS[name], given, "test_task" if test else "task"))
+
+
+def check(settings: ExperimentSettings, origin: str) -> None:
+    """Everything that can be known wrong before training; every length and k is drawn once."""
+
+    def require(holds: bool, message: str) -> None:
+        if not holds:
+            raise ConfigError(f"{origin}: {message}")
+
+    for name in ("schemes", "seeds", "test_lengths"):
+        values = getattr(settings, name)
+        require(bool(values), f"{name} is empty; list at least one")
+    for name in ("schemes", "seeds", "test_lengths", "train_ks", "test_ks"):
+        values = getattr(settings, name)
+        require(len(set(values)) == len(values), f"{name}={values} holds one value twice")
+    for scheme in settings.schemes:
+        require(
+            scheme in SCHEMES, f"scheme {scheme} is not known; choose among {', '.join(SCHEMES)}"
+        )
+    require(min(settings.seeds) >= 0, f"seeds={settings.seeds} must not be negative")
+    training, positions, optimizer = settings.training, settings.positions, settings.optimizer
+    for section, name, value in (
+        ("", "num_test_samples", settings.num_test_samples),
+        ("", "num_workers", settings.num_workers),
+        ("training.", "num_steps", training.num_steps),
+        ("training.", "batch_size", training.batch_size),
+        ("positions.", "num_chunks", positions.num_chunks),
+    ):
+        require(value >= 1, f"{section}{name}={value} must be at least 1")
+    require(optimizer.learning_rate > 0, f"optimizer.learning_rate={optimizer.learning_rate}")
+    require(
+        len(settings.train_lengths) == 2
+        and 1 <= settings.train_lengths[0] <= settings.train_lengths[1],
+        f"train_lengths={settings.train_lengths} must be [shortest, longest]",
+    )
+    _refuse_unused(settings, require)
+    test_task = build_task(settings, test=True)
+    task = build_task(settings)
+    require(
+        task.vocabulary == test_task.vocabulary,
+        f"test_task={settings.test_task} changes the vocabulary, of which a trained model knows "
+        "only the old words; change something else",
+    )
+    num_ids(settings, test_task)
+    draw_once(settings, task, test_task)
+
+
+def _refuse_unused(settings: ExperimentSettings, require: Callable[[bool, str], None]) -> None:
+    """A setting that nothing would read is refused."""
+
+    def needs(holds: bool, name: str, value: object, default: object, reader: str) -> None:
+        require(holds or value == default, f"{name}={value} is set, but {reader}; remove it")
+
+    schemes, k = set(settings.schemes), bool(settings.train_ks)
+    positions, coupling, model = settings.positions, settings.coupling, settings.model
+    no_chunks = f"no scheme cuts chunks ({', '.join(CHUNKED)} do)"
+    needs(bool(schemes & set(CHUNKED)), "positions.num_chunks", positions.num_chunks, 4, no_chunks)
+    aligned = positions.aligned_cuts
+    needs("pose" in schemes, "positions.aligned_cuts", aligned, False, "pose is not among schemes")
+    no_spread = f"no scheme spreads IDs ({', '.join(SPREAD)} do)"
+    needs(bool(schemes & set(SPREAD)), "positions.num_ids", positions.num_ids, None, no_spread)
+    uncoupled = f"no scheme couples IDs ({', '.join(COUPLED)} do)"
+    coupled = bool(schemes & set(COUPLED))
+    needs(coupled, "coupling.embed_ids", coupling.embed_ids, True, uncoupled)
+    needs(
+        "ppc" in schemes, "coupling.id_loss_weight", coupling.id_loss_weight, 1.0, "there is no ppc"
+    )
+    growing = settings.training.grow_k_steps
+    needs(k, "training.grow_k_steps", growing, 0, "train_ks is empty")
+    require(not k or bool(settings.test_ks), "train_ks is set, but test_ks is empty; set both")
+    for name, by in (("vocab_size", "task"), ("rope", "scheme"), ("alibi", "scheme")):
+        default = getattr(ModelConfig(), name)
+        needs(False, f"model.{name}", getattr(model, name), default, f"the {by} decides it")
+
+
+def num_ids(settings: ExperimentSettings, test_task: Task, scheme: str | None = None) -> int:
+    """How many position IDs there are, for one scheme or any; refused if tests would need more."""
+    needed = 0
+    for length in settings.test_lengths:
+        sample = _draw(test_task, "test_lengths", length, (settings.test_ks or [None])[0])
+        num_tokens = sample.prompt_BP.shape[1] + sample.response_BR.shape[1]
+        for name in settings.schemes if scheme is None else [scheme]:
+            needs = num_ids_needed(test_task, name, length, num_tokens)
+            given = settings.positions.num_ids
+            if name in SPREAD and given is not None and needs > given:
+                raise ConfigError(
+                    f"test length {length} has position IDs up to {needs - 1} under {name}, beyond "
+                    f"the largest ID of training, positions.num_ids - 1 = {given - 1}; raise "
+                    f"positions.num_ids to at least {needs}, or lower test_lengths"
+                )
+            needed = max(needed, needs)
+    return max(needed, settings.positions.num_ids or 0)
+
+
+def training_lengths(settings: ExperimentSettings, task: Task) -> list[int]:
+    first, last = settings.train_lengths
+    lengths = [n for n in range(first, last + 1) if n % task.length_step == 0]
+    if not lengths:
+        raise ConfigError(
+            f"train_lengths={settings.train_lengths} holds no multiple of {task.length_step}"
+        )
+    return lengths
+
+
+def draw_once(settings: ExperimentSettings, task: Task, test_task: Task) -> None:
+    """A task refuses what it cannot draw; better now than after hours of training."""
+    for length in (training_lengths(settings, task)[0], training_lengths(settings, task)[-1]):
+        for k in settings.train_ks or [None]:
+            _draw(task, "train_lengths, train_ks", length, k)
+    for length in settings.test_lengths:
+        for k in settings.test_ks or [None]:
+            _draw(test_task, "test_lengths, test_ks", length, k)
+
+
+def _draw(task: Task, field_names: str, length: int, k: int | None) -> Samples:
+    if length < 1 or length % task.length_step:
+        raise ConfigError(
+            f"{field_names}: {length} is no length of this task, which are multiples of "
+            f"{task.length_step}"
+        )
+    try:
+        return task.sample(np.random.default_rng(0), 1, length, k)
+    except ConfigError as error:
+        raise ConfigError(f"{field_names}: {error}") from None
