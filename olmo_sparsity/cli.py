@@ -2,7 +2,8 @@
 
 Place in the flow: the thin outside. Each command parses its arguments and calls one function.
 Exit codes: 0 done; 2 the input must be mended (one line says how); 75 stopped by a signal after
-saving, the same command goes on; anything else is a bug of ours, with its traceback.
+saving, the same command goes on; 76 another process of the run died, the same command goes on from
+the last checkpoint; anything else is a bug of ours, with its traceback.
 """
 
 from __future__ import annotations
@@ -13,9 +14,14 @@ import sys
 from collections.abc import Callable
 
 from olmo_sparsity import __version__
-from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.errors import ConfigError, SaidElsewhere, UserError
 
 EXIT_BAD_INPUT = 2
+EXIT_LOST_PROCESS = 76
+
+# What `measure` takes where nothing is said, and with --quick.
+THOROUGH = {"selectors": "add_one,divergence,random,nearest", "foreign": 3, "max_documents": None}
+QUICK = {"selectors": "add_one_screened,random", "foreign": 1, "max_documents": 100}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,6 +36,8 @@ def main(arguments: list[str] | None = None) -> int:
         parser.error("--out is empty; name a file or folder")
     try:
         return options.run(options)
+    except SaidElsewhere:
+        return EXIT_BAD_INPUT
     except UserError as error:
         print(f"olmo-sparsity: {error}", file=sys.stderr)
         return EXIT_BAD_INPUT
@@ -90,12 +98,14 @@ def build_parser() -> argparse.ArgumentParser:
         "--stride", type=int, default=1, help="targets that share windows (%(default)s)"
     )
     sub.add_argument("--ks", default="1,2,4,8,16", help="numbers of far tokens (%(default)s)")
-    sub.add_argument("--selectors", default="add_one,divergence,random,nearest",
-                     help="comma-separated (%(default)s)")  # fmt: skip
-    sub.add_argument("--targets", default="top10%", help="`all` or like `top10%%` (%(default)s)")
+    sub.add_argument("--selectors", help="comma-separated (add_one,divergence,random,nearest)")
+    sub.add_argument("--targets", default="top10%", help="`all`, like `top10%%` (%(default)s), or "
+                     "a folder of results: the same targets as there")  # fmt: skip
+    sub.add_argument("--planted", action="store_true",
+                     help="ground truth: plant a far dependency into each document")  # fmt: skip
     sub.add_argument("--min-gap", type=float, default=0.1, help="nats (%(default)s)")
     sub.add_argument("--far-states", choices=("isolated", "contextual"), default="isolated")
-    sub.add_argument("--foreign", type=int, default=3, help="draws of the control (%(default)s)")
+    sub.add_argument("--foreign", type=int, help="draws of the control (3)")
     sub.add_argument("--max-documents", type=int, help="read no more than this many")
     sub.add_argument("--shard", default="0/1", help="i/n: measure the i-th of n parts (from 0)")
     sub.add_argument("--seed", type=int, default=0)
@@ -103,6 +113,9 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--device", default="auto")
     sub.add_argument("--device-map", help="`auto` spreads a Hugging Face model over several GPUs")
     sub.add_argument("--batch-tokens", type=int, default=16384, help="per forward (%(default)s)")
+    quick = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in QUICK.items())
+    sub.add_argument("--quick", action="store_true", help=f"a first look in a minute: {quick}")
+    sub.add_argument("--dry-run", action="store_true", help="show what it will cost")
 
     sub = command("merge", merge, "put the shards of one measurement together and summarise them")
     sub.add_argument("shards", metavar="RESULTS", nargs="+")
@@ -117,6 +130,10 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("results", metavar="RESULTS")
     sub.add_argument("--out", required=True, help="an .html file")
     sub.add_argument("--max-documents", type=int)
+
+    sub = command("task", task, "train and test a synthetic task under every position scheme")
+    sub.add_argument("config", metavar="CONFIG")
+    sub.add_argument("--shard", default="0/1", help="i/n: the i-th of n parts (from 0)")
 
     sub = command("theory", theory, "the theorems in numbers: risk by length against both bounds")
     sub.add_argument("config", metavar="CONFIG")
@@ -134,12 +151,20 @@ def prepare(options: argparse.Namespace) -> int:
 def train(options: argparse.Namespace) -> int:
     from olmo_sparsity.config_file import load_config
     from olmo_sparsity.training import loop
+    from olmo_sparsity.training.distributed import LostProcess, connect
 
-    config = load_config(options.config, options.overrides)
     if options.dry_run:
-        loop.dry_run(config)
+        loop.dry_run(load_config(options.config, options.overrides))
         return 0
-    return int(loop.train(config))
+    try:
+        with connect() as processes:
+            with processes.agree():
+                config = load_config(options.config, options.overrides)
+            return int(loop.train(config, processes))
+    except LostProcess as lost:
+        print(f"olmo-sparsity: another process of this run is gone ({lost}); the same command goes "
+              "on from the last checkpoint", file=sys.stderr)  # fmt: skip
+        return EXIT_LOST_PROCESS
 
 
 def losses(options: argparse.Namespace) -> int:
@@ -162,52 +187,51 @@ def export(options: argparse.Namespace) -> int:
 def measure(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from analysis.measure import Settings, format_summary
+    from analysis.estimate import estimate
     from analysis.measure import measure as run
+    from analysis.planted import plant_source
     from analysis.results import read_results
-    from analysis.sources import open_source
-    from analysis.targets import parse_share
+    from analysis.settings import Settings
+    from analysis.sources import open_source, planted_config
+    from analysis.summary import describe
+    from analysis.targets import GivenTargets, parse_share
     from analysis.windows import Windows
     from olmo_sparsity.model.load import load_model
 
+    for name, value in (QUICK if options.quick else THOROUGH).items():
+        if getattr(options, name) is None:
+            setattr(options, name, value)
+    given = Path(options.targets).is_dir()
+    if given and options.planted:
+        raise ConfigError("--planted has targets of its own; leave --targets out")
     settings = Settings(
         windows=Windows(options.long, options.short, options.stride),
         selectors=tuple(options.selectors.split(",")),
         ks=parse_numbers("--ks", options.ks, ","),
-        target_share=parse_share(options.targets),
+        target_share=1.0 if given else parse_share(options.targets),
         min_gap=options.min_gap,
         far_states=options.far_states,
         num_foreign=options.foreign,
         seed=options.seed,
     )
     settings.check()
-    shard = parse_numbers("--shard", options.shard, "/")
-    if len(shard) != 2 or not 0 <= shard[0] < shard[1]:
-        raise ConfigError(f"--shard={options.shard} must be i/n with 0 <= i < n")
+    shard = parse_shard(options.shard)
     loaded = load_model(
         options.model, device=options.device, dtype=options.dtype, device_map=options.device_map
     )
     source = open_source(options.text, loaded, options.model, options.max_documents)
-    run(
-        loaded,
-        source,
-        settings,
-        Path(options.out),
-        shard=(shard[0], shard[1]),
-        batch_tokens=options.batch_tokens,
-        command=sys.argv,
-    )
-    if shard[1] == 1:
-        results = read_results(Path(options.out))
-        gate = results.meta["gate"]
-        print(
-            f"gate: loss {gate['loss_first']:.2f} on a passage, {gate['loss_repeated']:.2f} when "
-            f"it is repeated, a drop of {gate['drop']:.2f} nats"
-        )
-        if not gate["has_induction"]:
-            print("  below 1 nat: this model has no induction, so it cannot show sparse long-range")
-            print("  dependency; what follows says how it fails, not how language works")
-        print(format_summary(results.summary))
+    if options.planted:
+        planted = planted_config(options.model)
+        source = plant_source(source, planted, loaded, settings.windows, settings.seed)
+    share: dict = {
+        "targets": GivenTargets.read(Path(options.targets), source) if given else None,
+        "shard": shard,
+        "batch_tokens": options.batch_tokens,
+    }
+    if options.dry_run:
+        print(estimate(loaded, source, settings, **share))
+    elif run(loaded, source, settings, Path(options.out), **share, command=sys.argv):
+        print(describe(read_results(Path(options.out))))
     return 0
 
 
@@ -215,8 +239,11 @@ def merge(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from analysis.measure import merge_shards
+    from analysis.results import read_results
+    from analysis.summary import describe
 
     merge_shards([Path(shard) for shard in options.shards], Path(options.out))
+    print(describe(read_results(Path(options.out))))
     return 0
 
 
@@ -248,11 +275,27 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
+def task(options: argparse.Namespace) -> int:
+    from olmo_sparsity.tasks import experiment
+    from olmo_sparsity.tasks.results import format_table
+
+    rows = experiment.run(options.config, options.overrides, parse_shard(options.shard))
+    print(format_table(rows))
+    return 0
+
+
 def theory(options: argparse.Namespace) -> int:
     from olmo_sparsity.theory import experiment
 
     experiment.run(options.config, options.overrides)
     return 0
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    shard = parse_numbers("--shard", text, "/")
+    if len(shard) != 2 or not 0 <= shard[0] < shard[1]:
+        raise ConfigError(f"--shard={text} must be i/n with 0 <= i < n")
+    return shard[0], shard[1]
 
 
 def parse_numbers(option: str, text: str, separator: str) -> tuple[int, ...]:

@@ -183,6 +183,16 @@ class TrainingConfig:
 
 
 @dataclass
+class EngineConfig:
+    name: Literal["auto", "single", "ddp", "zero1", "zero2", "zero3"] = "auto"
+    """single: one process; ddp: PyTorch's DistributedDataParallel; zero1 … zero3: DeepSpeed. auto:
+    single or ddp, by the number of processes launched. A run may go on with another engine."""
+
+    deepspeed_config: str | None = only_if("name", "zero1", "zero2", "zero3", default=None)
+    """DeepSpeed's own settings, a JSON file. None: this project's configs/deepspeed/<name>.json."""
+
+
+@dataclass
 class EvaluationConfig:
     interval_steps: int | None = None
     """None: only after the last step."""
@@ -192,6 +202,7 @@ class EvaluationConfig:
 
     num_sequences: int = 256
     batch_size: int = 32
+    """Sequences per forward on one process."""
 
 
 @dataclass
@@ -222,6 +233,7 @@ class RunConfig:
     model: ModelConfig = field(default_factory=ModelConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: TrainingConfig = field(default_factory=TrainingConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)

@@ -11,3 +11,7 @@ class ConfigError(UserError):
 
 class DataError(UserError):
     """An input file is wrong: names the file (and line) and what to do."""
+
+
+class SaidElsewhere(UserError):
+    """Another process of the same run has said what is wrong; this one leaves in silence."""

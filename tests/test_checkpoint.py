@@ -70,22 +70,22 @@ def settings_for(run_dict: dict, folder: Path) -> dict:
 def final_state(folder: Path) -> tuple[dict, dict, list]:
     last = list_checkpoints(folder)[0]
     assert last.name == f"step{NUM_STEPS:06d}"
-    optimizer = torch.load(last / "engine/optimizer.pt", weights_only=True)
+    moments = load_file(last / "engine/moments-00000-of-00001.safetensors")
     rows = [
         {key: value for key, value in row.items() if key != "tokens_per_s"}
         for row in read_metrics(folder / "metrics.jsonl")
     ]
-    return load_file(last / "model.safetensors"), optimizer["state"], rows
+    return load_file(last / "model.safetensors"), moments, rows
 
 
 def assert_same_end(left: Path, right: Path) -> None:
     (weights, moments, rows), (weights_, moments_, rows_) = final_state(left), final_state(right)
     assert weights.keys() == weights_.keys()
+    assert moments.keys() == moments_.keys()
     for name in weights:
         assert torch.equal(weights[name], weights_[name]), name
-    for index in moments:
-        for name, value in moments[index].items():
-            assert torch.equal(value, moments_[index][name])
+    for name in moments:
+        assert torch.equal(moments[name], moments_[name]), name
     assert rows == rows_
 
 
@@ -122,6 +122,8 @@ def test_killed_at_random_moments_the_end_is_bit_identical(
         else:
             assert child.exitcode == -signal.SIGKILL
             kills += 1
+            # Twelve deaths in so short a run are not the loop that is guarded against.
+            (folder / "attempts.json").unlink(missing_ok=True)
     child = start(settings)
     child.join()
     assert child.exitcode == 0

@@ -58,7 +58,7 @@ def test_a_run_learns_and_leaves_a_whole_folder(make_config: MakeConfig) -> None
     assert len(curve) == 40
     assert sum(curve[-5:]) / 5 < curve[0] - 0.5
     (start,) = json.loads((folder / "environment.json").read_text())
-    assert start["engine"] == "one process"
+    assert start["engine"]["class"] == "Engine"
     assert start["versions"]["torch"] == torch.__version__
     kept = list_checkpoints(folder)
     assert [path.name for path in kept] == ["step000040", "step000038"]
@@ -235,7 +235,7 @@ def test_schedules_warm_up_and_end_where_they_should(schedule: str) -> None:
 def test_losses_by_position_are_means_over_those_positions(make_config: MakeConfig) -> None:
     config = make_config(evaluation__length=50, evaluation__batch_size=3)
     heldout = open_shards(config.data, "heldout")
-    resolve(config, heldout)
+    resolve(config, heldout, torch.device("cpu"))
     engine = Engine(build_model(config.model), config)
     found = evaluate(engine, heldout, config)
     assert [(row["from"], row["to"]) for row in found] == [(0, 16), (16, 32), (32, 50)]

@@ -45,11 +45,13 @@ class Batch:
             self.labels_BL.to(device, non_blocking=True),
         )
 
+    def rows(self, rows: slice) -> Batch:
+        return Batch(self.tokens_BL[rows], self.positions_BL[rows], self.labels_BL[rows])
+
     def split(self, size: int) -> Iterator[Batch]:
         """Micro-batches, in order."""
         for start in range(0, len(self.tokens_BL), size):
-            rows = slice(start, start + size)
-            yield Batch(self.tokens_BL[rows], self.positions_BL[rows], self.labels_BL[rows])
+            yield self.rows(slice(start, start + size))
 
 
 class Sequences:

@@ -9,7 +9,6 @@ is killed at, a folder without `.tmp` is complete, and `resume_point` proves it 
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import errno
 import json
@@ -18,7 +17,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import torch
 from safetensors import SafetensorError
 
 from olmo_sparsity.errors import DataError, UserError
@@ -28,6 +26,7 @@ from olmo_sparsity.model.checkpoint_files import (
     verify_manifest,
     write_manifest,
 )
+from olmo_sparsity.training.distributed import Processes
 
 ENGINE_FOLDER = "engine"
 
@@ -39,7 +38,6 @@ class TrainerState:
     step: int
     tokens: int
     data_fingerprint: str
-    rng: dict[str, str]
 
     @staticmethod
     def read(folder: Path) -> TrainerState:
@@ -50,26 +48,53 @@ class TrainerState:
             raise DataError(f"{path} is not a trainer state: {error}") from None
 
 
-def save(run_folder: Path, state: TrainerState, keep: int, write: Callable[[Path], None]) -> Path:
-    """`write(folder)` puts model and optimizer files into the folder it is given."""
+def save(
+    run_folder: Path,
+    state: TrainerState,
+    keep: int,
+    write_once: Callable[[Path], None],
+    write_own: Callable[[Path], None],
+    processes: Processes,
+) -> Path:
+    """`write_once(folder)` puts what the first process writes into the folder it is given,
+    `write_own(folder)` each process's part. The manifest comes after all of them."""
     final = run_folder / "checkpoints" / f"step{state.step:06d}"
     partial = final.with_suffix(".tmp")
-    with _disk_errors(run_folder, partial):
-        shutil.rmtree(partial, ignore_errors=True)
-        (partial / ENGINE_FOLDER).mkdir(parents=True)
-        write(partial)
-        (partial / "trainer.json").write_text(json.dumps(asdict(state), indent=1))
-        write_manifest(partial)
-        for path in sorted(partial.rglob("*")):
-            sync(path)
-        shutil.rmtree(final, ignore_errors=True)  # a corrupted one of the same step
-        publish(partial, final)
-    for old in list_checkpoints(run_folder)[keep:]:
+    try:
+        with processes.agree(), _disk_errors(run_folder, final):
+            if processes.is_first:
+                shutil.rmtree(partial, ignore_errors=True)
+                (partial / ENGINE_FOLDER).mkdir(parents=True)
+        with processes.agree(), _disk_errors(run_folder, final):
+            write_own(partial / ENGINE_FOLDER)
+            if processes.is_first:
+                write_once(partial)
+        with processes.agree(), _disk_errors(run_folder, final):
+            if processes.is_first:
+                (partial / "trainer.json").write_text(json.dumps(asdict(state), indent=1))
+                _publish(partial, final)
+                _delete(list_checkpoints(run_folder)[keep:])
+    except UserError:
+        if processes.is_first:
+            shutil.rmtree(partial, ignore_errors=True)
+        raise
+    return final
+
+
+def _publish(partial: Path, final: Path) -> None:
+    write_manifest(partial)
+    for path in sorted(partial.rglob("*")):
+        sync(path)
+    shutil.rmtree(final, ignore_errors=True)  # a corrupted one of the same step
+    publish(partial, final)
+
+
+def _delete(checkpoints: list[Path]) -> None:
+    for old in checkpoints:
         # Renamed first: a half-deleted folder must not look like a damaged checkpoint.
         doomed = old.with_suffix(".tmp")
         old.rename(doomed)
         shutil.rmtree(doomed)
-    return final
 
 
 def resume_point(run_folder: Path, say: Callable[[str], None]) -> Path | None:
@@ -82,37 +107,20 @@ def resume_point(run_folder: Path, say: Callable[[str], None]) -> Path | None:
     return None
 
 
-def rng_state() -> dict[str, str]:
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        states["cuda"] = torch.cuda.get_rng_state()
-    return {name: base64.b64encode(s.numpy().tobytes()).decode() for name, s in states.items()}
-
-
-def restore_rng(states: dict[str, str]) -> None:
-    for name, text in states.items():
-        state = torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
-        if name == "cpu":
-            torch.set_rng_state(state)
-        elif torch.cuda.is_available():
-            torch.cuda.set_rng_state(state)
-
-
 @contextlib.contextmanager
-def _disk_errors(run_folder: Path, partial: Path) -> Iterator[None]:
+def _disk_errors(run_folder: Path, final: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        # torch.save and safetensors report a failed write in words, not by its errno.
+        # safetensors reports a failed write in words, not by its errno.
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
         full = full or "os error 28" in str(error) or "No space left" in str(error)
         if isinstance(error, RuntimeError) and "write" not in str(error):
             raise
-        shutil.rmtree(partial, ignore_errors=True)
         kept = list_checkpoints(run_folder)
         last = f"{kept[0]} is intact" if kept else "there was no earlier one"
         cause = "no space left on the disk" if full else str(error).splitlines()[0]
         raise UserError(
-            f"could not write checkpoint {partial.with_suffix('')}: {cause}; {last}. Free space "
-            "(or lower checkpoint.keep) and run the same command again to go on"
+            f"could not write checkpoint {final}: {cause}; {last}. Free space (or lower "
+            "checkpoint.keep) and run the same command again to go on"
         ) from None

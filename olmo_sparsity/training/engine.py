@@ -1,7 +1,12 @@
-"""How a step is carried out: devices, precision, gradient accumulation, clipping.
+"""How a step is carried out: devices, precision, gradient accumulation, clipping, processes.
 
 Place in the flow: batches → model → **losses become updates**. The training loop hands over a
-batch and a learning rate and knows nothing of what is below.
+batch and a learning rate and knows nothing of what is below: one process, several that hold the
+same model (DDP), or several that share its optimizer state, gradients and weights (DeepSpeed's
+ZeRO 1, 2, 3, in deepspeed_engine.py).
+
+The loss of a step is the mean over the labels of all processes. They may hold different numbers of
+them, so each adds its sum divided by the number of all.
 
 Dimension key: B batch, L length.
 """
@@ -10,37 +15,62 @@ from __future__ import annotations
 
 import contextlib
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from olmo_sparsity.config import IGNORED, Precision, RunConfig
 from olmo_sparsity.data.batches import Batch
-from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.model.losses import mean_loss
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.checkpoint_files import unique_weights
+from olmo_sparsity.model.losses import mean_loss, token_losses
+from olmo_sparsity.training.distributed import Processes
+from olmo_sparsity.training.moments import KEYS, Piece, SavedMoments, write_moments
 from olmo_sparsity.training.optim import build_optimizer
 
-OPTIMIZER_FILE = "optimizer.pt"
+
+class Losses(nn.Module):
+    """The model as a module whose forward returns losses: what wraps a model (DDP, DeepSpeed) hooks
+    its forward, and the loss here needs weights outside of the model's own."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, batch: Batch, num_labels: int | None = None) -> Tensor:
+        """nll_BL, or for training the sum of it divided by the labels of the whole step."""
+        inputs = (self.model, batch.tokens_BL, batch.positions_BL, batch.labels_BL)
+        return token_losses(*inputs) if num_labels is None else mean_loss(*inputs, num_labels)
 
 
 class Engine:
     """One process, one device."""
 
-    name = "one process"
-    rank = 0
-    world_size = 1
+    title = "one process"
+    optimizer: Any
 
-    def __init__(self, model: Any, config: RunConfig) -> None:  # what build_model returns
+    def __init__(self, model: Any, config: RunConfig, processes: Processes | None = None) -> None:
         self.config = config
-        self.device = choose_device(config.training.device)
+        self.processes = processes or Processes()
+        self.device = choose_device(config.training.device, self.processes)
         self.model = model.to(self.device)
-        self.optimizer = build_optimizer(model, config.optimizer)
+        self.losses = Losses(model)
         if config.training.activation_checkpointing:
             model.checkpoint_activations()
         if config.training.compile:
             model.hidden = torch.compile(model.hidden)
+        self.prepare()
+
+    def prepare(self) -> None:
+        """What a child of this class does otherwise begins here."""
+        self.optimizer = build_optimizer(self.model, self.config.optimizer)
+
+    # --- a step ---------------------------------------------------------------------------------
 
     def autocast(self) -> contextlib.AbstractContextManager:
         if self.config.training.precision == "fp32":
@@ -48,18 +78,28 @@ class Engine:
         return torch.autocast(self.device.type, dtype=torch.bfloat16)
 
     def step(self, batch: Batch, learning_rate: float) -> tuple[Tensor, Tensor]:
-        """One optimizer step. Returns (mean loss, gradient norm) still on the device."""
-        num_labels = int((batch.labels_BL != IGNORED).sum())
+        """One optimizer step on this process's share of a batch. Returns (mean loss, gradient norm)
+        of the whole batch, still on the device."""
+        num_labels = self.processes.sum(int((batch.labels_BL != IGNORED).sum()))
         self.model.train()
-        losses = []
-        for part in batch.split(self.config.training.micro_batch_size or len(batch.tokens_BL)):
-            part = part.to(self.device)
-            with self.autocast():
-                loss = mean_loss(
-                    self.model, part.tokens_BL, part.positions_BL, part.labels_BL, num_labels
-                )
-            loss.backward()
-            losses.append(loss.detach())
+        size = self.config.training.micro_batch_size or len(batch.tokens_BL)
+        parts = list(batch.split(size))
+        total = torch.zeros((), device=self.device)
+        for index, part in enumerate(parts):
+            last = index == len(parts) - 1
+            total += self.backward(part.to(self.device), num_labels, last).detach()
+        norm = self.update(learning_rate)
+        if self.processes.world_size > 1:
+            dist.all_reduce(total)
+        return total, norm
+
+    def backward(self, part: Batch, num_labels: int, last: bool) -> Tensor:
+        with self.autocast():
+            loss = self.losses(part, num_labels)
+        loss.backward()
+        return loss
+
+    def update(self, learning_rate: float) -> Tensor:
         limit = self.config.training.max_grad_norm
         norm = nn.utils.clip_grad_norm_(
             self.model.parameters(), float("inf") if limit is None else limit
@@ -68,27 +108,136 @@ class Engine:
             group["lr"] = learning_rate
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
-        return torch.stack(losses).sum(), norm
+        return norm
 
-    def save_optimizer(self, folder: Path) -> None:
-        torch.save(self.optimizer.state_dict(), folder / OPTIMIZER_FILE)
+    def token_losses(self, batch: Batch) -> Tensor:
+        """nll_BL of this process's rows. Every process must call it equally often."""
+        self.model.eval()
+        with self.autocast(), torch.no_grad():
+            return self.losses(batch.to(self.device))
 
-    def load_optimizer(self, folder: Path) -> None:
-        path = folder / OPTIMIZER_FILE
-        try:
-            state = torch.load(path, map_location=self.device, weights_only=True)
-            self.optimizer.load_state_dict(state)
-        except (OSError, ValueError, KeyError, RuntimeError) as error:
-            reason = " ".join(str(error).split())[:200]
-            raise DataError(
-                f"{path}: optimizer state does not fit this run: {reason}; delete the checkpoint "
-                "to resume from the one before"
-            ) from None
+    # --- what a checkpoint holds ----------------------------------------------------------------
+
+    def gather_weights(self) -> dict[str, Tensor]:
+        """All of the weights in fp32, on the first process; nothing elsewhere. Every process must
+        call it."""
+        return unique_weights(self.model.state_dict()) if self.processes.is_first else {}
+
+    def save_moments(self, folder: Path) -> None:
+        """This process's part of the optimizer state."""
+        write_moments(folder, self.moments())
+
+    def load_moments(self, folder: Path, step: int) -> None:
+        """`step`: how many updates they have seen, for Adam's bias correction."""
+        saved = SavedMoments(folder, self.processes.rank)
+        for piece in self.moments():
+            saved.fill(piece)
+        for state in self.optimizer.state.values():
+            state["step"].fill_(step)
+
+    def moments(self) -> Iterator[Piece]:
+        for name, parameter in self.model.named_parameters():
+            state = adam_state(self.optimizer, parameter)
+            yield Piece(name, 0, {key: state[key].view(-1) for key in KEYS})
+
+    def describe(self) -> dict[str, Any]:
+        """What really runs, for environment.json."""
+        return {
+            "name": self.config.engine.name,
+            "class": type(self).__name__,
+            "world_size": self.processes.world_size,
+            "backend": dist.get_backend() if dist.is_initialized() else None,
+        }
 
 
-def choose_device(name: str) -> torch.device:
+class DDPEngine(Engine):
+    """Several processes, each with the whole model; gradients are averaged as they appear."""
+
+    def prepare(self) -> None:
+        super().prepare()
+        self.title = f"DistributedDataParallel, {self.processes.world_size} processes"
+        on_gpu = self.device.type == "cuda"
+        self.parallel = DistributedDataParallel(
+            self.losses, device_ids=[self.device] if on_gpu else None
+        )
+
+    def backward(self, part: Batch, num_labels: int, last: bool) -> Tensor:
+        with contextlib.nullcontext() if last else self.parallel.no_sync():
+            with self.autocast():
+                loss = self.parallel(part, num_labels)
+            (loss * self.processes.world_size).backward()  # DDP takes the mean, the sum is meant
+        return loss
+
+    def save_moments(self, folder: Path) -> None:
+        if self.processes.is_first:  # they are the same everywhere
+            write_moments(folder, self.moments())
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {"class": type(self.parallel).__name__}
+
+
+def build_engine(model: Any, config: RunConfig, processes: Processes) -> Engine:
+    """The engine that `engine.name` asks for, or an error."""
+    name, world_size = config.engine.name, processes.world_size
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "single" if world_size == 1 else "ddp"
+    if name == "single":
+        return Engine(model, config, processes)
+    if name == "ddp":
+        return DDPEngine(model, config, processes)
+    from olmo_sparsity.training.deepspeed_engine import ZeroEngine
+
+    return ZeroEngine(model, config, processes)
+
+
+def check_engine(config: RunConfig, processes: Processes) -> None:
+    """Refuse what engine and batch cannot share among these processes."""
+    name, world_size = config.engine.name, processes.world_size
+    training = config.training
+    if name == "single" and world_size > 1:
+        raise ConfigError(
+            f"engine.name=single, but {world_size} processes were launched; set engine.name=ddp or "
+            "zero1, zero2, zero3, or launch one"
+        )
+    if name == "ddp" and world_size == 1:
+        raise ConfigError(
+            "engine.name=ddp, but this is one process; launch several (torchrun "
+            "--nproc_per_node=N scripts/train.py …), or set engine.name=auto"
+        )
+    if training.batch_size % world_size:
+        raise ConfigError(
+            f"training.batch_size={training.batch_size} cannot be shared equally by {world_size} "
+            "processes; launch a number that divides it, or change it"
+        )
+    share = training.batch_size // world_size
+    micro = training.micro_batch_size
+    if micro is not None and share % micro:
+        raise ConfigError(
+            f"training.batch_size={training.batch_size} leaves {share} sequences for each of "
+            f"{world_size} processes, no multiple of training.micro_batch_size={micro}; set that "
+            f"to {share} or a divisor of it"
+        )
+
+
+def adam_state(optimizer: torch.optim.AdamW, parameter: Tensor) -> dict[str, Tensor]:
+    """Adam makes its state at the first update; here at the latest, as it would."""
+    state = optimizer.state[parameter]
+    if not state:
+        state["step"] = torch.zeros((), device=parameter.device)
+        for key in KEYS:
+            state[key] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+    return state
+
+
+# --- devices ------------------------------------------------------------------------------------
+
+
+def choose_device(name: str, processes: Processes | None = None) -> torch.device:
+    processes = processes or Processes()
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and processes.world_size > 1 and torch.cuda.is_available():
+        name = f"cuda:{own_gpu(torch.cuda.device_count(), processes)}"
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
@@ -97,7 +246,21 @@ def choose_device(name: str) -> torch.device:
         raise ConfigError(
             f"training.device={name} cannot be used: {reason}; set it to auto or cpu"
         ) from None
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     return device
+
+
+def own_gpu(num_seen: int, processes: Processes) -> int:
+    """Launchers either show every process all GPUs of its machine, or each its own one only."""
+    if num_seen == 1:
+        return 0
+    if processes.local_rank >= num_seen:
+        raise ConfigError(
+            f"this machine runs {processes.local_world_size} processes, but PyTorch sees "
+            f"{num_seen} GPUs; launch as many processes as GPUs, or ask for more GPUs"
+        )
+    return processes.local_rank
 
 
 def choose_precision(name: Precision, device: torch.device) -> Precision:

@@ -14,33 +14,31 @@ import torch
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.data.batches import heldout_batches
 from olmo_sparsity.data.shards import TokenShards
-from olmo_sparsity.model.losses import token_losses
 from olmo_sparsity.training.engine import Engine
 
 
 def evaluate(engine: Engine, heldout: TokenShards, config: RunConfig) -> list[dict]:
     """[{"from", "to", "loss", "num_tokens"}, …], one row a range of positions of the *target*."""
     length = config.evaluation.length or 2 * config.largest_length
+    rank, world_size = engine.processes.rank, engine.processes.world_size
     sum_L = torch.zeros(length, dtype=torch.float64)
     count_L = torch.zeros(length, dtype=torch.int64)
-    engine.model.eval()
     for batch in heldout_batches(
         heldout,
         length=length,
         num_sequences=config.evaluation.num_sequences,
-        batch_size=config.evaluation.batch_size,
+        batch_size=config.evaluation.batch_size * world_size,
     ):
-        batch = batch.to(engine.device)
-        with engine.autocast():
-            nll_BL = token_losses(
-                engine.model,
-                batch.tokens_BL,
-                batch.positions_BL,
-                batch.labels_BL,
-            )
+        # Every process runs every forward (ZeRO-3 fetches weights from all of them), so one that
+        # has no row left computes the first once more and does not count it.
+        own = batch.rows(slice(rank, None, world_size))
+        num_own = len(own.tokens_BL)
+        nll_BL = engine.token_losses(own if num_own else batch.rows(slice(1)))
         # nll_BL[:, i] is the loss of the token at position i + 1.
-        sum_L[1:] += nll_BL[:, :-1].double().sum(0).cpu()
-        count_L[1:] += len(nll_BL)
+        sum_L[1:] += nll_BL[:num_own, :-1].double().sum(0).cpu()
+        count_L[1:] += num_own
+    engine.processes.add_up(sum_L)
+    engine.processes.add_up(count_L)
     edges = sorted({0, config.training.length, config.largest_length, length})
     return [
         {

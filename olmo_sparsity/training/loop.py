@@ -17,6 +17,7 @@ from enum import IntEnum
 from pathlib import Path
 from types import FrameType
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -33,8 +34,10 @@ from olmo_sparsity.model.load import build_model
 from olmo_sparsity.progress import Progress
 from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
+from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import (
-    Engine,
+    build_engine,
+    check_engine,
     choose_device,
     choose_precision,
     measure_matmul_peak,
@@ -42,6 +45,14 @@ from olmo_sparsity.training.engine import (
 from olmo_sparsity.training.estimate import count_parameters, estimate, flops_per_token
 from olmo_sparsity.training.evaluate import evaluate, format_losses
 from olmo_sparsity.training.optim import learning_rate
+from olmo_sparsity.training.preflight import (
+    attempt,
+    check_devices,
+    check_readable,
+    check_room,
+    check_same_config,
+    check_shared,
+)
 from olmo_sparsity.training.run_folder import Metrics, describe_environment, open_run_folder
 from olmo_sparsity.training.sinks import open_sinks
 
@@ -54,59 +65,90 @@ class Outcome(IntEnum):
     """Saved and left at the wish of SIGTERM, SIGINT or SIGUSR2; the same command goes on."""
 
 
-def train(config: RunConfig) -> Outcome:
+def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
+    processes = processes or Processes()
+    say = print_to_stderr if processes.is_first else be_silent
+
     # --- what to train on, and what to train ----------------------------------------------------
-    shards, heldout = open_shards(config.data, "train"), open_shards(config.data, "heldout")
-    resolve(config, shards)
-    run_folder = open_run_folder(config)
-    torch.manual_seed(config.seed)
-    model = build_model(config.model)
-    engine = Engine(model, config)
-    batches = TrainingBatches(
-        shards,
-        config.positions,
-        length=config.training.length,
-        batch_size=config.training.batch_size,
-        seed=config.seed,
-        planted=config.data.planted,
-        rank=engine.rank,
-        world_size=engine.world_size,
-    )
+    run_folder = Path(config.run_folder)
+    with processes.agree():
+        check_engine(config, processes)
+        device = choose_device(config.training.device, processes)
+        shards, heldout = open_shards(config.data, "train"), open_shards(config.data, "heldout")
+        check_readable(shards)
+        resolve(config, shards, device)
+        if processes.is_first:
+            open_run_folder(config)
+        batches = TrainingBatches(
+            shards,
+            config.positions,
+            length=config.training.length,
+            batch_size=config.training.batch_size,
+            seed=config.seed,
+            planted=config.data.planted,
+            rank=processes.rank,
+            world_size=processes.world_size,
+        )
+        torch.manual_seed(config.seed)
+        model = build_model(config.model)
+        num_parameters = count_parameters(model)
+        tokens_per_step = config.training.batch_size * config.training.length
+        flops_per_step = tokens_per_step * flops_per_token(model, config)
+    check_devices(config.training.device, device, processes)
+    check_same_config(config, processes)
+    check_shared(run_folder, processes)
 
     # --- where to begin: the newest whole checkpoint, else init_from, else random ---------------
-    size = f"{count_parameters(model):,} parameters"
-    say(f"{config.run_folder}: {size} on {engine.device}, {engine.name}")
-    start = restore(run_folder, engine, model, shards, config)
-    if start == config.training.num_steps:
-        say(f"{config.run_folder} is finished; raise training.num_steps in another run_folder")
-    describe_environment(run_folder, engine.name, engine.device, resumed_at=start)
-    metrics = Metrics(run_folder, start, open_sinks(config))
-    tokens_per_step = config.training.batch_size * config.training.length
-    peak = measure_matmul_peak(engine.device, config.training.precision)
-    flops_per_step = tokens_per_step * flops_per_token(model, config)
+    with processes.agree():
+        latest = checkpoint.resume_point(run_folder, say) if processes.is_first else None
+    latest = processes.gather(latest)[0]
+    with processes.agree():
+        start = restore_weights(latest, model, shards, config)
+        if processes.is_first:
+            check_room(run_folder, config, num_parameters, start)
+    engine = build_engine(model, config, processes)
+    if latest is not None:
+        with processes.agree():
+            engine.load_moments(latest / ENGINE_FOLDER, start)
+    say(f"{config.run_folder}: {num_parameters:,} parameters on {device}, {engine.title}")
+    say(f"starting from {latest or config.init_from or 'random weights'}, step {start}")
     num_steps = config.training.num_steps
+    if start == num_steps:
+        say(f"{config.run_folder} is finished; raise training.num_steps in another run_folder")
+    if processes.is_first:
+        describe_environment(run_folder, engine.describe(), device, resumed_at=start)
+    peak = measure_matmul_peak(device, config.training.precision) * processes.world_size
 
     def save_checkpoint(step: int) -> None:
-        metrics.flush()  # also refuses to save after a loss that is not a number
-        state = TrainerState(
-            step, step * tokens_per_step, shards.fingerprint, checkpoint.rng_state()
+        with processes.agree():
+            metrics.flush()  # also refuses to save after a loss that is not a number
+        state = TrainerState(step, step * tokens_per_step, shards.fingerprint)
+        weights = engine.gather_weights()
+
+        def write_once(folder: Path) -> None:
+            save_config(config, folder / "config.yaml")
+            save_weights(weights, folder / "model.safetensors")
+            shards.tokenizer.save(str(folder / "tokenizer.json"))
+
+        checkpoint.save(
+            run_folder, state, config.checkpoint.keep, write_once, engine.save_moments, processes
         )
 
-        def write(folder: Path) -> None:
-            save_config(config, folder / "config.yaml")
-            save_weights(model, folder / "model.safetensors")
-            shards.tokenizer.save(str(folder / "tokenizer.json"))
-            engine.save_optimizer(folder / ENGINE_FOLDER)
-
-        checkpoint.save(run_folder, state, config.checkpoint.keep, write)
-
     # --- the loop -------------------------------------------------------------------------------
-    with Progress("training", num_steps, "steps") as progress, stop_signals() as stop:
+    with (
+        attempt(run_folder, start, processes),
+        Progress("training", num_steps, "steps", enabled=processes.is_first) as progress,
+        stop_signals() as stop,
+    ):
+        with processes.agree():
+            sinks = open_sinks(config) if processes.is_first else []
+            metrics = Metrics(run_folder, start, sinks, writes=processes.is_first)
         progress.resume_at(start)
         shown_at, shown_step = time.perf_counter(), start
         for step, batch in enumerate(batches.from_step(start), start=start + 1):
             if step > num_steps:
                 break
+            seed_step(config.seed, step, processes.rank)
             rate = learning_rate(config.optimizer, step, num_steps)
             loss, norm = engine.step(batch, rate)
             metrics.add(step, loss=loss, gradient_norm=norm, learning_rate=rate)
@@ -115,7 +157,8 @@ def train(config: RunConfig) -> Outcome:
                 now = time.perf_counter()
                 steps_per_s = (step - shown_step) / (now - shown_at)
                 shown_at, shown_step = now, step
-                shown = metrics.flush(tokens_per_s=steps_per_s * tokens_per_step)
+                with processes.agree():
+                    shown = metrics.flush(tokens_per_s=steps_per_s * tokens_per_step)
                 progress.update(
                     step,
                     loss=f"{shown['loss']:.4f}",
@@ -129,26 +172,27 @@ def train(config: RunConfig) -> Outcome:
                 metrics.write({"step": step, "heldout": losses})
                 if step < num_steps:
                     progress.note(f"step {step}: held-out loss {format_losses(losses)}")
-            if stop.requested or due(step, config.checkpoint.interval_steps, num_steps):
+            asked = processes.first_text(stop.requested)  # asked of one, all stop, at one step
+            if asked or due(step, config.checkpoint.interval_steps, num_steps):
                 save_checkpoint(step)
-            if stop.requested and step < num_steps:
-                progress.note(f"{stop.requested}: saved step {step}; the same command goes on")
+            if asked and step < num_steps:
+                progress.note(f"{asked}: saved step {step}; the same command goes on")
                 return Outcome.STOPPED_BY_SIGNAL
             shown_at += time.perf_counter() - paused_at  # the rates shown are of training alone
 
-    say(f"held-out loss by position: {format_losses(metrics.last_heldout())}")
+    if processes.is_first:
+        say(f"held-out loss by position: {format_losses(metrics.last_heldout())}")
     return Outcome.FINISHED
 
 
 def dry_run(config: RunConfig) -> None:
     """Print what `train` would do: the resolved config, then what it costs."""
+    device = choose_device(config.training.device)
     try:
-        resolve(config, open_shards(config.data, "train"))
+        resolve(config, open_shards(config.data, "train"), device)
     except DataError as error:
         print(f"# {error}")  # what it costs can be known before the text is there
-        config.training.precision = choose_precision(
-            config.training.precision, choose_device(config.training.device)
-        )
+        config.training.precision = choose_precision(config.training.precision, device)
         name = config.data.tokenizer.name
         size = count_vocabulary(load_tokenizer(name)) if name else config.data.tokenizer.train_vocab
         take_vocabulary(config, size or 0)
@@ -161,38 +205,43 @@ def due(step: int, interval_steps: int | None, num_steps: int) -> bool:
     return step == num_steps or (interval_steps is not None and step % interval_steps == 0)
 
 
-def say(message: str) -> None:
+def print_to_stderr(message: str) -> None:
     print(message, file=sys.stderr, flush=True)
 
 
-def restore(
-    run_folder: Path, engine: Engine, model: nn.Module, shards: TokenShards, config: RunConfig
+def be_silent(message: str) -> None:
+    pass
+
+
+def seed_step(seed: int, step: int, rank: int) -> None:
+    """Dropout is drawn from (seed, step, process) alone, so a resumed run draws it again."""
+    (mixed,) = np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)
+    torch.manual_seed(int(mixed))
+
+
+def restore_weights(
+    latest: Path | None, model: nn.Module, shards: TokenShards, config: RunConfig
 ) -> int:
-    """Puts the newest whole checkpoint (or `init_from`) into the engine; returns its step."""
-    folder = checkpoint.resume_point(run_folder, say)
-    if folder is None:
+    """Puts the weights of a checkpoint (or `init_from`) into the model; returns its step."""
+    if latest is None:
         if config.init_from is not None:
             fill(model, import_weights(config.init_from, config.model), config.init_from)
-            say(f"starting from the weights of {config.init_from}")
         return 0
-    state = TrainerState.read(folder)
+    state = TrainerState.read(latest)
     if state.data_fingerprint != shards.fingerprint:
         raise DataError(
-            f"{folder} was trained on other tokens than those now in {config.data.folder}; restore "
+            f"{latest} was trained on other tokens than those now in {config.data.folder}; restore "
             "the data or start another run_folder"
         )
-    load_weights(model, folder / "model.safetensors")
-    engine.load_optimizer(folder / ENGINE_FOLDER)
-    checkpoint.restore_rng(state.rng)
-    say(f"resuming from {folder}")
+    load_weights(model, latest / "model.safetensors")
     return state.step
 
 
-def resolve(config: RunConfig, shards: TokenShards) -> None:
+def resolve(config: RunConfig, shards: TokenShards, device: torch.device) -> None:
     """Fill in what hardware and tokenizer decide; refuse what does not fit the shards."""
     refuse_other_settings(config.data)
     model, training = config.model, config.training
-    training.precision = choose_precision(training.precision, choose_device(training.device))
+    training.precision = choose_precision(training.precision, device)
     take_vocabulary(config, shards.vocab_size)
     if model.vocab_size < shards.vocab_size:
         raise ConfigError(

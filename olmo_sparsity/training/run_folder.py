@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,8 +24,18 @@ from olmo_sparsity.files import write_atomically
 from olmo_sparsity.training.sinks import Sink
 from olmo_sparsity.versions import code_version, versions
 
-# Settings that change what is written and shown but not what is trained: a resumed run may differ.
-FREE_KEYS = ("run_folder", "logging", "checkpoint", "evaluation", "data.folder", "training.device")
+# Settings that change what is written and shown, or who computes it, but not what is trained (but
+# for rounding): a resumed run may differ.
+FREE_KEYS = (
+    "run_folder",
+    "logging",
+    "checkpoint",
+    "evaluation",
+    "engine",
+    "data.folder",
+    "training.device",
+    "training.micro_batch_size",
+)
 
 
 def open_run_folder(config: RunConfig) -> Path:
@@ -57,7 +68,7 @@ def open_run_folder(config: RunConfig) -> Path:
 
 
 def describe_environment(
-    run_folder: Path, engine: str, device: torch.device, resumed_at: int
+    run_folder: Path, engine: dict[str, Any], device: torch.device, resumed_at: int
 ) -> None:
     path = run_folder / "environment.json"
     try:
@@ -92,11 +103,14 @@ class Metrics:
     """`metrics.jsonl`: one line a step. Losses stay on the device until they are wanted, so that a
     GPU is not made to wait each step."""
 
-    def __init__(self, run_folder: Path, start: int, sinks: list[Sink]) -> None:
+    def __init__(
+        self, run_folder: Path, start: int, sinks: list[Sink], writes: bool = True
+    ) -> None:
+        """`writes`: whether this process is the one that writes; the others check their numbers."""
         self.path = run_folder / "metrics.jsonl"
-        self.sinks = sinks
+        self.sinks, self.writes = sinks, writes
         self.pending: list[tuple[int, dict[str, Tensor | float]]] = []
-        if self.path.exists():
+        if writes and self.path.exists():
             # A killed run may have written past its last checkpoint; those steps come again.
             kept = [row for row in read_metrics(self.path) if row["step"] <= start]
             write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in kept))
@@ -126,6 +140,8 @@ class Metrics:
         return {"loss": sum(row["loss"] for row in rows) / len(rows)}
 
     def write(self, *rows: dict) -> None:
+        if not self.writes:
+            return
         with self.path.open("a") as file:
             file.writelines(json.dumps(row) + "\n" for row in rows)
         for sink in self.sinks:

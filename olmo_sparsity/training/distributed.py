@@ -1,0 +1,188 @@
+"""The processes of one run: how they find each other, and what they tell each other.
+
+Place in the flow: beneath the training loop and its engines. Everything here goes over the CPU
+(gloo) and is small: flags, counts, sentences. Gradients are the engines' business.
+
+What one process finds wrong must stop all of them, and be said once: set-up runs inside
+`processes.agree()`, which ends in the same place everywhere.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from olmo_sparsity.errors import ConfigError, SaidElsewhere, UserError
+from olmo_sparsity.launch import Launch, read_launch
+
+
+class LostProcess(Exception):
+    """Another process of this run is gone, or does not answer any more."""
+
+
+@dataclass(frozen=True)
+class Processes:
+    """Which process this is, and its line to the others. Alone, nothing is sent anywhere."""
+
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    local_world_size: int = 1
+    """Processes on this machine."""
+
+    group: Any = None
+    """A group that reaches all of them through the CPU, whatever moves the gradients."""
+
+    @property
+    def is_first(self) -> bool:
+        """The one that speaks, and writes what is written once."""
+        return self.rank == 0
+
+    def gather(self, value: Any) -> list[Any]:
+        """Everyone's value, by rank."""
+        if self.world_size == 1:
+            return [value]
+        found: list[Any] = [None] * self.world_size
+        dist.all_gather_object(found, value, group=self.group)
+        return found
+
+    def add_up(self, numbers: torch.Tensor) -> torch.Tensor:
+        """In place, on the CPU."""
+        if self.world_size > 1:
+            dist.all_reduce(numbers, group=self.group)
+        return numbers
+
+    def sum(self, number: int) -> int:
+        return number if self.world_size == 1 else int(self.add_up(torch.tensor(number)))
+
+    def first_text(self, text: str) -> str:
+        """The first that is not empty, by rank; costs little while there is none."""
+        if self.sum(bool(text)) == 0:
+            return ""
+        return next(found for found in self.gather(text) if found)
+
+    @contextlib.contextmanager
+    def agree(self) -> Iterator[None]:
+        """Do this everywhere, then wait for everyone. If it went wrong anywhere, it went wrong
+        everywhere: the first process that found it says it, the others leave in silence."""
+        error: UserError | None = None
+        try:
+            yield
+        except UserError as caught:
+            error = caught
+        except OSError as caught:
+            if self.world_size == 1 or caught.filename is None:
+                raise
+            error = UserError(f"{caught.filename}: {caught.strerror}")
+        found = self.gather(None if error is None else str(error))
+        wrong = [rank for rank, text in enumerate(found) if text is not None]
+        if not wrong:
+            return
+        if error is None or self.rank != wrong[0]:
+            raise SaidElsewhere
+        if len(wrong) < self.world_size:
+            where = f"process {self.rank} of {self.world_size} on {socket.gethostname()}"
+            raise type(error)(f"{where}: {error}") from None
+        raise error
+
+
+@contextlib.contextmanager
+def connect() -> Iterator[Processes]:
+    """Meet the other processes of this launch. An exception that means that one of them is gone
+    becomes LostProcess."""
+    launch = read_launch()
+    if launch.world_size > 1:
+        _meet(launch)
+    try:
+        yield among(launch) if launch.world_size > 1 else Processes()
+    except (RuntimeError, OSError) as error:
+        if launch.world_size == 1 or not _means_lost(error):
+            raise
+        raise LostProcess(" ".join(str(error).split())[:200]) from error
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def among(launch: Launch) -> Processes:
+    """The processes of an initialised group."""
+    group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+    return Processes(
+        launch.rank, launch.world_size, launch.local_rank, launch.local_world_size, group
+    )
+
+
+def start_alone() -> None:
+    """DeepSpeed wants a process group even for one process."""
+    if not dist.is_initialized():
+        dist.init_process_group(_backend(), store=dist.HashStore(), rank=0, world_size=1)
+
+
+def _meet(launch: Launch) -> None:
+    address, port = _meeting_point()
+    # DeepSpeed reads these itself, and some launchers set only a part of them.
+    os.environ |= {
+        "RANK": str(launch.rank),
+        "WORLD_SIZE": str(launch.world_size),
+        "LOCAL_RANK": str(launch.local_rank),
+        "LOCAL_WORLD_SIZE": str(launch.local_world_size),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": port,
+    }
+    try:
+        dist.init_process_group(_backend())
+    except (dist.DistError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0][:200]
+        raise UserError(
+            f"process {launch.rank} of {launch.world_size} did not reach the others at "
+            f"MASTER_ADDR={address}, MASTER_PORT={port}: {reason}; the address must be that of "
+            "the first process's machine, the port free and open between the machines"
+        ) from None
+
+
+def _backend() -> str:
+    """Tensors on a GPU go through NCCL, those on the CPU through gloo."""
+    return "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+
+
+def _meeting_point() -> tuple[str, str]:
+    given = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")
+    nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
+    job = os.environ.get("SLURM_JOB_ID", "")
+    address = given[0] or (nodes and first_node(nodes))
+    # Two jobs on one machine must not meet by accident.
+    port = given[1] or (str(20000 + int(job) % 20000) if job.isdigit() else None)
+    if not address or not port:
+        raise ConfigError(
+            "several processes were launched, but "
+            f"{'MASTER_PORT' if address else 'MASTER_ADDR'} is not set: launch with torchrun, "
+            "deepspeed, accelerate launch or srun, or set MASTER_ADDR and MASTER_PORT"
+        )
+    return address, port
+
+
+def first_node(nodes: str) -> str:
+    """The first name of a SLURM node list: `gpu[07-09,12],n1` → `gpu07`."""
+    first = re.match(r"([^,\[]+)(?:\[([^\],-]+)[^\]]*\])?", nodes)
+    assert first is not None, nodes
+    return first[1] + (first[2] or "")
+
+
+def _means_lost(error: BaseException) -> bool:
+    """gloo and NCCL report a broken line in words only."""
+    words = (
+        "closed by peer",
+        "reset by peer",
+        "Broken pipe",
+        "Timed out",
+        "timed out",
+        "Read error",
+    )
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in words)
