@@ -20,6 +20,7 @@ ALLOWED = {
     "olmo_sparsity.data": CONFIG,  # neither of these two knows the other
     "olmo_sparsity.model": CONFIG,
     "olmo_sparsity.training": TRAINING,
+    "olmo_sparsity.tasks": {*TRAINING, "olmo_sparsity.training"},
     "olmo_sparsity.theory": {*TRAINING, "olmo_sparsity.training"},
     "analysis": TRAINING,  # never training itself; only the command line knows everything
 }

@@ -31,6 +31,7 @@ from olmo_sparsity.tasks.settings import (
     MAY_CHANGE,
     ExperimentSettings,
     build_task,
+    each,
     load_settings,
 )
 from olmo_sparsity.tasks.trial import Trial, test, train
@@ -73,7 +74,7 @@ def list_trials(settings: ExperimentSettings) -> list[Trial]:
     return [
         Trial(scheme, train_k, seed)
         for seed in settings.seeds
-        for train_k in settings.train_ks or [None]
+        for train_k in each(settings.train_ks)
         for scheme in settings.schemes
     ]
 
@@ -170,7 +171,7 @@ def _train_all(
                         raise
                     num_done += 1
                     progress.note(_line(folder, trial))
-                progress.update(earlier + counter.value, done=f"{num_done} of {num_trials}")
+                progress.update(earlier + counter.value, trials=f"{num_done} of {num_trials}")
 
 
 _steps_done: Synchronized[int]

@@ -78,8 +78,8 @@ def read_results(folder: Path) -> tuple[list[Row], dict[str, Any]]:
     if table.schema.names != SCHEMA.names:
         strange = sorted(set(table.schema.names) ^ set(SCHEMA.names))
         raise DataError(
-            f"{folder / TABLE}: columns {strange} are missing or unknown; it was written by another "
-            "version, run the task again"
+            f"{folder / TABLE}: columns {strange} are missing or unknown; it was written by "
+            "another version, run the task again"
         )
     return [Row(**row) for row in table.to_pylist()], meta
 
@@ -91,3 +91,24 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
     scale = 1 + z**2 / count
     return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+
+
+# --- for people -----------------------------------------------------------------------------------
+
+
+def format_table(rows: list[Row]) -> str:
+    """Mean exact match over seeds, and the lowest of them: a line per scheme and k."""
+    lengths = sorted({row.length for row in rows})
+    lines: dict[tuple, dict[int, list[float]]] = {}
+    for row in rows:
+        name = (row.scheme, row.train_k or 0, row.test_k or 0)
+        lines.setdefault(name, {}).setdefault(row.length, []).append(row.exact_match)
+    text = "exact match, mean over seeds (lowest)\n"
+    text += f"{'scheme':>11} {'train k':>7} {'test k':>6}" + "".join(f"{n:>15}" for n in lengths)
+    for (scheme, train_k, test_k), by_length in sorted(lines.items()):
+        text += f"\n{scheme:>11} {train_k or '–':>7} {test_k or '–':>6}"
+        for length in lengths:
+            values = by_length.get(length, [])
+            cell = f"{sum(values) / len(values):.3f} ({min(values):.3f})" if values else ""
+            text += f"{cell:>15}"
+    return text

@@ -8,7 +8,7 @@ Dimension key: P prompt length, R response length.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
@@ -107,6 +107,11 @@ def load_settings(path: str | Path, overrides: list[str]) -> ExperimentSettings:
     return settings
 
 
+def each(ks: list[int]) -> Sequence[int | None]:
+    """None once where the task has no k."""
+    return ks or [None]
+
+
 def build_task(settings: ExperimentSettings, *, test: bool = False) -> Task:
     given = dict(settings.task) if isinstance(settings.task, dict) else {"name": settings.task}
     name = given.pop("name", None)
@@ -194,7 +199,7 @@ def num_ids(settings: ExperimentSettings, test_task: Task, scheme: str | None = 
     """How many position IDs there are, for one scheme or any; refused if tests would need more."""
     needed = 0
     for length in settings.test_lengths:
-        sample = _draw(test_task, "test_lengths", length, (settings.test_ks or [None])[0])
+        sample = _draw(test_task, "test_lengths", length, each(settings.test_ks)[0])
         num_tokens = sample.prompt_BP.shape[1] + sample.response_BR.shape[1]
         for name in settings.schemes if scheme is None else [scheme]:
             needs = num_ids_needed(test_task, name, length, num_tokens)
@@ -222,10 +227,10 @@ def training_lengths(settings: ExperimentSettings, task: Task) -> list[int]:
 def draw_once(settings: ExperimentSettings, task: Task, test_task: Task) -> None:
     """A task refuses what it cannot draw; better now than after hours of training."""
     for length in (training_lengths(settings, task)[0], training_lengths(settings, task)[-1]):
-        for k in settings.train_ks or [None]:
+        for k in each(settings.train_ks):
             _draw(task, "train_lengths, train_ks", length, k)
     for length in settings.test_lengths:
-        for k in settings.test_ks or [None]:
+        for k in each(settings.test_ks):
             _draw(test_task, "test_lengths, test_ks", length, k)
 
 

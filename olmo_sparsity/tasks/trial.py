@@ -23,7 +23,7 @@ from olmo_sparsity.model.load import build_model
 from olmo_sparsity.tasks.results import Row, wilson
 from olmo_sparsity.tasks.samples import Samples, Task
 from olmo_sparsity.tasks.schemes import COUPLED, place
-from olmo_sparsity.tasks.settings import ExperimentSettings, num_ids, training_lengths
+from olmo_sparsity.tasks.settings import ExperimentSettings, each, num_ids, training_lengths
 from olmo_sparsity.training.optim import build_optimizer, learning_rate
 
 _TRAIN, _TEST = 0, 1  # streams of random numbers that never meet
@@ -160,7 +160,7 @@ def test(
     """Every scheme and seed of training meets the same test samples."""
     rows = []
     for length in settings.test_lengths:
-        for k in settings.test_ks or [None]:
+        for k in each(settings.test_ks):
             generator = np.random.default_rng([_TEST, length, k or 0])
             rows.append(
                 _test_once(
