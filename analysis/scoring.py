@@ -132,12 +132,8 @@ class Scorer:
         """hidden_BWD at the places that predict targets."""
         tokens_BL, positions_BL = as_tensors(batch, self.device)
         self.token_forwards += tokens_BL.numel()
-        if batch[0].visible is None:
-            hidden_BLD = self.model.hidden(tokens_BL, positions_BL)
-        else:
-            bias = visibility_bias(batch, self.device)
-            hidden_BLD = self.model.hidden(tokens_BL, positions_BL, bias)
-        return hidden_BLD[:, -batch[0].num_targets :]
+        bias = None if batch[0].visible is None else visibility_bias(batch, self.device)
+        return self.model.hidden(tokens_BL, positions_BL, bias, last=batch[0].num_targets)
 
 
 def as_tensors(batch: Sequence[Row], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -61,10 +61,12 @@ class HuggingFaceLM(nn.Module):
         *,
         added_BLD: Tensor | None = None,
         cache: Cache | None = None,
+        last: int | None = None,
     ) -> Tensor:
         """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, L) is added to the
         attention scores and replaces causality: bring your own. `added_BLD` is added to the token
-        embeddings. With a `cache`, what went through it before is seen too (no gradients)."""
+        embeddings. With a `cache`, what went through it before is seen too (no gradients).
+        `last` keeps only so many of the last places."""
         if attention_bias is None:
             # Without a mask transformers takes every gap in the position IDs for the start of
             # another packed sequence. A mask of ones says there is one sequence, and is then
@@ -83,6 +85,8 @@ class HuggingFaceLM(nn.Module):
             use_cache=cache is not None,
             return_dict=True,
         ).last_hidden_state
+        if last is not None:
+            hidden_BLD = hidden_BLD[:, -last:]
         return hidden_BLD.to(tokens_BL.device)  # elsewhere when a device map spread the layers
 
     def new_cache(self) -> Cache:

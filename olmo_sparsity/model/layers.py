@@ -60,16 +60,22 @@ class RMSNorm(RMSLayerNorm):
     def forward(self, x: Tensor) -> Tensor:
         if self.weight is None or self.bias is not None or x.device.type != "cpu":
             return super().forward(x)
+        if not torch.is_grad_enabled():
+            scaled, _ = _scale(x.to(self.weight.dtype), self.eps)
+            return scaled.mul_(self.weight)
         return _RMSNorm.apply(x, self.weight, self.eps)
+
+
+def _scale(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    inverse = (norm.square() / x.shape[-1] + eps).rsqrt()
+    return x * inverse, inverse
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight_D: Tensor, eps: float) -> Tensor:
-        wide = x.to(weight_D.dtype)
-        norm = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        inverse = (norm.square() / x.shape[-1] + eps).rsqrt()
-        scaled = wide * inverse
+        scaled, inverse = _scale(x.to(weight_D.dtype), eps)
         ctx.save_for_backward(scaled, inverse, weight_D)
         ctx.dtype = x.dtype
         return scaled * weight_D

@@ -33,7 +33,12 @@ class LanguageModel(Protocol):
     @property
     def vocab_size(self) -> int: ...
     def hidden(
-        self, tokens_BL: Tensor, positions_BL: Tensor, attention_bias: Tensor | None = None
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        attention_bias: Tensor | None = None,
+        *,
+        last: int | None = None,
     ) -> Tensor: ...
     def unembed(self, hidden: Tensor) -> Tensor: ...
     def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor) -> Tensor: ...

@@ -26,6 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.inference import last_hidden
 from olmo_sparsity.model.layers import (
     RMSNorm,
     RotaryTables,
@@ -167,10 +168,15 @@ class PositionedOLMo(OLMo):
         *,
         added_BLD: Tensor | None = None,
         cache: KeyValueCache | None = None,
+        last: int | None = None,
     ) -> Tensor:
         """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, L) is added to the
         attention scores and replaces causality: bring your own. `added_BLD` is added to the token
-        embeddings. With a `cache`, what went through it before is seen too (no gradients)."""
+        embeddings. With a `cache`, what went through it before is seen too (no gradients).
+        `last` keeps only so many of the last places."""
+        plain = not torch.is_grad_enabled() and not self.training and added_BLD is None
+        if last is not None and plain and cache is None:
+            return last_hidden(self, tokens_BL, positions_BL, attention_bias, last)
         x = self.transformer.wte(tokens_BL)
         if added_BLD is not None:
             x = x + added_BLD
@@ -192,7 +198,7 @@ class PositionedOLMo(OLMo):
                 x, _ = checkpoint(_run_block, block, x, tables, attention_bias, use_reentrant=False)
             else:
                 x, _ = _run_block(block, x, tables, attention_bias)
-        return self.transformer.ln_f(x)
+        return self.transformer.ln_f(x if last is None else x[:, -last:])
 
     def new_cache(self) -> KeyValueCache:
         return KeyValueCache([None] * self.config.n_layers)
