@@ -1,0 +1,159 @@
+"""Accuracy against length, one curve per scheme. Never imports torch.
+
+Place in the flow: accuracy.parquet → here.
+
+Without k: whole responses that are right, and beside it tokens and position IDs apart. With k: a
+panel for every k of training (rows) and of test (columns). The lengths of training are shaded; a
+band spans the seeds from the lowest to the highest, with one seed it is Wilson's interval. Several
+results, an experiment and its ablations say, share the panels and differ by the style of the line.
+
+Drawn on `Figure` objects without pyplot: nothing global changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.tasks.results import Row, read_results
+
+_SUFFIXES = (".png", ".pdf", ".svg")
+
+# Okabe and Ito's palette: told apart by colour-blind readers; markers differ as well.
+_STYLES = {
+    "rope": ("#D55E00", "s", "RoPE"),
+    "nope": ("#888888", "x", "NoPE"),
+    "alibi": ("#E69F00", "P", "ALiBi"),
+    "pose": ("#0072B2", "o", "RoPE + PoSE"),
+    "randomized": ("#56B4E9", "D", "randomized IDs"),
+    "coupled": ("#CC79A7", "v", "coupled IDs, given"),
+    "ppc": ("#009E73", "^", "coupled IDs, predicted (PPC)"),
+}
+_LINES = ("-", "--", ":", "-.")
+
+Result = tuple[list[Row], dict[str, Any]]
+Value = Callable[[Row], float | None]
+
+
+def draw(folders: list[Path], out: Path, labels: list[str] | None = None) -> None:
+    """`out` ends in .png, .pdf or .svg; `labels` name the results where there are several."""
+    if out.suffix not in _SUFFIXES:
+        raise ConfigError(f"--out {out}: a figure ends in {', '.join(_SUFFIXES)}")
+    results = [read_results(folder) for folder in folders]
+    labels = labels or ([""] if len(results) == 1 else [folder.name for folder in folders])
+    if len(labels) != len(results):
+        raise ConfigError(f"{len(labels)} labels for {len(results)} results; give one for each")
+    tasks = {row.task for rows, _ in results for row in rows}
+    if len(tasks) != 1:
+        raise ConfigError(
+            f"the results are of several tasks ({', '.join(sorted(tasks))}); draw one at a time"
+        )
+    out.parent.mkdir(parents=True, exist_ok=True)
+    settings: dict[Any, Any] = {
+        "font.size": 8, "axes.titlesize": 8, "legend.fontsize": 7, "font.family": "DejaVu Sans",
+        "axes.spines.top": False, "axes.spines.right": False, "lines.linewidth": 1.2,
+        "svg.hashsalt": "tasks", "pdf.fonttype": 42,
+    }  # fmt: skip
+    # A date would make equal results unequal files.
+    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(out.suffix, {})
+    with matplotlib.rc_context(settings):
+        _figure(results, labels).savefig(out, dpi=150, metadata=metadata)
+
+
+def _figure(results: list[Result], labels: list[str]) -> Figure:
+    rows = [row for result, _ in results for row in result]
+    train_ks = sorted({row.train_k for row in rows}, key=lambda k: k or 0)
+    test_ks = sorted({row.test_k for row in rows}, key=lambda k: k or 0)
+    by_k = test_ks != [None]
+    # A response of one token is right or wrong as a whole: no second panel.
+    apart = not by_k and any(row.token_accuracy != row.exact_match for row in rows)
+    shape = (len(train_ks), len(test_ks)) if by_k else (1, 2 if apart else 1)
+    size = (2.0 * shape[1] + 0.8, 1.9 * shape[0] + 1.1) if by_k else (3.9 * shape[1], 3.6)
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.subplots(*shape, squeeze=False, sharex=True, sharey=True)
+    for axis in axes.flat:
+        first, last = results[0][1]["settings"]["train_lengths"]
+        axis.axvspan(first, last, color="0.92", zorder=0, linewidth=0)
+        axis.set_ylim(-0.03, 1.03)
+    for axis in axes[-1]:
+        axis.set_xlabel("length")
+    if by_k:
+        for line, train_k in zip(axes, train_ks, strict=True):
+            line[0].set_ylabel("right" if train_k is None else f"right, trained on k ≤ {train_k}")
+            for axis, test_k in zip(line, test_ks, strict=True):
+                unseen = train_k is not None and test_k is not None and test_k > train_k
+                axis.set_title(f"k = {test_k}" + (" (unseen)" if unseen else ""))
+                _curves(axis, results, labels, train_k, test_k, lambda row: row.exact_match)
+    else:
+        axes[0, 0].set_ylabel("share that is right")
+        axes[0, 0].set_title("whole responses, free-running")
+        _curves(axes[0, 0], results, labels, None, None, lambda row: row.exact_match)
+    if apart:
+        axis = axes[0, 1]
+        axis.set_title("tokens; IDs dashed, teacher-forced tokens dotted")
+        for value, style in _PARTS:
+            _curves(axis, results, [""] * len(results), None, None, value, style)
+    if rows[0].task == "sparse_parity":
+        for axis in axes.flat:
+            axis.axhline(0.5, color="0.6", linewidth=0.7, linestyle=":", zorder=0)
+    handles, names = axes[0, 0].get_legend_handles_labels()
+    figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)))
+    seeds = sorted({row.seed for row in rows})
+    band = "band: lowest to highest" if len(seeds) > 1 else "band: Wilson 95%"
+    figure.suptitle(
+        f"{rows[0].task.replace('_', ' ')}: mean over seeds {', '.join(map(str, seeds))} ({band}), "
+        "training lengths shaded",
+        fontsize=8,
+    )
+    return figure
+
+
+_PARTS: tuple[tuple[Value, str], ...] = (
+    (lambda row: row.token_accuracy, "-"),
+    (lambda row: row.id_accuracy, "--"),
+    (lambda row: row.teacher_forced, ":"),
+)
+
+
+def _curves(
+    axis: Axes,
+    results: list[Result],
+    labels: list[str],
+    train_k: int | None,
+    test_k: int | None,
+    value: Value,
+    style: str | None = None,
+) -> None:
+    for index, ((rows, _), label) in enumerate(zip(results, labels, strict=True)):
+        for scheme, (color, marker, name) in _STYLES.items():
+            chosen = [
+                row
+                for row in rows
+                if (row.scheme, row.train_k, row.test_k) == (scheme, train_k, test_k)
+            ]
+            if not chosen or value(chosen[0]) is None:
+                continue
+            lengths = sorted({row.length for row in chosen})
+            at = [[row for row in chosen if row.length == length] for length in lengths]
+            means = [np.mean([value(row) or 0.0 for row in group]) for group in at]
+            ends = [_ends(group, value) for group in at]
+            axis.plot(
+                lengths, means, style or _LINES[index % len(_LINES)], color=color, marker=marker,
+                markersize=3, label=f"{name}{', ' if label else ''}{label}",
+            )  # fmt: skip
+            low, high = zip(*ends, strict=True)
+            axis.fill_between(lengths, low, high, color=color, alpha=0.15, linewidth=0)
+
+
+def _ends(group: list[Row], value: Value) -> tuple[float, float]:
+    values = [value(row) or 0.0 for row in group]
+    if len(group) == 1 and values[0] == group[0].exact_match:
+        return group[0].low, group[0].high
+    return min(values), max(values)
