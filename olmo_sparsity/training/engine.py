@@ -217,6 +217,10 @@ def check_engine(config: RunConfig, processes: Processes) -> None:
             f"{world_size} processes, no multiple of training.micro_batch_size={micro}; set that "
             f"to {share} or a divisor of it"
         )
+    if name.startswith("zero"):
+        from olmo_sparsity.training.deepspeed_engine import deepspeed_settings
+
+        deepspeed_settings(config, processes)
 
 
 def adam_state(optimizer: torch.optim.AdamW, parameter: Tensor) -> dict[str, Tensor]:

@@ -1,0 +1,239 @@
+"""DeepSpeed's ZeRO behind the engine's interface: optimizer state (1), gradients too (2), weights too
+(3) are cut into one part a process. The only file that knows DeepSpeed.
+
+Place in the flow: batches → model → **losses become updates**, over several processes.
+
+Loss, optimizer, schedule, clipping and batch stay ours; a JSON file (configs/deepspeed/) says only
+how the parts move. In bf16 DeepSpeed computes in bf16 weights, on CPU and GPU alike, and updates an
+fp32 copy that is cut into parts with the moments; the fp32 copy is what a checkpoint holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from olmo_sparsity.config import RunConfig
+from olmo_sparsity.data.batches import Batch
+from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.training.distributed import Processes, start_alone
+from olmo_sparsity.training.engine import Engine, adam_state
+from olmo_sparsity.training.moments import KEYS, Piece, write_moments
+from olmo_sparsity.training.optim import build_optimizer
+
+CONFIG_FOLDER = Path(__file__).parents[2] / "configs" / "deepspeed"
+
+
+class ZeroEngine(Engine):
+    def prepare(self) -> None:
+        settings = deepspeed_settings(self.config, self.processes)
+        deepspeed = import_deepspeed(self.device)
+        start_alone()
+        bf16 = self.config.training.precision == "bf16"
+        fresh = {id(p): p.detach().clone() for p in self.model.parameters() if bf16}
+        self.deepspeed, self.zero, *_ = deepspeed.initialize(
+            model=self.losses,
+            optimizer=build_optimizer(self.model, self.config.optimizer),
+            config=settings,
+            dist_init_required=False,
+        )
+        self.stage = settings["zero_optimization"]["stage"]
+        self.settings = settings
+        self._refuse_another_engine(deepspeed)
+        self.optimizer = self.zero.optimizer  # ours, its parameters replaced by flat parts
+        if bf16:
+            # DeepSpeed rounds the weights first and takes its fp32 copy from the rounded ones.
+            from deepspeed.utils import safe_set_full_fp32_param
+
+            for parameter in self.model.parameters():
+                safe_set_full_fp32_param(parameter, fresh.pop(id(parameter)))
+        num = self.processes.world_size
+        self.title = f"DeepSpeedEngine, ZeRO-{self.stage}, {num} process{'es' * (num > 1)}"
+
+    def _refuse_another_engine(self, deepspeed: Any) -> None:
+        """DeepSpeed falls back on other engines and optimizers by itself."""
+        expected = "DeepSpeedZeroOptimizer" + ("_Stage3" if self.stage == 3 else "")
+        found = (type(self.deepspeed), type(self.zero).__name__)
+        found_stage = self.deepspeed.zero_optimization_stage()
+        if found != (deepspeed.DeepSpeedEngine, expected) or found_stage != self.stage:
+            raise UserError(
+                f"engine.name={self.config.engine.name} asks for DeepSpeedEngine with {expected}, "
+                f"DeepSpeed built {found[0].__name__} with {found[1]} (stage {found_stage}); "
+                "change engine.deepspeed_config or take another engine.name"
+            )
+
+    # --- a step ---------------------------------------------------------------------------------
+
+    def autocast(self) -> contextlib.AbstractContextManager:
+        return contextlib.nullcontext()  # in bf16 the weights are
+
+    def backward(self, part: Batch, num_labels: int, last: bool) -> Tensor:
+        loss = self.deepspeed(part, num_labels)
+        # DeepSpeed takes the mean over processes; the sum is meant. Micro-batches it adds up.
+        self.deepspeed.backward(loss * self.processes.world_size, scale_wrt_gas=False)
+        if not last:
+            self.deepspeed.step()  # counts the micro-batch; the last one updates
+        return loss
+
+    def update(self, learning_rate: float) -> Tensor:
+        for group in self.optimizer.param_groups:
+            group["lr"] = learning_rate
+        self.deepspeed.step()
+        norm = self.deepspeed.get_global_grad_norm()
+        return torch.as_tensor(norm, dtype=torch.float32, device=self.device)
+
+    # --- what a checkpoint holds ----------------------------------------------------------------
+
+    def gather_weights(self) -> dict[str, Tensor]:
+        """One parameter at a time, and of the optimizer nothing else."""
+        from deepspeed.utils import safe_get_full_fp32_param
+
+        weights: dict[str, Tensor] = {}
+        seen = set()
+        for name, tensor in self.model.state_dict(keep_vars=True).items():
+            if id(tensor) in seen:
+                continue  # tied weights are kept under their first name
+            seen.add(id(tensor))
+            full = safe_get_full_fp32_param(tensor) if tensor.requires_grad else tensor
+            if self.processes.is_first:
+                weights[name] = full.detach().to("cpu", copy=True)
+        return weights
+
+    def save_moments(self, folder: Path) -> None:
+        write_moments(folder, self.moments(), self.processes.rank, self.processes.world_size)
+
+    def moments(self) -> Iterator[Piece]:
+        for name, parameter in self.model.named_parameters():
+            part = self._part_1_2(parameter) if self.stage < 3 else self._part_3(parameter)
+            if part is not None:
+                flat, offset, start, length = part
+                state = adam_state(self.optimizer, flat)
+                yield Piece(name, start, {key: state[key][offset:][:length] for key in KEYS})
+
+    def _part_1_2(self, parameter: Any) -> tuple[Tensor, int, int, int] | None:
+        """This process's flat part, where in it, where in the parameter, and how much."""
+        where = parameter._hp_mapping
+        if where is None:
+            return None  # all of it belongs to other processes
+        flat = self.zero.single_partition_of_fp32_groups[where.param_group_index]
+        own = where.lp_fragment_address
+        return flat, where.hp_fragment_address.start, own.start, own.numel
+
+    def _part_3(self, parameter: Any) -> tuple[Tensor, int, int, int] | None:
+        """ZeRO-3 cuts every parameter into equal parts, the last of them padded."""
+        group, offset, length = self.zero.grad_position[self.zero.get_param_id(parameter)]
+        start = self.processes.rank * length
+        length = min(length, parameter.ds_numel - start)
+        if length <= 0:
+            return None
+        return self.zero.fp32_partitioned_groups_flat[group], offset, start, length
+
+    def describe(self) -> dict[str, Any]:
+        return super().describe() | {
+            "class": f"{type(self.deepspeed).__module__}.{type(self.deepspeed).__name__}",
+            "optimizer": type(self.zero).__name__,
+            "zero_stage": self.stage,
+            "settings": self.settings,
+        }
+
+
+def import_deepspeed(device: torch.device) -> Any:
+    if device.type == "cpu":
+        os.environ["DS_ACCELERATOR"] = "cpu"
+    # torch renamed collectives that DeepSpeed calls each step.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.", FutureWarning)
+    try:
+        import deepspeed
+    except ImportError as error:
+        raise ConfigError(
+            f"engine.name asks for DeepSpeed, which cannot be imported ({error}): pip install "
+            "deepspeed"
+        ) from None
+    if device.type == "cpu":
+        # Its collectives through shared memory are for inference; without this they would be
+        # compiled at the first start, behind a lock that a killed start leaves locked for ever.
+        deepspeed.ops.__compatible_ops__ = {}
+    deepspeed.init_distributed(auto_mpi_discovery=False, dist_init_required=False)
+    return deepspeed
+
+
+# --- settings -----------------------------------------------------------------------------------
+
+
+_TOP = {"zero_optimization", "communication_data_type", "prescale_gradients", "data_types",
+        "gradient_predivide_factor", "comms_logger", "flops_profiler", "wall_clock_breakdown",
+        "memory_breakdown", "steps_per_print"}  # fmt: skip
+_ZERO = {"stage", "overlap_comm", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size",
+         "allgather_partitions", "allgather_bucket_size", "round_robin_gradients",
+         "use_multi_rank_bucket_allreduce", "sub_group_size", "stage3_prefetch_bucket_size",
+         "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
+         "stage3_max_live_parameters", "stage3_max_reuse_distance"}  # fmt: skip
+
+
+def deepspeed_settings(config: RunConfig, processes: Processes) -> dict[str, Any]:
+    """The JSON file of the engine with what our config decides; a contradiction is refused."""
+    name = config.engine.name
+    path = Path(config.engine.deepspeed_config or CONFIG_FOLDER / f"{name}.json")
+    try:
+        settings = json.loads(path.read_text())
+        given = dict(_leaves(settings))
+    except (OSError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"engine.deepspeed_config={path} cannot be read as JSON settings: {error}"
+        ) from None
+    training, optimizer = config.training, config.optimizer
+    share = training.batch_size // processes.world_size
+    micro = training.micro_batch_size or share
+    ours: dict[str, tuple[Any, str]] = {
+        "train_batch_size": (training.batch_size, "training.batch_size"),
+        "train_micro_batch_size_per_gpu": (micro, "training.micro_batch_size"),
+        "gradient_accumulation_steps": (share // micro, "training.micro_batch_size"),
+        "gradient_clipping": (training.max_grad_norm or 0.0, "training.max_grad_norm"),
+        "bf16.enabled": (training.precision == "bf16", "training.precision"),
+        "fp16.enabled": (False, "training.precision"),
+        "zero_optimization.stage": (int(name.removeprefix("zero")), "engine.name"),
+        "optimizer.type": ("AdamW", "optimizer"),
+        "optimizer.params.lr": (optimizer.learning_rate, "optimizer.learning_rate"),
+        "optimizer.params.betas": ([optimizer.beta1, optimizer.beta2], "optimizer.beta1, beta2"),
+        "optimizer.params.eps": (optimizer.eps, "optimizer.eps"),
+        "optimizer.params.weight_decay": (optimizer.weight_decay, "optimizer.weight_decay"),
+    }
+    for key, value in given.items():
+        section, _, leaf = key.partition(".")
+        if key in ours:
+            expected, field = ours[key]
+            if value not in (expected, "auto"):
+                raise ConfigError(
+                    f"{path}: {key}={value} contradicts this run, where {field} makes it "
+                    f"{expected}; remove it there, or change {field}"
+                )
+        elif section not in _TOP or (section == "zero_optimization" and leaf not in _ZERO):
+            raise ConfigError(
+                f"{path}: {key}={value} is no engine setting that this project passes on; remove "
+                "it (batch, precision, clipping, optimizer and schedule are set in the run's config)"
+            )
+    merged: dict[str, Any] = {key: value for key, value in settings.items() if key in _TOP}
+    merged["zero_optimization"] = {
+        **settings.get("zero_optimization", {}),
+        "stage": ours["zero_optimization.stage"][0],
+    }
+    for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
+                "gradient_clipping"):  # fmt: skip
+        merged[key] = ours[key][0]
+    return merged | {"bf16": {"enabled": ours["bf16.enabled"][0]}}
+
+
+def _leaves(node: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
