@@ -44,6 +44,7 @@ def given(**sections: dict) -> dict:
         ({"model": {"flash_attention": True}}, "model.flash_attention would be ignored"),
         ({"model": {"rope": True, "alibi": True}}, "exclude each other"),
         ({"model": {"rope": False, "rotary_fraction": 0.5}}, "rotates nothing"),
+        ({"model": {"query_scale_length": 1.0}}, "model.query_scale_length=1.0 must be at least 2"),
         ({"model": {"d_model": 10, "n_heads": 3}}, "not a multiple of model.n_heads=3"),
         ({"data": {"tokenizer": {"train_vocab": 256}}}, "below 257"),
         ({"data": {"corpus": {"max_documents": 0}}}, "leaves no document"),

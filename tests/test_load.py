@@ -272,6 +272,7 @@ def test_gpt_neox_sees_only_differences_of_positions() -> None:
         ("norm_after", True),
         ("clip_qkv", 8.0),
         ("scale_logits", True),
+        ("query_scale_length", 40.0),
         ("embedding_layer_norm", True),
         ("init_fn", "mitchell"),
         ("bias_for_layer_norm", False),

@@ -8,7 +8,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from olmo_sparsity.config import PositionsConfig
-from olmo_sparsity.data.positions import contiguous, draw_positions, pose, randomized
+from olmo_sparsity.data.positions import (
+    contiguous,
+    contiguous_batch,
+    draw_positions,
+    pose,
+    pose_batch,
+    randomized,
+    randomized_batch,
+    spread_ids,
+)
 
 SCHEMES = st.fixed_dictionaries(
     {
@@ -107,3 +116,63 @@ def test_a_draw_depends_on_seed_epoch_and_index_alone() -> None:
 
 def test_contiguous_can_start_anywhere() -> None:
     assert contiguous(3, start=7).tolist() == [7, 8, 9]
+
+
+# --- whole batches ------------------------------------------------------------------------------
+
+
+@given(
+    length=st.integers(1, 40),
+    room=st.integers(0, 60),
+    chunks=st.integers(1, 45),
+    unit=st.integers(1, 5),
+    seed=st.integers(0, 2**31),
+)
+def test_pose_of_a_batch_rises_strictly_and_is_cut_between_units(
+    length: int, room: int, chunks: int, unit: int, seed: int
+) -> None:
+    ids_BL = pose_batch(
+        np.random.default_rng(seed), 5, length, length + room, num_chunks=chunks, unit=unit
+    )
+    assert ids_BL.shape == (5, length)
+    assert 0 <= ids_BL.min() <= ids_BL.max() < length + room
+    steps = np.diff(ids_BL)
+    assert (steps >= 1).all()
+    assert ((steps > 1).sum(1) <= chunks - 1).all()
+    cut_before = np.nonzero(steps > 1)[1] + 1
+    assert (cut_before % unit == 0).all()
+
+
+def test_chunks_start_anywhere_and_skip_to_anywhere() -> None:
+    """Without a cut, the offset alone: uniform over all that fit. With cuts: every ID is seen, and
+    every place of a cut."""
+    generator = np.random.default_rng(0)
+    offsets = pose_batch(generator, 20_000, 5, 12, num_chunks=1)[:, 0]
+    assert abs(np.bincount(offsets, minlength=8) / 20_000 - 1 / 8).max() < 0.01
+    ids_BL = pose_batch(generator, 20_000, 5, 40, num_chunks=3)
+    assert set(ids_BL.flatten()) == set(range(40))
+    cuts = np.bincount(np.nonzero(np.diff(ids_BL) > 1)[1], minlength=4)
+    assert abs(cuts / cuts.sum() - 1 / 4).max() < 0.01
+
+
+def test_coupled_ids_stay_coupled_wherever_they_are_spread() -> None:
+    """IDs that were equal stay equal, larger ones stay larger, and all up to the target are used;
+    without a cut, neighbours stay neighbours and only the start moves."""
+    generator = np.random.default_rng(0)
+    ids_BL = np.tile([2, 3, 4, 5, 1, 2, 3, 4, 5], (3000, 1))  # a prompt, its response
+    for num_chunks in (1, 4):
+        spread_BL = spread_ids(ids_BL, pose_batch(generator, 3000, 5, 50, num_chunks=num_chunks))
+        assert (spread_BL[:, :4] == spread_BL[:, 5:]).all()
+        assert (np.diff(spread_BL[:, :4]) > 0).all()
+        assert (spread_BL[:, 4] < spread_BL[:, 0]).all()
+        assert set(spread_BL.flatten()) == set(range(50))
+        shifts_B = spread_BL - ids_BL
+        assert (shifts_B == shifts_B[:, :1]).all() == (num_chunks == 1)
+
+
+def test_randomized_and_contiguous_batches_are_their_single_ones() -> None:
+    ids_BL = randomized_batch(np.random.default_rng(0), 3000, 4, 9)
+    assert (np.diff(ids_BL) >= 1).all()
+    counts = np.bincount(ids_BL.flatten(), minlength=9)
+    assert abs(counts / counts.sum() - 1 / 9).max() < 0.01
+    assert (contiguous_batch(2, 5) == contiguous(5)).all()
