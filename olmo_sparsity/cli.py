@@ -121,7 +121,9 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("shards", metavar="RESULTS", nargs="+")
     sub.add_argument("--out", required=True)
 
-    sub = command("figure", figure, "draw Figure 2 from one or several measurements")
+    sub = command(
+        "figure", figure, "draw Figure 2 from measurements, or accuracy by length from tasks"
+    )
     sub.add_argument("results", metavar="RESULTS", nargs="+")
     sub.add_argument("--out", required=True, help="a .png, .pdf or .svg file")
     sub.add_argument("--labels", help="comma-separated names of the models")
@@ -250,12 +252,17 @@ def merge(options: argparse.Namespace) -> int:
 def figure(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from analysis.figures import draw_figure2
-    from analysis.results import read_results
-
-    results = [read_results(Path(folder)) for folder in options.results]
+    folders = [Path(folder) for folder in options.results]
     labels = options.labels.split(",") if options.labels else None
-    draw_figure2(results, Path(options.out), labels)
+    if (folders[0] / "accuracy.parquet").is_file():
+        from olmo_sparsity.tasks.figure import draw
+
+        draw(folders, Path(options.out), labels)
+    else:
+        from analysis.figures import draw_figure2
+        from analysis.results import read_results
+
+        draw_figure2([read_results(folder) for folder in folders], Path(options.out), labels)
     print(options.out)
     return 0
 

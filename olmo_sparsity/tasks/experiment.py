@@ -34,7 +34,7 @@ from olmo_sparsity.tasks.settings import (
     each,
     load_settings,
 )
-from olmo_sparsity.tasks.trial import Trial, test, train
+from olmo_sparsity.tasks.trial import Trial, measure, train
 from olmo_sparsity.versions import code_version, versions
 
 
@@ -102,7 +102,7 @@ def run_trial(
     task, test_task = build_task(settings), build_task(settings, test=True)
     model, history = train(settings, task, test_task, trial, device, report)
     trained = time.perf_counter()
-    rows = test(settings, settings.task["name"], test_task, trial, model, device)
+    rows = measure(settings, settings.task["name"], test_task, trial, model, device)
     return {
         "rows": [dataclasses.asdict(row) for row in rows],
         "losses": history,

@@ -90,7 +90,9 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     centre = share + z**2 / (2 * count)
     half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
     scale = 1 + z**2 / count
-    return max(0.0, (centre - half) / scale), min(1.0, (centre + half) / scale)
+    low, high = (centre - half) / scale, (centre + half) / scale
+    # At a share of 0 or 1 one end is that share, but for rounding.
+    return max(0.0, min(share, low)), min(1.0, max(share, high))
 
 
 # --- for people -----------------------------------------------------------------------------------

@@ -8,8 +8,10 @@ Dimension key: P prompt length, R response length.
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -115,11 +117,32 @@ def each(ks: list[int]) -> Sequence[int | None]:
 def build_task(settings: ExperimentSettings, *, test: bool = False) -> Task:
     given = dict(settings.task) if isinstance(settings.task, dict) else {"name": settings.task}
     name = given.pop("name", None)
-    if name not in TASKS:
-        raise ConfigError(f"task.name={name} is not known; choose one of {', '.join(TASKS)}")
+    kind = _read_class(name) if ":" in str(name) else TASKS.get(name)
+    if kind is None:
+        raise ConfigError(
+            f"task.name={name} is not known; choose one of {', '.join(TASKS)}, or write "
+            "your_file.py:YourTask"
+        )
     if test:
         given |= settings.test_task
-    return cast(Task, fill_in(TASKS[name], given, "test_task" if test else "task"))
+    return cast(Task, fill_in(kind, given, "test_task" if test else "task"))
+
+
+def _read_class(name: str) -> type:
+    """A task of one's own: `path/to/file.py:Class`."""
+    path, _, class_name = name.rpartition(":")
+    if not Path(path).is_file():
+        raise ConfigError(f"task.name={name}: '{path}' does not exist")
+    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"task.name={name}: '{path}' is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # where dataclasses look up the types of their fields
+    spec.loader.exec_module(module)
+    kind = getattr(module, class_name, None)
+    if not isinstance(kind, type) or not is_dataclass(kind):
+        raise ConfigError(f"task.name={name}: '{path}' has no dataclass {class_name}")
+    return kind
 
 
 def check(settings: ExperimentSettings, origin: str) -> None:

@@ -149,7 +149,7 @@ def _tensors(
     return tokens, positions, response
 
 
-def test(
+def measure(
     settings: ExperimentSettings,
     task_name: str,
     test_task: Task,
@@ -163,14 +163,14 @@ def test(
         for k in each(settings.test_ks):
             generator = np.random.default_rng([_TEST, length, k or 0])
             rows.append(
-                _test_once(
+                _measure_once(
                     settings, task_name, test_task, trial, model, device, generator, length, k
                 )
             )
     return rows
 
 
-def _test_once(
+def _measure_once(
     settings: ExperimentSettings,
     task_name: str,
     test_task: Task,

@@ -1,0 +1,342 @@
+"""Trials, their files, their table; what is refused before anything is trained."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from omegaconf import OmegaConf
+
+from olmo_sparsity.cli import main
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.tasks import experiment
+from olmo_sparsity.tasks.results import SCHEMA, Row, format_table, read_results, wilson
+from olmo_sparsity.tasks.samples import Samples
+from olmo_sparsity.tasks.schemes import SCHEMES, PositionSettings, place
+from olmo_sparsity.tasks.scratchpad_parity import ScratchpadParity
+from olmo_sparsity.tasks.settings import ExperimentSettings, build_task, load_settings
+from olmo_sparsity.tasks.sparse_parity import SparseParity
+from olmo_sparsity.tasks.trial import Trial, build, measure, train
+
+CPU = torch.device("cpu")
+
+
+def settings_dict(folder: Path) -> dict[str, Any]:
+    return {
+        "output": str(folder / "run"),
+        "task": {"name": "scratchpad_parity"},
+        "schemes": ["rope", "ppc"],
+        "seeds": [1, 2],
+        "train_lengths": [3, 5],
+        "test_lengths": [4, 8],
+        "num_test_samples": 150,
+        "model": {"d_model": 16, "n_heads": 2, "n_layers": 1, "mlp_ratio": 2},
+        "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2},
+        "training": {"num_steps": 3, "batch_size": 8},
+    }
+
+
+def write(given: dict[str, Any], folder: Path) -> Path:
+    path = folder / "task.yaml"
+    path.write_text(OmegaConf.to_yaml(OmegaConf.create(given)))
+    return path
+
+
+def make(folder: Path, *overrides: str, **changes: Any) -> ExperimentSettings:
+    return load_settings(write(settings_dict(folder) | changes, folder), list(overrides))
+
+
+# --- position IDs ---------------------------------------------------------------------------------
+
+
+def ids(
+    scheme: str, samples: Samples, *, training: bool, seed: int = 0, **given: Any
+) -> np.ndarray:
+    return place(
+        scheme, samples, np.random.default_rng(seed), PositionSettings(**given), 64,
+        training=training,
+    )  # fmt: skip
+
+
+def test_at_test_ids_are_counted_or_the_tasks_own() -> None:
+    samples = ScratchpadParity().sample(np.random.default_rng(0), 20, 9)
+    for scheme in ("rope", "nope", "alibi", "pose"):
+        np.testing.assert_array_equal(
+            ids(scheme, samples, training=False), np.tile(np.arange(19), (20, 1))
+        )
+    for scheme in ("coupled", "ppc"):
+        given_BL = np.concatenate((samples.prompt_ids_BP, samples.response_ids_BR), axis=1)  # type: ignore[arg-type]
+        np.testing.assert_array_equal(ids(scheme, samples, training=False), given_BL)
+    random_BL = ids("randomized", samples, training=False)
+    assert (np.diff(random_BL) > 0).all()
+    assert len(np.unique(random_BL, axis=0)) == 20
+
+
+def test_in_training_chunks_skip_ahead_and_reach_every_id() -> None:
+    samples = SparseParity().sample(np.random.default_rng(0), 4000, 20)
+    for chunks in (1, 2, 5):
+        drawn_BL = ids("pose", samples, training=True, num_chunks=chunks)
+        steps_BL = np.diff(drawn_BL)
+        assert (steps_BL >= 1).all()
+        assert (steps_BL > 1).sum(1).max() == chunks - 1
+        assert set(np.unique(drawn_BL)) == set(range(64))
+    cut_places = {
+        aligned: set(
+            np.nonzero(
+                np.diff(ids("pose", samples, training=True, num_chunks=5, aligned_cuts=aligned)) > 1
+            )[1]
+        )
+        for aligned in (True, False)
+    }
+    assert cut_places[False] == set(range(20))
+    # Place 2i + 1 is a bit: a cut after it leaves mark and bit together.
+    assert cut_places[True] == set(range(1, 20, 2))
+
+
+def test_coupled_ids_are_spread_as_they_are_coupled() -> None:
+    samples = ScratchpadParity().sample(np.random.default_rng(0), 3000, 9)
+    spread_BL = ids("ppc", samples, training=True, num_chunks=3)
+    bits_Bn, equals_B, response_Bn = spread_BL[:, :9], spread_BL[:, 9], spread_BL[:, 10:]
+    np.testing.assert_array_equal(bits_Bn, response_Bn)
+    assert (np.diff(bits_Bn) >= 1).all()
+    assert (equals_B < bits_Bn[:, 0]).all()
+    assert set(np.unique(spread_BL)) == set(range(64))
+
+
+# --- one trial ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_every_scheme_trains_and_is_tested(scheme: str, tmp_path: Path) -> None:
+    settings = make(tmp_path, schemes=[scheme])
+    task = build_task(settings)
+    trial = Trial(scheme, None, 1)
+    model, losses = train(settings, task, task, trial, CPU, lambda step, loss: None)
+    assert [step for step, _ in losses] == [3]
+    rows = measure(settings, "scratchpad_parity", task, trial, model, CPU)
+    assert [row.length for row in rows] == [4, 8]
+    for row in rows:
+        assert row.low <= row.exact_match <= row.high
+        assert row.exact_match <= row.token_accuracy
+        assert (row.id_accuracy is None) == (scheme != "ppc")
+
+
+def test_what_a_scheme_is_told_about_positions(tmp_path: Path) -> None:
+    """RoPE sees differences only, NoPE nothing; ALiBi distances."""
+    settings = make(tmp_path, schemes=["rope", "nope", "alibi"])
+    task = build_task(settings)
+    tokens = torch.randint(0, 3, (2, 8), generator=torch.Generator().manual_seed(0))
+    near, shifted = torch.arange(8)[None].expand(2, 8), 4 + torch.arange(8)[None].expand(2, 8)
+    spread = near * torch.tensor([1])[:, None] + 5 * (near > 3)
+    for scheme, sees_gaps in (("rope", True), ("nope", False), ("alibi", True)):
+        torch.manual_seed(0)
+        model = build(settings, task, task, scheme).eval()
+        here, there, apart = (model(tokens, p)[0] for p in (near, shifted, spread))
+        torch.testing.assert_close(here, there)
+        assert torch.allclose(here, apart, atol=1e-5) != sees_gaps, scheme
+
+
+def test_what_ppc_learns_it_does_freely(tmp_path: Path) -> None:
+    """Copying the bits' own IDs and parity at the training length, learnt in seconds."""
+    settings = make(
+        tmp_path,
+        train_lengths=[3, 3],
+        test_lengths=[3],
+        num_test_samples=300,
+        model={"d_model": 32, "n_heads": 2, "n_layers": 2, "mlp_ratio": 2, "init_std": 0.1},
+        optimizer={"learning_rate": 5e-3, "warmup_steps": 20},
+        training={"num_steps": 300, "batch_size": 64},
+    )
+    task = build_task(settings)
+    trial = Trial("ppc", None, 0)
+    model, losses = train(settings, task, task, trial, CPU, lambda step, loss: None)
+    (row,) = measure(settings, "scratchpad_parity", task, trial, model, CPU)
+    assert losses[-1][1] < losses[0][1] / 4
+    assert row.exact_match > 0.95
+    assert row.id_accuracy is not None
+    assert min(row.id_accuracy, row.token_accuracy, row.teacher_forced) >= row.exact_match
+
+
+def test_a_growing_k_starts_at_one(tmp_path: Path) -> None:
+    from olmo_sparsity.tasks import trial as module
+
+    settings = make(
+        tmp_path, task={"name": "sparse_parity"}, schemes=["rope"], train_lengths=[20, 20],
+        test_lengths=[20], train_ks=[6], test_ks=[2],
+        training={"num_steps": 100, "batch_size": 200, "grow_k_steps": 60},
+    )  # fmt: skip
+    largest = []
+    for step in (1, 10, 30, 60):
+        generator = np.random.default_rng(0)
+        samples = module._draw_training(
+            settings, SparseParity(), Trial("rope", 6, 0), generator, 20, step
+        )
+        assert samples.num_relevant_B is not None
+        largest.append(samples.num_relevant_B.max())
+    assert largest == [1, 1, 3, 6]
+
+
+# --- many trials ----------------------------------------------------------------------------------
+
+
+def test_a_run_leaves_its_table_and_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write(settings_dict(tmp_path), tmp_path)
+    assert main(["task", str(path), "--schemes=[rope]"]) == 0
+    assert "rope" in capsys.readouterr().out
+    made: list[str] = []
+    run_trial = experiment.run_trial
+    monkeypatch.setattr(
+        experiment, "run_trial", lambda s, t, *rest: made.append(t.name) or run_trial(s, t, *rest)
+    )
+    assert main(["task", str(path)]) == 0
+    assert made == ["ppc_seed1", "ppc_seed2"]
+    rows, meta = read_results(tmp_path / "run")
+    assert {(row.scheme, row.seed, row.length) for row in rows} == {
+        (scheme, seed, length) for scheme in ("rope", "ppc") for seed in (1, 2) for length in (4, 8)
+    }
+    assert meta["settings"]["train_lengths"] == [3, 5]
+    assert not list((tmp_path / "run").rglob("*.tmp"))
+
+
+def test_equal_seeds_give_equal_rows_on_any_number_of_processes(tmp_path: Path) -> None:
+    one = experiment.run_settings(make(tmp_path, output=str(tmp_path / "one")))
+    two = experiment.run_settings(make(tmp_path, output=str(tmp_path / "two"), num_workers=2))
+    assert one == two
+    assert len({row.token_accuracy for row in one}) > 1
+
+
+def test_the_parts_of_an_array_add_up_to_one_run(tmp_path: Path) -> None:
+    whole = experiment.run_settings(make(tmp_path, output=str(tmp_path / "whole")))
+    for part in range(3):
+        parts = experiment.run_settings(
+            make(tmp_path, output=str(tmp_path / "parts")), shard=(part, 3)
+        )
+    assert parts == whole
+
+
+def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path) -> None:
+    experiment.run_settings(make(tmp_path, schemes=["rope"], seeds=[1]))
+    with pytest.raises(ConfigError, match=r"holds trials with test_lengths=\[4, 8\], now"):
+        experiment.run_settings(make(tmp_path, test_lengths=[4]))
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    settings = make(tmp_path, schemes=["rope"], seeds=[1])
+    experiment.run_settings(settings)
+    file = tmp_path / "run" / "trials" / "rope_seed1.json"
+    file.write_text(file.read_text()[:-40])
+    with pytest.raises(DataError, match=r"rope_seed1.json' cannot be read .* delete it"):
+        experiment.run_settings(settings)
+
+
+def test_a_task_of_ones_own_runs_from_its_file(tmp_path: Path) -> None:
+    file = tmp_path / "copy_task.py"
+    file.write_text(
+        "from dataclasses import dataclass\n"
+        "from typing import ClassVar\n"
+        "import numpy as np\n"
+        "from olmo_sparsity.tasks.samples import Samples\n"
+        "@dataclass(frozen=True)\n"
+        "class Copy:\n"
+        "    num_words: int = 3\n"
+        "    length_step: ClassVar[int] = 1\n"
+        "    @property\n"
+        "    def vocabulary(self): return tuple(map(str, range(self.num_words)))\n"
+        "    def sample(self, generator, num_samples, length, k=None):\n"
+        "        x = generator.integers(0, self.num_words, (num_samples, length))\n"
+        "        i = np.tile(np.arange(1, length + 1), (num_samples, 1))\n"
+        "        return Samples(x, x, i, i[:, :WIDTH])\n"
+        "    def largest_id(self, length): return length\n".replace("WIDTH", "length")
+    )
+    settings = make(tmp_path, task={"name": f"{file}:Copy", "num_words": 5}, seeds=[1])
+    assert len(experiment.run_settings(settings)) == 4
+    file.write_text(file.read_text().replace("i[:, :length]", "i[:, :-1]"))
+    path = write(settings_dict(tmp_path) | {"task": {"name": f"{file}:Copy"}}, tmp_path)
+    assert main(["task", str(path)]) == 2
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+K = {"task": {"name": "sparse_parity"}, "schemes": ["rope"], "train_lengths": [20, 20],
+     "test_lengths": [20, 40], "train_ks": [4], "test_ks": [4]}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"schemes": ["ppc"], "positions": {"num_ids": 8}},
+            "test length 8 has position IDs up to 9 under ppc, beyond the largest ID of training",
+        ),
+        ({**K, "test_ks": [11]}, "k=11 relevant places do not fit into the 10 pairs"),
+        ({**K, "train_ks": [11]}, "train_ks: k=11 relevant places do not fit into the 10 pairs"),
+        ({**K, "schemes": ["ppc"]}, "scheme ppc: this task has no coupled IDs"),
+        ({**K, "test_lengths": [21]}, "21 is no length of this task, which are multiples of 2"),
+        ({**K, "train_lengths": [21, 21]}, "holds no multiple of 2"),
+        ({"schemes": ["spiral"]}, "scheme spiral is not known; choose among rope"),
+        ({"schemes": []}, "schemes is empty"),
+        ({"seeds": [1, 1]}, "holds one value twice"),
+        ({"task": {"name": "subtraction"}}, "task.name=subtraction is not known"),
+        ({"task": {"name": "addition", "base": 8}}, "base"),
+        ({"task": {"name": "nowhere.py:Task"}}, "'nowhere.py' does not exist"),
+        ({"train_lengths": [5, 3]}, r"train_lengths=\[5, 3\] must be \[shortest, longest\]"),
+        ({"train_ks": [2], "test_ks": [2]}, "scratchpad_parity has no k"),
+        ({"schemes": ["rope"], "positions": {"num_chunks": 3}}, "positions.num_chunks=3 is set"),
+        ({"positions": {"aligned_cuts": True}}, "positions.aligned_cuts=True is set"),
+        ({"schemes": ["rope"], "coupling": {"embed_ids": False}}, "coupling.embed_ids=False is"),
+        ({"model": {"alibi": True}}, "model.alibi=True is set, but the scheme decides it"),
+        ({"model": {"vocab_size": 9}}, "model.vocab_size=9 is set, but the task decides it"),
+        ({"training": {"num_steps": 0}}, "training.num_steps=0 must be at least 1"),
+        ({"speed": 3}, "speed"),
+    ],
+)
+def test_bad_input_ends_in_one_line(
+    changes: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import re
+
+    path = write(settings_dict(tmp_path) | changes, tmp_path)
+    assert main(["task", str(path)]) == 2
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+    assert len(error.strip().splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_gpt_neox_has_neither_nope_nor_alibi(tmp_path: Path) -> None:
+    model = settings_dict(tmp_path)["model"] | {"architecture": "gpt_neox", "rotary_fraction": 0.5}
+    settings = make(tmp_path, schemes=["nope"], model=model)
+    with pytest.raises(ConfigError, match=r"means nothing to model\.architecture=gpt_neox"):
+        experiment.run_settings(settings)
+    rows = experiment.run_settings(
+        make(tmp_path, schemes=["ppc"], seeds=[1], model=model, output=str(tmp_path / "neox"))
+    )
+    assert len(rows) == 2
+
+
+# --- the table ------------------------------------------------------------------------------------
+
+
+def test_wilson_is_the_textbook_interval() -> None:
+    low, high = wilson(0.5, 100)
+    assert (round(low, 4), round(high, 4)) == (0.4038, 0.5962)
+    assert wilson(1.0, 500)[1] == 1.0
+    assert wilson(0.0, 500)[0] == 0.0
+    assert 0.99 < wilson(1.0, 500)[0] < 1.0
+
+
+def test_the_table_is_read_back_as_written(tmp_path: Path) -> None:
+    rows = experiment.run_settings(make(tmp_path, schemes=["ppc"], seeds=[1]))
+    assert read_results(tmp_path / "run")[0] == rows
+    assert SCHEMA.names == list(Row.__annotations__)
+    assert "ppc" in format_table(rows)
+    with pytest.raises(DataError, match=r"has no accuracy.parquet"):
+        read_results(tmp_path)
+    trial = json.loads((tmp_path / "run" / "trials" / "ppc_seed1.json").read_text())
+    assert trial["num_parameters"] > 0
