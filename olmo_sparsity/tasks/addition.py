@@ -81,5 +81,8 @@ class Addition:
             rows.append(digits[::-1] if self.digits_reversed else digits)
         return np.array(rows)
 
+    def largest_k(self, length: int) -> None:
+        return None
+
     def largest_id(self, length: int) -> int:
         return length + 2

@@ -33,6 +33,7 @@ from olmo_sparsity.tasks.settings import (
     build_task,
     each,
     load_settings,
+    tests,
 )
 from olmo_sparsity.tasks.trial import Trial, measure, train
 from olmo_sparsity.versions import code_version, versions
@@ -55,6 +56,12 @@ def run_settings(
     _refuse_other_settings(folder, fixed)
     trials = list_trials(settings)[shard[0] :: shard[1]]
     todo = [trial for trial in trials if not _file_of(folder, trial).is_file()]
+    num_left_out = len(settings.test_lengths) * len(each(settings.test_ks))
+    num_left_out -= len(tests(settings, build_task(settings, test=True)))
+    if num_left_out:
+        print(
+            f"{num_left_out} pairs of test length and k are not tested: k does not fit the length"
+        )
     _train_all(settings, todo, len(trials), device, folder)
     rows, seconds = _collect(folder)
     meta = {

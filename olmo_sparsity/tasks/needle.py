@@ -89,5 +89,8 @@ class Needle:
         is_asked_BP = samples.prompt_BP[:, :-2] == samples.prompt_BP[:, -1:]
         return np.take_along_axis(samples.prompt_BP, is_asked_BP.argmax(1)[:, None] + 1, axis=1)
 
+    def largest_k(self, length: int) -> None:
+        return None
+
     def largest_id(self, length: int) -> int:
         return length

@@ -82,6 +82,9 @@ class Task(Protocol):
         """`k`: for all samples or for each; None: the task's own choice. A task without k refuses
         one."""
 
+    def largest_k(self, length: int) -> int | None:
+        """None: the task has no k."""
+
     def show(self, samples: Samples, index: int) -> str:
         """One sample as a person would write it."""
 

@@ -54,5 +54,8 @@ class ScratchpadParity:
     def solve(self, samples: Samples) -> np.ndarray:
         return np.bitwise_xor.accumulate(samples.prompt_BP[:, :-1], axis=1)
 
+    def largest_k(self, length: int) -> None:
+        return None
+
     def largest_id(self, length: int) -> int:
         return length + 1

@@ -82,7 +82,8 @@ class ExperimentSettings:
 
     test_lengths: list[int] = MISSING
     train_ks: list[int] = field(default_factory=list)
-    """For tasks with k: a model for each, trained on k uniform in 1 … train_k."""
+    """For tasks with k: a model for each, trained on k uniform in 1 … train_k (or as far as a
+    sample has places)."""
 
     test_ks: list[int] = field(default_factory=list)
     num_test_samples: int = 500
@@ -186,8 +187,8 @@ def check(settings: ExperimentSettings, origin: str) -> None:
         f"test_task={settings.test_task} changes the vocabulary, of which a trained model knows "
         "only the old words; change something else",
     )
-    num_ids(settings, test_task)
-    draw_once(settings, task, test_task)
+    num_ids(settings, task, test_task)
+    _draw_once(settings, task, test_task)
 
 
 def _refuse_unused(settings: ExperimentSettings, require: Callable[[bool, str], None]) -> None:
@@ -218,23 +219,29 @@ def _refuse_unused(settings: ExperimentSettings, require: Callable[[bool, str], 
         needs(False, f"model.{name}", getattr(model, name), default, f"the {by} decides it")
 
 
-def num_ids(settings: ExperimentSettings, test_task: Task, scheme: str | None = None) -> int:
+def num_ids(
+    settings: ExperimentSettings, task: Task, test_task: Task, scheme: str | None = None
+) -> int:
     """How many position IDs there are, for one scheme or any; refused if tests would need more."""
+    schemes = settings.schemes if scheme is None else [scheme]
+    given = settings.positions.num_ids
     needed = 0
-    for length in settings.test_lengths:
-        sample = _draw(test_task, "test_lengths", length, each(settings.test_ks)[0])
+    for name, length, of in [
+        ("train_lengths", training_lengths(settings, task)[-1], task),
+        *(("test_lengths", length, test_task) for length in settings.test_lengths),
+    ]:
+        sample = _draw(of, name, length, of.largest_k(length))  # as long as one gets
         num_tokens = sample.prompt_BP.shape[1] + sample.response_BR.shape[1]
-        for name in settings.schemes if scheme is None else [scheme]:
-            needs = num_ids_needed(test_task, name, length, num_tokens)
-            given = settings.positions.num_ids
-            if name in SPREAD and given is not None and needs > given:
+        for each_scheme in schemes:
+            needs = num_ids_needed(of, each_scheme, length, num_tokens)
+            if each_scheme in SPREAD and given is not None and needs > given:
                 raise ConfigError(
-                    f"test length {length} has position IDs up to {needs - 1} under {name}, beyond "
-                    f"the largest ID of training, positions.num_ids - 1 = {given - 1}; raise "
-                    f"positions.num_ids to at least {needs}, or lower test_lengths"
+                    f"{name}: length {length} has position IDs up to {needs - 1} under "
+                    f"{each_scheme}, beyond the largest ID of training, positions.num_ids - 1 = "
+                    f"{given - 1}; raise positions.num_ids to at least {needs}, or lower the length"
                 )
             needed = max(needed, needs)
-    return max(needed, settings.positions.num_ids or 0)
+    return max(needed, given or 0)
 
 
 def training_lengths(settings: ExperimentSettings, task: Task) -> list[int]:
@@ -247,14 +254,36 @@ def training_lengths(settings: ExperimentSettings, task: Task) -> list[int]:
     return lengths
 
 
-def draw_once(settings: ExperimentSettings, task: Task, test_task: Task) -> None:
+def tests(settings: ExperimentSettings, test_task: Task) -> list[tuple[int, int | None]]:
+    """Every (length, k) that there is: at a short length a large k may not fit."""
+    return [
+        (length, k)
+        for length in settings.test_lengths
+        for k in each(settings.test_ks)
+        if k is None or k <= (test_task.largest_k(length) or k)
+    ]
+
+
+def _draw_once(settings: ExperimentSettings, task: Task, test_task: Task) -> None:
     """A task refuses what it cannot draw; better now than after hours of training."""
-    for length in (training_lengths(settings, task)[0], training_lengths(settings, task)[-1]):
-        for k in each(settings.train_ks):
-            _draw(task, "train_lengths, train_ks", length, k)
-    for length in settings.test_lengths:
-        for k in each(settings.test_ks):
-            _draw(test_task, "test_lengths, test_ks", length, k)
+    lengths = training_lengths(settings, task)
+    for name, ks, at, of in (
+        ("train_ks", settings.train_ks, lengths, task),
+        ("test_ks", settings.test_ks, settings.test_lengths, test_task),
+    ):
+        largest = of.largest_k(max(at))
+        for k in ks:
+            if largest is None:
+                raise ConfigError(f"{name}={ks} is set, but this task has no k; remove it")
+            if not 1 <= k <= largest:
+                raise ConfigError(
+                    f"{name}: k={k} must lie between 1 and {largest}, the places of the longest "
+                    f"sample, of length {max(at)}; lower k or raise the length"
+                )
+    for length in (lengths[0], lengths[-1]):
+        _draw(task, "train_lengths", length, None)
+    for length, test_k in tests(settings, test_task):
+        _draw(test_task, "test_lengths", length, test_k)
 
 
 def _draw(task: Task, field_names: str, length: int, k: int | None) -> Samples:

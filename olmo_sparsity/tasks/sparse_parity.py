@@ -66,5 +66,8 @@ class SparseParity:
         marks_Bl, bits_Bl = samples.prompt_BP[:, ::2], samples.prompt_BP[:, 1::2]
         return ((marks_Bl == _RELEVANT) & (bits_Bl == _ONE)).sum(1, keepdims=True) % 2
 
+    def largest_k(self, length: int) -> int:
+        return length // 2
+
     def largest_id(self, length: int) -> None:
         return None

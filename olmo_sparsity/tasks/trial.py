@@ -23,7 +23,7 @@ from olmo_sparsity.model.load import build_model
 from olmo_sparsity.tasks.results import Row, wilson
 from olmo_sparsity.tasks.samples import Samples, Task
 from olmo_sparsity.tasks.schemes import COUPLED, place
-from olmo_sparsity.tasks.settings import ExperimentSettings, each, num_ids, training_lengths
+from olmo_sparsity.tasks.settings import ExperimentSettings, num_ids, tests, training_lengths
 from olmo_sparsity.training.optim import build_optimizer, learning_rate
 
 _TRAIN, _TEST = 0, 1  # streams of random numbers that never meet
@@ -51,7 +51,7 @@ def build(
     settings: ExperimentSettings, task: Task, test_task: Task, scheme: str
 ) -> PositionCoupling:
     size = len(task.vocabulary)
-    ids = num_ids(settings, test_task, scheme)
+    ids = num_ids(settings, task, test_task, scheme)
     model = replace(
         settings.model,
         vocab_size=size,
@@ -123,6 +123,7 @@ def _draw_training(
         largest, growing = trial.train_k, settings.training.grow_k_steps
         if step < growing:
             largest = 1 + (largest - 1) * step // growing
+        largest = min(largest, task.largest_k(length) or largest)
         k_B = generator.integers(1, largest + 1, size=settings.training.batch_size)
     return task.sample(generator, settings.training.batch_size, length, k_B)
 
@@ -159,14 +160,13 @@ def measure(
 ) -> list[Row]:
     """Every scheme and seed of training meets the same test samples."""
     rows = []
-    for length in settings.test_lengths:
-        for k in each(settings.test_ks):
-            generator = np.random.default_rng([_TEST, length, k or 0])
-            rows.append(
-                _measure_once(
-                    settings, task_name, test_task, trial, model, device, generator, length, k
-                )
+    for length, k in tests(settings, test_task):
+        generator = np.random.default_rng([_TEST, length, k or 0])
+        rows.append(
+            _measure_once(
+                settings, task_name, test_task, trial, model, device, generator, length, k
             )
+        )
     return rows
 
 
@@ -198,7 +198,8 @@ def _measure_once(
             None if model.id_head is not None else response_ids_BR,
         )
         right = score(found, response_BR, response_ids_BR)
-        forced = model.predict(tokens_BL, ids_BL, num_response)
+        # The first response token follows true tokens only: free-running and forced are one.
+        forced = found if num_response == 1 else model.predict(tokens_BL, ids_BL, num_response)
         num_tokens += size * num_response
         num_exact += int(right.exact_B.sum())
         num_right += int(right.token_BR.sum())

@@ -234,5 +234,8 @@ class VariableAssignment:
             rows.append(row)
         return np.array(rows)
 
+    def largest_k(self, length: int) -> int:
+        return length
+
     def largest_id(self, length: int) -> int:
         return length * self.statement_width + 1 + self.name_length
