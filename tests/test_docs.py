@@ -13,6 +13,8 @@ import pytest
 from olmo_sparsity.cli import build_parser
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import load_config
+from olmo_sparsity.tasks.results import format_table, read_results
+from olmo_sparsity.tasks.settings import load_settings
 from olmo_sparsity.theory.settings import load_theory_config
 from olmo_sparsity.training.loop import train
 
@@ -40,6 +42,24 @@ def test_readme_quotes_pose_pays_as_measured() -> None:
         assert line in README, line
 
 
+STORED_TASKS = sorted((ROOT / "docs/results/tasks").glob("*/accuracy.parquet"))
+
+
+@pytest.mark.parametrize("path", STORED_TASKS, ids=lambda path: path.parent.name)
+def test_results_quote_task_experiments_as_measured(path: Path) -> None:
+    rows, meta = read_results(path.parent)
+    text = (ROOT / "docs/results.md").read_text()
+    assert format_table(rows) in text
+    assert meta["command"] in text
+    assert {row.seed for row in rows} >= {1, 2, 3}
+    assert all(row.seed > 0 for row in rows), "settings were chosen on seed 0"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/tasks").glob("*.yaml")), ids=str)
+def test_task_presets_are_whole(path: Path) -> None:
+    load_settings(path, [])
+
+
 def commands_in(text: str) -> list[str]:
     blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
     lines = [line.split(" #")[0].strip() for block in blocks for line in block.splitlines()]
@@ -53,6 +73,8 @@ def test_readme_commands_parse_and_name_files_that_exist(command: str) -> None:
     assert all(word.startswith("--") and "=" in word for word in rest)
     if options.run.__name__ == "theory":
         load_theory_config(ROOT / options.config, rest)
+    elif options.run.__name__ == "task":
+        load_settings(ROOT / options.config, rest)
     elif hasattr(options, "config"):
         load_config(ROOT / options.config, rest)
 

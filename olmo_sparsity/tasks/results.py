@@ -99,18 +99,25 @@ def wilson(share: float, count: int) -> tuple[float, float]:
 
 
 def format_table(rows: list[Row]) -> str:
-    """Mean exact match over seeds, and the lowest of them: a line per scheme and k."""
+    """Markdown: a line per scheme and k, a column per length. In each cell the mean of exact_match
+    over seeds, and from the lowest end of any seed's interval to the highest."""
     lengths = sorted({row.length for row in rows})
-    lines: dict[tuple, dict[int, list[float]]] = {}
-    for row in rows:
-        name = (row.scheme, row.train_k or 0, row.test_k or 0)
-        lines.setdefault(name, {}).setdefault(row.length, []).append(row.exact_match)
-    text = "exact match, mean over seeds (lowest)\n"
-    text += f"{'scheme':>11} {'train k':>7} {'test k':>6}" + "".join(f"{n:>15}" for n in lengths)
-    for (scheme, train_k, test_k), by_length in sorted(lines.items()):
-        text += f"\n{scheme:>11} {train_k or '–':>7} {test_k or '–':>6}"
-        for length in lengths:
-            values = by_length.get(length, [])
-            cell = f"{sum(values) / len(values):.3f} ({min(values):.3f})" if values else ""
-            text += f"{cell:>15}"
-    return text
+    cells: dict[tuple[str, ...], dict[int, list[Row]]] = {}
+    for row in sorted(rows, key=lambda row: (row.train_k or 0, row.test_k or 0)):
+        ks = [str(k) for k in (row.train_k, row.test_k) if k is not None]
+        cells.setdefault((row.scheme, *ks), {}).setdefault(row.length, []).append(row)
+    names = ["scheme"]
+    names += ["trained k ≤"] if any(row.train_k is not None for row in rows) else []
+    names += ["k"] if any(row.test_k is not None for row in rows) else []
+    lines = [names + [str(length) for length in lengths], ["---"] * (len(names) + len(lengths))]
+    for name, by_length in cells.items():
+        lines.append([*name, *(_cell(by_length.get(length, [])) for length in lengths)])
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _cell(rows: list[Row]) -> str:
+    if not rows:
+        return ""
+    mean = sum(row.exact_match for row in rows) / len(rows)
+    low, high = min(row.low for row in rows), max(row.high for row in rows)
+    return f"{mean:.3f} [{low:.2f}, {high:.2f}]"
