@@ -2,7 +2,8 @@
 
     python benchmarks/tasks.py [--rounds 5] [--steps 20]
 
-One thread; in every round the contestants take turns, and only their ratios are claimed.
+One thread, in its own CPU seconds, which other programs on the machine hardly blur; in every round
+the contestants take turns, and only their ratios are claimed.
 
 1. Training: `olmo_sparsity.tasks` (samples drawn, IDs drawn, IDs embedded, joint loss) on a tiny
    GPT-NeoX, against a bare PyTorch loop on the same transformers model over batches drawn before.
@@ -55,7 +56,7 @@ def ours(scheme: str, num_steps: int) -> float:
     task = ScratchpadParity()
     train(
         settings, task, task, Trial(scheme, None, 0), torch.device("cpu"),
-        lambda step, loss: marks.append(time.perf_counter()),
+        lambda step, loss: marks.append(time.process_time()),
     )  # fmt: skip
     return BATCH * (2 * LENGTH + 1) * num_steps / (marks[-1] - marks[WARM_UP_STEPS - 1])
 
@@ -77,7 +78,7 @@ def bare_loop(num_steps: int) -> float:
     started = 0.0
     for step, tokens_BL in zip(range(WARM_UP_STEPS + num_steps), cycle(tokens_of), strict=False):
         if step == WARM_UP_STEPS:
-            started = time.perf_counter()
+            started = time.process_time()
         logits = model(
             input_ids=tokens_BL[:, :-1],
             position_ids=positions_BL[:, :-1],
@@ -89,7 +90,7 @@ def bare_loop(num_steps: int) -> float:
         loss.backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    return BATCH * (2 * LENGTH + 1) * num_steps / (time.perf_counter() - started)
+    return BATCH * (2 * LENGTH + 1) * num_steps / (time.process_time() - started)
 
 
 def coupling_of(architecture: str) -> PositionCoupling:
@@ -110,9 +111,9 @@ def recompute(coupling: PositionCoupling, tokens_BL: Any, ids_BL: Any, num_new: 
 
 
 def seconds(action: Callable[..., Any], *arguments: Any) -> float:
-    started = time.perf_counter()
+    started = time.process_time()
     action(*arguments)
-    return time.perf_counter() - started
+    return time.process_time() - started
 
 
 def drawn_tokens_per_s(name: str, num_batches: int = 20) -> float:
@@ -124,8 +125,8 @@ def drawn_tokens_per_s(name: str, num_batches: int = 20) -> float:
         return samples.prompt_BP.size + samples.response_BR.size
 
     draw()
-    started = time.perf_counter()
-    return sum(draw() for _ in range(num_batches)) / (time.perf_counter() - started)
+    started = time.process_time()
+    return sum(draw() for _ in range(num_batches)) / (time.process_time() - started)
 
 
 def rounds(num_rounds: int, contestants: dict[str, Callable[[], float]]) -> Iterator[list[float]]:
