@@ -176,3 +176,22 @@ def test_randomized_and_contiguous_batches_are_their_single_ones() -> None:
     counts = np.bincount(ids_BL.flatten(), minlength=9)
     assert abs(counts / counts.sum() - 1 / 9).max() < 0.01
     assert (contiguous_batch(2, 5) == contiguous(5)).all()
+
+
+def test_a_batch_is_drawn_as_its_sequences_are() -> None:
+    """`pose_batch` is `pose` with uniform cuts, sorted skips and an offset, for many at once."""
+    generator = np.random.default_rng(0)
+    batch_BL = pose_batch(generator, 4000, 12, 40, num_chunks=3)
+    single_BL = np.stack(
+        [
+            pose(generator, 12, 40, num_chunks=3, chunk_lengths="uniform", skips="sorted",
+                 first_offset="uniform")
+            for _ in range(4000)
+        ]
+    )  # fmt: skip
+    # Mean and spread of every place's ID, and how often a chunk begins there.
+    np.testing.assert_allclose(batch_BL.mean(0), single_BL.mean(0), atol=1)
+    np.testing.assert_allclose(batch_BL.std(0), single_BL.std(0), rtol=0.08)
+    np.testing.assert_allclose(
+        (np.diff(batch_BL) > 1).mean(0), (np.diff(single_BL) > 1).mean(0), atol=0.05
+    )
