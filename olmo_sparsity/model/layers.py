@@ -19,7 +19,7 @@ from torch import Tensor
 from olmo_sparsity.config import ModelConfig
 
 RotaryTables = tuple[Tensor, Tensor]
-"""cos_BKR and sin_BKR of each key's position ID."""
+"""cos_BLR and sin_BLR of each place's position ID."""
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

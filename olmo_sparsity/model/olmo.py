@@ -8,7 +8,7 @@ initialisation and parameter names are upstream's own, so weights travel freely 
 
 `hidden` and `unembed` are apart, so that a loss can unembed chunk by chunk and only wanted places.
 
-Dimension key: B batch, L length (K keys: with a cache longer than L), D width, H heads, R rotated
+Dimension key: B batch, L length (K keys: longer with a cache), D width, H heads, R rotated
 width of a head, V vocabulary.
 """
 
@@ -39,7 +39,7 @@ from olmo_sparsity.model.layers import (
 )
 
 KeysAndValues = tuple[Tensor, Tensor]
-"""k_BHKD and v_BHKD of one layer, keys before rotation."""
+"""k_BHKD and v_BHKD of one layer, keys rotated."""
 
 
 @dataclass
@@ -69,19 +69,21 @@ class PositionedRotary(RotaryEmbedding):
 
     def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         assert self.tables is not None, "the model sets the tables before it runs a block"
-        cos_BKR, sin_BKR = (table[:, None] for table in self.tables)
+        cos_BLR, sin_BLR = (table[:, None] for table in self.tables)
         if not self.config.rope_full_precision:
-            cos_BKR, sin_BKR = cos_BKR.type_as(q), sin_BKR.type_as(q)
-        query_length = q.shape[-2]  # the last places, when earlier keys come from a cache
-        q_ = rotate(q, cos_BKR[:, :, -query_length:], sin_BKR[:, :, -query_length:])
-        return q_, rotate(k, cos_BKR, sin_BKR)
+            cos_BLR, sin_BLR = cos_BLR.type_as(q), sin_BLR.type_as(q)
+        num_new = q.shape[-2]
+        if num_new == k.shape[-2]:
+            return rotate(q, cos_BLR, sin_BLR), rotate(k, cos_BLR, sin_BLR)
+        new_k = rotate(k[:, :, -num_new:], cos_BLR, sin_BLR)  # those of a cache are rotated already
+        return rotate(q, cos_BLR, sin_BLR), torch.cat((k[:, :, :-num_new], new_k), dim=-2)
 
 
 class PositionedBlock(OLMoSequentialBlock):
     """Upstream's block; only the choice of the attention kernel is ours."""
 
     seen: list[tuple[Tensor, Tensor, Tensor | None]] | None = None
-    """Where `last_attention` asks for the last query, the keys and the bias to be put."""
+    """Where the last query, the rotated keys and the bias are put when somebody asks for them."""
 
     def _scaled_dot_product_attention(
         self,
@@ -183,21 +185,20 @@ class PositionedOLMo(OLMo):
         if self.config.embedding_layer_norm:
             x = self.transformer.emb_norm(x)
         x = self.transformer.emb_drop(x)
+        tables = rotary_tables(positions_BL, self.config) if self.config.rope else None
         if cache is not None:
             positions_BL = cache.append(positions_BL.expand_as(tokens_BL))
         if self.config.alibi:
             alibi = alibi_bias(positions_BL, self.config, num_queries=tokens_BL.shape[1])
             attention_bias = alibi if attention_bias is None else alibi + attention_bias
-        tables = rotary_tables(positions_BL, self.config) if self.config.rope else None
         for index, block in enumerate(self.blocks):
             if cache is not None:
-                x, cache.layers[index] = _run_block(
-                    block, x, tables, attention_bias, cache.layers[index], use_cache=True
-                )
+                past = cache.layers[index]
+                x, cache.layers[index] = _run_cached(block, x, tables, attention_bias, past)
             elif self.activation_checkpointing_strategy is not None and torch.is_grad_enabled():
-                x, _ = checkpoint(_run_block, block, x, tables, attention_bias, use_reentrant=False)
+                x = checkpoint(_run_block, block, x, tables, attention_bias, use_reentrant=False)
             else:
-                x, _ = _run_block(block, x, tables, attention_bias)
+                x = _run_block(block, x, tables, attention_bias)
         return self.transformer.ln_f(x if last is None else x[:, -last:])
 
     def new_cache(self) -> KeyValueCache:
@@ -230,19 +231,30 @@ class PositionedOLMo(OLMo):
 
 
 def _run_block(
-    block: PositionedBlock,
-    x: Tensor,
-    tables: RotaryTables | None,
-    attention_bias: Tensor | None,
-    past: KeysAndValues | None = None,
-    use_cache: bool = False,
-) -> tuple[Tensor, KeysAndValues | None]:
+    block: PositionedBlock, x: Tensor, tables: RotaryTables | None, attention_bias: Tensor | None
+) -> Tensor:
     # Set here, inside what is checkpointed, so that a recomputation in the backward pass rotates by
     # this forward's tables and not by those of a later one.
     if tables is not None:
         rotary: PositionedRotary = block.rotary_emb  # type: ignore[assignment]
         rotary.tables = tables
-    return block(x, attention_bias=attention_bias, layer_past=past, use_cache=use_cache)
+    return block(x, attention_bias=attention_bias)[0]
+
+
+def _run_cached(
+    block: PositionedBlock,
+    x: Tensor,
+    tables: RotaryTables | None,
+    attention_bias: Tensor | None,
+    past: KeysAndValues | None,
+) -> tuple[Tensor, KeysAndValues]:
+    if tables is not None:
+        block.rotary_emb.tables = tables  # type: ignore[assignment]
+    block.seen = []
+    x, (_, values) = block(x, attention_bias=attention_bias, layer_past=past, use_cache=True)
+    # OLMo: keeps keys as they were before rotation, and rotates all of them at every step.
+    ((_, keys, _),), block.seen = block.seen, None
+    return x, (keys, values)
 
 
 def refuse_unsupported(config: ModelConfig) -> None:
