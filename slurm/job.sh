@@ -1,0 +1,62 @@
+# shellcheck shell=bash
+# What the jobs of this folder share; sourced by them. `run COMMAND…` starts `olmo-sparsity COMMAND…`
+# once for every task of the job, then decides whether the job goes back into the queue:
+#
+#   exit code of the command            what happens
+#   0  finished                         nothing
+#   2  something you can mend           nothing; the log says what
+#   75 saved and left when asked        requeued: the same command goes on where it stopped
+#   anything else: crash, lost task     requeued, unless the job was restarted MAX_RESTARTS times (5)
+#
+# SLURM itself requeues a job that it preempts or that loses a node, and never one that you cancel.
+
+if [[ ! -f $SLURM_SUBMIT_DIR/slurm/job.sh ]]; then
+  echo "submit from the root of olmo-sparsity, not from $SLURM_SUBMIT_DIR" >&2
+  exit 2
+fi
+cd "$SLURM_SUBMIT_DIR" || exit 2
+[[ -d .venv/bin ]] && PATH="$PWD/.venv/bin:$PATH"
+
+# Sent to the shell only when SLURM itself ends the job (scancel, preemption, requeue, time limit):
+# the processes get it too and save; where the job goes next is then no longer ours to decide.
+trap 'ended_by_slurm=yes' TERM
+
+run() {
+  log "job $SLURM_JOB_ID, start $((${SLURM_RESTART_COUNT:-0} + 1)) on $SLURM_JOB_NODELIST," \
+    "code $(git describe --always --dirty --abbrev=40 2>/dev/null || echo unknown)"
+  log "olmo-sparsity ${*@Q}"
+  # This shell runs on the job's first node, and so does rank 0. The rest of what a process must know
+  # (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE) it takes from srun's variables: launch.py.
+  MASTER_ADDR=$(hostname) MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
+  OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
+  export MASTER_ADDR MASTER_PORT OMP_NUM_THREADS
+  # srun does not take --cpus-per-task over from sbatch by itself.
+  [[ -n ${SLURM_CPUS_PER_TASK:-} ]] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+  # One task lost: the others notice and leave, or are taken down 30 s later. Not at once, or a task
+  # that is about to leave with 2 or 75 would be killed and look like a crash.
+  local status=0
+  srun --kill-on-bad-exit=0 --wait=30 olmo-sparsity "$@" || status=$?
+  if [[ $status == 0 ]]; then
+    log "finished"
+  elif [[ -n ${ended_by_slurm:-} ]]; then
+    log "ended by SLURM"
+  elif [[ $status == 2 ]]; then
+    log "not requeued: mend what is said above, then submit again"
+  elif [[ $status == 75 || $status == 140 ]]; then # 140: USR2 came before anything could be saved
+    requeue "stopped when asked"
+  elif ((${SLURM_RESTART_COUNT:-0} < ${MAX_RESTARTS:-5})); then
+    requeue "exit code $status"
+  else
+    log "exit code $status: not requeued after $SLURM_RESTART_COUNT restarts; find the cause above"
+  fi
+  return "$status"
+}
+
+requeue() {
+  log "$1: requeued"
+  scontrol requeue "$SLURM_JOB_ID" || log "… but not here: submit the same command again to go on"
+}
+
+log() {
+  echo "[$(date --utc +%Y-%m-%dT%H:%M:%SZ)] $*"
+}

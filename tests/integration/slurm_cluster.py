@@ -1,0 +1,239 @@
+"""A real SLURM on this machine: private configuration, key and ports; always stopped.
+
+Nothing outside its own folder is touched, so it neither needs nor disturbs an installed cluster.
+It needs no systemd and no /etc/munge; every daemon runs as whoever runs the tests.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import os
+import random
+import secrets
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+MISSING = [
+    name for name in ("sbatch", "slurmctld", "slurmd", "munged") if not shutil.which(name)
+]  # fmt: skip
+INSTALL = "apt-get install -y --no-install-recommends slurm-wlm munge"
+PARTITIONS = """\
+PartitionName=pair Nodes=n[1-2] Default=YES
+PartitionName=doomed Nodes=n[3-4]
+PartitionName=deaf Nodes=n[5-6]
+PartitionName=low Nodes=n7 PriorityTier=1
+PartitionName=high Nodes=n7 PriorityTier=2
+"""
+NODES = [f"n{number}" for number in range(1, 8)]
+
+# Requeued jobs wait for their old credential to expire, and a lost node for its time-out: both are
+# minutes by default and seconds here. Nodes claim more cores than there are: tests wait, not race.
+CONFIG = """\
+ClusterName=tests
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/munge
+CredType=cred/munge
+AuthInfo=socket={folder}/munge.socket,cred_expire=5
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool.%n
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd.%n.pid
+SlurmctldLogFile={folder}/slurmctld.log
+SlurmdLogFile={folder}/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SchedulerType=sched/backfill
+SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0,defer_batch
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SlurmdParameters=config_overrides
+AccountingStorageType=accounting_storage/none
+JobAcctGatherType=jobacct_gather/none
+MpiDefault=none
+ReturnToService=2
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
+FirstJobId={first_job}
+SlurmdTimeout=5
+MessageTimeout=3
+TCPTimeout=1
+KillWait=20
+MinJobAge=600
+NodeName=n[1-{num_nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] CPUs=16
+"""
+
+
+class Cluster:
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="slurm-"))
+        self.environment = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SLURM_", "SBATCH_", "SRUN_"))
+        } | {"SLURM_CONF": str(self.folder / "slurm.conf")}
+        self.daemons: dict[str, subprocess.Popen] = {}
+        try:
+            self._start()
+        except BaseException:
+            self.stop()
+            raise
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+    def _start(self) -> None:
+        self.folder.chmod(0o711)  # munged wants everybody to reach its socket
+        (self.folder / "state").mkdir()
+        host = socket.gethostname().split(".")[0]
+        controller, *ports = _free_ports(1 + len(NODES))
+        (self.folder / "slurm.conf").write_text(
+            CONFIG.format(
+                folder=self.folder,
+                host=host,
+                user=getpass.getuser(),
+                controller_port=controller,
+                ports=",".join(map(str, ports)),
+                num_nodes=len(NODES),
+                first_job=random.randrange(1, 60_000),  # jobs meet at a port that follows from it
+            )
+            + PARTITIONS
+        )
+        key = self.folder / "munge.key"
+        key.touch(mode=0o600)
+        key.write_bytes(secrets.token_bytes(128))
+        self._launch(
+            *("munged", "--foreground", "--force"),
+            *(f"--key-file={key}", f"--socket={self.folder}/munge.socket"),
+            *(f"--pid-file={self.folder}/munged.pid", f"--seed-file={self.folder}/munged.seed"),
+            name="munged",
+        )
+        self.wait_for(lambda: (self.folder / "munge.socket").exists(), "munged to listen")
+        self._launch("slurmctld", "-D", "-c", name="slurmctld")
+        for node in NODES:
+            self.start_node(node)
+        self.wait_for_nodes()
+
+    def start_node(self, node: str) -> None:
+        self._launch("slurmd", "-D", "-N", node, name=node)
+
+    def lose_daemon(self, node: str) -> None:
+        """What runs on the node goes on, but SLURM hears nothing of it any more."""
+        daemon = self.daemons.pop(node)
+        daemon.kill()
+        daemon.wait()
+
+    def lose_node(self, node: str) -> None:
+        """Its daemon and all that it runs die at once, as if the power had gone."""
+        self.lose_daemon(node)
+        self._kill_steps(node)
+
+    def _kill_steps(self, node: str) -> None:
+        log, children, doomed = str(self.folder / f"slurmd.{node}.log"), defaultdict(list), []
+        for process in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError, ValueError):
+                status = process.joinpath("stat").read_text().rpartition(")")[2].split()
+                children[int(status[1])].append(int(process.name))
+                # slurmstepd, which starts a step's processes, logs into its daemon's file.
+                if any(os.path.realpath(fd) == log for fd in process.glob("fd/*")):
+                    doomed.append(int(process.name))
+        for pid in doomed:  # grows: a step's processes, and theirs
+            doomed += [child for child in children[pid] if child not in doomed]
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+    def wait_for_nodes(self) -> None:
+        def ready() -> bool:
+            try:
+                return set(self.run("sinfo", "-h", "-o", "%T").split()) == {"idle"}
+            except subprocess.CalledProcessError:
+                return False
+
+        self.wait_for(ready, "all nodes to be idle")
+
+    def run(self, *command: str, **variables: str) -> str:
+        """A SLURM command; what it prints."""
+        return subprocess.run(
+            command,
+            env=self.environment | variables,
+            check=True,
+            text=True,
+            stdout=subprocess.PIPE,
+            timeout=60,
+        ).stdout
+
+    def wait_for(self, holds: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
+        deadline = time.monotonic() + timeout_s
+        while not holds():
+            for name, daemon in self.daemons.items():
+                if daemon.poll() is not None:
+                    raise RuntimeError(f"{name} has left with {daemon.returncode}:\n{self.logs()}")
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"waited {timeout_s} s for {what}\n{self.logs()}")
+            time.sleep(0.2)
+
+    def logs(self) -> str:
+        """The ends of the daemons' logs, for a failure's message."""
+        return "\n".join(
+            f"--- {name}\n" + "\n".join(path.read_text(errors="replace").splitlines()[-25:])
+            for name in self.daemons
+            if (path := self.folder / f"{name}.out.log").exists() and not name.startswith("n")
+        )
+
+    def stop(self) -> None:
+        if "slurmctld" in self.daemons and self.daemons["slurmctld"].poll() is None:
+            with contextlib.suppress(subprocess.SubprocessError, OSError):
+                self.run("scancel", f"--user={getpass.getuser()}")
+        for daemon in reversed(self.daemons.values()):
+            daemon.terminate()
+        for daemon in self.daemons.values():
+            try:
+                daemon.wait(10)
+            except subprocess.TimeoutExpired:
+                daemon.kill()
+                daemon.wait()
+        for node in NODES:
+            self._kill_steps(node)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _launch(self, *command: str, name: str) -> None:
+        with (self.folder / f"{name}.out.log").open("ab") as log:
+            self.daemons[name] = subprocess.Popen(
+                ("setpriv", "--pdeathsig", "TERM", *command),
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+
+def _free_ports(number: int) -> list[int]:
+    with contextlib.ExitStack() as held:
+        sockets = [held.enter_context(socket.socket()) for _ in range(number)]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+
+
+def is_required() -> bool:
+    """CI sets this, so that a missing SLURM there is a failure and not a skip."""
+    return os.environ.get("OLMO_SPARSITY_REQUIRE_SLURM") == "1"

@@ -1,0 +1,384 @@
+"""The jobs of slurm/ on a real SLURM: preempted, killed, cut off, and the same loss curve after it.
+
+Each test asks about one scenario. All scenarios that are asked about run at once, as jobs of one
+cluster: most of their time is waiting for SLURM.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from omegaconf import OmegaConf
+
+from analysis.results import read_results
+from olmo_sparsity.cli import main
+from olmo_sparsity.training.run_folder import read_metrics
+from tests.conftest import data_section
+from tests.integration.slurm_cluster import INSTALL, MISSING, Cluster, is_required
+
+pytestmark = pytest.mark.skipif(
+    bool(MISSING) and not is_required(),
+    reason=f"no {', no '.join(MISSING)} here; `{INSTALL}` installs a SLURM",
+)
+
+ROOT = Path(__file__).parents[2]
+NUM_STEPS = 120
+FOREVER = "--training.num_steps=1000000"  # the time limit, or the test, ends it
+PATIENCE_S = 300
+MEASURE = (
+    *("--long", "24", "--short", "8", "--stride", "8", "--ks", "1,2", "--foreign", "1"),
+    *("--selectors", "random,nearest", "--min-gap", "0", "--max-documents", "8"),
+)
+
+
+@dataclass
+class Job:
+    cluster: Cluster
+    number: str
+    run_folder: Path
+    log_path: Path
+
+    @property
+    def log(self) -> str:
+        return self.log_path.read_text() if self.log_path.exists() else ""
+
+    def fact(self, name: str) -> str:
+        words = self.cluster.run("scontrol", "show", "job", "--oneliner", self.number).split()
+        return next(word.split("=", 1)[1] for word in words if word.startswith(name + "="))
+
+    def losses(self) -> dict[int, float]:
+        rows = list(read_metrics(self.run_folder / "metrics.jsonl"))
+        return {row["step"]: row["loss"] for row in rows if "loss" in row}
+
+    def starts(self) -> list[dict]:
+        path = self.run_folder / "environment.json"
+        return json.loads(path.read_text()) if path.exists() else []
+
+    def wait_for(self, holds: Callable[[], bool], what: str) -> None:
+        try:
+            self.cluster.wait_for(holds, what, PATIENCE_S)
+        except (TimeoutError, RuntimeError) as error:
+            error.add_note(f"{self.run_folder.name}, job {self.number}:\n{self.log}")
+            raise
+
+    def reach(self, step: int) -> None:
+        self.wait_for(lambda: max(self.losses(), default=0) >= step, f"step {step}")
+
+    def end(self) -> Job:
+        ends = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL")
+        self.wait_for(lambda: self.fact("JobState") in ends, "the job to end")
+        return self
+
+    def leave_queue(self) -> None:
+        """Also for arrays, of which each element has its own state."""
+        self.wait_for(lambda: not self.cluster.run("squeue", "-h", "-j", self.number), "the end")
+
+    def kill_rank(self, rank: int) -> None:
+        """kill -9, as the kernel does it to a process that takes too much memory."""
+        words = (f"SLURM_JOB_ID={self.number}", "SLURM_STEP_ID=0", f"SLURM_PROCID={rank}")
+        wanted = {word.encode() for word in words}
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                if wanted <= set(path.read_bytes().split(b"\0")):
+                    os.kill(int(path.parent.name), signal.SIGKILL)
+            except OSError:
+                continue
+
+
+Scenario = Callable[["Bench"], Job]
+
+
+@dataclass
+class Bench:
+    """What a scenario is given: the cluster, a config, a place for its files."""
+
+    cluster: Cluster
+    config: Path
+    folder: Path
+    jobs: dict[Scenario, Future[Job]]
+
+    def sbatch(self, name: str, *words: str, **variables: str) -> Job:
+        log = self.folder / f"{name}.log"
+        number = self.cluster.run("sbatch", "--parsable", f"--output={log}", *words, **variables)
+        return Job(self.cluster, number.strip(), self.folder / name, log)
+
+    def train(self, name: str, *words: str, flags: tuple[str, ...] = ()) -> Job:
+        run_folder = f"--run_folder={self.folder / name}"
+        return self.sbatch(name, *flags, "slurm/train.sbatch", str(self.config), run_folder, *words)
+
+
+# --- the scenarios --------------------------------------------------------------------------------
+
+TWO_NODES = ("--nodes=2", "--ntasks-per-node=1")
+
+
+def undisturbed(bench: Bench) -> Job:
+    return bench.train("undisturbed").end()
+
+
+def told_to_stop(bench: Bench) -> Job:
+    job = bench.train("told_to_stop")
+    job.reach(20)
+    bench.cluster.run("scancel", "--signal=USR2", job.number)
+    return job.end()
+
+
+def requeued_by_hand(bench: Bench) -> Job:
+    job = bench.train("requeued_by_hand")
+    job.reach(20)
+    bench.cluster.run("scontrol", "requeue", job.number)
+    return job.end()
+
+
+def preempted(bench: Bench) -> Job:
+    job = bench.train("preempted", flags=("--partition=low",))
+    job.reach(20)
+    urgent = bench.sbatch("urgent", "--partition=high", "--exclusive", "--wrap=true")
+    assert urgent.end().fact("JobState") == "COMPLETED"
+    return job.end()
+
+
+def cancelled(bench: Bench) -> Job:
+    job = bench.train("cancelled", FOREVER)
+    job.reach(20)
+    bench.cluster.run("scancel", job.number)
+    job.wait_for(lambda: "ended by SLURM" in job.log, "the job to save")
+    return job.end()
+
+
+def out_of_time(bench: Bench) -> Job:
+    job = bench.train("out_of_time", FOREVER, flags=("--time=1", "--signal=USR2@5"))
+    job.wait_for(lambda: len(job.starts()) == 2, "the second start")
+    saved = job.starts()[1]["resumed_at_step"]
+    job.reach(saved + 5)
+    bench.cluster.run("scancel", job.number)
+    return job.end()
+
+
+def mistaken(bench: Bench) -> Job:
+    return bench.train("mistaken", "--engine.name=zero9", flags=TWO_NODES).end()
+
+
+def two_nodes(bench: Bench) -> Job:
+    return bench.train("two_nodes", "--engine.name=zero2", flags=TWO_NODES).end()
+
+
+def one_rank_killed(bench: Bench) -> Job:
+    job = bench.train("one_rank_killed", flags=TWO_NODES)
+    job.reach(25)
+    job.kill_rank(1)
+    return job.end()
+
+
+def one_node_lost(bench: Bench) -> Job:
+    job = bench.train("one_node_lost", flags=(*TWO_NODES, "--partition=doomed"))
+    job.reach(25)
+    bench.cluster.lose_node("n4")
+    job.wait_for(lambda: job.fact("JobState") == "PENDING", "the job to be requeued")
+    bench.cluster.start_node("n4")
+    return job.end()
+
+
+def one_daemon_lost(bench: Bench) -> Job:
+    job = bench.train("one_daemon_lost", FOREVER, flags=(*TWO_NODES, "--partition=deaf"))
+    job.reach(25)
+    bench.cluster.lose_daemon("n6")
+    job.wait_for(lambda: job.fact("JobState") == "PENDING", "the job to be requeued")
+    bench.cluster.start_node("n6")
+    job.wait_for(lambda: len(job.starts()) == 2, "the second start")
+    saved = job.starts()[1]["resumed_at_step"]
+    job.reach(saved + 5)
+    bench.cluster.run("scancel", job.number)
+    return job.end()
+
+
+def poisoned(bench: Bench) -> Job:
+    never = "--checkpoint.interval_steps=null"
+    job = bench.train("poisoned", FOREVER, never, "--logging.interval_steps=1000000")
+    for start in (1, 2):
+        job.wait_for(lambda start=start: len(job.starts()) == start, f"start {start}")  # type: ignore[misc]
+        job.kill_rank(0)
+    return job.end()
+
+
+def measured_in_parts(bench: Bench) -> Job:
+    run = str(bench.jobs[undisturbed].result().run_folder)
+    words = ("slurm/measure.sbatch", run, *MEASURE)
+    whole = bench.sbatch("whole", *words, "--out", f"{bench.folder}/whole")
+    array = bench.sbatch("parts", "--array=0-2", *words, f"--out={bench.folder}/parts")
+    for job in (whole, array):
+        job.leave_queue()
+    return array
+
+
+def chained(bench: Bench) -> Job:
+    job = bench.sbatch(
+        "chained",
+        *("slurm/figure2.sbatch", str(bench.config), f"--run_folder={bench.folder}/chained"),
+        NUM_SHARDS="2",
+        MEASURE=" ".join(MEASURE),
+        MEASURE_FLAGS=f"--output={bench.folder}/chained-%a.log",
+        RESULTS=f"{bench.folder}/figure",
+    )
+    job.reach(20)
+    bench.cluster.run("scancel", "--signal=USR2", job.number)
+    job.end()
+    figure = re.search(r"then merge and figure: job (\d+)", job.log)
+    assert figure is not None
+    Job(bench.cluster, figure[1], job.run_folder, job.log_path).end()
+    return job
+
+
+# --- all at once ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def jobs(
+    request: pytest.FixtureRequest, data_folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[Scenario, Future[Job]]]:
+    folder = tmp_path_factory.mktemp("slurm")
+    config = {
+        "seed": 3,
+        "data": data_section(data_folder),
+        "positions": {"scheme": "pose", "target_length": 32},
+        "model": {"d_model": 32, "n_heads": 2, "n_layers": 2, "max_sequence_length": 64},
+        "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2},
+        "training": {"length": 16, "batch_size": 8, "micro_batch_size": 2, "device": "cpu"},
+        "evaluation": {"num_sequences": 4},
+        "checkpoint": {"interval_steps": 10},
+        "logging": {"interval_steps": 5},
+    }
+    config["training"] |= {"num_steps": NUM_STEPS, "precision": "fp32"}
+    OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
+    asked = [getattr(item, "callspec", None) for item in request.session.items]
+    wanted = [call.params["job"] for call in asked if call is not None and "job" in call.params]
+    with Cluster() as cluster, ThreadPoolExecutor(len(wanted) + 1) as pool:
+        bench = Bench(cluster, folder / "config.yaml", folder, {})
+        for scenario in dict.fromkeys([undisturbed, *wanted]):
+            bench.jobs[scenario] = pool.submit(scenario, bench)
+        yield bench.jobs
+
+
+@pytest.fixture
+def job(request: pytest.FixtureRequest, jobs: dict[Scenario, Future[Job]]) -> Job:
+    return jobs[request.param].result()
+
+
+@pytest.fixture
+def expected(jobs: dict[Scenario, Future[Job]]) -> dict[int, float]:
+    """The loss of every step of a run that nothing happened to."""
+    losses = jobs[undisturbed].result().losses()
+    assert list(losses) == list(range(1, NUM_STEPS + 1))
+    return losses
+
+
+def asks(scenario: Scenario) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("job", [scenario], indirect=True, ids=[scenario.__name__])
+
+
+# --- the tests ------------------------------------------------------------------------------------
+
+
+@asks(undisturbed)
+def test_a_job_says_what_it_runs_and_leaves_a_run_folder(job: Job) -> None:
+    assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "0")
+    (start,) = job.starts()
+    assert f"job {job.number}, start 1 on n" in job.log
+    assert f"code {start['code']}" in job.log
+    assert "olmo-sparsity 'train' " in job.log
+    assert start["command"][-1] == f"--run_folder={job.run_folder}"
+
+
+@pytest.mark.parametrize(
+    "job", [told_to_stop, requeued_by_hand, preempted], indirect=True, ids=lambda job: job.__name__
+)
+def test_a_stopped_job_saves_and_goes_on_by_itself(job: Job, expected: dict[int, float]) -> None:
+    assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "1")
+    first, second = job.starts()
+    assert first["resumed_at_step"] == 0
+    assert f"saved step {second['resumed_at_step']}; the same command goes on" in job.log
+    assert f"job {job.number}, start 2 on n" in job.log
+    assert job.losses() == expected
+
+
+@asks(cancelled)
+def test_a_cancelled_job_saves_and_stays_away(job: Job) -> None:
+    assert (job.fact("JobState"), job.fact("Restarts")) == ("CANCELLED", "0")
+    assert "SIGTERM: saved step" in job.log
+    assert "requeued" not in job.log
+
+
+@asks(out_of_time)
+def test_a_job_out_of_time_is_told_before_and_goes_on(job: Job) -> None:
+    saved = job.starts()[1]["resumed_at_step"]
+    assert saved > 0
+    assert f"SIGUSR2: saved step {saved}" in job.log
+    assert "stopped when asked: requeued" in job.log
+
+
+@asks(mistaken)
+def test_a_mistake_ends_the_job_with_one_message(job: Job) -> None:
+    assert (job.fact("JobState"), job.fact("Restarts")) == ("FAILED", "0")
+    assert job.fact("ExitCode") == "2:0"
+    (said,) = [line for line in job.log.splitlines() if line.startswith("olmo-sparsity:")]
+    assert "zero9" in said
+
+
+@asks(two_nodes)
+def test_deepspeed_on_two_nodes(job: Job, expected: dict[int, float]) -> None:
+    assert (job.fact("JobState"), job.fact("NumNodes")) == ("COMPLETED", "2")
+    assert job.losses() == pytest.approx(expected, rel=1e-4)
+    (start,) = job.starts()
+    assert start["engine"]["class"] == "deepspeed.runtime.engine.DeepSpeedEngine"
+    assert start["engine"]["optimizer"] == "DeepSpeedZeroOptimizer"
+    assert (start["engine"]["name"], start["engine"]["world_size"]) == ("zero2", 2)
+
+
+@pytest.mark.parametrize(
+    "job", [one_rank_killed, one_node_lost], indirect=True, ids=lambda job: job.__name__
+)
+def test_the_loss_of_a_process_or_a_node(job: Job, expected: dict[int, float]) -> None:
+    assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "1")
+    assert job.starts()[1]["resumed_at_step"] >= 20
+    assert job.losses() == pytest.approx(expected, rel=1e-4)
+
+
+@asks(one_daemon_lost)
+def test_a_node_that_does_not_answer(job: Job) -> None:
+    assert job.starts()[1]["resumed_at_step"] >= 20
+
+
+@asks(poisoned)
+def test_a_poisoned_job_stops_and_says_so(job: Job) -> None:
+    assert (job.fact("JobState"), job.fact("Restarts")) == ("FAILED", "2")
+    assert job.fact("ExitCode") == "2:0"
+    assert "died 2 times after step 0" in job.log
+    assert "not requeued" in job.log
+
+
+@asks(measured_in_parts)
+def test_parts_of_a_measurement_merge_to_the_whole(job: Job) -> None:
+    folder = job.run_folder.parent
+    parts = sorted(map(str, (folder / "parts").glob("[0-9]*")))
+    assert len(parts) == 3
+    assert main(["merge", *parts, "--out", str(folder / "parts/merged")]) == 0
+    whole, merged = read_results(folder / "whole"), read_results(folder / "parts/merged")
+    for name in ("losses", "tokens", "influence", "recovery", "costs", "summary"):
+        pd.testing.assert_frame_equal(getattr(whole, name), getattr(merged, name))
+
+
+@asks(chained)
+def test_the_chain_of_figure_2(job: Job) -> None:
+    assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "1")
+    folder = job.run_folder.parent / "figure"
+    assert (folder / "figure2.png").read_bytes().startswith(b"\x89PNG")
+    assert read_results(folder / "merged").meta["merged_from"] == [f"{folder}/0", f"{folder}/1"]
