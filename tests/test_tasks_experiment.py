@@ -18,9 +18,9 @@ from olmo_sparsity.tasks.results import SCHEMA, Row, format_table, read_results,
 from olmo_sparsity.tasks.samples import Samples
 from olmo_sparsity.tasks.schemes import SCHEMES, PositionSettings, place
 from olmo_sparsity.tasks.scratchpad_parity import ScratchpadParity
-from olmo_sparsity.tasks.settings import ExperimentSettings, build_task, load_settings
+from olmo_sparsity.tasks.settings import ExperimentSettings, load_settings
 from olmo_sparsity.tasks.sparse_parity import SparseParity
-from olmo_sparsity.tasks.trial import Trial, build, measure, train
+from olmo_sparsity.tasks.trial import Bench, Trial, build, measure, train
 
 CPU = torch.device("cpu")
 
@@ -112,12 +112,10 @@ def test_coupled_ids_are_spread_as_they_are_coupled() -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_every_scheme_trains_and_is_tested(scheme: str, tmp_path: Path) -> None:
-    settings = make(tmp_path, schemes=[scheme])
-    task = build_task(settings)
-    trial = Trial(scheme, None, 1)
-    model, losses = train(settings, task, task, trial, CPU, lambda step, loss: None)
+    bench, trial = Bench(make(tmp_path, schemes=[scheme]), CPU), Trial(scheme, None, 1)
+    model, losses = train(bench, trial, lambda step, loss: None)
     assert [step for step, _ in losses] == [3]
-    rows = measure(settings, "scratchpad_parity", task, trial, model, CPU)
+    rows = measure(bench, trial, model)
     assert [row.length for row in rows] == [4, 8]
     for row in rows:
         assert row.low <= row.exact_match <= row.high
@@ -128,13 +126,13 @@ def test_every_scheme_trains_and_is_tested(scheme: str, tmp_path: Path) -> None:
 def test_what_a_scheme_is_told_about_positions(tmp_path: Path) -> None:
     """RoPE sees differences only, NoPE nothing; ALiBi distances."""
     settings = make(tmp_path, schemes=["rope", "nope", "alibi"])
-    task = build_task(settings)
+    bench = Bench(settings, CPU)
     tokens = torch.randint(0, 3, (2, 8), generator=torch.Generator().manual_seed(0))
     near, shifted = torch.arange(8)[None].expand(2, 8), 4 + torch.arange(8)[None].expand(2, 8)
     spread = near * torch.tensor([1])[:, None] + 5 * (near > 3)
     for scheme, sees_gaps in (("rope", True), ("nope", False), ("alibi", True)):
         torch.manual_seed(0)
-        model = build(settings, task, task, scheme).eval()
+        model = build(bench, scheme).eval()
         here, there, apart = (model(tokens, p)[0] for p in (near, shifted, spread))
         torch.testing.assert_close(here, there)
         assert torch.allclose(here, apart, atol=1e-5) != sees_gaps, scheme
@@ -151,10 +149,9 @@ def test_what_ppc_learns_it_does_freely(tmp_path: Path) -> None:
         optimizer={"learning_rate": 5e-3, "warmup_steps": 20},
         training={"num_steps": 300, "batch_size": 64},
     )
-    task = build_task(settings)
-    trial = Trial("ppc", None, 0)
-    model, losses = train(settings, task, task, trial, CPU, lambda step, loss: None)
-    (row,) = measure(settings, "scratchpad_parity", task, trial, model, CPU)
+    bench, trial = Bench(settings, CPU), Trial("ppc", None, 0)
+    model, losses = train(bench, trial, lambda step, loss: None)
+    (row,) = measure(bench, trial, model)
     assert losses[-1][1] < losses[0][1] / 4
     assert row.exact_match > 0.95
     assert row.id_accuracy is not None
@@ -169,11 +166,10 @@ def test_a_growing_k_starts_at_one(tmp_path: Path) -> None:
         test_lengths=[20], train_ks=[6], test_ks=[2],
         training={"num_steps": 100, "batch_size": 200, "grow_k_steps": 60},
     )  # fmt: skip
-    largest = []
+    bench, largest = Bench(settings, CPU), []
     for step in (1, 10, 30, 60):
-        generator = np.random.default_rng(0)
         samples = module._draw_training(
-            settings, SparseParity(), Trial("rope", 6, 0), generator, 20, step
+            bench, Trial("rope", 6, 0), np.random.default_rng(0), 20, step
         )
         assert samples.num_relevant_B is not None
         largest.append(samples.num_relevant_B.max())
@@ -289,7 +285,10 @@ K = {"task": {"name": "sparse_parity"}, "schemes": ["rope"], "train_lengths": [2
         ({"train_lengths": [5, 3]}, r"train_lengths=\[5, 3\] must be \[shortest, longest\]"),
         ({"train_ks": [2], "test_ks": [2]}, "this task has no k; remove it"),
         ({"schemes": ["rope"], "positions": {"num_chunks": 3}}, "positions.num_chunks=3 is set"),
-        ({"positions": {"aligned_cuts": True}}, "positions.aligned_cuts=True is set"),
+        (
+            {"schemes": ["rope"], "positions": {"aligned_cuts": True}},
+            "positions.aligned_cuts=True is set",
+        ),
         ({"schemes": ["rope"], "coupling": {"embed_ids": False}}, "coupling.embed_ids=False is"),
         ({"model": {"alibi": True}}, "model.alibi=True is set, but the scheme decides it"),
         ({"model": {"vocab_size": 9}}, "model.vocab_size=9 is set, but the task decides it"),

@@ -35,7 +35,7 @@ from olmo_sparsity.tasks.settings import (
     load_settings,
     tests,
 )
-from olmo_sparsity.tasks.trial import Trial, measure, train
+from olmo_sparsity.tasks.trial import Bench, Trial, measure, train
 from olmo_sparsity.versions import code_version, versions
 
 
@@ -106,10 +106,10 @@ def run_trial(
     report: Callable[[int, float], None],
 ) -> dict[str, Any]:
     started, cpu_started = time.perf_counter(), time.process_time()
-    task, test_task = build_task(settings), build_task(settings, test=True)
-    model, history = train(settings, task, test_task, trial, device, report)
+    bench = Bench(settings, device)
+    model, history = train(bench, trial, report)
     trained = time.perf_counter()
-    rows = measure(settings, settings.task["name"], test_task, trial, model, device)
+    rows = measure(bench, trial, model)
     return {
         "rows": [dataclasses.asdict(row) for row in rows],
         "losses": history,

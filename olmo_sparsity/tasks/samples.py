@@ -32,7 +32,8 @@ class Samples:
 
     response_ids_BR: np.ndarray | None = None
     unit: int = 1
-    """Tokens that belong together, from the first on: PoSE's aligned cuts fall between units."""
+    """Tokens that belong together, from the first on, or so many coupled IDs: aligned cuts fall
+    between units."""
 
     num_relevant_B: np.ndarray | None = None
     """k: how many places the response depends on. None: the task does not count them."""

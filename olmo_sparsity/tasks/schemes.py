@@ -45,7 +45,7 @@ class PositionSettings:
     """Runs of consecutive IDs that a training sample is cut into (pose, coupled, ppc)."""
 
     aligned_cuts: bool = False
-    """Whether cuts fall only between a task's units, such as a mark and its bit (pose)."""
+    """Whether cuts fall only between a task's units, such as a mark and its bit."""
 
 
 def num_ids_needed(task: Task, scheme: str, length: int, num_tokens: int) -> int:
@@ -72,6 +72,7 @@ def place(
     """positions_BL of prompt and response."""
     num_samples = samples.num_samples
     length = samples.prompt_BP.shape[1] + samples.response_BR.shape[1]
+    unit = samples.unit if settings.aligned_cuts else 1
     if scheme == "randomized":
         return randomized_batch(generator, num_samples, length, num_ids)
     if scheme in COUPLED:
@@ -80,12 +81,12 @@ def place(
         ids_BL = np.concatenate((samples.prompt_ids_BP, samples.response_ids_BR), axis=1)
         if not training:
             return ids_BL
+        largest = int(ids_BL.max())
         spread_BM = pose_batch(
-            generator, num_samples, int(ids_BL.max()), num_ids, num_chunks=settings.num_chunks
+            generator, num_samples, largest, num_ids, num_chunks=settings.num_chunks, unit=unit
         )
         return spread_ids(ids_BL, spread_BM)
     if scheme == "pose" and training:
-        unit = samples.unit if settings.aligned_cuts else 1
         return pose_batch(
             generator, num_samples, length, num_ids, num_chunks=settings.num_chunks, unit=unit
         )

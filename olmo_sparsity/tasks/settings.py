@@ -202,7 +202,7 @@ def _refuse_unused(settings: ExperimentSettings, require: Callable[[bool, str], 
     no_chunks = f"no scheme cuts chunks ({', '.join(CHUNKED)} do)"
     needs(bool(schemes & set(CHUNKED)), "positions.num_chunks", positions.num_chunks, 4, no_chunks)
     aligned = positions.aligned_cuts
-    needs("pose" in schemes, "positions.aligned_cuts", aligned, False, "pose is not among schemes")
+    needs(bool(schemes & set(CHUNKED)), "positions.aligned_cuts", aligned, False, no_chunks)
     no_spread = f"no scheme spreads IDs ({', '.join(SPREAD)} do)"
     needs(bool(schemes & set(SPREAD)), "positions.num_ids", positions.num_ids, None, no_spread)
     uncoupled = f"no scheme couples IDs ({', '.join(COUPLED)} do)"

@@ -21,12 +21,18 @@ from torch import Tensor
 from olmo_sparsity.model.coupling import PositionCoupling, score
 from olmo_sparsity.model.load import build_model
 from olmo_sparsity.tasks.results import Row, wilson
-from olmo_sparsity.tasks.samples import Samples, Task
+from olmo_sparsity.tasks.samples import Samples
 from olmo_sparsity.tasks.schemes import COUPLED, place
-from olmo_sparsity.tasks.settings import ExperimentSettings, num_ids, tests, training_lengths
+from olmo_sparsity.tasks.settings import (
+    ExperimentSettings,
+    build_task,
+    num_ids,
+    tests,
+    training_lengths,
+)
 from olmo_sparsity.training.optim import build_optimizer, learning_rate
 
-_TRAIN, _TEST = 0, 1  # streams of random numbers that never meet
+_TRAIN, _TEST, _TEST_IDS = 0, 1, 2  # streams of random numbers that never meet
 _TEST_BATCH = 100
 _LOG_EVERY = 100
 
@@ -43,61 +49,61 @@ class Trial:
         return f"{self.scheme}{k}_seed{self.seed}"
 
 
+class Bench:
+    """What all trials of an experiment share."""
+
+    def __init__(self, settings: ExperimentSettings, device: torch.device) -> None:
+        self.settings, self.device = settings, device
+        self.task, self.test_task = build_task(settings), build_task(settings, test=True)
+
+
 Report = Callable[[int, float], None]
 """Told the steps done and the loss, after every step."""
 
 
-def build(
-    settings: ExperimentSettings, task: Task, test_task: Task, scheme: str
-) -> PositionCoupling:
-    size = len(task.vocabulary)
-    ids = num_ids(settings, task, test_task, scheme)
+def build(bench: Bench, scheme: str) -> PositionCoupling:
+    settings, rotates = bench.settings, scheme not in ("nope", "alibi")
+    size = len(bench.task.vocabulary)
+    ids = num_ids(settings, bench.task, bench.test_task, scheme)
     model = replace(
         settings.model,
         vocab_size=size,
         embedding_size=size,
         max_sequence_length=ids,
-        rope=scheme not in ("nope", "alibi"),
+        rope=rotates,
         alibi=scheme == "alibi",
-        # Nothing is rotated without RoPE, and then the share of it would be refused.
-        rotary_fraction=settings.model.rotary_fraction if scheme not in ("nope", "alibi") else 1.0,
+        rotary_fraction=settings.model.rotary_fraction if rotates else 1.0,
     )
-    coupled, coupling = scheme in COUPLED, settings.coupling
     return PositionCoupling(
         build_model(model),
         ids,
-        embed_ids=coupled and coupling.embed_ids,
+        embed_ids=scheme in COUPLED and settings.coupling.embed_ids,
         predict_ids=scheme == "ppc",
-        id_loss_weight=coupling.id_loss_weight,
-    )
+        id_loss_weight=settings.coupling.id_loss_weight,
+    ).to(bench.device)
 
 
 def train(
-    settings: ExperimentSettings,
-    task: Task,
-    test_task: Task,
-    trial: Trial,
-    device: torch.device,
-    report: Report,
+    bench: Bench, trial: Trial, report: Report
 ) -> tuple[PositionCoupling, list[tuple[int, float]]]:
     """The trained model, and (step, mean loss since the last entry)."""
+    settings = bench.settings
     torch.manual_seed(trial.seed)
-    model = build(settings, task, test_task, trial.scheme).to(device).train()
+    model = build(bench, trial.scheme).train()
     optimizer = build_optimizer(model, settings.optimizer)
     generator = np.random.default_rng([trial.seed, _TRAIN])
-    lengths = training_lengths(settings, task)
+    lengths = training_lengths(settings, bench.task)
     num_steps = settings.training.num_steps
     history: list[tuple[int, float]] = []
     recent: list[float] = []
     for step in range(1, num_steps + 1):
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(settings.optimizer, step, num_steps)
-        length = int(generator.choice(lengths))
-        samples = _draw_training(settings, task, trial, generator, length, step)
-        tokens_BL, ids_BL, response_BL = _tensors(
-            settings, trial.scheme, samples, generator, model.num_ids, device, training=True
+        samples = _draw_training(bench, trial, generator, int(generator.choice(lengths)), step)
+        positions_BL = place(
+            trial.scheme, samples, generator, settings.positions, model.num_ids, training=True
         )
-        loss = model.loss(tokens_BL, ids_BL, response_BL).total
+        loss = model.loss(*_tensors(bench, samples, positions_BL)).total
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), settings.training.max_grad_norm)
@@ -111,84 +117,57 @@ def train(
 
 
 def _draw_training(
-    settings: ExperimentSettings,
-    task: Task,
-    trial: Trial,
-    generator: np.random.Generator,
-    length: int,
-    step: int,
+    bench: Bench, trial: Trial, generator: np.random.Generator, length: int, step: int
 ) -> Samples:
-    k_B = None
+    training, k_B = bench.settings.training, None
     if trial.train_k is not None:
-        largest, growing = trial.train_k, settings.training.grow_k_steps
-        if step < growing:
-            largest = 1 + (largest - 1) * step // growing
-        largest = min(largest, task.largest_k(length) or largest)
-        k_B = generator.integers(1, largest + 1, size=settings.training.batch_size)
-    return task.sample(generator, settings.training.batch_size, length, k_B)
+        largest = trial.train_k
+        if step < training.grow_k_steps:
+            largest = 1 + (largest - 1) * step // training.grow_k_steps
+        largest = min(largest, bench.task.largest_k(length) or largest)
+        k_B = generator.integers(1, largest + 1, size=training.batch_size)
+    return bench.task.sample(generator, training.batch_size, length, k_B)
 
 
 def _tensors(
-    settings: ExperimentSettings,
-    scheme: str,
-    samples: Samples,
-    generator: np.random.Generator,
-    ids: int,
-    device: torch.device,
-    *,
-    training: bool,
+    bench: Bench, samples: Samples, positions_BL: np.ndarray
 ) -> tuple[Tensor, Tensor, Tensor]:
     """tokens_BL, ids_BL and response_BL, true over the response."""
-    positions_BL = place(scheme, samples, generator, settings.positions, ids, training=training)
     tokens_BL = np.concatenate((samples.prompt_BP, samples.response_BR), axis=1)
     response_BL = np.zeros(tokens_BL.shape, dtype=bool)
     response_BL[:, samples.prompt_BP.shape[1] :] = True
     tokens, positions, response = (
-        torch.from_numpy(np.ascontiguousarray(array)).to(device)
+        torch.from_numpy(np.ascontiguousarray(array)).to(bench.device)
         for array in (tokens_BL, positions_BL, response_BL)
     )
     return tokens, positions, response
 
 
-def measure(
-    settings: ExperimentSettings,
-    task_name: str,
-    test_task: Task,
-    trial: Trial,
-    model: PositionCoupling,
-    device: torch.device,
-) -> list[Row]:
-    """Every scheme and seed of training meets the same test samples."""
-    rows = []
-    for length, k in tests(settings, test_task):
-        generator = np.random.default_rng([_TEST, length, k or 0])
-        rows.append(
-            _measure_once(
-                settings, task_name, test_task, trial, model, device, generator, length, k
-            )
-        )
-    return rows
+def measure(bench: Bench, trial: Trial, model: PositionCoupling) -> list[Row]:
+    return [
+        _measure_at(bench, trial, model, length, k)
+        for length, k in tests(bench.settings, bench.test_task)
+    ]
 
 
-def _measure_once(
-    settings: ExperimentSettings,
-    task_name: str,
-    test_task: Task,
-    trial: Trial,
-    model: PositionCoupling,
-    device: torch.device,
-    generator: np.random.Generator,
-    length: int,
-    k: int | None,
+def _measure_at(
+    bench: Bench, trial: Trial, model: PositionCoupling, length: int, k: int | None
 ) -> Row:
+    settings = bench.settings
+    # Every scheme and every seed of training meets the same samples.
+    drawing, placing = (
+        np.random.default_rng([stream, length, k or 0]) for stream in (_TEST, _TEST_IDS)
+    )
+    num_samples = settings.num_test_samples
     num_exact = num_tokens = num_right = num_right_ids = num_forced = 0
     # A batch at a time, also where one would do: a task may draw its k once for a whole batch.
-    for start in range(0, settings.num_test_samples, _TEST_BATCH):
-        size = min(_TEST_BATCH, settings.num_test_samples - start)
-        samples = test_task.sample(generator, size, length, k)
-        tokens_BL, ids_BL, _ = _tensors(
-            settings, trial.scheme, samples, generator, model.num_ids, device, training=False
+    for start in range(0, num_samples, _TEST_BATCH):
+        size = min(_TEST_BATCH, num_samples - start)
+        samples = bench.test_task.sample(drawing, size, length, k)
+        positions_BL = place(
+            trial.scheme, samples, placing, settings.positions, model.num_ids, training=False
         )
+        tokens_BL, ids_BL, _ = _tensors(bench, samples, positions_BL)
         num_prompt, num_response = samples.prompt_BP.shape[1], samples.response_BR.shape[1]
         response_BR, response_ids_BR = tokens_BL[:, num_prompt:], ids_BL[:, num_prompt:]
         found = model.generate(
@@ -205,10 +184,10 @@ def _measure_once(
         num_right += int(right.token_BR.sum())
         num_right_ids += int(right.id_BR.sum())
         num_forced += int((forced.tokens_BR == response_BR).sum())
-    exact_match = num_exact / settings.num_test_samples
-    low, high = wilson(exact_match, settings.num_test_samples)
+    exact_match = num_exact / num_samples
+    low, high = wilson(exact_match, num_samples)
     return Row(
-        task=task_name,
+        task=settings.task["name"],
         scheme=trial.scheme,
         seed=trial.seed,
         train_k=trial.train_k,
@@ -220,5 +199,5 @@ def _measure_once(
         low=low,
         high=high,
         teacher_forced=num_forced / num_tokens,
-        num_samples=settings.num_test_samples,
+        num_samples=num_samples,
     )
