@@ -31,14 +31,14 @@ from olmo_sparsity.model.load import build_model
 from olmo_sparsity.tasks.samples import Task
 from olmo_sparsity.tasks.scratchpad_parity import ScratchpadParity
 from olmo_sparsity.tasks.settings import TASKS, ExperimentSettings
-from olmo_sparsity.tasks.trial import Trial, train
+from olmo_sparsity.tasks.trial import Bench, Trial, train
 
 BATCH, LENGTH, NUM_IDS, WARM_UP_STEPS = 128, 20, 256, 3
 
 
 def settings_of(scheme: str, num_steps: int) -> ExperimentSettings:
     """Two layers of width 64, as GPT-NeoX is: a quarter of each head rotated."""
-    settings = ExperimentSettings()
+    settings = ExperimentSettings(task={"name": "scratchpad_parity"})
     settings.schemes, settings.seeds = [scheme], [0]
     settings.train_lengths, settings.test_lengths = [LENGTH, LENGTH], [LENGTH]
     settings.positions.num_ids = NUM_IDS
@@ -52,12 +52,9 @@ def settings_of(scheme: str, num_steps: int) -> ExperimentSettings:
 def ours(scheme: str, num_steps: int) -> float:
     """tokens/s of the experiment's own training function."""
     marks: list[float] = []
-    settings = settings_of(scheme, WARM_UP_STEPS + num_steps)
-    task = ScratchpadParity()
-    train(
-        settings, task, task, Trial(scheme, None, 0), torch.device("cpu"),
-        lambda step, loss: marks.append(time.process_time()),
-    )  # fmt: skip
+    bench = Bench(settings_of(scheme, WARM_UP_STEPS + num_steps), torch.device("cpu"))
+    trial = Trial(scheme, None, seed=0)
+    train(bench, trial, lambda step, loss: marks.append(time.process_time()))
     return BATCH * (2 * LENGTH + 1) * num_steps / (marks[-1] - marks[WARM_UP_STEPS - 1])
 
 
