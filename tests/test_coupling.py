@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -16,6 +17,9 @@ from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.coupling import PositionCoupling, Response, score
 from olmo_sparsity.model.load import build_model
+from olmo_sparsity.tasks.experiment import run_settings
+from olmo_sparsity.tasks.schemes import SCHEMES
+from olmo_sparsity.tasks.settings import build_task, load_settings
 
 VOCAB, NUM_IDS, NUM_PROMPT = 13, 60, 7
 
@@ -255,13 +259,14 @@ def test_batches_that_do_not_fit_are_refused() -> None:
         given.generate(tokens_BL, ids_BL, 4, RESPONSE_IDS)
 
 
-# --- the example --------------------------------------------------------------------------------
+# --- the examples -------------------------------------------------------------------------------
 
-OWN_TASK = (Path(__file__).parents[1] / "docs/own_task.md").read_text()
+ROOT = Path(__file__).parents[1]
+OWN_TASK = re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_task.md").read_text(), re.DOTALL)
 
 
 def test_the_example_of_an_own_task_runs(capsys: pytest.CaptureFixture[str]) -> None:
-    (code,) = re.findall(r"```python\n(.*?)```", OWN_TASK, flags=re.DOTALL)
+    code, _ = OWN_TASK
     assert len(code.splitlines()) < 60
     for long, short in (("= 3000, 160", "= 40, 40"), ("(20, 40, 60, 100)", "(3, 30)")):
         assert long in code
@@ -271,3 +276,25 @@ def test_the_example_of_an_own_task_runs(capsys: pytest.CaptureFixture[str]) -> 
     assert float(names["loss"].id.detach()) < 2.5  # far below the ln 40 of guessing
     assert re.findall(r"^(\d+): exact [01]\.\d\d", capsys.readouterr().out, re.M) == ["3", "30"]
     assert names["found"].tokens_BR.shape == (50, 30)
+
+
+def test_the_same_task_runs_under_every_scheme(tmp_path: Path) -> None:
+    _, code = OWN_TASK
+    (tmp_path / "backwards_task.py").write_text(code)
+    settings = load_settings(
+        ROOT / "configs/tasks/scratchpad_parity_quick.yaml",
+        [
+            f"--task.name={tmp_path}/backwards_task.py:Backwards",
+            f"--output={tmp_path}/out",
+            "--seeds=[1]",
+            "--test_lengths=[6]",
+            "--num_test_samples=20",
+            "--training.num_steps=2",
+        ],
+    )
+    task = build_task(settings)
+    samples = task.sample(np.random.default_rng(0), 20, 6)
+    np.testing.assert_array_equal(task.solve(samples), samples.response_BR)
+    rows = run_settings(settings)
+    assert {row.scheme for row in rows} == set(settings.schemes) == set(SCHEMES)
+    assert all(0 <= row.token_accuracy <= 1 for row in rows)
