@@ -1,6 +1,6 @@
 """Ask a trained model what its losses depend on.
 
-from analysis import Scorer, Windows, context_losses, influence_map, load_model
+from analysis import Scorer, Windows, context_losses, influence_map, load_model, recover
 
 No name here may be that of a module, which would hide it.
 """
@@ -13,8 +13,9 @@ _HOME = {
     "load_model": "olmo_sparsity.model.load",
     "context_losses": "analysis.losses",
     "influence_map": "analysis.influence",
+    "recover": "analysis.recovery",
     "summarize": "analysis.recovery",
-    "Settings": "analysis.measure",
+    "Settings": "analysis.settings",
     "Scorer": "analysis.scoring",
     "Windows": "analysis.windows",
     "read_results": "analysis.results",

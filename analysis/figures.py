@@ -26,7 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.results import Results
+from analysis.results import Results, main_set
 from olmo_sparsity.errors import ConfigError
 
 _SUFFIXES = (".png", ".pdf", ".svg")
@@ -361,9 +361,7 @@ def _lengths(rows: pd.DataFrame, value: str, low: str, high: str) -> np.ndarray:
 
 
 def _target_set(results: Results) -> str:
-    """Large gaps where there are such targets; a measurement of planted documents has others."""
-    found = results.recovery.target_set.unique().tolist()
-    return "gap" if "gap" in found or not found else found[0]
+    return main_set(results.recovery.target_set) or "gap"
 
 
 def _threshold(results: Results) -> float | None:

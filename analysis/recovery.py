@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.influence import Choice
-from analysis.losses import NOTHING
+from analysis.influence import SELECTORS, Choice, Question
+from analysis.losses import NOTHING, context_losses
 from analysis.scoring import Scorer, long_row
-from analysis.windows import Block
+from analysis.windows import Block, Windows
 
 NUM_RESAMPLES = 2000
 
@@ -66,6 +66,46 @@ def set_losses(
     return SetLosses(loss_TK, kl_TK, np.array(kl_short)[:, 0])
 
 
+def recover(
+    scorer: Scorer,
+    document: np.ndarray,
+    windows: Windows,
+    *,
+    selector: str = "add_one",
+    ks: tuple[int, ...] = (1, 2, 4, 8, 16),
+    targets: np.ndarray | None = None,
+    foreign: np.ndarray | None = None,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """What the k most influential far tokens of each target give back, one row a target and k.
+
+    `targets` are places in the document (default: every one with a full long window). With
+    `foreign`, N − S tokens of another document, the candidates are those instead: the control that
+    belongs beside every recovery. `far` holds the chosen places, the most influential first.
+    """
+    wanted = np.arange(windows.long, len(document)) if targets is None else np.asarray(targets)
+    losses = context_losses(scorer, document, windows)
+    rows = []
+    for own in windows.blocks(document):
+        inside = wanted[(wanted >= own.start) & (wanted < own.start + own.num_targets)] - own.start
+        if not len(inside):
+            continue
+        block = own if foreign is None else own.with_far(foreign)
+        generator = np.random.default_rng([seed, own.start])
+        choice = SELECTORS[selector](scorer, Question(block, own, inside, max(ks), generator))
+        found = set_losses(scorer, block, own, inside, choice, ks, with_kl=False)
+        for row, target in enumerate((own.start + inside).tolist()):
+            here = target - windows.long
+            far = own.start - windows.long + choice.far_TK[row]
+            rows += [
+                (target, k, losses.loss_short[here], found.loss_TK[row, column],
+                 losses.loss_long[here], far[:k].tolist())
+                for column, k in enumerate(ks)
+            ]  # fmt: skip
+    columns = ["target", "k", "loss_short", "loss_set", "loss_long", "far"]
+    return pd.DataFrame(rows, columns=columns)
+
+
 # --- statistics -----------------------------------------------------------------------------------
 
 KEYS = ["document", "target"]
@@ -80,10 +120,10 @@ def summarize(losses: pd.DataFrame, recovery: pd.DataFrame, seed: int = 0) -> pd
     by = ["target_set", "selector", "control", "k", *KEYS]
     values = ["regained", "gap", "kl_set", "kl_short"]
     means = rows.groupby(by, as_index=False)[values].mean()
-    # Nothing is to be recovered where the gap is zero: its targets are measured in the mean gap of
-    # those chosen by gap, as if there were one.
-    by_gap = means[means.target_set == "gap"].gap.mean()
-    means.loc[means.target_set == "zero_gap", "gap"] = by_gap
+    # Where there is no gap, nothing is to be recovered: those targets are measured in the mean gap
+    # of the others.
+    for without, having in WITHOUT_GAP.items():
+        means.loc[means.target_set == without, "gap"] = means[means.target_set == having].gap.mean()
     found = []
     for (target_set, selector), part in means.groupby(["target_set", "selector"]):
         for k, at_k in part.groupby("k"):
@@ -99,6 +139,9 @@ SUMMARY_COLUMNS = [
     "target_set", "selector", "control", "k", "recovery", "low", "high",
     "excess", "excess_low", "excess_high", "kl_removed", "num_targets", "num_documents",
 ]  # fmt: skip
+
+WITHOUT_GAP = {"zero_gap": "gap", "planted_removed": "planted"}
+"""Target sets that must show nothing, and the set whose mean gap is their unit."""
 
 
 def _rows_of(own: pd.DataFrame, foreign: pd.DataFrame, seed: int) -> Iterator[dict]:

@@ -24,7 +24,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.figures import figure2_svg
-from analysis.results import Results
+from analysis.results import Results, main_set
 
 _FOLDER = Path(__file__).parent
 _SETS = {
@@ -32,6 +32,7 @@ _SETS = {
     "content": "rare token seen far back",
     "zero_gap": "gap near zero",
     "planted": "planted dependency",
+    "planted_removed": "planted dependency, taken out",
 }
 
 
@@ -233,7 +234,7 @@ def _gate_note(closed: bool, verdict: str, why: str) -> str:
 
 def _headline(results: Results) -> str:
     rows = _paired(results.summary)
-    rows = rows[rows.target_set == ("gap" if "gap" in set(rows.target_set) else "planted")]
+    rows = rows[rows.target_set == main_set(rows.target_set)]
     rows = rows.dropna(subset=["excess"])
     if not len(rows):
         return '<p class="headline">No target had influential tokens searched for.</p>'

@@ -3,11 +3,12 @@
 Place in the flow: after recovery and dependencies, before figures and report. Never imports torch.
 
 A folder of results is written in two stages. While documents are measured, `identity.json` says
-what is being measured and `parts/000000/`, `parts/000001/`, … each hold the rows of the documents
-listed in their `finished.json`. Every part appears by one rename, so a process killed at any moment
-leaves whole parts, and at worst a `.tmp` folder that the next start removes. `consolidate` then
-turns parts into one Parquet file per table beside `finished.json` and `meta.json`. A document
-found in both stages is taken from its part, so `consolidate` may be killed and repeated too.
+what is being measured and `parts/000000/`, `parts/000005/`, … each hold the rows of the documents
+listed in their `finished.json`, and are named after the first of them: processes that share the
+documents can share the folder. Every part appears by one rename, so a process killed at any moment
+leaves whole parts, and at worst a `.tmp` folder that `consolidate` removes. `consolidate` turns
+parts into one Parquet file per table beside `finished.json` and `meta.json`. A document found in
+both stages is taken from its part, so `consolidate` may be killed and repeated too.
 
 The rows of a table are sorted by its columns from left to right. Who measured which document, and
 in which order, leaves no trace in the bytes. docs/formats.md explains every column.
@@ -19,7 +20,7 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ import pyarrow.parquet as pq
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.files import publish, write_atomically
 
-Columns = dict[str, np.ndarray | list]
+Columns = Mapping[str, np.ndarray | list]
 
 # fmt: off
 _TYPES = {"int": pa.int32(), "large": pa.int64(), "real": pa.float32(), "wide": pa.float64(),
@@ -49,6 +50,7 @@ def _schema(**columns: str) -> pa.Schema:
 # fmt: off
 ROWS_BY_DOCUMENT = {
     "tokens": _schema(document="int", place="int", token_id="int", text="text"),
+    "planted": _schema(document="int", place="int"),
     "losses": _schema(
         document="int", target="int", token_id="int", loss_long="real", loss_short="real",
         half="text",
@@ -67,7 +69,8 @@ ROWS_OF_SUMMARY = {
     "summary": _schema(
         target_set="text", selector="text", control="text", k="int", recovery="wide?", low="wide?",
         high="wide?", excess="wide?", excess_low="wide?", excess_high="wide?", kl_removed="wide?",
-        num_targets="int", num_documents="int", token_forwards_per_target="wide?",
+        hit_rate="wide?", hit_low="wide?", hit_high="wide?", num_targets="int",
+        num_documents="int", token_forwards_per_target="wide?",
     ),
     "dependencies": _schema(
         target_set="text", selector="text", kind="text", share="wide?", base_share="wide?",
@@ -84,6 +87,7 @@ class Results:
     """One finished measurement. Columns of the tables: `SCHEMAS` and docs/formats.md."""
 
     tokens: pd.DataFrame
+    planted: pd.DataFrame
     losses: pd.DataFrame
     influence: pd.DataFrame
     recovery: pd.DataFrame
@@ -91,6 +95,11 @@ class Results:
     summary: pd.DataFrame
     dependencies: pd.DataFrame
     meta: dict[str, Any]
+
+
+def main_set(target_sets: Iterable[str]) -> str | None:
+    """The target set that a measurement is about; the others are controls."""
+    return next((name for name in ("gap", "planted") if name in set(target_sets)), None)
 
 
 class ResultWriter:
@@ -117,8 +126,6 @@ class ResultWriter:
             if any(self.folder.glob("*.parquet")) or any(parts.iterdir()):
                 raise DataError(f"{identity_path} is missing beside results; use another folder")
             _write_json(identity_path, identity)
-        for leftover in parts.glob("*.tmp"):
-            shutil.rmtree(leftover)
         self._finished = set(_documents_of(self.folder))
         self._buffer: dict[int, dict[str, pa.Table]] = {}
         self._flushed_at = time.monotonic()
@@ -127,7 +134,7 @@ class ResultWriter:
         """Documents that need not be measured again, those still in the buffer included."""
         return self._finished | self._buffer.keys()
 
-    def write(self, document: int, tables: dict[str, Columns]) -> None:
+    def write(self, document: int, tables: Mapping[str, Columns]) -> None:
         """All rows of one document, without their `document` column. {} marks a document as
         finished that has none (shorter than the window, say)."""
         assert document not in self.finished(), f"document {document} is written twice"
@@ -174,8 +181,15 @@ def consolidate(folder: Path, summary: dict[str, pd.DataFrame | dict], meta: dic
     _write_json(folder / "meta.json", meta | {"identity": identity})
     for part in _part_folders(folder):
         doomed = part.with_suffix(".tmp")  # from here on nobody reads it, however we are killed
+        shutil.rmtree(doomed, ignore_errors=True)
         part.rename(doomed)
+    for doomed in (folder / "parts").glob("*.tmp"):
         shutil.rmtree(doomed)
+
+
+def finished_documents(folder: Path) -> set[int]:
+    """Of all processes that measure into this folder."""
+    return set(_documents_of(folder))
 
 
 def read_parts(folder: Path) -> dict[str, pd.DataFrame]:
@@ -221,7 +235,8 @@ def merge(folders: list[Path], out: Path) -> None:
     _write_json(partial / "identity.json", identity)
     for folder in map(Path, folders):
         tables = {name: _collect(folder, name) for name in ROWS_BY_DOCUMENT}
-        _write_part(partial / "parts", tables, _documents_of(folder))
+        if documents := _documents_of(folder):
+            _write_part(partial / "parts", tables, documents)
     if out.exists():
         out.rmdir()
     publish(partial, out)
@@ -306,11 +321,10 @@ def _read_documents(path: Path) -> list[int]:
 
 
 def _write_part(parts: Path, tables: dict[str, pa.Table], documents: list[int]) -> None:
-    # Only folders that were never visible carry `.tmp`, and a number is not taken twice while its
-    # part exists. Two processes that pick the same number: the second rename fails, loudly.
-    taken = [int(path.stem) for path in parts.iterdir()]
-    final = parts / f"{max(taken, default=-1) + 1:06d}"
+    # Two processes that measured the same document: the second rename fails, loudly.
+    final = parts / f"{min(documents):06d}"
     partial = final.with_suffix(".tmp")
+    shutil.rmtree(partial, ignore_errors=True)  # of a process that was killed
     partial.mkdir()
     for name, table in tables.items():
         _write_table(partial / f"{name}.parquet", table)

@@ -7,19 +7,39 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from analysis.measure import Source
-from olmo_sparsity.config import CorpusConfig, DataConfig
+from olmo_sparsity.config import CorpusConfig, DataConfig, PlantedConfig
 from olmo_sparsity.config_file import load_config
 from olmo_sparsity.data.corpus import read_documents
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import tokenizer_fingerprint
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import LoadedModel, find_folder
+
+
+@dataclass(frozen=True)
+class Source:
+    """Documents as token ids; a document's index is its place in the source."""
+
+    name: str
+    fingerprint: str
+    documents: list[np.ndarray] = field(repr=False)
+    planted: list[np.ndarray] | None = None
+    """Only with planted dependencies: the places of the marks in each document of the first half;
+    the second half holds the same documents without them."""
+
+    num_too_short: int = 0
+    """Documents left out because they cannot hold what is planted."""
+
+    def same_text(self, one: int, other: int) -> bool:
+        period = len(self.documents) if self.planted is None else len(self.planted)
+        return one % period == other % period
+
 
 FORMS = "a prepared folder, embedded, c4, c4_files:GLOB or text:PATH"
 
@@ -56,6 +76,12 @@ def open_source(
     for document in documents:
         digest.update(len(document).to_bytes(8, "little") + document.astype("<u4").tobytes())
     return Source(name, digest.hexdigest(), documents)
+
+
+def planted_config(model_name: str) -> PlantedConfig:
+    """As the model was trained, or else the defaults."""
+    path = find_folder(model_name) / "config.yaml"
+    return load_config(path).data.planted if path.is_file() else PlantedConfig()
 
 
 def _data_of(model_name: str) -> DataConfig:

@@ -169,6 +169,7 @@ def _summary() -> dict[str, dict[str, list]]:
                     row += (excess, excess - spread, excess + spread) if own else (None,) * 3
                     row += (
                         0.8 * share,
+                        *(None,) * 3,
                         127 if target_set == "gap" else 20,
                         5,
                         5440.0 if selector == "add_one" else 410.0,
@@ -188,7 +189,8 @@ def _summary() -> dict[str, dict[str, list]]:
 
 SUMMARY_COLUMNS = (
     *("target_set", "selector", "control", "k", "recovery", "low", "high", "excess", "excess_low"),
-    *("excess_high", "kl_removed", "num_targets", "num_documents", "token_forwards_per_target"),
+    *("excess_high", "kl_removed", "hit_rate", "hit_low", "hit_high", "num_targets"),
+    *("num_documents", "token_forwards_per_target"),
 )
 DEPENDENCY_COLUMNS = (
     *("target_set", "selector", "kind", "share", "base_share", "enrichment", "low", "high"),
@@ -204,6 +206,7 @@ META: dict[str, Any] = {
     "seed": 0,
     "targets": {"threshold": THRESHOLD},
     "gate": {"loss_first": 4.31, "loss_repeated": 1.12, "drop": 3.19, "has_induction": True},
+    "longppl": {"key_share": 0.02, "num_key_tokens": 40, "longppl": 2.5, "ppl": 9.1},
     "counts": {"documents_measured": len(DOCUMENTS), "documents_too_short": 2},
     "versions": {"torch": "2.8.0"},
     "code": "0123abc",
@@ -249,7 +252,8 @@ def one_document(words: list[str], far_of: dict[int, list[int]], meta: dict) -> 
         document=0, token_id=0
     )
     return Results(
-        tokens=tokens, losses=losses, influence=influence, recovery=recovery,
+        tokens=tokens, planted=tokens[:0][["document", "place"]], losses=losses,
+        influence=influence, recovery=recovery,
         costs=pd.DataFrame({"document": [0], "selector": ["add_one"]}),
         summary=pd.DataFrame(SUMMARY["summary"]), dependencies=pd.DataFrame(
             {name: [] for name in DEPENDENCY_COLUMNS}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,13 +13,16 @@ import pandas as pd
 import pytest
 import torch
 
+from analysis.estimate import estimate
 from analysis.gate import repetition_drop
-from analysis.measure import Settings, Source, format_summary, measure, merge_shards
-from analysis.recovery import summarize
+from analysis.measure import measure, merge_shards
+from analysis.recovery import recover, summarize
 from analysis.results import ResultWriter, read_results
 from analysis.scoring import Scorer
-from analysis.sources import open_source
-from analysis.targets import TargetChooser, half_of, parse_share
+from analysis.settings import Settings
+from analysis.sources import Source, open_source
+from analysis.summary import format_summary, longppl
+from analysis.targets import GapTargets, GivenTargets, half_of, parse_share
 from analysis.windows import Windows
 from olmo_sparsity.config import ModelConfig, RunConfig
 from olmo_sparsity.errors import ConfigError, DataError
@@ -160,14 +164,14 @@ class Shortsighted(torch.nn.Module):
         self.inner, self.reach = model, reach
 
     def hidden(
-        self, tokens_BL: torch.Tensor, positions_BL: torch.Tensor, *rest: Any
+        self, tokens_BL: torch.Tensor, positions_BL: torch.Tensor, *rest: Any, **options: Any
     ) -> torch.Tensor:
         length = tokens_BL.shape[1]
         distance = torch.arange(length)[:, None] - torch.arange(length)[None]
         seen = (distance >= 0) & (distance < self.reach)
         bias = torch.zeros(length, length).masked_fill_(~seen, torch.finfo(torch.float).min)
         # One layer's reach would grow with depth, so the inner model has one.
-        return self.inner.hidden(tokens_BL, positions_BL, bias[None, None])
+        return self.inner.hidden(tokens_BL, positions_BL, bias[None, None], **options)
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -191,6 +195,83 @@ def test_a_model_that_sees_no_further_than_the_short_window_has_no_excess(
     rows = results.recovery
     at = short.loc[list(zip(rows.document, rows.target, strict=True))].to_numpy()
     np.testing.assert_allclose(rows.loss_set, at, atol=1e-5)
+
+
+def test_processes_of_one_launch_share_a_folder(
+    model: Any, source: Source, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("analysis.measure.PATIENCE_S", 0.0)
+    monkeypatch.setenv("RANK", "0")
+    with pytest.raises(DataError, match="a process is lost"):
+        measure(loaded(model), source, SETTINGS, tmp_path)
+    monkeypatch.setenv("RANK", "1")
+    assert not measure(loaded(model), source, SETTINGS, tmp_path)
+    monkeypatch.setenv("RANK", "0")
+    really, written = ResultWriter.write, []
+    monkeypatch.setattr(ResultWriter, "write", lambda self, n, t: written.append(n))
+    assert measure(loaded(model), source, SETTINGS, tmp_path)
+    assert not written, "the first start had finished its share"
+    monkeypatch.setattr(ResultWriter, "write", really)
+    for name, table in tables_of(measured).items():
+        pd.testing.assert_frame_equal(tables_of(tmp_path)[name], table)
+
+
+def test_two_models_answer_for_the_same_targets(
+    model: Any, source: Source, measured: Path, tmp_path: Path
+) -> None:
+    given = GivenTargets.read(measured, source)
+    other = build_model(model.config).eval()
+    measure(replace(loaded(other), fingerprint="other"), source, SETTINGS, tmp_path, targets=given)
+    keys = ["document", "target", "target_set"]
+    ours, theirs = (
+        read_results(folder).recovery[keys].drop_duplicates(ignore_index=True)
+        for folder in (tmp_path, measured)
+    )
+    pd.testing.assert_frame_equal(ours, theirs)
+    # A longer window keeps those of the targets that still have one.
+    longer = replace(SETTINGS, windows=Windows(20, 6))
+    measure(loaded(model), source, longer, tmp_path / "longer", targets=given)
+    kept = read_results(tmp_path / "longer").recovery[keys].drop_duplicates(ignore_index=True)
+    pd.testing.assert_frame_equal(kept, theirs[theirs.target >= 20].reset_index(drop=True))
+    with pytest.raises(DataError, match="other text"):
+        GivenTargets.read(measured, replace(source, fingerprint="else"))
+
+
+def test_the_estimate_is_near_what_it_takes(model: Any, source: Source, measured: Path) -> None:
+    text = estimate(loaded(model), source, SETTINGS)
+    costs = read_results(measured).costs
+    (said,) = re.findall(r"about ([\d.e+]+), [\d,]+ for each target", text)
+    # Selectors of the own candidates alone, without controls: a lower bound.
+    assert costs.token_forwards.sum() < float(said) < 20 * costs.token_forwards.sum()
+    assert f"{12 - len(read_results(measured).losses.document.unique())} too short" in text
+
+
+def test_recover_is_what_measure_does(model: Any, source: Source, measured: Path) -> None:
+    rows = read_results(measured).recovery.query("selector == 'add_one' and control == 'own'")
+    number = int(rows.document.iloc[0])
+    here = rows[rows.document == number].drop_duplicates(["target", "k"])
+    scorer = Scorer(model, torch.device("cpu"))
+    found = recover(
+        scorer, source.documents[number], SETTINGS.windows,
+        ks=SETTINGS.ks, targets=here.target.unique(),
+    )  # fmt: skip
+    both = found.merge(here[["target", "k", "loss_set"]], on=["target", "k"])
+    assert len(both) == len(found) == len(here)
+    np.testing.assert_allclose(both.loss_set_x, both.loss_set_y, atol=1e-5)
+    assert all(len(far) == k for far, k in zip(found.far, found.k, strict=True))
+
+
+def test_longppl_is_of_the_key_tokens() -> None:
+    losses = pd.DataFrame(
+        {"loss_short": [5.0, 5.0, 3.0, 4.5], "loss_long": [1.0, 2.5, 0.9, 2.5]}
+    )  # key: gap above 2 and loss_long below 2
+    assert longppl(losses) == {
+        "key_share": 0.5,
+        "num_key_tokens": 2,
+        "longppl": pytest.approx(np.exp(0.95)),
+        "ppl": pytest.approx(np.exp(6.9 / 4)),
+    }
 
 
 # --- the summary ----------------------------------------------------------------------------------
@@ -252,13 +333,13 @@ def test_intervals_cover_as_often_as_they_say() -> None:
 def test_targets_are_chosen_as_said() -> None:
     windows = Windows(6, 3)
     document = np.array([7, 1, 2, 3, 1, 2, 7, 1, 9, 2, 7])
-    chooser = TargetChooser(min_gap=0.5, common_tokens=frozenset({1, 2, 3}))
+    chooser = GapTargets(min_gap=0.5, common_tokens=frozenset({1, 2, 3}))
     gaps = [0.6, 0.001, 0.4, -0.002, 2.0]
     from analysis.losses import ContextLosses
 
     targets = np.arange(6, 11)
     losses = ContextLosses(targets, document[targets], np.zeros(5), np.array(gaps))
-    chosen = chooser.choose(document, losses, windows, np.random.default_rng(0))
+    chosen = chooser.choose(1, document, losses, windows, np.random.default_rng(0))
     assert chosen["gap"].tolist() == [0, 4]
     assert chosen["zero_gap"].tolist() == [1, 3]
     # 7 at place 6: far at 0, not near; 9 occurs nowhere before; 7 at place 10: far at 6, not near.
@@ -271,9 +352,9 @@ def test_the_threshold_is_a_quantile_with_a_floor() -> None:
     gaps = np.linspace(0, 1, 101)
     part = ContextLosses(np.arange(101), np.arange(101), np.zeros(101), gaps)
     documents = [np.arange(50)]
-    assert TargetChooser.fit([part], documents, 0.1, 0.2).min_gap == pytest.approx(0.9)
-    assert TargetChooser.fit([part], documents, 0.1, 0.95).min_gap == 0.95
-    assert TargetChooser.fit([part], documents, 1.0, 0.2).min_gap == -np.inf
+    assert GapTargets.fit([part], documents, 0.1, 0.2).min_gap == pytest.approx(0.9)
+    assert GapTargets.fit([part], documents, 0.1, 0.95).min_gap == 0.95
+    assert GapTargets.fit([part], documents, 1.0, 0.2).min_gap == -np.inf
     assert (parse_share("all"), parse_share("top10%")) == (1.0, 0.1)
 
 
@@ -282,7 +363,7 @@ class Parrot(torch.nn.Module):
 
     vocab_size = VOCAB
 
-    def hidden(self, tokens_BL: torch.Tensor, *_: Any) -> torch.Tensor:
+    def hidden(self, tokens_BL: torch.Tensor, *_: Any, last: int | None = None) -> torch.Tensor:
         logits = torch.zeros(*tokens_BL.shape, VOCAB)
         for row, tokens in enumerate(tokens_BL.tolist()):
             follows: dict[int, int] = {}
@@ -291,7 +372,7 @@ class Parrot(torch.nn.Module):
                     follows[tokens[place - 1]] = token
                 if token in follows:
                     logits[row, place, follows[token]] = 20.0
-        return logits
+        return logits if last is None else logits[:, -last:]
 
     def unembed(self, hidden: torch.Tensor) -> torch.Tensor:
         return hidden

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from olmo_sparsity.config import PlantedConfig, PositionsConfig
+from analysis.measure import measure
+from analysis.planted import plant_source
+from analysis.results import read_results
+from analysis.settings import Settings
+from analysis.sources import open_source, planted_config
+from analysis.summary import describe
+from analysis.windows import Windows
+from olmo_sparsity.config import PlantedConfig, PositionsConfig, RunConfig
 from olmo_sparsity.config_file import config_from_dict
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.planted import Planting
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.load import load_model
+from olmo_sparsity.training.loop import train
 from tests.conftest import data_section
 
 
@@ -37,7 +47,7 @@ def test_the_marks_and_they_alone_determine_the_answer(planting: Planting) -> No
     text = np.arange(60) % 200
     answers: dict[tuple[int, ...], set[int]] = {}
     for _ in range(400):
-        planted, places = planting.plant(text, generator, num_places=40, cue_place=50)
+        planted, places = planting.plant(text, generator, 0, 40, cue_place=50)
         assert (planted[places[:, None]] == planting.marks_KM.ravel()).any(1).all()
         assert places.max() < 40
         assert planted[50] == planting.cue
@@ -93,6 +103,53 @@ def test_a_share_of_the_training_sequences_is_planted(
         assert (len(planted) == 64) == (share == 1.0)
     for row in planted if share == 1.0 else []:
         place = row.tolist().index(planting.cue)
-        assert np.isin(row[:place], planting.marks_KM).sum() == 2
+        assert np.isin(row[:place], planting.marks_KM).sum() <= 2
         assert row[place + 1] in planting.answers
     np.testing.assert_array_equal(rows(rank=1, world_size=2), tokens_BL[1::2])
+
+
+def test_what_is_planted_is_found_and_nothing_where_it_is_taken_out(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    """The whole way: a model trained on planted text, measured on planted held-out documents."""
+    config = make_config(
+        data__planted={"share": 1.0, "num_tokens": 2, "num_values": 3},
+        positions__target_length=48,
+        model={"d_model": 64, "n_heads": 4, "n_layers": 2, "max_sequence_length": 48,
+               "layer_norm_type": "rms", "attention_layer_norm": True, "weight_tying": True,
+               "norm_after": True},
+        training={"length": 32, "batch_size": 32, "num_steps": 700, "precision": "fp32"},
+        optimizer={"learning_rate": 2e-2, "warmup_steps": 20},
+        checkpoint={},
+    )  # fmt: skip
+    train(config)
+    run = load_model(config.run_folder, device="cpu")
+    settings = Settings(Windows(30, 8), selectors=("add_one", "random"), ks=(1, 2))
+    text = open_source(None, run, config.run_folder, None)
+    source = plant_source(text, planted_config(config.run_folder), run, settings.windows, seed=0)
+    measure(run, source, settings, tmp_path / "results")
+    results = read_results(tmp_path / "results")
+    assert {"planted found", "without the planted"} <= {
+        words for words in ("planted found", "without the planted") if words in describe(results)
+    }
+    rows = results.summary[results.summary.control == "own"].set_index(
+        ["target_set", "selector", "k"]
+    )
+    best = rows.loc["planted", "add_one", 2]
+    assert best.hit_rate >= 0.9  # configs/planted.yaml is the one that must reach 0.95
+    assert best.excess >= 0.8
+    assert rows.loc["planted", "add_one", 1].hit_rate <= 0.5
+    chance = rows.loc["planted", "random", 2]
+    assert chance.hit_rate < 0.3
+    nothing = rows.loc["planted_removed", "add_one", 2]
+    assert nothing.excess_low <= 0 <= nothing.excess_high
+    assert np.isnan(nothing.hit_rate)
+    # Each document is its own control: the same text, window for window, but for the marks.
+    losses = results.losses.groupby("document").target.count()
+    assert (losses == 1).all()
+    half = len(source.documents) // 2
+    for number in range(half):
+        with_marks, without = source.documents[number], source.documents[number + half]
+        assert source.same_text(number, number + half)
+        differing = np.flatnonzero(with_marks != without)
+        np.testing.assert_array_equal(differing, results.planted.query("document == @number").place)

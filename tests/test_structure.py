@@ -15,7 +15,7 @@ GROUND = {f"olmo_sparsity.{name}" for name in ("errors", "files", "launch", "pro
 CONFIG = {"olmo_sparsity.config", "olmo_sparsity.config_file"}
 TRAINING = {*CONFIG, "olmo_sparsity.data", "olmo_sparsity.model"}
 ALLOWED = {
-    **{name: set() for name in GROUND},
+    **{name: {"olmo_sparsity.errors"} - {name} for name in GROUND},
     **dict.fromkeys(CONFIG, CONFIG),
     "olmo_sparsity.data": CONFIG,  # neither of these two knows the other
     "olmo_sparsity.model": CONFIG,

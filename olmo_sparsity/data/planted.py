@@ -59,21 +59,32 @@ class Planting:
         return np.where(own, lowest - 1 - (tokens_L - lowest) % lowest, tokens_L)
 
     def plant(
-        self, tokens_L: np.ndarray, generator: np.random.Generator, num_places: int, cue_place: int
+        self,
+        tokens_L: np.ndarray,
+        generator: np.random.Generator,
+        first: int,
+        end: int,
+        cue_place: int,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """A copy with one dependency: the marks at K of the first `num_places`, the cue at
-        `cue_place`, the answer after it. Returns the tokens and the places of the marks."""
+        """A copy with one dependency: the marks at K of the places `first` … `end` − 1, the cue at
+        `cue_place`, the answer after it. Marks before place 0 are left out: they stand in a text
+        of which this is the end. Returns the tokens and the places of the marks."""
         num_marks, num_values = self.marks_KM.shape
-        assert num_marks <= num_places <= cue_place < len(tokens_L) - 1
+        assert num_marks <= end - first
+        assert end <= cue_place < len(tokens_L) - 1
         planted_L = self.clear(tokens_L)
-        places_K = generator.choice(num_places, size=num_marks, replace=False)
+        places_K = first + generator.choice(end - first, size=num_marks, replace=False)
         values_K = generator.integers(num_values, size=num_marks)
-        planted_L[places_K] = self.marks_KM[np.arange(num_marks), values_K]
+        inside_K = places_K >= 0
+        planted_L[places_K[inside_K]] = self.marks_KM[np.arange(num_marks), values_K][inside_K]
         planted_L[cue_place] = self.cue
         planted_L[cue_place + 1] = self.answers[values_K @ num_values ** np.arange(num_marks)]
-        return planted_L, np.sort(places_K)
+        return planted_L, np.sort(places_K[inside_K])
 
     def plant_anywhere(self, tokens_L: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """For training: the cue anywhere, the marks anywhere before it."""
+        """For training: the cue anywhere, the marks anywhere before it. In a quarter of the
+        sequences they may be out of sight, so that the model also learns what to expect when it
+        sees but some of them (in a half of them, small models learned nothing in their time)."""
         cue_place = int(generator.integers(len(self.marks_KM), len(tokens_L) - 1))
-        return self.plant(tokens_L, generator, cue_place, cue_place)[0]
+        first = -cue_place if generator.random() < 0.25 else 0
+        return self.plant(tokens_L, generator, first, cue_place, cue_place)[0]

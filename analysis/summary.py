@@ -1,0 +1,81 @@
+"""What a finished measurement says, in words and one table.
+
+Place in the flow: results → **for people**. Never imports torch.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from analysis.results import Results, main_set
+
+LSD_NATS, LCL_NATS = 2.0, 2.0
+"""LongPPL (Fang et al. 2024): a token is key when the long context lowers its loss by more than the
+first and leaves less than the second."""
+
+
+def longppl(losses: pd.DataFrame) -> dict[str, float | int | None]:
+    """Of all targets together; the paper's package averages over one text at a time."""
+    gap = losses.loss_short - losses.loss_long
+    key = losses.loss_long[(gap > LSD_NATS) & (losses.loss_long < LCL_NATS)]
+    return {
+        "key_share": len(key) / len(losses),
+        "num_key_tokens": len(key),
+        "longppl": float(np.exp(key.mean())) if len(key) else None,
+        "ppl": float(np.exp(min(losses.loss_long.mean(), 700))),
+    }
+
+
+def describe(results: Results) -> str:
+    meta, summary = results.meta, results.summary
+    gate, windows, long = meta["gate"], meta["windows"], meta["longppl"]
+    lines = [
+        f"{meta['model']['name']} on {meta['data']['source']}: long {windows['long']}, short "
+        f"{windows['short']}, stride {windows['stride']}",
+        f"gate: loss {gate['loss_first']:.2f} on a passage, {gate['loss_repeated']:.2f} when it is "
+        f"repeated, a drop of {gate['drop']:.2f} nats",
+    ]
+    if not gate["has_induction"]:
+        lines += [
+            "  below 1 nat: this model has no induction, so it cannot show sparse long-range",
+            "  dependency; what follows says how it fails, not how language works",
+        ]
+    key = "no key tokens" if long["longppl"] is None else f"LongPPL {long['longppl']:.2f}"
+    gap = results.losses.loss_short - results.losses.loss_long
+    lines += [
+        f"losses: L_short {results.losses.loss_short.mean():.3f}, mean gap {gap.mean():+.3f}, "
+        f"perplexity {long['ppl']:.2f}, {key} ({long['key_share']:.2%} of {len(gap):,} targets)",
+    ]
+    name = main_set(summary.target_set)
+    if name is None:
+        return "\n".join(lines)
+    one = summary[summary.target_set == name].iloc[0]
+    lines.append(f"{one.num_targets:,} targets in {one.num_documents:,} documents")
+    lines.append(format_summary(summary, name))
+    if name == "planted":
+        lines.append("without the planted tokens, in the same unit:")
+        lines.append(format_summary(summary, "planted_removed"))
+    return "\n".join(lines)
+
+
+def format_summary(summary: pd.DataFrame, target_set: str = "gap") -> str:
+    """The headline table."""
+    rows = summary[summary.target_set == target_set]
+    own, foreign = (
+        rows[rows.control == c].set_index(["selector", "k"]) for c in ("own", "foreign")
+    )
+    hits = own.hit_rate.notna().any()
+    head = f"{'selector':<18}{'k':>3}  {'recovery':>20}  {'foreign':>8}  {'excess':>23}"
+    lines = [head + (f"  {'planted found':>20}" if hits else "")]
+    for key, row in own.iterrows():
+        selector, k = key
+        line = (
+            f"{selector:<18}{k:>3}  {row.recovery:>6.2f} [{row.low:.2f}, {row.high:.2f}]"
+            f"  {foreign.loc[key].recovery:>8.2f}"
+            f"  {row.excess:>+7.3f} [{row.excess_low:+.3f}, {row.excess_high:+.3f}]"
+        )
+        if hits:
+            line += f"  {row.hit_rate:>6.2f} [{row.hit_low:.2f}, {row.hit_high:.2f}]"
+        lines.append(line)
+    return "\n".join(lines)
