@@ -51,7 +51,7 @@ def test_results_quote_task_experiments_as_measured(path: Path) -> None:
     text = (ROOT / "docs/results.md").read_text()
     assert format_table(rows) in text
     assert meta["command"] in text
-    assert {row.seed for row in rows} >= {1, 2, 3}
+    assert len({row.seed for row in rows}) >= 3
     assert all(row.seed > 0 for row in rows), "settings were chosen on seed 0"
 
 
@@ -89,4 +89,5 @@ def test_readme_python_runs(
     names: dict[str, Any] = {}
     exec(code.replace("runs/quick", config.run_folder), names)
     assert names["influence_FW"].shape == (32, 8)
+    assert list(names["table"].columns[:2]) == ["target", "k"]
     assert len(names["losses"].gap) == len(names["document"]) - 48
