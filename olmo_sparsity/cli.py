@@ -17,6 +17,7 @@ from olmo_sparsity import __version__
 from olmo_sparsity.errors import ConfigError, SaidElsewhere, UserError
 
 EXIT_BAD_INPUT = 2
+EXIT_STOPPED = 75
 EXIT_LOST_PROCESS = 76
 
 # What `measure` takes where nothing is said, and with --quick.
@@ -286,7 +287,11 @@ def task(options: argparse.Namespace) -> int:
     from olmo_sparsity.tasks import experiment
     from olmo_sparsity.tasks.results import format_table
 
-    rows = experiment.run(options.config, options.overrides, parse_shard(options.shard))
+    try:
+        rows = experiment.run(options.config, options.overrides, parse_shard(options.shard))
+    except KeyboardInterrupt:
+        print("stopped; what is trained is kept, the same command goes on", file=sys.stderr)
+        return EXIT_STOPPED
     print(format_table(rows))
     return 0
 

@@ -21,6 +21,7 @@ from olmo_sparsity.tasks.scratchpad_parity import ScratchpadParity
 from olmo_sparsity.tasks.settings import ExperimentSettings, load_settings
 from olmo_sparsity.tasks.sparse_parity import SparseParity
 from olmo_sparsity.tasks.trial import Bench, Trial, build, measure, train
+from olmo_sparsity.tasks.variable_assignment import VariableAssignment
 
 CPU = torch.device("cpu")
 
@@ -105,6 +106,18 @@ def test_coupled_ids_are_spread_as_they_are_coupled() -> None:
     assert (np.diff(bits_Bn) >= 1).all()
     assert (equals_B < bits_Bn[:, 0]).all()
     assert set(np.unique(spread_BL)) == set(range(64))
+
+
+def test_aligned_cuts_leave_the_coupled_ids_of_a_unit_together() -> None:
+    task = VariableAssignment(name_length=2)
+    samples = task.sample(np.random.default_rng(0), 500, 6)
+    cut_places = {}
+    for aligned in (True, False):
+        spread_BL = ids("ppc", samples, training=True, num_chunks=5, aligned_cuts=aligned)
+        prompt_BP = spread_BL[:, : samples.prompt_BP.shape[1]]  # its IDs count its places
+        cut_places[aligned] = set(np.nonzero(np.diff(prompt_BP) > 1)[1] + 1)
+    assert cut_places[True] == {4, 8, 12, 16, 20, 24}
+    assert len(cut_places[False]) == prompt_BP.shape[1] - 1
 
 
 # --- one trial ------------------------------------------------------------------------------------
@@ -198,6 +211,25 @@ def test_a_run_leaves_its_table_and_goes_on_where_it_stopped(
     }
     assert meta["settings"]["train_lengths"] == [3, 5]
     assert not list((tmp_path / "run").rglob("*.tmp"))
+
+
+def test_what_is_stopped_keeps_its_finished_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_trial = experiment.run_trial
+
+    def stop_at_ppc(settings: Any, trial: Trial, *rest: Any) -> dict[str, Any]:
+        if trial.scheme == "ppc":
+            raise KeyboardInterrupt
+        return run_trial(settings, trial, *rest)
+
+    path = write(settings_dict(tmp_path), tmp_path)
+    monkeypatch.setattr(experiment, "run_trial", stop_at_ppc)
+    assert main(["task", str(path)]) == 75
+    assert [file.name for file in (tmp_path / "run" / "trials").iterdir()] == ["rope_seed1.json"]
+    monkeypatch.setattr(experiment, "run_trial", run_trial)
+    assert main(["task", str(path)]) == 0
+    assert len(read_results(tmp_path / "run")[0]) == 8
 
 
 def test_equal_seeds_give_equal_rows_on_any_number_of_processes(tmp_path: Path) -> None:
