@@ -1,0 +1,415 @@
+"""Claims: the influence of far tokens costs a fraction of what it costs one forward at a time, or
+through captum; context losses are ahead of longppl's loop; and what is left to gain is little.
+
+One model (that of configs/quick.yaml; trained if there is a run, which the screened overlap needs)
+and the same held-out documents for every contestant, one thread, all taking turns; a ratio is the
+median over the rounds of the ratio within a round. On a busy machine a process waits for its turn:
+CPU time is what its wall time would be on an idle one, and both are printed.
+
+    pip install -c constraints.txt -e ".[bench]"
+    python benchmarks/influence.py [--model runs/quick] [--rounds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import platform
+import statistics
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from captum.attr import FeatureAblation, LLMAttribution, TextTemplateInput, TextTokenInput
+from longppl.longppl import find_key_token
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import PreTrainedTokenizerFast
+
+from analysis.influence import Question, add_one, add_one_screened, influence_map
+from analysis.losses import ContextLosses, context_losses
+from analysis.scoring import Scorer, as_tensors, long_row
+from analysis.windows import Block, Windows
+from olmo_sparsity.config import ModelConfig
+from olmo_sparsity.config_file import load_config
+from olmo_sparsity.data.shards import open_shards
+from olmo_sparsity.data.tokens import prepare
+from olmo_sparsity.errors import DataError
+from olmo_sparsity.model.exchange import hugging_face_model
+from olmo_sparsity.model.load import build_model, load_model
+from olmo_sparsity.model.olmo import PositionedOLMo
+
+ROOT = Path(__file__).parents[1]
+LONG, SHORT = 256, 64
+CPU = torch.device("cpu")
+
+
+# --- taking turns ---------------------------------------------------------------------------------
+
+
+@dataclass
+class Contest:
+    """Milliseconds of each contestant, per whatever `work` counts, in every round."""
+
+    title: str
+    wall: dict[str, list[float]] = field(default_factory=dict)
+    cpu: dict[str, list[float]] = field(default_factory=dict)
+
+    def time(self, name: str, work: int, run: Callable[[], Any]) -> Any:
+        wall, cpu = time.perf_counter(), time.process_time()
+        found = run()
+        for table, since, now in (
+            (self.wall, wall, time.perf_counter()),
+            (self.cpu, cpu, time.process_time()),
+        ):
+            table.setdefault(name, []).append((now - since) * 1000 / work)
+        return found
+
+    def report(self, *baselines: str) -> None:
+        def ratio(table: dict[str, list[float]], base: str, name: str) -> str:
+            ratios = [a / b for a, b in zip(table[base], table[name], strict=True)]
+            return f"{statistics.median(ratios):.2f} ({min(ratios):.2f}–{max(ratios):.2f})"
+
+        print(f"\n{self.title}\n")
+        times = [f"faster than {base}: {kind}" for base in baselines for kind in ("CPU", "wall")]
+        print("| |", " | ".join(["CPU ms", "wall ms", *times]), "|")
+        print("|---|" + "---:|" * (2 + len(times)))
+        for name in self.cpu:
+            cells = [f"{statistics.median(table[name]):.3f}" for table in (self.cpu, self.wall)]
+            for base in baselines:
+                cells += [ratio(table, base, name) for table in (self.cpu, self.wall)]
+            print(f"| {name} |", " | ".join(cells), "|", flush=True)
+
+
+# --- contestants ----------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def one_at_a_time(model: Any, block: Block, far: list[int], target: int) -> np.ndarray:
+    """As one would write it with transformers: a forward per far token, batch 1, all logits. (With
+    gaps in the position IDs a mask of ones must say that this is one sequence.)"""
+    found = []
+    for chosen in [[], *([j] for j in far)]:
+        places = block.set_places(np.array(chosen, dtype=np.int64), target + 1)
+        tokens_1L = torch.from_numpy(block.tokens[places].astype(np.int64))[None]
+        logits = model(
+            input_ids=tokens_1L,
+            position_ids=torch.from_numpy(places)[None],
+            attention_mask=torch.ones_like(tokens_1L),
+            use_cache=False,
+        ).logits
+        found.append(-float(logits[0, -1].log_softmax(-1)[int(block.targets_W[target])]))
+    return found[0] - np.array(found[1:])
+
+
+def captum_inputs(tokenizer: Any, block: Block) -> dict[str, Any]:
+    """As its tutorial has it: every token of the long window replaced in turn. And the nearest it
+    comes to our question: each far token put before the short window (as text, so IDs are
+    contiguous and words may be cut anew)."""
+    words = [tokenizer.decode([token]) for token in block.far_F.tolist()]
+    near = tokenizer.decode(block.tokens[LONG - SHORT : LONG].tolist())
+    return {
+        "replaced": TextTokenInput(tokenizer.decode(block.tokens[:LONG].tolist()), tokenizer),
+        "added": TextTemplateInput(
+            lambda *far: "".join(far) + near, values=[""] * len(words), baselines=words
+        ),
+    }
+
+
+class Ids:
+    """What longppl asks of a tokenizer, for a text that is token ids already."""
+
+    def __call__(self, text: Tensor, **_: Any) -> dict[str, Tensor]:
+        places = torch.arange(text.shape[-1])
+        return {"input_ids": text, "offset_mapping": torch.stack((places, places + 1), -1)[None]}
+
+
+@torch.no_grad()
+def longppl_loop(model: Any, document: np.ndarray, windows: Windows) -> ContextLosses:
+    """Its loop, each step's long window as long as ours instead of the whole document."""
+    loss = torch.nn.CrossEntropyLoss(reduction="none")
+    found: list[list[Tensor]] = [[], []]
+    for block in windows.blocks(document):
+        ids_1L = torch.from_numpy(block.tokens.astype(np.int64))[None]
+        for parts, seen in zip(found, (windows.long, windows.short), strict=True):
+            row_1L = ids_1L[:, windows.long - seen :]
+            logits = model(row_1L).logits
+            parts.append(loss(logits[0, seen - 1 : -1], row_1L[0, seen:]))
+    targets = np.arange(windows.long, len(document))
+    long, short = (torch.cat(parts).numpy() for parts in found)
+    return ContextLosses(targets, document[targets], long, short)
+
+
+def losses_in_whole_documents(
+    scorer: Scorer, document: np.ndarray, short: int, stride: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """longppl's reading, asked here: the long context is all that went before."""
+    whole = Windows(short, 1, len(document) - short).blocks(document)
+    near = Windows(short, 1, stride).blocks(document)
+    long, *_ = scorer.losses([long_row(block) for block in whole])
+    return long, np.concatenate(scorer.losses([long_row(block) for block in near]))
+
+
+@torch.no_grad()
+def dense(model: PositionedOLMo, tokens_BL: Tensor, positions_BL: Tensor, labels_B: Tensor) -> None:
+    """A plain forward of rows that are ready, unembedding the last place of each."""
+    size = 2048 // tokens_BL.shape[1]
+    parts = (part.split(size) for part in (tokens_BL, positions_BL, labels_B))
+    for tokens, positions, labels in zip(*parts, strict=True):
+        hidden_BD = model.hidden(tokens, positions)[:, -1]
+        F.cross_entropy(model.unembed(hidden_BD), labels, reduction="none")
+
+
+# --- the claims -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Setting:
+    config: ModelConfig
+    fp32: PositionedOLMo
+    bf16: PositionedOLMo
+    hugging_face: Any
+    tokenizer: Any
+    documents: list[np.ndarray]
+    rounds: int
+
+    def question(self, number: int, stride: int = 1) -> Block:
+        """A stretch that begins elsewhere in another document each time."""
+        document = self.documents[number % len(self.documents)]
+        return next(iter(Windows(LONG, SHORT, stride).blocks(document[number % 8 :])))
+
+
+def one_target(setting: Setting) -> None:
+    contest = Contest(f"One target, S={SHORT}, N={LONG}: ms per (target, far token)")
+    exact, rounded = Scorer(setting.fp32, CPU), Scorer(setting.bf16, CPU)
+    ablation = LLMAttribution(FeatureAblation(setting.hugging_face), setting.tokenizer)
+    far = list(range(3, LONG - SHORT, 6))
+    errors, bf16_errors = [], []
+    for number in range(setting.rounds):
+        block = setting.question(number)
+        num_far = block.windows.num_far
+        asked = Question(block, block, np.array([0]), 4, np.random.default_rng(0))
+        alone = contest.time(
+            "(i) one at a time",
+            len(far) + 1,
+            lambda block=block: one_at_a_time(setting.hugging_face, block, far, 0),
+        )
+        for name, text in captum_inputs(setting.tokenizer, block).items():
+            # Its wrapper takes batches of one only; without its cache it is faster for one target.
+            contest.time(
+                f"(ii) captum, {name}",
+                text.n_itp_features + 1,
+                lambda text=text, block=block: ablation.attribute(
+                    text, target=torch.from_numpy(block.targets_W[:1].astype(np.int64)),
+                    use_cached_outputs=False,
+                ),
+            )  # fmt: skip
+        ours = contest.time(
+            "(iii) ours, W=1", num_far, lambda block=block: influence_map(exact, block)
+        )
+        bf16 = contest.time(
+            "(iii) ours, W=1, bf16", num_far, lambda block=block: influence_map(rounded, block)
+        )
+        contest.time(
+            "(v) add_one_screened", num_far, lambda asked=asked: add_one_screened(exact, asked)
+        )
+        contest.time(
+            "(v) add_one_screened, bf16",
+            num_far,
+            lambda asked=asked: add_one_screened(rounded, asked),
+        )
+        errors.append(np.abs(ours[far, 0] - alone).max())
+        bf16_errors.append(np.abs(bf16 - ours))
+    contest.report("(i) one at a time", "(ii) captum, replaced", "(ii) captum, added")
+    mean, largest = np.mean(bf16_errors), np.max(bf16_errors)
+    print(f"\n(iii) and (i) differ by at most {max(errors):.1e} nats in fp32; bf16 from fp32 "
+          f"by {mean:.4f} nats in the mean, {largest:.3f} at most")  # fmt: skip
+
+
+def shared_windows(setting: Setting) -> None:
+    contest = Contest(f"Targets sharing windows, S=W={SHORT}, N={LONG}: ms per (target, far token)")
+    exact, rounded = Scorer(setting.fp32, CPU), Scorer(setting.bf16, CPU)
+    far, targets = list(range(11, LONG - SHORT, 24)), list(range(4, SHORT, 8))
+    for number in range(setting.rounds):
+        block = setting.question(number, stride=SHORT)
+        work = block.num_targets * block.windows.num_far
+        alone = contest.time(
+            "(i) one at a time, equal windows",
+            len(targets) * (len(far) + 1),
+            lambda block=block: np.stack(
+                [one_at_a_time(setting.hugging_face, block, far, target) for target in targets]
+            ),
+        )
+        ours = contest.time("(iv) ours, W=S", work, lambda b=block: influence_map(exact, b))
+        contest.time("(iv) ours, W=S, bf16", work, lambda b=block: influence_map(rounded, b))
+        worst = np.abs(ours[np.ix_(far, targets)].T - alone).max()
+        assert worst < 2e-5, worst
+    contest.report("(i) one at a time, equal windows")
+
+
+def screened_overlap(setting: Setting, num_targets: int) -> None:
+    """Share of exact add_one's top 4 among the screened top 4, on targets with the largest gaps."""
+    scorer, windows = Scorer(setting.fp32, CPU), Windows(LONG, SHORT)
+    found = [(d, context_losses(scorer, d, Windows(LONG, SHORT, 8))) for d in setting.documents]
+    threshold = np.quantile(np.concatenate([losses.gap for _, losses in found]), 0.9)
+    places = [
+        (document, int(target))
+        for document, losses in found
+        for target in losses.target[losses.gap >= threshold]
+    ]
+    chosen = np.random.default_rng(0).permutation(len(places))[:num_targets]
+    overlap = []
+    for document, target in (places[index] for index in chosen):
+        block = next(iter(windows.blocks(document[target - LONG : target + 1])))
+        asked = Question(block, block, np.array([0]), 4, np.random.default_rng(0))
+        exact, screened = (
+            select(scorer, asked).far_TK[0] for select in (add_one, add_one_screened)
+        )
+        overlap.append(len(set(exact) & set(screened)) / 4)
+    draws = np.random.default_rng(0).choice(overlap, (2000, len(overlap))).mean(1)
+    low, high = np.percentile(draws, [2.5, 97.5])
+    print(f"\nadd_one_screened finds {np.mean(overlap):.3f} [{low:.3f}, {high:.3f}] of add_one's "
+          f"top 4 ({len(overlap)} of the top 10% of targets by gap)")  # fmt: skip
+
+
+def token_forwards() -> None:
+    """Counted while a tiny model runs. A last layer that computes little still counts in full."""
+    print("\nToken-forwards per (target, far token), a backward counted as two forwards\n")
+    print("| | S=64, N=256 | S=256, N=2048 |\n|---|---:|---:|")
+    rows: dict[str, list[float]] = {}
+    shape = {"d_model": 8, "n_heads": 1, "n_layers": 1, "vocab_size": 16}
+    for short, long in ((64, 256), (256, 2048)):
+        model = build_model(ModelConfig(**shape, max_sequence_length=long + short)).eval()  # type: ignore[arg-type]
+        document, num_far = np.random.default_rng(0).integers(0, 16, long + short), long - short
+        rows.setdefault("(i) one at a time", []).append(short + 1)
+        rows.setdefault("(ii) captum, replaced", []).append(long + 1)
+        rows.setdefault("(ii) captum, added", []).append(short + 2)
+        for name, stride in (("(iii) ours, W=1", 1), ("(iv) ours, W=S", short)):
+            scorer = Scorer(model, CPU)
+            block = next(iter(Windows(long, short, stride).blocks(document)))
+            influence_map(scorer, block)
+            rows.setdefault(name, []).append(scorer.token_forwards / num_far / stride)
+        scorer = Scorer(model, CPU)
+        block = next(iter(Windows(long, short).blocks(document)))
+        add_one_screened(scorer, Question(block, block, np.array([0]), 4, np.random.default_rng(0)))
+        rows.setdefault("(v) add_one_screened, k=4", []).append(scorer.token_forwards / num_far)
+    mean = [short + 1 + (short - 1) / 2 for short in (64, 256)]
+    rows["(i) one at a time, windows of (iv)"] = mean
+    for name, counts in rows.items():
+        print(f"| {name} |", " | ".join(f"{count:.2f}" for count in counts), "|")
+
+
+def against_longppl(setting: Setting) -> None:
+    windows = Windows(LONG, SHORT, SHORT)
+    bounded = Contest(f"Context losses, S=W={SHORT}, N={LONG}: ms per target")
+    whole = Contest(f"The same, the long context being the whole document, S=W={SHORT}")
+    scorer = Scorer(setting.fp32, CPU)
+    for number in range(setting.rounds):
+        document = setting.documents[number % len(setting.documents)]
+        num_targets = len(document) - LONG
+        theirs = bounded.time(
+            "longppl's loop, our windows",
+            num_targets,
+            lambda d=document: longppl_loop(setting.hugging_face, d, windows),
+        )
+        ours = bounded.time(
+            "ours", num_targets, lambda d=document: context_losses(scorer, d, windows)
+        )
+        assert np.abs(ours.gap - theirs.gap).max() < 5e-5
+
+        num_targets = len(document) - SHORT
+        ids = torch.from_numpy(document.astype(np.int64))[None]
+        spans = whole.time(
+            "longppl.find_key_token",
+            num_targets,
+            # Thresholds at which the model of this benchmark has key tokens.
+            lambda ids=ids: find_key_token(
+                ids, setting.hugging_face, Ids(), SHORT, SHORT, alpha=0.1, beta=-100
+            ),
+        )
+        long, short = whole.time(
+            "ours, per token",
+            num_targets,
+            lambda d=document: losses_in_whole_documents(scorer, d, SHORT, SHORT),
+        )
+        key = {place for start, end in spans.tolist() for place in range(start, end)}
+        doubtful = np.abs(short - long - 0.1) < 1e-4
+        differ = (short - long > 0.1) != np.isin(np.arange(SHORT, len(document)), list(key))
+        assert not (differ & ~doubtful).any()
+    bounded.report("longppl's loop, our windows")
+    whole.report("longppl.find_key_token")
+
+
+def against_dense(setting: Setting) -> None:
+    contest = Contest(
+        "W=1 against plain forwards of ready rows, as many places unembedded: ms a row"
+    )
+    for number in range(setting.rounds):
+        block = setting.question(number)
+        for name, model in (("fp32", setting.fp32), ("bf16", setting.bf16)):
+            scorer = Scorer(model, CPU)
+            rows = [scorer.set_row(block, np.array([j])) for j in range(block.windows.num_far)]
+            tensors = (*as_tensors(rows, CPU), torch.from_numpy(block.targets_W.astype(np.int64)))
+            labels_B = tensors[2].expand(len(rows))
+            contest.time(
+                f"plain forward, {name}",
+                len(rows),
+                lambda m=model, t=tensors, y=labels_B: dense(m, *t[:2], y),
+            )
+            contest.time(
+                f"ours, {name}", len(rows) + 1, lambda s=scorer, b=block: influence_map(s, b)
+            )
+    contest.report("plain forward, fp32", "plain forward, bf16")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=str(ROOT / "runs/quick"))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--targets", type=int, default=100, help="for the screened overlap")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    config = load_config(ROOT / "configs/quick.yaml", [])
+    prepare(config.data)
+    shards = open_shards(config.data, "heldout")
+    documents = [shards.document(index) for index in range(len(shards))]
+    documents = [document for document in documents if len(document) >= LONG + SHORT + 8]
+    config.model.vocab_size = shards.tokenizer.get_vocab_size()
+    try:
+        loaded, trained = load_model(options.model, device="cpu").model, True
+        about = options.model
+    except DataError:
+        torch.manual_seed(0)
+        loaded, trained = build_model(config.model).eval(), False
+        about = "random weights: time is the same, overlap means nothing"
+    assert isinstance(loaded, PositionedOLMo)
+    setting = Setting(
+        config.model,
+        loaded,
+        copy.deepcopy(loaded).to(torch.bfloat16),
+        hugging_face_model(loaded.config, loaded.state_dict(), "benchmark").eval(),
+        PreTrainedTokenizerFast(tokenizer_object=shards.tokenizer),
+        documents,
+        options.rounds,
+    )
+    print(f"{platform.processor() or platform.machine()}, 1 thread, torch {torch.__version__}, "
+          f"{about}, {len(documents)} documents, {options.rounds} rounds")  # fmt: skip
+    for warm_up in (setting.fp32, setting.bf16):
+        influence_map(Scorer(warm_up, CPU), setting.question(0))
+    one_target(setting)
+    shared_windows(setting)
+    if trained:
+        screened_overlap(setting, options.targets)
+    token_forwards()
+    against_longppl(setting)
+    against_dense(setting)
+
+
+if __name__ == "__main__":
+    main()
