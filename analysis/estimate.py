@@ -34,7 +34,7 @@ def estimate(
     *,
     targets: GivenTargets | None = None,
     shard: tuple[int, int] = (0, 1),
-    batch_tokens: int = 16384,
+    batch_tokens: int | None = None,
 ) -> str:
     settings.windows.check(loaded.max_positions)
     settings.check()

@@ -64,14 +64,14 @@ def measure(
     *,
     targets: GivenTargets | None = None,
     shard: tuple[int, int] = (0, 1),
-    batch_tokens: int = 16384,
+    batch_tokens: int | None = None,
     command: Sequence[str] = (),
 ) -> bool:
     """Measure what is not finished yet in `out`; with all documents done, also summarise. True for
     the process that did."""
     settings.windows.check(loaded.max_positions)
     settings.check()
-    if batch_tokens < 1:
+    if batch_tokens is not None and batch_tokens < 1:
         raise ConfigError(f"--batch-tokens={batch_tokens} must be at least 1")
     launch, started = read_launch(), time.perf_counter()
     long_enough = documents_to_measure(source, settings)

@@ -113,7 +113,7 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32")
     sub.add_argument("--device", default="auto")
     sub.add_argument("--device-map", help="`auto` spreads a Hugging Face model over several GPUs")
-    sub.add_argument("--batch-tokens", type=int, default=16384, help="per forward (%(default)s)")
+    sub.add_argument("--batch-tokens", type=int, help="per forward (4096 on CPU, else 16384)")
     quick = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in QUICK.items())
     sub.add_argument("--quick", action="store_true", help=f"a first look in a minute: {quick}")
     sub.add_argument("--dry-run", action="store_true", help="show what it will cost")
