@@ -5,4 +5,6 @@ import sys
 from olmo_sparsity.cli import main
 
 if __name__ == "__main__":
-    sys.exit(main(["train", *sys.argv[1:]]))
+    # The deepspeed launcher adds --local_rank=N to what it also says in LOCAL_RANK.
+    words = [word for word in sys.argv[1:] if not word.startswith("--local_rank=")]
+    sys.exit(main(["train", *words]))

@@ -24,14 +24,10 @@ from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.loop import Outcome, train
 from olmo_sparsity.training.run_folder import read_metrics
+from tests.children import forkserver
 
 MakeConfig = Callable[..., RunConfig]
 NUM_STEPS = 24
-
-# Children fork from a server that has imported everything and run nothing: quick to start, and no
-# thread pool is copied half alive.
-forkserver = multiprocessing.get_context("forkserver")
-forkserver.set_forkserver_preload(["olmo_sparsity.training.loop"])
 
 
 def run_child(settings: dict, die_at_fsync: int | None = None) -> None:

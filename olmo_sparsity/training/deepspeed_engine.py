@@ -1,5 +1,5 @@
-"""DeepSpeed's ZeRO behind the engine's interface: optimizer state (1), gradients too (2), weights too
-(3) are cut into one part a process. The only file that knows DeepSpeed.
+"""DeepSpeed's ZeRO behind the engine's interface: optimizer state (1), gradients too (2), weights
+too (3) are cut into one part a process. The only file that knows DeepSpeed.
 
 Place in the flow: batches → model → **losses become updates**, over several processes.
 
@@ -218,7 +218,7 @@ def deepspeed_settings(config: RunConfig, processes: Processes) -> dict[str, Any
         elif section not in _TOP or (section == "zero_optimization" and leaf not in _ZERO):
             raise ConfigError(
                 f"{path}: {key}={value} is no engine setting that this project passes on; remove "
-                "it (batch, precision, clipping, optimizer and schedule are set in the run's config)"
+                "it (batch, precision, clipping, optimizer, schedule belong into the run's config)"
             )
     merged: dict[str, Any] = {key: value for key, value in settings.items() if key in _TOP}
     merged["zero_optimization"] = {

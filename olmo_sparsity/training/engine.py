@@ -158,7 +158,9 @@ class DDPEngine(Engine):
         self.title = f"DistributedDataParallel, {self.processes.world_size} processes"
         on_gpu = self.device.type == "cuda"
         self.parallel = DistributedDataParallel(
-            self.losses, device_ids=[self.device] if on_gpu else None
+            self.losses,
+            device_ids=[self.device] if on_gpu else None,
+            gradient_as_bucket_view=True,  # else every gradient is held twice
         )
 
     def backward(self, part: Batch, num_labels: int, last: bool) -> Tensor:
@@ -203,6 +205,11 @@ def check_engine(config: RunConfig, processes: Processes) -> None:
         raise ConfigError(
             "engine.name=ddp, but this is one process; launch several (torchrun "
             "--nproc_per_node=N scripts/train.py …), or set engine.name=auto"
+        )
+    if name == "zero3" and training.compile:
+        raise ConfigError(
+            "training.compile=true does not go with engine.name=zero3, which swaps weights in and "
+            "out inside the compiled function; set training.compile=false or take zero2"
         )
     if training.batch_size % world_size:
         raise ConfigError(

@@ -1,0 +1,282 @@
+"""The engines in real processes: the same curve on all of them, checkpoints that any of them reads,
+one end and one message for all processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from olmo_sparsity.config_file import config_from_dict
+from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.training.loop import train
+from olmo_sparsity.training.run_folder import read_metrics
+from tests import children
+from tests.conftest import data_section
+
+ROOT = Path(__file__).parents[2]
+NUM_STEPS = 50
+FEW_STEPS = 14
+"""Where the subject is a checkpoint, not the curve."""
+
+ENGINES = ["ddp", "zero1", "zero2", "zero3"]
+
+
+@pytest.fixture(scope="module")
+def settings(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """Gradient accumulation, clipping, PoSE; ZeRO-3 cuts even the smallest weights."""
+    folder = tmp_path_factory.mktemp("engines")
+    smallest = {"stage": 3, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 5000}
+    (folder / "zero3.json").write_text(json.dumps({"zero_optimization": smallest}))
+    return {
+        "run_folder": str(folder / "run"),
+        "seed": 3,
+        "data": data_section(data_folder),
+        "positions": {"scheme": "pose", "target_length": 32},
+        "model": {
+            "d_model": 32,
+            "n_heads": 2,
+            "n_layers": 2,
+            "max_sequence_length": 64,
+            "layer_norm_type": "rms",
+            "weight_tying": True,
+        },
+        "optimizer": {"learning_rate": 3e-3, "warmup_steps": 5, "decay_norm_and_bias": False},
+        "training": {
+            "length": 16,
+            "batch_size": 8,
+            "micro_batch_size": 2,
+            "num_steps": NUM_STEPS,
+            "precision": "fp32",
+            "max_grad_norm": 0.5,
+        },
+        "evaluation": {"num_sequences": 5, "batch_size": 2},
+        "checkpoint": {"interval_steps": 1000},
+        "logging": {"interval_steps": 1},
+    }
+
+
+def on(settings: dict, name: str, engine: str, **sections: dict) -> dict:
+    """The settings with another run folder, engine, and whatever else."""
+    changed = json.loads(json.dumps(settings))
+    folder = Path(settings["run_folder"]).parent
+    changed["run_folder"] = str(folder / name)
+    changed["engine"] = {"name": engine}
+    if engine == "zero3":
+        changed["engine"]["deepspeed_config"] = str(folder / "zero3.json")
+    for section, values in sections.items():
+        changed[section] = changed.get(section, {}) | values
+    return changed
+
+
+def curve(folder: str | Path, name: str = "loss") -> list[float]:
+    return [row[name] for row in read_metrics(Path(folder) / "metrics.jsonl") if name in row]
+
+
+def finish(settings: dict, world_size: int = 2) -> Path:
+    job = children.start(settings, world_size)
+    assert job.wait() == [0] * world_size, "\n".join(job.texts())
+    return Path(settings["run_folder"])
+
+
+@pytest.fixture(scope="module")
+def one_process(settings: dict) -> Path:
+    alone = on(settings, "single", "single")
+    train(config_from_dict(alone))
+    return Path(alone["run_folder"])
+
+
+@pytest.fixture(scope="module")
+def few_steps(settings: dict) -> dict:
+    return on(settings, "few", "auto", training={"num_steps": FEW_STEPS, "micro_batch_size": None})
+
+
+@pytest.fixture(scope="module")
+def undisturbed(few_steps: dict) -> Path:
+    return finish(on(few_steps, "undisturbed", "zero2"))
+
+
+# --- the same curve -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_fifty_steps_are_the_same_on_every_engine(
+    settings: dict, one_process: Path, engine: str
+) -> None:
+    folder = finish(on(settings, engine, engine))
+    found = json.loads((folder / "environment.json").read_text())[-1]["engine"]
+    assert (found["world_size"], found["backend"]) == (2, "gloo")
+    if engine == "ddp":
+        assert found["class"] == "DistributedDataParallel"
+    else:
+        assert found["class"] == "deepspeed.runtime.engine.DeepSpeedEngine"
+        assert found["zero_stage"] == int(engine[-1])
+        suffix = "_Stage3" if engine == "zero3" else ""
+        assert found["optimizer"] == f"DeepSpeedZeroOptimizer{suffix}"
+    for name in ("loss", "gradient_norm", "learning_rate"):
+        expected = curve(one_process, name)
+        assert len(expected) == NUM_STEPS
+        assert curve(folder, name) == pytest.approx(expected, rel=1e-4)
+    assert curve(one_process)[-1] < curve(one_process)[0] - 0.3, "it learned something"
+    for ours, theirs in zip(
+        curve(folder, "heldout")[-1], curve(one_process, "heldout")[-1], strict=True
+    ):
+        assert ours["num_tokens"] == theirs["num_tokens"]
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
+    consolidated = load_file(list_checkpoints(folder)[0] / "model.safetensors")
+    for name, tensor in load_file(list_checkpoints(one_process)[0] / "model.safetensors").items():
+        torch.testing.assert_close(consolidated[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("engine", ["zero2", "zero3"])
+def test_bf16_follows_ddp(settings: dict, engine: str) -> None:
+    """DDP casts inside matmuls, DeepSpeed keeps bf16 weights and an fp32 copy: near, not equal."""
+    short = {"num_steps": FEW_STEPS, "precision": "bf16"}
+    ours = finish(on(settings, f"bf16-{engine}", engine, training=short))
+    folder = Path(on(settings, "bf16-ddp", "ddp")["run_folder"])
+    if not folder.exists():
+        finish(on(settings, "bf16-ddp", "ddp", training=short))
+    assert curve(ours) == pytest.approx(curve(folder), rel=3e-3)
+    weights = load_file(list_checkpoints(ours)[0] / "model.safetensors")
+    assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
+    matrix = max(weights.values(), key=torch.Tensor.numel)
+    assert not torch.equal(matrix, matrix.bfloat16().float()), "the fp32 copy, not the rounded one"
+
+
+# --- checkpoints ----------------------------------------------------------------------------------
+
+
+def interrupt_one(settings: dict, rank: int, name: str) -> int:
+    """Signals one process after a few steps; all must save together and leave. The step saved."""
+    job = children.start(settings)
+    metrics = Path(settings["run_folder"]) / "metrics.jsonl"
+    while job.processes[0].is_alive() and len(curve(metrics.parent)) < 5:
+        time.sleep(0.005)
+    os.kill(job.processes[rank].pid, getattr(signal, name))  # type: ignore[arg-type]
+    assert job.wait() == [75, 75], "\n".join(job.texts())
+    assert job.texts()[0].count(f"{name}: saved step") == 1
+    assert job.texts()[1] == ""
+    (saved,) = list_checkpoints(settings["run_folder"])
+    return int(saved.name.removeprefix("step"))
+
+
+def test_a_signal_to_one_process_stops_all_and_the_run_goes_on_exactly(
+    few_steps: dict, undisturbed: Path
+) -> None:
+    asked = on(few_steps, "asked", "zero2")
+    step = interrupt_one(asked, rank=1, name="SIGUSR2")
+    assert 5 <= step < FEW_STEPS
+    folder = Path(asked["run_folder"])
+    copies = {}
+    for engine, world_size in (("single", 1), ("ddp", 2), ("zero3", 2), ("zero1", 4)):
+        copies[engine] = on(few_steps, f"asked-{engine}", engine), world_size
+        shutil.copytree(folder, copies[engine][0]["run_folder"])
+
+    finish(asked)
+    last, expected = list_checkpoints(folder)[0], list_checkpoints(undisturbed)[0]
+    assert last.name == expected.name
+    files = {path.relative_to(expected) for path in expected.rglob("*.safetensors")}
+    assert len(files) == 3, "the weights, and what each process holds of the optimizer state"
+    for file in files:
+        found, wanted = load_file(last / file), load_file(expected / file)
+        assert found.keys() == wanted.keys()
+        assert all(torch.equal(found[name], wanted[name]) for name in wanted), file
+    assert curve(folder) == curve(undisturbed)
+
+    for engine, (other, world_size) in copies.items():
+        finish(other, world_size)
+        found = curve(other["run_folder"])
+        assert found[:step] == curve(undisturbed)[:step]
+        assert found == pytest.approx(curve(undisturbed), rel=1e-4), engine
+
+
+@pytest.mark.parametrize("engine", ["single", "zero3"])
+def test_zero_goes_on_from_other_engines(few_steps: dict, undisturbed: Path, engine: str) -> None:
+    """The way back: optimizer state of one process, and of ZeRO-3, under ZeRO-2."""
+    often = on(few_steps, f"from-{engine}", engine, checkpoint={"interval_steps": 5, "keep": 5})
+    finish(often, 1 if engine == "single" else 2)
+    folder = Path(often["run_folder"])
+    for path in list_checkpoints(folder)[:2]:
+        shutil.rmtree(path)
+    (kept,) = list_checkpoints(folder)
+    assert kept.name == "step000005"
+    finish(on(few_steps, f"from-{engine}", "zero2"))
+    assert curve(folder) == pytest.approx(curve(undisturbed), rel=1e-4)
+
+
+def test_a_killed_process_takes_the_others_along_and_the_run_recovers(
+    few_steps: dict, undisturbed: Path
+) -> None:
+    often = on(few_steps, "killed", "ddp", checkpoint={"interval_steps": 4})
+    job = children.start(often)
+    folder = Path(often["run_folder"])
+    while job.processes[0].is_alive() and len(curve(folder)) < 6:
+        time.sleep(0.005)
+    os.kill(job.processes[1].pid, signal.SIGKILL)  # type: ignore[arg-type]
+    assert job.wait() == [76, -signal.SIGKILL], "\n".join(job.texts())
+    assert "another process of this run is gone" in job.texts()[0]
+    finish(often)
+    assert curve(folder) == pytest.approx(curve(undisturbed), rel=1e-4)
+
+
+# --- launchers ------------------------------------------------------------------------------------
+
+LAUNCHERS = {
+    "torchrun": ["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=PORT"],
+    "deepspeed": ["-m", "deepspeed.launcher.runner", "--num_gpus=2", "--master_port=PORT"],
+    "accelerate": [
+        *("-m", "accelerate.commands.launch", "--num_processes=2", "--num_machines=1"),
+        *("--mixed_precision=no", "--dynamo_backend=no", "--cpu", "--main_process_port=PORT"),
+    ],
+}
+
+
+@pytest.mark.parametrize("launcher", LAUNCHERS)
+def test_every_launcher_starts_deepspeed_itself(settings: dict, launcher: str) -> None:
+    short = on(settings, launcher, "zero2", training={"num_steps": 2})
+    config = Path(short["run_folder"] + ".yaml")
+    config.write_text(json.dumps(short))
+    words = [word.replace("PORT", str(children.free_port())) for word in LAUNCHERS[launcher]]
+    done = subprocess.run(
+        [sys.executable, *words, str(ROOT / "scripts/train.py"), str(config)],
+        env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    (found,) = json.loads((Path(short["run_folder"]) / "environment.json").read_text())
+    assert found["engine"]["class"] == "deepspeed.runtime.engine.DeepSpeedEngine"
+    assert found["engine"]["world_size"] == 2
+
+
+# --- one message ----------------------------------------------------------------------------------
+
+
+def test_a_mistake_is_said_once(settings: dict) -> None:
+    wrong = on(settings, "wrong", "zero2", training={"batch_size": 9, "micro_batch_size": None})
+    job = children.start(wrong)
+    assert job.wait() == [2, 2]
+    first, second = job.texts()
+    assert first.startswith("olmo-sparsity: training.batch_size=9 cannot be shared equally by 2")
+    assert len(first.splitlines()) == 1
+    assert second == ""
+    assert not Path(wrong["run_folder"]).exists(), "before the first step, before anything"
+
+
+def test_a_mistake_of_one_process_is_said_by_that_one(settings: dict) -> None:
+    job = children.start(on(settings, "wrong", "ddp"), arguments=[[], ["--training.device=cuda:7"]])
+    assert job.wait() == [2, 2]
+    first, second = job.texts()
+    assert first == ""
+    assert second.startswith("olmo-sparsity: process 1 of 2 on ")
+    assert "training.device=cuda:7 cannot be used" in second
