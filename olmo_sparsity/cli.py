@@ -75,6 +75,14 @@ def build_parser() -> argparse.ArgumentParser:
         "--dry-run", action="store_true", help="show the resolved config and what the run will cost"
     )
 
+    sub = command("sweep", sweep, "train every run of a grid, one after the other or on SLURM")
+    sub.add_argument("config", metavar="GRID", help="a YAML file: configs × choices")
+    how = sub.add_mutually_exclusive_group()
+    how.add_argument("--list", action="store_true", help="say what is done, running, failed")
+    how.add_argument("--only", type=int, metavar="N", help="train the N-th run, from 0, here")
+    how.add_argument("--slurm", nargs="?", const="", metavar="FLAGS",
+                     help="submit what is left as an array, with these sbatch flags")  # fmt: skip
+
     sub = command("losses", losses, "print a run's held-out loss by position")
     sub.add_argument("run_folder", metavar="RUN_FOLDER")
 
@@ -168,6 +176,24 @@ def train(options: argparse.Namespace) -> int:
         print(f"olmo-sparsity: another process of this run is gone ({lost}); the same command goes "
               "on from the last checkpoint", file=sys.stderr)  # fmt: skip
         return EXIT_LOST_PROCESS
+
+
+def sweep(options: argparse.Namespace) -> int:
+    from olmo_sparsity import sweep as sweeps
+
+    runs = sweeps.expand(options.config, options.overrides)
+    if options.list:
+        print(sweeps.format_states(runs))
+        return 0
+    if options.slurm is not None:
+        return sweeps.submit(options.config, options.overrides, runs, options.slurm)
+    if options.only is None:
+        return sweeps.run_here(options.config, options.overrides, runs)
+    if not 0 <= options.only < len(runs):
+        raise ConfigError(f"--only={options.only}: {options.config} has runs 0 to {len(runs) - 1}")
+    run = runs[options.only]
+    with sweeps.noting_failure(run):
+        return train(argparse.Namespace(config=run.config, overrides=run.overrides, dry_run=False))
 
 
 def losses(options: argparse.Namespace) -> int:

@@ -22,6 +22,7 @@ ALLOWED = {
     "olmo_sparsity.training": TRAINING,
     "olmo_sparsity.tasks": {*TRAINING, "olmo_sparsity.training"},
     "olmo_sparsity.theory": {*TRAINING, "olmo_sparsity.training"},
+    "olmo_sparsity.sweep": {*TRAINING, "olmo_sparsity.training"},
     "analysis": TRAINING,  # never training itself; only the command line knows everything
 }
 

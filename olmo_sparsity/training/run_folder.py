@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import platform
+import socket
 import sys
 import time
 from collections.abc import Iterator
@@ -80,6 +82,9 @@ def describe_environment(
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "resumed_at_step": resumed_at,
             "command": sys.argv,
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "slurm_job": os.environ.get("SLURM_JOB_ID"),
             "code": code_version(),
             "engine": engine,
             "device": device_name(device),

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -204,8 +205,13 @@ def one_daemon_lost(bench: Bench) -> Job:
 def poisoned(bench: Bench) -> Job:
     never = "--checkpoint.interval_steps=null"
     job = bench.train("poisoned", FOREVER, never, "--logging.interval_steps=1000000")
-    for start in (1, 2):
-        job.wait_for(lambda start=start: len(job.starts()) == start, f"start {start}")  # type: ignore[misc]
+    attempts = job.run_folder / "attempts.json"
+
+    def alive_after(num_deaths: int) -> bool:
+        return attempts.exists() and len(json.loads(attempts.read_text())["deaths"]) == num_deaths
+
+    for num_deaths in (0, 1):
+        job.wait_for(partial(alive_after, num_deaths), f"a start after {num_deaths} deaths")
         job.kill_rank(0)
     return job.end()
 

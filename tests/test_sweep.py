@@ -1,0 +1,196 @@
+"""Sweeps: what a grid expands to, what the run folders say, and running it for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from olmo_sparsity.cli import EXIT_BAD_INPUT, main
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.sweep import EXIT_STOPPED, SILENT_S, Run, expand, format_states, state_of
+from olmo_sparsity.training.loop import Outcome
+from olmo_sparsity.training.run_folder import read_metrics
+
+ROOT = Path(__file__).parents[1]
+MakeGrid = Callable[..., str]
+
+
+@pytest.fixture
+def make_grid(run_dict: dict, tmp_path: Path) -> MakeGrid:
+    def make(**sections: object) -> str:
+        del run_dict["run_folder"]
+        OmegaConf.save(OmegaConf.create(run_dict), tmp_path / "tiny.yaml")
+        grid = {"folder": str(tmp_path / "runs"), "configs": ["tiny.yaml"], **sections}
+        OmegaConf.save(OmegaConf.create(grid), tmp_path / "grid.yaml")
+        return str(tmp_path / "grid.yaml")
+
+    return make
+
+
+# --- from the grid to runs ------------------------------------------------------------------------
+
+
+def test_every_config_times_every_choice(make_grid: MakeGrid, tmp_path: Path) -> None:
+    path = make_grid(
+        grid={
+            "positions": {
+                "pose": {},
+                "rope": {"positions.scheme": "contiguous", "positions.target_length": None},
+            },
+            "optimizer.learning_rate": [1e-3],  # not a choice: it names nothing
+            "seed": [1, 2],
+        },
+    )
+    runs = expand(path, ["--training.num_steps=9"])
+    assert [run.name for run in runs] == [
+        "tiny_pose_seed1",
+        "tiny_pose_seed2",
+        "tiny_rope_seed1",
+        "tiny_rope_seed2",
+    ]
+    assert runs[2].overrides == [
+        "--positions.scheme=contiguous",
+        "--positions.target_length=null",
+        "--optimizer.learning_rate=0.001",
+        "--seed=1",
+        "--training.num_steps=9",
+        f"--run_folder={tmp_path}/runs/tiny_rope_seed1",
+    ]
+    assert {run.num_steps for run in runs} == {9}
+
+
+def test_the_grids_that_are_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    numbers = {path.stem: len(expand(str(path), [])) for path in Path("configs/sweeps").iterdir()}
+    assert numbers == {"quick": 6, "c4_ladder": 30}
+    assert expand("configs/sweeps/quick.yaml", [])[3].command == (
+        "olmo-sparsity train configs/quick.yaml --positions.scheme=contiguous "
+        "--positions.target_length=null --evaluation.length=256 --seed=1 "
+        "--run_folder=runs/sweep_quick/quick_rope_seed1"
+    )
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"grids": {}}, "did you mean 'grid'"),
+        ({"configs": []}, "needs `folder` and `configs`"),
+        ({"configs": ["none.yaml"]}, "does not exist"),
+        ({"configs": ["tiny.yaml", "tiny.yaml"]}, "2 runs would be called tiny"),
+        ({"grid": {"seed": 3}}, "grid.seed must be a list"),
+        ({"grid": {"seed": []}}, "grid.seed must be a list"),
+        ({"grid": {"sizes": {"small": 3}}}, "grid.sizes must be a list"),
+        ({"grid": {"sead": [1, 2]}}, "did you mean 'seed'"),
+        ({"grid": {"positions.num_chunks": [2, 99]}}, "positions.num_chunks=99"),
+    ],
+    ids=str,
+)
+def test_a_grid_that_cannot_be(make_grid: MakeGrid, sections: dict, expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        expand(make_grid(**sections), [])
+    assert expected in str(error.value)
+
+
+# --- how they stand -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(make_grid: MakeGrid) -> Run:
+    (run,) = expand(make_grid(), [])
+    return run
+
+
+def start(run: Run, **facts: object) -> None:
+    run.folder.mkdir(parents=True)
+    (run.folder / "metrics.jsonl").write_text('{"step": 4, "loss": 3.0}\n')
+    (run.folder / "attempts.json").write_text("{}")
+    (run.folder / "environment.json").write_text(json.dumps([facts]))
+
+
+def test_a_run_that_never_started_waits(run: Run) -> None:
+    assert state_of(run).name == "waiting"
+
+
+@pytest.mark.parametrize(("pid", "expected"), [(os.getpid(), "running"), (2**22 + 1, "failed")])
+def test_on_this_machine_the_process_is_asked(run: Run, pid: int, expected: str) -> None:
+    start(run, host=socket.gethostname(), pid=pid)
+    assert (state_of(run).name, state_of(run).step) == (expected, 4)
+
+
+@pytest.mark.parametrize(("age_s", "expected"), [(60, "running"), (SILENT_S + 60, "failed")])
+def test_on_another_machine_the_log_must_move(run: Run, age_s: int, expected: str) -> None:
+    start(run, host="elsewhere", pid=os.getpid(), slurm_job="17")
+    for path in run.folder.iterdir():
+        os.utime(path, (time.time() - age_s,) * 2)
+    state = state_of(run)
+    assert state.name == expected
+    assert state.detail.endswith("on elsewhere, job 17")
+
+
+def test_a_run_that_ended_without_a_word_to_the_log_is_known_by_its_checkpoint(run: Run) -> None:
+    start(run)
+    (run.folder / "checkpoints/step000002").mkdir(parents=True)
+    (run.folder / "checkpoints/step000006.tmp").mkdir()
+    assert state_of(run).name != "done"
+    (run.folder / "checkpoints/step000006").mkdir()
+    assert (state_of(run).name, state_of(run).step) == ("done", 6)
+
+
+# --- running them ---------------------------------------------------------------------------------
+
+
+def test_a_sweep_is_stopped_goes_on_and_says_what_failed(
+    make_grid: MakeGrid, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert Outcome.STOPPED_BY_SIGNAL == EXIT_STOPPED
+    path = make_grid(grid={"optimizer.max": {"ok": {}, "bad": {"optimizer.learning_rate": 1e30}}})
+    words = ["sweep", path, "--training.num_steps=200", "--checkpoint.interval_steps=100"]
+    words += ["--logging.interval_steps=1"]
+    first, second = expand(path, words[2:])
+    with subprocess.Popen([sys.executable, "-m", "olmo_sparsity.cli", *words]) as sweep:
+        metrics = first.folder / "metrics.jsonl"
+        while len(list(read_metrics(metrics))) < 3:
+            assert sweep.poll() is None
+            time.sleep(0.05)
+        assert state_of(first).name == "running"
+        sweep.send_signal(signal.SIGTERM)
+        assert sweep.wait() == EXIT_STOPPED
+    assert state_of(first).name == "waiting"
+    assert 0 < state_of(first).step < 200
+    assert state_of(second).step == 0
+
+    assert main(words) == EXIT_BAD_INPUT
+    assert state_of(first).name == "done"
+    assert state_of(second).name == "failed"
+    assert "Lower optimizer.learning_rate" in state_of(second).detail
+    told = capfd.readouterr()
+    assert "1 done, 0 running, 1 failed, 0 waiting" in told.out
+    assert "tiny_bad: failed; the same command tries again" in told.err
+
+    assert main([*words, "--list"]) == 0
+    assert capfd.readouterr().out.strip() == format_states([first, second])
+
+
+def test_a_number_beyond_the_grid(make_grid: MakeGrid, capsys: pytest.CaptureFixture) -> None:
+    assert main(["sweep", make_grid(), "--only=1"]) == EXIT_BAD_INPUT
+    assert "has runs 0 to 0" in capsys.readouterr().err
+
+
+def test_slurm_that_is_not_there(
+    make_grid: MakeGrid, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PATH", "")
+    assert main(["sweep", make_grid(), "--slurm"]) == EXIT_BAD_INPUT
+    assert "leave --slurm out" in capsys.readouterr().err
