@@ -182,7 +182,7 @@ def test_a_growing_k_starts_at_one(tmp_path: Path) -> None:
     bench, largest = Bench(settings, CPU), []
     for step in (1, 10, 30, 60):
         samples = module._draw_training(
-            bench, Trial("rope", 6, 0), np.random.default_rng(0), 20, step
+            bench, Trial("rope", 6, 0), np.random.default_rng(0), 200, 20, step
         )
         assert samples.num_relevant_B is not None
         largest.append(samples.num_relevant_B.max())

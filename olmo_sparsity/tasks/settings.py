@@ -78,7 +78,7 @@ class ExperimentSettings:
     schemes: list[str] = MISSING
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
     train_lengths: list[int] = MISSING
-    """Shortest and longest; every batch has one length, uniform over those between."""
+    """Shortest and longest, and those between: all alike, several in every batch."""
 
     test_lengths: list[int] = MISSING
     train_ks: list[int] = field(default_factory=list)
