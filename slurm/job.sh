@@ -6,7 +6,10 @@
 #   0  finished                         nothing
 #   2  something you can mend           nothing; the log says what
 #   75 saved and left when asked        requeued: the same command goes on where it stopped
-#   anything else: crash, lost task     requeued, unless the job was restarted MAX_RESTARTS times (5)
+#   anything else: crash, lost task     requeued; but a job that dies within ten minutes, and has been
+#                                       restarted MAX_RESTARTS times (5), stays where it is
+#
+# (A training that dies again and again without getting on refuses to start, which is a 2.)
 #
 # SLURM itself requeues a job that it preempts or that loses a node, and never one that you cancel.
 
@@ -32,10 +35,12 @@ run() {
   export MASTER_ADDR MASTER_PORT OMP_NUM_THREADS
   # srun does not take --cpus-per-task over from sbatch by itself.
   [[ -n ${SLURM_CPUS_PER_TASK:-} ]] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
-  # One task lost: the others notice and leave, or are taken down 30 s later. Not at once, or a task
-  # that is about to leave with 2 or 75 would be killed and look like a crash.
-  local status=0
-  srun --kill-on-bad-exit=0 --wait=30 olmo-sparsity "$@" || status=$?
+  # Of a training that lost a task the others notice and leave, or are taken down 30 s later; not at
+  # once, or a task about to leave with 2 or 75 would be killed and look like a crash. The tasks of a
+  # measurement do not need each other.
+  local status=0 wait=30
+  [[ $1 == measure ]] && wait=0
+  srun --kill-on-bad-exit=0 --wait="$wait" olmo-sparsity "$@" || status=$?
   if [[ $status == 0 ]]; then
     log "finished"
   elif [[ -n ${ended_by_slurm:-} ]]; then
@@ -44,7 +49,7 @@ run() {
     log "not requeued: mend what is said above, then submit again"
   elif [[ $status == 75 || $status == 140 ]]; then # 140: USR2 came before anything could be saved
     requeue "stopped when asked"
-  elif ((${SLURM_RESTART_COUNT:-0} < ${MAX_RESTARTS:-5})); then
+  elif ((SECONDS > 600 || ${SLURM_RESTART_COUNT:-0} < ${MAX_RESTARTS:-5})); then
     requeue "exit code $status"
   else
     log "exit code $status: not requeued after $SLURM_RESTART_COUNT restarts; find the cause above"

@@ -33,6 +33,7 @@ PartitionName=deaf Nodes=n[5-6]
 PartitionName=low Nodes=n7 PriorityTier=1
 PartitionName=high Nodes=n7 PriorityTier=2
 """
+ROOT = Path(__file__).parents[2]
 NODES = [f"n{number}" for number in range(1, 8)]
 
 # Requeued jobs wait for their old credential to expire, and a lost node for its time-out: both are
@@ -57,6 +58,7 @@ TaskPlugin=task/none
 SchedulerType=sched/backfill
 SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0,defer_batch
 SelectType=select/cons_tres
+GresTypes=gpu
 SelectTypeParameters=CR_Core
 SlurmdParameters=config_overrides
 AccountingStorageType=accounting_storage/none
@@ -71,7 +73,7 @@ MessageTimeout=3
 TCPTimeout=1
 KillWait=20
 MinJobAge=600
-NodeName=n[1-{num_nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] CPUs=16
+NodeName=n[1-{num_nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] CPUs=64 Gres=gpu:4
 """
 
 
@@ -114,10 +116,15 @@ class Cluster:
                 controller_port=controller,
                 ports=",".join(map(str, ports)),
                 num_nodes=len(NODES),
-                first_job=random.randrange(1, 60_000),  # jobs meet at a port that follows from it
+                first_job=random.randrange(
+                    10_000, 60_000
+                ),  # jobs meet at a port that follows from it
             )
             + PARTITIONS
         )
+        for gpu in range(4):  # in name only
+            (self.folder / f"gpu{gpu}").touch()
+        (self.folder / "gres.conf").write_text(f"Name=gpu File={self.folder}/gpu[0-3]\n")
         key = self.folder / "munge.key"
         key.touch(mode=0o600)
         key.write_bytes(secrets.token_bytes(128))
@@ -170,10 +177,11 @@ class Cluster:
 
         self.wait_for(ready, "all nodes to be idle")
 
-    def run(self, *command: str, **variables: str) -> str:
+    def run(self, *command: str, cwd: Path = ROOT, **variables: str) -> str:
         """A SLURM command; what it prints."""
         return subprocess.run(
             command,
+            cwd=cwd,
             env=self.environment | variables,
             check=True,
             text=True,

@@ -9,7 +9,9 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -21,17 +23,19 @@ import pytest
 from omegaconf import OmegaConf
 
 from analysis.results import read_results
-from olmo_sparsity.cli import main
+from olmo_sparsity.cli import build_parser, main
+from olmo_sparsity.config_file import load_config
+from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.sweep import expand
 from olmo_sparsity.training.run_folder import read_metrics
 from tests.conftest import data_section
-from tests.integration.slurm_cluster import INSTALL, MISSING, Cluster, is_required
+from tests.integration.slurm_cluster import INSTALL, MISSING, ROOT, Cluster, is_required
 
 pytestmark = pytest.mark.skipif(
     bool(MISSING) and not is_required(),
     reason=f"no {', no '.join(MISSING)} here; `{INSTALL}` installs a SLURM",
 )
 
-ROOT = Path(__file__).parents[2]
 NUM_STEPS = 120
 FOREVER = "--training.num_steps=1000000"  # the time limit, or the test, ends it
 PATIENCE_S = 300
@@ -107,14 +111,26 @@ class Bench:
     folder: Path
     jobs: dict[Scenario, Future[Job]]
 
-    def sbatch(self, name: str, *words: str, **variables: str) -> Job:
+    def sbatch(self, name: str, *words: str, cwd: Path = ROOT, **variables: str) -> Job:
         log = self.folder / f"{name}.log"
-        number = self.cluster.run("sbatch", "--parsable", f"--output={log}", *words, **variables)
+        flags = ("--parsable", f"--output={log}")
+        number = self.cluster.run("sbatch", *flags, *words, cwd=cwd, **variables)
         return Job(self.cluster, number.strip(), self.folder / name, log)
 
     def train(self, name: str, *words: str, flags: tuple[str, ...] = ()) -> Job:
         run_folder = f"--run_folder={self.folder / name}"
         return self.sbatch(name, *flags, "slurm/train.sbatch", str(self.config), run_folder, *words)
+
+    def pretend(self, name: str, script: str, *flags: str, **variables: str) -> Job:
+        """train.sbatch, of a repository whose `olmo-sparsity` is this script of bash."""
+        repository = self.folder / f"{name}-repository"
+        program = repository / ".venv/bin/olmo-sparsity"
+        program.parent.mkdir(parents=True)
+        program.write_text(f"#!/bin/bash\n{script}\n")
+        program.chmod(0o755)
+        (repository / "slurm").symlink_to(ROOT / "slurm")
+        words = (*flags, "slurm/train.sbatch", "any.yaml")
+        return self.sbatch(name, *words, cwd=repository, **variables)
 
 
 # --- the scenarios --------------------------------------------------------------------------------
@@ -220,10 +236,49 @@ def measured_in_parts(bench: Bench) -> Job:
     run = str(bench.jobs[undisturbed].result().run_folder)
     words = ("slurm/measure.sbatch", run, *MEASURE)
     whole = bench.sbatch("whole", *words, "--out", f"{bench.folder}/whole")
+    tasks = bench.sbatch("tasks", *TWO_NODES, *words, "--out", f"{bench.folder}/tasks")
     array = bench.sbatch("parts", "--array=0-2", *words, f"--out={bench.folder}/parts")
-    for job in (whole, array):
+    for job in (whole, tasks, array):
         job.leave_queue()
     return array
+
+
+def swept(bench: Bench) -> Job:
+    grid = {"folder": f"{bench.folder}/swept", "configs": ["config.yaml"]}
+    grid |= {"grid": {"seed": [1, 2]}}
+    OmegaConf.save(OmegaConf.create(grid), bench.folder / "grid.yaml")
+    command = (sys.executable, "-m", "olmo_sparsity.cli", "sweep", f"{bench.folder}/grid.yaml")
+    slurm = f"--slurm=--output={bench.folder}/swept-%a.log"
+    told = bench.cluster.run(*command, slurm, "--training.num_steps=30")
+    array = re.search(r"Submitted batch job (\d+)", told)
+    assert array is not None
+    job = Job(bench.cluster, array[1], bench.folder / "swept", bench.folder / "swept-0.log")
+    job.leave_queue()
+    return job
+
+
+def crashing(bench: Bench) -> Job:
+    return bench.pretend("crashing", "exit 9", MAX_RESTARTS="1").end()
+
+
+def told_too_early(bench: Bench) -> Job:
+    """USR2 before the program listens kills it."""
+    script = "[[ $SLURM_RESTART_COUNT == 1 ]] || { echo up; exec sleep 1000; }"
+    job = bench.pretend("told_too_early", script)
+    job.wait_for(lambda: "up" in job.log, "the first start")
+    bench.cluster.run("scancel", "--signal=USR2", job.number)
+    return job.end()
+
+
+def refusing(bench: Bench) -> Job:
+    """The second task needs longer to say no."""
+    return bench.pretend("refusing", "sleep $((3 * SLURM_PROCID)); exit 2", *TWO_NODES).end()
+
+
+def hanging(bench: Bench) -> Job:
+    """One task of two is gone, and the other waits for it for ever."""
+    script = "((SLURM_RESTART_COUNT > 0)) || ((SLURM_PROCID == 1)) && exit 0; exec sleep 1000"
+    return bench.pretend("hanging", script, *TWO_NODES).end()
 
 
 def chained(bench: Bench) -> Job:
@@ -377,9 +432,43 @@ def test_parts_of_a_measurement_merge_to_the_whole(job: Job) -> None:
     parts = sorted(map(str, (folder / "parts").glob("[0-9]*")))
     assert len(parts) == 3
     assert main(["merge", *parts, "--out", str(folder / "parts/merged")]) == 0
-    whole, merged = read_results(folder / "whole"), read_results(folder / "parts/merged")
-    for name in ("losses", "tokens", "influence", "recovery", "costs", "summary"):
-        pd.testing.assert_frame_equal(getattr(whole, name), getattr(merged, name))
+    whole = read_results(folder / "whole")
+    for other in (read_results(folder / "parts/merged"), read_results(folder / "tasks")):
+        for name in ("losses", "tokens", "influence", "recovery", "costs", "summary"):
+            pd.testing.assert_frame_equal(getattr(whole, name), getattr(other, name))
+
+
+@asks(swept)
+def test_a_sweep_is_an_array(job: Job) -> None:
+    runs = sorted(path for path in job.run_folder.iterdir() if path.is_dir())
+    assert [path.name for path in runs] == ["config_seed1", "config_seed2"]
+    for path in runs:
+        assert list_checkpoints(path)[0].name == "step000030"
+
+
+@asks(crashing)
+def test_a_job_that_crashes_at_once_is_not_tried_for_ever(job: Job) -> None:
+    assert (job.fact("JobState"), job.fact("Restarts")) == ("FAILED", "1")
+    assert job.fact("ExitCode") == "9:0"
+    assert "exit code 9: requeued" in job.log
+    assert "exit code 9: not requeued after 1 restarts" in job.log
+
+
+@asks(told_too_early)
+def test_a_job_told_to_stop_before_it_listens_is_requeued(job: Job) -> None:
+    assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "1")
+    assert "stopped when asked: requeued" in job.log
+
+
+@asks(refusing)
+def test_tasks_that_refuse_one_after_the_other_are_no_crash(job: Job) -> None:
+    assert (job.fact("JobState"), job.fact("Restarts")) == ("FAILED", "0")
+    assert job.fact("ExitCode") == "2:0"
+
+
+@asks(hanging)
+def test_a_task_that_waits_for_a_lost_one_is_taken_down(job: Job) -> None:
+    assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "1")
 
 
 @asks(chained)
@@ -388,3 +477,39 @@ def test_the_chain_of_figure_2(job: Job) -> None:
     folder = job.run_folder.parent / "figure"
     assert (folder / "figure2.png").read_bytes().startswith(b"\x89PNG")
     assert read_results(folder / "merged").meta["merged_from"] == [f"{folder}/0", f"{folder}/1"]
+
+
+# --- slurm/README.md ------------------------------------------------------------------------------
+
+README = (ROOT / "slurm/README.md").read_text()
+COMMANDS = [
+    shlex.split(line, comments=True)
+    for block in re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
+    for line in block.splitlines()
+    if line.startswith(("sbatch", "squeue", "olmo-sparsity"))
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_the_commands_of_the_readme(
+    words: list[str], jobs: dict[Scenario, Future[Job]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SLURM's own are submitted for a test, ours are parsed and their files read."""
+    monkeypatch.chdir(ROOT)
+    job = jobs[undisturbed].result()
+    flags = {"SBATCH_PARTITION": "pair"}
+    if words[0] == "sbatch":
+        job.cluster.run("sbatch", "--test-only", *words[1:], **flags)
+    elif words[0] != "olmo-sparsity":
+        job.cluster.run(*words)
+    else:
+        options, rest = build_parser().parse_known_args(words[1:])
+        if "slurm" in options:
+            assert expand(options.config, rest)
+            if options.slurm:
+                array = ("--array=0", "slurm/train.sbatch", options.config)
+                job.cluster.run("sbatch", "--test-only", *shlex.split(options.slurm), *array)
+        elif "config" in options:
+            load_config(options.config, rest)
+        else:
+            assert not rest
