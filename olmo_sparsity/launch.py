@@ -1,4 +1,4 @@
-"""Which of how many processes this is, as the launcher says. Reads variables, imports nothing heavy.
+"""Which of how many processes this is, as the launcher says. Variables only: nothing heavy here.
 
 Place in the flow: the ground under training and analysis. `torchrun`, `deepspeed` and `accelerate
 launch` set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE; under a bare `srun` they are taken from
@@ -8,6 +8,7 @@ SLURM's own variables. One process, and nothing set: rank 0 of 1.
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 
 from olmo_sparsity.errors import ConfigError
@@ -34,12 +35,16 @@ def read_launch() -> Launch:
         local_rank = _number("LOCAL_RANK", 0)
         launch = Launch(rank, world_size, local_rank, _number("LOCAL_WORLD_SIZE", local_rank + 1))
     elif "SLURM_STEP_ID" in os.environ and "SLURM_PROCID" in os.environ:  # inside srun, not sbatch
-        per_node = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1").split("(")[0].split(",")[0]
+        # 2(x3),1: two tasks on each of three nodes, one on the fourth.
+        groups = re.findall(
+            r"(\d+)(?:\(x(\d+)\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1")
+        )
+        per_node = [int(tasks) for tasks, times in groups for _ in range(int(times or 1))]
         launch = Launch(
             _number("SLURM_PROCID"),
             _number("SLURM_STEP_NUM_TASKS", _number("SLURM_NTASKS", 1)),
             _number("SLURM_LOCALID", 0),
-            int(per_node),
+            per_node[_number("SLURM_NODEID", 0)],
         )
     else:
         launch = Launch()
