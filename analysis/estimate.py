@@ -8,15 +8,16 @@ from __future__ import annotations
 import resource
 import time
 
+import numpy as np
 import torch
 
 from analysis.asking import Asker
-from analysis.losses import context_losses
+from analysis.losses import ContextLosses, context_losses
 from analysis.measure import choose_targets, documents_to_measure, share_of
 from analysis.scoring import Scorer
 from analysis.settings import Settings
 from analysis.sources import Source
-from analysis.targets import GivenTargets, half_of
+from analysis.targets import GivenTargets, TargetChooser, half_of
 from olmo_sparsity.model.load import LoadedModel
 from olmo_sparsity.progress import format_duration
 
@@ -54,17 +55,17 @@ def estimate(
     }
     seconds_of_losses = time.perf_counter() - started
     forwards_of_losses = scorer.token_forwards - before
-    chooser, _ = choose_targets(scorer, source, settings, sample, targets)
+    chooser = choose_targets(scorer, source, settings, sample, losses, targets)
 
+    sample = [number for number in sample if chooser.half(number) == "report"]
+    chosen_in = {number: _num_chosen(chooser, number, losses[number], source, settings)
+                 for number in sample}  # fmt: skip
     asker = Asker(scorer, source, settings, chooser, loaded.tokenizer)
-    num_asked = num_documents = 0
+    num_asked = 0
     before, started = scorer.token_forwards, time.perf_counter()
     for number in sample:
-        if chooser.half(number) == "threshold":
-            continue
-        rows = asker.tables(number, losses[number])
-        num_asked += len(set(rows["recovery"]["target"])) if "recovery" in rows else 0
-        num_documents += 1
+        asker.tables(number, losses[number])
+        num_asked += chosen_in[number]
         if num_asked and time.perf_counter() - started > CALIBRATION_S:
             break
     seconds_of_asking = time.perf_counter() - started
@@ -76,11 +77,11 @@ def estimate(
     ours = share_of(long_enough, *shard)
     reported = [number for number in ours if chooser.half(number) == "report"]
     # Losses grow with the targets there are, questions with the documents they are asked of.
-    of_losses = num_targets(ours) / num_targets(sample)
-    of_asking = len(reported) / max(num_documents, 1)
+    of_losses = num_targets(ours) / num_targets(list(losses))
+    asked = sum(chosen_in.values()) * len(reported) / max(len(sample), 1)
+    of_asking = asked / max(num_asked, 1)
     forwards = forwards_of_losses * of_losses + forwards_of_asking * of_asking
     seconds = seconds_of_losses * of_losses + seconds_of_asking * of_asking
-    asked = num_asked * of_asking
     per_target = forwards_of_asking / max(num_asked, 1)
     if device.type == "cuda":
         memory = f"{torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB of {device}"
@@ -98,3 +99,15 @@ def estimate(
         f"{seconds_of_losses + seconds_of_asking:.0f} s",
     ]
     return "\n".join(lines)
+
+
+def _num_chosen(
+    chooser: TargetChooser,
+    number: int,
+    losses: ContextLosses,
+    source: Source,
+    settings: Settings,
+) -> int:
+    draw = np.random.default_rng(0)
+    sets = chooser.choose(number, source.documents[number], losses, settings.windows, draw)
+    return len(set(np.concatenate(list(sets.values())).tolist())) if sets else 0

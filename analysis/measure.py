@@ -83,16 +83,22 @@ def measure(
         long_enough, shard[0] * launch.world_size + launch.rank, shard[1] * launch.world_size
     )
     todo = [number for number in mine if number not in writer.finished()]
+    if todo:
+        known = read_losses(out)
+        chooser = choose_targets(scorer, source, settings, long_enough, known, targets)
+        asker = Asker(scorer, source, settings, chooser, loaded.tokenizer)
+        # These are done with: written first, a second start reads their losses.
+        for number in [n for n in todo if n in known and chooser.half(n) == "threshold"]:
+            writer.write(number, asker.tables(number, known[number]))
+            todo.remove(number)
+        writer.flush()
     with Progress("measuring", len(ours), "documents", enabled=launch.rank == 0) as progress:
         progress.resume_at(len(ours) - len(todo) * launch.world_size)
-        if todo:
-            chooser, known = choose_targets(scorer, source, settings, long_enough, targets)
-            asker = Asker(scorer, source, settings, chooser, loaded.tokenizer)
-            for left, number in zip(range(len(todo) - 1, -1, -1), todo, strict=True):
-                writer.write(number, asker.tables(number, known.get(number)))
-                # The others are about as far.
-                progress.update(len(ours) - left * launch.world_size)
-            writer.close()
+        for left, number in zip(range(len(todo) - 1, -1, -1), todo, strict=True):
+            writer.write(number, asker.tables(number, known.get(number)))
+            # The others are about as far.
+            progress.update(len(ours) - left * launch.world_size)
+        writer.close()
         if launch.rank > 0:
             return False
         _wait_for_others(out, set(ours), progress)
@@ -154,24 +160,33 @@ def choose_targets(
     source: Source,
     settings: Settings,
     long_enough: list[int],
+    known: dict[int, ContextLosses],
     given: GivenTargets | None = None,
-) -> tuple[TargetChooser, dict[int, ContextLosses]]:
-    """Also the losses that had to be computed for it."""
+) -> TargetChooser:
+    """`known`: losses by document; those that are needed here and missing are added."""
     if given is not None:
-        return given, {}
+        return given
     if source.planted is not None:
-        return PlantedTargets(len(source.planted)), {}
+        return PlantedTargets(len(source.planted))
     half = [number for number in long_enough if half_of(number) == "threshold"]
-    known = {}
     with Progress("threshold", len(half), "documents", enabled=read_launch().rank == 0) as progress:
         for done, number in enumerate(half, start=1):
-            known[number] = context_losses(scorer, source.documents[number], settings.windows)
+            if number not in known:
+                known[number] = context_losses(scorer, source.documents[number], settings.windows)
             progress.update(done)
     documents = [source.documents[number] for number in half]
-    fitted = GapTargets.fit(
-        list(known.values()), documents, settings.target_share, settings.min_gap
+    return GapTargets.fit(
+        [known[number] for number in half], documents, settings.target_share, settings.min_gap
     )
-    return fitted, known
+
+
+def read_losses(folder: Path) -> dict[int, ContextLosses]:
+    """Of the documents that are measured already."""
+    columns = ("target", "token_id", "loss_long", "loss_short")
+    return {
+        int(number): ContextLosses(*(rows[name].to_numpy() for name in columns))
+        for number, rows in read_parts(folder)["losses"].groupby("document")
+    }
 
 
 def _wait_for_others(folder: Path, wanted: set[int], progress: Progress) -> None:

@@ -13,6 +13,7 @@ import pytest
 from olmo_sparsity.cli import build_parser
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import load_config
+from olmo_sparsity.sweep import expand
 from olmo_sparsity.tasks.results import format_table, read_results
 from olmo_sparsity.tasks.settings import load_settings
 from olmo_sparsity.theory.settings import load_theory_config
@@ -75,6 +76,8 @@ def test_readme_commands_parse_and_name_files_that_exist(command: str) -> None:
         load_theory_config(ROOT / options.config, rest)
     elif options.run.__name__ == "task":
         load_settings(ROOT / options.config, rest)
+    elif options.run.__name__ == "sweep":
+        assert expand(str(ROOT / options.config), rest)
     elif hasattr(options, "config"):
         load_config(ROOT / options.config, rest)
 

@@ -24,6 +24,7 @@ from torch import nn
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.config_file import load_config
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.launch import read_launch
 from olmo_sparsity.model.checkpoint_files import (
     MANIFEST,
     WEIGHTS,
@@ -89,7 +90,9 @@ def load_model(
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype} is not known; choose one of {', '.join(DTYPES)}")
     if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+        # Launchers show a process all GPUs of its machine, or its own one only.
+        local = read_launch().local_rank % max(torch.cuda.device_count(), 1)
+        device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device={device}, but PyTorch sees no GPU here; use device=cpu")
     try:
