@@ -11,8 +11,10 @@ import multiprocessing
 import os
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -20,7 +22,10 @@ from olmo_sparsity.cli import main
 
 os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed decides when it is imported
 forkserver = multiprocessing.get_context("forkserver")
-forkserver.set_forkserver_preload(["olmo_sparsity.training.loop", "deepspeed"])
+forkserver.set_forkserver_preload(
+    # The last one imports PyTorch's compiler, as the first start of any optimizer does.
+    ["olmo_sparsity.training.loop", "deepspeed", "deepspeed.runtime.zero.muon.original_muon"]
+)
 
 
 @dataclass
@@ -46,35 +51,45 @@ class Job:
 def start(settings: dict, world_size: int = 2, arguments: list[list[str]] | None = None) -> Job:
     """`olmo-sparsity train` in several processes that meet as under torchrun. `arguments`: more
     words, for each process."""
-    folder = Path(settings["run_folder"])
-    logs = folder.with_name(f"{folder.name}-logs")
-    logs.mkdir(exist_ok=True)
-    number = len(list(logs.iterdir()))
-    config = logs / f"{number}.yaml"
+    config = _logs(settings) / "config.yaml"
     config.write_text(json.dumps(settings))
+    words = ["train", str(config)]
+    more = arguments or [[]] * world_size
+    return start_each(settings, main, [[*words, *own] for own in more])
+
+
+def start_each(settings: dict, target: Callable[[Any], int], arguments: list[Any]) -> Job:
+    """`target` of each argument in a process of its own; what they print goes beside the run."""
+    logs = _logs(settings)
+    number = len(list(logs.glob("*.log")))
+    variables = {"WORLD_SIZE": str(len(arguments)), "LOCAL_WORLD_SIZE": str(len(arguments))}
+    variables |= {"MASTER_ADDR": "localhost", "MASTER_PORT": str(free_port())}
     job = Job([], [])
-    variables = {"WORLD_SIZE": str(world_size), "MASTER_ADDR": "localhost"}
-    variables |= {"MASTER_PORT": str(free_port()), "LOCAL_WORLD_SIZE": str(world_size)}
-    for rank in range(world_size):
-        job.logs.append(logs / f"{number}-{rank}.log")
-        more = arguments[rank] if arguments else []
+    for rank, argument in enumerate(arguments):
         own = {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        job.logs.append(logs / f"{number}-{rank}.log")
         process = forkserver.Process(
-            target=_run,
-            args=(["train", str(config), *more], variables | own, str(job.logs[-1])),
+            target=_run, args=(target, argument, variables | own, str(job.logs[-1]))
         )
         process.start()
         job.processes.append(process)  # type: ignore[arg-type]
     return job
 
 
-def _run(arguments: list[str], variables: dict[str, str], log: str) -> None:
+def _run(target: Callable[[Any], int], argument: Any, variables: dict[str, str], log: str) -> None:
     torch.set_num_threads(1)
     os.environ |= variables
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
-    os._exit(main(arguments))
+    os._exit(target(argument))
+
+
+def _logs(settings: dict) -> Path:
+    folder = Path(settings["run_folder"])
+    logs = folder.with_name(f"{folder.name}-logs")
+    logs.mkdir(exist_ok=True)
+    return logs
 
 
 def free_port() -> int:

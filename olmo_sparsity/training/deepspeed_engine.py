@@ -35,8 +35,8 @@ CONFIG_FOLDER = Path(__file__).parents[2] / "configs" / "deepspeed"
 class ZeroEngine(Engine):
     def prepare(self) -> None:
         settings = deepspeed_settings(self.config, self.processes)
-        deepspeed = import_deepspeed(self.device)
         start_alone()
+        deepspeed = import_deepspeed(self.device)
         bf16 = self.config.training.precision == "bf16"
         fresh = {id(p): p.detach().clone() for p in self.model.parameters() if bf16}
         self.deepspeed, self.zero, *_ = deepspeed.initialize(

@@ -32,6 +32,18 @@ def flops_per_token(model: nn.Module, config: RunConfig) -> float:
     return 6.0 * matmul_weights + 6.0 * attention
 
 
+def activation_bytes(config: RunConfig, micro_batch_size: int, device: str = "cpu") -> float:
+    """What one forward keeps for its backward pass, and the largest piece of logits."""
+    rows, width = micro_batch_size * config.training.length, config.model.d_model
+    # A block keeps the inputs of its matmuls and norms, about 34 numbers of width D a token with
+    # the plain MLP ratio of 4 (Korthikanti et al. 2022), or just its input.
+    kept = 2 if config.training.activation_checkpointing else 34
+    size = 2 if config.training.precision == "bf16" else 4
+    vocab_size = config.model.embedding_size or config.model.vocab_size
+    chunk = min(rows, rows_per_chunk(vocab_size, torch.device(device)))
+    return rows * width * config.model.n_layers * kept * size + chunk * vocab_size * 4 * 2
+
+
 def estimate(config: RunConfig) -> dict[str, str]:
     """Lines for `--dry-run`. The model is built without memory (on PyTorch's meta device)."""
     with torch.device("meta"):
@@ -40,24 +52,15 @@ def estimate(config: RunConfig) -> dict[str, str]:
     parameters = count_parameters(model)
     tokens = training.batch_size * training.length
     micro = training.micro_batch_size or training.batch_size
-    rows, width = micro * training.length, config.model.d_model
     # Weights, gradients and two moments in fp32; bf16 adds a cast copy of the weights.
     state = parameters * (16 + (2 if training.precision == "bf16" else 0))
-    # What a block keeps for its backward pass: inputs of its matmuls and norms, about 34 numbers
-    # of width D a token with the plain MLP ratio of 4 (Korthikanti et al. 2022), or just its input.
-    kept = 2 if training.activation_checkpointing else 34
-    size = 2 if training.precision == "bf16" else 4
-    activations = rows * width * config.model.n_layers * kept * size
-    chunk = rows_per_chunk(
-        config.model.embedding_size or config.model.vocab_size, torch.device("cpu")
-    )
-    logits = min(rows, chunk) * (config.model.embedding_size or config.model.vocab_size) * 4 * 2
+    activations = activation_bytes(config, micro)
     total = tokens * training.num_steps
     return {
         "parameters": f"{parameters:,}",
         "tokens per step": f"{tokens:,} ({training.batch_size} × {training.length})",
         "tokens in all": f"{total:,} in {training.num_steps:,} steps",
         "FLOPs in all": f"{total * flops_per_token(model, config):.3g}",
-        "memory": f"{(state + activations + logits) / 2**30:.2f} GiB (estimated: weights and "
+        "memory": f"{(state + activations) / 2**30:.2f} GiB (estimated: weights and "
         f"optimizer {state / 2**30:.2f}, activations {activations / 2**30:.2f})",
     }

@@ -11,15 +11,22 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from olmo_sparsity.config_file import config_from_dict
+from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.model.load import build_model
+from olmo_sparsity.training.distributed import connect
+from olmo_sparsity.training.engine import DDPEngine, build_engine
 from olmo_sparsity.training.loop import train
+from olmo_sparsity.training.moments import KEYS
 from olmo_sparsity.training.run_folder import read_metrics
+from olmo_sparsity.training.scaling import collective_bytes, state_bytes
 from tests import children
 from tests.conftest import data_section
 
@@ -228,14 +235,97 @@ def test_a_killed_process_takes_the_others_along_and_the_run_recovers(
     assert curve(folder) == pytest.approx(curve(undisturbed), rel=1e-4)
 
 
+# --- what they hold and send ----------------------------------------------------------------------
+
+
+def measure(given: dict) -> int:
+    """In a child: two steps, then what this process holds and the second step called for."""
+    config = config_from_dict(given)
+    config.model.vocab_size = 512
+    found: dict[str, Any] = {}
+    with connect() as processes:
+        engine = build_engine(build_model(config.model), config, processes)
+        parameters = list(engine.model.parameters())
+        found["parameters"] = sum(getattr(p, "ds_numel", p.numel()) for p in parameters)
+        tokens_BL = torch.randint(0, 512, (4, 16))
+        batch = Batch(tokens_BL, torch.arange(16).expand(4, 16), tokens_BL)
+        engine.step(batch, 1e-3)
+        if isinstance(engine, DDPEngine):
+            data = engine.parallel._get_ddp_logging_data()
+            found["all_reduce"] = sum(map(int, data["bucket_sizes"].split(", ")))
+            states = list(engine.optimizer.state.values())
+            found["optimizer"] = sum(size_of(state[key]) for state in states for key in KEYS)
+            found["weights"] = sum(map(size_of, parameters))
+        else:
+            from deepspeed.comm.comm import comms_logger
+
+            comms_logger.comms_dict.clear()
+            engine.step(batch, 1e-3)
+            for name, sizes in comms_logger.comms_dict.items():
+                # DeepSpeed logs the part a process brings to an all-gather.
+                times = processes.world_size if "all_gather" in name else 1
+                name = name.replace("_into_tensor", "").replace("_tensor", "")
+                found[name] = times * sum(size * calls[0] for size, calls in sizes.items())
+            zero = engine.zero
+            flat = "fp32_partitioned_groups_flat" if engine.stage == 3 else None
+            masters = getattr(zero, flat or "single_partition_of_fp32_groups")
+            held = [*masters, *(engine.optimizer.state[m][key] for m in masters for key in KEYS)]
+            found["optimizer"] = sum(map(size_of, held))
+            weights = [p.ds_tensor if engine.stage == 3 else p for p in parameters]
+            found["weights"] = sum(map(size_of, weights))
+        path = f"{config.run_folder}-{processes.rank}.json"
+        Path(path).write_text(json.dumps(found))
+    return 0
+
+
+def size_of(tensor: torch.Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+@pytest.mark.parametrize(
+    ("engine", "precision"), [("ddp", "fp32"), ("zero1", "fp32"), ("zero2", "bf16"),
+                              ("zero3", "fp32"), ("zero3", "bf16")],
+)  # fmt: skip
+def test_formulas_are_what_is_held_and_sent(
+    settings: dict, tmp_path: Path, engine: str, precision: str
+) -> None:
+    given = on(settings, f"measured-{engine}-{precision}", engine)
+    given["training"] |= {"batch_size": 8, "micro_batch_size": 2, "precision": precision}
+    if engine != "ddp":
+        never_keep = {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
+        smallest = {"stage3_param_persistence_threshold": 0} | never_keep
+        zero = {"stage": int(engine[-1])} | (smallest if engine == "zero3" else {})
+        path = tmp_path / "zero.json"
+        path.write_text(json.dumps(
+            {"zero_optimization": zero, "comms_logger": {"enabled": True, "prof_all": True}}
+        ))  # fmt: skip
+        given["engine"]["deepspeed_config"] = str(path)
+    job = children.start_each(given, measure, [given, given])
+    assert job.wait() == [0, 0], "\n".join(job.texts())
+    for rank in range(2):
+        found = json.loads(Path(f"{given['run_folder']}-{rank}.json").read_text())
+        parameters = found.pop("parameters")
+        state = state_bytes(engine, parameters, 2, precision)
+        # Flat parts are padded to equal lengths.
+        assert found.pop("optimizer") == pytest.approx(state.optimizer, rel=0.01)
+        cast = 2 * parameters if engine == "ddp" and precision == "bf16" else 0
+        assert found.pop("weights") == pytest.approx(state.weights - cast, rel=0.01)
+        expected = collective_bytes(engine, parameters, precision, num_micro_batches=2)
+        for kind in found.keys() | expected.keys():
+            # Besides, a few numbers: overflow, the gradient's norm.
+            assert found.get(kind, 0) == pytest.approx(expected.get(kind, 0), rel=0.01, abs=64)
+
+
 # --- launchers ------------------------------------------------------------------------------------
 
 LAUNCHERS = {
     "torchrun": ["-m", "torch.distributed.run", "--nproc_per_node=2", "--master_port=PORT"],
     "deepspeed": ["-m", "deepspeed.launcher.runner", "--num_gpus=2", "--master_port=PORT"],
+    # Its --cpu wants MPI, and without it starts one process only.
     "accelerate": [
-        *("-m", "accelerate.commands.launch", "--num_processes=2", "--num_machines=1"),
-        *("--mixed_precision=no", "--dynamo_backend=no", "--cpu", "--main_process_port=PORT"),
+        *("-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes=2"),
+        *("--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no"),
+        "--main_process_port=PORT",
     ],
 }
 
