@@ -176,7 +176,8 @@ def render_tables(configs: Path) -> str:
         for n in WORLD_SIZES:
             found = choose([planned(size, engine, n) for engine in ENGINES])
             name = "single" if n == 1 and found.engine == "ddp" else found.engine
-            cells.append(f"{name} ({found.efficiency:.0%})")
+            hours = loaded[size].training.num_steps * (found.compute_s + found.sending_s) / 3600
+            cells.append(f"{name}, {hours:,.1f} h ({found.efficiency:.0%})")
         lines.append(f"| c4_{size} | " + " | ".join(cells) + " |")
     return "\n".join(lines).strip() + "\n"
 
