@@ -171,7 +171,7 @@ def test_what_ppc_learns_it_does_freely(tmp_path: Path) -> None:
     assert min(row.id_accuracy, row.token_accuracy, row.teacher_forced) >= row.exact_match
 
 
-def test_a_growing_k_starts_at_one(tmp_path: Path) -> None:
+def test_a_growing_k_starts_at_two(tmp_path: Path) -> None:
     from olmo_sparsity.tasks import trial as module
 
     settings = make(
@@ -186,7 +186,7 @@ def test_a_growing_k_starts_at_one(tmp_path: Path) -> None:
         )
         assert samples.num_relevant_B is not None
         largest.append(samples.num_relevant_B.max())
-    assert largest == [1, 1, 3, 6]
+    assert largest == [2, 2, 4, 6]
 
 
 # --- many trials ----------------------------------------------------------------------------------

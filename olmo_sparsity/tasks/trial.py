@@ -149,7 +149,8 @@ def _draw_training(
     if trial.train_k is not None:
         largest = trial.train_k
         if step < training.grow_k_steps:
-            largest = 1 + (largest - 1) * step // training.grow_k_steps
+            first = min(2, largest)  # from 1 a model learns to copy one bit, and stays with that
+            largest = first + (largest - first) * step // training.grow_k_steps
         largest = min(largest, bench.task.largest_k(length) or largest)
         k_B = generator.integers(1, largest + 1, size=num_samples)
     return bench.task.sample(generator, num_samples, length, k_B)
