@@ -61,7 +61,8 @@ class StepSettings:
     batch_size: int = 128
     max_grad_norm: float = 1.0
     grow_k_steps: int = 0
-    """Over so many steps the largest k grows from 2 to train_k. Not of the paper. 0: all k from the start."""
+    """Over so many steps the largest k grows from 2 to train_k. Not of the paper. 0: all k from the
+    start."""
 
 
 @dataclass
