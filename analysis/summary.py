@@ -15,6 +15,10 @@ LSD_NATS, LCL_NATS = 2.0, 2.0
 first and leaves less than the second."""
 
 
+LEARNED_NATS = 0.5
+"""What planted tokens must be worth to a model that is asked where they are."""
+
+
 def longppl(losses: pd.DataFrame) -> dict[str, float | int | None]:
     """Of all targets together; the paper's package averages over one text at a time."""
     gap = losses.loss_short - losses.loss_long
@@ -36,7 +40,8 @@ def describe(results: Results) -> str:
         f"gate: loss {gate['loss_first']:.2f} on a passage, {gate['loss_repeated']:.2f} when it is "
         f"repeated, a drop of {gate['drop']:.2f} nats",
     ]
-    if not gate["has_induction"]:
+    name = main_set(summary.target_set)
+    if name != "planted" and not gate["has_induction"]:
         lines += [
             "  below 1 nat: this model has no induction, so it cannot show sparse long-range",
             "  dependency; what follows says how it fails, not how language works",
@@ -47,11 +52,19 @@ def describe(results: Results) -> str:
         f"losses: L_short {results.losses.loss_short.mean():.3f}, mean gap {gap.mean():+.3f}, "
         f"perplexity {long['ppl']:.2f}, {key} ({long['key_share']:.2%} of {len(gap):,} targets)",
     ]
-    name = main_set(summary.target_set)
     if name is None:
         return "\n".join(lines)
     one = summary[summary.target_set == name].iloc[0]
     lines.append(f"{one.num_targets:,} targets in {one.num_documents:,} documents")
+    if name == "planted":
+        planted = gap[results.losses.document.isin(results.planted.document)]
+        lines.append(f"planted tokens lower the loss by {planted.mean():.2f} nats")
+        if planted.mean() < LEARNED_NATS:
+            lines += [
+                "  below half a nat: this model does not know what is planted, so there is nothing",
+                "  for a selector to find; train it longer on planted text (data.planted.share)",
+            ]
+            return "\n".join(lines)
     lines.append(format_summary(summary, name))
     if name == "planted":
         lines.append("without the planted tokens, in the same unit:")

@@ -153,3 +153,18 @@ def test_what_is_planted_is_found_and_nothing_where_it_is_taken_out(
         assert source.same_text(number, number + half)
         differing = np.flatnonzero(with_marks != without)
         np.testing.assert_array_equal(differing, results.planted.query("document == @number").place)
+
+
+def test_a_model_that_does_not_know_what_is_planted_is_said_not_to(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = make_config(training__num_steps=2, data__planted={"num_tokens": 2, "num_values": 3})
+    train(config)
+    run = load_model(config.run_folder, device="cpu")
+    settings = Settings(Windows(24, 8), selectors=("nearest",), ks=(1,))
+    text = open_source(None, run, config.run_folder, 20)
+    source = plant_source(text, planted_config(config.run_folder), run, settings.windows, seed=0)
+    measure(run, source, settings, tmp_path / "results")
+    said = describe(read_results(tmp_path / "results"))
+    assert "does not know what is planted" in said
+    assert "planted found" not in said
