@@ -69,7 +69,7 @@ def add_one(scorer: Scorer, question: Question) -> Choice:
 
 
 def add_one_screened(scorer: Scorer, question: Question) -> Choice:
-    """add_one on the few candidates that a gradient ranks highest.
+    """add_one on the max(16, 2k) candidates that a gradient ranks highest.
 
     One forward and backward of the short window with every far token barely there: each sees only
     itself, and its column of attention scores carries a log-gate of ln 0.1. The gradient of the

@@ -17,7 +17,7 @@ from torch import nn
 from analysis.influence import SELECTORS, Choice, Question, influence_map
 from analysis.losses import NOTHING, context_losses
 from analysis.recovery import set_losses
-from analysis.scoring import FarStates, Scorer
+from analysis.scoring import FarStates, Scorer, long_row
 from analysis.windows import Block, Windows
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.errors import ConfigError
@@ -223,6 +223,20 @@ def test_screened_equals_add_one_when_it_screens_nothing_out(
     np.testing.assert_allclose(screened.influence_TK, exact.influence_TK, atol=2e-5)
 
 
+def test_screened_evaluates_max_16_2k_candidates_exactly(model: Any) -> None:
+    document = np.random.default_rng(3).integers(0, VOCAB, 61)
+    windows = Windows(60, 6, 1)
+    block = next(iter(windows.blocks(document)))
+    influence = Brute(model, document, windows, 60).influences("add_one")
+    for k, num_exact in ((2, 16), (20, 40)):
+        scorer = Scorer(model, CPU)
+        choice = SELECTORS["add_one_screened"](scorer, question(block, np.array([0]), k))
+        np.testing.assert_allclose(choice.influence_TK[0], influence[choice.far_TK[0]], atol=2e-5)
+        assert (np.diff(choice.influence_TK[0]) <= 0).all()
+        # The gate's forward and backward, the short window, and the candidates.
+        assert scorer.token_forwards == 3 * 60 + 6 + num_exact * (6 + 1)
+
+
 def test_the_gate_gradient_is_a_finite_difference(model: Any, document: np.ndarray) -> None:
     """Against opening one far token's gate a little, in a mask written out by hand."""
     from analysis import influence
@@ -310,6 +324,21 @@ def test_losses_and_divergences_of_sets(model: Any, document: np.ndarray, window
             assert found.loss_TK[row, column] == pytest.approx(brute.loss(far), abs=1e-5)
             assert found.kl_TK[row, column] == pytest.approx(kl(far), abs=1e-5)
         assert found.kl_short_T[row] == pytest.approx(kl([]), abs=1e-5)
+
+
+def test_how_much_is_unembedded_at_once_changes_nothing(
+    model: Any, document: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    block = list(Windows(16, 6, 4).blocks(document))[1]
+    scorer = Scorer(model, CPU)
+    rows = [scorer.set_row(block, np.array([j])) for j in range(10)]
+    log_p_WV = scorer.log_probabilities(long_row(block))
+    whole = scorer.losses(rows), scorer.divergences(rows, [log_p_WV] * 10)
+    monkeypatch.setattr("analysis.scoring.rows_per_chunk", lambda *_: 9)
+    parts = scorer.losses(rows), scorer.divergences(rows, [log_p_WV] * 10)
+    for one, other in zip(whole, parts, strict=True):
+        np.testing.assert_allclose(np.stack(one), np.stack(other), atol=1e-6)
+    assert np.stack(whole[0]).std() > 0.1
 
 
 def test_foreign_candidates_stand_at_the_same_position_ids(
