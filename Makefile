@@ -28,6 +28,7 @@ bench: install
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/train.py
+	$(BIN)/python benchmarks/influence.py
 
 figure2: install
 	$(BIN)/olmo-sparsity prepare configs/quick.yaml
