@@ -1,10 +1,10 @@
 """Claim: two processes on two cores train at least 1.6 times as fast as one process on one core.
 
 The model of configs/quick.yaml, the same batches, one thread a process, each process pinned to a
-core of its own. Rounds take turns: two processes, then one, the other way round in the next; a ratio
-is that of two neighbours, and their median is reported. On a machine that others use too, watch the
-share of a core that each process really got; what two free cores would give is estimated from CPU
-time, which leaves out waiting for each other: an upper bound.
+core of its own. Rounds take turns: two processes, then one, the other way round in the next; a
+ratio is that of two neighbours, and their median is reported. On a machine that others use too,
+watch the share of a core that each process really got; what two free cores would give is estimated
+from CPU time, which leaves out waiting for each other: an upper bound.
 
     python benchmarks/two_processes.py [--rounds 7] [--steps 6] [--engine ddp]
 """

@@ -35,6 +35,9 @@ CONFIG_FOLDER = Path(__file__).parents[2] / "configs" / "deepspeed"
 class ZeroEngine(Engine):
     def prepare(self) -> None:
         settings = deepspeed_settings(self.config, self.processes)
+        # Where DeepSpeed looks for this process's device.
+        number = self.device.index if self.device.type == "cuda" else self.processes.local_rank
+        os.environ["LOCAL_RANK"] = str(number or 0)
         start_alone()
         deepspeed = import_deepspeed(self.device)
         bf16 = self.config.training.precision == "bf16"

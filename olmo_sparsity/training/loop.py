@@ -115,8 +115,9 @@ def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
     num_steps = config.training.num_steps
     if start == num_steps:
         say(f"{config.run_folder} is finished; raise training.num_steps in another run_folder")
-    if processes.is_first:
-        describe_environment(run_folder, engine.describe(), device, resumed_at=start)
+    with processes.agree():
+        if processes.is_first:
+            describe_environment(run_folder, engine.describe(), device, resumed_at=start)
     peak = measure_matmul_peak(device, config.training.precision) * processes.world_size
 
     def save_checkpoint(step: int) -> None:
