@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 
 from olmo_sparsity.cli import main
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.coupling import PositionCoupling
 from olmo_sparsity.tasks import experiment
 from olmo_sparsity.tasks.results import SCHEMA, Row, format_table, read_results, wilson
 from olmo_sparsity.tasks.samples import Samples
@@ -134,6 +135,26 @@ def test_every_scheme_trains_and_is_tested(scheme: str, tmp_path: Path) -> None:
         assert row.low <= row.exact_match <= row.high
         assert row.exact_match <= row.token_accuracy
         assert (row.id_accuracy is None) == (scheme != "ppc")
+
+
+@pytest.mark.parametrize("num_lengths", [1, 4])
+def test_a_batch_mixes_so_many_lengths(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_lengths: int
+) -> None:
+    seen: list[torch.Tensor] = []
+
+    def loss(model: PositionCoupling, tokens: Any, ids: Any, response_BL: torch.Tensor) -> Any:
+        seen.append(response_BL.sum(1))
+        return original(model, tokens, ids, response_BL)
+
+    original = PositionCoupling.loss
+    monkeypatch.setattr(PositionCoupling, "loss", loss)
+    training = {"num_steps": 20, "batch_size": 8, "lengths_per_batch": num_lengths}
+    settings = make(tmp_path, schemes=["rope"], train_lengths=[1, 90], training=training)
+    train(Bench(settings, CPU), Trial("rope", None, 1), lambda step, loss: None)
+    drawn = [len(sums_B.unique()) for sums_B in seen]
+    assert len(drawn) == 20
+    assert max(drawn) == num_lengths
 
 
 def test_what_a_scheme_is_told_about_positions(tmp_path: Path) -> None:

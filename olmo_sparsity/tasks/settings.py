@@ -59,6 +59,10 @@ class CouplingSettings:
 class StepSettings:
     num_steps: int = 2000
     batch_size: int = 128
+    lengths_per_batch: int = 8
+    """So many lengths are drawn for each batch, whose shorter samples are filled up. 1 costs a
+    quarter less CPU, and learns less a step."""
+
     max_grad_norm: float = 1.0
     grow_k_steps: int = 0
     """Over so many steps the largest k grows from 2 to train_k. Not of the paper. 0: all k from the
@@ -171,6 +175,7 @@ def check(settings: ExperimentSettings, origin: str) -> None:
         ("", "num_workers", settings.num_workers),
         ("training.", "num_steps", training.num_steps),
         ("training.", "batch_size", training.batch_size),
+        ("training.", "lengths_per_batch", training.lengths_per_batch),
         ("positions.", "num_chunks", positions.num_chunks),
     ):
         require(value >= 1, f"{section}{name}={value} must be at least 1")

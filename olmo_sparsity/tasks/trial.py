@@ -34,7 +34,6 @@ from olmo_sparsity.tasks.settings import (
 from olmo_sparsity.training.optim import build_optimizer, learning_rate
 
 _TRAIN, _TEST, _TEST_IDS = 0, 1, 2  # streams of random numbers that never meet
-_LENGTHS_PER_BATCH = 8
 _TEST_BATCH = 100
 _LOG_EVERY = 100
 
@@ -117,13 +116,12 @@ def _draw_batch(
     bench: Bench, trial: Trial, generator: np.random.Generator, ids: int, step: int
 ) -> tuple[Tensor, ...]:
     """tokens_BL, ids_BL and response_BL of several lengths, filled up at the right, which nothing
-    before it can see and nothing is asked about. One length a batch costs a quarter less CPU, and
-    learns so much less a step that it is never ahead (docs/results.md)."""
+    before it can see and nothing is asked about."""
     settings = bench.settings
     lengths = training_lengths(settings, bench.task)
     size = settings.training.batch_size
     parts = []
-    for part in np.array_split(np.arange(size), min(_LENGTHS_PER_BATCH, size)):
+    for part in np.array_split(np.arange(size), min(settings.training.lengths_per_batch, size)):
         length = int(generator.choice(lengths))
         samples = _draw_training(bench, trial, generator, len(part), length, step)
         positions_BL = place(
