@@ -41,10 +41,10 @@ run() {
   local status=0 wait=30
   [[ $1 == measure ]] && wait=0
   srun --kill-on-bad-exit=0 --wait="$wait" olmo-sparsity "$@" || status=$?
-  if [[ $status == 0 ]]; then
-    log "finished"
-  elif [[ -n ${ended_by_slurm:-} ]]; then
+  if [[ -n ${ended_by_slurm:-} ]]; then # srun may then say 0 of tasks that never finished
     log "ended by SLURM"
+  elif [[ $status == 0 ]]; then
+    log "finished"
   elif [[ $status == 2 ]]; then
     log "not requeued: mend what is said above, then submit again"
   elif [[ $status == 75 || $status == 140 ]]; then # 140: USR2 came before anything could be saved

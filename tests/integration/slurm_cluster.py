@@ -71,7 +71,7 @@ FirstJobId={first_job}
 SlurmdTimeout=5
 MessageTimeout=3
 TCPTimeout=1
-KillWait=20
+KillWait=60
 MinJobAge=600
 NodeName=n[1-{num_nodes}] NodeHostname={host} NodeAddr=127.0.0.1 Port=[{ports}] CPUs=64 Gres=gpu:4
 """
@@ -186,7 +186,7 @@ class Cluster:
             check=True,
             text=True,
             stdout=subprocess.PIPE,
-            timeout=60,
+            timeout=120,
         ).stdout
 
     def wait_for(self, holds: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
