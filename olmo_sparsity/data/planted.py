@@ -84,7 +84,9 @@ class Planting:
     def plant_anywhere(self, tokens_L: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """For training: the cue anywhere, the marks anywhere before it. In a quarter of the
         sequences they may be out of sight, so that the model also learns what to expect when it
-        sees but some of them (in a half of them, small models learned nothing in their time)."""
-        cue_place = int(generator.integers(len(self.marks_KM), len(tokens_L) - 1))
+        sees but some of them. Attention begins spread over all there is, so what matters is learned
+        where that is little: half of the cues stand in the first √L places (log-uniform)."""
+        lowest, highest = np.log(len(self.marks_KM)), np.log(len(tokens_L) - 1)
+        cue_place = int(np.exp(generator.uniform(lowest, highest)))
         first = -cue_place if generator.random() < 0.25 else 0
         return self.plant(tokens_L, generator, first, cue_place, cue_place)[0]
