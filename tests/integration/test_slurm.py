@@ -123,6 +123,16 @@ class Bench:
         run_folder = f"--run_folder={self.folder / name}"
         return self.sbatch(name, *flags, "slurm/train.sbatch", str(self.config), run_folder, *words)
 
+    def figure2(self, name: str) -> Job:
+        return self.sbatch(
+            name,
+            *("slurm/figure2.sbatch", str(self.config), f"--run_folder={self.folder / name}"),
+            NUM_SHARDS="2",
+            MEASURE=" ".join(MEASURE),
+            MEASURE_FLAGS=f"--output={self.folder / name}-%a.log",
+            RESULTS=f"{self.folder / name}-results",
+        )
+
     def pretend(self, name: str, script: str, *flags: str, **variables: str) -> Job:
         """train.sbatch, of a repository whose `olmo-sparsity` is this script of bash."""
         repository = self.folder / f"{name}-repository"
@@ -293,21 +303,25 @@ def hanging(bench: Bench) -> Job:
 
 
 def chained(bench: Bench) -> Job:
-    job = bench.sbatch(
-        "chained",
-        *("slurm/figure2.sbatch", str(bench.config), f"--run_folder={bench.folder}/chained"),
-        NUM_SHARDS="2",
-        MEASURE=" ".join(MEASURE),
-        MEASURE_FLAGS=f"--output={bench.folder}/chained-%a.log",
-        RESULTS=f"{bench.folder}/figure",
-    )
+    job = bench.figure2("chained")
     job.reach(20)
     bench.cluster.run("scancel", "--signal=USR2", job.number)
     job.end()
-    figure = re.search(r"then merge and figure: job (\d+)", job.log)
-    assert figure is not None
-    Job(bench.cluster, figure[1], job.run_folder, job.log_path).end()
+    last_of_chain(job).end()
     return job
+
+
+def broken_chain(bench: Bench) -> Job:
+    (bench.folder / "broken_chain").mkdir()
+    (bench.folder / "broken_chain/thesis.tex").write_text("x")
+    job = bench.figure2("broken_chain").end()
+    return last_of_chain(job).end()
+
+
+def last_of_chain(job: Job) -> Job:
+    number = re.search(r"then merge and figure: job (\d+)", job.log)
+    assert number is not None, job.log
+    return Job(job.cluster, number[1], job.run_folder, job.log_path)
 
 
 # --- all at once ----------------------------------------------------------------------------------
@@ -489,9 +503,16 @@ def test_a_task_that_waits_for_a_lost_one_is_taken_down(job: Job) -> None:
 @asks(chained)
 def test_the_chain_of_figure_2(job: Job) -> None:
     assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "1")
-    folder = job.run_folder.parent / "figure"
+    folder = Path(f"{job.run_folder}-results")
     assert (folder / "figure2.png").read_bytes().startswith(b"\x89PNG")
     assert read_results(folder / "merged").meta["merged_from"] == [f"{folder}/0", f"{folder}/1"]
+
+
+@asks(broken_chain)
+def test_a_chain_that_breaks_leaves_nothing_in_the_queue(job: Job) -> None:
+    assert "holds something that is no run" in job.log
+    assert job.fact("JobState") == "CANCELLED"
+    assert not Path(f"{job.run_folder}-results").exists()
 
 
 # --- slurm/README.md ------------------------------------------------------------------------------
