@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from olmo_sparsity.cli import build_parser
@@ -59,6 +60,19 @@ def test_results_quote_task_experiments_as_measured(path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/tasks").glob("*.yaml")), ids=str)
 def test_task_presets_are_whole(path: Path) -> None:
     load_settings(path, [])
+
+
+def test_readme_quotes_planted_as_measured() -> None:
+    summary = pd.read_csv(ROOT / "docs/results/measurements/planted/summary.csv")
+    own = summary[summary.control == "own"].set_index(["target_set", "selector", "k"])
+    for selector in own.loc["planted"].index.unique(0):
+        here, gone = own.loc["planted", selector, 2], own.loc["planted_removed", selector, 2]
+        line = (
+            f"| `{selector}` | {here.hit_rate:.2f} [{here.hit_low:.2f}, {here.hit_high:.2f}] "
+            f"| {here.excess:+.2f} [{here.excess_low:+.2f}, {here.excess_high:+.2f}] "
+            f"| {gone.excess:+.3f} [{gone.excess_low:+.3f}, {gone.excess_high:+.3f}] |"
+        )
+        assert line in README, line
 
 
 def commands_in(text: str) -> list[str]:
