@@ -23,7 +23,8 @@ import torch.nn.functional as F
 from olmo.model import SwiGLU
 from torch import Tensor
 
-from olmo_sparsity.model.layers import RotaryTables, alibi_bias, causal_bias, rotary_tables, rotate
+from olmo_sparsity.config import ModelConfig
+from olmo_sparsity.model.layers import alibi_bias, causal_bias, rotary_tables
 
 if TYPE_CHECKING:
     from olmo_sparsity.model.olmo import PositionedBlock, PositionedOLMo
@@ -50,16 +51,16 @@ def last_hidden(
     x_PD = model.transformer.wte(tokens_P)
     if config.embedding_layer_norm:
         x_PD = model.transformer.emb_norm(x_PD)
-    tables_P = rotary_tables(positions_P, config) if config.rope else None
-    projected = _project(first, x_PD, tables_P)
+    turns_P = _turns(positions_P, config, x_PD.dtype) if config.rope else None
+    projected = _project(first, x_PD, turns_P)
     x_BLD, q, k, v = (part[pair_BL] for part in (x_PD, *projected))
-    tables = None if tables_P is None else (tables_P[0][pair_BL], tables_P[1][pair_BL])
+    turns = None if turns_P is None else turns_P[pair_BL]
     if not middle:
         return model.transformer.ln_f(_mix(first, x_BLD, q, k, v, bias, last))
     x_BLD = _mix(first, x_BLD, q, k, v, bias, x_BLD.shape[1])
     for block in middle[:-1]:
-        x_BLD = _mix(block, x_BLD, *_project(block, x_BLD, tables), bias, x_BLD.shape[1])
-    q, k, v = _project(middle[-1], x_BLD, tables, last)
+        x_BLD = _mix(block, x_BLD, *_project(block, x_BLD, turns), bias, x_BLD.shape[1])
+    q, k, v = _project(middle[-1], x_BLD, turns, last)
     return model.transformer.ln_f(_mix(middle[-1], x_BLD, q, k, v, bias, last))
 
 
@@ -70,8 +71,17 @@ def _different_pairs(tokens_BL: Tensor, positions_BL: Tensor) -> tuple[Tensor, T
     return pairs_P // num_positions, pairs_P % num_positions, index_BL
 
 
+def _turns(positions_P: Tensor, config: ModelConfig, dtype: torch.dtype) -> Tensor:
+    """cos + i·sin of each place's angles, one per pair of coordinates."""
+    cos_PR, sin_PR = rotary_tables(positions_P, config)
+    if not config.rope_full_precision:
+        cos_PR, sin_PR = cos_PR.to(dtype).float(), sin_PR.to(dtype).float()
+    half = cos_PR.shape[-1] // 2  # the two halves of a table are equal
+    return torch.complex(cos_PR[:, :half], sin_PR[:, :half])[:, None]
+
+
 def _project(
-    block: PositionedBlock, x: Tensor, tables: RotaryTables | None, last: int | None = None
+    block: PositionedBlock, x: Tensor, turns: Tensor | None, last: int | None = None
 ) -> Projected:
     """Queries of the last places only; keys and values of all."""
     config, (query_width, *widths) = block.config, block.fused_dims
@@ -89,16 +99,21 @@ def _project(
         q, k = block.q_norm(q), block.k_norm(k)
     head_width = config.d_model // config.n_heads
     q, k, v = (part.unflatten(-1, (-1, head_width)) for part in (q, k, v))
-    if x.device.type == "cpu":
-        q, k, v = q.float(), k.float(), v.float()
-    if tables is not None:
-        if not config.rope_full_precision:
-            tables = tables[0].type_as(x), tables[1].type_as(x)
-        cos, sin = (table[..., None, :] for table in tables)
-        num_queries = q.shape[-3]
-        q = rotate(q, cos[..., -num_queries:, :, :], sin[..., -num_queries:, :, :])
-        k = rotate(k, cos, sin)
-    return q, k, v
+    if turns is not None:
+        q, k = _turn(q, turns[..., -q.shape[-3] :, :, :]), _turn(k, turns)
+    dtype = torch.float if x.device.type == "cpu" else x.dtype
+    return q.to(dtype), k.to(dtype), v.to(dtype)
+
+
+def _turn(x: Tensor, turns: Tensor) -> Tensor:
+    """Upstream's rotation, the two coordinates of a pair side by side as one complex number:
+    half the time on CPU. Queries and keys are reordered alike, so their products stay."""
+    half, x = turns.shape[-1], x.float()
+    pairs = x[..., : 2 * half].unflatten(-1, (2, half)).transpose(-1, -2)
+    turned = pairs.clone(memory_format=torch.contiguous_format)
+    torch.view_as_complex(turned).mul_(turns)
+    kept = x[..., 2 * half :]
+    return torch.cat((turned.flatten(-2), kept), dim=-1) if kept.numel() else turned.flatten(-2)
 
 
 def _mix(
