@@ -50,7 +50,8 @@ class ZeroEngine(Engine):
         )
         self.stage = settings["zero_optimization"]["stage"]
         self.settings = settings
-        self._refuse_another_engine(deepspeed)
+        with self.processes.agree():
+            self._refuse_another_engine(deepspeed)
         self.optimizer = self.zero.optimizer  # ours, its parameters replaced by flat parts
         if bf16:
             # DeepSpeed rounds the weights first and takes its fp32 copy from the rounded ones.

@@ -152,7 +152,8 @@ def test_fifty_steps_are_the_same_on_every_engine(
 def test_bf16_follows_ddp(settings: dict, engine: str) -> None:
     """DDP casts inside matmuls, DeepSpeed keeps bf16 weights and an fp32 copy: near, not equal."""
     short = {"num_steps": FEW_STEPS, "precision": "bf16"}
-    ours = finish(on(settings, f"bf16-{engine}", engine, training=short))
+    given = on(settings, f"bf16-{engine}", engine, training=short, checkpoint={"interval_steps": 8})
+    ours = finish(given)
     folder = Path(on(settings, "bf16-ddp", "ddp")["run_folder"])
     if not folder.exists():
         finish(on(settings, "bf16-ddp", "ddp", training=short))
@@ -161,6 +162,11 @@ def test_bf16_follows_ddp(settings: dict, engine: str) -> None:
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     matrix = max(weights.values(), key=torch.Tensor.numel)
     assert not torch.equal(matrix, matrix.bfloat16().float()), "the fp32 copy, not the rounded one"
+
+    shutil.rmtree(list_checkpoints(ours)[0])
+    finish(given)  # from step 8
+    again = load_file(list_checkpoints(ours)[0] / "model.safetensors")
+    assert all(torch.equal(again[name], weights[name]) for name in weights)
 
 
 # --- checkpoints ----------------------------------------------------------------------------------
@@ -366,6 +372,21 @@ def test_a_mistake_is_said_once(settings: dict) -> None:
     assert len(first.splitlines()) == 1
     assert second == ""
     assert not Path(wrong["run_folder"]).exists(), "before the first step, before anything"
+
+
+def test_another_optimizer_than_was_asked_for_is_an_error(settings: dict, tmp_path: Path) -> None:
+    """These settings make DeepSpeed replace ZeRO-1 by itself."""
+    path = tmp_path / "zero.json"
+    path.write_text(json.dumps({"data_types": {"grad_accum_dtype": "fp32"}}))
+    given = on(settings, "replaced", "zero1", training={"precision": "bf16"})
+    given["engine"]["deepspeed_config"] = str(path)
+    job = children.start(given)
+    assert job.wait() == [2, 2]
+    wanted = (
+        "engine.name=zero1 asks for DeepSpeedEngine with DeepSpeedZeroOptimizer, DeepSpeed built"
+    )
+    assert [text.count(wanted) for text in job.texts()] == [1, 0]
+    assert not (Path(given["run_folder"]) / "metrics.jsonl").exists()
 
 
 def test_a_mistake_of_one_process_is_said_by_that_one(settings: dict) -> None:
