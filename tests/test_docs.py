@@ -75,6 +75,29 @@ def test_readme_quotes_planted_as_measured() -> None:
         assert line in README, line
 
 
+def test_natural_language_tables_are_as_measured() -> None:
+    text = (ROOT / "docs/natural_language.md").read_text()
+    folder = ROOT / "docs/results/measurements/quick_pose_128"
+    summary = pd.read_csv(folder / "summary.csv")
+    summary = summary[summary.target_set == "gap"]
+    for (selector, control), rows in summary.groupby(["selector", "control"]):
+        name = f"| `{selector}` | recovery" if control == "own" else "| | foreign"
+        cells = [f"{row.recovery:.2f} [{row.low:.2f}, {row.high:.2f}]" for row in rows.itertuples()]
+        assert f"{name} | {' | '.join(cells)} |" in text
+        if control == "own":
+            cells = [
+                f"{row.excess:+.2f} [{row.excess_low:+.2f}, {row.excess_high:+.2f}]"
+                for row in rows.itertuples()
+            ]
+            assert f"| | **excess** | {' | '.join(cells)} |" in text
+    kinds = pd.read_csv(folder / "dependencies.csv")
+    for row in kinds[(kinds.target_set == "gap") & (kinds.selector == "add_one")].itertuples():
+        cells = f"{row.share:.1%} | {row.base_share:.1%} | {row.enrichment:.2f} [{row.low:.2f}, "
+        assert f"| {cells}{row.high:.2f}] |" in text
+    drop = json.loads((folder / "meta.json").read_text())["gate"]["drop"]
+    assert f"a drop of {drop:.2f} nats".replace("-", "−") in text
+
+
 def commands_in(text: str) -> list[str]:
     blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
     lines = [line.split(" #")[0].strip() for block in blocks for line in block.splitlines()]
