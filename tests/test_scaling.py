@@ -11,6 +11,7 @@ from olmo_sparsity.training.scaling import (
     ENGINES,
     GPU_BYTES,
     Plan,
+    Size,
     choose,
     plan,
     read,
@@ -47,7 +48,7 @@ def test_one_process_sends_nothing_and_micro_batches_cost_zero_2_and_3() -> None
 def test_both_variants_of_a_size_cost_the_same() -> None:
     for size in ("60m", "1b"):
         rope, pose = (read(ROOT / f"configs/c4_{size}_{kind}.yaml") for kind in ("rope", "pose"))
-        assert plan(rope, "zero1", 8) == plan(pose, "zero1", 8)
+        assert plan(rope, Size.of(rope), "zero1", 8) == plan(pose, Size.of(pose), "zero1", 8)
 
 
 def test_what_does_not_fit_is_not_chosen() -> None:

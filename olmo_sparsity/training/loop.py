@@ -111,7 +111,10 @@ def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
         with processes.agree():
             engine.load_moments(latest / ENGINE_FOLDER, start)
     say(f"{config.run_folder}: {num_parameters:,} parameters on {device}, {engine.title}")
-    say(f"starting from {latest or config.init_from or 'random weights'}, step {start}")
+    if latest is not None:
+        say(f"resuming from {latest}")
+    elif config.init_from is not None:
+        say(f"starting from the weights of {config.init_from}")
     num_steps = config.training.num_steps
     if start == num_steps:
         say(f"{config.run_folder} is finished; raise training.num_steps in another run_folder")

@@ -8,7 +8,6 @@ what DeepSpeed and PyTorch hold and send at small size.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
 import torch
@@ -112,17 +111,26 @@ class Plan:
         return self.compute_s / (self.compute_s + self.sending_s)
 
 
-def plan(config: RunConfig, engine: str, world_size: int) -> Plan:
-    with torch.device("meta"):
-        model = build_model(replace(config.model))
-    parameters = count_parameters(model)
-    training = config.training
+@dataclass(frozen=True)
+class Size:
+    parameters: int
+    flops_per_token: float
+
+    @staticmethod
+    def of(config: RunConfig) -> Size:
+        with torch.device("meta"):
+            model = build_model(replace(config.model))
+        return Size(count_parameters(model), flops_per_token(model, config))
+
+
+def plan(config: RunConfig, size: Size, engine: str, world_size: int) -> Plan:
+    parameters, training = size.parameters, config.training
     batch_size = max(training.batch_size, world_size)  # a sequence for each, at least
     share = batch_size // world_size
     micro = min(training.micro_batch_size or share, share)
     state = state_bytes(engine, parameters, world_size, training.precision)
     sent = sent_bytes(engine, parameters, world_size, training.precision, share // micro)
-    flops = flops_per_token(model, config) * share * training.length
+    flops = size.flops_per_token * share * training.length
     rate = NEAR_BYTES_PER_S if world_size <= MACHINE_GPUS else FAR_BYTES_PER_S
     return Plan(
         engine,
@@ -146,9 +154,10 @@ def choose(plans: list[Plan]) -> Plan:
 def render_tables(configs: Path) -> str:
     loaded = {size: read(configs / f"c4_{size}_pose.yaml") for size in SIZES}
 
-    @cache
+    sizes = {size: Size.of(config) for size, config in loaded.items()}
+
     def planned(size: str, engine: str, world_size: int) -> Plan:
-        return plan(loaded[size], engine, world_size)
+        return plan(loaded[size], sizes[size], engine, world_size)
 
     def table(title: str, show: str, scale: float, digits: int) -> list[str]:
         lines = ["", f"### {title}", ""]
