@@ -332,6 +332,8 @@ K = {"task": {"name": "sparse_parity"}, "schemes": ["rope"], "train_lengths": [2
         ({"schemes": ["spiral"]}, "scheme spiral is not known; choose among rope"),
         ({"schemes": []}, "schemes is empty"),
         ({"seeds": [1, 1]}, "holds one value twice"),
+        ({"task": "addition"}, "task=addition must be a section"),
+        ({"task": "???"}, "mandatory value: task"),
         ({"task": {"name": "subtraction"}}, "task.name=subtraction is not known"),
         ({"task": {"name": "addition", "base": 8}}, "base"),
         ({"task": {"name": "nowhere.py:Task"}}, "'nowhere.py' does not exist"),

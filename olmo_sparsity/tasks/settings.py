@@ -121,7 +121,9 @@ def each(ks: list[int]) -> Sequence[int | None]:
 
 
 def build_task(settings: ExperimentSettings, *, test: bool = False) -> Task:
-    given = dict(settings.task) if isinstance(settings.task, dict) else {"name": settings.task}
+    if not isinstance(settings.task, dict):
+        raise ConfigError(f"task={settings.task} must be a section: {{name: sparse_parity}}, say")
+    given = dict(settings.task)
     name = given.pop("name", None)
     kind = _read_class(name) if ":" in str(name) else TASKS.get(name)
     if kind is None:
