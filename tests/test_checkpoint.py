@@ -127,6 +127,18 @@ def test_killed_at_random_moments_the_end_is_bit_identical(
     assert not list((folder / "checkpoints").glob("*.tmp"))
 
 
+def test_what_a_killed_start_left_is_removed_by_the_next(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config()
+    train(config)
+    leftover = Path(config.run_folder) / "checkpoints/step000001.tmp"
+    leftover.mkdir()
+    (leftover / "model.safetensors").write_bytes(b"half of it")
+    train(config)  # finished: nothing is saved any more
+    assert not leftover.exists()
+
+
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGUSR2"])
 def test_a_signal_saves_leaves_with_its_code_and_resumes(
     run_dict: dict, tmp_path: Path, undisturbed: Path, name: str

@@ -98,7 +98,10 @@ def _delete(checkpoints: list[Path]) -> None:
 
 
 def resume_point(run_folder: Path, say: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that is provably whole; damaged ones are named and passed over."""
+    """The newest checkpoint that is provably whole; damaged ones are named and passed over. What a
+    killed start left half written or half deleted is removed."""
+    for leftover in (run_folder / "checkpoints").glob("*.tmp"):
+        shutil.rmtree(leftover, ignore_errors=True)
     for folder in list_checkpoints(run_folder):
         problem = verify_manifest(folder)
         if problem is None:
