@@ -25,6 +25,7 @@ import pandas as pd
 
 from analysis.figures import figure2_svg
 from analysis.results import Results, main_set
+from olmo_sparsity.files import write_atomically
 
 _FOLDER = Path(__file__).parent
 _SETS = {
@@ -40,9 +41,7 @@ def write_report(results: Results, out: Path, max_documents: int | None = None) 
     """`max_documents`: at most so many on the page, those with chosen targets first."""
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(out.name + ".tmp")
-    partial.write_text(_page(results, max_documents), encoding="utf-8", newline="\n")
-    partial.replace(out)
+    write_atomically(out, _page(results, max_documents))
 
 
 def _page(results: Results, max_documents: int | None) -> str:

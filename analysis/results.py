@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.files import publish, write_atomically
+from olmo_sparsity.files import publish, write_atomically, writing
 
 Columns = Mapping[str, np.ndarray | list]
 
@@ -333,9 +333,10 @@ def _write_part(parts: Path, tables: dict[str, pa.Table], documents: list[int]) 
 
 
 def _write_table(path: Path, table: pa.Table) -> None:
-    partial = path.with_name(path.name + ".tmp")
-    pq.write_table(table.combine_chunks(), partial, compression="zstd", write_page_checksum=True)
-    publish(partial, path)
+    with writing(path) as partial:
+        pq.write_table(
+            table.combine_chunks(), partial, compression="zstd", write_page_checksum=True
+        )
 
 
 def _read_table(path: Path, name: str) -> pa.Table:

@@ -4,13 +4,27 @@ from __future__ import annotations
 
 import hashlib
 import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
+@contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """A name to write to, beside `path`; what stands there at the end becomes `path`. Nobody else
+    has that name, so of several processes that write the same file at once, the last one wins."""
+    partial = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+    try:
+        yield partial
+        publish(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
 def write_atomically(path: Path, text: str) -> None:
-    partial = path.with_name(path.name + ".tmp")
-    partial.write_text(text, encoding="utf-8")
-    publish(partial, path)
+    with writing(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="\n")
 
 
 def publish(partial: Path, final: Path) -> None:

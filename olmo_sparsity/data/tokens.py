@@ -122,7 +122,7 @@ def _only_one_writer(folder: Path) -> Iterator[None]:
 
 def _begin_or_resume(data: DataConfig, folder: Path) -> Manifest:
     settings = _decisive_settings(data)
-    names = sorted(path.name for path in folder.iterdir() if path.name != "manifest.json.tmp")
+    names = sorted(path.name for path in folder.iterdir() if path.suffix != ".tmp")
     names = [name for name in names if not name.startswith(".")]
     if "manifest.json" not in names:
         if names:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.files import publish, write_atomically
+from olmo_sparsity.files import write_atomically, writing
 
 TABLE = "accuracy.parquet"
 
@@ -60,8 +60,8 @@ SCHEMA = pa.schema(
 
 def write_results(folder: Path, rows: list[Row], meta: dict[str, Any]) -> None:
     table = pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
-    pq.write_table(table, folder / (TABLE + ".tmp"))
-    publish(folder / (TABLE + ".tmp"), folder / TABLE)
+    with writing(folder / TABLE) as partial:
+        pq.write_table(table, partial)
     write_atomically(folder / "meta.json", json.dumps(meta, indent=2, ensure_ascii=False) + "\n")
 
 

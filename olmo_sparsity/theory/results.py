@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from olmo_sparsity.errors import DataError
+from olmo_sparsity.files import write_atomically, writing
 from olmo_sparsity.theory import bounds
 
 
@@ -84,9 +85,9 @@ def write_results(folder: str | Path, rows: list[Row], meta: dict[str, Any]) -> 
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     table = pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
-    pq.write_table(table, folder / "table.parquet.tmp")
-    (folder / "table.parquet.tmp").rename(folder / "table.parquet")
-    (folder / "meta.json").write_text(json.dumps(meta, indent=2, ensure_ascii=False) + "\n")
+    with writing(folder / "table.parquet") as partial:
+        pq.write_table(table, partial)
+    write_atomically(folder / "meta.json", json.dumps(meta, indent=2, ensure_ascii=False) + "\n")
 
 
 def read_results(folder: str | Path) -> tuple[list[Row], dict[str, Any]]:
