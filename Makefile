@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install fmt check test bench figure2
+.PHONY: install fmt check test fuzz bench figure2
 
 install: .venv/installed
 
@@ -23,6 +23,9 @@ check: install
 
 test: install
 	$(BIN)/pytest
+
+fuzz: install
+	$(BIN)/python -m tests.fuzz --cases 3000
 
 bench: install
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"

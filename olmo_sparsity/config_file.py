@@ -65,7 +65,14 @@ def fill_in(schema: type[Schema], given: DictConfig | dict, origin: str) -> Sche
     except OmegaConfBaseException as error:
         where = f"{error.full_key}: " if error.full_key else ""
         raise ConfigError(f"{origin}: {where}{str(error).splitlines()[0]}") from None
+    except TypeError:  # "Cannot merge incompatible container types", and no word of where
+        raise ConfigError(
+            f"{origin}: has a list where `key: value` lines belong, or the other way round"
+        ) from None
     assert isinstance(config, schema)
+    for key, _, _, value in _walk(config):  # OmegaConf lets a list into any list
+        if isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
+            raise ConfigError(f"{origin}: {key} must be a plain list, not one that holds {value}")
     return config
 
 

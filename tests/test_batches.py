@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from itertools import islice
 from pathlib import Path
 
@@ -145,6 +146,16 @@ def test_split_into_micro_batches_loses_nothing(shards: TokenShards) -> None:
     parts = list(batch.split(3))
     assert [len(part.tokens_BL) for part in parts] == [3, 3, 2]
     assert torch.equal(torch.cat([part.positions_BL for part in parts]), batch.positions_BL)
+
+
+def test_a_token_beyond_the_vocabulary_is_named(tmp_path: Path, shards: TokenShards) -> None:
+    damaged = copy(shards)
+    damaged.paths = [tmp_path / path.name for path in shards.paths]
+    for path, original in zip(damaged.paths, shards.paths, strict=True):
+        path.write_bytes(original.read_bytes()[:64] + b"\xff\xff" + original.read_bytes()[66:])
+    with pytest.raises(DataError, match="holds token 65535 near place 32, its tokenizer has 512"):
+        Sequences(damaged, 16)[2]
+    assert len(Sequences(damaged, 16)[1]) == 16
 
 
 def test_too_little_text_is_an_error_that_says_so(shards: TokenShards) -> None:

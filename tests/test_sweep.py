@@ -85,6 +85,8 @@ def test_the_grids_that_are_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ({"grids": {}}, "did you mean 'grid'"),
         ({"configs": []}, "needs `folder` and `configs`"),
+        ({"configs": {}}, "has a list where `key: value` lines belong"),
+        ({"configs": [["tiny.yaml"]]}, "configs must be a plain list"),
         ({"configs": ["none.yaml"]}, "does not exist"),
         ({"configs": ["tiny.yaml", "tiny.yaml"]}, "2 runs would be called tiny"),
         ({"grid": {"seed": 3}}, "grid.seed must be a list"),

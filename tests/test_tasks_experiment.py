@@ -335,6 +335,7 @@ K = {"task": {"name": "sparse_parity"}, "schemes": ["rope"], "train_lengths": [2
         ({"task": "addition"}, "task=addition must be a section"),
         ({"task": "???"}, "mandatory value: task"),
         ({"task": {"name": "subtraction"}}, "task.name=subtraction is not known"),
+        ({"task": {"name": ["addition"]}}, "is not known"),
         ({"task": {"name": "addition", "base": 8}}, "base"),
         ({"task": {"name": "nowhere.py:Task"}}, "'nowhere.py' does not exist"),
         ({"train_lengths": [5, 3]}, r"train_lengths=\[5, 3\] must be \[shortest, longest\]"),

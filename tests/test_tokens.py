@@ -188,7 +188,7 @@ def test_shards_hold_every_document_once_and_on_its_side(
     assert "left out: 3 x malformed line" in capsys.readouterr().err
 
     records = [r for r in read_records(data.corpus) if isinstance(r, Document)]
-    found = {split: open_shards(data, split, verify=True) for split in ("train", "heldout")}
+    found = {split: open_shards(data, split) for split in ("train", "heldout")}
     for split, opened in found.items():
         wanted = [r.text for r in records if is_heldout(r, 0.3) == (split == "heldout")]
         assert len(opened) == opened.num_documents == manifest.num_documents(split) == len(wanted)
@@ -467,7 +467,7 @@ def test_a_damaged_shard_is_named(data: DataConfig, name: str) -> None:
     path.write_bytes(bytes([good[0] ^ 1]) + good[1:])
     open_shards(data, "train")
     with pytest.raises(DataError, match=f"{name} is not what was written"):
-        open_shards(data, "train", verify=True)
+        prepare(data)
 
     path.unlink()
     with pytest.raises(DataError, match=f"{name} is missing"):

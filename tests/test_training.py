@@ -335,6 +335,16 @@ def test_devices_and_precisions_are_chosen_or_refused() -> None:
     assert choose_precision("auto", torch.device("cpu")) in ("fp32", "bf16")
 
 
+@pytest.mark.parametrize("damage", [b"\xf6\x00", b"5", b'{"step": 2, "lo'])
+def test_a_damaged_line_of_the_metrics_is_named(tmp_path: Path, damage: bytes) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + damage)
+    assert list(read_metrics(path)) == [{"step": 1}], "the last one, cut short by a kill"
+    path.write_bytes(b'{"step": 1}\n' + damage + b'\n{"step": 3}\n')
+    with pytest.raises(DataError, match="line 2 is damaged"):
+        list(read_metrics(path))
+
+
 def test_metrics_past_the_checkpoint_are_written_anew(tmp_path: Path) -> None:
     lines = [json.dumps({"step": step, "loss": 1.0}) for step in range(1, 8)]
     (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 8, "lo')

@@ -58,7 +58,7 @@ class Sequences:
     """The shards cut into stretches of `length` tokens; what is left at a shard's end is unused."""
 
     def __init__(self, shards: TokenShards, length: int) -> None:
-        self.length = length
+        self.length, self.paths, self.vocab_size = length, shards.paths, shards.vocab_size
         self.memmaps = [np.memmap(path, dtype=shards.dtype, mode="r") for path in shards.paths]
         self.first_of_shard = np.cumsum([0] + [len(memmap) // length for memmap in self.memmaps])
 
@@ -68,7 +68,14 @@ class Sequences:
     def __getitem__(self, index: int) -> np.ndarray:
         shard = int(np.searchsorted(self.first_of_shard, index, side="right")) - 1
         start = (index - int(self.first_of_shard[shard])) * self.length
-        return self.memmaps[shard][start : start + self.length].astype(np.int64)
+        tokens = self.memmaps[shard][start : start + self.length].astype(np.int64)
+        if tokens.max() >= self.vocab_size:
+            raise DataError(
+                f"{self.paths[shard]} holds token {tokens.max()} near place {start:,}, its "
+                f"tokenizer has {self.vocab_size}: damaged, or of another type than token_dtype "
+                "says; `olmo-sparsity prepare` checks every file"
+            )
+        return tokens
 
 
 class TrainingBatches:

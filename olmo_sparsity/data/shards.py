@@ -258,7 +258,7 @@ class TokenShards:
         return np.array(tokens[start:end])
 
 
-def open_shards(data: DataConfig, split: str, verify: bool = False) -> TokenShards:
+def open_shards(data: DataConfig, split: str) -> TokenShards:
     """The prepared folder, or official OLMo token files where `data.train_files` names them."""
     assert split in SPLITS
     if data.train_files is not None:
@@ -269,7 +269,7 @@ def open_shards(data: DataConfig, split: str, verify: bool = False) -> TokenShar
     manifest = Manifest.load(folder)
     if not manifest.complete:
         raise DataError(f"{folder} is prepared in part; run `olmo-sparsity prepare` to finish it")
-    check_files(folder, manifest, verify)
+    check_files(folder, manifest)
     files = [file for file in manifest.files if file.split == split]
     if not files:
         raise DataError(

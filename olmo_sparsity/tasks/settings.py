@@ -124,8 +124,8 @@ def build_task(settings: ExperimentSettings, *, test: bool = False) -> Task:
     if not isinstance(settings.task, dict):
         raise ConfigError(f"task={settings.task} must be a section: {{name: sparse_parity}}, say")
     given = dict(settings.task)
-    name = given.pop("name", None)
-    kind = _read_class(name) if ":" in str(name) else TASKS.get(name)
+    name = str(given.pop("name", None))
+    kind = _read_class(name) if ":" in name else TASKS.get(name)
     if kind is None:
         raise ConfigError(
             f"task.name={name} is not known; choose one of {', '.join(TASKS)}, or write "

@@ -165,13 +165,16 @@ class Metrics:
 
 def read_metrics(path: Path) -> Iterator[dict]:
     """The rows of a metrics file; a last line cut short by a kill is passed over."""
-    lines = path.read_text().splitlines() if path.exists() else []
+    lines = path.read_bytes().splitlines() if path.exists() else []
     for number, line in enumerate(lines, start=1):
         try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            if number < len(lines):
-                raise DataError(f"{path}, line {number} is damaged; delete that line") from None
+            row = json.loads(line)
+        except ValueError:
+            row = None
+        if isinstance(row, dict):
+            yield row
+        elif number < len(lines):
+            raise DataError(f"{path}, line {number} is damaged; delete that line")
 
 
 def loss_table(run_folder: str | Path) -> str:
