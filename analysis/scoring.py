@@ -53,11 +53,13 @@ class Scorer:
     def __init__(
         self,
         model: LanguageModel,
-        device: torch.device,
+        device: torch.device | None = None,
         *,
         far_states: FarStates = "isolated",
         batch_tokens: int | None = None,
     ) -> None:
+        """`device`: where its inputs go (default: where its embedding is)."""
+        device = device or model.embedding.weight.device
         self.model, self.device, self.far_states = model, device, far_states
         # On CPU the states of a batch should stay in cache: 2,048 and 4,096 were fastest.
         self.batch_tokens = batch_tokens or (4096 if device.type == "cpu" else 16384)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from olmo_sparsity.cli import build_parser
+from olmo_sparsity.cli import build_parser, main
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import load_config
 from olmo_sparsity.sweep import expand
@@ -101,13 +102,18 @@ def test_natural_language_tables_are_as_measured() -> None:
 
 def commands_in(text: str) -> list[str]:
     blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
-    lines = [line.split(" #")[0].strip() for block in blocks for line in block.splitlines()]
+    whole = [block.replace("\\\n", " ") for block in blocks]
+    lines = [line.split(" #")[0].strip() for block in whole for line in block.splitlines()]
     return [line for line in lines if line.startswith("olmo-sparsity ")]
 
 
-@pytest.mark.parametrize("command", commands_in(README))
-def test_readme_commands_parse_and_name_files_that_exist(command: str) -> None:
-    words = command.split()[1:]
+GUIDES = ["README.md", "docs/tutorial.md", "docs/results.md", "docs/theory.md", "slurm/README.md"]
+COMMANDS = [command for name in GUIDES for command in commands_in((ROOT / name).read_text())]
+
+
+@pytest.mark.parametrize("command", sorted(set(COMMANDS)))
+def test_commands_parse_and_name_files_that_exist(command: str) -> None:
+    words = shlex.split(command)[1:]
     options, rest = build_parser().parse_known_args(words)
     assert all(word.startswith("--") and "=" in word for word in rest)
     if options.run.__name__ == "theory":
@@ -120,13 +126,36 @@ def test_readme_commands_parse_and_name_files_that_exist(command: str) -> None:
         load_config(ROOT / options.config, rest)
 
 
+def python_in(name: str) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
+
+
+def test_the_tutorial_runs_from_top_to_bottom(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config()
+    train(config)
+    monkeypatch.chdir(ROOT)
+    results = tmp_path / "results"
+    windows = ["--long=48", "--short=16", "--stride=8", "--min-gap=0", "--ks=1,2"]
+    measuring = ["measure", config.run_folder, "--quick", "--out", str(results), *windows]
+    assert main([*measuring, "--max-documents=12"]) == 0
+    names: dict[str, Any] = {}
+    for code in python_in("docs/tutorial.md"):
+        code = code.replace("runs/quick", config.run_folder)
+        exec(code.replace("results/tutorial", str(results)), names)
+    assert {"target", "far", "loss_set"} <= set(names["table"].columns)
+    assert len(names["foreign"]) == len(names["helped"])
+    assert set(names["first"].selector) == {"add_one_screened", "random"}
+
+
 def test_readme_python_runs(
     make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config()
     train(config)
     monkeypatch.chdir(ROOT)
-    (code,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    (code,) = python_in("README.md")
     names: dict[str, Any] = {}
     exec(code.replace("runs/quick", config.run_folder), names)
     assert names["influence_FW"].shape == (32, 8)
