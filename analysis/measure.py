@@ -48,9 +48,9 @@ from analysis.targets import (
 )
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.launch import read_launch
-from olmo_sparsity.model.load import LoadedModel
+from olmo_sparsity.model.load import LoadedModel, device_name
 from olmo_sparsity.progress import Progress
-from olmo_sparsity.versions import code_version, versions
+from olmo_sparsity.versions import provenance
 
 PATIENCE_S = 900
 """How long the process that sums up waits for another one's next document."""
@@ -76,6 +76,7 @@ def measure(
     launch, started = read_launch(), time.perf_counter()
     long_enough = documents_to_measure(source, settings)
     device = next(loaded.model.parameters()).device
+    made_by = provenance(device_name(device))
     scorer = Scorer(loaded.model, device, far_states=settings.far_states, batch_tokens=batch_tokens)
     writer = ResultWriter(out, identity_of(loaded, source, settings, targets))
     ours = share_of(long_enough, *shard)
@@ -105,7 +106,7 @@ def measure(
     gate = repetition_drop(
         scorer, [source.documents[number] for number in long_enough], settings.windows.long // 2
     )
-    about = {
+    about = made_by | {
         "model": {
             "name": loaded.name,
             "fingerprint": loaded.fingerprint,
@@ -122,8 +123,6 @@ def measure(
             "documents_measured": len(long_enough),
             "documents_too_short": source.num_too_short + len(source.documents) - len(long_enough),
         },
-        "code": code_version(),
-        "versions": versions(),
         "shard": list(shard),
         "command": list(command),
         "seconds_of_last_start": time.perf_counter() - started,

@@ -20,7 +20,7 @@ from olmo_sparsity.config_file import load_config
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.run_folder import read_metrics
-from olmo_sparsity.versions import code_version
+from olmo_sparsity.versions import provenance
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs/results/pose_pays.json"
@@ -91,7 +91,7 @@ def main() -> None:
         json.dumps(
             {
                 "command": "python benchmarks/pose_pays.py",
-                "code": code_version(),
+                **provenance("cpu"),
                 "seeds": SEEDS,
                 "interval": "95%, Student's t over seeds, paired by seed",
                 "ranges": table,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import Any
 
 PACKAGES = [
     "olmo-sparsity",
@@ -18,6 +20,12 @@ PACKAGES = [
     "deepspeed",
     "accelerate",
 ]
+
+
+def provenance(device: str) -> dict[str, Any]:
+    """What every result says of itself, beside its command: `device` is what it ran on."""
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {device}"
+    return {"commit": code_version(), "versions": versions(), "machine": machine}
 
 
 def versions() -> dict[str, str | None]:

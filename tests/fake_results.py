@@ -209,7 +209,7 @@ META: dict[str, Any] = {
     "longppl": {"key_share": 0.02, "num_key_tokens": 40, "longppl": 2.5, "ppl": 9.1},
     "counts": {"documents_measured": len(DOCUMENTS), "documents_too_short": 2},
     "versions": {"torch": "2.8.0"},
-    "code": "0123abc",
+    "commit": "0123abc",
     "command": "olmo-sparsity measure runs/quick --text embedded",
     "timings": {"total_s": 41.0},
 }

@@ -79,6 +79,10 @@ class LoadedModel:
     """SHA-256 of the weights; see `checkpoint_files.fingerprint`."""
 
 
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
 def load_model(
     path_or_hub_name: str,
     *,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import multiprocessing
-import platform
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -25,6 +24,7 @@ from omegaconf import OmegaConf
 
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.files import write_atomically
+from olmo_sparsity.model.load import device_name
 from olmo_sparsity.progress import Progress
 from olmo_sparsity.tasks.results import Row, write_results
 from olmo_sparsity.tasks.settings import (
@@ -36,7 +36,7 @@ from olmo_sparsity.tasks.settings import (
     tests,
 )
 from olmo_sparsity.tasks.trial import Bench, Trial, measure, train
-from olmo_sparsity.versions import code_version, versions
+from olmo_sparsity.versions import provenance
 
 
 def run(config_path: str, overrides: list[str], shard: tuple[int, int] = (0, 1)) -> list[Row]:
@@ -50,6 +50,7 @@ def run_settings(
 ) -> list[Row]:
     """All rows of the folder, those of earlier starts included."""
     device = choose_device(settings.device)
+    made_by = provenance(device_name(device))
     folder = Path(settings.output)
     (folder / "trials").mkdir(parents=True, exist_ok=True)
     fixed = _fixed(settings)
@@ -68,10 +69,7 @@ def run_settings(
         "command": command,
         "settings": fixed,
         "trial_seconds": seconds,
-        "versions": versions(),
-        "machine": f"{platform.machine()}, {device.type}",
-        "commit": code_version(),
-    }
+    } | made_by
     write_results(folder, rows, meta)
     return rows
 

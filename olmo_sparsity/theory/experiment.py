@@ -7,7 +7,6 @@ Place in the flow: settings → planted data → learning → risks, bounds → 
 from __future__ import annotations
 
 import json
-import platform
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,7 +33,7 @@ from olmo_sparsity.theory.risks import Risk, can_transfer, sampled_risk, transfe
 from olmo_sparsity.theory.settings import CaseConfig, TheoryConfig, load_theory_config
 from olmo_sparsity.theory.sparse_attention import KeyShape, SparseAttention, build_layout
 from olmo_sparsity.theory.worst_case import search_worst_cases
-from olmo_sparsity.versions import code_version, versions
+from olmo_sparsity.versions import provenance
 
 
 def run(config_path: str, overrides: list[str]) -> None:
@@ -224,7 +223,4 @@ def _meta(config: TheoryConfig, config_path: str, overrides: list[str]) -> dict[
         "local_span": config.local_span,
         "bound_constant": config.bound_constant,
         "config": json.loads(json.dumps(OmegaConf.to_container(OmegaConf.structured(config)))),
-        "versions": versions(),
-        "machine": f"{platform.machine()}, {torch.get_num_threads()} threads",
-        "commit": code_version(),
-    }
+    } | provenance(f"{torch.get_num_threads()} threads")

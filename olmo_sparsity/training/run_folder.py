@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 import socket
 import sys
 import time
@@ -23,8 +22,9 @@ from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import flatten, load_config, save_config
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.files import write_atomically
+from olmo_sparsity.model.load import device_name
 from olmo_sparsity.training.sinks import Sink
-from olmo_sparsity.versions import code_version, versions
+from olmo_sparsity.versions import provenance
 
 # Settings that change what is written and shown, or who computes it, but not what is trained (but
 # for rounding): a resumed run may differ.
@@ -85,20 +85,12 @@ def describe_environment(
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "slurm_job": os.environ.get("SLURM_JOB_ID"),
-            "code": code_version(),
             "engine": engine,
-            "device": device_name(device),
             "num_threads": torch.get_num_threads(),
-            "versions": versions(),
+            **provenance(device_name(device)),
         }
     )
     write_atomically(path, json.dumps(entries, indent=1))
-
-
-def device_name(device: torch.device) -> str:
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    return f"{platform.machine()} {platform.processor()}".strip()
 
 
 # --- metrics.jsonl -----
