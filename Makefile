@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install fmt check test fuzz bench figure2
+.PHONY: install fmt check test fuzz bench figure2 evidence
 
 install: .venv/installed
 
@@ -40,3 +40,6 @@ figure2: install
 		--selectors add_one,divergence,random,nearest,most_frequent
 	$(BIN)/olmo-sparsity figure results/quick --out results/quick/figure2.png
 	$(BIN)/olmo-sparsity report results/quick --out results/quick/report.html --max-documents 20
+
+evidence: install
+	scripts/evidence.sh

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Every number and figure of the report, from a clean state: `make evidence`, about three hours on 2
+# cores. Each step is one command of the pipeline, takes at most half an hour, and can be killed: what
+# it finished is kept, the same command goes on, and a step that is done costs seconds.
+#
+#   scripts/evidence.sh            all of it, but what needs hours more
+#   scripts/evidence.sh --long     … and that: PoSE against RoPE over five seeds, the theory's bridge
+#
+# What is quoted lands in docs/results and docs/figures; the tests hold the prose to it.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+PATH=$PWD/.venv/bin:$PATH
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)}
+all="add_one,divergence,random,nearest,most_frequent"
+number=0
+
+step() {
+  number=$((number + 1))
+  echo "[$(date +%H:%M:%S)] step $number: $*"
+  "$@"
+}
+
+# Summary, kinds of dependency and provenance of a measurement, in text that a reader can diff.
+keep() {
+  python - "results/$1" "docs/results/measurements/${2:-$1}" <<'PYTHON'
+import shutil, sys
+from pathlib import Path
+import pandas as pd
+source, kept = map(Path, sys.argv[1:])
+kept.mkdir(parents=True, exist_ok=True)
+for name in ("summary", "dependencies"):
+    pd.read_parquet(source / f"{name}.parquet").round(4).to_csv(kept / f"{name}.csv", index=False)
+shutil.copy(source / "meta.json", kept)
+PYTHON
+}
+
+task() { # PRESET, or NAME PRESET and what is different
+  local name=$1 preset=${2:-$1}
+  shift $(($# > 1 ? 2 : 1))
+  [[ $name == "$preset" ]] || set -- "$@" --output="runs/tasks/$name"
+  step olmo-sparsity task "configs/tasks/$preset.yaml" "$@"
+  mkdir -p "docs/results/tasks/$name"
+  cp "runs/tasks/$name"/{accuracy.parquet,meta.json} "docs/results/tasks/$name"
+}
+
+# --- Figure 2, and the model it is about ----------------------------------------------------------
+step make figure2
+cp results/quick/figure2.png docs/figures/figure2_quick.png
+cp results/quick/report.html docs/figures/figure2_quick.html
+keep quick
+
+# --- the same with RoPE alone, on the same targets, inside and beyond the training length ---------
+step olmo-sparsity train configs/quick.yaml --positions.scheme=contiguous \
+  --positions.target_length=null --evaluation.length=256 --run_folder=runs/quick_rope
+windows=(--short 32 --stride 32 --max-documents 240 --selectors "$all")
+step olmo-sparsity measure runs/quick --out results/quick_pose_256 --long 224 "${windows[@]}"
+targets=(--targets results/quick_pose_256)
+step olmo-sparsity measure runs/quick_rope --out results/quick_rope_256 --long 224 "${targets[@]}" "${windows[@]}"
+step olmo-sparsity measure runs/quick --out results/quick_pose_128 --long 96 "${targets[@]}" "${windows[@]}"
+step olmo-sparsity measure runs/quick_rope --out results/quick_rope_128 --long 96 "${targets[@]}" "${windows[@]}"
+for name in quick_{pose,rope}_{128,256}; do keep $name; done
+
+# --- ground truth ---------------------------------------------------------------------------------
+step olmo-sparsity prepare configs/planted.yaml
+step olmo-sparsity train configs/planted.yaml
+step olmo-sparsity measure runs/planted --planted --long 60 --short 16 --ks 1,2,4,8 \
+  --selectors add_one,add_one_screened,drop_one,divergence,gradient,attention,nearest,random \
+  --max-documents 160 --out results/planted
+keep planted
+
+# --- synthetic tasks ------------------------------------------------------------------------------
+task scratchpad_parity_quick
+task scratchpad_parity_unscaled scratchpad_parity_quick --schemes=[ppc] --model.query_scale_length=null
+task sparse_parity_quick
+task needle_quick
+
+# --- theory ---------------------------------------------------------------------------------------
+step olmo-sparsity theory configs/theory/quick.yaml
+
+if [[ ${1:-} == --long ]]; then
+  step python benchmarks/pose_pays.py
+  step olmo-sparsity theory configs/theory/bridge.yaml
+fi
+echo "[$(date +%H:%M:%S)] done: git diff docs/ shows what changed"
