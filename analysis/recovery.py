@@ -137,7 +137,7 @@ def summarize(losses: pd.DataFrame, recovery: pd.DataFrame, seed: int = 0) -> pd
 
 SUMMARY_COLUMNS = [
     "target_set", "selector", "control", "k", "recovery", "low", "high",
-    "excess", "excess_low", "excess_high", "kl_removed", "num_targets", "num_documents",
+    "excess", "excess_low", "excess_high", "kl_removed", "gap", "num_targets", "num_documents",
 ]  # fmt: skip
 
 WITHOUT_GAP = {"zero_gap": "gap", "planted_removed": "planted"}
@@ -161,7 +161,7 @@ def _rows_of(own: pd.DataFrame, foreign: pd.DataFrame, seed: int) -> Iterator[di
         totals_R3[:, 2] = whole[2] = np.nan  # there is nothing to recover: no ratio
     own_R, foreign_R = totals_R3[:, 0] / totals_R3[:, 2], totals_R3[:, 1] / totals_R3[:, 2]
     whole = whole / whole[2]
-    counts = {"num_targets": len(own), "num_documents": len(sums_D3)}
+    about = {"gap": own.gap.mean(), "num_targets": len(own), "num_documents": len(sums_D3)}
     excess = interval(own_R - foreign_R, whole[0] - whole[1])
     for control, column, resampled, table in (
         ("own", 0, own_R, own),
@@ -169,7 +169,7 @@ def _rows_of(own: pd.DataFrame, foreign: pd.DataFrame, seed: int) -> Iterator[di
     ):
         value, low, high = interval(resampled, whole[column])
         nothing = float("nan")
-        yield counts | {
+        yield about | {
             "control": control,
             "recovery": value,
             "low": low,

@@ -69,7 +69,7 @@ ROWS_OF_SUMMARY = {
     "summary": _schema(
         target_set="text", selector="text", control="text", k="int", recovery="wide?", low="wide?",
         high="wide?", excess="wide?", excess_low="wide?", excess_high="wide?", kl_removed="wide?",
-        hit_rate="wide?", hit_low="wide?", hit_high="wide?", num_targets="int",
+        hit_rate="wide?", hit_low="wide?", hit_high="wide?", gap="wide", num_targets="int",
         num_documents="int", token_forwards_per_target="wide?",
     ),
     "dependencies": _schema(

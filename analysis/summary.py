@@ -55,7 +55,10 @@ def describe(results: Results) -> str:
     if name is None:
         return "\n".join(lines)
     one = summary[summary.target_set == name].iloc[0]
-    lines.append(f"{one.num_targets:,} targets in {one.num_documents:,} documents")
+    lines.append(
+        f"{one.num_targets:,} targets in {one.num_documents:,} documents, mean gap "
+        f"{one.gap:.2f} nats"
+    )
     if name == "planted":
         planted = gap[results.losses.document.isin(results.planted.document)]
         lines.append(f"planted tokens lower the loss by {planted.mean():.2f} nats")

@@ -170,6 +170,7 @@ def _summary() -> dict[str, dict[str, list]]:
                     row += (
                         0.8 * share,
                         *(None,) * 3,
+                        0.75,
                         127 if target_set == "gap" else 20,
                         5,
                         5440.0 if selector == "add_one" else 410.0,
@@ -189,7 +190,7 @@ def _summary() -> dict[str, dict[str, list]]:
 
 SUMMARY_COLUMNS = (
     *("target_set", "selector", "control", "k", "recovery", "low", "high", "excess", "excess_low"),
-    *("excess_high", "kl_removed", "hit_rate", "hit_low", "hit_high", "num_targets"),
+    *("excess_high", "kl_removed", "hit_rate", "hit_low", "hit_high", "gap", "num_targets"),
     *("num_documents", "token_forwards_per_target"),
 )
 DEPENDENCY_COLUMNS = (

@@ -302,6 +302,7 @@ def test_recovery_is_a_ratio_of_sums_and_excess_is_paired() -> None:
     assert summary.recovery["own"] == pytest.approx((3 + 1 + 0) / (4 + 2 + 1))
     assert summary.recovery["foreign"] == pytest.approx(1.5 / 7)
     assert summary.excess["own"] == pytest.approx(2.5 / 7)
+    assert summary.gap["own"] == pytest.approx(7 / 3)
     assert summary.num_targets["own"] == 3
     assert summary.num_documents["own"] == 2
     assert summary.low["own"] <= summary.recovery["own"] <= summary.high["own"]
