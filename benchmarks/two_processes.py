@@ -29,8 +29,8 @@ from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.model.load import build_model
+from olmo_sparsity.training.choose_engine import build_engine
 from olmo_sparsity.training.distributed import connect
-from olmo_sparsity.training.engine import build_engine
 from olmo_sparsity.training.loop import resolve
 
 ROOT = Path(__file__).parents[1]

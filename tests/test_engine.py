@@ -18,9 +18,10 @@ from olmo_sparsity.config import RunConfig
 from olmo_sparsity.errors import ConfigError, DataError, SaidElsewhere, UserError
 from olmo_sparsity.model.load import build_model
 from olmo_sparsity.training import distributed, preflight
+from olmo_sparsity.training.choose_engine import check_engine
 from olmo_sparsity.training.deepspeed_engine import CONFIG_FOLDER, deepspeed_settings
 from olmo_sparsity.training.distributed import Processes, first_node
-from olmo_sparsity.training.engine import Engine, check_engine, own_gpu
+from olmo_sparsity.training.engine import Engine, own_gpu
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.moments import KEYS, Piece, SavedMoments, write_moments
 from olmo_sparsity.training.preflight import (

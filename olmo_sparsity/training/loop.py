@@ -34,14 +34,9 @@ from olmo_sparsity.model.load import build_model
 from olmo_sparsity.progress import Progress
 from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
+from olmo_sparsity.training.choose_engine import build_engine, check_engine
 from olmo_sparsity.training.distributed import Processes
-from olmo_sparsity.training.engine import (
-    build_engine,
-    check_engine,
-    choose_device,
-    choose_precision,
-    measure_matmul_peak,
-)
+from olmo_sparsity.training.engine import choose_device, choose_precision, measure_matmul_peak
 from olmo_sparsity.training.estimate import count_parameters, estimate, flops_per_token
 from olmo_sparsity.training.evaluate import evaluate, format_losses
 from olmo_sparsity.training.optim import learning_rate

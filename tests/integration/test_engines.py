@@ -21,8 +21,9 @@ from olmo_sparsity.config_file import config_from_dict
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.model.load import build_model
+from olmo_sparsity.training.choose_engine import build_engine
 from olmo_sparsity.training.distributed import connect
-from olmo_sparsity.training.engine import DDPEngine, build_engine
+from olmo_sparsity.training.engine import DDPEngine
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.moments import KEYS
 from olmo_sparsity.training.run_folder import read_metrics
