@@ -47,7 +47,9 @@ task() { # PRESET, or NAME PRESET and what is different
 step make figure2
 cp results/quick/figure2.png docs/figures/figure2_quick.png
 cp results/quick/report.html docs/figures/figure2_quick.html
-keep quick
+cp results/quick/meta.json docs/figures/figure2_quick.meta.json # command, commit, machine
+step olmo-sparsity measure runs/quick --selectors "$all" --max-documents 120 --out results/quick_exact_128
+keep quick_exact_128
 
 # --- the same with RoPE alone, on the same targets, inside and beyond the training length ---------
 step olmo-sparsity train configs/quick.yaml --positions.scheme=contiguous \

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import shlex
 from collections.abc import Callable
@@ -79,7 +80,7 @@ def test_readme_quotes_planted_as_measured() -> None:
 
 def test_natural_language_tables_are_as_measured() -> None:
     text = (ROOT / "docs/natural_language.md").read_text()
-    folder = ROOT / "docs/results/measurements/quick_pose_128"
+    folder = ROOT / "docs/results/measurements/quick_exact_128"
     summary = pd.read_csv(folder / "summary.csv")
     summary = summary[summary.target_set == "gap"]
     for (selector, control), rows in summary.groupby(["selector", "control"]):
@@ -98,6 +99,31 @@ def test_natural_language_tables_are_as_measured() -> None:
         assert f"| {cells}{row.high:.2f}] |" in text
     drop = json.loads((folder / "meta.json").read_text())["gate"]["drop"]
     assert f"a drop of {drop:.2f} nats".replace("-", "−") in text
+
+
+@pytest.mark.parametrize(("model", "name"), [("pose", "RoPE + PoSE"), ("rope", "RoPE alone")])
+@pytest.mark.parametrize("size", [128, 256])
+def test_with_and_without_pose_is_quoted_as_measured(size: int, model: str, name: str) -> None:
+    folder = ROOT / f"docs/results/measurements/quick_{model}_{size}"
+    meta = json.loads((folder / "meta.json").read_text())
+    given = "given" in meta["targets"]
+    assert given == (model != "pose" or size != 256), "one of the four chose for all"
+    rows = pd.read_csv(folder / "summary.csv")
+    rows = rows[(rows.target_set == "gap") & (rows.k == 8)].set_index(["selector", "control"])
+    add_one = rows.loc["add_one", "own"]
+    cells = [f"{meta['windows']['long']} to {meta['windows']['long'] + 31}", name]
+    cells += [f"{math.log(meta['longppl']['ppl']):.3f}", f"{add_one.gap:+.3f}"]
+    cells.append(shown(add_one, "recovery", ".2f"))
+    cells.append(f"{rows.loc['add_one', 'foreign'].recovery:.2f}")
+    cells += [shown(rows.loc[s, "own"], "excess", "+.2f") for s in ("add_one", "divergence")]
+    cells += [shown(rows.loc[s, "own"], "excess", "+.2f") for s in ("random", "nearest")]
+    line = f"| {' | '.join(cells)} |"
+    assert line in (ROOT / "docs/natural_language.md").read_text(), line
+
+
+def shown(row: Any, column: str, form: str) -> str:
+    low, high = ("low", "high") if column == "recovery" else (f"{column}_low", f"{column}_high")
+    return f"{row[column]:{form}} [{row[low]:{form}}, {row[high]:{form}}]"
 
 
 def commands_in(text: str) -> list[str]:
