@@ -36,7 +36,7 @@ bench: install
 figure2: install
 	$(BIN)/olmo-sparsity prepare configs/quick.yaml
 	$(BIN)/olmo-sparsity train configs/quick.yaml
-	$(BIN)/olmo-sparsity measure runs/quick --out results/quick --max-documents 60 \
+	$(BIN)/olmo-sparsity measure runs/quick --out results/quick --max-documents 40 \
 		--selectors add_one,divergence,random,nearest,most_frequent
 	$(BIN)/olmo-sparsity figure results/quick --out results/quick/figure2.png
 	$(BIN)/olmo-sparsity report results/quick --out results/quick/report.html --max-documents 20
