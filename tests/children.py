@@ -6,9 +6,11 @@ thread pool is copied half alive.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import multiprocessing
 import os
+import signal
 import socket
 import time
 from collections.abc import Callable
@@ -40,7 +42,10 @@ class Job:
         for process in self.processes:
             process.join(max(0.0, deadline - time.monotonic()))
         for process in self.processes:
-            process.kill()  # only one that hangs is still there
+            if process.is_alive():  # it hangs: its log will say where
+                os.kill(process.pid, signal.SIGABRT)  # type: ignore[arg-type]
+                process.join(5)
+            process.kill()
             process.join()
         return [process.exitcode for process in self.processes]
 
@@ -82,6 +87,7 @@ def _run(target: Callable[[Any], int], argument: Any, variables: dict[str, str],
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(descriptor, 1)
     os.dup2(descriptor, 2)
+    faulthandler.enable()
     os._exit(target(argument))
 
 

@@ -10,6 +10,7 @@ What one process finds wrong must stop all of them, and be said once: set-up run
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import socket
@@ -108,6 +109,10 @@ def connect() -> Iterator[Processes]:
             raise
         raise LostProcess(" ".join(str(error).split())[:200]) from error
     if dist.is_initialized():
+        # The group must outlive what holds it (DDP is part of reference cycles): whoever drops it
+        # last waits for gloo's threads, and only this function does so without Python's lock,
+        # which one of them may want. Otherwise a process in fifty never ends.
+        gc.collect()
         dist.destroy_process_group()
 
 

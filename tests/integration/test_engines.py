@@ -22,7 +22,7 @@ from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.model.load import build_model
 from olmo_sparsity.training.choose_engine import build_engine
-from olmo_sparsity.training.distributed import connect
+from olmo_sparsity.training.distributed import Processes, connect
 from olmo_sparsity.training.engine import DDPEngine
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.moments import KEYS
@@ -252,42 +252,46 @@ def test_a_killed_process_takes_the_others_along_and_the_run_recovers(
 
 def measure(given: dict) -> int:
     """In a child: two steps, then what this process holds and the second step called for."""
+    with connect() as processes:
+        found = measured(given, processes)
+        Path(f"{given['run_folder']}-{processes.rank}.json").write_text(json.dumps(found))
+    return 0
+
+
+def measured(given: dict, processes: Processes) -> dict[str, Any]:
     config = config_from_dict(given)
     config.model.vocab_size = 512
     found: dict[str, Any] = {}
-    with connect() as processes:
-        engine = build_engine(build_model(config.model), config, processes)
-        parameters = list(engine.model.parameters())
-        found["parameters"] = sum(getattr(p, "ds_numel", p.numel()) for p in parameters)
-        tokens_BL = torch.randint(0, 512, (4, 16))
-        batch = Batch(tokens_BL, torch.arange(16).expand(4, 16), tokens_BL)
-        engine.step(batch, 1e-3)
-        if isinstance(engine, DDPEngine):
-            data = engine.parallel._get_ddp_logging_data()
-            found["all_reduce"] = sum(map(int, data["bucket_sizes"].split(", ")))
-            states = list(engine.optimizer.state.values())
-            found["optimizer"] = sum(size_of(state[key]) for state in states for key in KEYS)
-            found["weights"] = sum(map(size_of, parameters))
-        else:
-            from deepspeed.comm.comm import comms_logger
+    engine = build_engine(build_model(config.model), config, processes)
+    parameters = list(engine.model.parameters())
+    found["parameters"] = sum(getattr(p, "ds_numel", p.numel()) for p in parameters)
+    tokens_BL = torch.randint(0, 512, (4, 16))
+    batch = Batch(tokens_BL, torch.arange(16).expand(4, 16), tokens_BL)
+    engine.step(batch, 1e-3)
+    if isinstance(engine, DDPEngine):
+        data = engine.parallel._get_ddp_logging_data()
+        found["all_reduce"] = sum(map(int, data["bucket_sizes"].split(", ")))
+        states = list(engine.optimizer.state.values())
+        found["optimizer"] = sum(size_of(state[key]) for state in states for key in KEYS)
+        found["weights"] = sum(map(size_of, parameters))
+    else:
+        from deepspeed.comm.comm import comms_logger
 
-            comms_logger.comms_dict.clear()
-            engine.step(batch, 1e-3)
-            for name, sizes in comms_logger.comms_dict.items():
-                # DeepSpeed logs the part a process brings to an all-gather.
-                times = processes.world_size if "all_gather" in name else 1
-                name = name.replace("_into_tensor", "").replace("_tensor", "")
-                found[name] = times * sum(size * calls[0] for size, calls in sizes.items())
-            zero = engine.zero
-            flat = "fp32_partitioned_groups_flat" if engine.stage == 3 else None
-            masters = getattr(zero, flat or "single_partition_of_fp32_groups")
-            held = [*masters, *(engine.optimizer.state[m][key] for m in masters for key in KEYS)]
-            found["optimizer"] = sum(map(size_of, held))
-            weights = [p.ds_tensor if engine.stage == 3 else p for p in parameters]
-            found["weights"] = sum(map(size_of, weights))
-        path = f"{config.run_folder}-{processes.rank}.json"
-        Path(path).write_text(json.dumps(found))
-    return 0
+        comms_logger.comms_dict.clear()
+        engine.step(batch, 1e-3)
+        for name, sizes in comms_logger.comms_dict.items():
+            # DeepSpeed logs the part a process brings to an all-gather.
+            times = processes.world_size if "all_gather" in name else 1
+            name = name.replace("_into_tensor", "").replace("_tensor", "")
+            found[name] = times * sum(size * calls[0] for size, calls in sizes.items())
+        zero = engine.zero
+        flat = "fp32_partitioned_groups_flat" if engine.stage == 3 else None
+        masters = getattr(zero, flat or "single_partition_of_fp32_groups")
+        held = [*masters, *(engine.optimizer.state[m][key] for m in masters for key in KEYS)]
+        found["optimizer"] = sum(map(size_of, held))
+        weights = [p.ds_tensor if engine.stage == 3 else p for p in parameters]
+        found["weights"] = sum(map(size_of, weights))
+    return found
 
 
 def size_of(tensor: torch.Tensor) -> int:
