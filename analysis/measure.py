@@ -142,9 +142,10 @@ def documents_to_measure(source: Source, settings: Settings) -> list[int]:
     ]
     if {half_of(number) for number in long_enough} != {"threshold", "report"}:
         raise DataError(
-            f"{source.name}: {len(long_enough)} of {len(source.documents)} documents are longer "
-            f"than --long={settings.windows.long}, and both halves (even and odd) need one; give "
-            "more or longer text, or lower --long"
+            f"{source.name}: documents longer than --long={settings.windows.long} are needed at an "
+            "even and at an odd place, since half of them only fix the threshold; "
+            f"{len(long_enough)} of {len(source.documents)} are; give more documents (a text file "
+            "is one), or lower --long"
         )
     return long_enough
 

@@ -65,7 +65,8 @@ def open_source(
         name = text
         documents = list(_tokenized(corpus, loaded, model_name))
     else:
-        raise ConfigError(f"--text={text} is not there, and is not {FORMS}")
+        hint = f": did you mean --text=text:{text}?" if Path(text).exists() else ""
+        raise ConfigError(f"--text={text} is not {FORMS}{hint}")
     if not documents:
         raise DataError(f"{name} holds no documents")
     vocabulary = loaded.model.vocab_size

@@ -284,31 +284,55 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
         experiment.run_settings(settings)
 
 
+OWN_TASK = """
+from dataclasses import dataclass
+from typing import ClassVar
+import numpy as np
+from olmo_sparsity.tasks.samples import Samples
+@dataclass(frozen=True)
+class Copy:
+    num_words: int = 3
+    length_step: ClassVar[int] = 1
+    @property
+    def vocabulary(self): return tuple(map(str, range(self.num_words)))
+    def sample(self, generator, num_samples, length, k=None):
+        x = generator.integers(0, self.num_words, (num_samples, length))
+        i = np.tile(np.arange(1, length + 1), (num_samples, 1))
+        return Samples(x, x, i, i[:, :length])
+    def largest_k(self, length): return None
+    def largest_id(self, length): return length
+    def solve(self, samples): return samples.prompt_BP
+    def show(self, samples, index): return str(samples.prompt_BP[index])
+"""
+
+
 def test_a_task_of_ones_own_runs_from_its_file(tmp_path: Path) -> None:
     file = tmp_path / "copy_task.py"
-    file.write_text(
-        "from dataclasses import dataclass\n"
-        "from typing import ClassVar\n"
-        "import numpy as np\n"
-        "from olmo_sparsity.tasks.samples import Samples\n"
-        "@dataclass(frozen=True)\n"
-        "class Copy:\n"
-        "    num_words: int = 3\n"
-        "    length_step: ClassVar[int] = 1\n"
-        "    @property\n"
-        "    def vocabulary(self): return tuple(map(str, range(self.num_words)))\n"
-        "    def sample(self, generator, num_samples, length, k=None):\n"
-        "        x = generator.integers(0, self.num_words, (num_samples, length))\n"
-        "        i = np.tile(np.arange(1, length + 1), (num_samples, 1))\n"
-        "        return Samples(x, x, i, i[:, :WIDTH])\n"
-        "    def largest_k(self, length): return None\n"
-        "    def largest_id(self, length): return length\n".replace("WIDTH", "length")
-    )
+    file.write_text(OWN_TASK)
     settings = make(tmp_path, task={"name": f"{file}:Copy", "num_words": 5}, seeds=[1])
     assert len(experiment.run_settings(settings)) == 4
-    file.write_text(file.read_text().replace("i[:, :length]", "i[:, :-1]"))
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "expected"),
+    [
+        ("i[:, :length]", "i[:, :-1]", "response_ids_BR has shape"),
+        ("def largest_k", "def biggest_k", "Copy lacks largest_k"),
+        ("map(str, range(self.num_words))", "map(str, range(2))", "the vocabulary has 2 words"),
+        ("return length\n", "return length - 1\n", "position IDs 1 to 5, but the first is 1"),
+        ("return samples.prompt_BP", "return 0 * samples.prompt_BP", "solve() does not give"),
+    ],
+    ids=lambda text: text[:20],
+)
+def test_what_is_wrong_with_it_is_said_before_training(
+    tmp_path: Path, capsys: pytest.CaptureFixture, right: str, wrong: str, expected: str
+) -> None:
+    assert right in OWN_TASK
+    file = tmp_path / "copy_task.py"
+    file.write_text(OWN_TASK.replace(right, wrong))
     path = write(settings_dict(tmp_path) | {"task": {"name": f"{file}:Copy"}}, tmp_path)
     assert main(["task", str(path)]) == 2
+    assert expected in capsys.readouterr().err
 
 
 # --- what is refused ------------------------------------------------------------------------------

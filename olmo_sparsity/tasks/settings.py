@@ -150,6 +150,12 @@ def _read_class(name: str) -> type:
     kind = getattr(module, class_name, None)
     if not isinstance(kind, type) or not is_dataclass(kind):
         raise ConfigError(f"task.name={name}: '{path}' has no dataclass {class_name}")
+    members = [member for member in vars(Task) if not member.startswith("_")]
+    if missing := [member for member in members if not hasattr(kind, member)]:
+        raise ConfigError(
+            f"task.name={name}: {class_name} lacks {', '.join(missing)}; docs/own_task.md has a "
+            "whole task"
+        )
     return kind
 
 
@@ -301,6 +307,35 @@ def _draw(task: Task, field_names: str, length: int, k: int | None) -> Samples:
             f"{task.length_step}"
         )
     try:
-        return task.sample(np.random.default_rng(0), 1, length, k)
+        samples = task.sample(np.random.default_rng(0), 4, length, k)
     except ConfigError as error:
         raise ConfigError(f"{field_names}: {error}") from None
+    _check_samples(task, samples, length)
+    return samples
+
+
+def _check_samples(task: Task, samples: Samples, length: int) -> None:
+    """What a task of one's own gets wrong, before a model is trained on it."""
+
+    def require(holds: bool, message: str) -> None:
+        if not holds:
+            raise ConfigError(f"the task's samples of length {length}: {message}")
+
+    tokens = np.concatenate((samples.prompt_BP, samples.response_BR), axis=1)
+    size = len(task.vocabulary)
+    require(
+        tokens.min() >= 0 and tokens.max() < size,
+        f"tokens {tokens.min()} to {tokens.max()}, but the vocabulary has {size} words",
+    )
+    require(
+        np.array_equal(task.solve(samples), samples.response_BR),
+        "solve() does not give the response that sample() gives",
+    )
+    if samples.prompt_ids_BP is None or samples.response_ids_BR is None:
+        return
+    ids = np.concatenate((samples.prompt_ids_BP, samples.response_ids_BR), axis=1)
+    largest = task.largest_id(length)
+    require(
+        largest is not None and ids.min() >= 1 and ids.max() <= largest,
+        f"position IDs {ids.min()} to {ids.max()}, but the first is 1 and largest_id() {largest}",
+    )
