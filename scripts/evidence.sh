@@ -73,6 +73,7 @@ keep planted
 # --- synthetic tasks ------------------------------------------------------------------------------
 task scratchpad_parity_quick
 task scratchpad_parity_unscaled scratchpad_parity_quick --schemes=[ppc] --model.query_scale_length=null
+task sparse_parity_quick
 task sparse_parity_2000 sparse_parity_quick --seeds=[31,32,33,34,35,36] --training.num_steps=2000
 task needle_quick
 
