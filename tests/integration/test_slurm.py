@@ -379,7 +379,7 @@ def test_a_job_says_what_it_runs_and_leaves_a_run_folder(job: Job) -> None:
     assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "0")
     (start,) = job.starts()
     assert f"job {job.number}, start 1 on n" in job.log
-    assert f"code {start['code']}" in job.log
+    assert f"code {start['commit']}" in job.log
     assert "olmo-sparsity 'train' " in job.log
     assert start["command"][-1] == f"--run_folder={job.run_folder}"
 
