@@ -76,6 +76,7 @@ task scratchpad_parity_unscaled scratchpad_parity_quick --schemes=[ppc] --model.
 task sparse_parity_quick
 task sparse_parity_2000 sparse_parity_quick --seeds=[31,32,33,34,35,36] --training.num_steps=2000
 task needle_quick
+task variable_assignment_quick variable_assignment_quick --schemes=[ppc,pose]
 
 # --- theory ---------------------------------------------------------------------------------------
 step olmo-sparsity theory configs/theory/quick.yaml
