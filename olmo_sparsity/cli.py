@@ -22,7 +22,7 @@ EXIT_LOST_PROCESS = 76
 
 # What `measure` takes where nothing is said, and with --quick.
 THOROUGH = {"selectors": "add_one,divergence,random,nearest", "foreign": 3, "max_documents": None}
-QUICK = {"selectors": "add_one_screened,random", "foreign": 1, "max_documents": 40}
+QUICK = {"selectors": "add_one_screened,random", "foreign": 1, "max_documents": 30}
 
 
 def main(arguments: list[str] | None = None) -> int:
