@@ -65,8 +65,10 @@ def fill_in(schema: type[Schema], given: DictConfig | dict, origin: str) -> Sche
     except OmegaConfBaseException as error:
         where = f"{error.full_key}: " if error.full_key else ""
         raise ConfigError(f"{origin}: {where}{str(error).splitlines()[0]}") from None
-    except TypeError:  # "Cannot merge incompatible container types", and no word of where
-        raise ConfigError(
+    except TypeError as error:
+        if "incompatible container" not in str(error):
+            raise  # a defect: of a task of one's own, say
+        raise ConfigError(  # OmegaConf does not say where
             f"{origin}: has a list where `key: value` lines belong, or the other way round"
         ) from None
     assert isinstance(config, schema)

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Every number and figure of the report, from a clean state: `make evidence`, about three hours on 2
-# cores. Each step is one command of the pipeline, takes at most half an hour, and can be killed: what
-# it finished is kept, the same command goes on, and a step that is done costs seconds.
+# The measurements and figures of the report, from a clean state: `make evidence`, about three hours on
+# 2 cores (the sum of what its steps took one by one; `make bench` has the speeds). Each step is one
+# command of the pipeline and can be killed: what it finished is kept, the same command goes on, and a
+# step that is done costs seconds.
 #
 #   scripts/evidence.sh            all of it, but what needs hours more
 #   scripts/evidence.sh --long     … and that: PoSE against RoPE over five seeds, the theory's bridge
@@ -22,7 +23,7 @@ step() {
 
 # Summary, kinds of dependency and provenance of a measurement, in text that a reader can diff.
 keep() {
-  python - "results/$1" "docs/results/measurements/${2:-$1}" <<'PYTHON'
+  python - "results/$1" "docs/results/measurements/$1" <<'PYTHON'
 import shutil, sys
 from pathlib import Path
 import pandas as pd
@@ -41,6 +42,7 @@ task() { # PRESET, or NAME PRESET and what is different
   step olmo-sparsity task "configs/tasks/$preset.yaml" "$@"
   mkdir -p "docs/results/tasks/$name"
   cp "runs/tasks/$name"/{accuracy.parquet,meta.json} "docs/results/tasks/$name"
+  olmo-sparsity figure "docs/results/tasks/$name" --out "docs/figures/$name.png"
 }
 
 # --- Figure 2, and the model it is about ----------------------------------------------------------

@@ -36,7 +36,6 @@ from analysis.results import ROWS_BY_DOCUMENT, read_results
 from olmo_sparsity.cli import main
 from olmo_sparsity.data.shards import Manifest
 from olmo_sparsity.tasks.results import read_results as read_task_results
-from olmo_sparsity.theory.results import read_results as read_theory_results
 
 LIMIT_S = 60
 
@@ -403,8 +402,6 @@ def theory(world: World, here: Path, random: Random, say: Say) -> None:
     say(done)
     with working_in(here):
         run_command(["theory", write_yaml(here / "theory.yaml", settings)])
-        if settings == given:
-            assert read_theory_results(here / "out")
 
 
 def sweep(world: World, here: Path, random: Random, say: Say) -> None:

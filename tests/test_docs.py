@@ -60,6 +60,39 @@ def test_results_quote_task_experiments_as_measured(path: Path) -> None:
     assert all(row.seed > 0 for row in rows), "settings were chosen on seed 0"
 
 
+@pytest.mark.parametrize(
+    ("name", "scheme", "k", "length", "said"),
+    [
+        ("scratchpad_parity_quick", "ppc", None, 200, "| 1.000 | 1.000 | 1.000 |"),
+        ("scratchpad_parity_quick", "coupled", None, 200, "| 1.000 | 1.000 | {} |"),
+        ("needle_quick", "pose", None, 200, "{} with PoSE at 200 tokens"),
+        ("needle_quick", "pose", None, 500, "and {} at 500"),
+        ("needle_quick", "rope", None, 200, "against {} and"),
+        ("needle_quick", "rope", None, 500, "and {} with RoPE\nalone"),
+        ("sparse_parity_quick", "pose", 2, 200, "k = 2 {} against"),
+        ("sparse_parity_quick", "rope", 2, 200, "against {}, k = 4"),
+        ("sparse_parity_quick", "pose", 4, 200, "k = 4 {} against"),
+        ("sparse_parity_quick", "rope", 4, 200, "against {} (three seeds"),
+        ("sparse_parity_2000", "pose", 4, 200, "(three seeds; {} against"),
+        ("sparse_parity_2000", "rope", 4, 200, "against {} after a shorter training"),
+        ("variable_assignment_quick", "ppc", 50, 50, "{} of chains of fifty"),
+        ("variable_assignment_quick", "pose", 50, 50, "{} with RoPE + PoSE"),
+    ],
+)
+def test_readme_quotes_tasks_as_measured(
+    name: str, scheme: str, k: int | None, length: int, said: str
+) -> None:
+    rows, _ = read_results(ROOT / "docs/results/tasks" / name)
+    mean = [
+        row.exact_match
+        for row in rows
+        if (row.scheme, row.test_k, row.length) == (scheme, k, length)
+    ]
+    number = f"{sum(mean) / len(mean):.3f}"
+    line = said.format(number if said.startswith("|") else number.removeprefix("0"))
+    assert line in README, line
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/tasks").glob("*.yaml")), ids=str)
 def test_task_presets_are_whole(path: Path) -> None:
     load_settings(path, [])
@@ -118,7 +151,10 @@ def test_with_and_without_pose_is_quoted_as_measured(size: int, model: str, name
     cells += [shown(rows.loc[s, "own"], "excess", "+.2f") for s in ("add_one", "divergence")]
     cells += [shown(rows.loc[s, "own"], "excess", "+.2f") for s in ("random", "nearest")]
     line = f"| {' | '.join(cells)} |"
-    assert line in (ROOT / "docs/natural_language.md").read_text(), line
+    text = (ROOT / "docs/natural_language.md").read_text()
+    assert line in text, line
+    nats = {"pose": {128: 0.05, 256: 0.08}, "rope": {128: 0.03, 256: 0.08}}  # said below the table
+    assert round(add_one.excess * add_one.gap, 2) == nats[model][size]
 
 
 def shown(row: Any, column: str, form: str) -> str:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, cast
 
@@ -151,7 +151,8 @@ def _read_class(name: str) -> type:
     if not isinstance(kind, type) or not is_dataclass(kind):
         raise ConfigError(f"task.name={name}: '{path}' has no dataclass {class_name}")
     members = [member for member in vars(Task) if not member.startswith("_")]
-    if missing := [member for member in members if not hasattr(kind, member)]:
+    given = {*dir(kind), *(item.name for item in fields(kind))}
+    if missing := [member for member in members if member not in given]:
         raise ConfigError(
             f"task.name={name}: {class_name} lacks {', '.join(missing)}; docs/own_task.md has a "
             "whole task"

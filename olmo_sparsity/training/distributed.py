@@ -10,7 +10,6 @@ What one process finds wrong must stop all of them, and be said once: set-up run
 from __future__ import annotations
 
 import contextlib
-import gc
 import os
 import re
 import socket
@@ -109,10 +108,8 @@ def connect() -> Iterator[Processes]:
             raise
         raise LostProcess(" ".join(str(error).split())[:200]) from error
     if dist.is_initialized():
-        # The group must outlive what holds it (DDP is part of reference cycles): whoever drops it
-        # last waits for gloo's threads, and only this function does so without Python's lock,
-        # which one of them may want. Otherwise a process in fifty never ends.
-        gc.collect()
+        # Engines must be gone by now, as they are when `train` has returned: one that outlives its
+        # group now and then waits for gloo's threads for ever.
         dist.destroy_process_group()
 
 

@@ -253,7 +253,7 @@ def test_a_killed_process_takes_the_others_along_and_the_run_recovers(
 def measure(given: dict) -> int:
     """In a child: two steps, then what this process holds and the second step called for."""
     with connect() as processes:
-        found = measured(given, processes)
+        found = measured(given, processes)  # a function of its own: the engine must not outlive it
         Path(f"{given['run_folder']}-{processes.rank}.json").write_text(json.dumps(found))
     return 0
 
