@@ -310,37 +310,43 @@ def against_longppl(setting: Setting) -> None:
     whole = Contest(f"The same, the long context being the whole document, S=W={SHORT}")
     scorer = Scorer(setting.fp32, CPU)
     for number in range(setting.rounds):
-        document = setting.documents[number % len(setting.documents)]
-        num_targets = len(document) - LONG
+        # Several documents a round: how much the last, shorter block of each costs is chance.
+        part = [setting.documents[(5 * number + i) % len(setting.documents)] for i in range(5)]
+        num_targets = sum(len(document) - LONG for document in part)
         theirs = bounded.time(
             "longppl's loop, our windows",
             num_targets,
-            lambda d=document: longppl_loop(setting.hugging_face, d, windows),
+            lambda part=part: [longppl_loop(setting.hugging_face, d, windows) for d in part],
         )
         ours = bounded.time(
-            "ours", num_targets, lambda d=document: context_losses(scorer, d, windows)
+            "ours",
+            num_targets,
+            lambda part=part: [context_losses(scorer, d, windows) for d in part],
         )
-        assert np.abs(ours.gap - theirs.gap).max() < 5e-5
+        for one, other in zip(ours, theirs, strict=True):
+            assert np.abs(one.gap - other.gap).max() < 5e-5
 
-        num_targets = len(document) - SHORT
-        ids = torch.from_numpy(document.astype(np.int64))[None]
-        spans = whole.time(
+        num_targets = sum(len(document) - SHORT for document in part)
+        all_ids = [torch.from_numpy(document.astype(np.int64))[None] for document in part]
+        all_spans = whole.time(
             "longppl.find_key_token",
             num_targets,
             # Thresholds at which the model of this benchmark has key tokens.
-            lambda ids=ids: find_key_token(
-                ids, setting.hugging_face, Ids(), SHORT, SHORT, alpha=0.1, beta=-100
-            ),
+            lambda all_ids=all_ids: [
+                find_key_token(ids, setting.hugging_face, Ids(), SHORT, SHORT, alpha=0.1, beta=-100)
+                for ids in all_ids
+            ],
         )
-        long, short = whole.time(
+        all_losses = whole.time(
             "ours, per token",
             num_targets,
-            lambda d=document: losses_in_whole_documents(scorer, d, SHORT, SHORT),
+            lambda part=part: [losses_in_whole_documents(scorer, d, SHORT, SHORT) for d in part],
         )
-        key = {place for start, end in spans.tolist() for place in range(start, end)}
-        doubtful = np.abs(short - long - 0.1) < 1e-4
-        differ = (short - long > 0.1) != np.isin(np.arange(SHORT, len(document)), list(key))
-        assert not (differ & ~doubtful).any()
+        for spans, (long, short) in zip(all_spans, all_losses, strict=True):
+            key = {place for start, end in spans.tolist() for place in range(start, end)}
+            doubtful = np.abs(short - long - 0.1) < 1e-4
+            found = np.isin(np.arange(SHORT, SHORT + len(long)), list(key))
+            assert not (((short - long > 0.1) != found) & ~doubtful).any()
     bounded.report("longppl's loop, our windows")
     whole.report("longppl.find_key_token")
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from olmo_sparsity.config import ModelConfig
+from olmo_sparsity.model import inference
 from olmo_sparsity.model.layers import causal_bias
 from olmo_sparsity.model.load import build_model
 from olmo_sparsity.model.olmo import PositionedOLMo
@@ -19,6 +20,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "grouped": {"n_kv_heads": 2, "clip_qkv": 0.3, "activation_type": "gelu"},
     "alibi": {"rope": False, "alibi": True},
     "no_positions": {"rope": False, "query_scale_length": 12, "embedding_layer_norm": True},
+    "odd_heads": {"d_model": 36, "layer_norm_type": "rms", "attention_layer_norm": True},
     "half_rotated": {"rotary_fraction": 0.5, "query_scale_length": 12},
 }
 
@@ -56,7 +58,7 @@ def test_last_places_are_those_of_the_whole_row(
     assert whole.requires_grad
     with torch.no_grad():
         found = model.hidden(*rows, bias, last=last)
-    assert found.shape == (3, last, 32)
+    assert found.shape == (3, last, model.config.d_model)
     torch.testing.assert_close(found, whole[:, -last:].detach(), atol=1e-5, rtol=0)
     torch.testing.assert_close(model.hidden(*rows, bias, last=last), whole[:, -last:])
 
@@ -73,9 +75,16 @@ def test_in_bf16_it_is_no_further_from_fp32_than_the_whole_row(
     assert (found.float() - exact).abs().mean() <= 1.1 * (whole - exact).abs().mean()
 
 
-def test_equal_pairs_are_projected_once(rows: tuple[torch.Tensor, torch.Tensor]) -> None:
-    model, seen = model_of("quick"), []
-    model.blocks[0].att_proj.register_forward_hook(lambda m, i, out: seen.append(out.shape[:-1]))
+def test_equal_pairs_are_projected_once(
+    rows: tuple[torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, project = [], inference._project
+
+    def spy(block: Any, x: torch.Tensor, *rest: Any) -> Any:
+        seen.append(x.shape[:-1])
+        return project(block, x, *rest)
+
+    monkeypatch.setattr(inference, "_project", spy)
     with torch.no_grad():
-        model.hidden(*rows, last=1)
-    assert seen == [(9 + 3,)]
+        model_of("quick").hidden(*rows, last=1)
+    assert seen == [(9 + 3,), (3, 10)]

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from olmo_sparsity.config import IGNORED, ModelConfig
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model import losses
-from olmo_sparsity.model.layers import causal_bias
+from olmo_sparsity.model.layers import attend, causal_bias
 from olmo_sparsity.model.losses import mean_loss, row_losses, token_losses
 from olmo_sparsity.model.olmo import PositionedOLMo
 
@@ -192,6 +192,27 @@ def test_a_loss_depends_on_no_later_token(changes: dict[str, Any]) -> None:
         (grad,) = torch.autograd.grad(nll_L[place], embedded[0], retain_graph=True)
         assert torch.equal(grad[0, place + 1 :], torch.zeros_like(grad[0, place + 1 :]))
         assert bool((grad[0, : place + 1].abs().sum(-1) > 0).all())
+
+
+@pytest.mark.parametrize("length", [96, 128, 201])
+@pytest.mark.parametrize("key_heads", [1, 4])
+@pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16])
+def test_long_rows_attend_by_blocks_as_they_do_at_once(
+    length: int, key_heads: int, dtype: torch.dtype
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (
+        torch.randn(2, heads, length, 8, generator=generator).to(dtype)
+        for heads in (4, key_heads, key_heads)
+    )
+    with torch.no_grad():
+        found = attend(q, k, v, None, is_causal=True, grouped=key_heads < 4)
+    whole = F.scaled_dot_product_attention(
+        q.float(), k.float(), v.float(), is_causal=True, enable_gqa=True
+    )
+    assert found.dtype == dtype
+    precision = 1e-5 if dtype == torch.float else 2e-2
+    torch.testing.assert_close(found.float(), whole, atol=precision, rtol=0)
 
 
 def test_an_attention_bias_replaces_causality() -> None:

@@ -4,7 +4,8 @@ Place in the flow: model → **the states that predict a target** → losses. Ca
 `PositionedOLMo.hidden(last=…)`; questions about far tokens put thousands of short rows through it.
 
 - The first layer's queries, keys and values depend on a token and its position ID alone: pairs that
-  occur more than once in a batch (rows that differ in one far token) are projected once.
+  occur more than once in a batch are projected once. Where rows differ in nothing but their first
+  token (one far token before a window), the window attends to itself once for all of them.
 - In the last layer only the wanted places need queries, attention output and feed-forward; the rest
   of the row is keys and values.
 - On CPU sums are taken in place, and attention runs in fp32 whatever the weights are in: neither
@@ -16,15 +17,24 @@ different (token, position ID) pairs.
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
 from olmo.model import SwiGLU
-from torch import Tensor
+from torch import Tensor, nn
 
 from olmo_sparsity.config import ModelConfig
-from olmo_sparsity.model.layers import alibi_bias, causal_bias, rotary_tables
+from olmo_sparsity.model.layers import (
+    RMSNorm,
+    alibi_bias,
+    causal_bias,
+    query_scales,
+    rms_norm,
+    rotary_tables,
+    rotated_width,
+)
 
 if TYPE_CHECKING:
     from olmo_sparsity.model.olmo import PositionedBlock, PositionedOLMo
@@ -42,7 +52,7 @@ def last_hidden(
     last: int,
 ) -> Tensor:
     """hidden_BWD of the last W places, after the last norm."""
-    config, (first, *middle) = model.config, model.blocks
+    config, (first, *others) = model.config, model.blocks
     positions_BL = positions_BL.expand_as(tokens_BL)
     if config.alibi:
         alibi = alibi_bias(positions_BL, config, num_queries=tokens_BL.shape[1])
@@ -52,16 +62,17 @@ def last_hidden(
     if config.embedding_layer_norm:
         x_PD = model.transformer.emb_norm(x_PD)
     turns_P = _turns(positions_P, config, x_PD.dtype) if config.rope else None
-    projected = _project(first, x_PD, turns_P)
-    x_BLD, q, k, v = (part[pair_BL] for part in (x_PD, *projected))
-    turns = None if turns_P is None else turns_P[pair_BL]
-    if not middle:
-        return model.transformer.ln_f(_mix(first, x_BLD, q, k, v, bias, last))
-    x_BLD = _mix(first, x_BLD, q, k, v, bias, x_BLD.shape[1])
-    for block in middle[:-1]:
-        x_BLD = _mix(block, x_BLD, *_project(block, x_BLD, turns), bias, x_BLD.shape[1])
-    q, k, v = _project(middle[-1], x_BLD, turns, last)
-    return model.transformer.ln_f(_mix(middle[-1], x_BLD, q, k, v, bias, last))
+    length, pairs = tokens_BL.shape[1], _project(first, x_PD, turns_P)
+    mixed = _attend_to_pairs(first, pairs, pair_BL, bias, length if others else last)
+    x_BLD = _finish(first, _gather(x_PD, pair_BL), mixed)
+    turns = None if turns_P is None else _gather(turns_P, pair_BL)
+    for block in others[:-1]:
+        mixed = _attend(block, *_project(block, x_BLD, turns), bias, length)
+        x_BLD = _finish(block, x_BLD, mixed)
+    for block in others[-1:]:
+        mixed = _attend(block, *_project(block, x_BLD, turns, last), bias, last)
+        x_BLD = _finish(block, x_BLD, mixed)
+    return model.transformer.ln_f(x_BLD)
 
 
 def _different_pairs(tokens_BL: Tensor, positions_BL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -69,6 +80,11 @@ def _different_pairs(tokens_BL: Tensor, positions_BL: Tensor) -> tuple[Tensor, T
     num_positions = int(positions_BL.max()) + 1
     pairs_P, index_BL = torch.unique(tokens_BL * num_positions + positions_BL, return_inverse=True)
     return pairs_P // num_positions, pairs_P % num_positions, index_BL
+
+
+def _gather(part_P: Tensor, pair_BL: Tensor) -> Tensor:
+    """part_P[pair_BL], which on CPU takes six times as long."""
+    return part_P.index_select(0, pair_BL.flatten()).unflatten(0, pair_BL.shape)
 
 
 def _turns(positions_P: Tensor, config: ModelConfig, dtype: torch.dtype) -> Tensor:
@@ -84,58 +100,140 @@ def _project(
     block: PositionedBlock, x: Tensor, turns: Tensor | None, last: int | None = None
 ) -> Projected:
     """Queries of the last places only; keys and values of all."""
-    config, (query_width, *widths) = block.config, block.fused_dims
-    h = x if config.norm_after else block.attn_norm(x)
-    weight, bias = block.att_proj.weight, block.att_proj.bias
+    h = _before_attention(block, x)
     if last is None:
-        q, k, v = block.att_proj(h).split(block.fused_dims, dim=-1)
+        q, k, v = _linear(block, h, "qkv")
     else:
-        of_q, of_kv = slice(None, query_width), slice(query_width, None)
-        q = F.linear(h[:, -last:], weight[of_q], None if bias is None else bias[of_q])
-        k, v = F.linear(h, weight[of_kv], None if bias is None else bias[of_kv]).split(widths, -1)
-    if config.clip_qkv is not None:
-        q, k, v = (part.clamp(-config.clip_qkv, config.clip_qkv) for part in (q, k, v))
-    if block.q_norm is not None and block.k_norm is not None:
-        q, k = block.q_norm(q), block.k_norm(k)
+        (q,), (k, v) = _linear(block, h[:, -last:], "q"), _linear(block, h, "kv")
+    return *_queries_and_keys(block, q, k, turns), _heads(block, v)
+
+
+def _before_attention(block: PositionedBlock, x: Tensor) -> Tensor:
+    return x if block.config.norm_after else block.attn_norm(x)
+
+
+def _linear(block: PositionedBlock, h: Tensor, wanted: str) -> tuple[Tensor, ...]:
+    """Neighbours among queries, keys and values, without the rest of the matrix they share."""
+    limit, weight, bias = block.config.clip_qkv, block.att_proj.weight, block.att_proj.bias
+    parts = dict(zip("qkv", _order(block), strict=True))
+    rows = torch.cat([parts[name] for name in wanted])
+    bias_of_rows = None if bias is None else bias.index_select(0, rows)
+    found = F.linear(h, weight.index_select(0, rows), bias_of_rows)
+    found = found if limit is None else found.clamp(-limit, limit)
+    return found.split([len(parts[name]) for name in wanted], dim=-1)
+
+
+def _order(block: PositionedBlock) -> tuple[Tensor, ...]:
+    """Rows of queries, keys and values in the matrix that makes them, in the order used here: the
+    two coordinates of a rotated pair side by side. Products of queries and keys do not change."""
+    config = block.config
+    rotated = rotated_width(config) if config.rope else 0
     head_width = config.d_model // config.n_heads
-    q, k, v = (part.unflatten(-1, (-1, head_width)) for part in (q, k, v))
-    if turns is not None:
-        q, k = _turn(q, turns[..., -q.shape[-3] :, :, :]), _turn(k, turns)
+    return _side_by_side(block.fused_dims, head_width, rotated, block.att_proj.weight.device)
+
+
+@functools.cache
+def _side_by_side(
+    widths: tuple[int, ...], head_width: int, rotated: int, device: torch.device
+) -> tuple[Tensor, ...]:
+    rows = torch.arange(sum(widths), device=device).unflatten(0, (-1, head_width))
+    paired = rows.clone()
+    paired[:, :rotated] = rows[:, :rotated].unflatten(1, (2, -1)).transpose(1, 2).flatten(1)
+    q, k, _ = paired.flatten().split(widths)
+    return q, k, rows.flatten()[-widths[-1] :]
+
+
+def _queries_and_keys(
+    block: PositionedBlock, q: Tensor, k: Tensor, turns: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """By heads, normed and rotated; queries may be those of the last places only."""
+    if block.q_norm is not None and block.k_norm is not None:
+        order, *_ = _order(block)
+        q, k = _norm(block.q_norm, q, order), _norm(block.k_norm, k, order[: k.shape[-1]])
+    if turns is None:
+        return _heads(block, q), _heads(block, k)
+    return _heads(block, q, turns[..., -q.shape[-2] :, :, :]), _heads(block, k, turns)
+
+
+def _norm(norm: nn.Module, x: Tensor, order: Tensor) -> Tensor:
+    """Upstream's norm of coordinates that come in another order."""
+    reordered = {name: p.index_select(0, order) for name, p in norm.named_parameters()}
+    if type(norm) is RMSNorm and reordered.keys() == {"weight"}:  # what follows, in half the time
+        return rms_norm(x, reordered["weight"], norm.eps)
+    return torch.func.functional_call(norm, reordered, (x,))
+
+
+def _heads(block: PositionedBlock, x: Tensor, turns: Tensor | None = None) -> Tensor:
+    """(…, H·K) → (…, H, K), rotated, in the precision that attention runs in. Changes x."""
     dtype = torch.float if x.device.type == "cpu" else x.dtype
-    return q.to(dtype), k.to(dtype), v.to(dtype)
+    x = x.unflatten(-1, (-1, block.config.d_model // block.config.n_heads))
+    return (x if turns is None else _turn(x, turns)).to(dtype)
 
 
 def _turn(x: Tensor, turns: Tensor) -> Tensor:
-    """Upstream's rotation, the two coordinates of a pair side by side as one complex number:
-    half the time on CPU. Queries and keys are reordered alike, so their products stay."""
-    half, x = turns.shape[-1], x.float()
-    pairs = x[..., : 2 * half].unflatten(-1, (2, half)).transpose(-1, -2)
-    turned = pairs.clone(memory_format=torch.contiguous_format)
-    torch.view_as_complex(turned).mul_(turns)
-    kept = x[..., 2 * half :]
-    return torch.cat((turned.flatten(-2), kept), dim=-1) if kept.numel() else turned.flatten(-2)
+    """Rotated in fp32, in place where x is in fp32 and rotated as a whole."""
+    rotated, kept = x.float().split((2 * turns.shape[-1], x.shape[-1] - 2 * turns.shape[-1]), -1)
+    if kept.numel():
+        rotated = rotated.contiguous()
+    torch.view_as_complex(rotated.unflatten(-1, (-1, 2))).mul_(turns)
+    return torch.cat((rotated, kept), dim=-1) if kept.numel() else rotated
 
 
-def _mix(
-    block: PositionedBlock,
-    x: Tensor,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    last: int,
+# --- attention: (…) → what each place gathers, mixed_BLHK, before the output projection -----------
+
+
+def _attend(
+    block: PositionedBlock, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, last: int
 ) -> Tensor:
-    """The block's output at the last places, from their queries and all keys and values."""
-    x, (q, k, v) = x[:, -last:], (part.transpose(1, 2) for part in (q[:, -last:], k, v))
+    """From the last places to all."""
+    q, k, v = (part.transpose(1, 2) for part in (q[:, -last:], k, v))
     if bias is None and 1 < last < k.shape[2]:
-        bias = causal_bias(k.shape[2], x.device)
+        bias = causal_bias(k.shape[2], q.device)
     if bias is not None:
         bias = block._cast_attn_bias(bias[:, :, -last:], q.dtype)
     mixed = block._scaled_dot_product_attention(q, k, v, bias, is_causal=bias is None)
-    mixed = block.attn_out(mixed.transpose(1, 2).flatten(2).to(x.dtype))
+    return mixed.transpose(1, 2)
+
+
+def _attend_to_pairs(
+    block: PositionedBlock, pairs: Projected, pair_BL: Tensor, bias: Tensor | None, last: int
+) -> Tensor:
+    """The first layer's attention. Where all rows share all but their first place, that place is
+    one more key beside a softmax over the others that is the same in every row."""
+    q_PHK, k_PHK, v_PHK = pairs
+    far_B, window_L = pair_BL[:, 0], pair_BL[0, 1:]
+    if bias is not None or len(far_B) == 1 or not (pair_BL[:, 1:] == window_L).all():
+        q, k, v = (_gather(part, pair_BL) for part in pairs)
+        return _attend(block, q, k, v, bias, last)
+    q_LHK = q_PHK[window_L] * q_PHK.shape[-1] ** -0.5
+    scale_length = block.config.query_scale_length
+    if scale_length is not None:
+        scales_L1 = query_scales(len(window_L), pair_BL.shape[1], scale_length, q_LHK.device)
+        q_LHK *= scales_L1[..., None].to(q_LHK.dtype)
+    k_PHK, v_PHK = _for_each_query(k_PHK, q_LHK), _for_each_query(v_PHK, q_LHK)
+    scores_HLL = torch.einsum("lhk,mhk->hlm", q_LHK, k_PHK[window_L]).float()
+    scores_HLL += causal_bias(len(window_L), scores_HLL.device)[0]
+    weights_HLL = scores_HLL.softmax(-1).to(v_PHK.dtype)
+    near_LHK = torch.einsum("hlm,mhk->lhk", weights_HLL, v_PHK[window_L])
+    scores_BLH = torch.einsum("lhk,bhk->blh", q_LHK, k_PHK[far_B]).float()
+    share_BLH = (scores_BLH - scores_HLL.logsumexp(-1).T).sigmoid().to(v_PHK.dtype)
+    mixed_BLHK = near_LHK.new_empty(*pair_BL.shape, *near_LHK.shape[1:])
+    mixed_BLHK[:, 0] = v_PHK[far_B]
+    torch.lerp(near_LHK, v_PHK[far_B, None], share_BLH[..., None], out=mixed_BLHK[:, 1:])
+    return mixed_BLHK[:, -last:]
+
+
+def _for_each_query(x: Tensor, q: Tensor) -> Tensor:
+    """(…, G, K) → (…, H, K): keys or values of grouped heads, once for each head of the queries."""
+    return x.repeat_interleave(q.shape[-2] // x.shape[-2], dim=-2)
+
+
+def _finish(block: PositionedBlock, x: Tensor, mixed: Tensor) -> Tensor:
+    """The block's output at the last places, from what they gathered."""
+    mixed = block.attn_out(mixed.flatten(2).to(x.dtype))
     if block.config.norm_after:
         mixed = block.attn_norm(mixed)
-    x = mixed.add_(x)
+    x = mixed.add_(x[:, -mixed.shape[1] :])
     h = block.ff_proj(x if block.config.norm_after else block.ff_norm(x))
     if type(block.act) is SwiGLU:
         up, gate = h.chunk(2, dim=-1)

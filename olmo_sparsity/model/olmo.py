@@ -82,6 +82,7 @@ class PositionedRotary(RotaryEmbedding):
 class PositionedBlock(OLMoSequentialBlock):
     """Upstream's block; only the choice of the attention kernel is ours."""
 
+    config: ModelConfig
     seen: list[tuple[Tensor, Tensor, Tensor | None]] | None = None
     """Where the last query, the rotated keys and the bias are put when somebody asks for them."""
 
@@ -96,7 +97,7 @@ class PositionedBlock(OLMoSequentialBlock):
         max_doc_len: int | None = None,
         cu_doc_lens: Tensor | None = None,
     ) -> Tensor:
-        scale_length = self.config.query_scale_length  # type: ignore[attr-defined]
+        scale_length = self.config.query_scale_length
         if scale_length is not None:
             q = q * query_scales(q.shape[2], k.shape[2], scale_length, q.device).to(q.dtype)
         if self.seen is not None:
