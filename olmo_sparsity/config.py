@@ -73,6 +73,19 @@ class PlantedConfig:
 
 
 @dataclass
+class RepeatedConfig:
+    """Passages that repeat (data/repeated.py): training in using what was read verbatim, which a
+    small model hardly learns from text."""
+
+    share: float = 0.0
+    """Of the training sequences; each is one passage of random tokens, again and again."""
+
+    min_length: int = 16
+    max_length: int = 32
+    """Tokens of a passage."""
+
+
+@dataclass
 class DataConfig:
     folder: str = "data/embedded"
     """Where `prepare` writes token shards and `train` reads them."""
@@ -88,6 +101,7 @@ class DataConfig:
 
     heldout_files: list[str] | None = None
     planted: PlantedConfig = field(default_factory=PlantedConfig)
+    repeated: RepeatedConfig = field(default_factory=RepeatedConfig)
     token_dtype: Literal["uint16", "uint32"] = "uint16"
     """Only with train_files; a prepared folder knows its own."""
 
@@ -280,6 +294,8 @@ _RANGES = [
     ("data.planted", "share", 0.0, 1.0),
     ("data.planted", "num_tokens", 1, 16),
     ("data.planted", "num_values", 2, 4096),
+    ("data.repeated", "share", 0.0, 1.0),
+    ("data.repeated", "min_length", 2, 10**9),
 ]
 
 
@@ -370,6 +386,26 @@ def check(config: RunConfig, origin: str) -> None:
         data.planted.share == 0 or training.length >= data.planted.num_tokens + 2,
         f"data.planted.num_tokens={data.planted.num_tokens} does not fit into "
         f"training.length={training.length}",
+    )
+    repeated = data.repeated
+    require(
+        repeated.share == 0 or not positions.skip_text,
+        f"data.repeated.share={repeated.share} is set, but positions.skip_text=true would skip "
+        "parts of a passage",
+    )
+    require(
+        repeated.min_length <= repeated.max_length,
+        f"data.repeated.min_length={repeated.min_length} is above max_length={repeated.max_length}",
+    )
+    require(
+        repeated.share == 0 or 2 * repeated.max_length <= training.length,
+        f"data.repeated.max_length={repeated.max_length} does not fit twice into "
+        f"training.length={training.length}",
+    )
+    require(
+        data.planted.share + repeated.share <= 1,
+        f"data.planted.share={data.planted.share} and data.repeated.share={repeated.share} are "
+        "more than all sequences",
     )
     require(
         (data.train_files is None) == (data.heldout_files is None),

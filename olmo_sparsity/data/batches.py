@@ -21,14 +21,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from olmo_sparsity.config import IGNORED, PlantedConfig, PositionsConfig
+from olmo_sparsity.config import IGNORED, PlantedConfig, PositionsConfig, RepeatedConfig
 from olmo_sparsity.data.planted import Planting
 from olmo_sparsity.data.positions import contiguous, draw_positions
+from olmo_sparsity.data.repeated import Repeating
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.errors import DataError
 
-PLANTED = 1
-"""Sets the draws of what is planted apart from those of positions."""
+PLANTED, REPEATED = 1, 2
+"""Set the draws of what is planted or repeated apart from those of positions."""
 
 
 @dataclass
@@ -91,6 +92,7 @@ class TrainingBatches:
         batch_size: int,
         seed: int,
         planted: PlantedConfig | None = None,
+        repeated: RepeatedConfig | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
@@ -100,6 +102,9 @@ class TrainingBatches:
         self.planted_share = 0.0 if planted is None else planted.share
         if planted is not None and planted.share > 0:
             self.planting = Planting.of(planted, shards.tokenizer)
+        self.repeated_share = 0.0 if repeated is None else repeated.share
+        if repeated is not None and repeated.share > 0:
+            self.repeating = Repeating.of(repeated, shards.tokenizer)
         self.skips_text = positions.scheme == "pose" and positions.skip_text
         # With skip_text a sequence is picked out of a stretch of text as long as its largest ID.
         text_length = positions.target_length if self.skips_text else length
@@ -129,19 +134,28 @@ class TrainingBatches:
         tokens_BL, positions_BL = np.empty(shape, np.int64), np.empty(shape, np.int64)
         labels_BL = np.empty(shape, np.int64)
         for row, index in enumerate(indices.tolist()):
-            text = self.sequences[index]
-            if self.planted_share > 0:
-                generator = np.random.default_rng([self.seed, epoch, index, PLANTED])
-                if generator.random() < self.planted_share:
-                    text = self.planting.plant_anywhere(text, generator)
             positions_BL[row] = draw_positions(
                 self.positions, self.length, seed=self.seed, epoch=epoch, index=index
             )
+            text, labels = self._text(epoch, index)
             # A label is the next token of the text, also where skip_text leaves that token out.
             places = positions_BL[row] if self.skips_text else np.arange(self.length)
-            tokens_BL[row] = text[places]
-            labels_BL[row] = np.append(text[1:], IGNORED)[places]
+            tokens_BL[row], labels_BL[row] = text[places], labels[places]
         return Batch(*map(torch.from_numpy, (tokens_BL, positions_BL, labels_BL)))
+
+    def _text(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """A sequence and its labels: of the shards as they are, or with something planted, or a
+        passage that repeats instead."""
+        if self.repeated_share > 0:
+            generator = np.random.default_rng([self.seed, epoch, index, REPEATED])
+            if generator.random() < self.repeated_share:
+                return self.repeating.draw(self.length, generator)
+        text = self.sequences[index]
+        if self.planted_share > 0:
+            generator = np.random.default_rng([self.seed, epoch, index, PLANTED])
+            if generator.random() < self.planted_share / (1 - self.repeated_share):
+                text = self.planting.plant_anywhere(text, generator)
+        return text, np.append(text[1:], IGNORED)
 
 
 def epoch_order(num_sequences: int, seed: int, epoch: int) -> np.ndarray:

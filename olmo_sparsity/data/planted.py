@@ -21,7 +21,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from olmo_sparsity.config import PlantedConfig
-from olmo_sparsity.data.tokenizer import count_vocabulary
+from olmo_sparsity.data.tokenizer import ordinary_tokens
 from olmo_sparsity.errors import ConfigError
 
 
@@ -39,8 +39,7 @@ class Planting:
     def of(config: PlantedConfig, tokenizer: Tokenizer) -> Planting:
         num_marks, num_values = config.num_tokens, config.num_values
         count = num_marks * num_values + num_values**num_marks + 1
-        special = tokenizer.get_added_tokens_decoder().keys()
-        usable = [i for i in range(count_vocabulary(tokenizer)) if i not in special]
+        usable = ordinary_tokens(tokenizer)
         if count > len(usable) // 2:
             raise ConfigError(
                 f"data.planted.num_tokens={num_marks} and num_values={num_values} need {count} "

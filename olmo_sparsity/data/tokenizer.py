@@ -81,6 +81,12 @@ def count_vocabulary(tokenizer: Tokenizer) -> int:
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
+def ordinary_tokens(tokenizer: Tokenizer) -> list[int]:
+    """All ids but those of special tokens, the rarest of a BPE last."""
+    special = tokenizer.get_added_tokens_decoder().keys()
+    return [index for index in range(count_vocabulary(tokenizer)) if index not in special]
+
+
 def _set_plain(tokenizer: Tokenizer) -> Tokenizer:
     """A tokenizer.json may truncate or pad without a word. And a web page about language models
     that spells "<|endoftext|>" is text, not the end of a document."""

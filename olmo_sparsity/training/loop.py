@@ -81,6 +81,7 @@ def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
             batch_size=config.training.batch_size,
             seed=config.seed,
             planted=config.data.planted,
+            repeated=config.data.repeated,
             rank=processes.rank,
             world_size=processes.world_size,
         )
