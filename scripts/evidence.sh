@@ -5,7 +5,8 @@
 # step that is done costs seconds.
 #
 #   scripts/evidence.sh            all of it, but what needs hours more
-#   scripts/evidence.sh --long     … and that: PoSE against RoPE over five seeds, the theory's bridge
+#   scripts/evidence.sh --long     … and that: ablations, PoSE against RoPE over five seeds, the
+#                                  theory's bridge
 #
 # What is quoted lands in docs/results and docs/figures; the tests hold the prose to it.
 set -euo pipefail
@@ -75,15 +76,27 @@ keep planted
 # --- synthetic tasks ------------------------------------------------------------------------------
 task scratchpad_parity_quick
 task scratchpad_parity_unscaled scratchpad_parity_quick --schemes=[ppc] --model.query_scale_length=null
+task scratchpad_parity_solved scratchpad_parity_quick --schemes=[rope,pose] \
+  --model.init_std=0.1 --training.lengths_per_batch=8 --training.num_steps=6000
 task sparse_parity_quick
-task sparse_parity_2000 sparse_parity_quick --seeds=[31,32,33,34,35,36] --training.num_steps=2000
+six=(--seeds=[31,32,33,34,35,36] --training.num_steps=2000)
+task sparse_parity_2000 sparse_parity_quick "${six[@]}"
 task needle_quick
 task variable_assignment_quick variable_assignment_quick --schemes=[ppc,pose]
+task addition_quick
 
 # --- theory ---------------------------------------------------------------------------------------
 step olmo-sparsity theory configs/theory/quick.yaml
 
 if [[ ${1:-} == --long ]]; then
+  task scratchpad_parity_gpt_neox scratchpad_parity_quick --schemes=[ppc,pose] \
+    --model.architecture=gpt_neox --model.query_scale_length=null
+  task variable_assignment_given variable_assignment_quick --schemes=[coupled,rope]
+  # Each departure from the paper taken back alone, and the longer training on the same seeds.
+  task sparse_parity_2_chunks sparse_parity_quick --schemes=[pose] "${six[@]}" --positions.num_chunks=2
+  task sparse_parity_unscaled sparse_parity_quick --schemes=[pose] "${six[@]}" --model.query_scale_length=null
+  task sparse_parity_any_cuts sparse_parity_quick --schemes=[pose] "${six[@]}" --positions.aligned_cuts=false
+  task sparse_parity_all_k_at_once sparse_parity_quick --schemes=[pose] "${six[@]}" --training.grow_k_steps=0
   step python benchmarks/pose_pays.py
   step olmo-sparsity theory configs/theory/bridge.yaml
 fi

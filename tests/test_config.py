@@ -12,7 +12,7 @@ from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import config_from_dict, flatten, load_config, save_config
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.load import build_model
-from olmo_sparsity.training.estimate import count_parameters
+from olmo_sparsity.training.estimate import count_parameters, estimate
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 MINIMAL = {"data": {"tokenizer": {"train_vocab": 300}}}
@@ -145,6 +145,13 @@ def test_c4_configs_are_the_papers_and_as_large_as_they_say(path: Path) -> None:
     said = re.search(r"\((\d+)M parameters", path.read_text())
     assert said is not None
     assert round(parameters / 1e6) == int(said[1])
+    found = estimate(config)
+    memory = re.match(r"([\d.]+) GiB .*optimizer ([\d.]+)", found["memory"])
+    needs = re.search(r"(\d+) GiB of GPU memory, ([\d.]+) of them.*\n# (\S+) F", path.read_text())
+    assert memory is not None
+    assert needs is not None
+    assert (round(float(memory[1])), f"{float(memory[2]):.1f}") == (int(needs[1]), needs[2])
+    assert f"{float(found['FLOPs in all']):.1e}" == needs[3]
 
 
 def test_rope_and_pose_configs_differ_in_positions_alone() -> None:
