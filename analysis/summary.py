@@ -15,6 +15,8 @@ LSD_NATS, LCL_NATS = 2.0, 2.0
 first and leaves less than the second."""
 
 
+FEW_DOCUMENTS = 10
+
 LEARNED_NATS = 0.5
 """What planted tokens must be worth to a model that is asked where they are."""
 
@@ -59,6 +61,8 @@ def describe(results: Results) -> str:
         f"{one.num_targets:,} targets in {one.num_documents:,} documents, mean gap "
         f"{one.gap:.2f} nats"
     )
+    if one.num_documents < FEW_DOCUMENTS:
+        lines.append("  intervals are over documents, of which these are too few to trust them")
     if name == "planted":
         planted = gap[results.losses.document.isin(results.planted.document)]
         lines.append(f"planted tokens lower the loss by {planted.mean():.2f} nats")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -132,6 +133,9 @@ def test_what_is_planted_is_found_and_nothing_where_it_is_taken_out(
     assert {"planted found", "without the planted"} <= {
         words for words in ("planted found", "without the planted") if words in describe(results)
     }
+    for count, warned in ((9, True), (10, False)):
+        of_so_many = replace(results, summary=results.summary.assign(num_documents=count))
+        assert ("too few to trust" in describe(of_so_many)) == warned
     rows = results.summary[results.summary.control == "own"].set_index(
         ["target_set", "selector", "k"]
     )
