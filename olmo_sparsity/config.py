@@ -78,7 +78,10 @@ class RepeatedConfig:
     small model hardly learns from text."""
 
     share: float = 0.0
-    """Of the training sequences; each is one passage of random tokens, again and again."""
+    """Of the training sequences; each is one passage, again and again."""
+
+    of: Literal["random", "text"] = "random"
+    """Random tokens teach to copy; text teaches to copy text: a model keeps the two apart."""
 
     min_length: int = 16
     max_length: int = 32

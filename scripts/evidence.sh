@@ -22,7 +22,8 @@ step() {
   "$@"
 }
 
-# Summary, kinds of dependency and provenance of a measurement, in text that a reader can diff.
+# Summary, mean losses, kinds of dependency and provenance of a measurement, in text that a reader
+# can diff.
 keep() {
   python - "results/$1" "docs/results/measurements/$1" <<'PYTHON'
 import shutil, sys
@@ -32,6 +33,8 @@ source, kept = map(Path, sys.argv[1:])
 kept.mkdir(parents=True, exist_ok=True)
 for name in ("summary", "dependencies"):
     pd.read_parquet(source / f"{name}.parquet").round(4).to_csv(kept / f"{name}.csv", index=False)
+losses = pd.read_parquet(source / "losses.parquet")[["loss_short", "loss_long"]]
+losses.agg(["mean", "count"]).round(4).to_csv(kept / "losses.csv")
 shutil.copy(source / "meta.json", kept)
 PYTHON
 }
@@ -64,6 +67,15 @@ step olmo-sparsity measure runs/quick_rope --out results/quick_rope_256 --long 2
 step olmo-sparsity measure runs/quick --out results/quick_pose_128 --long 96 "${targets[@]}" "${windows[@]}"
 step olmo-sparsity measure runs/quick_rope --out results/quick_rope_128 --long 96 "${targets[@]}" "${windows[@]}"
 for name in quick_{pose,rope}_{128,256}; do keep $name; done
+
+# --- the same model, taught to copy first, and without, on the same targets -----------------------
+step olmo-sparsity train configs/repeated.yaml
+step olmo-sparsity train configs/induction.yaml
+step olmo-sparsity measure runs/induction --out results/induction_128 --long 96 "${windows[@]}"
+step olmo-sparsity measure runs/quick --out results/no_induction_128 --long 96 \
+  --targets results/induction_128 "${windows[@]}"
+for name in {,no_}induction_128; do keep $name; done
+olmo-sparsity figure results/induction_128 results/no_induction_128 --out docs/figures/induction.png
 
 # --- ground truth ---------------------------------------------------------------------------------
 step olmo-sparsity prepare configs/planted.yaml

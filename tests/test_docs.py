@@ -157,6 +157,16 @@ def test_with_and_without_pose_is_quoted_as_measured(size: int, model: str, name
     assert round(add_one.excess * add_one.gap, 2) == nats[model][size]
 
 
+def test_the_gap_over_all_targets_is_quoted_as_measured() -> None:
+    text = (ROOT / "docs/natural_language.md").read_text().replace("−", "-")
+    for model, line in (("rope", "a mean gap of {:+.3f}\n"), ("pose", "PoSE {:+.3f})")):
+        folder = ROOT / f"docs/results/measurements/quick_{model}_256"
+        losses = pd.read_csv(folder / "losses.csv", index_col=0)
+        gap = losses.loss_short["mean"] - losses.loss_long["mean"]
+        assert line.format(gap) in text, line.format(gap)
+        assert f"over all {losses.loss_long['count']:,.0f} targets" in text
+
+
 def shown(row: Any, column: str, form: str) -> str:
     low, high = ("low", "high") if column == "recovery" else (f"{column}_low", f"{column}_high")
     return f"{row[column]:{form}} [{row[low]:{form}}, {row[high]:{form}}]"

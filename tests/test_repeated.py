@@ -25,7 +25,7 @@ def test_every_label_followed_the_same_token_the_last_time(shards: TokenShards) 
     repeating = Repeating.of(RepeatedConfig(min_length=3, max_length=9), shards.tokenizer)
     periods = set()
     for seed in range(200):
-        tokens, labels = repeating.draw(40, np.random.default_rng(seed))
+        tokens, labels = repeating.draw(np.zeros(40, int), np.random.default_rng(seed))
         asked = np.flatnonzero(labels != IGNORED)
         period = int(asked[0])
         periods.add(period)
@@ -40,10 +40,21 @@ def test_every_label_followed_the_same_token_the_last_time(shards: TokenShards) 
 def test_passages_are_of_all_ordinary_tokens(shards: TokenShards) -> None:
     repeating = Repeating.of(RepeatedConfig(min_length=30, max_length=30), shards.tokenizer)
     special = set(shards.tokenizer.get_added_tokens_decoder())
-    drawn = [repeating.draw(60, np.random.default_rng(seed))[0] for seed in range(600)]
+    drawn = [
+        repeating.draw(np.zeros(60, int), np.random.default_rng(seed))[0] for seed in range(600)
+    ]
     seen = set(np.concatenate(drawn).tolist())
     assert not seen & special
     assert len(seen) > 0.95 * (shards.vocab_size - len(special))
+
+
+def test_a_passage_of_text_is_trained_on_from_its_first_reading(shards: TokenShards) -> None:
+    config = RepeatedConfig(of="text", min_length=5, max_length=5)
+    text = np.arange(100, 117)
+    tokens, labels = Repeating.of(config, shards.tokenizer).draw(text, np.random.default_rng(0))
+    np.testing.assert_array_equal(tokens, [*(list(range(100, 105)) * 3), 100, 101])
+    np.testing.assert_array_equal(labels[:-1], tokens[1:])
+    assert labels[-1] == 102
 
 
 def test_the_share_of_sequences_is_the_one_asked_for(shards: TokenShards) -> None:

@@ -146,11 +146,11 @@ class TrainingBatches:
     def _text(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
         """A sequence and its labels: of the shards as they are, or with something planted, or a
         passage that repeats instead."""
+        text = self.sequences[index]
         if self.repeated_share > 0:
             generator = np.random.default_rng([self.seed, epoch, index, REPEATED])
             if generator.random() < self.repeated_share:
-                return self.repeating.draw(self.length, generator)
-        text = self.sequences[index]
+                return self.repeating.draw(text, generator)
         if self.planted_share > 0:
             generator = np.random.default_rng([self.seed, epoch, index, PLANTED])
             if generator.random() < self.planted_share / (1 - self.repeated_share):

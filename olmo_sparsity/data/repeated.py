@@ -1,12 +1,12 @@
-"""Sequences that are one passage of random tokens, again and again: a school for induction.
+"""Sequences that are one passage, again and again: a school for induction.
 
 Place in the flow: token shards → **sequences that repeat** → batches.
 
 On text a small model learns to guess a word from its neighbours long before it learns to look up
-what followed the last time, and with few tokens to train on it never does. Here nothing else helps.
-What made it quick to learn: all tokens of a passage differ, so that each has been followed by one
-token only, and a passage is not so short that any token of it is a good guess. The first reading
-cannot be predicted and is not trained on.
+what followed the last time, and with few tokens to train on it never does. In a passage of random
+tokens nothing else helps. What made it quick to learn: all tokens of a passage differ, so that each
+has been followed by one token only, and a passage is not so short that any token of it is a good
+guess. The first reading of random tokens cannot be predicted and is not trained on.
 """
 
 from __future__ import annotations
@@ -30,18 +30,24 @@ class Repeating:
     @staticmethod
     def of(config: RepeatedConfig, tokenizer: Tokenizer) -> Repeating:
         tokens = np.array(ordinary_tokens(tokenizer))
-        if config.max_length > len(tokens):
+        if config.of == "random" and config.max_length > len(tokens):
             raise ConfigError(
                 f"data.repeated.max_length={config.max_length} needs as many different tokens; "
                 f"the vocabulary has {len(tokens)}"
             )
         return Repeating(config, tokens)
 
-    def draw(self, length: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-        """tokens_L and labels_L, IGNORED where a token is read for the first time."""
+    def draw(
+        self, text_L: np.ndarray, generator: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """tokens_L and labels_L. A passage of text is the beginning of `text_L`."""
         period = int(generator.integers(self.config.min_length, self.config.max_length + 1))
-        passage = generator.choice(self.tokens, size=period, replace=False)
-        tokens = np.resize(passage, length + 1)
+        if self.config.of == "text":
+            passage = text_L[:period]
+        else:
+            passage = generator.choice(self.tokens, size=period, replace=False)
+        tokens = np.resize(passage, len(text_L) + 1)
         labels_L = tokens[1:].copy()
-        labels_L[:period] = IGNORED
+        if self.config.of == "random":
+            labels_L[:period] = IGNORED
         return tokens[:-1], labels_L
