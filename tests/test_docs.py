@@ -77,6 +77,10 @@ def test_results_quote_task_experiments_as_measured(path: Path) -> None:
         ("sparse_parity_2000", "rope", 4, 200, "against {} after a shorter training"),
         ("variable_assignment_quick", "ppc", 50, 50, "{} of chains of fifty"),
         ("variable_assignment_quick", "pose", 50, 50, "{} with RoPE + PoSE"),
+        ("scratchpad_parity_solved", "rope", None, 10, "RoPE alone has {} of 10\nbits"),
+        ("scratchpad_parity_solved", "rope", None, 20, "bits, {} of 20"),
+        ("scratchpad_parity_solved", "rope", None, 40, "and {} of 40"),
+        ("addition_quick", "coupled", None, 100, "{} of sums of 100 digits"),
     ],
 )
 def test_readme_quotes_tasks_as_measured(
