@@ -97,6 +97,28 @@ def test_readme_quotes_tasks_as_measured(
     assert line in README, line
 
 
+@pytest.mark.parametrize(
+    ("name", "taken_back"),
+    [
+        ("sparse_parity_2000", "nothing"),
+        ("sparse_parity_2_chunks", "four chunks: the published two"),
+        ("sparse_parity_unscaled", "scaled queries"),
+        ("sparse_parity_any_cuts", "aligned cuts"),
+    ],
+)
+def test_ablations_are_quoted_as_measured(name: str, taken_back: str) -> None:
+    rows, _ = read_results(ROOT / "docs/results/tasks" / name)
+    right = {(r.seed, r.test_k, r.length): r.exact_match for r in rows if r.scheme == "pose"}
+    cells = [taken_back]
+    for k in (2, 4):
+        learnt = [seed for seed in range(31, 37) if right[seed, k, 50] >= 0.9]
+        cells.append(str(len(learnt)))
+        for length in (200, 500):
+            found = [right[seed, k, length] for seed in learnt]
+            cells.append(f"{min(found):.2f}–{max(found):.2f}")
+    assert f"| {' | '.join(cells)} |" in (ROOT / "docs/results.md").read_text()
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/tasks").glob("*.yaml")), ids=str)
 def test_task_presets_are_whole(path: Path) -> None:
     load_settings(path, [])
@@ -115,9 +137,10 @@ def test_readme_quotes_planted_as_measured() -> None:
         assert line in README, line
 
 
-def test_natural_language_tables_are_as_measured() -> None:
+@pytest.mark.parametrize("measurement", ["quick_exact_128", "induction_128"])
+def test_natural_language_tables_are_as_measured(measurement: str) -> None:
     text = (ROOT / "docs/natural_language.md").read_text()
-    folder = ROOT / "docs/results/measurements/quick_exact_128"
+    folder = ROOT / "docs/results/measurements" / measurement
     summary = pd.read_csv(folder / "summary.csv")
     summary = summary[summary.target_set == "gap"]
     for (selector, control), rows in summary.groupby(["selector", "control"]):
@@ -159,6 +182,29 @@ def test_with_and_without_pose_is_quoted_as_measured(size: int, model: str, name
     assert line in text, line
     nats = {"pose": {128: 0.05, 256: 0.08}, "rope": {128: 0.03, 256: 0.08}}  # said below the table
     assert round(add_one.excess * add_one.gap, 2) == nats[model][size]
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("induction_128", "taught to copy"), ("no_induction_128", "quick model")]
+)
+def test_taught_to_copy_or_not_is_quoted_as_measured(name: str, said: str) -> None:
+    folder = ROOT / "docs/results/measurements" / name
+    meta = json.loads((folder / "meta.json").read_text())
+    losses = pd.read_csv(folder / "losses.csv", index_col=0).loc["mean"]
+    rows = pd.read_csv(folder / "summary.csv")
+    rows = rows[(rows.target_set == "gap") & (rows.k == 8)].set_index(["selector", "control"])
+    add_one = rows.loc["add_one", "own"]
+    cells = [said, f"{meta['gate']['drop']:+.2f}", f"{losses.loss_long:.3f}"]
+    cells += [f"{add_one.gap:+.3f}", shown(add_one, "recovery", ".2f")]
+    cells.append(f"{rows.loc['add_one', 'foreign'].recovery:.2f}")
+    cells += [
+        shown(rows.loc[selector, "own"], "excess", "+.2f")
+        for selector in ("add_one", "divergence", "random", "nearest")
+    ]
+    in_nats = [add_one.gap * add_one[c] for c in ("excess", "excess_low", "excess_high")]
+    cells.append("{:+.2f} [{:+.2f}, {:+.2f}]".format(*in_nats))
+    line = f"| {' | '.join(cells)} |"
+    assert line in (ROOT / "docs/natural_language.md").read_text(), line
 
 
 def test_the_gap_over_all_targets_is_quoted_as_measured() -> None:
