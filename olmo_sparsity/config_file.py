@@ -20,7 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
-from olmo_sparsity.config import REFUSED_FIELDS, RunConfig, check
+from olmo_sparsity.config import REFUSED_FIELDS, RunConfig
+from olmo_sparsity.config_check import check
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.files import write_atomically
 

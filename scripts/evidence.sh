@@ -73,7 +73,7 @@ step olmo-sparsity train configs/repeated.yaml
 step olmo-sparsity train configs/induction.yaml
 step olmo-sparsity measure runs/induction --out results/induction_128 --long 96 "${windows[@]}"
 step olmo-sparsity measure runs/quick --out results/no_induction_128 --long 96 \
-  --targets results/induction_128 "${windows[@]}"
+  --targets results/induction_128 "${windows[@]}" --selectors add_one,random,nearest
 for name in {,no_}induction_128; do keep $name; done
 olmo-sparsity figure results/induction_128 results/no_induction_128 --out docs/figures/induction.png
 

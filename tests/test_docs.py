@@ -199,7 +199,7 @@ def test_taught_to_copy_or_not_is_quoted_as_measured(name: str, said: str) -> No
     cells.append(f"{rows.loc['add_one', 'foreign'].recovery:.2f}")
     cells += [
         shown(rows.loc[selector, "own"], "excess", "+.2f")
-        for selector in ("add_one", "divergence", "random", "nearest")
+        for selector in ("add_one", "random", "nearest")
     ]
     in_nats = [add_one.gap * add_one[c] for c in ("excess", "excess_low", "excess_high")]
     cells.append("{:+.2f} [{:+.2f}, {:+.2f}]".format(*in_nats))

