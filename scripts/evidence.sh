@@ -75,7 +75,7 @@ step olmo-sparsity measure runs/induction --out results/induction_128 --long 96 
 step olmo-sparsity measure runs/quick --out results/no_induction_128 --long 96 \
   --targets results/induction_128 "${windows[@]}" --selectors add_one,random,nearest
 for name in {,no_}induction_128; do keep $name; done
-olmo-sparsity figure results/induction_128 results/no_induction_128 --out docs/figures/induction.png
+olmo-sparsity figure results/induction_128 results/no_induction_128 --labels "taught to copy,quick model" --out docs/figures/induction.png
 
 # --- ground truth ---------------------------------------------------------------------------------
 step olmo-sparsity prepare configs/planted.yaml
