@@ -33,13 +33,20 @@ bench: install
 	$(BIN)/python benchmarks/train.py
 	$(BIN)/python benchmarks/influence.py
 
+# The model copies (configs/repeated.yaml, configs/induction.yaml), or there would be nothing to
+# measure. Both readings of "k far tokens": shown alone, and with their states in the long window.
+ask := $(BIN)/olmo-sparsity measure runs/induction --long 96 --short 32 --stride 32 \
+	--max-documents 60 --selectors add_one,divergence,random,nearest
+
 figure2: install
 	$(BIN)/olmo-sparsity prepare configs/quick.yaml
-	$(BIN)/olmo-sparsity train configs/quick.yaml
-	$(BIN)/olmo-sparsity measure runs/quick --out results/quick --max-documents 40 \
-		--selectors add_one,divergence,random,nearest,most_frequent
-	$(BIN)/olmo-sparsity figure results/quick --out results/quick/figure2.png
-	$(BIN)/olmo-sparsity report results/quick --out results/quick/report.html --max-documents 20
+	$(BIN)/olmo-sparsity train configs/repeated.yaml
+	$(BIN)/olmo-sparsity train configs/induction.yaml
+	$(ask) --out results/isolated
+	$(ask) --out results/contextual --far-states contextual
+	$(BIN)/olmo-sparsity figure results/contextual results/isolated \
+		--labels "with their context,shown alone" --out results/figure2.png
+	$(BIN)/olmo-sparsity report results/contextual --out results/report.html --max-documents 20
 
 evidence: install
 	scripts/evidence.sh

@@ -17,6 +17,7 @@ _HOME = {
     "summarize": "analysis.recovery",
     "Settings": "analysis.settings",
     "Scorer": "analysis.scoring",
+    "open_source": "analysis.sources",
     "Windows": "analysis.windows",
     "read_results": "analysis.results",
 }

@@ -5,19 +5,14 @@ Place in the flow: results → here, once for print (png, pdf, svg) and once ins
 (a) the gap of every target, (b) the mean loss of the chosen targets against k, between the lines
 L_short and L_long, (c) what is left of the recovery after the foreign control, (d) the same by
 kind of token. One model: two by two panels. Several models: a column each, rows share their axes.
-
-Drawn on `Figure` objects without pyplot: nothing global changes.
 """
 
 from __future__ import annotations
 
-import io
-import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 import pandas as pd
 from matplotlib.artist import Artist
@@ -27,9 +22,10 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.results import Results, main_set
+from analysis.summary import FAR_STATES
+from olmo_sparsity.drawing import one_label_each, render, save
 from olmo_sparsity.errors import ConfigError
 
-_SUFFIXES = (".png", ".pdf", ".svg")
 _NUM_RESAMPLES = 2000
 
 # Okabe and Ito's palette where it is dark enough for a line; every selector has its own marker too.
@@ -58,6 +54,15 @@ class _Theme:
     paper: str = "white"
     lighter: bool = False
 
+    def settings(self) -> dict[str, Any]:
+        return {
+            "text.color": self.ink, "axes.labelcolor": self.ink, "axes.edgecolor": self.faint,
+            "xtick.color": self.faint, "ytick.color": self.faint, "xtick.labelcolor": self.ink,
+            "ytick.labelcolor": self.ink, "axes.facecolor": self.paper,
+            "figure.facecolor": self.paper, "savefig.facecolor": self.paper,
+            "svg.hashsalt": "figure2",
+        }  # fmt: skip
+
 
 _PRINT = _Theme()
 _DARK = _Theme(
@@ -66,45 +71,23 @@ _DARK = _Theme(
 
 
 def draw_figure2(results: list[Results], out: Path, labels: list[str] | None = None) -> None:
-    """`out` ends in .png, .pdf or .svg; `labels` name the models (default: their own names)."""
-    out = Path(out)
-    if out.suffix not in _SUFFIXES:
-        raise ConfigError(f"--out {out}: a figure ends in {', '.join(_SUFFIXES)}")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(_render(results, labels, _PRINT, out.suffix[1:]))
+    """`labels` name the models (default: their own names)."""
+    names = _names(results, labels)
+    save(lambda: _figure(results, names, _PRINT), out, **_PRINT.settings())
 
 
 def figure2_svg(results: list[Results], *, dark: bool = False) -> bytes:
     """For the report page."""
-    return _render(results, None, _DARK if dark else _PRINT, "svg")
+    theme = _DARK if dark else _PRINT
+    names = _names(results, None)
+    return render(lambda: _figure(results, names, theme), "svg", theme.settings())
 
 
-def _render(results: list[Results], labels: list[str] | None, theme: _Theme, suffix: str) -> bytes:
-    names = labels or [str(r.meta.get("model", {}).get("name", "model")) for r in results]
+def _names(results: list[Results], labels: list[str] | None) -> list[str]:
     if not results:
         raise ConfigError("no results to draw; name at least one folder")
-    if len(names) != len(results):
-        raise ConfigError(f"{len(names)} labels for {len(results)} results; give one for each")
-    settings: dict[Any, Any] = {
-        "font.size": 7.5, "axes.titlesize": 7.5, "axes.labelsize": 7.5, "legend.fontsize": 7,
-        "xtick.labelsize": 7, "ytick.labelsize": 7, "font.family": "DejaVu Sans",
-        "axes.linewidth": 0.6, "xtick.major.width": 0.6, "ytick.major.width": 0.6,
-        "axes.spines.top": False, "axes.spines.right": False, "lines.linewidth": 1.2,
-        "svg.fonttype": "none", "svg.hashsalt": "figure2", "pdf.fonttype": 42,
-        "text.parse_math": False, "axes.unicode_minus": True,
-        "text.color": theme.ink, "axes.labelcolor": theme.ink, "axes.edgecolor": theme.faint,
-        "xtick.color": theme.faint, "ytick.color": theme.faint, "xtick.labelcolor": theme.ink,
-        "ytick.labelcolor": theme.ink, "axes.facecolor": theme.paper,
-        "figure.facecolor": theme.paper, "savefig.facecolor": theme.paper,
-    }  # fmt: skip
-    stream = io.BytesIO()
-    # A date would make equal results unequal files.
-    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix, {})
-    with matplotlib.rc_context(settings), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-        figure = _figure(results, names, theme)
-        figure.savefig(stream, format=suffix, dpi=300, metadata=metadata)
-    return stream.getvalue()
+    own = [str(result.meta.get("model", {}).get("name", "model")) for result in results]
+    return one_label_each(labels, own)
 
 
 def _figure(results: list[Results], names: list[str], theme: _Theme) -> Figure:
@@ -177,6 +160,7 @@ def _describe(results: Results) -> list[str]:
     return [
         f"long {windows.get('long', '?')}, short {windows.get('short', '?')}",
         f"stride {windows.get('stride', '?')}",
+        f"far tokens {FAR_STATES.get(windows.get('far_states'), '?')}",
         f"{num_chosen:,} of {len(losses):,} targets",
         f"{num_documents:,} document{'s' if num_documents != 1 else ''}",
     ]
@@ -365,15 +349,9 @@ def _target_set(results: Results) -> str:
 
 
 def _threshold(results: Results) -> float | None:
-    """As the measurement fixed it, or else the smallest gap that was chosen."""
+    """As the measurement fixed it; None where targets were given or planted."""
     threshold = results.meta.get("targets", {}).get("threshold")
-    if threshold is not None:
-        return float(threshold)
-    chosen = _chosen(results)[["document", "target"]].drop_duplicates()
-    losses = results.losses.merge(chosen)
-    if _target_set(results) != "gap" or not len(losses):
-        return None
-    return float((losses.loss_short - losses.loss_long).min())
+    return None if threshold is None else float(threshold)
 
 
 def _of_report_half(rows: pd.DataFrame, results: Results) -> pd.DataFrame:

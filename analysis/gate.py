@@ -12,10 +12,8 @@ import numpy as np
 import torch
 
 from analysis.scoring import Scorer
+from analysis.summary import INDUCTION_NATS
 from olmo_sparsity.model.losses import token_losses
-
-INDUCTION_NATS = 1.0
-"""Drop from which on a model is said to have induction."""
 
 
 def repetition_drop(

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.losses import NOTHING
-from analysis.scoring import Row, Scorer, as_tensors, long_row, visibility_bias
-from analysis.windows import Block
+from analysis.scoring import Row, Scorer, as_tensors, long_row
+from analysis.windows import NOTHING, Block
+from olmo_sparsity.model.layers import causal_bias
 
 
 @dataclass(frozen=True)
@@ -256,10 +256,8 @@ def _gate_batch(scorer: Scorer, block: Block, targets: np.ndarray) -> np.ndarray
     tokens_BL, positions_BL = as_tensors([row] * batch, scorer.device)
     scorer.token_forwards += 3 * tokens_BL.numel()
     # Far tokens see only themselves; the window sees them all, dimly.
-    everything = Row(block, row.places, row.num_targets, visible=np.arange(num_far))
-    bias = visibility_bias([everything], scorer.device)
-    lowest = torch.finfo(torch.float).min
-    bias[:, :, :num_far, :num_far] = lowest
+    bias = causal_bias(len(row.places), scorer.device)
+    bias[:, :, :num_far, :num_far] = torch.finfo(torch.float).min
     bias[:, :, range(num_far), range(num_far)] = 0.0
     with torch.enable_grad():
         gate_BF = torch.full(

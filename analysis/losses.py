@@ -13,9 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from analysis.scoring import Scorer, long_row
-from analysis.windows import Windows
-
-NOTHING = np.empty(0, dtype=np.int64)
+from analysis.windows import NOTHING, Windows
 
 
 @dataclass

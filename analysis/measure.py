@@ -111,6 +111,7 @@ def measure(
             "name": loaded.name,
             "fingerprint": loaded.fingerprint,
             "num_parameters": loaded.num_parameters,
+            "trained": loaded.trained,
         },
         "data": {"source": source.name, "fingerprint": source.fingerprint},
         "windows": asdict(settings.windows) | {"far_states": settings.far_states},
@@ -237,6 +238,7 @@ def identity_of(
     """What must be equal for two results to be parts of one measurement."""
     return {
         "model": loaded.fingerprint,
+        "dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
         "data": source.fingerprint,
         "num_documents": len(source.documents),
         "settings": asdict(settings),

@@ -19,9 +19,9 @@ import numpy as np
 import pandas as pd
 
 from analysis.influence import SELECTORS, Choice, Question
-from analysis.losses import NOTHING, context_losses
+from analysis.losses import context_losses
 from analysis.scoring import Scorer, long_row
-from analysis.windows import Block, Windows
+from analysis.windows import NOTHING, Block, Windows
 
 NUM_RESAMPLES = 2000
 

@@ -25,6 +25,7 @@ import pandas as pd
 
 from analysis.figures import figure2_svg
 from analysis.results import Results, main_set
+from analysis.summary import FAR_STATES
 from olmo_sparsity.files import write_atomically
 
 _FOLDER = Path(__file__).parent
@@ -195,6 +196,7 @@ def _subtitle(results: Results) -> str:
         f"text: {_meta(results, 'data', 'source') or 'unknown'}",
         f"long window {_meta(results, 'windows', 'long')}, short window "
         f"{_meta(results, 'windows', 'short')}, stride {_meta(results, 'windows', 'stride')}",
+        f"far tokens {FAR_STATES.get(_meta(results, 'windows', 'far_states'), '?')}",
         f"{len(reported):,} targets in {reported.document.nunique():,} reported documents",
     ]
     return " · ".join(part for part in parts if part)

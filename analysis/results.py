@@ -198,7 +198,7 @@ def read_parts(folder: Path) -> dict[str, pd.DataFrame]:
     return {name: _collect(Path(folder), name).to_pandas() for name in ROWS_BY_DOCUMENT}
 
 
-def read_results(folder: Path) -> Results:
+def read_results(folder: str | Path) -> Results:
     folder = Path(folder)
     remedy = "run the same `olmo-sparsity measure` command again to finish it"
     if not (folder / "meta.json").exists():

@@ -7,15 +7,16 @@ apply. Only the places that predict a target are unembedded. Every forward is co
 token-forwards, the unit of cost in all results.
 
 With `far_states="contextual"` far tokens keep the states they have in the full long context, and
-the window's queries may see only the chosen ones: the same rows, asked with an attention bias.
+the window may see only the chosen ones: a row is the short window alone, and looks back at their
+keys and values, which are made once for all rows of a block.
 
-Dimension key: B rows, L tokens of a row, W targets of a row (its last places), D width, V
-vocabulary.
+Dimension key: B rows, L tokens of a row, F far tokens, W targets of a row (its last places), D
+width, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -24,10 +25,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.windows import Block
+from analysis.windows import NOTHING, Block
+from olmo_sparsity.model.far_states import FarStates
 from olmo_sparsity.model.losses import LanguageModel, rows_per_chunk
 
-FarStates = Literal["isolated", "contextual"]
+Reading = Literal["isolated", "contextual"]
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,8 @@ class Row:
     num_targets: int
     """The targets are the tokens after the last `num_targets` inputs."""
 
-    visible: np.ndarray | None = None
-    """Only for contextual far states: the far places that the window may see."""
+    seen: np.ndarray | None = None
+    """Far places that are seen with the states they have in the long window."""
 
 
 def long_row(block: Block) -> Row:
@@ -55,7 +57,7 @@ class Scorer:
         model: LanguageModel,
         device: torch.device | None = None,
         *,
-        far_states: FarStates = "isolated",
+        far_states: Reading = "isolated",
         batch_tokens: int | None = None,
     ) -> None:
         """`device`: where its inputs go (default: where its embedding is)."""
@@ -68,6 +70,8 @@ class Scorer:
             # back after each layer, which costs a tenth of the time in page faults.
             torch.empty(31 * 2**20, dtype=torch.uint8)
         self.token_forwards = 0
+        # A document's own far tokens, and those of its foreign texts.
+        self._remembered: deque[tuple[Block, FarStates]] = deque(maxlen=4)
 
     def set_row(self, block: Block, far: np.ndarray, target: int | None = None) -> Row:
         """The short window and the far tokens at `far`, for one target or for all of the block."""
@@ -75,7 +79,7 @@ class Scorer:
         last = block.num_targets if target is None else target + 1
         num_targets = block.num_targets if target is None else 1
         if self.far_states == "contextual" and len(far):
-            return Row(block, block.long_places(last=last), num_targets, visible=far)
+            return Row(block, block.set_places(NOTHING, last), num_targets, seen=far)
         return Row(block, block.set_places(far, last), num_targets)
 
     @torch.no_grad()
@@ -128,9 +132,12 @@ class Scorer:
         found: list[np.ndarray] = [np.empty(0)] * len(rows)
         shapes: dict[tuple, list[int]] = defaultdict(list)
         for index, row in enumerate(rows):
-            shapes[len(row.places), row.num_targets, row.visible is None].append(index)
-        for (length, _, _), indices in shapes.items():
-            size = max(1, self.batch_tokens // length)
+            looks_back = None if row.seen is None else (id(row.block), len(row.seen))
+            shapes[len(row.places), row.num_targets, looks_back].append(index)
+        for (length, _, looks_back), indices in shapes.items():
+            # Far states that are looked back at take as much memory as the row's own.
+            num_keys = length if looks_back is None else length + looks_back[1]
+            size = max(1, self.batch_tokens // num_keys)
             for start in range(0, len(indices), size):
                 chosen = indices[start : start + size]
                 batch = [rows[index] for index in chosen]
@@ -142,8 +149,24 @@ class Scorer:
         """hidden_BWD at the places that predict targets."""
         tokens_BL, positions_BL = as_tensors(batch, self.device)
         self.token_forwards += tokens_BL.numel()
-        bias = None if batch[0].visible is None else visibility_bias(batch, self.device)
-        return self.model.hidden(tokens_BL, positions_BL, bias, last=batch[0].num_targets)
+        far = None
+        if batch[0].seen is not None:
+            seen = [row.seen for row in batch if row.seen is not None]
+            seen_BF = torch.from_numpy(np.stack(seen)).to(self.device)
+            far = self._far_states(batch[0].block).choose(seen_BF)
+        return self.model.hidden(tokens_BL, positions_BL, far=far, last=batch[0].num_targets)
+
+    def _far_states(self, block: Block) -> FarStates:
+        """Of all far tokens of the block; asked for by many batches of rows."""
+        for known, states in self._remembered:
+            if known is block:
+                return states
+        tokens_BL, positions_BL = as_tensors(
+            [Row(block, np.arange(block.windows.num_far), 0)], self.device
+        )
+        self.token_forwards += tokens_BL.numel()
+        self._remembered.append((block, self.model.far_states(tokens_BL, positions_BL)))
+        return self._remembered[-1][1]
 
 
 def as_tensors(batch: Sequence[Row], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -154,20 +177,6 @@ def as_tensors(batch: Sequence[Row], device: torch.device) -> tuple[Tensor, Tens
         torch.from_numpy(tokens.astype(np.int64)).to(device),
         torch.from_numpy(places.astype(np.int64)).to(device),
     )
-
-
-def visibility_bias(batch: Sequence[Row], device: torch.device) -> Tensor:
-    """bias_B1LL: causal, and from the window on blind to far tokens that were not chosen."""
-    length, num_far = len(batch[0].places), batch[0].block.windows.num_far
-    allowed = np.tril(np.ones((length, length), dtype=bool))
-    allowed_BLL = np.repeat(allowed[None], len(batch), axis=0)
-    for allowed_LL, row in zip(allowed_BLL, batch, strict=True):
-        seen = np.zeros(num_far, dtype=bool)
-        seen[row.visible] = True
-        allowed_LL[num_far:, :num_far] &= seen
-    lowest = torch.finfo(torch.float).min
-    bias = torch.zeros(allowed_BLL.shape, device=device)
-    return bias.masked_fill_(~torch.from_numpy(allowed_BLL).to(device), lowest)[:, None]
 
 
 def _targets(row: Row) -> np.ndarray:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from analysis.influence import SELECTORS
-from analysis.scoring import FarStates
+from analysis.scoring import Reading
 from analysis.windows import Windows
 from olmo_sparsity.errors import ConfigError
 
@@ -22,7 +22,7 @@ class Settings:
     min_gap: float = 0.1
     """Nats: a target with a smaller gap has nothing to recover, however high it ranks."""
 
-    far_states: FarStates = "isolated"
+    far_states: Reading = "isolated"
     num_foreign: int = 3
     seed: int = 0
 

@@ -45,12 +45,12 @@ FORMS = "a prepared folder, embedded, c4, c4_files:GLOB or text:PATH"
 
 
 def open_source(
-    text: str | None, loaded: LoadedModel, model_name: str, max_documents: int | None
+    loaded: LoadedModel, text: str | None = None, max_documents: int | None = None
 ) -> Source:
     """`text` None: the held-out documents of the run that the model comes from."""
     if max_documents is not None and max_documents < 2:
         raise ConfigError(f"--max-documents={max_documents} must be at least 2: one in each half")
-    data = DataConfig(folder=text) if text is not None else _data_of(model_name)
+    data = DataConfig(folder=text) if text is not None else _data_of(loaded.name)
     kind, _, path = (text or "").partition(":")
     if text is None or (Path(text) / "manifest.json").is_file():
         shards = open_shards(data, "heldout")
@@ -59,11 +59,12 @@ def open_source(
         count = len(shards) if max_documents is None else min(max_documents, len(shards))
         documents = [shards.document(index) for index in range(count)]
     elif kind in ("embedded", "c4", "c4_files", "text"):
+        # `kind` is one of its literals by the line above, which mypy does not follow.
         corpus = CorpusConfig(source=kind, path=path or None, max_documents=max_documents)  # type: ignore[arg-type]
         if (kind in ("c4_files", "text")) != bool(path):
             raise ConfigError(f"--text={text}: must be {FORMS}")
         name = text
-        documents = list(_tokenized(corpus, loaded, model_name))
+        documents = list(_tokenized(corpus, loaded))
     else:
         hint = f": did you mean --text=text:{text}?" if Path(text).exists() else ""
         raise ConfigError(f"--text={text} is not {FORMS}{hint}")
@@ -79,9 +80,9 @@ def open_source(
     return Source(name, digest.hexdigest(), documents)
 
 
-def planted_config(model_name: str) -> PlantedConfig:
+def planted_config(loaded: LoadedModel) -> PlantedConfig:
     """As the model was trained, or else the defaults."""
-    path = find_folder(model_name) / "config.yaml"
+    path = find_folder(loaded.name) / "config.yaml"
     return load_config(path).data.planted if path.is_file() else PlantedConfig()
 
 
@@ -110,10 +111,10 @@ def _encode_alike(shards: TokenShards, tokenizer: Tokenizer) -> bool:
     return ids[0] == ids[1] and shards.tokenizer.get_vocab() == tokenizer.get_vocab()
 
 
-def _tokenized(corpus: CorpusConfig, loaded: LoadedModel, model_name: str) -> Iterator[np.ndarray]:
+def _tokenized(corpus: CorpusConfig, loaded: LoadedModel) -> Iterator[np.ndarray]:
     if loaded.tokenizer is None:
         raise DataError(
-            f"'{model_name}' has no tokenizer beside it, so text cannot be read for it; give a "
+            f"'{loaded.name}' has no tokenizer beside it, so text cannot be read for it; give a "
             "prepared folder, or put its tokenizer.json there"
         )
     for document in read_documents(corpus):

@@ -17,6 +17,12 @@ first and leaves less than the second."""
 
 FEW_DOCUMENTS = 10
 
+INDUCTION_NATS = 1.0
+"""Drop in loss on a repeated passage from which on a model is said to have induction."""
+
+FAR_STATES = {"isolated": "shown alone", "contextual": "with their context"}
+"""In words, what a chosen far token is to the window."""
+
 LEARNED_NATS = 0.5
 """What planted tokens must be worth to a model that is asked where they are."""
 
@@ -38,7 +44,8 @@ def describe(results: Results) -> str:
     gate, windows, long = meta["gate"], meta["windows"], meta["longppl"]
     lines = [
         f"{meta['model']['name']} on {meta['data']['source']}: long {windows['long']}, short "
-        f"{windows['short']}, stride {windows['stride']}",
+        f"{windows['short']}, stride {windows['stride']}, far tokens "
+        f"{FAR_STATES[windows['far_states']]}",
         f"gate: loss {gate['loss_first']:.2f} on a passage, {gate['loss_repeated']:.2f} when it is "
         f"repeated, a drop of {gate['drop']:.2f} nats",
     ]

@@ -18,6 +18,9 @@ import numpy as np
 
 from olmo_sparsity.errors import ConfigError
 
+NOTHING = np.empty(0, dtype=np.int64)
+"""No far tokens."""
+
 
 @dataclass(frozen=True)
 class Windows:

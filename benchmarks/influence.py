@@ -284,7 +284,7 @@ def token_forwards() -> None:
     rows: dict[str, list[float]] = {}
     shape = {"d_model": 8, "n_heads": 1, "n_layers": 1, "vocab_size": 16}
     for short, long in ((64, 256), (256, 2048)):
-        model = build_model(ModelConfig(**shape, max_sequence_length=long + short)).eval()  # type: ignore[arg-type]
+        model = build_model(ModelConfig(**shape, max_sequence_length=long + short)).eval()
         document, num_far = np.random.default_rng(0).integers(0, 16, long + short), long - short
         rows.setdefault("(i) one at a time", []).append(short + 1)
         rows.setdefault("(ii) captum, replaced", []).append(long + 1)

@@ -92,7 +92,7 @@ def bare_loop(num_steps: int) -> float:
 
 def coupling_of(architecture: str) -> PositionCoupling:
     model = settings_of("ppc", 1).model
-    model.architecture = architecture  # type: ignore[assignment]
+    model.architecture = architecture
     model.vocab_size = len(ScratchpadParity.vocabulary)
     return PositionCoupling(build_model(model), NUM_IDS)
 

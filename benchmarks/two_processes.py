@@ -96,7 +96,7 @@ class Contestant:
         self.title = self.answers()[0]["ready"]
 
     def answers(self) -> list[dict]:
-        return [json.loads(child.stdout.readline()) for child in self.children]  # type: ignore[union-attr]
+        return [json.loads(child.stdout.readline()) for child in self.children]
 
     def run(self, steps: int) -> tuple[float, float]:
         """Seconds, and the share of a core each process got."""

@@ -113,7 +113,9 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--planted", action="store_true",
                      help="ground truth: plant a far dependency into each document")  # fmt: skip
     sub.add_argument("--min-gap", type=float, default=0.1, help="nats (%(default)s)")
-    sub.add_argument("--far-states", choices=("isolated", "contextual"), default="isolated")
+    sub.add_argument("--far-states", choices=("isolated", "contextual"), default="isolated",
+                     help="a far token is shown alone, or with its states in the long window "
+                     "(%(default)s)")  # fmt: skip
     sub.add_argument("--foreign", type=int, help="draws of the control (3)")
     sub.add_argument("--max-documents", type=int, help="read no more than this many")
     sub.add_argument("--shard", default="0/1", help="i/n: measure the i-th of n parts (from 0)")
@@ -136,6 +138,15 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("results", metavar="RESULTS", nargs="+")
     sub.add_argument("--out", required=True, help="a .png, .pdf or .svg file")
     sub.add_argument("--labels", help="comma-separated names of the models")
+
+    sub = command(
+        "ladder", ladder, "compare many models: excess against size and against induction"
+    )
+    sub.add_argument("results", metavar="RESULTS", nargs="+")
+    sub.add_argument("--out", required=True, help="a .png, .pdf or .svg file; its numbers "
+                     "and what was run go beside it as .csv and .meta.json")  # fmt: skip
+    sub.add_argument("--selector", default="add_one", help="(%(default)s)")
+    sub.add_argument("--k", type=int, default=8, help="(%(default)s)")
 
     sub = command("report", report, "write a measurement as one page to read in a browser")
     sub.add_argument("results", metavar="RESULTS")
@@ -226,6 +237,7 @@ def measure(options: argparse.Namespace) -> int:
     from analysis.targets import GivenTargets, parse_share
     from analysis.windows import Windows
     from olmo_sparsity.model.load import load_model
+    from olmo_sparsity.versions import typed_command
 
     for name, value in (QUICK if options.quick else THOROUGH).items():
         if getattr(options, name) is None:
@@ -248,9 +260,9 @@ def measure(options: argparse.Namespace) -> int:
     loaded = load_model(
         options.model, device=options.device, dtype=options.dtype, device_map=options.device_map
     )
-    source = open_source(options.text, loaded, options.model, options.max_documents)
+    source = open_source(loaded, options.text, options.max_documents)
     if options.planted:
-        planted = planted_config(options.model)
+        planted = planted_config(loaded)
         source = plant_source(source, planted, loaded, settings.windows, settings.seed)
     share: dict = {
         "targets": GivenTargets.read(Path(options.targets), source) if given else None,
@@ -259,7 +271,7 @@ def measure(options: argparse.Namespace) -> int:
     }
     if options.dry_run:
         print(estimate(loaded, source, settings, **share))
-    elif run(loaded, source, settings, Path(options.out), **share, command=sys.argv):
+    elif run(loaded, source, settings, Path(options.out), **share, command=typed_command()):
         print(describe(read_results(Path(options.out))))
     return 0
 
@@ -291,6 +303,22 @@ def figure(options: argparse.Namespace) -> int:
 
         draw_figure2([read_results(folder) for folder in folders], Path(options.out), labels)
     print(options.out)
+    return 0
+
+
+def ladder(options: argparse.Namespace) -> int:
+    import json
+    from pathlib import Path
+
+    from analysis.ladder import describe_ladder, draw_ladder, ladder_table, made_by
+    from analysis.results import read_results
+
+    results = [read_results(folder) for folder in options.results]
+    table, out = ladder_table(results), Path(options.out)
+    draw_ladder(table, out, options.selector, options.k)
+    table.round(4).to_csv(out.with_suffix(".csv"), index=False)
+    out.with_suffix(".meta.json").write_text(json.dumps(made_by(results), indent=1))
+    print(describe_ladder(table, options.selector, options.k))
     return 0
 
 

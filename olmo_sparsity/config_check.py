@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from olmo_sparsity.config import RunConfig
+from olmo_sparsity.config import RepeatedConfig, RunConfig
 from olmo_sparsity.errors import ConfigError
 
 _AT_LEAST_ONE = {
@@ -129,6 +129,10 @@ def check(config: RunConfig, origin: str) -> None:
         f"training.length={training.length}",
     )
     repeated = data.repeated
+    require(
+        repeated.share > 0 or repeated == RepeatedConfig(),
+        "data.repeated is set, but data.repeated.share=0 repeats nothing; raise the share",
+    )
     require(
         repeated.min_length <= repeated.max_length,
         f"data.repeated.min_length={repeated.min_length} is above max_length={repeated.max_length}",

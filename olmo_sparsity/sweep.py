@@ -11,6 +11,9 @@ where, or how often they were stopped.
       scheme:                              # … or a name and named sets of keys
         pose: {}
         rope: {positions.scheme: contiguous, positions.target_length: null}
+
+In a value, `{seed}` stands for what that axis adds to the run's name (seed1), so that a sweep can
+begin where another ended: `init_from: ["runs/school/quick_{seed}"]`.
 """
 
 from __future__ import annotations
@@ -90,9 +93,12 @@ def expand(path: str, overrides: list[str]) -> list[Run]:
     for name in sweep.configs:
         config = os.path.relpath(Path(path).parent / name)
         for choices in itertools.product(*axes):
-            label = "_".join([Path(name).stem, *(label for label, _ in choices if label)])
-            folder = Path(sweep.folder) / re.sub(r"[^\w.+-]", "-", label)
-            chosen = [word for _, words in choices for word in words]
+            labels = {
+                axis: _as_name(label) for axis, (label, _) in zip(sweep.grid, choices, strict=True)
+            }
+            parts = [_as_name(Path(name).stem), *filter(None, labels.values())]
+            folder = Path(sweep.folder) / "_".join(parts)
+            chosen = [_name_axes(word, labels) for _, words in choices for word in words]
             words = [*chosen, *overrides, f"--run_folder={folder}"]
             num_steps = load_config(config, words).training.num_steps
             runs.append(Run(folder.name, config, words, folder, num_steps))
@@ -121,6 +127,14 @@ def _choices(path: str, axis: str, values: Any) -> list[tuple[str, list[str]]]:
     raise ConfigError(
         f"{path}: grid.{axis} must be a list of values, or names each with `key: value` pairs"
     )
+
+
+def _as_name(label: str) -> str:
+    return re.sub(r"[^\w.+-]", "-", label)
+
+
+def _name_axes(word: str, labels: dict[str, str]) -> str:
+    return re.sub(r"\{([^{}]+)\}", lambda found: labels.get(found[1], found[0]), word)
 
 
 def _text(value: Any) -> str:

@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,13 @@ PACKAGES = [
     "deepspeed",
     "accelerate",
 ]
+
+
+def typed_command() -> list[str]:
+    """What was typed, without the place where this program happens to be installed."""
+    program = Path(sys.argv[0])
+    ours = program.name in ("olmo-sparsity", "cli.py")
+    return ["olmo-sparsity" if ours else sys.argv[0], *sys.argv[1:]]
 
 
 def provenance(device: str) -> dict[str, Any]:

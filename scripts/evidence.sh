@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The measurements and figures of the report, from a clean state: `make evidence`, about three hours on
+# The measurements and figures of the report, from a clean state: `make evidence`, about five hours on
 # 2 cores (the sum of what its steps took one by one; `make bench` has the speeds). Each step is one
 # command of the pipeline and can be killed: what it finished is kept, the same command goes on, and a
 # step that is done costs seconds.
 #
 #   scripts/evidence.sh            all of it, but what needs hours more
-#   scripts/evidence.sh --long     … and that: ablations, PoSE against RoPE over five seeds, the
-#                                  theory's bridge
+#   scripts/evidence.sh --long     … and that: the ladder of sizes, ablations, PoSE against RoPE over
+#                                  five seeds, the theory's bridge
 #
 # What is quoted lands in docs/results and docs/figures; the tests hold the prose to it.
 set -euo pipefail
@@ -49,15 +49,46 @@ task() { # PRESET, or NAME PRESET and what is different
   olmo-sparsity figure "docs/results/tasks/$name" --out "docs/figures/$name.png"
 }
 
-# --- Figure 2, and the model it is about ----------------------------------------------------------
+# Every model of a sweep, asked with both readings, and all of them in one table and figure.
+rungs() { # the sweep's folder under runs/, further options
+  local sweep=$1 run name
+  shift
+  for run in runs/"$sweep"/*/; do
+    name=$(basename "$run")
+    for far in isolated contextual; do
+      step olmo-sparsity measure "$run" --short 32 --long 96 --stride 32 --max-documents 60 \
+        --selectors add_one,random --ks 1,2,4,8 --far-states $far "$@" --out "results/${sweep}_$far/$name"
+    done
+  done
+  olmo-sparsity ladder results/"$sweep"_isolated/* --k 8 --out "docs/figures/${sweep}_isolated.png"
+  olmo-sparsity ladder results/"$sweep"_contextual/* --k 1 --out "docs/figures/${sweep}_contextual.png"
+}
+
+# --- Figure 2 of a model that copies --------------------------------------------------------------
 step make figure2
-cp results/quick/figure2.png docs/figures/figure2_quick.png
-cp results/quick/report.html docs/figures/figure2_quick.html
-cp results/quick/meta.json docs/figures/figure2_quick.meta.json # command, commit, machine
+cp results/figure2.png docs/figures/figure2.png
+cp results/report.html docs/figures/figure2.html
+cp results/contextual/meta.json docs/figures/figure2.meta.json # command, commit, machine
+
+# --- with more documents, and beside it a model of the same size that does not copy ---------------
+step olmo-sparsity train configs/quick.yaml
+windows=(--long 96 --short 32 --stride 32 --max-documents 120)
+for far in contextual isolated; do
+  step olmo-sparsity measure runs/induction "${windows[@]}" --selectors "$all" \
+    --far-states $far --out results/induction_$far
+  step olmo-sparsity measure runs/quick "${windows[@]}" --selectors add_one,random,nearest \
+    --far-states $far --targets results/induction_$far --out results/no_induction_$far
+done
+for name in {,no_}induction_{contextual,isolated}; do keep $name; done
 step olmo-sparsity measure runs/quick --selectors "$all" --max-documents 120 --out results/quick_exact_128
 keep quick_exact_128
 
-# --- the same with RoPE alone, on the same targets, inside and beyond the training length ---------
+# --- before, while and after copying is learnt ----------------------------------------------------
+step olmo-sparsity sweep configs/sweeps/stages_school.yaml
+step olmo-sparsity sweep configs/sweeps/stages.yaml
+rungs stages
+
+# --- PoSE and RoPE alone, on the same targets, inside and beyond the training length --------------
 step olmo-sparsity train configs/quick.yaml --positions.scheme=contiguous \
   --positions.target_length=null --evaluation.length=256 --run_folder=runs/quick_rope
 windows=(--short 32 --stride 32 --max-documents 240 --selectors "$all")
@@ -67,15 +98,6 @@ step olmo-sparsity measure runs/quick_rope --out results/quick_rope_256 --long 2
 step olmo-sparsity measure runs/quick --out results/quick_pose_128 --long 96 "${targets[@]}" "${windows[@]}"
 step olmo-sparsity measure runs/quick_rope --out results/quick_rope_128 --long 96 "${targets[@]}" "${windows[@]}"
 for name in quick_{pose,rope}_{128,256}; do keep $name; done
-
-# --- the same model, taught to copy first, and without, on the same targets -----------------------
-step olmo-sparsity train configs/repeated.yaml
-step olmo-sparsity train configs/induction.yaml
-step olmo-sparsity measure runs/induction --out results/induction_128 --long 96 "${windows[@]}"
-step olmo-sparsity measure runs/quick --out results/no_induction_128 --long 96 \
-  --targets results/induction_128 "${windows[@]}" --selectors add_one,random,nearest
-for name in {,no_}induction_128; do keep $name; done
-olmo-sparsity figure results/induction_128 results/no_induction_128 --labels "taught to copy,quick model" --out docs/figures/induction.png
 
 # --- ground truth ---------------------------------------------------------------------------------
 step olmo-sparsity prepare configs/planted.yaml
@@ -101,14 +123,26 @@ task addition_quick
 step olmo-sparsity theory configs/theory/quick.yaml
 
 if [[ ${1:-} == --long ]]; then
+  # Four sizes, with and without PoSE, three seeds.
+  step olmo-sparsity sweep configs/sweeps/ladder_school.yaml
+  step olmo-sparsity sweep configs/sweeps/ladder.yaml
+  rungs ladder --dtype bf16 # the same numbers within a hundredth
+  for run in runs/ladder/induction_1.2M_*; do # … and to twice the training length
+    step olmo-sparsity measure "$run" --short 32 --long 224 --stride 32 --max-documents 240 --dtype bf16 \
+      --selectors add_one,random --ks 1,2,4,8 --far-states contextual --out "results/beyond/$(basename "$run")"
+  done
+  olmo-sparsity ladder results/beyond/* --k 1 --out docs/figures/beyond_contextual.png
   task scratchpad_parity_gpt_neox scratchpad_parity_quick --schemes=[ppc,pose] \
     --model.architecture=gpt_neox --model.query_scale_length=null
   task variable_assignment_given variable_assignment_quick --schemes=[coupled,rope]
-  # Each departure from the paper taken back alone, and the longer training on the same seeds.
+  # Each departure from the paper taken back alone.
   task sparse_parity_2_chunks sparse_parity_quick --schemes=[pose] "${six[@]}" --positions.num_chunks=2
   task sparse_parity_unscaled sparse_parity_quick --schemes=[pose] "${six[@]}" --model.query_scale_length=null
   task sparse_parity_any_cuts sparse_parity_quick --schemes=[pose] "${six[@]}" --positions.aligned_cuts=false
   task sparse_parity_all_k_at_once sparse_parity_quick --schemes=[pose] "${six[@]}" --training.grow_k_steps=0
+  olmo-sparsity figure docs/results/tasks/sparse_parity_{2000,2_chunks,unscaled,any_cuts,all_k_at_once} \
+    --labels "as the preset,two chunks,queries unscaled,cuts anywhere,all k at once" \
+    --out docs/figures/sparse_parity_ablations.png
   step python benchmarks/pose_pays.py
   step olmo-sparsity theory configs/theory/bridge.yaml
 fi

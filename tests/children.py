@@ -43,7 +43,7 @@ class Job:
             process.join(max(0.0, deadline - time.monotonic()))
         for process in self.processes:
             if process.is_alive():  # it hangs: its log will say where
-                os.kill(process.pid, signal.SIGABRT)  # type: ignore[arg-type]
+                os.kill(process.pid, signal.SIGABRT)
                 process.join(5)
             process.kill()
             process.join()
@@ -77,7 +77,7 @@ def start_each(settings: dict, target: Callable[[Any], int], arguments: list[Any
             target=_run, args=(target, argument, variables | own, str(job.logs[-1]))
         )
         process.start()
-        job.processes.append(process)  # type: ignore[arg-type]
+        job.processes.append(process)
     return job
 
 

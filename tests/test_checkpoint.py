@@ -51,7 +51,7 @@ def run_child(settings: dict, die_at_fsync: int | None = None) -> None:
 def start(settings: dict, die_at_fsync: int | None = None) -> multiprocessing.Process:
     child = forkserver.Process(target=run_child, args=(settings, die_at_fsync))
     child.start()
-    return child  # type: ignore[return-value]
+    return child
 
 
 def settings_for(run_dict: dict, folder: Path) -> dict:
@@ -151,7 +151,7 @@ def test_a_signal_saves_leaves_with_its_code_and_resumes(
     metrics = folder / "metrics.jsonl"
     while child.is_alive() and not (metrics.exists() and metrics.stat().st_size):
         time.sleep(0.002)
-    os.kill(child.pid, getattr(signal, name))  # type: ignore[arg-type]
+    os.kill(child.pid, getattr(signal, name))
     child.join()
     assert child.exitcode == Outcome.STOPPED_BY_SIGNAL == 75
     (saved,) = list_checkpoints(folder)

@@ -124,7 +124,7 @@ def test_shipped_configs_are_valid_and_read_back_the_same(path: Path, tmp_path: 
 def test_saved_configs_hold_only_what_applies(scheme: str, tmp_path: Path) -> None:
     positions = {"scheme": scheme}
     if scheme != "contiguous":
-        positions["target_length"] = 256  # type: ignore[assignment]
+        positions["target_length"] = 256
     save_config(config_from_dict(given(positions=positions)), tmp_path / "saved.yaml")
     text = (tmp_path / "saved.yaml").read_text()
     assert ("num_chunks" in text) == (scheme == "pose")

@@ -13,6 +13,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
+from analysis.ladder import rank_correlation
+from analysis.summary import FAR_STATES, INDUCTION_NATS
 from olmo_sparsity.cli import build_parser, main
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import load_config
@@ -104,6 +106,7 @@ def test_readme_quotes_tasks_as_measured(
         ("sparse_parity_2_chunks", "four chunks: the published two"),
         ("sparse_parity_unscaled", "scaled queries"),
         ("sparse_parity_any_cuts", "aligned cuts"),
+        ("sparse_parity_all_k_at_once", "growing k"),
     ],
 )
 def test_ablations_are_quoted_as_measured(name: str, taken_back: str) -> None:
@@ -137,7 +140,9 @@ def test_readme_quotes_planted_as_measured() -> None:
         assert line in README, line
 
 
-@pytest.mark.parametrize("measurement", ["quick_exact_128", "induction_128"])
+@pytest.mark.parametrize(
+    "measurement", ["quick_exact_128", "induction_contextual", "induction_isolated"]
+)
 def test_natural_language_tables_are_as_measured(measurement: str) -> None:
     text = (ROOT / "docs/natural_language.md").read_text()
     folder = ROOT / "docs/results/measurements" / measurement
@@ -156,7 +161,8 @@ def test_natural_language_tables_are_as_measured(measurement: str) -> None:
     kinds = pd.read_csv(folder / "dependencies.csv")
     for row in kinds[(kinds.target_set == "gap") & (kinds.selector == "add_one")].itertuples():
         cells = f"{row.share:.1%} | {row.base_share:.1%} | {row.enrichment:.2f} [{row.low:.2f}, "
-        assert f"| {cells}{row.high:.2f}] |" in text
+        first = "" if pd.isna(row.excess_recovery) else shown_kind(row)
+        assert f"| {cells}{row.high:.2f}] | {first} | {row.num_targets} |" in text
     drop = json.loads((folder / "meta.json").read_text())["gate"]["drop"]
     assert f"a drop of {drop:.2f} nats".replace("-", "−") in text
 
@@ -184,27 +190,146 @@ def test_with_and_without_pose_is_quoted_as_measured(size: int, model: str, name
     assert round(add_one.excess * add_one.gap, 2) == nats[model][size]
 
 
-@pytest.mark.parametrize(
-    ("name", "said"), [("induction_128", "taught to copy"), ("no_induction_128", "quick model")]
-)
-def test_taught_to_copy_or_not_is_quoted_as_measured(name: str, said: str) -> None:
-    folder = ROOT / "docs/results/measurements" / name
+COPIES = {"induction": "copies", "no_induction": "does not"}
+
+
+@pytest.mark.parametrize("far", FAR_STATES)
+@pytest.mark.parametrize("name", COPIES)
+def test_a_model_that_copies_and_one_that_does_not_are_quoted_as_measured(
+    name: str, far: str
+) -> None:
+    folder = ROOT / f"docs/results/measurements/{name}_{far}"
     meta = json.loads((folder / "meta.json").read_text())
+    assert meta["windows"]["far_states"] == far
     losses = pd.read_csv(folder / "losses.csv", index_col=0).loc["mean"]
     rows = pd.read_csv(folder / "summary.csv")
-    rows = rows[(rows.target_set == "gap") & (rows.k == 8)].set_index(["selector", "control"])
-    add_one = rows.loc["add_one", "own"]
-    cells = [said, f"{meta['gate']['drop']:+.2f}", f"{losses.loss_long:.3f}"]
-    cells += [f"{add_one.gap:+.3f}", shown(add_one, "recovery", ".2f")]
-    cells.append(f"{rows.loc['add_one', 'foreign'].recovery:.2f}")
-    cells += [
-        shown(rows.loc[selector, "own"], "excess", "+.2f")
-        for selector in ("add_one", "random", "nearest")
-    ]
+    rows = rows[rows.target_set == "gap"].set_index(["selector", "control", "k"])
+    add_one = rows.loc["add_one", "own", 8]
+    drop = f"{meta['gate']['drop']:+.2f}"
+    recovery, excess = shown(add_one, "recovery", ".2f"), shown(add_one, "excess", "+.2f")
+    foreign = f"{rows.loc['add_one', 'foreign', 8].recovery:.2f}"
+    others = [shown(rows.loc[s, "own", 8], "excess", "+.2f") for s in ("random", "nearest")]
     in_nats = [add_one.gap * add_one[c] for c in ("excess", "excess_low", "excess_high")]
-    cells.append("{:+.2f} [{:+.2f}, {:+.2f}]".format(*in_nats))
-    line = f"| {' | '.join(cells)} |"
+    nats = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*in_nats)
+    first = [COPIES[name], FAR_STATES[far], drop]
+    whole = [*first, f"{losses.loss_long:.3f}", f"{add_one.gap:+.3f}", recovery, foreign, excess]
+    line = f"| {' | '.join([*whole, *others, nats])} |"
     assert line in (ROOT / "docs/natural_language.md").read_text(), line
+    line = f"| {' | '.join([*first, f'{add_one.gap:+.3f}', recovery, foreign, excess, nats])} |"
+    assert line in README, line
+
+
+def test_the_claim_is_quoted_as_measured() -> None:
+    folder = ROOT / "docs/results/measurements"
+    with_context, alone = (
+        pd.read_csv(folder / f"induction_{far}/summary.csv") for far in ("contextual", "isolated")
+    )
+    by = ["target_set", "selector", "control", "k"]
+    with_context, alone = with_context.set_index(by).sort_index(), alone.set_index(by).sort_index()
+    own = with_context.loc["gap", "add_one", "own"]
+    foreign = with_context.loc["gap", "add_one", "foreign"].recovery
+    assert f"gives\nback {own.recovery[1]:.2f} of what they all give, four as much" in README
+    assert 0.95 <= own.recovery[4] <= 1.1
+    assert f"of another text, the best one gives {foreign[1]:.2f}." in README
+    without = alone.loc["gap", "add_one", "own", 1].recovery
+    assert f"without its context\ngives back {without:.2f} (" in README
+    price = [
+        pd.read_csv(folder / f"{name}_contextual/losses.csv", index_col=0).loss_long["mean"]
+        for name in COPIES
+    ]
+    assert (
+        f"price**: {price[0]:.2f} nats a token with the long window, against\n{price[1]:.2f} of"
+        in README
+    )
+    kinds = pd.read_csv(folder / "induction_contextual/dependencies.csv")
+    kinds = kinds[(kinds.target_set == "gap") & (kinds.selector == "add_one")].set_index("kind")
+    words = kinds.num_targets[["equal", "same_family"]].sum()
+    text = (ROOT / "docs/natural_language.md").read_text()
+    assert f"on {words} of the {own.num_targets[1]} targets the first choice is" in text
+    paper_map = (ROOT / "docs/paper_map.md").read_text()
+    for selector, k in (("add_one", 1), ("add_one", 8), ("divergence", 1), ("random", 8)):
+        row = with_context.loc["gap", selector, "own", k]
+        assert shown(row, "excess", "+.2f") in paper_map, (selector, k)
+    for measured in (with_context, alone):
+        assert shown(measured.loc["gap", "add_one", "own", 8], "excess", "+.2f") in paper_map
+
+
+def over_seeds(rows: pd.DataFrame) -> str:
+    """Mean over seeds, and from the lowest to the highest where it matters."""
+
+    def span(name: str) -> str:
+        return f"{rows[name].mean():+.2f} [{rows[name].min():+.2f}, {rows[name].max():+.2f}]"
+
+    means = rows[["gap", "recovery", "foreign"]].mean()
+    cells = [span("drop"), f"{rows.loss_long.mean():.2f}", *(f"{mean:.2f}" for mean in means)]
+    return " | ".join([*cells, span("excess")])
+
+
+def test_stages_of_learning_to_copy_are_quoted_as_measured() -> None:
+    table = pd.read_csv(ROOT / "docs/figures/stages_contextual.csv")
+    rows = table[(table.selector == "add_one") & (table.k == 1)]
+    stages = rows.groupby(rows.model.str.extract(r"induction_(\d+)_seed")[0])
+    assert len(stages) == 7
+    for steps, some in stages:
+        assert len(some) == 3
+        line = f"| {steps} | {over_seeds(some)} |"
+        assert line in (ROOT / "docs/natural_language.md").read_text(), line
+    value, low, high = rank_correlation(rows["drop"], rows.excess)
+    assert f"{value:+.2f} [{low:+.2f}, {high:+.2f}]" in (ROOT / "docs/paper_map.md").read_text()
+    passes = rows["drop"] >= INDUCTION_NATS
+    assert (sum(~passes), sum(passes)) == (10, 11)  # said in words
+    said = f"at most {rows.excess[~passes].max():.2f}, the eleven that pass it "
+    assert f"{said}{rows.excess[passes].min():.2f} and more" in README
+
+
+@pytest.mark.parametrize(("far", "k"), [("isolated", 8), ("contextual", 1)])
+def test_the_ladder_is_quoted_as_measured(far: str, k: int) -> None:
+    table = pd.read_csv(ROOT / f"docs/figures/ladder_{far}.csv")
+    rows = table[(table.selector == "add_one") & (table.k == k)]
+    names = {"pose": "RoPE + PoSE", "contiguous": "RoPE"}
+    for (size, positions), some in rows.groupby(["num_parameters", "positions"]):
+        line = f"| {size / 1e6:.1f}M | {names[positions]} | {over_seeds(some)} |"
+        assert line in (ROOT / "docs/natural_language.md").read_text(), line
+    value, low, high = rank_correlation(rows["drop"], rows.excess)
+    assert f"{value:+.2f} [{low:+.2f}, {high:+.2f}]" in (ROOT / "docs/paper_map.md").read_text()
+    if far == "contextual":
+        tiny, small, middle, large = (
+            f"{mean:.2f}".lstrip("0") for mean in rows.groupby("num_parameters").excess.mean()
+        )
+        said = f"{tiny} at 0.4M parameters, {small} at 1.2M, {middle} at 2.7M and\n{large} at 6.6M"
+        assert said in README
+
+
+def test_beyond_the_training_length_is_quoted_as_measured() -> None:
+    table = pd.read_csv(ROOT / "docs/figures/beyond_contextual.csv")
+    rows = table[(table.selector == "add_one") & (table.k == 1)]
+    said: dict[tuple[int, str], str] = {}
+    for _, row in rows.iterrows():
+        in_nats = [row.gap * row[c] for c in ("excess", "excess_low", "excess_high")]
+        said[row.seed, row.positions] = "{:+.2f} [{:+.2f}, {:+.2f}]".format(*in_nats)
+        cells = [f"{row['drop']:+.2f}", *(f"{row[c]:.2f}" for c in ("loss_long", "gap"))]
+        cells += [f"{row.recovery:.2f}", f"{row.foreign:.2f}", shown(row, "excess", "+.2f")]
+        name = {"pose": "RoPE + PoSE", "contiguous": "RoPE alone"}[row.positions]
+        line = f"| {row.seed} | {name} | {' | '.join(cells)} | {said[row.seed, row.positions]} |"
+        assert line in (ROOT / "docs/natural_language.md").read_text(), line
+    for seed in (1, 2, 3):
+        pair = f"{said[seed, 'pose']} against {said[seed, 'contiguous']}"
+        assert pair in (ROOT / "docs/paper_map.md").read_text(), pair
+    means = rows.groupby("positions")[["recovery", "loss_long"]].mean().loc["pose"]
+    assert f"one far token of 192 gives back {means.recovery:.2f} of\nthe gap" in README
+    assert f"nats a token instead of {means.loss_long:.2f}." in README
+
+
+def test_both_readings_of_one_size_are_quoted_as_measured() -> None:
+    said = []
+    for far in ("contextual", "isolated"):
+        rows = pd.read_csv(ROOT / f"docs/figures/ladder_{far}.csv")
+        rows = rows[(rows.selector == "add_one") & (rows.k == 8) & (rows.positions == "pose")]
+        rows = rows[rows.model.str.contains("2.7M", regex=False)].sort_values("seed")
+        said.append([shown(row, "excess", "+.2f") for _, row in rows.iterrows()])
+    pairs = ", ".join(f"{here} and {alone}" for here, alone in zip(*said, strict=True))
+    assert len(said[0]) == 3
+    assert pairs in (ROOT / "docs/paper_map.md").read_text(), pairs
 
 
 def test_the_gap_over_all_targets_is_quoted_as_measured() -> None:
@@ -222,6 +347,10 @@ def shown(row: Any, column: str, form: str) -> str:
     return f"{row[column]:{form}} [{row[low]:{form}}, {row[high]:{form}}]"
 
 
+def shown_kind(row: Any) -> str:
+    return f"{row.excess_recovery:+.2f} [{row.excess_low:+.2f}, {row.excess_high:+.2f}]"
+
+
 def commands_in(text: str) -> list[str]:
     blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
     whole = [block.replace("\\\n", " ") for block in blocks]
@@ -229,7 +358,8 @@ def commands_in(text: str) -> list[str]:
     return [line for line in lines if line.startswith("olmo-sparsity ")]
 
 
-GUIDES = ["README.md", "docs/tutorial.md", "docs/results.md", "docs/theory.md", "slurm/README.md"]
+GUIDES = ["README.md", "slurm/README.md"]
+GUIDES += [f"docs/{name}.md" for name in ("tutorial", "natural_language", "results", "theory")]
 COMMANDS = [command for name in GUIDES for command in commands_in((ROOT / name).read_text())]
 
 
@@ -264,7 +394,7 @@ def test_the_tutorial_runs_from_top_to_bottom(
     assert main([*measuring, "--max-documents=12"]) == 0
     names: dict[str, Any] = {}
     for code in python_in("docs/tutorial.md"):
-        code = code.replace("runs/quick", config.run_folder)
+        code = code.replace("runs/induction", config.run_folder)
         exec(code.replace("results/tutorial", str(results)), names)
     assert {"target", "far", "loss_set"} <= set(names["table"].columns)
     assert len(names["foreign"]) == len(names["helped"])
@@ -279,7 +409,7 @@ def test_readme_python_runs(
     monkeypatch.chdir(ROOT)
     (code,) = python_in("README.md")
     names: dict[str, Any] = {}
-    exec(code.replace("runs/quick", config.run_folder), names)
+    exec(code.replace("runs/induction", config.run_folder), names)
     assert names["influence_FW"].shape == (32, 8)
     assert list(names["table"].columns[:2]) == ["target", "k"]
     assert len(names["losses"].gap) == len(names["document"]) - 48

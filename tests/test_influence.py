@@ -17,7 +17,7 @@ from torch import nn
 from analysis.influence import SELECTORS, Choice, Question, influence_map
 from analysis.losses import NOTHING, context_losses
 from analysis.recovery import set_losses
-from analysis.scoring import FarStates, Scorer, long_row
+from analysis.scoring import Reading, Scorer, long_row
 from analysis.windows import Block, Windows
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.errors import ConfigError
@@ -33,11 +33,11 @@ def tiny(family: str) -> Any:
     shape = {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": VOCAB}
     if family == "olmo":
         model: nn.Module = build_model(
-            ModelConfig(**shape, max_sequence_length=64, layer_norm_type="rms", init_std=0.2)  # type: ignore[arg-type]
+            ModelConfig(**shape, max_sequence_length=64, layer_norm_type="rms", init_std=0.2)
         )
     elif family == "gpt_neox":
         model = build_model(
-            ModelConfig(**shape, architecture="gpt_neox", max_sequence_length=64, init_std=0.2)  # type: ignore[arg-type]
+            ModelConfig(**shape, architecture="gpt_neox", max_sequence_length=64, init_std=0.2)
         )
     else:
         from transformers import LlamaConfig, LlamaForCausalLM
@@ -291,7 +291,7 @@ def test_last_attention_of_olmo_is_that_of_its_hugging_face_twin() -> None:
     config = ModelConfig(
         d_model=32, n_heads=4, n_layers=2, vocab_size=VOCAB, max_sequence_length=64,
         layer_norm_type="rms", init_std=0.2,
-    )  # type: ignore[arg-type]  # fmt: skip
+    )  # fmt: skip
     torch.manual_seed(0)
     ours: Any = build_model(config).eval()
     theirs = HuggingFaceLM(hugging_face_model(config, ours.state_dict(), "test").eval())
@@ -366,7 +366,7 @@ def test_foreign_candidates_stand_at_the_same_position_ids(
 
 @pytest.mark.parametrize("far_states", ["isolated", "contextual"])
 def test_with_all_far_tokens_a_set_is_the_long_window(
-    model: Any, document: np.ndarray, far_states: FarStates
+    model: Any, document: np.ndarray, far_states: Reading
 ) -> None:
     windows = Windows(16, 6, 3)
     scorer = Scorer(model, CPU, far_states=far_states)
@@ -414,6 +414,46 @@ def test_cost_is_counted_in_token_forwards(document: np.ndarray) -> None:
     scorer = Scorer(model, CPU)
     influence_map(scorer, block)
     assert scorer.token_forwards == 10 * (1 + 6 + 3) + (6 + 3)
+
+
+def test_with_context_the_far_text_is_read_once_for_a_block(document: np.ndarray) -> None:
+    block = next(iter(Windows(16, 6, 4).blocks(document)))
+    scorer = Scorer(tiny("olmo"), CPU, far_states="contextual")
+    influence_map(scorer, block)
+    once = 10
+    assert scorer.token_forwards == once + 10 * (6 + 3) + (6 + 3)
+    influence_map(scorer, block)
+    assert scorer.token_forwards == once + 2 * (10 * (6 + 3) + (6 + 3))
+
+
+def test_rows_of_several_blocks_look_back_at_their_own_far_tokens(
+    model: Any, document: np.ndarray
+) -> None:
+    scorer = Scorer(model, CPU, far_states="contextual")
+    blocks = list(Windows(16, 6, 4).blocks(document))[:3]
+    blocks.append(blocks[0].with_far(np.arange(10)))  # the same window behind other far tokens
+    rows = [scorer.set_row(block, np.array([far, 9])) for far in (2, 5) for block in blocks]
+    alone = [Scorer(model, CPU, far_states="contextual").losses([row])[0] for row in rows]
+    for together, apart in zip(scorer.losses(rows), alone, strict=True):
+        np.testing.assert_allclose(together, apart, atol=1e-5)
+    assert np.abs(alone[0] - alone[3]).max() > 1e-3
+
+
+def test_a_batch_counts_the_far_states_it_looks_back_at(
+    document: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = tiny("olmo")
+    block = next(iter(Windows(40, 6, 1).blocks(document)))
+    scorer = Scorer(ours, CPU, far_states="contextual", batch_tokens=80)
+    sizes, hidden = [], ours.hidden
+
+    def counted(tokens_BL: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        sizes.append(len(tokens_BL))
+        return hidden(tokens_BL, *given, **named)
+
+    monkeypatch.setattr(ours, "hidden", counted)
+    scorer.losses([scorer.set_row(block, np.arange(34))] * 6)
+    assert max(sizes) == 80 // (6 + 34)
 
 
 def test_controls_choose_what_they_say(document: np.ndarray) -> None:

@@ -419,7 +419,9 @@ def test_the_latest_checkpoint_is_the_newest_whole_one(
     assert latest_checkpoint(tmp_path, ("model.safetensors",)) == millionth
     (millionth / "model.safetensors").unlink()
     assert load_model(str(tmp_path), device="cpu").name == str(tenth)
-    assert "model.safetensors is missing; reading step000010 instead" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "model.safetensors is missing; reading step000010 instead" in said
+    assert f"{tmp_path} has not ended: reading step 10 of 1,000" in said
     for folder in (ninth, tenth):
         (folder / "manifest.json").unlink()
     assert latest_checkpoint(tmp_path) is None
@@ -547,7 +549,7 @@ def test_what_is_no_model_says_what_was_looked_for(
     with pytest.raises(DataError, match=r"checkpoints' holds no step\* folder"):
         load_model(str(tmp_path))
     with pytest.raises(ConfigError, match="dtype=int8"):
-        load_model(str(tmp_path), dtype="int8")  # type: ignore[arg-type]
+        load_model(str(tmp_path), dtype="int8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="device=cuda"):
         load_model(str(tmp_path), device="cuda")

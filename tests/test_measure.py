@@ -41,7 +41,7 @@ def loaded(model: Any) -> LoadedModel:
 def model() -> Any:
     torch.manual_seed(0)
     shape = {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": VOCAB, "init_std": 0.3}
-    return build_model(ModelConfig(**shape, max_sequence_length=64)).eval()  # type: ignore[arg-type]
+    return build_model(ModelConfig(**shape, max_sequence_length=64)).eval()
 
 
 @pytest.fixture(scope="module")
@@ -185,7 +185,7 @@ def test_a_model_that_sees_no_further_than_the_short_window_has_no_excess(
 ) -> None:
     torch.manual_seed(0)
     shape = {"d_model": 32, "n_heads": 4, "n_layers": 1, "vocab_size": VOCAB, "init_std": 0.3}
-    inner = build_model(ModelConfig(**shape, max_sequence_length=64))  # type: ignore[arg-type]
+    inner = build_model(ModelConfig(**shape, max_sequence_length=64))
     blind = Shortsighted(inner.eval(), reach=6)
     settings = replace(SETTINGS, target_share=1.0, selectors=("add_one", "divergence"))
     measure(loaded(blind), source, settings, tmp_path)
@@ -381,7 +381,7 @@ class Parrot(torch.nn.Module):
 
 def test_the_gate_tells_a_parrot_from_a_model_without_induction(model: Any) -> None:
     passages = [np.random.default_rng(i).permutation(VOCAB)[:20] for i in range(5)]
-    parrot = repetition_drop(Scorer(Parrot(), torch.device("cpu")), passages, 20)  # type: ignore[arg-type]
+    parrot = repetition_drop(Scorer(Parrot(), torch.device("cpu")), passages, 20)
     assert parrot["drop"] == pytest.approx(np.log(VOCAB), abs=0.01)
     assert parrot["has_induction"]
     untrained = repetition_drop(Scorer(model, torch.device("cpu")), passages, 20)
@@ -394,7 +394,7 @@ def test_a_trained_run_is_measured_on_its_own_held_out_text(
     config = make_config()
     train(config)
     run = load_model(config.run_folder, device="cpu")
-    text = open_source(None, run, config.run_folder, 12)
+    text = open_source(run, max_documents=12)
     assert len(text.documents) == 12
     settings = Settings(Windows(24, 8, 4), ks=(1, 2), selectors=("add_one",), min_gap=0.0)
     measure(run, text, settings, tmp_path / "results")

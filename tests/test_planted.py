@@ -126,8 +126,8 @@ def test_what_is_planted_is_found_and_nothing_where_it_is_taken_out(
     train(config)
     run = load_model(config.run_folder, device="cpu")
     settings = Settings(Windows(30, 8), selectors=("add_one", "random"), ks=(1, 2))
-    text = open_source(None, run, config.run_folder, None)
-    source = plant_source(text, planted_config(config.run_folder), run, settings.windows, seed=0)
+    text = open_source(run)
+    source = plant_source(text, planted_config(run), run, settings.windows, seed=0)
     measure(run, source, settings, tmp_path / "results")
     results = read_results(tmp_path / "results")
     assert {"planted found", "without the planted"} <= {
@@ -166,8 +166,8 @@ def test_a_model_that_does_not_know_what_is_planted_is_said_not_to(
     train(config)
     run = load_model(config.run_folder, device="cpu")
     settings = Settings(Windows(24, 8), selectors=("nearest",), ks=(1,))
-    text = open_source(None, run, config.run_folder, 20)
-    source = plant_source(text, planted_config(config.run_folder), run, settings.windows, seed=0)
+    text = open_source(run, max_documents=20)
+    source = plant_source(text, planted_config(run), run, settings.windows, seed=0)
     measure(run, source, settings, tmp_path / "results")
     said = describe(read_results(tmp_path / "results"))
     assert "does not know what is planted" in said

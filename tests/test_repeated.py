@@ -58,17 +58,14 @@ def test_a_passage_of_text_is_trained_on_from_its_first_reading(shards: TokenSha
 
 
 def test_the_share_of_sequences_is_the_one_asked_for(shards: TokenShards) -> None:
-    def rows(**given: object) -> np.ndarray:
+    def rows(
+        repeated: RepeatedConfig | None = None, planted: PlantedConfig | None = None
+    ) -> np.ndarray:
         batches = TrainingBatches(
-            shards,
-            PositionsConfig(),
-            length=32,
-            batch_size=64,
-            seed=1,
-            **given,  # type: ignore[arg-type]
-        )
-        batch = next(batches.from_step(0))
-        return batch.tokens_BL.numpy()
+            shards, PositionsConfig(), length=32, batch_size=64, seed=1,
+            repeated=repeated, planted=planted,
+        )  # fmt: skip
+        return next(batches.from_step(0)).tokens_BL.numpy()
 
     text = rows()
     repeated = rows(repeated=RepeatedConfig(share=0.5, min_length=4, max_length=8))
@@ -92,6 +89,8 @@ def test_what_cannot_be_drawn_is_refused(shards: TokenShards) -> None:
     ):
         with pytest.raises(ConfigError, match=message):
             config_from_dict({"data": {"repeated": section}})
+    with pytest.raises(ConfigError, match="repeats nothing"):
+        config_from_dict({"data": {"repeated": {"of": "text"}}})
     with pytest.raises(ConfigError, match="would skip what is repeated"):
         config_from_dict(
             {

@@ -11,7 +11,10 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 # What each part may import of this project, besides itself and the ground they all stand on.
-GROUND = {f"olmo_sparsity.{name}" for name in ("errors", "files", "launch", "progress", "versions")}
+GROUND = {
+    f"olmo_sparsity.{name}"
+    for name in ("drawing", "errors", "files", "launch", "progress", "versions")
+}
 CONFIG = {f"olmo_sparsity.config{part}" for part in ("", "_check", "_file")}
 TRAINING = {*CONFIG, "olmo_sparsity.data", "olmo_sparsity.model"}
 ALLOWED = {

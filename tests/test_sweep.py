@@ -69,10 +69,28 @@ def test_every_config_times_every_choice(make_grid: MakeGrid, tmp_path: Path) ->
     assert {run.num_steps for run in runs} == {9}
 
 
+def test_a_value_may_name_the_choice_of_another_axis(make_grid: MakeGrid) -> None:
+    grid = {
+        "size": {"a b": {"model.d_model": 32}, "large": {"model.d_model": 64}},
+        "seed": [1, 2],
+        "init_from": ["runs/school/tiny_{size}_{seed}_{other}"],
+    }
+    runs = expand(make_grid(grid=grid), [])
+    assert [run.name for run in runs][1:3] == ["tiny_a-b_seed2", "tiny_large_seed1"]
+    assert runs[1].overrides[2] == "--init_from=runs/school/tiny_a-b_seed2_{other}"
+
+
 def test_the_grids_that_are_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     numbers = {path.stem: len(expand(str(path), [])) for path in Path("configs/sweeps").iterdir()}
-    assert numbers == {"quick": 6, "c4_ladder": 30}
+    assert numbers == {
+        "quick": 6,
+        "c4_ladder": 30,
+        "ladder_school": 12,
+        "ladder": 24,
+        "stages_school": 3,
+        "stages": 21,
+    }
     assert expand("configs/sweeps/quick.yaml", [])[3].command == (
         "olmo-sparsity train configs/quick.yaml --positions.scheme=contiguous "
         "--positions.target_length=null --evaluation.length=256 --seed=1 "

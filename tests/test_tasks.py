@@ -201,7 +201,7 @@ def test_a_needle_lies_anywhere_and_only_its_key_gives_it_away() -> None:
 
 @pytest.mark.parametrize("order", ["shuffled", "program"])
 def test_an_assignment_leads_along_its_chain(order: str) -> None:
-    task = VariableAssignment(num_letters=12, num_names=12, order=order)  # type: ignore[arg-type]
+    task = VariableAssignment(num_letters=12, num_names=12, order=order)
     for k in (1, 4, 12):
         samples = draw(task, num=500, k=k)
         assert samples.response_BR.shape == (500, k)

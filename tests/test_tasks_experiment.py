@@ -71,7 +71,7 @@ def test_at_test_ids_are_counted_or_the_tasks_own() -> None:
             ids(scheme, samples, training=False), np.tile(np.arange(19), (20, 1))
         )
     for scheme in ("coupled", "ppc"):
-        given_BL = np.concatenate((samples.prompt_ids_BP, samples.response_ids_BR), axis=1)  # type: ignore[arg-type]
+        given_BL = np.concatenate((samples.prompt_ids_BP, samples.response_ids_BR), axis=1)
         np.testing.assert_array_equal(ids(scheme, samples, training=False), given_BL)
     random_BL = ids("randomized", samples, training=False)
     assert (np.diff(random_BL) > 0).all()

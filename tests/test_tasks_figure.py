@@ -91,7 +91,7 @@ def test_several_results_share_a_figure_and_say_which_is_which(tmp_path: Path) -
     results = [read_results(folder) for folder in folders]
     drawing = figure._figure(results, ["full", "without"])
     (legend,) = drawing.legends
-    assert [text.get_text().split(", ")[-1] for text in legend.get_texts()] == ["full", "without"]
+    assert [text.get_text().split(", ")[0] for text in legend.get_texts()] == ["full", "without"]
 
 
 def test_what_cannot_be_drawn_ends_in_one_line(

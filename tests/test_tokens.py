@@ -340,7 +340,7 @@ def _prepare_slowly(data: DataConfig) -> None:
         time.sleep(0.01)
         inner(self, pieces)
 
-    shards.ShardWriter.write = write  # type: ignore[method-assign]
+    shards.ShardWriter.write = write
     prepare(data)
 
 

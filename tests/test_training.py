@@ -221,7 +221,7 @@ def test_the_linear_schedule_is_that_of_transformers() -> None:
 
 @pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
 def test_schedules_warm_up_and_end_where_they_should(schedule: str) -> None:
-    config = OptimizerConfig(schedule=schedule, warmup_steps=10, final_lr_share=0.1)  # type: ignore[arg-type]
+    config = OptimizerConfig(schedule=schedule, warmup_steps=10, final_lr_share=0.1)
     rates = [learning_rate(config, step, 100) for step in range(1, 101)]
     assert rates[0] == pytest.approx(5e-6)
     assert max(rates) == rates[9] == 5e-5
@@ -362,7 +362,7 @@ def test_sinks_are_asked_for_and_receive_every_row(
     received: list[tuple[dict, int]] = []
     fake = types.ModuleType("wandb")
     run = types.SimpleNamespace(log=lambda row, step: received.append((row, step)))
-    fake.init = lambda **settings: run  # type: ignore[attr-defined]
+    fake.init = lambda **settings: run
     monkeypatch.setitem(sys.modules, "wandb", fake)
     train(make_config(logging__wandb_project="test"))
     assert [step for _, step in received] == [1, 2, 3, 4, 5, 6, 6]

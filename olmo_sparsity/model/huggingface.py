@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import MISSING, fields
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.far_states import FarStates
 from olmo_sparsity.model.layers import causal_bias
 
 if TYPE_CHECKING:  # importing transformers costs two seconds, which only its own models should pay
@@ -61,12 +62,17 @@ class HuggingFaceLM(nn.Module):
         *,
         added_BLD: Tensor | None = None,
         cache: Cache | None = None,
+        far: FarStates | None = None,
         last: int | None = None,
     ) -> Tensor:
         """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, L) is added to the
         attention scores and replaces causality: bring your own. `added_BLD` is added to the token
-        embeddings. With a `cache`, what went through it before is seen too (no gradients).
-        `last` keeps only so many of the last places."""
+        embeddings. With a `cache`, what went through it before is seen too (no gradients), with
+        `far` those states of earlier places. `last` keeps only so many of the last places."""
+        if far is not None:
+            assert cache is None
+            assert attention_bias is None, "all of them are seen by all places"
+            cache = _as_cache(far)
         if attention_bias is None:
             # Without a mask transformers takes every gap in the position IDs for the start of
             # another packed sequence. A mask of ones says there is one sequence, and is then
@@ -88,6 +94,17 @@ class HuggingFaceLM(nn.Module):
         if last is not None:
             hidden_BLD = hidden_BLD[:, -last:]
         return hidden_BLD.to(tokens_BL.device)  # elsewhere when a device map spread the layers
+
+    @torch.no_grad()
+    def far_states(self, tokens_BL: Tensor, positions_BL: Tensor) -> FarStates:
+        """Keys and values of all places, each seeing those before it."""
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        self.hidden(tokens_BL, positions_BL, cache=cache)
+        kept: list[Any] = cache.layers
+        layers = [(layer.keys.transpose(1, 2), layer.values.transpose(1, 2)) for layer in kept]
+        return FarStates(positions_BL.expand_as(tokens_BL), layers)
 
     def new_cache(self) -> Cache:
         from transformers import DynamicCache
@@ -120,6 +137,15 @@ class HuggingFaceLM(nn.Module):
         older = self.model.gradient_checkpointing_enable  # its name in the first releases of 5
         enable = getattr(self.model, "activation_checkpointing_enable", older)
         enable({"use_reentrant": False})
+
+
+def _as_cache(far: FarStates) -> Cache:
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    for index, (k_BFHK, v_BFHK) in enumerate(far.layers):
+        cache.update(k_BFHK.transpose(1, 2), v_BFHK.transpose(1, 2), index)
+    return cache
 
 
 def _additive(bias: Tensor, dtype: torch.dtype) -> Tensor:

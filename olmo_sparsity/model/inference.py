@@ -8,6 +8,7 @@ Place in the flow: model → **the states that predict a target** → losses. Ca
   token (one far token before a window), the window attends to itself once for all of them.
 - In the last layer only the wanted places need queries, attention output and feed-forward; the rest
   of the row is keys and values.
+- Far tokens that keep their states in the full text (`far_states`) are keys and values made once.
 - On CPU sums are taken in place, and attention runs in fp32 whatever the weights are in: neither
   rotation nor the fused kernel is any faster there in bf16.
 
@@ -26,6 +27,7 @@ from olmo.model import SwiGLU
 from torch import Tensor, nn
 
 from olmo_sparsity.config import ModelConfig
+from olmo_sparsity.model.far_states import FarStates
 from olmo_sparsity.model.layers import (
     RMSNorm,
     alibi_bias,
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 Projected = tuple[Tensor, Tensor, Tensor]
 """q_BLHK, k_BLHK and v_BLHK of one layer, rotated."""
 
+KeysAndValues = tuple[Tensor, Tensor]
+
 
 @torch.no_grad()
 def last_hidden(
@@ -50,29 +54,49 @@ def last_hidden(
     positions_BL: Tensor,
     bias: Tensor | None,
     last: int,
+    far: FarStates | None = None,
 ) -> Tensor:
-    """hidden_BWD of the last W places, after the last norm."""
+    """hidden_BWD of the last W places, after the last norm. All of them see all of `far`."""
     config, (first, *others) = model.config, model.blocks
     positions_BL = positions_BL.expand_as(tokens_BL)
     if config.alibi:
-        alibi = alibi_bias(positions_BL, config, num_queries=tokens_BL.shape[1])
+        keys_at = positions_BL if far is None else torch.cat((far.positions_BF, positions_BL), 1)
+        alibi = alibi_bias(keys_at, config, num_queries=keys_at.shape[1])
         bias = alibi if bias is None else alibi + bias
     tokens_P, positions_P, pair_BL = _different_pairs(tokens_BL, positions_BL)
-    x_PD = model.transformer.wte(tokens_P)
-    if config.embedding_layer_norm:
-        x_PD = model.transformer.emb_norm(x_PD)
+    x_PD = _embed(model, tokens_P)
     turns_P = _turns(positions_P, config, x_PD.dtype) if config.rope else None
+    earlier = [None] * config.n_layers if far is None else far.layers
     length, pairs = tokens_BL.shape[1], _project(first, x_PD, turns_P)
-    mixed = _attend_to_pairs(first, pairs, pair_BL, bias, length if others else last)
+    mixed = _attend_to_pairs(first, pairs, pair_BL, bias, length if others else last, earlier[0])
     x_BLD = _finish(first, _gather(x_PD, pair_BL), mixed)
     turns = None if turns_P is None else _gather(turns_P, pair_BL)
-    for block in others[:-1]:
-        mixed = _attend(block, *_project(block, x_BLD, turns), bias, length)
-        x_BLD = _finish(block, x_BLD, mixed)
-    for block in others[-1:]:
-        mixed = _attend(block, *_project(block, x_BLD, turns, last), bias, last)
+    for block, past in zip(others, earlier[1:], strict=True):
+        wanted = last if block is others[-1] else length
+        mixed = _attend(block, *_project(block, x_BLD, turns, wanted), bias, wanted, past)
         x_BLD = _finish(block, x_BLD, mixed)
     return model.transformer.ln_f(x_BLD)
+
+
+@torch.no_grad()
+def far_states(model: PositionedOLMo, tokens_BL: Tensor, positions_BL: Tensor) -> FarStates:
+    """Keys and values of all places, each seeing those before it."""
+    config, length = model.config, tokens_BL.shape[1]
+    positions_BL = positions_BL.expand_as(tokens_BL)
+    x_BLD = _embed(model, tokens_BL)
+    turns = _turns(positions_BL, config, x_BLD.dtype) if config.rope else None
+    bias = alibi_bias(positions_BL, config, num_queries=length) if config.alibi else None
+    layers: list[KeysAndValues] = []
+    for block in model.blocks:
+        q, k, v = _project(block, x_BLD, turns)
+        layers.append((k, v))
+        x_BLD = _finish(block, x_BLD, _attend(block, q, k, v, bias, length))
+    return FarStates(positions_BL, layers)
+
+
+def _embed(model: PositionedOLMo, tokens: Tensor) -> Tensor:
+    x = model.transformer.wte(tokens)
+    return model.transformer.emb_norm(x) if model.config.embedding_layer_norm else x
 
 
 def _different_pairs(tokens_BL: Tensor, positions_BL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -93,7 +117,7 @@ def _turns(positions_P: Tensor, config: ModelConfig, dtype: torch.dtype) -> Tens
     if not config.rope_full_precision:
         cos_PR, sin_PR = cos_PR.to(dtype).float(), sin_PR.to(dtype).float()
     half = cos_PR.shape[-1] // 2  # the two halves of a table are equal
-    return torch.complex(cos_PR[:, :half], sin_PR[:, :half])[:, None]
+    return torch.complex(cos_PR[..., :half], sin_PR[..., :half])[..., None, :]
 
 
 def _project(
@@ -101,7 +125,7 @@ def _project(
 ) -> Projected:
     """Queries of the last places only; keys and values of all."""
     h = _before_attention(block, x)
-    if last is None:
+    if last is None or last == h.shape[-2]:
         q, k, v = _linear(block, h, "qkv")
     else:
         (q,), (k, v) = _linear(block, h[:, -last:], "q"), _linear(block, h, "kv")
@@ -183,9 +207,17 @@ def _turn(x: Tensor, turns: Tensor) -> Tensor:
 
 
 def _attend(
-    block: PositionedBlock, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, last: int
+    block: PositionedBlock,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    last: int,
+    past: KeysAndValues | None = None,
 ) -> Tensor:
-    """From the last places to all."""
+    """From the last places to all, and to those of the past."""
+    if past is not None:
+        k, v = torch.cat((past[0], k), dim=1), torch.cat((past[1], v), dim=1)
     q, k, v = (part.transpose(1, 2) for part in (q[:, -last:], k, v))
     if bias is None and 1 < last < k.shape[2]:
         bias = causal_bias(k.shape[2], q.device)
@@ -196,15 +228,21 @@ def _attend(
 
 
 def _attend_to_pairs(
-    block: PositionedBlock, pairs: Projected, pair_BL: Tensor, bias: Tensor | None, last: int
+    block: PositionedBlock,
+    pairs: Projected,
+    pair_BL: Tensor,
+    bias: Tensor | None,
+    last: int,
+    past: KeysAndValues | None,
 ) -> Tensor:
     """The first layer's attention. Where all rows share all but their first place, that place is
     one more key beside a softmax over the others that is the same in every row."""
     q_PHK, k_PHK, v_PHK = pairs
     far_B, window_L = pair_BL[:, 0], pair_BL[0, 1:]
-    if bias is not None or len(far_B) == 1 or not (pair_BL[:, 1:] == window_L).all():
+    alike = len(far_B) > 1 and (pair_BL[:, 1:] == window_L).all()
+    if bias is not None or past is not None or not alike:
         q, k, v = (_gather(part, pair_BL) for part in pairs)
-        return _attend(block, q, k, v, bias, last)
+        return _attend(block, q, k, v, bias, last, past)
     q_LHK = q_PHK[window_L] * q_PHK.shape[-1] ** -0.5
     scale_length = block.config.query_scale_length
     if scale_length is not None:

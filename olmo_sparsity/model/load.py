@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -78,6 +78,9 @@ class LoadedModel:
     fingerprint: str
     """SHA-256 of the weights; see `checkpoint_files.fingerprint`."""
 
+    trained: dict[str, Any] = field(default_factory=dict)
+    """How, where the checkpoint says: steps, position scheme, lengths, seed, init_from."""
+
 
 def device_name(device: torch.device) -> str:
     return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
@@ -113,6 +116,12 @@ def load_model(
         )
     else:
         loaded = _load_checkpoint(folder, DTYPES[dtype], device)
+        step, num_steps = loaded.trained["step"], loaded.trained["num_steps"]
+        if folder != Path(path_or_hub_name) and step is not None and step < num_steps:
+            print(
+                f"{path_or_hub_name} has not ended: reading step {step:,} of {num_steps:,}",
+                file=sys.stderr,
+            )
     size = loaded.tokenizer.get_vocab_size() if loaded.tokenizer is not None else 0
     if size > loaded.model.vocab_size:
         raise ConfigError(
@@ -158,16 +167,26 @@ def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> LoadedMod
     problem = verify_manifest(folder, READ_BY_ANALYSIS)
     if problem is not None:
         raise DataError(f"checkpoint '{folder}': {problem}; use another one of its run")
-    config = load_config(folder / "config.yaml").model
-    model = build_model(config)
+    config = load_config(folder / "config.yaml")
+    number = re.fullmatch(r"step(\d+)", folder.name)
+    model = build_model(config.model)
     load_weights(model, folder / WEIGHTS)
     return LoadedModel(
         model=model.to(device=device, dtype=dtype).eval(),
         tokenizer=_read_tokenizer(folder / "tokenizer.json"),
         name=str(folder),
         num_parameters=_num_parameters(model),
-        max_positions=config.max_sequence_length,
+        max_positions=config.model.max_sequence_length,
         fingerprint=fingerprint([folder / WEIGHTS]),
+        trained={
+            "step": int(number[1]) if number else None,
+            "num_steps": config.training.num_steps,
+            "positions": config.positions.scheme,
+            "length": config.training.length,
+            "target_length": config.positions.target_length,
+            "seed": config.seed,
+            "init_from": config.init_from,
+        },
     )
 
 
@@ -180,6 +199,7 @@ def _load_hugging_face(
     model: PreTrainedModel
     info: dict[str, Any]
     try:
+        # Typed as one model; with output_loading_info it returns two things.
         model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
             folder,
             dtype=dtype,

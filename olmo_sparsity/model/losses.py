@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olmo_sparsity.config import IGNORED
+from olmo_sparsity.model.far_states import FarStates
 
 
 def rows_per_chunk(vocab_size: int, device: torch.device) -> int:
@@ -38,8 +39,10 @@ class LanguageModel(Protocol):
         positions_BL: Tensor,
         attention_bias: Tensor | None = None,
         *,
+        far: FarStates | None = None,
         last: int | None = None,
     ) -> Tensor: ...
+    def far_states(self, tokens_BL: Tensor, positions_BL: Tensor) -> FarStates: ...
     def unembed(self, hidden: Tensor) -> Tensor: ...
     def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor) -> Tensor: ...
     @property

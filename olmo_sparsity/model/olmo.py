@@ -26,7 +26,8 @@ from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.inference import last_hidden
+from olmo_sparsity.model.far_states import FarStates
+from olmo_sparsity.model.inference import far_states, last_hidden
 from olmo_sparsity.model.layers import (
     RMSNorm,
     RotaryTables,
@@ -158,6 +159,7 @@ class PositionedOLMo(OLMo):
     def logit_scale(self) -> float:
         return self.config.d_model**-0.5 if self.config.scale_logits else 1.0
 
+    # OLMo's takes many more arguments, and computes positions itself.
     def forward(  # type: ignore[override]
         self, tokens_BL: Tensor, positions_BL: Tensor, attention_bias: Tensor | None = None
     ) -> Tensor:
@@ -171,15 +173,21 @@ class PositionedOLMo(OLMo):
         *,
         added_BLD: Tensor | None = None,
         cache: KeyValueCache | None = None,
+        far: FarStates | None = None,
         last: int | None = None,
     ) -> Tensor:
         """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, L) is added to the
         attention scores and replaces causality: bring your own. `added_BLD` is added to the token
-        embeddings. With a `cache`, what went through it before is seen too (no gradients).
-        `last` keeps only so many of the last places."""
+        embeddings. With a `cache`, what went through it before is seen too (no gradients), with
+        `far` those states of earlier places. `last` keeps only so many of the last places."""
         plain = not torch.is_grad_enabled() and not self.training and added_BLD is None
+        if far is not None:
+            assert plain, "far states are for inference"
+            assert cache is None
+            assert attention_bias is None, "all of them are seen by all places"
+            last = last or tokens_BL.shape[1]
         if last is not None and plain and cache is None:
-            return last_hidden(self, tokens_BL, positions_BL, attention_bias, last)
+            return last_hidden(self, tokens_BL, positions_BL, attention_bias, last, far)
         x = self.transformer.wte(tokens_BL)
         if added_BLD is not None:
             x = x + added_BLD
@@ -201,6 +209,9 @@ class PositionedOLMo(OLMo):
             else:
                 x = _run_block(block, x, tables, attention_bias)
         return self.transformer.ln_f(x if last is None else x[:, -last:])
+
+    def far_states(self, tokens_BL: Tensor, positions_BL: Tensor) -> FarStates:
+        return far_states(self, tokens_BL, positions_BL)
 
     def new_cache(self) -> KeyValueCache:
         return KeyValueCache([None] * self.config.n_layers)
@@ -236,10 +247,15 @@ def _run_block(
 ) -> Tensor:
     # Set here, inside what is checkpointed, so that a recomputation in the backward pass rotates by
     # this forward's tables and not by those of a later one.
+    _rotate_by(block, tables)
+    return block(x, attention_bias=attention_bias)[0]
+
+
+def _rotate_by(block: PositionedBlock, tables: RotaryTables | None) -> None:
     if tables is not None:
+        # To mypy a child of a module is any module; this one is put there in `__init__`.
         rotary: PositionedRotary = block.rotary_emb  # type: ignore[assignment]
         rotary.tables = tables
-    return block(x, attention_bias=attention_bias)[0]
 
 
 def _run_cached(
@@ -249,8 +265,7 @@ def _run_cached(
     attention_bias: Tensor | None,
     past: KeysAndValues | None,
 ) -> tuple[Tensor, KeysAndValues]:
-    if tables is not None:
-        block.rotary_emb.tables = tables  # type: ignore[assignment]
+    _rotate_by(block, tables)
     block.seen = []
     x, (_, values) = block(x, attention_bias=attention_bias, layer_past=past, use_cache=True)
     # OLMo: keeps keys as they were before rotation, and rotates all of them at every step.

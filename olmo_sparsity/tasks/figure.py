@@ -5,9 +5,7 @@ Place in the flow: accuracy.parquet → here.
 Without k: whole responses that are right, and beside it tokens and position IDs apart. With k: a
 panel for every k of training (rows) and of test (columns). The lengths of training are shaded; a
 band spans the seeds from the lowest to the highest, with one seed it is Wilson's interval. Several
-results, an experiment and its ablations say, share the panels and differ by the style of the line.
-
-Drawn on `Figure` objects without pyplot: nothing global changes.
+results, an experiment and its ablations say, share the panels and differ in colour.
 """
 
 from __future__ import annotations
@@ -16,15 +14,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from olmo_sparsity.drawing import one_label_each, save
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.tasks.results import Row, read_results
-
-_SUFFIXES = (".png", ".pdf", ".svg")
 
 # Okabe and Ito's palette: told apart by colour-blind readers; markers differ as well.
 _STYLES = {
@@ -36,35 +32,30 @@ _STYLES = {
     "coupled": ("#CC79A7", "v", "coupled IDs, given"),
     "ppc": ("#009E73", "^", "coupled IDs, predicted (PPC)"),
 }
-_LINES = ("-", "--", ":", "-.")
+# Several results: a colour each, and a line for every scheme.
+_COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+_LINES = dict(zip(_STYLES, ("--", ":", "-.", "-", ":", "--", "-"), strict=True))
+_MANY = 3
+"""From so many results on, bands would hide each other and are left out."""
 
 Result = tuple[list[Row], dict[str, Any]]
 Value = Callable[[Row], float | None]
 
 
 def draw(folders: list[Path], out: Path, labels: list[str] | None = None) -> None:
-    """`out` ends in .png, .pdf or .svg; `labels` name the results where there are several."""
-    if out.suffix not in _SUFFIXES:
-        raise ConfigError(f"--out {out}: a figure ends in {', '.join(_SUFFIXES)}")
+    """`labels` name the results where there are several."""
     results = [read_results(folder) for folder in folders]
-    labels = labels or ([""] if len(results) == 1 else [folder.name for folder in folders])
-    if len(labels) != len(results):
-        raise ConfigError(f"{len(labels)} labels for {len(results)} results; give one for each")
+    several = [folder.name for folder in folders] if len(folders) > 1 else [""]
+    names = one_label_each(labels, several)
     tasks = {row.task for rows, _ in results for row in rows}
     if len(tasks) != 1:
         raise ConfigError(
             f"the results are of several tasks ({', '.join(sorted(tasks))}); draw one at a time"
         )
-    out.parent.mkdir(parents=True, exist_ok=True)
-    settings: dict[Any, Any] = {
-        "font.size": 8, "axes.titlesize": 8, "legend.fontsize": 7, "font.family": "DejaVu Sans",
-        "axes.spines.top": False, "axes.spines.right": False, "lines.linewidth": 1.2,
-        "svg.hashsalt": "tasks", "pdf.fonttype": 42,
-    }  # fmt: skip
-    # A date would make equal results unequal files.
-    metadata = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}.get(out.suffix, {})
-    with matplotlib.rc_context(settings):
-        _figure(results, labels).savefig(out, dpi=150, metadata=metadata)
+    if len(results) > len(_COLORS):
+        raise ConfigError(f"{len(results)} results in one figure; {len(_COLORS)} can be told apart")
+    larger = {"font.size": 8, "axes.titlesize": 8}
+    save(lambda: _figure(results, names), out, **larger)
 
 
 def _figure(results: list[Result], labels: list[str]) -> Figure:
@@ -104,11 +95,15 @@ def _figure(results: list[Result], labels: list[str]) -> Figure:
         for axis in axes.flat:
             axis.axhline(0.5, color="0.6", linewidth=0.7, linestyle=":", zorder=0)
     handles, names = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)))
+    longest = max(map(len, names), default=1)
+    ncols = max(1, min(len(names), int(size[0] * 17 / (longest + 8))))
+    figure.legend(handles, names, loc="outside lower center", ncols=ncols, frameon=False)
     seeds = sorted({row.seed for row in rows})
-    band = "band: lowest to highest" if len(seeds) > 1 else "band: Wilson 95%"
+    band = " (band: lowest to highest)" if len(seeds) > 1 else " (band: Wilson 95%)"
+    if len(results) >= _MANY:
+        band = ""
     figure.suptitle(
-        f"{rows[0].task.replace('_', ' ')}: mean over seeds {', '.join(map(str, seeds))} ({band}), "
+        f"{rows[0].task.replace('_', ' ')}: mean over seeds {', '.join(map(str, seeds))}{band}, "
         "training lengths shaded",
         fontsize=8,
     )
@@ -144,10 +139,14 @@ def _curves(
             at = [[row for row in chosen if row.length == length] for length in lengths]
             means = [np.mean([value(row) or 0.0 for row in group]) for group in at]
             ends = [_ends(group, value) for group in at]
+            line = "-" if len(results) == 1 else _LINES[scheme]
+            color = color if len(results) == 1 else _COLORS[index]
             axis.plot(
-                lengths, means, style or _LINES[index % len(_LINES)], color=color, marker=marker,
-                markersize=3, label=f"{name}{', ' if label else ''}{label}",
+                lengths, means, style or line, color=color, marker=marker, markersize=3,
+                label=f"{label}{', ' if label else ''}{name}",
             )  # fmt: skip
+            if len(results) >= _MANY:
+                continue
             low, high = zip(*ends, strict=True)
             axis.fill_between(lengths, low, high, color=color, alpha=0.15, linewidth=0)
 

@@ -9,7 +9,6 @@ import json
 import math
 import os
 import socket
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +23,7 @@ from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.files import write_atomically
 from olmo_sparsity.model.load import device_name
 from olmo_sparsity.training.sinks import Sink
-from olmo_sparsity.versions import provenance
+from olmo_sparsity.versions import provenance, typed_command
 
 # Settings that change what is written and shown, or who computes it, but not what is trained (but
 # for rounding): a resumed run may differ.
@@ -81,7 +80,7 @@ def describe_environment(
         {
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
             "resumed_at_step": resumed_at,
-            "command": sys.argv,
+            "command": typed_command(),
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "slurm_job": os.environ.get("SLURM_JOB_ID"),

@@ -179,7 +179,7 @@ def interrupt_one(settings: dict, rank: int, name: str) -> int:
     metrics = Path(settings["run_folder"]) / "metrics.jsonl"
     while job.processes[0].is_alive() and len(curve(metrics.parent)) < 5:
         time.sleep(0.005)
-    os.kill(job.processes[rank].pid, getattr(signal, name))  # type: ignore[arg-type]
+    os.kill(job.processes[rank].pid, getattr(signal, name))
     assert job.wait() == [75, 75], "\n".join(job.texts())
     assert job.texts()[0].count(f"{name}: saved step") == 1
     assert job.texts()[1] == ""
@@ -240,7 +240,7 @@ def test_a_killed_process_takes_the_others_along_and_the_run_recovers(
     folder = Path(often["run_folder"])
     while job.processes[0].is_alive() and len(curve(folder)) < 6:
         time.sleep(0.005)
-    os.kill(job.processes[1].pid, signal.SIGKILL)  # type: ignore[arg-type]
+    os.kill(job.processes[1].pid, signal.SIGKILL)
     assert job.wait() == [76, -signal.SIGKILL], "\n".join(job.texts())
     assert "another process of this run is gone" in job.texts()[0]
     finish(often)

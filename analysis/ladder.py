@@ -1,0 +1,238 @@
+"""Many measured models side by side: does what far tokens carry grow with the model?
+
+Place in the flow: results of several models → **one table and one figure**. Never imports torch.
+
+Excess recovery against size, and against the drop in loss on a repeated passage, which says whether
+a model looks anything up at all. Models are compared only where they were asked the same: the same
+documents, windows and far states. Each chooses its own targets unless they were given.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis.results import Results, main_set
+from analysis.summary import INDUCTION_NATS
+from olmo_sparsity.drawing import save
+from olmo_sparsity.errors import DataError
+
+_ALIKE = ("data.fingerprint", "windows")
+_NUM_RESAMPLES = 10_000
+# Of each position scheme: colour, marker, name, and how far beside its size it stands.
+_STYLES = {
+    "pose": ("#0072B2", "o", "RoPE + PoSE", 1.04),
+    "contiguous": ("#D55E00", "s", "RoPE", 0.96),
+}
+_GREY: dict[str, Any] = {"color": "#888888", "marker": "x", "markersize": 3}
+
+
+def ladder_table(results: list[Results]) -> pd.DataFrame:
+    """A row per model, selector and k; foreign recovery beside own."""
+    _refuse_unlike(results)
+    return pd.concat([_rows(result) for result in results], ignore_index=True).sort_values(
+        ["num_parameters", "positions", "seed", "model", "selector", "k"], ignore_index=True
+    )
+
+
+def _refuse_unlike(results: list[Results]) -> None:
+    first = results[0].meta
+    names = [result.meta["model"]["name"] for result in results]
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise DataError(f"{twice} is there twice; name each model's measurement once")
+    for other in (result.meta for result in results[1:]):
+        for key in _ALIKE:
+            ours, theirs = _look_up(first, key), _look_up(other, key)
+            if ours != theirs:
+                raise DataError(
+                    f"{first['model']['name']} and {other['model']['name']} were not asked the "
+                    f"same: {key} is {ours} and {theirs}; measure both alike"
+                )
+
+
+def _look_up(meta: dict[str, Any], key: str) -> Any:
+    for part in key.split("."):
+        meta = meta[part]
+    return meta
+
+
+def _rows(result: Results) -> pd.DataFrame:
+    meta = result.meta
+    summary = result.summary
+    summary = summary[summary.target_set == main_set(summary.target_set)]
+    by = ["selector", "k"]
+    own, foreign = (
+        summary[summary.control == control].set_index(by) for control in ("own", "foreign")
+    )
+    rows = own[
+        ["recovery", "low", "high", "excess", "excess_low", "excess_high", "gap", "num_targets",
+         "num_documents"]
+    ].join(foreign.recovery.rename("foreign"))  # fmt: skip
+    trained = meta["model"].get("trained", {})
+    about = {
+        "model": meta["model"]["name"],
+        "num_parameters": meta["model"]["num_parameters"],
+        "positions": trained.get("positions", "unknown"),
+        "seed": trained.get("seed", 0),
+        "drop": meta["gate"]["drop"],
+        "loss_long": result.losses.loss_long.mean(),
+    }
+    return rows.reset_index().assign(**about)[[*about, *by, *rows.columns]]
+
+
+def made_by(results: list[Results]) -> dict[str, Any]:
+    """Of each model: what was run, by which commit, on what."""
+    keys = ("command", "commit", "versions", "machine", "counts")
+    return {
+        result.meta["model"]["name"]: {key: result.meta.get(key) for key in keys}
+        for result in results
+    }
+
+
+def rank_correlation(x: pd.Series, y: pd.Series) -> tuple[float, float, float]:
+    """Spearman's, with a 95% bootstrap over models."""
+    drawn = np.random.default_rng(0).integers(0, len(x), (len(x), _NUM_RESAMPLES))
+    of_all = _spearman(x.to_numpy()[:, None], y.to_numpy()[:, None])
+    values = _spearman(x.to_numpy()[drawn], y.to_numpy()[drawn])
+    low, high = np.nanquantile(values, [0.025, 0.975])  # one model drawn n times has no order
+    return float(of_all[0]), float(low), float(high)
+
+
+def _spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Of each column."""
+    ranks = [pd.DataFrame(values).rank() for values in (x, y)]
+    return ranks[0].corrwith(ranks[1]).to_numpy()
+
+
+def rungs_of(table: pd.DataFrame) -> pd.Series:
+    """What a model's runs with other seeds have in common: its folder's name without the seed."""
+    folders = table.model.str.replace(r"/checkpoints/.*", "", regex=True).str.rstrip("/")
+    return folders.str.rsplit("/", n=1).str[-1].str.replace(r"_?seed\d+", "", regex=True)
+
+
+def describe_ladder(table: pd.DataFrame, selector: str, k: int) -> str:
+    """Means over seeds, and how excess goes with the drop over all models."""
+    rows = _of(table, selector, k)
+    names = rungs_of(rows)
+    width = max(map(len, names))
+    lines = [
+        f"{selector}, k = {k}; means over seeds, excess from lowest to highest",
+        f"{'model':<{width}}  {'parameters':>12}{'seeds':>6}  {'drop':>6}  {'L_long':>6}  "
+        f"{'gap':>5}  {'recovery':>8}  {'foreign':>7}  {'excess':>6}",
+    ]
+    for (size, name), some in rows.groupby([rows.num_parameters, names]):
+        mean = some.mean(numeric_only=True)
+        lines.append(
+            f"{name:<{width}}  {size:>12,}{len(some):>6}  {mean['drop']:>6.2f}  "
+            f"{mean.loss_long:>6.3f}  {mean.gap:>5.2f}  {mean.recovery:>8.2f}  "
+            f"{mean.foreign:>7.2f}  {mean.excess:>+6.2f} "
+            f"[{some.excess.min():+.2f}, {some.excess.max():+.2f}]"
+        )
+    if len(rows) > 2:
+        value, low, high = rank_correlation(rows["drop"], rows.excess)
+        lines.append(
+            f"rank correlation of excess with the drop over {len(rows)} models: {value:+.2f} "
+            f"[{low:+.2f}, {high:+.2f}]"
+        )
+    return "\n".join(lines)
+
+
+def _of(table: pd.DataFrame, selector: str, k: int) -> pd.DataFrame:
+    rows = table[(table.selector == selector) & (table.k == k)]
+    if not len(rows):
+        known = ", ".join(table.selector.unique())
+        raise DataError(
+            f"no model was asked for {selector} at k = {k}; there are {known}, k = "
+            f"{', '.join(map(str, sorted(table.k.unique())))}"
+        )
+    return rows
+
+
+# --- the figure -----------------------------------------------------------------------------------
+
+
+def draw_ladder(table: pd.DataFrame, out: Path, selector: str, k: int) -> None:
+    save(lambda: _figure(table, selector, k), out, **{"svg.hashsalt": "ladder"})
+
+
+def _figure(table: pd.DataFrame, selector: str, k: int) -> Figure:
+    """Models of one size differ in nothing that the panels about size could show."""
+    rows = _of(table, selector, k)
+    control = table[(table.selector == "random") & (table.k == k)]
+    control = control[: 0 if selector == "random" else len(control)]
+    name = selector.replace("_", " ")
+    if rows.num_parameters.nunique() == 1:
+        figure = Figure(figsize=(3.4, 2.9), layout="constrained")
+        axes = figure.subplots()
+        _draw_against_drop(axes, rows, control, name)
+        axes.set_title(f"{name}, k = {k}, with 95% over documents", loc="left", fontweight="bold")
+        figure.legend(loc="outside lower center", ncols=2, frameon=False)
+        return figure
+    figure = Figure(figsize=(5.5, 4.8), layout="constrained")
+    drops, recoveries, sizes, excesses = figure.subplots(2, 2).flat
+    for axes, title, label in (
+        (drops, "(a) Does it look anything up?", "drop on a repeated passage (nats)"),
+        (recoveries, f"(b) Recovery, k = {k}; open: foreign", "recovery"),
+        (sizes, f"(c) Beyond the foreign control, k = {k}", "excess recovery"),
+    ):
+        axes.set_title(title, loc="left", fontweight="bold")
+        axes.set_xscale("log")
+        axes.set_xlabel("parameters")
+        axes.set_ylabel(label)
+        counts = sorted(rows.num_parameters.unique())
+        axes.set_xticks(counts, [_short(count) for count in counts])
+        axes.minorticks_off()
+    drops.axhline(INDUCTION_NATS, color="0.5", linewidth=0.7, linestyle=":")
+    sizes.axhline(0, color="black", linewidth=0.7, zorder=0)
+    for positions, some in rows.groupby("positions"):
+        color, marker, _, beside = _style(positions)
+        some = some.assign(num_parameters=some.num_parameters * beside)
+        at = {"color": color, "marker": marker, "markersize": 3.5}
+        _with_mean(drops, some, "drop", at)
+        _with_mean(recoveries, some, "recovery", at)
+        _with_mean(recoveries, some, "foreign", at | {"markerfacecolor": "white"}, "--")
+        _with_mean(sizes, some, "excess", at)
+    if len(control):
+        _with_mean(sizes, control, "excess", _GREY, "none")
+    _draw_against_drop(excesses, rows, control, name)
+    excesses.set_title("(d) … against the drop, with 95%", loc="left", fontweight="bold")
+    handles = excesses.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=3, frameon=False)
+    return figure
+
+
+def _draw_against_drop(axes: Axes, rows: pd.DataFrame, control: pd.DataFrame, name: str) -> None:
+    for positions, some in rows.groupby("positions"):
+        color, marker, scheme, _ = _style(positions)
+        reach = np.stack([some.excess - some.excess_low, some.excess_high - some.excess])
+        axes.errorbar(
+            some["drop"], some.excess, np.maximum(reach, 0), linestyle="none", elinewidth=0.6,
+            color=color, marker=marker, markersize=3.5, label=f"{name}, {scheme}",
+        )  # fmt: skip
+    if len(control):
+        axes.plot(control["drop"], control.excess, linestyle="none", label="random", **_GREY)
+    axes.set_xlabel("drop on a repeated passage (nats)")
+    axes.set_ylabel("excess recovery")
+    axes.axvline(INDUCTION_NATS, color="0.5", linewidth=0.7, linestyle=":")
+    axes.axhline(0, color="black", linewidth=0.7, zorder=0)
+
+
+def _style(positions: object) -> tuple[str, str, str, float]:
+    return _STYLES.get(str(positions), ("#009E73", "^", str(positions), 1.0))
+
+
+def _with_mean(axes: Axes, rows: pd.DataFrame, value: str, style: dict, line: str = "-") -> None:
+    """A marker for every seed, a line through their means."""
+    axes.plot(rows.num_parameters, rows[value], linestyle="none", **style)
+    means = rows.groupby("num_parameters")[value].mean()
+    axes.plot(means.index, means, color=style["color"], linestyle=line, linewidth=1)
+
+
+def _short(count: int) -> str:
+    return f"{count / 1e9:.2g}B" if count >= 1e9 else f"{count / 1e6:.2g}M"

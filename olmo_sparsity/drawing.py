@@ -1,0 +1,60 @@
+"""A matplotlib figure becomes a file, the same bytes for the same numbers.
+
+Place in the flow: the last step of Figure 2, of ladders and of the figures of tasks (theory writes
+its own set of files). Never imports torch; no pyplot, nothing global changes.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+from matplotlib.figure import Figure
+
+from olmo_sparsity.errors import ConfigError
+
+SUFFIXES = (".png", ".pdf", ".svg")
+
+PRINT: dict[str, Any] = {
+    "font.size": 7.5, "axes.titlesize": 7.5, "axes.labelsize": 7.5, "legend.fontsize": 7,
+    "xtick.labelsize": 7, "ytick.labelsize": 7, "font.family": "DejaVu Sans",
+    "axes.linewidth": 0.6, "xtick.major.width": 0.6, "ytick.major.width": 0.6,
+    "axes.spines.top": False, "axes.spines.right": False, "lines.linewidth": 1.2,
+    "svg.fonttype": "none", "svg.hashsalt": "olmo-sparsity", "pdf.fonttype": 42,
+    "text.parse_math": False, "axes.unicode_minus": True,
+}  # fmt: skip
+"""Small type for a column of print; text stays text."""
+
+
+def save(draw: Callable[[], Figure], out: Path, **settings: Any) -> None:
+    """`out` ends in .png, .pdf or .svg; `settings` are matplotlib's, over `PRINT`."""
+    out = Path(out)
+    if out.suffix not in SUFFIXES:
+        raise ConfigError(f"--out {out}: a figure ends in {', '.join(SUFFIXES)}")
+    picture = render(draw, out.suffix[1:], settings)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_bytes(picture)
+
+
+def render(draw: Callable[[], Figure], suffix: str, settings: dict[str, Any]) -> bytes:
+    stream = io.BytesIO()
+    # A date would make equal results unequal files.
+    metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix, {})
+    # matplotlib types its settings as one literal of all their names.
+    everything: Any = PRINT | settings
+    with matplotlib.rc_context(everything), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
+        draw().savefig(stream, format=suffix, dpi=300, metadata=metadata)
+    return stream.getvalue()
+
+
+def one_label_each(labels: Sequence[str] | None, default: Sequence[str]) -> list[str]:
+    """The names of several results in one figure."""
+    names = list(labels or default)
+    if len(names) != len(default):
+        raise ConfigError(f"{len(names)} labels for {len(default)} results; give one for each")
+    return names

@@ -1,0 +1,123 @@
+"""Many models side by side: what the table holds, what is refused, what the figure shows."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from analysis.ladder import describe_ladder, draw_ladder, ladder_table, rank_correlation
+from analysis.results import Results
+from olmo_sparsity.cli import EXIT_BAD_INPUT, main
+from olmo_sparsity.errors import DataError
+from tests.fake_results import fake_results
+
+SIZES = (300_000, 1_000_000, 3_000_000)
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return fake_results(tmp_path_factory.mktemp("fake"))
+
+
+def as_model(result: Results, size: int, positions: str, seed: int, **about: Any) -> Results:
+    """The larger, the larger the drop and the excess."""
+    rung = SIZES.index(size)
+    trained = {"positions": positions, "seed": seed}
+    model = {
+        "name": f"runs/{positions}{size}_seed{seed}",
+        "num_parameters": size,
+        "trained": trained,
+    }
+    gate = result.meta["gate"] | {"drop": 0.5 * rung + 0.1 * seed}
+    summary = result.summary.assign(excess=result.summary.excess + 0.1 * rung + 0.02 * seed)
+    meta = result.meta | {"model": model, "gate": gate} | about
+    return replace(result, meta=meta, summary=summary)
+
+
+@pytest.fixture(scope="module")
+def table(one: Results) -> pd.DataFrame:
+    return ladder_table(
+        [
+            as_model(one, size, positions, seed)
+            for size in SIZES
+            for positions in ("pose", "contiguous")
+            for seed in (1, 2)
+        ]
+    )
+
+
+def test_a_row_per_model_selector_and_k(one: Results, table: pd.DataFrame) -> None:
+    own = one.summary[(one.summary.target_set == "gap") & (one.summary.control == "own")]
+    assert len(table) == 12 * len(own)
+    by = ["selector", "k"]
+    row = table[(table.model == "runs/pose300000_seed1")].set_index(by).loc[("add_one", 8)]
+    of_summary = one.summary[one.summary.target_set == "gap"].set_index(["control", *by])
+    assert row.recovery == of_summary.loc[("own", "add_one", 8)].recovery
+    assert row.foreign == of_summary.loc[("foreign", "add_one", 8)].recovery
+    assert row.loss_long == one.losses.loss_long.mean()
+    assert row["drop"] == pytest.approx(0.1)
+
+
+def test_models_that_were_asked_otherwise_are_refused(one: Results) -> None:
+    first = as_model(one, SIZES[0], "pose", 1)
+    other = as_model(one, SIZES[1], "pose", 1, windows=one.meta["windows"] | {"long": 64})
+    with pytest.raises(DataError, match="pose300000_seed1 and runs/pose1000000_seed1 were not"):
+        ladder_table([first, other])
+    with pytest.raises(DataError, match="pose300000_seed1 is there twice"):
+        ladder_table([first, first])
+    other = as_model(one, SIZES[1], "pose", 1, data={"source": "x", "fingerprint": "y"})
+    with pytest.raises(DataError, match=r"data\.fingerprint"):
+        ladder_table([first, other])
+
+
+def test_rank_correlation() -> None:
+    rng = np.random.default_rng(0)
+    x = pd.Series(rng.normal(size=30))
+    assert rank_correlation(x, np.exp(x)) == pytest.approx((1, 1, 1))
+    value, low, high = rank_correlation(x, pd.Series(rng.normal(size=30)))
+    assert low < 0 < high
+    assert low < value < high
+
+
+def test_what_is_said_and_drawn(table: pd.DataFrame, tmp_path: Path) -> None:
+    text = describe_ladder(table, "add_one", 8)
+    rows = table[(table.selector == "add_one") & (table.k == 8)]
+    of_largest = rows[(rows.num_parameters == SIZES[-1]) & (rows.positions == "pose")]
+    assert f"{of_largest.excess.mean():+.2f} [{of_largest.excess.min():+.2f}" in text
+    assert "over 12 models" in text
+    assert re.search(r"^pose3000000 +3,000,000 +2 ", text, re.MULTILINE)
+    draw_ladder(table, tmp_path / "ladder.svg", "add_one", 8)
+    drawn = (tmp_path / "ladder.svg").read_text()
+    assert all(word in drawn for word in ("0.3M", "1M", "3M", "add one, RoPE + PoSE", "random"))
+    with pytest.raises(
+        DataError, match="no model was asked for greedy at k = 8; there are add_one"
+    ):
+        draw_ladder(table, tmp_path / "ladder.svg", "greedy", 8)
+
+
+def test_models_of_one_size_are_drawn_in_one_panel(one: Results, tmp_path: Path) -> None:
+    same = ladder_table([as_model(one, SIZES[0], "pose", seed) for seed in (1, 2)])
+    draw_ladder(same, tmp_path / "same.svg", "add_one", 8)
+    drawn = (tmp_path / "same.svg").read_text()
+    assert "excess recovery" in drawn
+    assert "parameters" not in drawn
+
+
+def test_the_command(one: Results, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = tmp_path / "measured"
+    fake_results(folder)
+    out = tmp_path / "new" / "ladder.png"
+    assert main(["ladder", str(folder), "--out", str(out)]) == 0
+    assert "add_one, k = 8" in capsys.readouterr().out
+    kept = pd.read_csv(out.with_suffix(".csv"))
+    assert set(kept.selector) == set(one.summary.selector)
+    assert list(json.loads(out.with_suffix(".meta.json").read_text())) == list(set(kept.model))
+    assert main(["ladder", str(folder), "--out", str(out), "--k", "3"]) == EXIT_BAD_INPUT
+    assert "no model was asked for add_one at k = 3" in capsys.readouterr().err
