@@ -9,9 +9,12 @@ the last checkpoint; anything else is a bug of ours, with its traceback.
 from __future__ import annotations
 
 import argparse
+import atexit
 import errno
+import os
 import sys
 from collections.abc import Callable
+from typing import NoReturn
 
 from olmo_sparsity import __version__
 from olmo_sparsity.errors import ConfigError, SaidElsewhere, UserError
@@ -23,6 +26,19 @@ EXIT_LOST_PROCESS = 76
 # What `measure` takes where nothing is said, and with --quick.
 THOROUGH = {"selectors": "add_one,divergence,random,nearest", "foreign": 3, "max_documents": None}
 QUICK = {"selectors": "add_one_screened,random", "foreign": 1, "max_documents": 30}
+
+
+def entry(arguments: list[str] | None = None) -> NoReturn:
+    """The command as a process of its own."""
+    code = main(arguments)
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        # DeepSpeed keeps process groups alive, and with them gloo's threads. One that still lets
+        # go of a tensor while Python is taken down aborts the process, and the launcher the job.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -374,4 +390,4 @@ def parse_numbers(option: str, text: str, separator: str) -> tuple[int, ...]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

@@ -2,7 +2,7 @@
 
 import sys
 
-from olmo_sparsity.cli import main
+from olmo_sparsity.cli import entry
 
 if __name__ == "__main__":
-    sys.exit(main(["measure", *sys.argv[1:]]))
+    entry(["measure", *sys.argv[1:]])

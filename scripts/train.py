@@ -2,9 +2,9 @@
 
 import sys
 
-from olmo_sparsity.cli import main
+from olmo_sparsity.cli import entry
 
 if __name__ == "__main__":
     # The deepspeed launcher adds --local_rank=N to what it also says in LOCAL_RANK.
     words = [word for word in sys.argv[1:] if not word.startswith("--local_rank=")]
-    sys.exit(main(["train", *words]))
+    entry(["train", *words])

@@ -108,8 +108,8 @@ def connect() -> Iterator[Processes]:
             raise
         raise LostProcess(" ".join(str(error).split())[:200]) from error
     if dist.is_initialized():
-        # Engines must be gone by now, as they are when `train` has returned: one that outlives its
-        # group now and then waits for gloo's threads for ever.
+        # A DDP engine must be gone by now, as it is when `train` has returned: one that outlives
+        # its group now and then waits for gloo's threads for ever. What DeepSpeed keeps: cli.entry.
         dist.destroy_process_group()
 
 

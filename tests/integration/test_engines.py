@@ -365,6 +365,42 @@ def test_every_launcher_starts_deepspeed_itself(settings: dict, launcher: str) -
     assert found["engine"]["world_size"] == 2
 
 
+BUSY_AT_ITS_END = """
+import time, torch, torch.distributed as dist
+from olmo_sparsity import cli
+
+def main(arguments):
+    dist.init_process_group("gloo")
+    group = dist.new_group()
+    for _ in range(400):
+        numbers = torch.ones(200_000)
+        numbers.seen_by_python = True  # who frees it last needs Python's lock
+        dist.all_reduce(numbers, group=group, async_op=True)
+    if dist.get_rank() == 1:
+        time.sleep(60)
+    return 75
+
+cli.main = main
+cli.entry()
+"""
+
+
+def test_a_command_ends_with_its_exit_code_whatever_threads_are_alive() -> None:
+    """With sys.exit process 0 aborts (-6) more often than not."""
+    variables = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "OMP_NUM_THREADS": "1"}
+    variables |= {"MASTER_PORT": str(children.free_port())}
+    both = [
+        subprocess.Popen(
+            [sys.executable, "-c", BUSY_AT_ITS_END],
+            env=os.environ | variables | {"RANK": str(rank)},
+        )
+        for rank in range(2)
+    ]
+    assert both[0].wait(60) == 75
+    both[1].kill()
+    both[1].wait()
+
+
 # --- one message ----------------------------------------------------------------------------------
 
 
