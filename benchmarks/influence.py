@@ -1,5 +1,7 @@
 """Claims: the influence of far tokens costs a fraction of what it costs one forward at a time, or
-through captum; context losses are ahead of longppl's loop; and what is left to gain is little.
+through captum; far tokens that keep their context cost little more than those shown alone, where a
+mask over the long window is the plain way; context losses are ahead of longppl's loop; and what is
+left to gain is little.
 
 One model (that of configs/quick.yaml; trained if there is a run, which the screened overlap needs)
 and the same held-out documents for every contestant, one thread, all taking turns; a ratio is the
@@ -165,6 +167,27 @@ def dense(model: PositionedOLMo, tokens_BL: Tensor, positions_BL: Tensor, labels
         F.cross_entropy(model.unembed(hidden_BD), labels, reduction="none")
 
 
+@torch.no_grad()
+def under_a_mask(model: PositionedOLMo, block: Block) -> np.ndarray:
+    """influence_FW of far tokens with their context, the plain way: the long window for each, in
+    batches, with a mask that hides the other far tokens from the short window."""
+    places = block.long_places()
+    tokens_1L = torch.from_numpy(block.tokens[places].astype(np.int64))[None]
+    targets_W = torch.from_numpy(block.targets_W.astype(np.int64))
+    num_far, length, num_targets = block.windows.num_far, len(places), block.num_targets
+    found = []
+    for chosen in torch.arange(-1, num_far).split(2048 // length):  # the first sees none
+        visible = torch.ones(length, length, dtype=torch.bool).tril().repeat(len(chosen), 1, 1)
+        visible[:, num_far:, :num_far] = (torch.arange(num_far) == chosen[:, None])[:, None]
+        bias = torch.zeros(visible.shape).masked_fill(~visible, float("-inf"))[:, None]
+        tokens_BL = tokens_1L.expand(len(chosen), -1)
+        hidden_BWD = model.hidden(tokens_BL, torch.from_numpy(places)[None], bias, last=num_targets)
+        log_p_BWV = model.unembed(hidden_BWD).log_softmax(-1)
+        found.append(-log_p_BWV[:, torch.arange(num_targets), targets_W])
+    losses = torch.cat(found).numpy()
+    return losses[0] - losses[1:]
+
+
 # --- the claims -----------------------------------------------------------------------------------
 
 
@@ -250,6 +273,25 @@ def shared_windows(setting: Setting) -> None:
         worst = np.abs(ours[np.ix_(far, targets)].T - alone).max()
         assert worst < 2e-5, worst
     contest.report("(i) one at a time, equal windows")
+
+
+def with_context(setting: Setting, long: int, short: int, stride: int) -> None:
+    contest = Contest(
+        f"Far tokens with their context, S={short}, N={long}, W={stride}: ms for all of a block"
+    )
+    for number in range(setting.rounds):
+        document = setting.documents[number % len(setting.documents)]
+        block = next(iter(Windows(long, short, stride).blocks(document)))
+        masked = contest.time(
+            "the long window under a mask", 1, lambda b=block: under_a_mask(setting.fp32, b)
+        )
+        scorer = Scorer(setting.fp32, CPU, far_states="contextual")
+        ours = contest.time("ours", 1, lambda s=scorer, b=block: influence_map(s, b))
+        alone = Scorer(setting.fp32, CPU)
+        contest.time("ours, shown alone", 1, lambda s=alone, b=block: influence_map(s, b))
+        worst = np.abs(ours - masked).max()
+        assert worst < 2e-5, worst
+    contest.report("the long window under a mask")
 
 
 def screened_overlap(setting: Setting, num_targets: int) -> None:
@@ -410,6 +452,8 @@ def main() -> None:
         influence_map(Scorer(warm_up, CPU), setting.question(0))
     one_target(setting)
     shared_windows(setting)
+    for windows in ((128, 32, 1), (96, 32, 32), (LONG, SHORT, SHORT)):
+        with_context(setting, *windows)
     if trained:
         screened_overlap(setting, options.targets)
     token_forwards()

@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# The measurements and figures of the report, from a clean state: `make evidence`, about five hours on
-# 2 cores (the sum of what its steps took one by one; `make bench` has the speeds). Each step is one
-# command of the pipeline and can be killed: what it finished is kept, the same command goes on, and a
-# step that is done costs seconds.
+# The measurements and figures of the report, from a clean state: `make evidence`, about three hours
+# on 2 cores. Each step is one command of the pipeline and can be killed: what it finished is kept, the
+# same command goes on, and a step that is done costs seconds.
 #
-#   scripts/evidence.sh            all of it, but what needs hours more
-#   scripts/evidence.sh --long     … and that: the ladder of sizes, ablations, PoSE against RoPE over
-#                                  five seeds, the theory's bridge
+#   scripts/evidence.sh            what the README's claims rest on
+#   scripts/evidence.sh --long     … and the rest of the report, hours more: the ladder of sizes, PoSE
+#                                  beyond the training length, models that do not copy, ablations,
+#                                  PoSE against RoPE over five seeds, the theory's bridge
 #
 # What is quoted lands in docs/results and docs/figures; the tests hold the prose to it.
 set -euo pipefail
@@ -49,19 +49,16 @@ task() { # PRESET, or NAME PRESET and what is different
   olmo-sparsity figure "docs/results/tasks/$name" --out "docs/figures/$name.png"
 }
 
-# Every model of a sweep, asked with both readings, and all of them in one table and figure.
-rungs() { # the sweep's folder under runs/, further options
-  local sweep=$1 run name
-  shift
+# Every model of a sweep in one table and figure.
+rungs() { # the sweep's folder under runs/, the reading, k of the figure, further options
+  local sweep=$1 far=$2 k=$3 run
+  shift 3
   for run in runs/"$sweep"/*/; do
-    name=$(basename "$run")
-    for far in isolated contextual; do
-      step olmo-sparsity measure "$run" --short 32 --long 96 --stride 32 --max-documents 60 \
-        --selectors add_one,random --ks 1,2,4,8 --far-states $far "$@" --out "results/${sweep}_$far/$name"
-    done
+    step olmo-sparsity measure "$run" --short 32 --long 96 --stride 32 --max-documents 60 \
+      --selectors add_one,random --ks 1,2,4,8 --far-states "$far" "$@" \
+      --out "results/${sweep}_$far/$(basename "$run")"
   done
-  olmo-sparsity ladder results/"$sweep"_isolated/* --k 8 --out "docs/figures/${sweep}_isolated.png"
-  olmo-sparsity ladder results/"$sweep"_contextual/* --k 1 --out "docs/figures/${sweep}_contextual.png"
+  olmo-sparsity ladder results/"$sweep"_"$far"/* --k "$k" --out "docs/figures/${sweep}_$far.png"
 }
 
 # --- Figure 2 of a model that copies --------------------------------------------------------------
@@ -80,24 +77,11 @@ for far in contextual isolated; do
     --far-states $far --targets results/induction_$far --out results/no_induction_$far
 done
 for name in {,no_}induction_{contextual,isolated}; do keep $name; done
-step olmo-sparsity measure runs/quick --selectors "$all" --max-documents 120 --out results/quick_exact_128
-keep quick_exact_128
 
 # --- before, while and after copying is learnt ----------------------------------------------------
 step olmo-sparsity sweep configs/sweeps/stages_school.yaml
 step olmo-sparsity sweep configs/sweeps/stages.yaml
-rungs stages
-
-# --- PoSE and RoPE alone, on the same targets, inside and beyond the training length --------------
-step olmo-sparsity train configs/quick.yaml --positions.scheme=contiguous \
-  --positions.target_length=null --evaluation.length=256 --run_folder=runs/quick_rope
-windows=(--short 32 --stride 32 --max-documents 240 --selectors "$all")
-step olmo-sparsity measure runs/quick --out results/quick_pose_256 --long 224 "${windows[@]}"
-targets=(--targets results/quick_pose_256)
-step olmo-sparsity measure runs/quick_rope --out results/quick_rope_256 --long 224 "${targets[@]}" "${windows[@]}"
-step olmo-sparsity measure runs/quick --out results/quick_pose_128 --long 96 "${targets[@]}" "${windows[@]}"
-step olmo-sparsity measure runs/quick_rope --out results/quick_rope_128 --long 96 "${targets[@]}" "${windows[@]}"
-for name in quick_{pose,rope}_{128,256}; do keep $name; done
+rungs stages contextual 1
 
 # --- ground truth ---------------------------------------------------------------------------------
 step olmo-sparsity prepare configs/planted.yaml
@@ -126,12 +110,26 @@ if [[ ${1:-} == --long ]]; then
   # Four sizes, with and without PoSE, three seeds.
   step olmo-sparsity sweep configs/sweeps/ladder_school.yaml
   step olmo-sparsity sweep configs/sweeps/ladder.yaml
-  rungs ladder --dtype bf16 # the same numbers within a hundredth
+  rungs ladder isolated 8 --dtype bf16 # the same numbers within a hundredth
+  rungs ladder contextual 1 --dtype bf16
   for run in runs/ladder/induction_1.2M_*; do # … and to twice the training length
     step olmo-sparsity measure "$run" --short 32 --long 224 --stride 32 --max-documents 240 --dtype bf16 \
       --selectors add_one,random --ks 1,2,4,8 --far-states contextual --out "results/beyond/$(basename "$run")"
   done
   olmo-sparsity ladder results/beyond/* --k 1 --out docs/figures/beyond_contextual.png
+  # Models that do not copy: exact windows, PoSE and RoPE alone on the same targets, inside and beyond
+  # the training length.
+  step olmo-sparsity measure runs/quick --selectors "$all" --max-documents 120 --out results/quick_exact_128
+  keep quick_exact_128
+  step olmo-sparsity train configs/quick.yaml --positions.scheme=contiguous \
+    --positions.target_length=null --evaluation.length=256 --run_folder=runs/quick_rope
+  windows=(--short 32 --stride 32 --max-documents 240 --selectors "$all")
+  step olmo-sparsity measure runs/quick --out results/quick_pose_256 --long 224 "${windows[@]}"
+  targets=(--targets results/quick_pose_256)
+  step olmo-sparsity measure runs/quick_rope --out results/quick_rope_256 --long 224 "${targets[@]}" "${windows[@]}"
+  step olmo-sparsity measure runs/quick --out results/quick_pose_128 --long 96 "${targets[@]}" "${windows[@]}"
+  step olmo-sparsity measure runs/quick_rope --out results/quick_rope_128 --long 96 "${targets[@]}" "${windows[@]}"
+  for name in quick_{pose,rope}_{128,256}; do keep $name; done
   task scratchpad_parity_gpt_neox scratchpad_parity_quick --schemes=[ppc,pose] \
     --model.architecture=gpt_neox --model.query_scale_length=null
   task variable_assignment_given variable_assignment_quick --schemes=[coupled,rope]
