@@ -3,10 +3,12 @@
 # on 2 cores. Each step is one command of the pipeline and can be killed: what it finished is kept, the
 # same command goes on, and a step that is done costs seconds.
 #
-#   scripts/evidence.sh            what the README's claims rest on
-#   scripts/evidence.sh --long     … and the rest of the report, hours more: the ladder of sizes, PoSE
-#                                  beyond the training length, models that do not copy, ablations,
-#                                  PoSE against RoPE over five seeds, the theory's bridge
+#   scripts/evidence.sh            text and tasks
+#   scripts/evidence.sh text       Figure 2 with and without copying, its stages, ground truth
+#   scripts/evidence.sh tasks      the synthetic tasks, the theory
+#   scripts/evidence.sh long       the rest of the report, hours more: the ladder of sizes, PoSE beyond
+#                                  the training length, models that do not copy, ablations, PoSE
+#                                  against RoPE over five seeds, the theory's bridge
 #
 # What is quoted lands in docs/results and docs/figures; the tests hold the prose to it.
 set -euo pipefail
@@ -14,6 +16,7 @@ cd "$(dirname "$0")/.."
 PATH=$PWD/.venv/bin:$PATH
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)}
 all="add_one,divergence,random,nearest,most_frequent"
+six=(--seeds=[31,32,33,34,35,36] --training.num_steps=2000)
 number=0
 
 step() {
@@ -61,52 +64,54 @@ rungs() { # the sweep's folder under runs/, the reading, k of the figure, furthe
   olmo-sparsity ladder results/"$sweep"_"$far"/* --k "$k" --out "docs/figures/${sweep}_$far.png"
 }
 
-# --- Figure 2 of a model that copies --------------------------------------------------------------
-step make figure2
-cp results/figure2.png docs/figures/figure2.png
-cp results/report.html docs/figures/figure2.html
-cp results/contextual/meta.json docs/figures/figure2.meta.json # command, commit, machine
+text() {
+  # Figure 2 of a model that copies.
+  step make figure2
+  cp results/figure2.png docs/figures/figure2.png
+  cp results/report.html docs/figures/figure2.html
+  cp results/contextual/meta.json docs/figures/figure2.meta.json # command, commit, machine
 
-# --- with more documents, and beside it a model of the same size that does not copy ---------------
-step olmo-sparsity train configs/quick.yaml
-windows=(--long 96 --short 32 --stride 32 --max-documents 120)
-for far in contextual isolated; do
-  step olmo-sparsity measure runs/induction "${windows[@]}" --selectors "$all" \
-    --far-states $far --out results/induction_$far
-  step olmo-sparsity measure runs/quick "${windows[@]}" --selectors add_one,random,nearest \
-    --far-states $far --targets results/induction_$far --out results/no_induction_$far
-done
-for name in {,no_}induction_{contextual,isolated}; do keep $name; done
+  # With more documents, and beside it a model of the same size that does not copy.
+  step olmo-sparsity train configs/quick.yaml
+  windows=(--long 96 --short 32 --stride 32 --max-documents 120)
+  for far in contextual isolated; do
+    step olmo-sparsity measure runs/induction "${windows[@]}" --selectors "$all" \
+      --far-states $far --out results/induction_$far
+    step olmo-sparsity measure runs/quick "${windows[@]}" --selectors add_one,random,nearest \
+      --far-states $far --targets results/induction_$far --out results/no_induction_$far
+  done
+  for name in {,no_}induction_{contextual,isolated}; do keep $name; done
 
-# --- before, while and after copying is learnt ----------------------------------------------------
-step olmo-sparsity sweep configs/sweeps/stages_school.yaml
-step olmo-sparsity sweep configs/sweeps/stages.yaml
-rungs stages contextual 1
+  # Before, while and after copying is learnt.
+  step olmo-sparsity sweep configs/sweeps/stages_school.yaml
+  step olmo-sparsity sweep configs/sweeps/stages.yaml
+  rungs stages contextual 1
 
-# --- ground truth ---------------------------------------------------------------------------------
-step olmo-sparsity prepare configs/planted.yaml
-step olmo-sparsity train configs/planted.yaml
-step olmo-sparsity measure runs/planted --planted --long 60 --short 16 --ks 1,2,4,8 \
-  --selectors add_one,add_one_screened,drop_one,divergence,gradient,attention,nearest,random \
-  --max-documents 160 --out results/planted
-keep planted
+  # Ground truth.
+  step olmo-sparsity prepare configs/planted.yaml
+  step olmo-sparsity train configs/planted.yaml
+  step olmo-sparsity measure runs/planted --planted --long 60 --short 16 --ks 1,2,4,8 \
+    --selectors add_one,add_one_screened,drop_one,divergence,gradient,attention,nearest,random \
+    --max-documents 160 --out results/planted
+  keep planted
+}
 
-# --- synthetic tasks ------------------------------------------------------------------------------
-task scratchpad_parity_quick
-task scratchpad_parity_unscaled scratchpad_parity_quick --schemes=[ppc] --model.query_scale_length=null
-task scratchpad_parity_solved scratchpad_parity_quick --schemes=[rope,pose] \
-  --model.init_std=0.1 --training.lengths_per_batch=8 --training.num_steps=6000
-task sparse_parity_quick
-six=(--seeds=[31,32,33,34,35,36] --training.num_steps=2000)
-task sparse_parity_2000 sparse_parity_quick "${six[@]}"
-task needle_quick
-task variable_assignment_quick variable_assignment_quick --schemes=[ppc,pose]
-task addition_quick
+tasks() {
+  task scratchpad_parity_quick
+  task scratchpad_parity_unscaled scratchpad_parity_quick --schemes=[ppc] --model.query_scale_length=null
+  task scratchpad_parity_solved scratchpad_parity_quick --schemes=[rope,pose] \
+    --model.init_std=0.1 --training.lengths_per_batch=8 --training.num_steps=6000
+  task sparse_parity_quick
+  task sparse_parity_2000 sparse_parity_quick "${six[@]}"
+  task needle_quick
+  task variable_assignment_quick variable_assignment_quick --schemes=[ppc,pose]
+  task addition_quick
 
-# --- theory ---------------------------------------------------------------------------------------
-step olmo-sparsity theory configs/theory/quick.yaml
+  step olmo-sparsity theory configs/theory/quick.yaml
+}
 
-if [[ ${1:-} == --long ]]; then
+long() {
+  step olmo-sparsity prepare configs/quick.yaml
   # Four sizes, with and without PoSE, three seeds.
   step olmo-sparsity sweep configs/sweeps/ladder_school.yaml
   step olmo-sparsity sweep configs/sweeps/ladder.yaml
@@ -119,6 +124,7 @@ if [[ ${1:-} == --long ]]; then
   olmo-sparsity ladder results/beyond/* --k 1 --out docs/figures/beyond_contextual.png
   # Models that do not copy: exact windows, PoSE and RoPE alone on the same targets, inside and beyond
   # the training length.
+  step olmo-sparsity train configs/quick.yaml
   step olmo-sparsity measure runs/quick --selectors "$all" --max-documents 120 --out results/quick_exact_128
   keep quick_exact_128
   step olmo-sparsity train configs/quick.yaml --positions.scheme=contiguous \
@@ -143,5 +149,14 @@ if [[ ${1:-} == --long ]]; then
     --out docs/figures/sparse_parity_ablations.png
   step python benchmarks/pose_pays.py
   step olmo-sparsity theory configs/theory/bridge.yaml
-fi
+}
+
+parts=("$@")
+[[ $# -gt 0 ]] || parts=(text tasks)
+for part in "${parts[@]}"; do
+  case $part in
+    text | tasks | long) "$part" ;;
+    *) echo "$part is not one of text, tasks, long" >&2 && exit 2 ;;
+  esac
+done
 echo "[$(date +%H:%M:%S)] done: git diff docs/ shows what changed"
