@@ -17,6 +17,7 @@ PATH=$PWD/.venv/bin:$PATH
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)}
 all="add_one,divergence,random,nearest,most_frequent"
 six=(--seeds=[31,32,33,34,35,36] --training.num_steps=2000)
+growing=("${six[@]}" --training.grow_k_steps=400)
 number=0
 
 step() {
@@ -102,7 +103,7 @@ tasks() {
   task scratchpad_parity_solved scratchpad_parity_quick --schemes=[rope,pose] \
     --model.init_std=0.1 --training.lengths_per_batch=8 --training.num_steps=6000
   task sparse_parity_quick
-  task sparse_parity_2000 sparse_parity_quick "${six[@]}"
+  task sparse_parity_2000 sparse_parity_quick "${growing[@]}"
   task needle_quick
   task variable_assignment_quick variable_assignment_quick --schemes=[ppc,pose]
   task addition_quick
@@ -140,10 +141,11 @@ long() {
     --model.architecture=gpt_neox --model.query_scale_length=null
   task variable_assignment_given variable_assignment_quick --schemes=[coupled,rope]
   # Each departure from the paper taken back alone.
-  task sparse_parity_2_chunks sparse_parity_quick --schemes=[pose] "${six[@]}" --positions.num_chunks=2
-  task sparse_parity_unscaled sparse_parity_quick --schemes=[pose] "${six[@]}" --model.query_scale_length=null
-  task sparse_parity_any_cuts sparse_parity_quick --schemes=[pose] "${six[@]}" --positions.aligned_cuts=false
-  task sparse_parity_all_k_at_once sparse_parity_quick --schemes=[pose] "${six[@]}" --training.grow_k_steps=0
+  task sparse_parity_2_chunks sparse_parity_quick --schemes=[pose] "${growing[@]}" --positions.num_chunks=2
+  task sparse_parity_unscaled sparse_parity_quick --schemes=[pose] "${growing[@]}" --model.query_scale_length=null
+  task sparse_parity_any_cuts sparse_parity_quick --schemes=[pose] "${growing[@]}" --positions.aligned_cuts=false
+  task sparse_parity_growing sparse_parity_quick --seeds=[37,38,39] --training.grow_k_steps=400
+  task sparse_parity_all_k_at_once sparse_parity_quick --schemes=[pose] "${six[@]}"
   olmo-sparsity figure docs/results/tasks/sparse_parity_{2000,2_chunks,unscaled,any_cuts,all_k_at_once} \
     --labels "as the preset,two chunks,queries unscaled,cuts anywhere,all k at once" \
     --out docs/figures/sparse_parity_ablations.png

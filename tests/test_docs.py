@@ -19,6 +19,7 @@ from olmo_sparsity.cli import build_parser, main
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import load_config
 from olmo_sparsity.sweep import expand
+from olmo_sparsity.tasks.experiment import fixed_settings, list_trials
 from olmo_sparsity.tasks.results import format_table, read_results
 from olmo_sparsity.tasks.settings import load_settings
 from olmo_sparsity.theory.settings import load_theory_config
@@ -63,6 +64,17 @@ def test_results_quote_task_experiments_as_measured(path: Path) -> None:
     assert all(row.seed > 0 for row in rows), "settings were chosen on seed 0"
 
 
+@pytest.mark.parametrize("path", STORED_TASKS, ids=lambda path: path.parent.name)
+def test_the_command_of_a_stored_result_still_asks_for_it(path: Path) -> None:
+    rows, meta = read_results(path.parent)
+    program, command, config, *overrides = shlex.split(meta["command"])
+    settings = load_settings(config, overrides)
+    assert (program, command) == ("olmo-sparsity", "task")
+    assert json.loads(json.dumps(fixed_settings(settings))) == meta["settings"]
+    found = {(row.scheme, row.train_k, row.seed) for row in rows}
+    assert found == {(t.scheme, t.train_k, t.seed) for t in list_trials(settings)}
+
+
 @pytest.mark.parametrize(
     ("name", "scheme", "k", "length", "said"),
     [
@@ -75,9 +87,9 @@ def test_results_quote_task_experiments_as_measured(path: Path) -> None:
         ("sparse_parity_quick", "pose", 2, 200, "k = 2 {} against"),
         ("sparse_parity_quick", "rope", 2, 200, "against {}, k = 4"),
         ("sparse_parity_quick", "pose", 4, 200, "k = 4 {} against"),
-        ("sparse_parity_quick", "rope", 4, 200, "against {} (three seeds"),
-        ("sparse_parity_2000", "pose", 4, 200, "(three seeds; {} against"),
-        ("sparse_parity_2000", "rope", 4, 200, "against {} after a shorter training"),
+        ("sparse_parity_quick", "rope", 4, 200, "against {} (six seeds"),
+        ("sparse_parity_2000", "pose", 4, 200, "learnt the training lengths; {} against"),
+        ("sparse_parity_2000", "rope", 4, 200, "against {} after a shorter\ntraining"),
         ("variable_assignment_quick", "ppc", 50, 50, "{} of chains of fifty"),
         ("variable_assignment_quick", "pose", 50, 50, "{} with RoPE + PoSE"),
         ("scratchpad_parity_solved", "rope", None, 10, "RoPE alone has {} of 10\nbits"),

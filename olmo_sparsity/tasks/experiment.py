@@ -53,7 +53,7 @@ def run_settings(
     made_by = provenance(device_name(device))
     folder = Path(settings.output)
     (folder / "trials").mkdir(parents=True, exist_ok=True)
-    fixed = _fixed(settings)
+    fixed = fixed_settings(settings)
     _refuse_other_settings(folder, fixed)
     trials = list_trials(settings)[shard[0] :: shard[1]]
     todo = [trial for trial in trials if not _file_of(folder, trial).is_file()]
@@ -216,7 +216,7 @@ def _line(folder: Path, trial: Trial) -> str:
     return f"{trial.name}: right {ends}; {found['seconds']:.0f} s"
 
 
-def _fixed(settings: ExperimentSettings) -> dict[str, Any]:
+def fixed_settings(settings: ExperimentSettings) -> dict[str, Any]:
     """What must not change between two starts."""
     every = OmegaConf.to_container(OmegaConf.structured(settings), enum_to_str=True)
     assert isinstance(every, dict)
