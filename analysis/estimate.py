@@ -7,17 +7,21 @@ from __future__ import annotations
 
 import resource
 import time
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 
 from analysis.asking import Asker
 from analysis.losses import ContextLosses, context_losses
-from analysis.measure import choose_targets, documents_to_measure, share_of
+from analysis.measure import ask_gate, choose_targets, documents_to_measure, share_of
 from analysis.scoring import Scorer
 from analysis.settings import Settings
 from analysis.sources import Source
-from analysis.targets import GivenTargets, TargetChooser, half_of
+from analysis.summary import describe_gate
+from analysis.targets import GivenTargets, Half, TargetChooser, half_of
+from analysis.windows import Windows
 from olmo_sparsity.model.load import LoadedModel
 from olmo_sparsity.progress import format_duration
 
@@ -25,7 +29,10 @@ NUM_SAMPLED = 12
 """Documents of each half whose losses are computed."""
 
 CALIBRATION_S = 15.0
-"""How long questions are asked, at least one document's."""
+"""How long questions are asked, at least those of a few targets."""
+
+SOME_TARGETS, FEW_TARGETS = 256, 8
+"""Of one document: whose losses are computed, and that are asked about. It may have thousands."""
 
 
 def estimate(
@@ -47,6 +54,10 @@ def estimate(
         for half in ("threshold", "report")
     }
     sample = sorted(halves["threshold"][:NUM_SAMPLED] + halves["report"][:NUM_SAMPLED])
+    whole = source
+    if source.planted is None:
+        size = settings.windows.long + SOME_TARGETS
+        source = replace(whole, documents=[document[:size] for document in whole.documents])
     context_losses(scorer, source.documents[sample[0]], settings.windows)  # warm
     before, started = scorer.token_forwards, time.perf_counter()
     losses = {
@@ -60,25 +71,25 @@ def estimate(
     sample = [number for number in sample if chooser.half(number) == "report"]
     chosen_in = {number: _num_chosen(chooser, number, losses[number], source, settings)
                  for number in sample}  # fmt: skip
-    asker = Asker(scorer, source, settings, chooser, loaded.tokenizer)
+    few = FewTargets(chooser)
+    asker = Asker(scorer, source, settings, few, loaded.tokenizer)
     num_asked = 0
     before, started = scorer.token_forwards, time.perf_counter()
     for number in sample:
         asker.tables(number, losses[number])
-        num_asked += chosen_in[number]
+        num_asked += _num_chosen(few, number, losses[number], source, settings)
         if num_asked and time.perf_counter() - started > CALIBRATION_S:
             break
     seconds_of_asking = time.perf_counter() - started
     forwards_of_asking = scorer.token_forwards - before
 
-    def num_targets(numbers: list[int]) -> int:
-        return sum(len(source.documents[number]) - settings.windows.long for number in numbers)
+    def num_targets(numbers: Iterable[int], of: Source = whole) -> int:
+        return sum(len(of.documents[number]) - settings.windows.long for number in numbers)
 
     ours = share_of(long_enough, *shard)
     reported = [number for number in ours if chooser.half(number) == "report"]
-    # Losses grow with the targets there are, questions with the documents they are asked of.
-    of_losses = num_targets(ours) / num_targets(list(losses))
-    asked = sum(chosen_in.values()) * len(reported) / max(len(sample), 1)
+    of_losses = num_targets(ours) / num_targets(losses, source)
+    asked = sum(chosen_in.values()) * num_targets(reported) / max(num_targets(sample, source), 1)
     of_asking = asked / max(num_asked, 1)
     forwards = forwards_of_losses * of_losses + forwards_of_asking * of_asking
     seconds = seconds_of_losses * of_losses + seconds_of_asking * of_asking
@@ -88,7 +99,9 @@ def estimate(
     else:
         memory = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB"
     skipped = source.num_too_short + len(source.documents) - len(long_enough)
+    gate = ask_gate(scorer, source, settings, long_enough)
     lines = [
+        describe_gate(gate, settings.far_states, source.planted is not None),
         f"model           {loaded.name}, {loaded.num_parameters:,} parameters, on {device}",
         f"documents       {len(ours):,} to measure, {skipped:,} too short for the long window",
         f"targets         {num_targets(ours):,} with both losses, about {asked:,.0f} asked about",
@@ -99,6 +112,27 @@ def estimate(
         f"{seconds_of_losses + seconds_of_asking:.0f} s",
     ]
     return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class FewTargets:
+    """The first of those that are chosen in a document."""
+
+    chooser: TargetChooser
+
+    def half(self, number: int) -> Half:
+        return self.chooser.half(number)
+
+    def choose(
+        self,
+        number: int,
+        document: np.ndarray,
+        losses: ContextLosses,
+        windows: Windows,
+        generator: np.random.Generator,
+    ) -> dict[str, np.ndarray]:
+        chosen = self.chooser.choose(number, document, losses, windows, generator)
+        return {name: targets[:FEW_TARGETS] for name, targets in chosen.items()}
 
 
 def _num_chosen(

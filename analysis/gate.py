@@ -1,7 +1,7 @@
 """Has the model anything to measure? Its drop in loss on a passage repeated once.
 
 A model that does not use what it has just read verbatim (no induction) cannot show that long-range
-dependency is sparse; every measurement says so before it says anything else.
+dependency is sparse; every measurement says so before it asks anything else.
 
 Dimension key: B passages, L length of a passage and its repeat.
 """

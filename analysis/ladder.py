@@ -22,7 +22,7 @@ from analysis.summary import INDUCTION_NATS
 from olmo_sparsity.drawing import save
 from olmo_sparsity.errors import DataError
 
-_ALIKE = ("data.fingerprint", "windows")
+_ALIKE = ("data.fingerprint", "windows", "dtype", "targets.share", "targets.min_gap")
 _NUM_RESAMPLES = 10_000
 # Of each position scheme: colour, marker, name, and how far beside its size it stands.
 _STYLES = {
@@ -49,7 +49,7 @@ def _refuse_unlike(results: list[Results]) -> None:
     for other in (result.meta for result in results[1:]):
         for key in _ALIKE:
             ours, theirs = _look_up(first, key), _look_up(other, key)
-            if ours != theirs:
+            if None not in (ours, theirs) and ours != theirs:
                 raise DataError(
                     f"{first['model']['name']} and {other['model']['name']} were not asked the "
                     f"same: {key} is {ours} and {theirs}; measure both alike"
@@ -57,9 +57,11 @@ def _refuse_unlike(results: list[Results]) -> None:
 
 
 def _look_up(meta: dict[str, Any], key: str) -> Any:
+    """None where it is not said: measured before it was, or targets were given."""
+    found: Any = meta
     for part in key.split("."):
-        meta = meta[part]
-    return meta
+        found = found.get(part) if found is not None else None
+    return found
 
 
 def _rows(result: Results) -> pd.DataFrame:
@@ -150,6 +152,12 @@ def _of(table: pd.DataFrame, selector: str, k: int) -> pd.DataFrame:
         raise DataError(
             f"no model was asked for {selector} at k = {k}; there are {known}, k = "
             f"{', '.join(map(str, sorted(table.k.unique())))}"
+        )
+    lacking = sorted(set(table.model) - set(rows.model))
+    if lacking:
+        raise DataError(
+            f"{lacking[0]} was not asked for {selector} at k = {k}; leave its results out, or take "
+            "what all were asked with --selector and --k"
         )
     return rows
 

@@ -12,6 +12,7 @@ together.
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -37,7 +38,7 @@ from analysis.results import (
 from analysis.scoring import Scorer
 from analysis.settings import Settings
 from analysis.sources import Source
-from analysis.summary import longppl
+from analysis.summary import describe_gate, longppl
 from analysis.targets import (
     GapTargets,
     GivenTargets,
@@ -84,6 +85,9 @@ def measure(
         long_enough, shard[0] * launch.world_size + launch.rank, shard[1] * launch.world_size
     )
     todo = [number for number in mine if number not in writer.finished()]
+    gate = ask_gate(scorer, source, settings, long_enough) if launch.rank == 0 else {}
+    if gate:
+        print(describe_gate(gate, settings.far_states, source.planted is not None), file=sys.stderr)
     if todo:
         known = read_losses(out)
         chooser = choose_targets(scorer, source, settings, long_enough, known, targets)
@@ -103,9 +107,6 @@ def measure(
         if launch.rank > 0:
             return False
         _wait_for_others(out, set(ours), progress)
-    gate = repetition_drop(
-        scorer, [source.documents[number] for number in long_enough], settings.windows.long // 2
-    )
     about = made_by | {
         "model": {
             "name": loaded.name,
@@ -114,6 +115,7 @@ def measure(
             "trained": loaded.trained,
         },
         "data": {"source": source.name, "fingerprint": source.fingerprint},
+        "dtype": dtype_of(loaded),
         "windows": asdict(settings.windows) | {"far_states": settings.far_states},
         "selectors": list(settings.selectors),
         "ks": list(settings.ks),
@@ -143,12 +145,19 @@ def documents_to_measure(source: Source, settings: Settings) -> list[int]:
     ]
     if {half_of(number) for number in long_enough} != {"threshold", "report"}:
         raise DataError(
-            f"{source.name}: documents longer than --long={settings.windows.long} are needed at an "
-            "even and at an odd place, since half of them only fix the threshold; "
-            f"{len(long_enough)} of {len(source.documents)} are; give more documents (a text file "
-            "is one), or lower --long"
+            f"{source.name}: {len(long_enough)} of {len(source.documents)} documents are longer "
+            f"than --long={settings.windows.long}, not at an even and at an odd place both, and "
+            "half only fix the threshold; give more documents (a text file is one), raise "
+            "--max-documents, or lower --long"
         )
     return long_enough
+
+
+def ask_gate(
+    scorer: Scorer, source: Source, settings: Settings, long_enough: list[int]
+) -> dict[str, float | bool | int]:
+    documents = [source.documents[number] for number in long_enough]
+    return repetition_drop(scorer, documents, settings.windows.long // 2)
 
 
 def share_of(documents: list[int], index: int, of: int) -> list[int]:
@@ -238,7 +247,7 @@ def identity_of(
     """What must be equal for two results to be parts of one measurement."""
     return {
         "model": loaded.fingerprint,
-        "dtype": str(next(loaded.model.parameters()).dtype).removeprefix("torch."),
+        "dtype": dtype_of(loaded),
         "data": source.fingerprint,
         "num_documents": len(source.documents),
         "settings": asdict(settings),
@@ -246,13 +255,19 @@ def identity_of(
     }
 
 
+def dtype_of(loaded: LoadedModel) -> str:
+    return str(next(loaded.model.parameters()).dtype).removeprefix("torch.")
+
+
 def conclude(folder: Path, meta: dict[str, Any]) -> None:
     """Parts → summary and final tables."""
     tables = read_parts(folder)
     losses, recovery = tables["losses"], tables["recovery"]
     if main_set(recovery.target_set.unique()) is None:
+        gaps = (losses.loss_short - losses.loss_long)[losses.half == "report"]
         raise DataError(
-            f"{folder}: no target has a gap large enough; measure into another folder with a lower "
+            f"{folder}: no target has a gap large enough (the largest is {gaps.max():.2f} nats, "
+            f"asked for are {meta['targets']}); measure into another folder with a lower "
             "--min-gap, a larger share in --targets or more text"
         )
     if "share" in meta["targets"] and not len(tables["planted"]):

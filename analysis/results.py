@@ -206,6 +206,10 @@ def read_results(folder: str | Path) -> Results:
         raise DataError(f"{folder}: the measurement has no meta.json yet; {remedy}")
     if _part_folders(folder):
         raise DataError(f"{folder}: has documents that its summary does not count; {remedy}")
+    if (folder / "summary.csv").exists():
+        raise DataError(
+            f"{folder} is the summary of a measurement, kept to be read; it has no rows"
+        )
     tables = {name: _read_table(folder / f"{name}.parquet", name).to_pandas() for name in SCHEMAS}
     return Results(**tables, meta=_read_object(folder / "meta.json"))
 

@@ -5,6 +5,8 @@ Place in the flow: results → **for people**. Never imports torch.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pandas as pd
 
@@ -16,6 +18,8 @@ first and leaves less than the second."""
 
 
 FEW_DOCUMENTS = 10
+
+FEW_NATS = 0.1
 
 INDUCTION_NATS = 1.0
 """Drop in loss on a repeated passage from which on a model is said to have induction."""
@@ -46,15 +50,9 @@ def describe(results: Results) -> str:
         f"{meta['model']['name']} on {meta['data']['source']}: long {windows['long']}, short "
         f"{windows['short']}, stride {windows['stride']}, far tokens "
         f"{FAR_STATES[windows['far_states']]}",
-        f"gate: loss {gate['loss_first']:.2f} on a passage, {gate['loss_repeated']:.2f} when it is "
-        f"repeated, a drop of {gate['drop']:.2f} nats",
     ]
     name = main_set(summary.target_set)
-    if name != "planted" and not gate["has_induction"]:
-        lines += [
-            "  below 1 nat: this model has no induction, so it cannot show sparse long-range",
-            "  dependency; what follows says how it fails, not how language works",
-        ]
+    lines.append(describe_gate(gate, windows["far_states"], name == "planted"))
     key = "no key tokens" if long["longppl"] is None else f"LongPPL {long['longppl']:.2f}"
     gap = results.losses.loss_short - results.losses.loss_long
     lines += [
@@ -68,6 +66,10 @@ def describe(results: Results) -> str:
         f"{one.num_targets:,} targets in {one.num_documents:,} documents, mean gap "
         f"{one.gap:.2f} nats"
     )
+    if one.gap < FEW_NATS:
+        lines.append(
+            f"  below {FEW_NATS} nats ratios to the gap say little; compare excess × gap, in nats"
+        )
     if one.num_documents < FEW_DOCUMENTS:
         lines.append("  intervals are over documents, of which these are too few to trust them")
     if name == "planted":
@@ -83,6 +85,25 @@ def describe(results: Results) -> str:
     if name == "planted":
         lines.append("without the planted tokens, in the same unit:")
         lines.append(format_summary(summary, "planted_removed"))
+    return "\n".join(lines)
+
+
+def describe_gate(gate: dict[str, Any], far_states: str, planted: bool) -> str:
+    """What the gate found, and what that means for what is asked (planted text tells itself)."""
+    lines = [
+        f"gate: loss {gate['loss_first']:.2f} on a passage, {gate['loss_repeated']:.2f} when it is "
+        f"repeated, a drop of {gate['drop']:.2f} nats"
+    ]
+    if not planted and not gate["has_induction"]:
+        lines += [
+            "  below 1 nat: this model does not look up what it has read, so what follows says",
+            "  how it fails, not how language works",
+        ]
+    elif not planted and far_states == "isolated":
+        lines += [
+            "  this model copies; shown alone, a far token does not know what stood before it,",
+            "  so a 'no' says little: ask with --far-states contextual as well",
+        ]
     return "\n".join(lines)
 
 

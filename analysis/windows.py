@@ -49,7 +49,8 @@ class Windows:
         if max_positions is not None and self.num_positions > max_positions:
             raise ConfigError(
                 f"--long={self.long} with --stride={self.stride} needs {self.num_positions} "
-                f"positions, the model is prepared for {max_positions}; lower --long or --stride"
+                f"positions, the model is prepared for {max_positions}; lower --long"
+                + (" or --stride" if self.stride > 1 else "")
             )
 
     def blocks(self, document: np.ndarray) -> Iterator[Block]:

@@ -271,8 +271,11 @@ def measure(options: argparse.Namespace) -> int:
         num_foreign=options.foreign,
         seed=options.seed,
     )
+    settings.windows.check(max_positions=None)
     settings.check()
     shard = parse_shard(options.shard)
+    if Path(options.out).is_file():
+        raise ConfigError(f"--out={options.out} is a file; name a folder for the results")
     loaded = load_model(
         options.model, device=options.device, dtype=options.dtype, device_map=options.device_map
     )

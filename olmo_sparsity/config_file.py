@@ -46,7 +46,10 @@ def read_given(path: str | Path, overrides: list[str] | None = None) -> DictConf
     for override in overrides or []:
         text = override.lstrip("-")
         if "=" not in text:
-            raise ConfigError(f"override '{override}' has no value; write --{text}=VALUE")
+            raise ConfigError(
+                f"'{override}' is no option of this command (--help), nor a setting with its value "
+                f"(--{text}=VALUE)"
+            )
         try:
             changed = OmegaConf.merge(given, OmegaConf.from_dotlist([text]))
         except (OmegaConfBaseException, YAMLError, TypeError, ValueError) as error:
@@ -62,6 +65,7 @@ def fill_in(schema: type[Schema], given: DictConfig | dict, origin: str) -> Sche
     try:
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), given))
     except ConfigKeyError as error:
+        _refuse_other_kind(given, schema, origin)
         raise ConfigError(f"{origin}: {_explain_unknown(str(error.full_key), schema)}") from None
     except OmegaConfBaseException as error:
         where = f"{error.full_key}: " if error.full_key else ""
@@ -167,12 +171,27 @@ def _flatten_plain(node: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
+_MADE_FOR = {"grid": "sweep", "schemes": "task", "run_folder": "train"}
+"""Which command takes a config that has this key."""
+
+
+def _refuse_other_kind(given: DictConfig | dict, schema: type, origin: str) -> None:
+    known = get_type_hints(schema)
+    for key, command in _MADE_FOR.items():
+        if key in given and key not in known:
+            raise ConfigError(f"{origin} has '{key}': it is for `olmo-sparsity {command}`")
+
+
 def _explain_unknown(key: str, schema: type) -> str:
     known = list(_known_keys(schema))
     plain = re.sub(r"\[\d+\]", "", key)
     # The right name in the wrong section first, then the closest spelling.
     close = fnmatch.filter(known, f"*.{plain.rsplit('.', 1)[-1]}")
     close = close or difflib.get_close_matches(plain, known, n=1, cutoff=0.6)
+    section = plain.rpartition(".")[0]
+    if section and close == [section]:  # the closest is no better than what was typed
+        there = [name.rpartition(".")[2] for name in fnmatch.filter(known, f"{section}.*")]
+        return f"unknown key '{key}'; {section} has {', '.join(there)}"
     return f"unknown key '{key}'" + (f"; did you mean '{close[0]}'?" if close else "")
 
 

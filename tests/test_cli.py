@@ -53,6 +53,9 @@ def test_prepare_train_losses_export_in_order(
     [
         (["--training.lenght=3"], "did you mean 'training.length'"),
         (["--training.length=three"], "training.length"),
+        (["--optimizer.lr=1"], "optimizer has learning_rate"),
+        (["--dryrun"], "'--dryrun' is no option of this command"),
+        (["--init_from=runs/nowhere"], "runs/nowhere does not exist; `olmo-sparsity train`"),
         (["--positions.target_length=8"], "positions.target_length=8 is below training.length=16"),
         (["--data.folder=/nowhere/at/all"], "prepare"),
         (["--training.length=32768", "--positions.target_length=32768",
@@ -168,6 +171,27 @@ def test_another_tokenizer_beside_the_shards(
     config = make_config(data__folder=str(folder))
     save_config(config, tmp_path / "run.yaml")
     assert "tokenizer" in complaint(capsys, "train", str(tmp_path / "run.yaml"))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train", "configs/sweeps/quick.yaml"], "it is for `olmo-sparsity sweep`"),
+        (["train", "configs/tasks/needle_quick.yaml"], "it is for `olmo-sparsity task`"),
+        (["sweep", "configs/quick.yaml"], "it is for `olmo-sparsity train`"),
+        (["measure", "x", "--out", "README.md"], "README.md is a file"),
+        (["measure", "x", "--out", "y", "--long", "8"], "--short=32 must be below --long=8"),
+        (["figure", "docs/results/measurements/planted", "--out", "x.png"], "kept to be read"),
+    ],
+)
+def test_what_belongs_elsewhere_is_said(
+    words: list[str],
+    expected: str,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[1])
+    assert expected in complaint(capsys, *words)
 
 
 @pytest.mark.parametrize(

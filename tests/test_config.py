@@ -85,7 +85,7 @@ def test_overrides_reach_their_key(tmp_path: Path) -> None:
     path.write_text("data: {tokenizer: {train_vocab: 300}}\n")
     config = load_config(path, ["--training.length=32", "--model.d_model=96", "--seed=4"])
     assert (config.training.length, config.model.d_model, config.seed) == (32, 96, 4)
-    with pytest.raises(ConfigError, match="write --seed=VALUE"):
+    with pytest.raises(ConfigError, match="--seed=VALUE"):
         load_config(path, ["--seed"])
 
 

@@ -443,7 +443,7 @@ def test_a_batch_counts_the_far_states_it_looks_back_at(
     document: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ours = tiny("olmo")
-    block = next(iter(Windows(40, 6, 1).blocks(document)))
+    block = next(iter(Windows(30, 6, 1).blocks(document)))
     scorer = Scorer(ours, CPU, far_states="contextual", batch_tokens=80)
     sizes, hidden = [], ours.hidden
 
@@ -452,8 +452,8 @@ def test_a_batch_counts_the_far_states_it_looks_back_at(
         return hidden(tokens_BL, *given, **named)
 
     monkeypatch.setattr(ours, "hidden", counted)
-    scorer.losses([scorer.set_row(block, np.arange(34))] * 6)
-    assert max(sizes) == 80 // (6 + 34)
+    scorer.losses([scorer.set_row(block, np.arange(24))] * 6)
+    assert max(sizes) == 80 // (6 + 24)
 
 
 def test_controls_choose_what_they_say(document: np.ndarray) -> None:

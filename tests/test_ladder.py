@@ -72,6 +72,10 @@ def test_models_that_were_asked_otherwise_are_refused(one: Results) -> None:
         ladder_table([first, other])
     with pytest.raises(DataError, match="pose300000_seed1 is there twice"):
         ladder_table([first, first])
+    gaps = [{"share": 0.1, "min_gap": gap} for gap in (0.1, 0.7)]
+    few = [as_model(one, SIZES[i], "pose", 1, targets=gap) for i, gap in enumerate(gaps)]
+    with pytest.raises(DataError, match=r"targets\.min_gap"):
+        ladder_table(few)
     other = as_model(one, SIZES[1], "pose", 1, data={"source": "x", "fingerprint": "y"})
     with pytest.raises(DataError, match=r"data\.fingerprint"):
         ladder_table([first, other])
@@ -100,6 +104,15 @@ def test_what_is_said_and_drawn(table: pd.DataFrame, tmp_path: Path) -> None:
         DataError, match="no model was asked for greedy at k = 8; there are add_one"
     ):
         draw_ladder(table, tmp_path / "ladder.svg", "greedy", 8)
+
+
+def test_a_model_that_was_not_asked_is_not_left_out_in_silence(one: Results) -> None:
+    few = as_model(one, SIZES[1], "pose", 1)
+    few = replace(few, summary=few.summary[few.summary.k < 8])
+    both = ladder_table([as_model(one, SIZES[0], "pose", 1), few])
+    with pytest.raises(DataError, match="pose1000000_seed1 was not asked for add_one at k = 8"):
+        describe_ladder(both, "add_one", 8)
+    assert "pose1000000" in describe_ladder(both, "add_one", 1)
 
 
 def test_models_of_one_size_are_drawn_in_one_panel(one: Results, tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis.estimate import estimate
+from analysis.asking import Asker
+from analysis.estimate import FEW_TARGETS, SOME_TARGETS, estimate
 from analysis.gate import repetition_drop
+from analysis.losses import ContextLosses, context_losses
 from analysis.measure import measure, merge_shards
 from analysis.recovery import recover, summarize
 from analysis.results import ResultWriter, read_results
@@ -142,7 +144,7 @@ def test_a_missing_or_unfinished_shard_is_named(
 def test_no_target_is_an_error_and_not_an_empty_table(
     model: Any, source: Source, tmp_path: Path
 ) -> None:
-    with pytest.raises(DataError, match="no target has a gap large enough"):
+    with pytest.raises(DataError, match=r"large enough \(the largest is [\d.]+ nats, .*1000\.0"):
         measure(loaded(model), source, replace(SETTINGS, min_gap=1000.0), tmp_path)
 
 
@@ -245,6 +247,35 @@ def test_the_estimate_is_near_what_it_takes(model: Any, source: Source, measured
     # Selectors of the own candidates alone, without controls: a lower bound.
     assert costs.token_forwards.sum() < float(said) < 20 * costs.token_forwards.sum()
     assert f"{12 - len(read_results(measured).losses.document.unique())} too short" in text
+    assert text.startswith("gate: loss ")
+
+
+def test_the_estimate_of_long_documents_asks_few_of_their_targets(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = np.random.default_rng(0)
+    documents = [rng.integers(0, VOCAB, 3000) for _ in range(2)]
+    source = Source("long", "x", documents)
+    settings = replace(SETTINGS, min_gap=0.0)
+    asked, read = [], []
+    tables, forwards = Asker.tables, context_losses
+
+    def count(self: Asker, number: int, losses: ContextLosses | None) -> Any:
+        found = tables(self, number, losses)
+        asked.append(len(set(found["recovery"]["target"])))
+        return found
+
+    def follow(scorer: Scorer, document: np.ndarray, windows: Windows) -> ContextLosses:
+        read.append(len(document))
+        return forwards(scorer, document, windows)
+
+    monkeypatch.setattr(Asker, "tables", count)
+    monkeypatch.setattr("analysis.estimate.context_losses", follow)
+    text = estimate(loaded(model), source, settings)
+    assert max(asked) <= 3 * FEW_TARGETS
+    assert max(read) == settings.windows.long + SOME_TARGETS
+    (said,) = re.findall(r"targets +([\d,]+) with both losses", text)
+    assert said.replace(",", "") == str(2 * (3000 - settings.windows.long))
 
 
 def test_recover_is_what_measure_does(model: Any, source: Source, measured: Path) -> None:

@@ -135,6 +135,8 @@ def find_folder(path_or_hub_name: str) -> Path:
     """Where the files are: a run folder becomes its latest checkpoint, a hub name is downloaded."""
     path = Path(path_or_hub_name)
     if not path.exists():
+        if path_or_hub_name.startswith("runs/"):  # where configs/ put their runs: no hub has them
+            raise DataError(f"{path_or_hub_name} does not exist; `olmo-sparsity train` makes it")
         if re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", path_or_hub_name):
             return _download(path_or_hub_name)
         raise DataError(f"'{path}' does not exist; give a run, a checkpoint or a model folder")
