@@ -103,6 +103,7 @@ tasks() {
   task scratchpad_parity_solved scratchpad_parity_quick --schemes=[rope,pose] \
     --model.init_std=0.1 --training.lengths_per_batch=8 --training.num_steps=6000
   task sparse_parity_quick
+  task sparse_parity_k_train sparse_parity_quick --seeds=[41,42,43] --train_ks=[2,6] --test_ks=[2,4,6,8,12]
   task sparse_parity_2000 sparse_parity_quick "${growing[@]}"
   task needle_quick
   task variable_assignment_quick variable_assignment_quick --schemes=[ppc,pose]
