@@ -92,8 +92,8 @@ class Tally:
         if self.num_bad > max_bad_share * self.num_records:
             raise DataError(
                 f"{self.num_bad:,} of the first {self.num_records:,} records are bad, more than "
-                f"corpus.max_bad_share={max_bad_share} allows: {self.describe()}; mend the source "
-                "or raise corpus.max_bad_share"
+                f"data.corpus.max_bad_share={max_bad_share} allows: {self.describe()}; mend the "
+                "source, or raise that where a config says it"
             )
 
 
