@@ -100,7 +100,7 @@ def test_equals_upstream_for_contiguous_positions(changes: dict[str, Any]) -> No
     upstream = upstream_of(model)
     tokens_BL = draw_tokens()
     ours = model(tokens_BL, count())
-    torch.testing.assert_close(ours, upstream(tokens_BL).logits, atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(ours, upstream(tokens_BL).logits, atol=5e-6, rtol=1e-5)
     with torch.autocast("cpu", torch.bfloat16):
         ours_low, theirs_low = model(tokens_BL, count()), upstream(tokens_BL).logits
     difference = (ours_low.float() - theirs_low.float()).abs().max()
