@@ -108,13 +108,14 @@ def describe_gate(gate: dict[str, Any], far_states: str, planted: bool) -> str:
 
 
 def format_summary(summary: pd.DataFrame, target_set: str = "gap") -> str:
-    """The headline table."""
+    """The headline table; `nats`: the excess in nats a target, to compare models by."""
     rows = summary[summary.target_set == target_set]
     own, foreign = (
         rows[rows.control == c].set_index(["selector", "k"]) for c in ("own", "foreign")
     )
     hits = own.hit_rate.notna().any()
     head = f"{'selector':<18}{'k':>3}  {'recovery':>20}  {'foreign':>8}  {'excess':>23}"
+    head += f"  {'nats':>6}"
     lines = [head + (f"  {'planted found':>20}" if hits else "")]
     for key, row in own.iterrows():
         selector, k = key
@@ -122,6 +123,7 @@ def format_summary(summary: pd.DataFrame, target_set: str = "gap") -> str:
             f"{selector:<18}{k:>3}  {row.recovery:>6.2f} [{row.low:.2f}, {row.high:.2f}]"
             f"  {foreign.loc[key].recovery:>8.2f}"
             f"  {row.excess:>+7.3f} [{row.excess_low:+.3f}, {row.excess_high:+.3f}]"
+            f"  {row.excess * row.gap:>+6.2f}"
         )
         if hits:
             line += f"  {row.hit_rate:>6.2f} [{row.hit_low:.2f}, {row.hit_high:.2f}]"

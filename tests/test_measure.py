@@ -91,7 +91,10 @@ def test_results_hold_what_they_should(measured: Path, source: Source) -> None:
     counts = results.recovery.groupby(["selector", "control"]).draw.nunique()
     assert counts["random", "own"] == 5
     assert (counts.xs("foreign", level="control") == 3).all()
-    assert "add_one" in format_summary(results.summary)
+    table = format_summary(results.summary)
+    row = results.summary.query("target_set == 'gap' and control == 'own'").iloc[0]
+    assert f"{row.excess * row.gap:+.2f}" in table.splitlines()[1]
+    assert row.selector in table.splitlines()[1]
 
 
 def test_a_measurement_resumes_to_the_same_tables(
