@@ -147,8 +147,10 @@ long() {
   task sparse_parity_any_cuts sparse_parity_quick --schemes=[pose] "${growing[@]}" --positions.aligned_cuts=false
   task sparse_parity_growing sparse_parity_quick --seeds=[37,38,39] --training.grow_k_steps=400
   task sparse_parity_all_k_at_once sparse_parity_quick --schemes=[pose] "${six[@]}"
+  task sparse_parity_1_chunk sparse_parity_quick --schemes=[pose] "${six[@]}" --positions.num_chunks=1
+  task sparse_parity_4_layers sparse_parity_quick --schemes=[pose] "${six[@]}" --model.n_layers=4
   olmo-sparsity figure docs/results/tasks/sparse_parity_{2000,2_chunks,unscaled,any_cuts,all_k_at_once} \
-    --labels "as the preset,two chunks,queries unscaled,cuts anywhere,all k at once" \
+    --labels "growing k,two chunks,queries unscaled,cuts anywhere,all k at once" \
     --out docs/figures/sparse_parity_ablations.png
   step python benchmarks/pose_pays.py
   step olmo-sparsity theory configs/theory/bridge.yaml

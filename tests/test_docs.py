@@ -120,6 +120,8 @@ def test_readme_quotes_tasks_as_measured(
         ("sparse_parity_unscaled", "scaled queries"),
         ("sparse_parity_any_cuts", "aligned cuts"),
         ("sparse_parity_all_k_at_once", "growing k"),
+        ("sparse_parity_1_chunk", "growing k, and all chunks but one: a random start only"),
+        ("sparse_parity_4_layers", "growing k; four layers instead of two"),
     ],
 )
 def test_ablations_are_quoted_as_measured(name: str, taken_back: str) -> None:
