@@ -55,8 +55,8 @@ def estimate(
     }
     sample = sorted(halves["threshold"][:NUM_SAMPLED] + halves["report"][:NUM_SAMPLED])
     whole = source
-    if source.planted is None:
-        size = settings.windows.long + SOME_TARGETS
+    if source.planted is None and targets is None:
+        size = settings.windows.long + max(SOME_TARGETS, settings.windows.stride)
         source = replace(whole, documents=[document[:size] for document in whole.documents])
     context_losses(scorer, source.documents[sample[0]], settings.windows)  # warm
     before, started = scorer.token_forwards, time.perf_counter()
@@ -116,7 +116,7 @@ def estimate(
 
 @dataclass(frozen=True)
 class FewTargets:
-    """The first of those that are chosen in a document."""
+    """Those of a document's first blocks, as many as it takes: targets of a block share costs."""
 
     chooser: TargetChooser
 
@@ -132,7 +132,11 @@ class FewTargets:
         generator: np.random.Generator,
     ) -> dict[str, np.ndarray]:
         chosen = self.chooser.choose(number, document, losses, windows, generator)
-        return {name: targets[:FEW_TARGETS] for name, targets in chosen.items()}
+        places = np.unique(np.concatenate(list(chosen.values())))
+        if len(places) <= FEW_TARGETS:
+            return chosen
+        end = (int(places[FEW_TARGETS - 1]) // windows.stride + 1) * windows.stride
+        return {name: targets[targets < end] for name, targets in chosen.items()}
 
 
 def _num_chosen(

@@ -22,7 +22,10 @@ from analysis.summary import INDUCTION_NATS
 from olmo_sparsity.drawing import save
 from olmo_sparsity.errors import DataError
 
-_ALIKE = ("data.fingerprint", "windows", "dtype", "targets.share", "targets.min_gap")
+_ALIKE = (
+    *("data.fingerprint", "windows", "dtype"),
+    *("targets.share", "targets.min_gap", "targets.given"),
+)
 _NUM_RESAMPLES = 10_000
 # Of each position scheme: colour, marker, name, and how far beside its size it stands.
 _STYLES = {
@@ -41,18 +44,21 @@ def ladder_table(results: list[Results]) -> pd.DataFrame:
 
 
 def _refuse_unlike(results: list[Results]) -> None:
-    first = results[0].meta
     names = [result.meta["model"]["name"] for result in results]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{twice} is there twice; name each model's measurement once")
-    for other in (result.meta for result in results[1:]):
-        for key in _ALIKE:
-            ours, theirs = _look_up(first, key), _look_up(other, key)
-            if None not in (ours, theirs) and ours != theirs:
+    for key in _ALIKE:
+        said = [
+            (_look_up(result.meta, key), name) for result, name in zip(results, names, strict=True)
+        ]
+        said = [(value, name) for value, name in said if value is not None]
+        for value, name in said[1:]:
+            first, named = said[0]
+            if value != first:
                 raise DataError(
-                    f"{first['model']['name']} and {other['model']['name']} were not asked the "
-                    f"same: {key} is {ours} and {theirs}; measure both alike"
+                    f"{named} and {name} were not asked the same: {key} is {first} and {value}; "
+                    "measure both alike"
                 )
 
 
@@ -173,7 +179,8 @@ def _figure(table: pd.DataFrame, selector: str, k: int) -> Figure:
     """Models of one size differ in nothing that the panels about size could show."""
     rows = _of(table, selector, k)
     control = table[(table.selector == "random") & (table.k == k)]
-    control = control[: 0 if selector == "random" else len(control)]
+    everyone = set(control.model) == set(rows.model)
+    control = control[: len(control) if everyone and selector != "random" else 0]
     name = selector.replace("_", " ")
     if rows.num_parameters.nunique() == 1:
         figure = Figure(figsize=(3.4, 2.9), layout="constrained")

@@ -146,9 +146,9 @@ def documents_to_measure(source: Source, settings: Settings) -> list[int]:
     if {half_of(number) for number in long_enough} != {"threshold", "report"}:
         raise DataError(
             f"{source.name}: {len(long_enough)} of {len(source.documents)} documents are longer "
-            f"than --long={settings.windows.long}, not at an even and at an odd place both, and "
-            "half only fix the threshold; give more documents (a text file is one), raise "
-            "--max-documents, or lower --long"
+            f"than --long={settings.windows.long}; one at an even and one at an odd place are "
+            "needed, since half of them only fix the threshold. Give more documents (a text file "
+            "is one), raise --max-documents, or lower --long"
         )
     return long_enough
 
@@ -263,17 +263,18 @@ def conclude(folder: Path, meta: dict[str, Any]) -> None:
     """Parts → summary and final tables."""
     tables = read_parts(folder)
     losses, recovery = tables["losses"], tables["recovery"]
-    if main_set(recovery.target_set.unique()) is None:
-        gaps = (losses.loss_short - losses.loss_long)[losses.half == "report"]
-        raise DataError(
-            f"{folder}: no target has a gap large enough (the largest is {gaps.max():.2f} nats, "
-            f"asked for are {meta['targets']}); measure into another folder with a lower "
-            "--min-gap, a larger share in --targets or more text"
-        )
+    gaps = losses.loss_short - losses.loss_long
     if "share" in meta["targets"] and not len(tables["planted"]):
-        fitted_on = losses[losses.half == "threshold"]
-        meta["targets"]["threshold"] = gap_threshold(
-            (fitted_on.loss_short - fitted_on.loss_long).to_numpy(), **meta["targets"]
+        fitted_on = gaps[losses.half == "threshold"]
+        meta["targets"]["threshold"] = gap_threshold(fitted_on.to_numpy(), **meta["targets"])
+    if main_set(recovery.target_set.unique()) is None:
+        if "given" in meta["targets"]:
+            raise DataError(f"{folder}: none of the given targets has a whole long window here")
+        raise DataError(
+            f"{folder}: no target has a gap large enough (the largest is "
+            f"{gaps[losses.half == 'report'].max():.2f} nats, the threshold "
+            f"{meta['targets']['threshold']:.2f}); measure into another folder with a larger share "
+            "in --targets, a lower --min-gap or more text"
         )
     meta["longppl"] = longppl(losses)
     summary = summarize(losses, recovery)

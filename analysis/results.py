@@ -206,7 +206,7 @@ def read_results(folder: str | Path) -> Results:
         raise DataError(f"{folder}: the measurement has no meta.json yet; {remedy}")
     if _part_folders(folder):
         raise DataError(f"{folder}: has documents that its summary does not count; {remedy}")
-    if (folder / "summary.csv").exists():
+    if (folder / "summary.csv").exists() and not (folder / "losses.parquet").exists():
         raise DataError(
             f"{folder} is the summary of a measurement, kept to be read; it has no rows"
         )

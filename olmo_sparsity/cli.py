@@ -13,12 +13,14 @@ import atexit
 import errno
 import os
 import sys
+import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
 from olmo_sparsity import __version__
 from olmo_sparsity.errors import ConfigError, SaidElsewhere, UserError
 
+EXIT_DEFECT = 1
 EXIT_BAD_INPUT = 2
 EXIT_STOPPED = 75
 EXIT_LOST_PROCESS = 76
@@ -30,7 +32,11 @@ QUICK = {"selectors": "add_one_screened,random", "foreign": 1, "max_documents": 
 
 def entry(arguments: list[str] | None = None) -> NoReturn:
     """The command as a process of its own."""
-    code = main(arguments)
+    try:
+        code = main(arguments)
+    except Exception:
+        traceback.print_exc()
+        code = EXIT_DEFECT
     if os.environ.get("WORLD_SIZE", "1") != "1":
         # DeepSpeed keeps process groups alive, and with them gloo's threads. One that still lets
         # go of a tensor while Python is taken down aborts the process, and the launcher the job.

@@ -171,15 +171,15 @@ def _flatten_plain(node: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-_MADE_FOR = {"grid": "sweep", "schemes": "task", "run_folder": "train"}
-"""Which command takes a config that has this key."""
+_MADE_FOR = {"grid": "sweep", "schemes": "task", "run_folder": "train", "figure": "theory"}
+"""Which command takes configs that have this key."""
 
 
 def _refuse_other_kind(given: DictConfig | dict, schema: type, origin: str) -> None:
     known = get_type_hints(schema)
     for key, command in _MADE_FOR.items():
         if key in given and key not in known:
-            raise ConfigError(f"{origin} has '{key}': it is for `olmo-sparsity {command}`")
+            raise ConfigError(f"{origin}: '{key}' belongs to `olmo-sparsity {command}`")
 
 
 def _explain_unknown(key: str, schema: type) -> str:
@@ -190,7 +190,8 @@ def _explain_unknown(key: str, schema: type) -> str:
     close = close or difflib.get_close_matches(plain, known, n=1, cutoff=0.6)
     section = plain.rpartition(".")[0]
     if section and close == [section]:  # the closest is no better than what was typed
-        there = [name.rpartition(".")[2] for name in fnmatch.filter(known, f"{section}.*")]
+        there = [name.removeprefix(f"{section}.") for name in known if name.startswith(section)]
+        there = [name for name in there if "." not in name and name != section]
         return f"unknown key '{key}'; {section} has {', '.join(there)}"
     return f"unknown key '{key}'" + (f"; did you mean '{close[0]}'?" if close else "")
 

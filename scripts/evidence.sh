@@ -159,9 +159,7 @@ long() {
 parts=("$@")
 [[ $# -gt 0 ]] || parts=(text tasks)
 for part in "${parts[@]}"; do
-  case $part in
-    text | tasks | long) "$part" ;;
-    *) echo "$part is not one of text, tasks, long" >&2 && exit 2 ;;
-  esac
+  [[ $part =~ ^(text|tasks|long)$ ]] || { echo "$part is not one of text, tasks, long" >&2; exit 2; }
 done
+for part in "${parts[@]}"; do "$part"; done
 echo "[$(date +%H:%M:%S)] done: git diff docs/ shows what changed"

@@ -55,7 +55,7 @@ def test_prepare_train_losses_export_in_order(
         (["--training.length=three"], "training.length"),
         (["--optimizer.lr=1"], "optimizer has learning_rate"),
         (["--dryrun"], "'--dryrun' is no option of this command"),
-        (["--init_from=runs/nowhere"], "runs/nowhere does not exist; `olmo-sparsity train`"),
+        (["--init_from=runs/nowhere"], "runs/nowhere does not exist; train it first"),
         (["--positions.target_length=8"], "positions.target_length=8 is below training.length=16"),
         (["--data.folder=/nowhere/at/all"], "prepare"),
         (["--training.length=32768", "--positions.target_length=32768",
@@ -176,9 +176,10 @@ def test_another_tokenizer_beside_the_shards(
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["train", "configs/sweeps/quick.yaml"], "it is for `olmo-sparsity sweep`"),
-        (["train", "configs/tasks/needle_quick.yaml"], "it is for `olmo-sparsity task`"),
-        (["sweep", "configs/quick.yaml"], "it is for `olmo-sparsity train`"),
+        (["train", "configs/sweeps/quick.yaml"], "'grid' belongs to `olmo-sparsity sweep`"),
+        (["train", "configs/tasks/needle_quick.yaml"], "'schemes' belongs to `olmo-sparsity task`"),
+        (["sweep", "configs/quick.yaml"], "'run_folder' belongs to `olmo-sparsity train`"),
+        (["task", "configs/theory/quick.yaml"], "'figure' belongs to `olmo-sparsity theory`"),
         (["measure", "x", "--out", "README.md"], "README.md is a file"),
         (["measure", "x", "--out", "y", "--long", "8"], "--short=32 must be below --long=8"),
         (["figure", "docs/results/measurements/planted", "--out", "x.png"], "kept to be read"),

@@ -88,7 +88,7 @@ def test_the_command_of_a_stored_result_still_asks_for_it(path: Path) -> None:
         ("sparse_parity_quick", "rope", 2, 200, "against {}, k = 4"),
         ("sparse_parity_quick", "pose", 4, 200, "k = 4 {} against"),
         ("sparse_parity_quick", "rope", 4, 200, "against {} (six seeds"),
-        ("sparse_parity_2000", "pose", 4, 200, "learnt the training lengths; {} against"),
+        ("sparse_parity_2000", "pose", 4, 200, "growing k, {} against"),
         ("sparse_parity_2000", "rope", 4, 200, "against {} after a shorter\ntraining"),
         ("variable_assignment_quick", "ppc", 50, 50, "{} of chains of fifty"),
         ("variable_assignment_quick", "pose", 50, 50, "{} with RoPE + PoSE"),

@@ -106,6 +106,17 @@ def test_what_is_said_and_drawn(table: pd.DataFrame, tmp_path: Path) -> None:
         draw_ladder(table, tmp_path / "ladder.svg", "greedy", 8)
 
 
+def test_other_targets_and_another_precision_are_refused(one: Results) -> None:
+    def asked(index: int, **about: Any) -> Results:
+        return as_model(one, SIZES[index], "pose", 1, **about)
+
+    old = asked(0)  # says nothing of its precision
+    with pytest.raises(DataError, match="dtype is float32 and bfloat16"):
+        ladder_table([old, asked(1, dtype="float32"), asked(2, dtype="bfloat16")])
+    with pytest.raises(DataError, match=r"targets\.given is a and b"):
+        ladder_table([asked(0, targets={"given": "a"}), asked(1, targets={"given": "b"})])
+
+
 def test_a_model_that_was_not_asked_is_not_left_out_in_silence(one: Results) -> None:
     few = as_model(one, SIZES[1], "pose", 1)
     few = replace(few, summary=few.summary[few.summary.k < 8])

@@ -93,7 +93,7 @@ class Tally:
             raise DataError(
                 f"{self.num_bad:,} of the first {self.num_records:,} records are bad, more than "
                 f"data.corpus.max_bad_share={max_bad_share} allows: {self.describe()}; mend the "
-                "source, or raise that where a config says it"
+                "source (or, in a config, raise data.corpus.max_bad_share)"
             )
 
 

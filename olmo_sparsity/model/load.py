@@ -136,7 +136,7 @@ def find_folder(path_or_hub_name: str) -> Path:
     path = Path(path_or_hub_name)
     if not path.exists():
         if path_or_hub_name.startswith("runs/"):  # where configs/ put their runs: no hub has them
-            raise DataError(f"{path_or_hub_name} does not exist; `olmo-sparsity train` makes it")
+            raise DataError(f"{path_or_hub_name} does not exist; train it first, or mend the path")
         if re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", path_or_hub_name):
             return _download(path_or_hub_name)
         raise DataError(f"'{path}' does not exist; give a run, a checkpoint or a model folder")
