@@ -269,6 +269,23 @@ def test_the_claim_is_quoted_as_measured() -> None:
         assert shown(measured.loc["gap", "add_one", "own", 8], "excess", "+.2f") in paper_map
 
 
+def test_the_claim_made_again_is_quoted_as_measured() -> None:
+    folder, said = ROOT / "docs/results/measurements", []
+    for far in ("contextual", "isolated"):
+        rows = pd.read_csv(folder / f"induction_again_{far}/summary.csv")
+        rows = rows[(rows.target_set == "gap") & (rows.selector == "add_one")]
+        rows = rows.set_index(["control", "k"])
+        said.append(shown(rows.loc["own", 8], "excess", "+.2f"))
+        if far == "contextual":
+            first = [f"{rows.loc[control, 1].recovery:.2f}" for control in ("own", "foreign")]
+            num_targets = rows.num_targets.iloc[0]
+    meta = json.loads((folder / "induction_again_contextual/meta.json").read_text())
+    text = (ROOT / "docs/natural_language.md").read_text()
+    assert f"a drop of {meta['gate']['drop']:.2f} nats, {num_targets} targets" in text
+    assert f"gives back\n{first[0]}, an unrelated text's {first[1]}; excess at k = 8 " in text
+    assert f"{said[0]} with context, {said[1]} alone" in text
+
+
 def over_seeds(rows: pd.DataFrame) -> str:
     """Mean over seeds, and from the lowest to the highest where it matters."""
 
