@@ -40,21 +40,22 @@ def versions() -> dict[str, str | None]:
     return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
 
 
-def code_version() -> str | None:
-    """The commit of the code that runs, with a mark when it has uncommitted changes."""
-    try:
-        return (
-            subprocess.run(
-                ["git", "describe", "--always", "--dirty", "--abbrev=40"],
-                cwd=Path(__file__).parent,
-                capture_output=True,
-                text=True,
-                check=True,
-            ).stdout.strip()
-            or None
+def code_version(folder: Path = Path(__file__).parents[1]) -> str | None:
+    """The commit of the code that runs, with a mark when that has uncommitted changes. Docs may:
+    results are written into them."""
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", *words], cwd=folder, capture_output=True, text=True, check=True
         )
+        return done.stdout.strip()
+
+    try:
+        commit = git("describe", "--always", "--abbrev=40")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
     except (OSError, subprocess.CalledProcessError):
         return None
+    return f"{commit}-dirty" if changed else commit
 
 
 def _version(name: str) -> str | None:
