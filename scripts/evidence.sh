@@ -10,7 +10,8 @@
 #                                  the training length, models that do not copy, ablations, PoSE
 #                                  against RoPE over five seeds, the theory's bridge
 #
-# What is quoted lands in docs/results and docs/figures; the tests hold the prose to it.
+# What is quoted lands in docs/results and docs/figures, and from there in the tables of the pages; the
+# tests hold the sentences to it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PWD/.venv/bin:$PATH
@@ -162,4 +163,5 @@ for part in "${parts[@]}"; do
   [[ $part =~ ^(text|tasks|long)$ ]] || { echo "$part is not one of text, tasks, long" >&2; exit 2; }
 done
 for part in "${parts[@]}"; do "$part"; done
+python docs/write_tables.py
 echo "[$(date +%H:%M:%S)] done: git diff docs/ shows what changed"

@@ -231,6 +231,8 @@ def test_a_run_leaves_its_table_and_goes_on_where_it_stopped(
         (scheme, seed, length) for scheme in ("rope", "ppc") for seed in (1, 2) for length in (4, 8)
     }
     assert meta["settings"]["train_lengths"] == [3, 5]
+    assert meta["trial_losses"].keys() == meta["trial_seconds"].keys()
+    assert all(0 < loss < 10 for loss in meta["trial_losses"].values())
     assert not list((tmp_path / "run").rglob("*.tmp"))
 
 

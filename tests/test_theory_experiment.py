@@ -171,14 +171,11 @@ def test_bounds_hold_wherever_they_apply() -> None:
     assert applies > 40
 
 
-def test_the_docs_hold_the_stored_tables() -> None:
-    docs = (ROOT / "docs/theory.md").read_text()
+def test_stored_tables_are_made_from_the_stored_summaries() -> None:
     for name in ("theory_quick", "theory_bridge"):
         stored = read_summary(ROOT / f"docs/figures/{name}.csv")
         meta = json.loads((ROOT / f"docs/figures/{name}.meta.json").read_text())
         assert markdown_tables(stored, meta) == (ROOT / f"docs/figures/{name}.md").read_text()
-        for block in (ROOT / f"docs/figures/{name}.md").read_text().split("\n\n"):
-            assert block.strip() in docs, name
 
 
 def test_every_number_quoted_stands_in_a_table() -> None:

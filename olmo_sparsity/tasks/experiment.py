@@ -64,13 +64,8 @@ def run_settings(
             f"{num_left_out} pairs of test length and k are not tested: k does not fit the length"
         )
     _train_all(settings, todo, len(trials), device, folder)
-    rows, seconds = _collect(folder)
-    meta = {
-        "command": command,
-        "settings": fixed,
-        "trial_seconds": seconds,
-    } | made_by
-    write_results(folder, rows, meta)
+    rows, of_trials = _collect(folder)
+    write_results(folder, rows, {"command": command, "settings": fixed} | of_trials | made_by)
     return rows
 
 
@@ -244,15 +239,18 @@ def _read_trial(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
         found["rows"] = [row for row in found["rows"] if Row(**row)]
-    except (ValueError, TypeError, KeyError) as error:
+        found["last_loss"] = float(found["losses"][-1][1])
+    except (ValueError, TypeError, KeyError, IndexError) as error:
         raise DataError(f"'{path}' cannot be read ({error}); delete it and start again") from None
     return found
 
 
-def _collect(folder: Path) -> tuple[list[Row], dict[str, float]]:
-    rows, seconds = [], {}
+def _collect(folder: Path) -> tuple[list[Row], dict[str, dict[str, float]]]:
+    """All rows; and of each trial how long it took, and its loss at the end of training."""
+    rows, seconds, losses = [], {}, {}
     for path in sorted((folder / "trials").glob("*.json")):
         found = _read_trial(path)
         rows += [Row(**row) for row in found["rows"]]
         seconds[path.stem] = found["seconds"]
-    return rows, seconds
+        losses[path.stem] = round(found["last_loss"], 4)
+    return rows, {"trial_seconds": seconds, "trial_losses": losses}

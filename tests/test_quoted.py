@@ -1,0 +1,303 @@
+"""Every number that is quoted stands in the stored results.
+
+Tables are written from them (docs/write_tables.py). Sentences that quote are made here from the
+results and looked for on their page; whatever other decimal stands in a page's prose must stand in
+a table of the same section, be one seed's accuracy there, or be named below as not stored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from analysis.ladder import rank_correlation
+from analysis.summary import INDUCTION_NATS
+from docs.write_tables import (
+    COPIES,
+    RESULTS,
+    ROOT,
+    TABLES,
+    read_ladder,
+    read_losses,
+    read_meta,
+    read_summary,
+    shown,
+    write_tables,
+)
+from olmo_sparsity.tasks.experiment import fixed_settings, list_trials
+from olmo_sparsity.tasks.results import read_results
+from olmo_sparsity.tasks.settings import load_settings
+
+PAGES = {str(path.relative_to(ROOT)): path.read_text()
+         for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}  # fmt: skip
+README, NATURAL, TASKS = "README.md", "docs/natural_language.md", "docs/results.md"
+PAPER_MAP = "docs/paper_map.md"
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "<!-- table:" in PAGES[page]])
+def test_tables_are_those_of_the_stored_results(page: str) -> None:
+    assert write_tables(PAGES[page]) == PAGES[page], "run `python docs/write_tables.py`"
+
+
+def test_every_table_that_can_be_written_is() -> None:
+    written = set(re.findall(r"<!-- table: (\w+)", "".join(PAGES.values())))
+    assert written == set(TABLES)
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+STORED_TASKS = sorted((RESULTS / "tasks").glob("*/accuracy.parquet"))
+
+
+@pytest.mark.parametrize("path", STORED_TASKS, ids=lambda path: path.parent.name)
+def test_the_page_says_how_each_task_result_was_made(path: Path) -> None:
+    rows, meta = read_results(path.parent)
+    assert f"<!-- table: task {path.parent.name} -->" in PAGES[TASKS]
+    # How many at a time changes nothing in what comes out.
+    assert f"{re.sub(r' --num_workers=[0-9]+', '', meta['command'])}\n" in PAGES[TASKS]
+    assert len({row.seed for row in rows}) >= 3
+    assert all(row.seed > 0 for row in rows), "settings were chosen on seed 0"
+
+
+@pytest.mark.parametrize("path", STORED_TASKS, ids=lambda path: path.parent.name)
+def test_the_command_of_a_stored_result_still_asks_for_it(path: Path) -> None:
+    rows, meta = read_results(path.parent)
+    program, command, config, *overrides = shlex.split(meta["command"])
+    settings = load_settings(config, overrides)
+    assert (program, command) == ("olmo-sparsity", "task")
+    assert json.loads(json.dumps(fixed_settings(settings))) == meta["settings"]
+    found = {(row.scheme, row.train_k, row.seed) for row in rows}
+    assert found == {(t.scheme, t.train_k, t.seed) for t in list_trials(settings)}
+
+
+# --- sentences ------------------------------------------------------------------------------------
+
+
+def mean(name: str, scheme: str, k: int | None, length: int) -> str:
+    """Exact match over seeds, as prose writes it: .957"""
+    rows, _ = read_results(RESULTS / "tasks" / name)
+    asked = (scheme, k, length)
+    found = [row.exact_match for row in rows if (row.scheme, row.test_k, row.length) == asked]
+    return f"{sum(found) / len(found):.3f}".removeprefix("0")
+
+
+def sentences_on_tasks() -> Iterator[tuple[str, str]]:
+    pose, rope = (
+        [mean("needle_quick", scheme, None, length) for length in (200, 500)]
+        for scheme in ("pose", "rope")
+    )
+    said = f"{pose[0]} with PoSE at 200 tokens and {pose[1]} at 500, "
+    yield README, f"{said}against {rope[0]} and {rope[1]} with RoPE alone"
+    quick = {
+        (scheme, k): mean("sparse_parity_quick", scheme, k, 200)
+        for scheme in ("pose", "rope")
+        for k in (2, 4)
+    }
+    yield README, f"k = 2 {quick['pose', 2]} against {quick['rope', 2]}, k = 4 {quick['pose', 4]}"
+    yield README, f"against {quick['rope', 4]} (six seeds"
+    grown = [mean("sparse_parity_2000", scheme, 4, 200) for scheme in ("pose", "rope")]
+    yield README, f"growing k, {grown[0]} against {grown[1]} after a shorter training"
+    chains = [mean("variable_assignment_quick", scheme, 50, 50) for scheme in ("ppc", "pose")]
+    yield README, f"{chains[0]} of chains of fifty with PPC, in {chains[1]} with RoPE + PoSE"
+    rope = [mean("scratchpad_parity_solved", "rope", None, length) for length in (10, 20, 40)]
+    yield README, f"RoPE alone has {rope[0]} of 10 bits, {rope[1]} of 20 and {rope[2]} of 40"
+    yield README, f"{mean('addition_quick', 'coupled', None, 100)} of sums of 100 digits"
+
+
+def sentences_on_the_claim() -> Iterator[tuple[str, str]]:
+    with_context, alone = (read_summary(f"induction_{far}") for far in ("contextual", "isolated"))
+    own, foreign = (with_context.loc["add_one", control] for control in ("own", "foreign"))
+    assert 0.95 <= own.recovery[4] <= 1.1  # said in words
+    first = own.recovery[1]
+    yield README, f"gives back {first:.2f} of what they all give, four as much as all"
+    yield README, f"of another text, the best one gives {foreign.recovery[1]:.2f}."
+    without = alone.loc["add_one", "own", 1].recovery
+    yield README, f"without its context gives back {without:.2f} ("
+    losses = {name: read_losses(f"{name}_contextual") for name in COPIES}
+    price = [losses[name].loss_long["mean"] for name in COPIES]
+    said = f"{price[0]:.2f} nats a token with the long window, "
+    yield README, f"Copying has a price: {said}against {price[1]:.2f} of"
+    yield (
+        NATURAL,
+        f"The price: {said}where the model that was not taught to copy has {price[1]:.2f}",
+    )
+    meta, gap = read_meta("induction_contextual"), losses["induction"].diff(axis=1).iloc[0, -1]
+    drop, threshold = f"{meta['gate']['drop']:.2f}", meta["targets"]["threshold"]
+    yield NATURAL, f"a drop of {drop} nats on repeated passages"
+    yield NATURAL, f"{own.num_targets[1]} targets in {own.num_documents[1]} documents"
+    yield NATURAL, f"at least {threshold:.2f} nats, {own.gap[1]:.2f} in the mean;"
+    yield NATURAL, f"over all targets the mean gap is {abs(gap):.2f}"
+    kinds = pd.read_csv(RESULTS / "measurements/induction_contextual/dependencies.csv")
+    kinds = kinds[(kinds.target_set == "gap") & (kinds.selector == "add_one")].set_index("kind")
+    words = kinds.num_targets[["equal", "same_family"]].sum()
+    yield NATURAL, f"on {words} of the {own.num_targets[1]} targets the first choice is"
+    for selector, k in (("add_one", 1), ("add_one", 8), ("divergence", 1), ("random", 8)):
+        yield PAPER_MAP, shown(with_context.loc[selector, "own", k], "excess")
+    yield PAPER_MAP, f"{shown(own.loc[8], 'excess')} at k = 8, recovery {own.recovery[8]:.2f}"
+    yield PAPER_MAP, f"Shown alone: {shown(alone.loc['add_one', 'own', 8], 'excess')}"
+    yield PAPER_MAP, f"taught to copy (drop {drop} nats)"
+
+
+def sentences_on_the_claim_made_again() -> Iterator[tuple[str, str]]:
+    with_context, alone = (read_summary(f"induction_again_{far}").loc["add_one"]
+                           for far in ("contextual", "isolated"))  # fmt: skip
+    own = with_context.loc["own"]
+    drop = read_meta("induction_again_contextual")["gate"]["drop"]
+    yield NATURAL, f"a drop of {drop:.2f} nats, {own.num_targets[1]} targets"
+    foreign = with_context.loc["foreign", 1].recovery
+    said = f"gives back {own.recovery[1]:.2f}, an unrelated text's {foreign:.2f}; excess at k = 8 "
+    said += f"{shown(own.loc[8], 'excess')} with context, "
+    yield NATURAL, f"{said}{shown(alone.loc['own', 8], 'excess')} alone"
+
+
+def sentences_on_stages() -> Iterator[tuple[str, str]]:
+    rows = read_ladder("stages_contextual", 1)
+    value, low, high = rank_correlation(rows["drop"], rows.excess)
+    yield PAPER_MAP, f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
+    passes = rows["drop"] >= INDUCTION_NATS
+    assert (sum(~passes), sum(passes)) == (10, 11)  # said in words
+    failing, passing = rows.excess[~passes].max(), rows.excess[passes].min()
+    for page in (README, NATURAL):
+        said = f"an excess of at most {failing:.2f}, the eleven that pass it {passing:.2f} and more"
+        yield page, said
+
+
+def sentences_on_the_ladder() -> Iterator[tuple[str, str]]:
+    for far, k in (("isolated", 8), ("contextual", 1)):
+        rows = read_ladder(f"ladder_{far}", k)
+        value, low, high = rank_correlation(rows["drop"], rows.excess)
+        yield PAPER_MAP, f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
+    means = rows[rows.positions == "pose"].groupby("num_parameters").excess.mean()
+    tiny, small, middle, large = (f"{mean:.2f}".lstrip("0") for mean in means)
+    said = f"{tiny} at 0.4M parameters, {small} at 1.2M, {middle} at 2.7M and {large} at 6.6M"
+    yield README, said
+    readings = []
+    for far in ("contextual", "isolated"):
+        rows = read_ladder(f"ladder_{far}", 8)
+        rows = rows[(rows.positions == "pose") & rows.model.str.contains("2.7M", regex=False)]
+        readings.append([shown(row, "excess") for _, row in rows.sort_values("seed").iterrows()])
+    assert len(readings[0]) == 3
+    pairs = zip(*readings, strict=True)
+    yield PAPER_MAP, ", ".join(f"{here} and {alone}" for here, alone in pairs)
+
+
+def sentences_beyond_the_training_length() -> Iterator[tuple[str, str]]:
+    rows = read_ladder("beyond_contextual", 1)
+    at = rows.set_index(["seed", "positions"]).sort_index()
+    for seed in (1, 2, 3):
+        pose, rope = (at.loc[seed, positions] for positions in ("pose", "contiguous"))
+        in_nats = [shown(row, "excess", scale=row.gap) for row in (pose, rope)]
+        yield PAPER_MAP, " against ".join(in_nats)
+    means = rows.groupby("positions")[["recovery", "loss_long"]].mean()
+    said = f"one far token of 192 gives back {means.recovery['pose']:.2f} of the gap"
+    yield README, said
+    nats = (at.gap * at.excess).unstack()
+    rope = f"{nats['contiguous'].min():.1f} to {nats['contiguous'].max():.1f} nats beyond it"
+    assert f"{nats['pose'].min():.1f}" == f"{nats['pose'].max():.1f}"
+    yield README, f"{nats['pose'].min():.1f} nats beyond another document's; with RoPE alone {rope}"
+    costs = means.loss_long
+    yield README, f"{costs['contiguous']:.2f} nats a token instead of {costs['pose']:.2f}."
+    costs = at.loss_long.unstack().agg(lambda row: row["contiguous"] - row["pose"], axis=1)
+    said = f"costs it {costs.min():.1f} to {costs.max():.1f} nats a token against PoSE"
+    yield NATURAL, said
+
+
+def sentences_on_models_that_do_not_copy() -> Iterator[tuple[str, str]]:
+    drop = read_meta("quick_exact_128")["gate"]["drop"]
+    yield NATURAL, f"a drop of {drop:.2f} nats"
+    losses = {model: read_losses(f"quick_{model}_256") for model in ("rope", "pose")}
+    cost = losses["rope"].loss_long["mean"] - losses["pose"].loss_long["mean"]
+    yield NATURAL, f"RoPE alone loses {cost:.2f} nats a token against PoSE"
+    gaps = {
+        model: some.loss_short["mean"] - some.loss_long["mean"] for model, some in losses.items()
+    }
+    count = losses["rope"].loss_long["count"]
+    said = (
+        f"a mean gap of {gaps['rope']:.3f} over all {count:,.0f} targets; PoSE {gaps['pose']:.3f}"
+    )
+    yield NATURAL, said
+    yield README, f"costs RoPE alone {-gaps['rope']:.3f} nats against its own short one"
+    nats = {}
+    for model, size in ((model, size) for model in ("rope", "pose") for size in (128, 256)):
+        row = read_summary(f"quick_{model}_{size}").loc["add_one", "own", 8]
+        nats[model, size] = f"{row.excess * row.gap:.2f}"
+    assert nats["rope", 256] == nats["pose", 256]
+    yield NATURAL, f"{nats['rope', 256]} each"
+    yield NATURAL, f"it is {nats['rope', 128]} and {nats['pose', 128]}"
+    drops = [read_meta(f"quick_{m}_{size}")["gate"]["drop"] for m, size in nats]
+    yield NATURAL, f"drops between {min(drops):.2f} and {max(drops):+.2f} nats"
+
+
+SENTENCES = [*sentences_on_tasks(), *sentences_on_the_claim(), *sentences_on_the_claim_made_again()]
+SENTENCES += [*sentences_on_stages(), *sentences_on_the_ladder()]
+SENTENCES += [*sentences_beyond_the_training_length(), *sentences_on_models_that_do_not_copy()]
+
+
+def plain(text: str) -> str:
+    """However its lines are broken, and without emphasis."""
+    return " ".join(text.replace("**", "").replace("−", "-").split())
+
+
+@pytest.mark.parametrize(("page", "sentence"), SENTENCES)
+def test_sentences_quote_what_was_measured(page: str, sentence: str) -> None:
+    assert plain(sentence) in plain(PAGES[page])
+
+
+# --- every other decimal --------------------------------------------------------------------------
+
+NOT_STORED = {
+    README: ["its loss there falls from 2.83 to 0.02"],
+    NATURAL: [],
+    TASKS: [
+        "seeds 0 and 4) against .004 and .333",
+        "last 100 steps .000 and .002",
+        "seed 11 (2e-3) crawled to .07",
+        "3.3 times the longest",
+        "seed 1 of PoSE stood at .76",
+        "up to 150 and .925 at 200",
+    ],
+}
+"""Said of runs that are not kept, or of settings."""
+
+
+def prose_and_tables(section: str) -> tuple[str, str]:
+    section = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|<[^>]*>", " ", section, flags=re.DOTALL)
+    lines = section.splitlines()
+    tables = [line for line in lines if line.startswith("|")]
+    return plain("\n".join(line for line in lines if line not in tables)), "\n".join(tables)
+
+
+def accuracies(section: str) -> Iterator[float]:
+    """Of every seed, in the results that the section's tables are made of."""
+    for name in re.findall(r"<!-- table: task (\w+)", section):
+        for row in read_results(RESULTS / "tasks" / name)[0]:
+            yield from (row.exact_match, row.token_accuracy, row.low)
+            if row.id_accuracy is not None:
+                yield row.id_accuracy
+
+
+@pytest.mark.parametrize("page", NOT_STORED)
+def test_every_decimal_in_prose_is_accounted_for(page: str) -> None:
+    text = PAGES[page]
+    if page == README:
+        text = text[: text.index("## Quick start")] + text[text.index("## Results so far") :]
+        text = text[: text.index("## The paper's settings")]
+    unfounded = []
+    for section in re.split(r"^(?=## )", text, flags=re.MULTILINE):
+        prose, tables = prose_and_tables(section)
+        known = [*map(float, re.findall(r"\d*\.?\d+", tables)), *accuracies(section)]
+        quoting = [plain(sentence) for where, sentence in SENTENCES if where == page]
+        for said in sorted([*quoting, *map(plain, NOT_STORED[page])], key=len, reverse=True):
+            prose = prose.replace(said, " ")
+        for found in re.finditer(r"(?<![\w.])(\d*\.\d+)(?!M\b)(?![\d.]*\d)", prose):
+            half = 0.5 * 10.0 ** -len(found[1].split(".")[1])
+            if not any(math.isclose(v, float(found[1]), abs_tol=half * 1.0001) for v in known):
+                unfounded.append(prose[max(0, found.start() - 60) : found.end() + 20])
+    assert not unfounded, "\n".join(unfounded)
