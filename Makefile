@@ -42,8 +42,8 @@ figure2: install
 	$(BIN)/olmo-sparsity prepare configs/quick.yaml
 	$(BIN)/olmo-sparsity train configs/repeated.yaml
 	$(BIN)/olmo-sparsity train configs/induction.yaml
-	$(ask) --out results/isolated
-	$(ask) --out results/contextual --far-states contextual
+	$(ask) --out results/isolated --far-states isolated
+	$(ask) --out results/contextual
 	$(BIN)/olmo-sparsity figure results/contextual results/isolated \
 		--labels "with their context,shown alone" --out results/figure2.png
 	$(BIN)/olmo-sparsity report results/contextual --out results/report.html --max-documents 20

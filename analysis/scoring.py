@@ -57,7 +57,7 @@ class Scorer:
         model: LanguageModel,
         device: torch.device | None = None,
         *,
-        far_states: Reading = "isolated",
+        far_states: Reading = "contextual",
         batch_tokens: int | None = None,
     ) -> None:
         """`device`: where its inputs go (default: where its embedding is)."""

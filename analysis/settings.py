@@ -22,7 +22,7 @@ class Settings:
     min_gap: float = 0.1
     """Nats: a target with a smaller gap has nothing to recover, however high it ranks."""
 
-    far_states: Reading = "isolated"
+    far_states: Reading = "contextual"
     num_foreign: int = 3
     seed: int = 0
 

@@ -22,6 +22,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,7 @@ from olmo_sparsity.model.olmo import PositionedOLMo
 ROOT = Path(__file__).parents[1]
 LONG, SHORT = 256, 64
 CPU = torch.device("cpu")
+shown_alone = partial(Scorer, device=CPU, far_states="isolated")
 
 
 # --- taking turns ---------------------------------------------------------------------------------
@@ -209,7 +211,7 @@ class Setting:
 
 def one_target(setting: Setting) -> None:
     contest = Contest(f"One target, S={SHORT}, N={LONG}: ms per (target, far token)")
-    exact, rounded = Scorer(setting.fp32, CPU), Scorer(setting.bf16, CPU)
+    exact, rounded = shown_alone(setting.fp32), shown_alone(setting.bf16)
     ablation = LLMAttribution(FeatureAblation(setting.hugging_face), setting.tokenizer)
     far = list(range(3, LONG - SHORT, 6))
     errors, bf16_errors = [], []
@@ -256,7 +258,7 @@ def one_target(setting: Setting) -> None:
 
 def shared_windows(setting: Setting) -> None:
     contest = Contest(f"Targets sharing windows, S=W={SHORT}, N={LONG}: ms per (target, far token)")
-    exact, rounded = Scorer(setting.fp32, CPU), Scorer(setting.bf16, CPU)
+    exact, rounded = shown_alone(setting.fp32), shown_alone(setting.bf16)
     far, targets = list(range(11, LONG - SHORT, 24)), list(range(4, SHORT, 8))
     for number in range(setting.rounds):
         block = setting.question(number, stride=SHORT)
@@ -285,9 +287,9 @@ def with_context(setting: Setting, long: int, short: int, stride: int) -> None:
         masked = contest.time(
             "the long window under a mask", 1, lambda b=block: under_a_mask(setting.fp32, b)
         )
-        scorer = Scorer(setting.fp32, CPU, far_states="contextual")
+        scorer = Scorer(setting.fp32, CPU)
         ours = contest.time("ours", 1, lambda s=scorer, b=block: influence_map(s, b))
-        alone = Scorer(setting.fp32, CPU)
+        alone = shown_alone(setting.fp32)
         contest.time("ours, shown alone", 1, lambda s=alone, b=block: influence_map(s, b))
         worst = np.abs(ours - masked).max()
         assert worst < 2e-5, worst
@@ -296,7 +298,7 @@ def with_context(setting: Setting, long: int, short: int, stride: int) -> None:
 
 def screened_overlap(setting: Setting, num_targets: int) -> None:
     """Share of exact add_one's top 4 among the screened top 4, on targets with the largest gaps."""
-    scorer, windows = Scorer(setting.fp32, CPU), Windows(LONG, SHORT)
+    scorer, windows = shown_alone(setting.fp32), Windows(LONG, SHORT)
     found = [(d, context_losses(scorer, d, Windows(LONG, SHORT, 8))) for d in setting.documents]
     threshold = np.quantile(np.concatenate([losses.gap for _, losses in found]), 0.9)
     places = [
@@ -332,11 +334,11 @@ def token_forwards() -> None:
         rows.setdefault("(ii) captum, replaced", []).append(long + 1)
         rows.setdefault("(ii) captum, added", []).append(short + 2)
         for name, stride in (("(iii) ours, W=1", 1), ("(iv) ours, W=S", short)):
-            scorer = Scorer(model, CPU)
+            scorer = shown_alone(model)
             block = next(iter(Windows(long, short, stride).blocks(document)))
             influence_map(scorer, block)
             rows.setdefault(name, []).append(scorer.token_forwards / num_far / stride)
-        scorer = Scorer(model, CPU)
+        scorer = shown_alone(model)
         block = next(iter(Windows(long, short).blocks(document)))
         add_one_screened(scorer, Question(block, block, np.array([0]), 4, np.random.default_rng(0)))
         rows.setdefault("(v) add_one_screened, k=4", []).append(scorer.token_forwards / num_far)
@@ -350,7 +352,7 @@ def against_longppl(setting: Setting) -> None:
     windows = Windows(LONG, SHORT, SHORT)
     bounded = Contest(f"Context losses, S=W={SHORT}, N={LONG}: ms per target")
     whole = Contest(f"The same, the long context being the whole document, S=W={SHORT}")
-    scorer = Scorer(setting.fp32, CPU)
+    scorer = shown_alone(setting.fp32)
     for number in range(setting.rounds):
         # Several documents a round: how much the last, shorter block of each costs is chance.
         part = [setting.documents[(5 * number + i) % len(setting.documents)] for i in range(5)]
@@ -400,7 +402,7 @@ def against_dense(setting: Setting) -> None:
     for number in range(setting.rounds):
         block = setting.question(number)
         for name, model in (("fp32", setting.fp32), ("bf16", setting.bf16)):
-            scorer = Scorer(model, CPU)
+            scorer = shown_alone(model)
             rows = [scorer.set_row(block, np.array([j])) for j in range(block.windows.num_far)]
             tensors = (*as_tensors(rows, CPU), torch.from_numpy(block.targets_W.astype(np.int64)))
             labels_B = tensors[2].expand(len(rows))
@@ -449,7 +451,7 @@ def main() -> None:
     print(f"{platform.processor() or platform.machine()}, 1 thread, torch {torch.__version__}, "
           f"{about}, {len(documents)} documents, {options.rounds} rounds")  # fmt: skip
     for warm_up in (setting.fp32, setting.bf16):
-        influence_map(Scorer(warm_up, CPU), setting.question(0))
+        influence_map(shown_alone(warm_up), setting.question(0))
     one_target(setting)
     shared_windows(setting)
     for windows in ((128, 32, 1), (96, 32, 32), (LONG, SHORT, SHORT)):

@@ -135,8 +135,8 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--planted", action="store_true",
                      help="ground truth: plant a far dependency into each document")  # fmt: skip
     sub.add_argument("--min-gap", type=float, default=0.1, help="nats (%(default)s)")
-    sub.add_argument("--far-states", choices=("isolated", "contextual"), default="isolated",
-                     help="a far token is shown alone, or with its states in the long window "
+    sub.add_argument("--far-states", choices=("contextual", "isolated"), default="contextual",
+                     help="a far token has its states in the long window, or is shown alone "
                      "(%(default)s)")  # fmt: skip
     sub.add_argument("--foreign", type=int, help="draws of the control (3)")
     sub.add_argument("--max-documents", type=int, help="read no more than this many")

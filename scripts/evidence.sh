@@ -92,7 +92,7 @@ text() {
   # Ground truth.
   step olmo-sparsity prepare configs/planted.yaml
   step olmo-sparsity train configs/planted.yaml
-  step olmo-sparsity measure runs/planted --planted --long 60 --short 16 --ks 1,2,4,8 \
+  step olmo-sparsity measure runs/planted --planted --far-states isolated --long 60 --short 16 --ks 1,2,4,8 \
     --selectors add_one,add_one_screened,drop_one,divergence,gradient,attention,nearest,random \
     --max-documents 160 --out results/planted
   keep planted
@@ -122,17 +122,18 @@ long() {
   rungs ladder contextual 1 --dtype bf16
   for run in runs/ladder/induction_1.2M_*; do # … and to twice the training length
     step olmo-sparsity measure "$run" --short 32 --long 224 --stride 32 --max-documents 240 --dtype bf16 \
-      --selectors add_one,random --ks 1,2,4,8 --far-states contextual --out "results/beyond/$(basename "$run")"
+      --selectors add_one,random --ks 1,2,4,8 --out "results/beyond/$(basename "$run")"
   done
   olmo-sparsity ladder results/beyond/* --k 1 --out docs/figures/beyond_contextual.png
   # Models that do not copy: exact windows, PoSE and RoPE alone on the same targets, inside and beyond
   # the training length.
   step olmo-sparsity train configs/quick.yaml
-  step olmo-sparsity measure runs/quick --selectors "$all" --max-documents 120 --out results/quick_exact_128
+  step olmo-sparsity measure runs/quick --selectors "$all" --max-documents 120 --far-states isolated \
+    --out results/quick_exact_128
   keep quick_exact_128
   step olmo-sparsity train configs/quick.yaml --positions.scheme=contiguous \
     --positions.target_length=null --evaluation.length=256 --run_folder=runs/quick_rope
-  windows=(--short 32 --stride 32 --max-documents 240 --selectors "$all")
+  windows=(--short 32 --stride 32 --max-documents 240 --selectors "$all" --far-states isolated)
   step olmo-sparsity measure runs/quick --out results/quick_pose_256 --long 224 "${windows[@]}"
   targets=(--targets results/quick_pose_256)
   step olmo-sparsity measure runs/quick_rope --out results/quick_rope_256 --long 224 "${targets[@]}" "${windows[@]}"

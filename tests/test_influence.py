@@ -6,6 +6,7 @@ calls the model itself.
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -26,6 +27,7 @@ from olmo_sparsity.model.load import build_model
 
 VOCAB = 61
 CPU = torch.device("cpu")
+shown_alone = partial(Scorer, device=CPU, far_states="isolated")
 
 
 def tiny(family: str) -> Any:
@@ -158,7 +160,7 @@ WINDOWS = [Windows(16, 6, 1), Windows(16, 6, 4), Windows(12, 5, 7)]
 
 @pytest.mark.parametrize("windows", WINDOWS, ids=str)
 def test_context_losses(model: Any, document: np.ndarray, windows: Windows) -> None:
-    found = context_losses(Scorer(model, CPU, batch_tokens=64), document, windows)
+    found = context_losses(shown_alone(model, batch_tokens=64), document, windows)
     assert found.target.tolist() == list(range(windows.long, len(document)))
     for index, target in enumerate(found.target.tolist()):
         brute = Brute(model, document, windows, target)
@@ -169,7 +171,7 @@ def test_context_losses(model: Any, document: np.ndarray, windows: Windows) -> N
 
 @pytest.mark.parametrize("windows", WINDOWS, ids=str)
 def test_influence_map(model: Any, document: np.ndarray, windows: Windows) -> None:
-    scorer = Scorer(model, CPU, batch_tokens=100)
+    scorer = shown_alone(model, batch_tokens=100)
     for block in list(windows.blocks(document))[::3]:
         influence_FW = influence_map(scorer, block)
         for i in range(block.num_targets):
@@ -180,7 +182,7 @@ def test_influence_map(model: Any, document: np.ndarray, windows: Windows) -> No
 @pytest.mark.parametrize("windows", WINDOWS[:2], ids=str)
 @pytest.mark.parametrize("selector", ["add_one", "drop_one", "divergence", "gradient"])
 def test_selectors(model: Any, document: np.ndarray, windows: Windows, selector: str) -> None:
-    scorer = Scorer(model, CPU, batch_tokens=128)
+    scorer = shown_alone(model, batch_tokens=128)
     block = list(windows.blocks(document))[2]
     targets = np.arange(block.num_targets)[::-1][:3][::-1].copy()
     choice = SELECTORS[selector](scorer, question(block, targets, 4))
@@ -199,7 +201,7 @@ def test_greedy_picks_the_best_next_token_each_time(
 ) -> None:
     block = next(iter(windows.blocks(document)))
     targets = np.array([block.num_targets - 1])
-    choice = SELECTORS["greedy"](Scorer(model, CPU), question(block, targets, 3))
+    choice = SELECTORS["greedy"](shown_alone(model), question(block, targets, 3))
     brute = Brute(model, document, windows, block.start + int(targets[0]))
     for count in range(3):
         before = choice.far_TK[0, :count].tolist()
@@ -218,7 +220,7 @@ def test_screened_equals_add_one_when_it_screens_nothing_out(
     block = next(iter(windows.blocks(document)))
     asked = question(block, np.array([0, 3]), 5)
     exact, screened = (
-        SELECTORS[name](Scorer(model, CPU), asked) for name in ("add_one", "add_one_screened")
+        SELECTORS[name](shown_alone(model), asked) for name in ("add_one", "add_one_screened")
     )
     np.testing.assert_allclose(screened.influence_TK, exact.influence_TK, atol=2e-5)
 
@@ -229,7 +231,7 @@ def test_screened_evaluates_max_16_2k_candidates_exactly(model: Any) -> None:
     block = next(iter(windows.blocks(document)))
     influence = Brute(model, document, windows, 60).influences("add_one")
     for k, num_exact in ((2, 16), (20, 40)):
-        scorer = Scorer(model, CPU)
+        scorer = shown_alone(model)
         choice = SELECTORS["add_one_screened"](scorer, question(block, np.array([0]), k))
         np.testing.assert_allclose(choice.influence_TK[0], influence[choice.far_TK[0]], atol=2e-5)
         assert (np.diff(choice.influence_TK[0]) <= 0).all()
@@ -243,7 +245,7 @@ def test_the_gate_gradient_is_a_finite_difference(model: Any, document: np.ndarr
 
     windows = Windows(14, 6, 1)
     block = next(iter(windows.blocks(document)))
-    found = influence._gate_batch(Scorer(model, CPU), block, np.array([0]))[0]
+    found = influence._gate_batch(shown_alone(model), block, np.array([0]))[0]
     tokens = torch.from_numpy(block.tokens[:-1])[None]
     positions = torch.arange(14)[None]
 
@@ -277,7 +279,7 @@ def test_attention_is_that_of_the_last_layer(model: Any, document: np.ndarray) -
     assert (weights >= 0).all()
     windows = Windows(12, 4, 1)
     block = next(iter(windows.blocks(document)))
-    choice = SELECTORS["attention"](Scorer(model, CPU), question(block, np.array([0]), 3))
+    choice = SELECTORS["attention"](shown_alone(model), question(block, np.array([0]), 3))
     with torch.no_grad():
         expected = model.last_attention(
             torch.from_numpy(block.tokens[:-1])[None], torch.arange(12)[None]
@@ -305,7 +307,7 @@ def test_last_attention_of_olmo_is_that_of_its_hugging_face_twin() -> None:
 
 @pytest.mark.parametrize("windows", WINDOWS[:2], ids=str)
 def test_losses_and_divergences_of_sets(model: Any, document: np.ndarray, windows: Windows) -> None:
-    scorer = Scorer(model, CPU, batch_tokens=64)
+    scorer = shown_alone(model, batch_tokens=64)
     block = list(windows.blocks(document))[1]
     targets = np.array([0, block.num_targets - 1])
     choice = Choice(np.array([[3, 0, 7], [9, 2, 1]]), np.zeros((2, 3)))
@@ -330,7 +332,7 @@ def test_how_much_is_unembedded_at_once_changes_nothing(
     model: Any, document: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block = list(Windows(16, 6, 4).blocks(document))[1]
-    scorer = Scorer(model, CPU)
+    scorer = shown_alone(model)
     rows = [scorer.set_row(block, np.array([j])) for j in range(10)]
     log_p_WV = scorer.log_probabilities(long_row(block))
     whole = scorer.losses(rows), scorer.divergences(rows, [log_p_WV] * 10)
@@ -349,13 +351,13 @@ def test_foreign_candidates_stand_at_the_same_position_ids(
     other = np.random.default_rng(5).integers(0, VOCAB, 10)
     mixed = np.concatenate([other, document[10:]])
     choice = SELECTORS["add_one"](
-        Scorer(model, CPU), question(block.with_far(other), np.array([0]), 4, own=block)
+        shown_alone(model), question(block.with_far(other), np.array([0]), 4, own=block)
     )
     brute = Brute(model, mixed, windows, block.start)
     assert_ranked(choice, 0, brute.influences("add_one"), 4)
     # Divergence aims at the own long context, whatever the candidates.
     choice = SELECTORS["divergence"](
-        Scorer(model, CPU), question(block.with_far(other), np.array([0]), 4, own=block)
+        shown_alone(model), question(block.with_far(other), np.array([0]), 4, own=block)
     )
     p = Brute(model, document, windows, block.start).log_p(list(range(10)))
     kl = [
@@ -388,8 +390,8 @@ def test_contextual_far_tokens_keep_the_states_of_the_long_context(
     windows = Windows(12, 5, 1)
     block = next(iter(windows.blocks(document)))
     chosen = np.array([1, 4])
-    row = Scorer(model, CPU, far_states="contextual").set_row(block, chosen)
-    (found,) = Scorer(model, CPU, far_states="contextual").losses([row])
+    row = Scorer(model, CPU).set_row(block, chosen)
+    (found,) = Scorer(model, CPU).losses([row])
     bias = torch.zeros(12, 12)
     for query in range(12):
         for key in range(12):
@@ -402,7 +404,7 @@ def test_contextual_far_tokens_keep_the_states_of_the_long_context(
         )[0, -1]
     expected = -logits.float().log_softmax(-1)[int(block.targets_W[0])]
     assert found[0] == pytest.approx(float(expected), abs=1e-5)
-    isolated = Scorer(model, CPU)
+    isolated = shown_alone(model)
     (other,) = isolated.losses([isolated.set_row(block, chosen)])
     assert abs(other[0] - found[0]) > 1e-4
 
@@ -411,14 +413,14 @@ def test_cost_is_counted_in_token_forwards(document: np.ndarray) -> None:
     model = tiny("olmo")
     windows = Windows(16, 6, 4)
     block = next(iter(windows.blocks(document)))
-    scorer = Scorer(model, CPU)
+    scorer = shown_alone(model)
     influence_map(scorer, block)
     assert scorer.token_forwards == 10 * (1 + 6 + 3) + (6 + 3)
 
 
 def test_with_context_the_far_text_is_read_once_for_a_block(document: np.ndarray) -> None:
     block = next(iter(Windows(16, 6, 4).blocks(document)))
-    scorer = Scorer(tiny("olmo"), CPU, far_states="contextual")
+    scorer = Scorer(tiny("olmo"), CPU)
     influence_map(scorer, block)
     once = 10
     assert scorer.token_forwards == once + 10 * (6 + 3) + (6 + 3)
@@ -429,11 +431,11 @@ def test_with_context_the_far_text_is_read_once_for_a_block(document: np.ndarray
 def test_rows_of_several_blocks_look_back_at_their_own_far_tokens(
     model: Any, document: np.ndarray
 ) -> None:
-    scorer = Scorer(model, CPU, far_states="contextual")
+    scorer = Scorer(model, CPU)
     blocks = list(Windows(16, 6, 4).blocks(document))[:3]
     blocks.append(blocks[0].with_far(np.arange(10)))  # the same window behind other far tokens
     rows = [scorer.set_row(block, np.array([far, 9])) for far in (2, 5) for block in blocks]
-    alone = [Scorer(model, CPU, far_states="contextual").losses([row])[0] for row in rows]
+    alone = [Scorer(model, CPU).losses([row])[0] for row in rows]
     for together, apart in zip(scorer.losses(rows), alone, strict=True):
         np.testing.assert_allclose(together, apart, atol=1e-5)
     assert np.abs(alone[0] - alone[3]).max() > 1e-3
@@ -444,7 +446,7 @@ def test_a_batch_counts_the_far_states_it_looks_back_at(
 ) -> None:
     ours = tiny("olmo")
     block = next(iter(Windows(30, 6, 1).blocks(document)))
-    scorer = Scorer(ours, CPU, far_states="contextual", batch_tokens=80)
+    scorer = Scorer(ours, CPU, batch_tokens=80)
     sizes, hidden = [], ours.hidden
 
     def counted(tokens_BL: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
@@ -457,7 +459,7 @@ def test_a_batch_counts_the_far_states_it_looks_back_at(
 
 
 def test_controls_choose_what_they_say(document: np.ndarray) -> None:
-    scorer = Scorer(tiny("olmo"), CPU)
+    scorer = shown_alone(tiny("olmo"))
     block = next(iter(Windows(16, 6, 1).blocks(document)))
     block = block.with_far(np.array([5, 7, 5, 9, 7, 5, 1, 2, 3, 4]))
     asked = question(block, np.array([0]), 3)
@@ -502,5 +504,5 @@ def test_windows_that_mean_nothing_are_refused(
 
 
 def test_no_target_no_rows(model: Any) -> None:
-    found = context_losses(Scorer(model, CPU), np.arange(5), Windows(10, 4))
+    found = context_losses(shown_alone(model), np.arange(5), Windows(10, 4))
     assert len(found.target) == len(found.loss_long) == len(NOTHING) == 0

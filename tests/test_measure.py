@@ -201,7 +201,9 @@ def test_a_model_that_sees_no_further_than_the_short_window_has_no_excess(
     shape = {"d_model": 32, "n_heads": 4, "n_layers": 1, "vocab_size": VOCAB, "init_std": 0.3}
     inner = build_model(ModelConfig(**shape, max_sequence_length=64))
     blind = Shortsighted(inner.eval(), reach=6)
-    settings = replace(SETTINGS, target_share=1.0, selectors=("add_one", "divergence"))
+    settings = replace(
+        SETTINGS, far_states="isolated", target_share=1.0, selectors=("add_one", "divergence")
+    )
     measure(loaded(blind), source, settings, tmp_path)
     results = read_results(tmp_path)
     np.testing.assert_allclose(results.losses.loss_long, results.losses.loss_short, atol=1e-5)
