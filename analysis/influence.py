@@ -71,9 +71,10 @@ def add_one(scorer: Scorer, question: Question) -> Choice:
 def add_one_screened(scorer: Scorer, question: Question) -> Choice:
     """add_one on the max(16, 2k) candidates that a gradient ranks highest.
 
-    One forward and backward of the short window with every far token barely there: each sees only
-    itself, and its column of attention scores carries a log-gate of ln 0.1. The gradient of the
-    loss with respect to the gate predicts what opening it would do.
+    One forward and backward of the short window with every far token barely there: its column of
+    attention scores carries a log-gate of ln 0.1. The gradient of the loss with respect to the gate
+    predicts what opening it would do. Far tokens shown alone see only themselves, those with their
+    context all that is before them, at full strength.
     """
     gate_TF = _gate_gradients(scorer, question)
     screened = _best(gate_TF, min(gate_TF.shape[1], max(16, 2 * question.k)))
@@ -255,16 +256,17 @@ def _gate_batch(scorer: Scorer, block: Block, targets: np.ndarray) -> np.ndarray
     row = long_row(block)
     tokens_BL, positions_BL = as_tensors([row] * batch, scorer.device)
     scorer.token_forwards += 3 * tokens_BL.numel()
-    # Far tokens see only themselves; the window sees them all, dimly.
     bias = causal_bias(len(row.places), scorer.device)
-    bias[:, :, :num_far, :num_far] = torch.finfo(torch.float).min
-    bias[:, :, range(num_far), range(num_far)] = 0.0
+    if scorer.far_states == "isolated":
+        bias[:, :, :num_far, :num_far] = torch.finfo(torch.float).min
+        bias[:, :, range(num_far), range(num_far)] = 0.0
     with torch.enable_grad():
         gate_BF = torch.full(
             (batch, num_far), float(np.log(GATE)), device=scorer.device, requires_grad=True
         )
         length = len(row.places)
         column_BL = torch.nn.functional.pad(gate_BF, (0, length - num_far))
+        # The window sees far tokens dimly.
         sees_L = (torch.arange(length, device=scorer.device) >= num_far).float()
         gated = bias + column_BL[:, None, None, :] * sees_L[None, None, :, None]
         hidden_BLD = scorer.model.hidden(tokens_BL, positions_BL, gated)

@@ -79,8 +79,8 @@ def _rows(result: Results) -> pd.DataFrame:
         summary[summary.control == control].set_index(by) for control in ("own", "foreign")
     )
     rows = own[
-        ["recovery", "low", "high", "excess", "excess_low", "excess_high", "gap", "num_targets",
-         "num_documents"]
+        ["recovery", "low", "high", "excess", "excess_low", "excess_high", "excess_nats",
+         "excess_nats_low", "excess_nats_high", "gap", "num_targets", "num_documents"]
     ].join(foreign.recovery.rename("foreign"))  # fmt: skip
     trained = meta["model"].get("trained", {})
     about = {

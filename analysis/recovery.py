@@ -137,7 +137,8 @@ def summarize(losses: pd.DataFrame, recovery: pd.DataFrame, seed: int = 0) -> pd
 
 SUMMARY_COLUMNS = [
     "target_set", "selector", "control", "k", "recovery", "low", "high",
-    "excess", "excess_low", "excess_high", "kl_removed", "gap", "num_targets", "num_documents",
+    "excess", "excess_low", "excess_high", "excess_nats", "excess_nats_low", "excess_nats_high",
+    "kl_removed", "gap", "num_targets", "num_documents",
 ]  # fmt: skip
 
 WITHOUT_GAP = {"zero_gap": "gap", "planted_removed": "planted"}
@@ -151,36 +152,29 @@ def _rows_of(own: pd.DataFrame, foreign: pd.DataFrame, seed: int) -> Iterator[di
             "own": own.regained.to_numpy(),
             "foreign": foreign.regained.to_numpy(),
             "gap": own.gap.to_numpy(),
+            "targets": 1.0,
         }
     )
-    sums_D3 = sums.groupby(documents).sum(min_count=1).to_numpy()
-    weights_RD = resample_weights(len(sums_D3), seed)
-    totals_R3 = weights_RD @ sums_D3
-    whole = sums_D3.sum(0)
-    if whole[2] < NO_GAP_NATS * len(own):
-        totals_R3[:, 2] = whole[2] = np.nan  # there is nothing to recover: no ratio
-    own_R, foreign_R = totals_R3[:, 0] / totals_R3[:, 2], totals_R3[:, 1] / totals_R3[:, 2]
-    whole = whole / whole[2]
-    about = {"gap": own.gap.mean(), "num_targets": len(own), "num_documents": len(sums_D3)}
-    excess = interval(own_R - foreign_R, whole[0] - whole[1])
-    for control, column, resampled, table in (
-        ("own", 0, own_R, own),
-        ("foreign", 1, foreign_R, foreign),
-    ):
-        value, low, high = interval(resampled, whole[column])
-        nothing = float("nan")
-        yield about | {
-            "control": control,
-            "recovery": value,
-            "low": low,
-            "high": high,
-            "excess": excess[0] if control == "own" else nothing,
-            "excess_low": excess[1] if control == "own" else nothing,
-            "excess_high": excess[2] if control == "own" else nothing,
-            "kl_removed": float(
-                1 - table.kl_set.sum(min_count=1) / table.kl_short.sum(min_count=1)
-            ),
-        }
+    sums_D4 = sums.groupby(documents).sum(min_count=1).to_numpy()
+    resampled_R4 = resample_weights(len(sums_D4), seed) @ sums_D4
+    # The whole, then its resamples.
+    own_R, foreign_R, gap_R, targets_R = np.vstack([sums_D4.sum(0), resampled_R4]).T
+    if gap_R[0] < NO_GAP_NATS * len(own):
+        gap_R[:] = np.nan  # there is nothing to recover: no ratio
+    about = {"gap": own.gap.mean(), "num_targets": len(own), "num_documents": len(sums_D4)}
+    for control, regained_R, table in (("own", own_R, own), ("foreign", foreign_R, foreign)):
+        row = about | _named("recovery", "", regained_R / gap_R)
+        if control == "own":
+            row |= _named("excess", "excess_", (own_R - foreign_R) / gap_R)
+            row |= _named("excess_nats", "excess_nats_", (own_R - foreign_R) / targets_R)
+        kl_left = table.kl_set.sum(min_count=1) / table.kl_short.sum(min_count=1)
+        yield row | {"control": control, "kl_removed": float(1 - kl_left)}
+
+
+def _named(name: str, ends: str, values_R: np.ndarray) -> dict[str, float]:
+    """The first value, and the interval of the others."""
+    value, low, high = interval(values_R[1:], values_R[0])
+    return {name: value, f"{ends}low": low, f"{ends}high": high}
 
 
 def resample_weights(num_documents: int, seed: int) -> np.ndarray:

@@ -68,7 +68,8 @@ ROWS_BY_DOCUMENT = {
 ROWS_OF_SUMMARY = {
     "summary": _schema(
         target_set="text", selector="text", control="text", k="int", recovery="wide?", low="wide?",
-        high="wide?", excess="wide?", excess_low="wide?", excess_high="wide?", kl_removed="wide?",
+        high="wide?", excess="wide?", excess_low="wide?", excess_high="wide?",
+        excess_nats="wide?", excess_nats_low="wide?", excess_nats_high="wide?", kl_removed="wide?",
         hit_rate="wide?", hit_low="wide?", hit_high="wide?", gap="wide", num_targets="int",
         num_documents="int", token_forwards_per_target="wide?",
     ),

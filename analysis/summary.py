@@ -68,7 +68,7 @@ def describe(results: Results) -> str:
     )
     if one.gap < FEW_NATS:
         lines.append(
-            f"  below {FEW_NATS} nats ratios to the gap say little; compare excess × gap, in nats"
+            f"  below {FEW_NATS} nats ratios to the gap say little; compare the excess in nats"
         )
     if one.num_documents < FEW_DOCUMENTS:
         lines.append("  intervals are over documents, of which these are too few to trust them")
@@ -123,7 +123,7 @@ def format_summary(summary: pd.DataFrame, target_set: str = "gap") -> str:
             f"{selector:<18}{k:>3}  {row.recovery:>6.2f} [{row.low:.2f}, {row.high:.2f}]"
             f"  {foreign.loc[key].recovery:>8.2f}"
             f"  {row.excess:>+7.3f} [{row.excess_low:+.3f}, {row.excess_high:+.3f}]"
-            f"  {row.excess * row.gap:>+6.2f}"
+            f"  {row.excess_nats:>+6.2f}"
         )
         if hits:
             line += f"  {row.hit_rate:>6.2f} [{row.hit_low:.2f}, {row.hit_high:.2f}]"

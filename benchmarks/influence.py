@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -36,7 +36,7 @@ from transformers import PreTrainedTokenizerFast
 
 from analysis.influence import Question, add_one, add_one_screened, influence_map
 from analysis.losses import ContextLosses, context_losses
-from analysis.scoring import Scorer, as_tensors, long_row
+from analysis.scoring import Reading, Scorer, as_tensors, long_row
 from analysis.windows import Block, Windows
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.config_file import load_config
@@ -296,9 +296,10 @@ def with_context(setting: Setting, long: int, short: int, stride: int) -> None:
     contest.report("the long window under a mask")
 
 
-def screened_overlap(setting: Setting, num_targets: int) -> None:
+def screened_overlap(setting: Setting, num_targets: int, far_states: Reading) -> None:
     """Share of exact add_one's top 4 among the screened top 4, on targets with the largest gaps."""
-    scorer, windows = shown_alone(setting.fp32), Windows(LONG, SHORT)
+    scorer = Scorer(setting.fp32, CPU, far_states=far_states)
+    windows = Windows(LONG, SHORT)
     found = [(d, context_losses(scorer, d, Windows(LONG, SHORT, 8))) for d in setting.documents]
     threshold = np.quantile(np.concatenate([losses.gap for _, losses in found]), 0.9)
     places = [
@@ -317,8 +318,9 @@ def screened_overlap(setting: Setting, num_targets: int) -> None:
         overlap.append(len(set(exact) & set(screened)) / 4)
     draws = np.random.default_rng(0).choice(overlap, (2000, len(overlap))).mean(1)
     low, high = np.percentile(draws, [2.5, 97.5])
-    print(f"\nadd_one_screened finds {np.mean(overlap):.3f} [{low:.3f}, {high:.3f}] of add_one's "
-          f"top 4 ({len(overlap)} of the top 10% of targets by gap)")  # fmt: skip
+    found = f"{np.mean(overlap):.3f} [{low:.3f}, {high:.3f}] of add_one's top 4"
+    print(f"\nadd_one_screened, far tokens {far_states}: {found} ({len(overlap)} of the top 10% of "
+          "targets by gap)")  # fmt: skip
 
 
 def token_forwards() -> None:
@@ -457,7 +459,8 @@ def main() -> None:
     for windows in ((128, 32, 1), (96, 32, 32), (LONG, SHORT, SHORT)):
         with_context(setting, *windows)
     if trained:
-        screened_overlap(setting, options.targets)
+        for far_states in get_args(Reading):
+            screened_overlap(setting, options.targets, far_states)
     token_forwards()
     against_longppl(setting)
     against_dense(setting)

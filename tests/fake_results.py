@@ -166,7 +166,8 @@ def _summary() -> dict[str, dict[str, list]]:
                         share - spread,
                         share + spread,
                     )
-                    row += (excess, excess - spread, excess + spread) if own else (None,) * 3
+                    interval = (excess, excess - spread, excess + spread)
+                    row += (*interval, *(0.75 * x for x in interval)) if own else (None,) * 6
                     row += (
                         0.8 * share,
                         *(None,) * 3,
@@ -190,7 +191,8 @@ def _summary() -> dict[str, dict[str, list]]:
 
 SUMMARY_COLUMNS = (
     *("target_set", "selector", "control", "k", "recovery", "low", "high", "excess", "excess_low"),
-    *("excess_high", "kl_removed", "hit_rate", "hit_low", "hit_high", "gap", "num_targets"),
+    *("excess_high", "excess_nats", "excess_nats_low", "excess_nats_high"),
+    *("kl_removed", "hit_rate", "hit_low", "hit_high", "gap", "num_targets"),
     *("num_documents", "token_forwards_per_target"),
 )
 DEPENDENCY_COLUMNS = (

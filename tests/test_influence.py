@@ -77,38 +77,45 @@ def document() -> np.ndarray:
 # --- brute force ----------------------------------------------------------------------------------
 
 
-@torch.no_grad()
-def brute_log_p(model: Any, document: np.ndarray, places: list[int], origin: int) -> torch.Tensor:
-    """log p(· | the document's tokens at `places`), position IDs counted from `origin`."""
-    tokens = torch.tensor([[int(document[place]) for place in places]])
-    positions = torch.tensor([[place - origin for place in places]])
-    return model(tokens, positions)[0, -1].float().log_softmax(-1)
-
-
-def brute_loss(
-    model: Any, document: np.ndarray, places: list[int], origin: int, target: int
-) -> float:
-    return -float(brute_log_p(model, document, places, origin)[int(document[target])])
-
-
 class Brute:
     """All quantities of one target, from their definitions."""
 
-    def __init__(self, model: Any, document: np.ndarray, windows: Windows, target: int) -> None:
+    def __init__(
+        self,
+        model: Any,
+        document: np.ndarray,
+        windows: Windows,
+        target: int,
+        far_states: Reading = "isolated",
+    ) -> None:
         self.model, self.document, self.target = model, document, target
+        self.far_states = far_states
         start = target - (target - windows.long) % windows.stride
         self.origin = start - windows.long
         self.near = list(range(start - windows.short, target))
         self.far = list(range(self.origin, start - windows.short))
 
-    def loss(self, far: list[int]) -> float:
-        """`far` counted from the origin."""
-        places = sorted(self.origin + j for j in far) + self.near
-        return brute_loss(self.model, self.document, places, self.origin, self.target)
-
+    @torch.no_grad()
     def log_p(self, far: list[int]) -> torch.Tensor:
-        places = sorted(self.origin + j for j in far) + self.near
-        return brute_log_p(self.model, self.document, places, self.origin)
+        """log p(· | the window and these far tokens), `far` counted from the origin."""
+        chosen = [self.origin + j for j in sorted(far)]
+        if self.far_states == "isolated":
+            return self._read([*chosen, *self.near])
+        # The long text, of which the window sees the chosen far tokens only.
+        places = [*self.far, *self.near]
+        seen = torch.ones(len(places), len(places)).tril().bool()
+        hidden = torch.tensor([place not in chosen for place in self.far])
+        seen[len(self.far) :, : len(self.far)] &= ~hidden
+        bias = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float).min)
+        return self._read(places, bias[None, None])
+
+    def _read(self, places: list[int], *bias: torch.Tensor) -> torch.Tensor:
+        tokens = torch.tensor([[int(self.document[place]) for place in places]])
+        positions = torch.tensor([[place - self.origin for place in places]])
+        return self.model(tokens, positions, *bias)[0, -1].float().log_softmax(-1)
+
+    def loss(self, far: list[int]) -> float:
+        return -float(self.log_p(far)[int(self.document[self.target])])
 
     def influences(self, selector: str) -> np.ndarray:
         every = list(range(len(self.far)))
@@ -155,6 +162,7 @@ def assert_ranked(choice: Choice, row: int, influence: np.ndarray, k: int) -> No
 
 # --- the tests ------------------------------------------------------------------------------------
 
+READINGS = pytest.mark.parametrize("far_states", ["isolated", "contextual"])
 WINDOWS = [Windows(16, 6, 1), Windows(16, 6, 4), Windows(12, 5, 7)]
 
 
@@ -169,25 +177,31 @@ def test_context_losses(model: Any, document: np.ndarray, windows: Windows) -> N
         assert found.loss_long[index] == pytest.approx(brute.loss(every), abs=1e-5)
 
 
+@READINGS
 @pytest.mark.parametrize("windows", WINDOWS, ids=str)
-def test_influence_map(model: Any, document: np.ndarray, windows: Windows) -> None:
-    scorer = shown_alone(model, batch_tokens=100)
+def test_influence_map(
+    model: Any, document: np.ndarray, windows: Windows, far_states: Reading
+) -> None:
+    scorer = Scorer(model, CPU, far_states=far_states, batch_tokens=100)
     for block in list(windows.blocks(document))[::3]:
         influence_FW = influence_map(scorer, block)
         for i in range(block.num_targets):
-            brute = Brute(model, document, windows, block.start + i)
+            brute = Brute(model, document, windows, block.start + i, far_states)
             np.testing.assert_allclose(influence_FW[:, i], brute.influences("add_one"), atol=1e-5)
 
 
+@READINGS
 @pytest.mark.parametrize("windows", WINDOWS[:2], ids=str)
 @pytest.mark.parametrize("selector", ["add_one", "drop_one", "divergence", "gradient"])
-def test_selectors(model: Any, document: np.ndarray, windows: Windows, selector: str) -> None:
-    scorer = shown_alone(model, batch_tokens=128)
+def test_selectors(
+    model: Any, document: np.ndarray, windows: Windows, selector: str, far_states: Reading
+) -> None:
+    scorer = Scorer(model, CPU, far_states=far_states, batch_tokens=128)
     block = list(windows.blocks(document))[2]
     targets = np.arange(block.num_targets)[::-1][:3][::-1].copy()
     choice = SELECTORS[selector](scorer, question(block, targets, 4))
     for row, target in enumerate(targets.tolist()):
-        brute = Brute(model, document, windows, block.start + target)
+        brute = Brute(model, document, windows, block.start + target, far_states)
         assert_ranked(choice, row, brute.influences(selector), 4)
 
 
@@ -195,14 +209,16 @@ def question(block: Block, targets: np.ndarray, k: int, own: Block | None = None
     return Question(block, own or block, targets, k, np.random.default_rng(0))
 
 
+@READINGS
 @pytest.mark.parametrize("windows", WINDOWS[:2], ids=str)
 def test_greedy_picks_the_best_next_token_each_time(
-    model: Any, document: np.ndarray, windows: Windows
+    model: Any, document: np.ndarray, windows: Windows, far_states: Reading
 ) -> None:
     block = next(iter(windows.blocks(document)))
     targets = np.array([block.num_targets - 1])
-    choice = SELECTORS["greedy"](shown_alone(model), question(block, targets, 3))
-    brute = Brute(model, document, windows, block.start + int(targets[0]))
+    scorer = Scorer(model, CPU, far_states=far_states)
+    choice = SELECTORS["greedy"](scorer, question(block, targets, 3))
+    brute = Brute(model, document, windows, block.start + int(targets[0]), far_states)
     for count in range(3):
         before = choice.far_TK[0, :count].tolist()
         after = [
@@ -239,13 +255,17 @@ def test_screened_evaluates_max_16_2k_candidates_exactly(model: Any) -> None:
         assert scorer.token_forwards == 3 * 60 + 6 + num_exact * (6 + 1)
 
 
-def test_the_gate_gradient_is_a_finite_difference(model: Any, document: np.ndarray) -> None:
+@READINGS
+def test_the_gate_gradient_is_a_finite_difference(
+    model: Any, document: np.ndarray, far_states: Reading
+) -> None:
     """Against opening one far token's gate a little, in a mask written out by hand."""
     from analysis import influence
 
     windows = Windows(14, 6, 1)
     block = next(iter(windows.blocks(document)))
-    found = influence._gate_batch(shown_alone(model), block, np.array([0]))[0]
+    scorer = Scorer(model, CPU, far_states=far_states)
+    found = influence._gate_batch(scorer, block, np.array([0]))[0]
     tokens = torch.from_numpy(block.tokens[:-1])[None]
     positions = torch.arange(14)[None]
 
@@ -254,10 +274,10 @@ def test_the_gate_gradient_is_a_finite_difference(model: Any, document: np.ndarr
         bias = torch.full((14, 14), torch.finfo(torch.float).min)
         for query in range(14):
             for key in range(query + 1):
-                if query == key or (key >= 8 and query >= 8):
-                    bias[query, key] = 0.0
-                elif query >= 8:
+                if key < 8 <= query:
                     bias[query, key] = gates[key]
+                elif query >= 8 or query == key or far_states == "contextual":
+                    bias[query, key] = 0.0
         logits = model(tokens, positions, bias[None, None])[0, -1].float()
         return -float(logits.log_softmax(-1)[int(block.targets_W[0])])
 
@@ -366,7 +386,7 @@ def test_foreign_candidates_stand_at_the_same_position_ids(
     assert_ranked(choice, 0, kl[0] - np.array(kl[1:]), 4)
 
 
-@pytest.mark.parametrize("far_states", ["isolated", "contextual"])
+@READINGS
 def test_with_all_far_tokens_a_set_is_the_long_window(
     model: Any, document: np.ndarray, far_states: Reading
 ) -> None:

@@ -94,7 +94,8 @@ def test_results_hold_what_they_should(measured: Path, source: Source) -> None:
     assert (counts.xs("foreign", level="control") == 3).all()
     table = format_summary(results.summary)
     row = results.summary.query("target_set == 'gap' and control == 'own'").iloc[0]
-    assert f"{row.excess * row.gap:+.2f}" in table.splitlines()[1]
+    assert row.excess_nats == pytest.approx(row.excess * row.gap)
+    assert f"{row.excess_nats:+.2f}" in table.splitlines()[1]
     assert row.selector in table.splitlines()[1]
 
 
@@ -351,6 +352,10 @@ def test_recovery_is_a_ratio_of_sums_and_excess_is_paired() -> None:
     assert summary.recovery["foreign"] == pytest.approx(1.5 / 7)
     assert summary.excess["own"] == pytest.approx(2.5 / 7)
     assert summary.gap["own"] == pytest.approx(7 / 3)
+    assert summary.excess_nats["own"] == pytest.approx(2.5 / 3)
+    # Resamples hold the first document only, the second only, or both.
+    assert summary.excess_nats_low["own"] == pytest.approx(0)
+    assert summary.excess_nats_high["own"] == pytest.approx(2.5 / 2)
     assert summary.num_targets["own"] == 3
     assert summary.num_documents["own"] == 2
     assert summary.low["own"] <= summary.recovery["own"] <= summary.high["own"]
