@@ -318,8 +318,8 @@ def screened_overlap(setting: Setting, num_targets: int, far_states: Reading) ->
         overlap.append(len(set(exact) & set(screened)) / 4)
     draws = np.random.default_rng(0).choice(overlap, (2000, len(overlap))).mean(1)
     low, high = np.percentile(draws, [2.5, 97.5])
-    found = f"{np.mean(overlap):.3f} [{low:.3f}, {high:.3f}] of add_one's top 4"
-    print(f"\nadd_one_screened, far tokens {far_states}: {found} ({len(overlap)} of the top 10% of "
+    said = f"{np.mean(overlap):.3f} [{low:.3f}, {high:.3f}] of add_one's top 4"
+    print(f"\nadd_one_screened, far tokens {far_states}: {said} ({len(overlap)} of the top 10% of "
           "targets by gap)")  # fmt: skip
 
 

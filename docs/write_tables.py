@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -24,17 +23,21 @@ ROOT = Path(__file__).parents[1]
 RESULTS, FIGURES = ROOT / "docs/results", ROOT / "docs/figures"
 POSITIONS = {"pose": "RoPE + PoSE", "contiguous": "RoPE alone", "rope": "RoPE alone"}
 COPIES = {"induction": "copies", "no_induction": "does not"}
-_TABLE = re.compile(r"(?<=<!-- table: )(.*?) -->\n.*?<!-- end -->", re.DOTALL)
+_BEGIN, _END = "<!-- table: ", "<!-- end -->"
 
 
-def write_tables(text: str) -> str:
+def write_tables(page: str) -> str:
     """The same page with every table as the stored results give it."""
-
-    def write(found: re.Match[str]) -> str:
-        name, *arguments = found[1].split()
-        return f"{found[1]} -->\n\n{TABLES[name](*arguments)}\n\n<!-- end -->"
-
-    return _TABLE.sub(write, text)
+    before, *parts = page.split(_BEGIN)
+    written = [before]
+    for part in parts:
+        asked, _, rest = part.partition(" -->")
+        _, end, after = rest.partition(_END)
+        if not end:
+            raise ValueError(f"{_BEGIN}{asked} --> has no {_END}")
+        name, *arguments = asked.split()
+        written.append(f"{asked} -->\n\n{TABLES[name](*arguments)}\n\n{_END}{after}")
+    return _BEGIN.join(written)
 
 
 def table(header: str, lines: Iterable[Iterable[str]], left: int = 1) -> str:
@@ -44,12 +47,18 @@ def table(header: str, lines: Iterable[Iterable[str]], left: int = 1) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in (names, rule, *lines))
 
 
+_ENDS = {
+    "recovery": ("low", "high"),
+    "enrichment": ("low", "high"),
+    "hit_rate": ("hit_low", "hit_high"),
+    "excess_recovery": ("excess_low", "excess_high"),
+}
+"""Columns of a summary that hold a number's interval, where they are not named after it."""
+
+
 def shown(row: Any, column: str, form: str = "+.2f", scale: float = 1) -> str:
     """A number of a summary with its interval."""
-    ends = {"recovery": ("low", "high"), "enrichment": ("low", "high"), "hit_rate": "hit"}
-    ends |= {"excess_recovery": ("excess_low", "excess_high")}
-    stem = ends.get(column, column)
-    low, high = (f"{stem}_low", f"{stem}_high") if isinstance(stem, str) else stem
+    low, high = _ENDS.get(column, (f"{column}_low", f"{column}_high"))
     return f"{row[column] * scale:{form}} [{row[low] * scale:{form}}, {row[high] * scale:{form}}]"
 
 
@@ -70,6 +79,12 @@ def read_meta(name: str) -> dict[str, Any]:
 
 def read_losses(name: str) -> pd.DataFrame:
     return pd.read_csv(RESULTS / f"measurements/{name}/losses.csv", index_col=0)
+
+
+def read_kinds(name: str) -> pd.DataFrame:
+    """What kind of token add_one chooses, by kind."""
+    rows = pd.read_csv(RESULTS / f"measurements/{name}/dependencies.csv")
+    return rows[(rows.target_set == "gap") & (rows.selector == "add_one")].set_index("kind")
 
 
 def recovery(name: str) -> str:
@@ -97,15 +112,12 @@ KINDS = {
 
 
 def kinds(name: str) -> str:
-    rows = pd.read_csv(RESULTS / f"measurements/{name}/dependencies.csv")
-    rows = rows[(rows.target_set == "gap") & (rows.selector == "add_one")].set_index("kind")
     lines = []
-    for kind, row in rows.iterrows():
+    for kind, row in read_kinds(name).iterrows():
         first = "" if math.isnan(row.excess_recovery) else shown(row, "excess_recovery")
-        lines.append(
-            [KINDS.get(kind, kind.replace("_", " ")), f"{row.share:.1%}", f"{row.base_share:.1%}"]
-        )
-        lines[-1] += [shown(row, "enrichment", ".2f"), first, str(row.num_targets)]
+        called = KINDS.get(kind, kind.replace("_", " "))
+        line = [called, f"{row.share:.1%}", f"{row.base_share:.1%}"]
+        lines.append([*line, shown(row, "enrichment", ".2f"), first, str(row.num_targets)])
     header = "kind | share | of far tokens | enrichment | excess when it is the first | targets"
     return table(header, lines)
 
@@ -126,7 +138,7 @@ def copies(form: str = "short") -> str:
         line += [f"{rows.loc['add_one', 'foreign', 8].recovery:.2f}", shown(add_one, "excess")]
         if form == "long":
             line += excess_of(rows, ("random", "nearest"))
-        lines.append([*line, shown(add_one, "excess", scale=add_one.gap)])
+        lines.append([*line, shown(add_one, "excess_nats")])
     header = "model | far tokens | drop when repeated"
     header += " | L_long, all targets" if form == "long" else ""
     header += " | gap | recovery | foreign | excess"
@@ -142,7 +154,7 @@ def with_and_without_pose() -> str:
         long = meta["windows"]["long"]
         add_one = rows.loc["add_one", "own", 8]
         line = [f"{long} to {long + meta['windows']['stride'] - 1}", POSITIONS[model]]
-        line += [f"{math.log(meta['longppl']['ppl']):.3f}", f"{add_one.gap:+.3f}"]
+        line += [f"{read_losses(name).loss_long['mean']:.3f}", f"{add_one.gap:+.3f}"]
         line += [shown(add_one, "recovery", ".2f")]
         line += [f"{rows.loc['add_one', 'foreign', 8].recovery:.2f}"]
         lines.append(line + excess_of(rows, ("add_one", "divergence", "random", "nearest")))
@@ -152,9 +164,10 @@ def with_and_without_pose() -> str:
 
 
 def planted() -> str:
-    here, gone = (read_summary("planted", name) for name in ("planted", "planted_removed"))
+    name = "planted_contextual"
+    here, gone = (read_summary(name, targets) for targets in ("planted", "planted_removed"))
     lines = []
-    for selector in read_meta("planted")["selectors"]:
+    for selector in read_meta(name)["selectors"]:
         own = here.loc[selector, "own", 2]
         removed = shown(gone.loc[selector, "own", 2], "excess", "+.3f")
         lines.append(
@@ -211,7 +224,7 @@ def beyond() -> str:
         line = [str(row.seed), POSITIONS[row.positions], f"{row['drop']:+.2f}"]
         line += [f"{row[column]:.2f}" for column in ("loss_long", "gap", "recovery", "foreign")]
         lines.append([*line, shown(row, "excess"), shown(row, "excess", scale=row.gap)])
-    return table(f"seed | trained with | {_OVER_SEEDS} | excess in nats", lines, left=2)
+    return table(f"seed | trained with | {_OVER_SEEDS} | excess × gap", lines, left=2)
 
 
 def pose_pays() -> str:
@@ -282,7 +295,7 @@ def ablations() -> str:
             line.append(str(len(learnt)))
             for length in (200, 500):
                 found = [right[seed, k, length] for seed in learnt]
-                line.append(f"{min(found):.2f}–{max(found):.2f}")
+                line.append(f"{min(found):.2f}–{max(found):.2f}" if found else "")
         lines.append(line)
     at = "at 200 | at 500"
     return table(

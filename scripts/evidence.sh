@@ -92,10 +92,12 @@ text() {
   # Ground truth.
   step olmo-sparsity prepare configs/planted.yaml
   step olmo-sparsity train configs/planted.yaml
-  step olmo-sparsity measure runs/planted --planted --far-states isolated --long 60 --short 16 --ks 1,2,4,8 \
-    --selectors add_one,add_one_screened,drop_one,divergence,gradient,attention,nearest,random \
-    --max-documents 160 --out results/planted
-  keep planted
+  for far in contextual isolated; do
+    step olmo-sparsity measure runs/planted --planted --long 60 --short 16 --ks 1,2,4,8 \
+      --selectors add_one,add_one_screened,drop_one,divergence,gradient,attention,nearest,random \
+      --max-documents 160 --far-states $far --out results/planted_$far
+    keep planted_$far
+  done
 }
 
 tasks() {
@@ -115,7 +117,8 @@ tasks() {
 
 long() {
   step olmo-sparsity prepare configs/quick.yaml
-  # Four sizes, with and without PoSE, three seeds.
+  # Four sizes, with and without PoSE, three seeds. (What is stored lacks RoPE alone at 6.6M parameters,
+  # and with context: the sentences on sizes will want to say more.)
   step olmo-sparsity sweep configs/sweeps/ladder_school.yaml
   step olmo-sparsity sweep configs/sweeps/ladder.yaml
   rungs ladder isolated 8 --dtype bf16 # the same numbers within a hundredth
