@@ -215,6 +215,32 @@ def sentences_on_stages() -> Sentences:
         yield page, said
 
 
+def sentences_on_why_excess_falls() -> Sentences:
+    small = [f"stages_600_seed{seed}" for seed in (1, 2, 3)]
+    shares, excess = [], []
+    for name in (*small, "induction_contextual"):
+        kinds, rows = read_kinds(name), read_summary(name).loc["add_one", "own", 1]
+        again = kinds.num_targets[["equal", "same_family"]].sum() / rows.num_targets
+        shares.append(f"{again:.2f}")
+        excess.append(kinds)
+    said = f"{shares[0]}, {shares[1]} and {shares[2]} against {shares[3]}; where it is the target's"
+    equal = [shown(kinds.loc["equal"], "excess_recovery", ".2f") for kinds in excess]
+    said += f" own word, excess {equal[0]}, {equal[1]} and {equal[2]} against {equal[3]}."
+    yield "N11", said
+    spans = {}
+    for kind in ("name", "other"):
+        found = [kinds.excess_recovery[kind] for kinds in excess]
+        spans[kind] = f"{min(found[:3]):.2f} to {max(found[:3]):.2f} against {found[3]:.2f}"
+    yield "N11", f"names {spans['name']}, other words {spans['other']}"
+    short = re.compile(r"\b0(?=\.)")
+    yield NATURAL, short.sub("", f"names {spans['name']}, other words {spans['other']}")
+    first = [f"{kinds.excess_recovery['equal']:.2f}" for kinds in excess]
+    said = f"the excess is {first[0]}, {first[1]} and {first[2]} against {first[3]}:"
+    yield NATURAL, short.sub("", said)
+    said = f"{shares[0]}, {shares[1]} and {shares[2]} of the smaller models' chosen targets and "
+    yield NATURAL, short.sub("", f"{said}{shares[3]} of the larger one's")
+
+
 def sentences_on_the_ladder() -> Sentences:
     for far, k in (("isolated", 8), ("contextual", 1)):
         rows = read_ladder(f"ladder_{far}", k)
@@ -315,6 +341,7 @@ SENTENCES = [
     sentences_on_the_claim_made_again,
     sentences_on_stages,
     sentences_on_the_ladder,
+    sentences_on_why_excess_falls,
     sentences_beyond_the_training_length,
     sentences_on_models_that_do_not_copy,
     sentences_on_planted_text,
