@@ -182,7 +182,10 @@ def test_another_tokenizer_beside_the_shards(
         (["task", "configs/theory/quick.yaml"], "'figure' belongs to `olmo-sparsity theory`"),
         (["measure", "x", "--out", "README.md"], "README.md is a file"),
         (["measure", "x", "--out", "y", "--long", "8"], "--short=32 must be below --long=8"),
-        (["figure", "docs/results/measurements/planted_contextual", "--out", "x.png"], "kept to be read"),
+        (
+            ["figure", "docs/results/measurements/planted_contextual", "--out", "x.png"],
+            "kept to be read",
+        ),
     ],
 )
 def test_what_belongs_elsewhere_is_said(
