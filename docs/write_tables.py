@@ -2,7 +2,7 @@
 
 What stands between `<!-- table: NAME ARGUMENTS -->` and `<!-- end -->` comes from docs/results and
 docs/figures by the function of that name; a test says when it no longer does. Sentences are written
-by people, and held to the same results by tests/test_docs.py.
+by people, and held to the same results by tests/test_quoted.py.
 """
 
 from __future__ import annotations
