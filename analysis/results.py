@@ -358,8 +358,8 @@ def _read_table(path: Path, name: str) -> pa.Table:
         if found.get(field.name) != field.type:
             raise DataError(
                 f"{path}: column {field.name} must be {field.type}, not "
-                f"{found.get(field.name, 'absent')}; if an older version wrote it, the command of its "
-                "measurement writes it anew from what is measured (docs/formats.md has the schema)"
+                f"{found.get(field.name, 'absent')}; if an older version wrote it, the command of "
+                "its measurement writes it anew from what is measured (schema: docs/formats.md)"
             )
     return table.select(SCHEMAS[name].names)
 

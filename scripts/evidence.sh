@@ -9,6 +9,8 @@
 #   scripts/evidence.sh long       the rest of the report, hours more: the ladder of sizes, PoSE beyond
 #                                  the training length, models that do not copy, ablations, PoSE
 #                                  against RoPE over five seeds, the theory's bridge
+#   scripts/evidence.sh gpu        models of web text, trained here and published: a GPU, the hub, about
+#                                  a day. Not run yet.
 #
 # What is quoted lands in docs/results and docs/figures, and from there in the tables of the pages; the
 # tests hold the sentences to it.
@@ -29,8 +31,8 @@ step() {
 
 # Summary, mean losses, kinds of dependency and provenance of a measurement, in text that a reader
 # can diff.
-keep() {
-  python - "results/$1" "docs/results/measurements/$1" <<'PYTHON'
+keep() { # folder under results/, and its name in the report where that is another
+  python - "results/$1" "docs/results/measurements/${2:-$1}" <<'PYTHON'
 import shutil, sys
 from pathlib import Path
 import pandas as pd
@@ -88,6 +90,7 @@ text() {
   step olmo-sparsity sweep configs/sweeps/stages_school.yaml
   step olmo-sparsity sweep configs/sweeps/stages.yaml
   rungs stages contextual 1
+  for seed in 1 2 3; do keep stages_contextual/induction_600_seed$seed stages_600_seed$seed; done
 
   # Ground truth.
   step olmo-sparsity prepare configs/planted.yaml
@@ -161,10 +164,28 @@ long() {
   step olmo-sparsity theory configs/theory/bridge.yaml
 }
 
+gpu() {
+  step olmo-sparsity prepare configs/c4_60m_pose.yaml # 25M documents; shared by both
+  windows=(--short 128 --stride 32 --max-documents 2000 --selectors "$all" --ks 1,2,4,8,16,32)
+  for positions in rope pose; do
+    step torchrun --nproc_per_node=gpu scripts/train.py "configs/c4_60m_$positions.yaml"
+    for long in 1024 2048; do # the training length, and twice that
+      step olmo-sparsity measure "runs/c4_60m_$positions" --long $long "${windows[@]}" \
+        --out "results/c4_60m_${positions}_$long"
+      keep "c4_60m_${positions}_$long"
+    done
+  done
+  for size in 160m 410m 1.4b; do # published: what their own training has taught them
+    step olmo-sparsity measure "EleutherAI/pythia-$size" --text c4 --long 1024 "${windows[@]}" \
+      --dtype bf16 --out "results/pythia_$size"
+    keep "pythia_$size"
+  done
+}
+
 parts=("$@")
 [[ $# -gt 0 ]] || parts=(text tasks)
 for part in "${parts[@]}"; do
-  [[ $part =~ ^(text|tasks|long)$ ]] || { echo "$part is not one of text, tasks, long" >&2; exit 2; }
+  [[ $part =~ ^(text|tasks|long|gpu)$ ]] || { echo "$part is not one of text, tasks, long, gpu" >&2; exit 2; }
 done
 for part in "${parts[@]}"; do "$part"; done
 python docs/write_tables.py

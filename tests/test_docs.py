@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
+import shutil
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from analysis.influence import SELECTORS
 from olmo_sparsity.cli import build_parser, main
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import load_config
@@ -51,7 +55,10 @@ COMMANDS = [command for name in GUIDES for command in commands_in((ROOT / name).
 
 @pytest.mark.parametrize("command", sorted(set(COMMANDS)))
 def test_commands_parse_and_name_files_that_exist(command: str) -> None:
-    words = shlex.split(command)[1:]
+    check_command(shlex.split(command)[1:])
+
+
+def check_command(words: list[str]) -> None:
     options, rest = build_parser().parse_known_args(words)
     assert all(word.startswith("--") and "=" in word for word in rest)
     if options.run.__name__ == "theory":
@@ -62,6 +69,58 @@ def test_commands_parse_and_name_files_that_exist(command: str) -> None:
         assert expand(str(ROOT / options.config), rest)
     elif hasattr(options, "config"):
         load_config(ROOT / options.config, rest)
+    elif options.run.__name__ == "measure" and options.selectors:
+        assert set(options.selectors.split(",")) <= set(SELECTORS)
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def evidence(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
+    """What scripts/evidence.sh runs, by itself, with commands that only write down their words."""
+    folder = tmp_path_factory.mktemp("evidence")
+    bin_folder, record = folder / ".venv/bin", folder / "record"
+    bin_folder.mkdir(parents=True)
+    for name in ("olmo-sparsity", "python", "torchrun", "make", "cp", "mkdir"):
+        said = f'#!/bin/bash\nprintf "%s\\0" {name} "$@" >>{record}; printf "\\n" >>{record}\n'
+        (bin_folder / name).write_text(said)
+        (bin_folder / name).chmod(0o755)
+    (folder / "scripts").mkdir()
+    shutil.copy(ROOT / "scripts/evidence.sh", folder / "scripts")
+    for run in ("stages/induction_600_seed1", "ladder/induction_1.2M_seed1_pose"):
+        (folder / "runs" / run).mkdir(parents=True)  # of a sweep that is done
+    parts = ["text", "tasks", "long", "gpu"]
+    subprocess.run(["bash", "scripts/evidence.sh", *parts], cwd=folder, check=True)
+    return [line.split("\0")[:-1] for line in record.read_text().split("\n")[:-1]]
+
+
+def test_the_report_is_made_by_commands_that_parse(evidence: list[list[str]]) -> None:
+    ours = [words[1:] for words in evidence if words[0] == "olmo-sparsity"]
+    assert len(ours) > 40
+    for words in ours:
+        check_command(words)
+    for program, *words in evidence:
+        if program in ("python", "torchrun"):
+            script = next(word for word in words if not word.startswith("--nproc"))
+            assert script == "-" or (ROOT / script).is_file()
+
+
+def test_the_report_makes_every_stored_result(evidence: list[list[str]]) -> None:
+    made = {words[-1] for words in evidence if words[0] in ("python", "mkdir", "cp")}
+    commands = {" ".join(sorted(words)) for words in evidence}
+    for folder in (ROOT / "docs/results").glob("*/*/"):
+        if "_again" in folder.name:  # the same command on another machine
+            continue
+        assert str(folder.relative_to(ROOT)) in made
+        if folder.parent.name == "tasks":
+            words = json.loads((folder / "meta.json").read_text())["command"].split()
+            asked = [word for word in words if not word.startswith("--num_workers")]
+            assert " ".join(sorted(asked)) in commands, folder.name
+    written = " ".join(words[-1] for words in evidence)
+    for figure in (ROOT / "docs/figures").glob("*.png"):
+        name = str(figure.relative_to(ROOT))
+        assert name in written or figure.name.startswith("theory_"), name
 
 
 def python_in(name: str) -> list[str]:
