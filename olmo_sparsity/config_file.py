@@ -63,7 +63,8 @@ def read_given(path: str | Path, overrides: list[str] | None = None) -> DictConf
 def fill_in(schema: type[Schema], given: DictConfig | dict, origin: str) -> Schema:
     """The schema's defaults with what is given on top; unknown keys and wrong types refused."""
     try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), given))
+        kept = _without_taken_back(given, schema)
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), kept))
     except ConfigKeyError as error:
         _refuse_other_kind(given, schema, origin)
         raise ConfigError(f"{origin}: {_explain_unknown(str(error.full_key), schema)}") from None
@@ -81,6 +82,21 @@ def fill_in(schema: type[Schema], given: DictConfig | dict, origin: str) -> Sche
         if isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
             raise ConfigError(f"{origin}: {key} must be a plain list, not one that holds {value}")
     return config
+
+
+def _without_taken_back(given: DictConfig | dict, schema: type) -> dict:
+    """Without the sections that are null (`--data.repeated=null`): as if no file had set them."""
+    plain = OmegaConf.to_container(given) if isinstance(given, DictConfig) else given
+    assert isinstance(plain, dict)
+    kinds = get_type_hints(schema)
+    kept = {}
+    for key, value in plain.items():
+        section = is_dataclass(kinds.get(key))
+        if section and isinstance(value, dict):
+            value = _without_taken_back(value, kinds[key])
+        if not (section and value is None):
+            kept[key] = value
+    return kept
 
 
 def save_config(config: RunConfig, path: str | Path) -> None:

@@ -9,6 +9,7 @@
 #   scripts/evidence.sh long       the rest of the report, hours more: the ladder of sizes, PoSE beyond
 #                                  the training length, models that do not copy, ablations, PoSE
 #                                  against RoPE over five seeds, the theory's bridge
+#   scripts/evidence.sh reviews    the claim on film reviews, which are to lie in data/imdb
 #   scripts/evidence.sh gpu        models of web text, trained here and published: a GPU, the hub, about
 #                                  a day. Not run yet.
 #
@@ -164,6 +165,22 @@ long() {
   step olmo-sparsity theory configs/theory/bridge.yaml
 }
 
+reviews() {
+  step olmo-sparsity prepare configs/quick.yaml
+  for seed in 6 7 8; do # the models of 2.7M parameters
+    step olmo-sparsity sweep configs/sweeps/ladder_school.yaml --only $seed
+  done
+  step olmo-sparsity prepare configs/induction.yaml --data.folder=data/reviews \
+    --data.corpus.source=c4_files --data.corpus.path="data/imdb/*.json.gz"
+  step olmo-sparsity sweep configs/sweeps/reviews.yaml
+  rungs reviews contextual 8 --max-documents 120
+  for seed in 1 2 3; do
+    for text in repeats running; do
+      keep reviews_contextual/induction_${text}_seed$seed reviews_${text}_seed$seed
+    done
+  done
+}
+
 gpu() {
   step olmo-sparsity prepare configs/c4_60m_pose.yaml # 25M documents; shared by both
   windows=(--short 128 --stride 32 --max-documents 2000 --selectors "$all" --ks 1,2,4,8,16,32)
@@ -185,7 +202,7 @@ gpu() {
 parts=("$@")
 [[ $# -gt 0 ]] || parts=(text tasks)
 for part in "${parts[@]}"; do
-  [[ $part =~ ^(text|tasks|long|gpu)$ ]] || { echo "$part is not one of text, tasks, long, gpu" >&2; exit 2; }
+  [[ $part =~ ^(text|tasks|long|reviews|gpu)$ ]] || { echo "$part is not one of text, tasks, long, reviews, gpu" >&2; exit 2; }
 done
 for part in "${parts[@]}"; do "$part"; done
 python docs/write_tables.py

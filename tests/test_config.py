@@ -89,6 +89,17 @@ def test_overrides_reach_their_key(tmp_path: Path) -> None:
         load_config(path, ["--seed"])
 
 
+def test_null_takes_back_a_value_or_a_section(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("""
+        data: {tokenizer: {train_vocab: 300}, repeated: {share: 0.5}}
+        positions: {scheme: pose, target_length: 64}
+    """)
+    taken_back = ["--positions.target_length=null", "--data.repeated=null"]
+    config = load_config(path, [*taken_back, "--positions.scheme=contiguous"])
+    assert config == config_from_dict({"data": {"tokenizer": {"train_vocab": 300}}})
+
+
 def test_a_base_file_lies_beneath(tmp_path: Path) -> None:
     (tmp_path / "base.yaml").write_text(
         "seed: 1\ntraining: {length: 32, batch_size: 2}\ndata: {tokenizer: {train_vocab: 300}}\n"

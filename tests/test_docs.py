@@ -90,7 +90,7 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     shutil.copy(ROOT / "scripts/evidence.sh", folder / "scripts")
     for run in ("stages/induction_600_seed1", "ladder/induction_1.2M_seed1_pose"):
         (folder / "runs" / run).mkdir(parents=True)  # of a sweep that is done
-    parts = ["text", "tasks", "long", "gpu"]
+    parts = ["text", "tasks", "long", "reviews", "gpu"]
     subprocess.run(["bash", "scripts/evidence.sh", *parts], cwd=folder, check=True)
     return [line.split("\0")[:-1] for line in record.read_text().split("\n")[:-1]]
 

@@ -90,6 +90,7 @@ def test_the_grids_that_are_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
         "ladder": 24,
         "stages_school": 3,
         "stages": 21,
+        "reviews": 6,
     }
     assert expand("configs/sweeps/quick.yaml", [])[3].command == (
         "olmo-sparsity train configs/quick.yaml --positions.scheme=contiguous "
