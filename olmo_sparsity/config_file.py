@@ -88,7 +88,7 @@ def _without_taken_back(given: DictConfig | dict, schema: type) -> dict:
     """Without the sections that are null (`--data.repeated=null`): as if no file had set them."""
     plain = OmegaConf.to_container(given) if isinstance(given, DictConfig) else given
     assert isinstance(plain, dict)
-    kinds = get_type_hints(schema)
+    kinds: dict[Any, Any] = get_type_hints(schema)
     kept = {}
     for key, value in plain.items():
         section = is_dataclass(kinds.get(key))
