@@ -158,3 +158,9 @@ def test_readme_python_runs(
     assert names["influence_FW"].shape == (32, 8)
     assert list(names["table"].columns[:2]) == ["target", "k"]
     assert len(names["losses"].gap) == len(names["document"]) - 48
+
+
+def test_pypi_has_what_is_pinned() -> None:
+    """A local version (`2.13.0+cpu`) would be one that PyPI does not hold."""
+    pinned = (ROOT / "constraints.txt").read_text().splitlines()
+    assert not [line for line in pinned if "+" in line and not line.startswith("#")]
