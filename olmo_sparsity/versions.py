@@ -59,6 +59,8 @@ def code_version(folder: Path = Path(__file__).parents[1]) -> str | None:
 
 
 def _version(name: str) -> str | None:
+    if name == "torch" and name in sys.modules:
+        return str(sys.modules[name].__version__)  # names the CUDA it was built for, too
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
