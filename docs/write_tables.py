@@ -163,6 +163,34 @@ def with_and_without_pose() -> str:
     return table(f"{header} | of `divergence` | of `random` | of `nearest`", lines, left=2)
 
 
+AFTER_SCHOOL = {"repeats": "a fifth repeats", "running": "running text alone"}
+
+
+def reviews() -> str:
+    lines = []
+    for text, seed in ((text, seed) for text in AFTER_SCHOOL for seed in (1, 2, 3)):
+        name = f"reviews_{text}_seed{seed}"
+        rows = read_summary(name).loc["add_one"]
+        one, eight = (rows.loc["own", k] for k in (1, 8))
+        line = [AFTER_SCHOOL[text], str(seed), f"{read_meta(name)['gate']['drop']:+.2f}"]
+        line += [f"{read_losses(name).loss_long['mean']:.2f}", f"{one.gap:.2f}"]
+        line += [shown(one, "recovery", ".2f"), f"{rows.loc['foreign', 1].recovery:.2f}"]
+        line += [shown(one, "excess"), shown(eight, "excess"), f"{share_of_own_word(name):.2f}"]
+        lines.append(line)
+    header = (
+        "text after school | seed | drop when repeated | L_long | gap | recovery, k = 1 | foreign"
+    )
+    header += " | excess, k = 1 | excess, k = 8 | first choice is the own word"
+    return table(header, lines)
+
+
+def share_of_own_word(name: str) -> float:
+    """Of the targets: those whose first choice is their own word or of its family."""
+    rows = read_kinds(name)
+    own = rows.num_targets[["equal", "same_family"]].sum()
+    return float(own / read_summary(name).loc["add_one", "own", 1].num_targets)
+
+
 def planted() -> str:
     name = "planted_contextual"
     here, gone = (read_summary(name, targets) for targets in ("planted", "planted_removed"))
@@ -330,7 +358,7 @@ def theory(name: str) -> str:
     return (FIGURES / f"{name}.md").read_text(encoding="utf-8").strip()
 
 
-_MEASURED = (recovery, kinds, copies, with_and_without_pose, planted)
+_MEASURED = (recovery, kinds, copies, with_and_without_pose, reviews, planted)
 _MANY = (stages, ladder, beyond, pose_pays)
 _TASKS = (task, models, ablations, scratchpad, theory)
 TABLES: dict[str, Callable[..., str]] = {
