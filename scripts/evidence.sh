@@ -121,8 +121,7 @@ tasks() {
 
 long() {
   step olmo-sparsity prepare configs/quick.yaml
-  # Four sizes, with and without PoSE, three seeds. (What is stored lacks RoPE alone at 6.6M parameters,
-  # and with context: the sentences on sizes will want to say more.)
+  # Four sizes, with and without PoSE, three seeds.
   step olmo-sparsity sweep configs/sweeps/ladder_school.yaml
   step olmo-sparsity sweep configs/sweeps/ladder.yaml
   rungs ladder isolated 8 --dtype bf16 # the same numbers within a hundredth

@@ -261,28 +261,42 @@ def sentences_on_why_excess_falls() -> Sentences:
 
 
 def sentences_on_the_ladder() -> Sentences:
-    for far, k in (("isolated", 8), ("contextual", 1)):
+    for far, k in (("isolated", 8), ("contextual", 8), ("contextual", 1)):
         rows = read_ladder(f"ladder_{far}", k)
+        assert len(rows) == 24
         value, low, high = rank_correlation(rows["drop"], rows.excess)
         yield "N6", f"{value:+.2f} [{low:+.2f}, {high:+.2f}]"
-    rungs = [
-        [f"{mean:.2f}".lstrip("0") for mean in some.groupby("num_parameters").excess.mean()]
-        for some in (read_ladder("ladder_contextual", k) for k in (1, 8))
-    ]
-    yield NATURAL, f"(k = 8 with context: {', '.join(rungs[1])})"
-    at_8 = ", ".join(f"0{mean}" for mean in rungs[1])
-    rows = read_ladder("ladder_contextual", 8)
-    yield (
-        "N6",
-        "k = 8, {}, {:+.2f} [{:+.2f}, {:+.2f}]".format(
-            at_8, *rank_correlation(rows["drop"], rows.excess)
-        ),
+    one, eight = (
+        {
+            positions: [f"{mean:.2f}" for mean in some.groupby("num_parameters").excess.mean()]
+            for positions, some in read_ladder("ladder_contextual", k).groupby("positions")
+        }
+        for k in (1, 8)
     )
-    tiny, small, middle, large = rungs[0]
-    said = f"{tiny} and {small} at 0.4M and 1.2M parameters, {middle} and {large} at 2.7M and 6.6M"
+    said = f"with PoSE {', '.join(eight['pose'])} from 0.4M to 6.6M, with RoPE alone "
+    yield "N6", said + ", ".join(eight["contiguous"])
+    yield "N6", f"{', '.join(one['pose'])} and {', '.join(one['contiguous'])} ("
+    pose, rope = ([mean.lstrip("0") for mean in one[name]] for name in ("pose", "contiguous"))
+    said = f"one far token gives {pose[0]} and {rope[0]} beyond the control at 0.4M parameters, "
+    yield NATURAL, f"{said}{pose[3]} and {rope[3]} at 6.6M"
+    at_8 = [", ".join(mean.lstrip("0") for mean in eight[name]) for name in eight]
+    yield NATURAL, f"(k = 8 with context: {at_8[1]} with PoSE, {at_8[0]} with RoPE alone)"
+    said = f"{pose[0]}, {pose[1]}, {pose[2]} and {pose[3]} at 0.4M, 1.2M, 2.7M and 6.6M parameters"
     yield README, said
-    said = f"{tiny} at 0.4M parameters, {small} at 1.2M, {middle} at 2.7M and {large} at 6.6M"
-    yield README, said
+    said = f"{pose[0]} at 0.4M parameters, {pose[1]} at 1.2M, {pose[2]} at 2.7M and {pose[3]} at "
+    yield README, f"{said}6.6M with PoSE, and {rope[0]}, {rope[1]}, {rope[2]} and {rope[3]} with"
+    for k in (2, 4, 8):  # said in words: above N1's threshold
+        rows = read_ladder("ladder_contextual", k)
+        assert rows.excess.min() >= 0.5
+        assert rows.excess_low.min() > 0.3
+    rows = read_ladder("ladder_contextual", 1).set_index(["num_parameters", "seed", "positions"])
+    excess = rows.excess.unstack()
+    apart = (excess.pose - excess.contiguous).groupby("num_parameters").mean()
+    nats = (rows.excess * rows.gap).unstack()
+    assert (excess.pose > excess.contiguous).sum() == 11
+    assert (nats.pose > nats.contiguous).all()
+    said = f"by {apart.iloc[0]:.2f} in the mean at 0.4M and {apart.iloc[-1]:.2f} at 6.6M"
+    yield NATURAL, re.sub(r"\b0(?=\.)(?!\.4M)", "", said)
     readings = []
     for far in ("contextual", "isolated"):
         rows = read_ladder(f"ladder_{far}", 8)
