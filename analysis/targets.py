@@ -149,7 +149,8 @@ class GivenTargets:
         if results.meta["data"]["fingerprint"] != source.fingerprint:
             raise DataError(
                 f"--targets={folder} was measured on {results.meta['data']['source']}, other text "
-                f"than {source.name}; give the same --text and --max-documents"
+                f"than {source.name}, or of another tokenizer; give the same --text and "
+                "--max-documents, and a model that shares the tokenizer"
             )
         chosen = results.recovery[["document", "target", "target_set"]].drop_duplicates()
         places: dict[int, dict[str, np.ndarray]] = defaultdict(dict)

@@ -148,6 +148,11 @@ def check(config: RunConfig, origin: str) -> None:
         "to more than 1",
     )
     require(
+        config.engine.name != "zero3" or not training.compile,
+        "training.compile=true does not go with engine.name=zero3, which swaps weights in and out "
+        "inside the compiled function; set training.compile=false or take zero2",
+    )
+    require(
         (data.train_files is None) == (data.heldout_files is None),
         "data.train_files and data.heldout_files go together",
     )

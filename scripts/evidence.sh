@@ -172,7 +172,7 @@ reviews() {
   step olmo-sparsity prepare configs/induction.yaml --data.folder=data/reviews \
     --data.corpus.source=c4_files --data.corpus.path="data/imdb/*.json.gz"
   step olmo-sparsity sweep configs/sweeps/reviews.yaml
-  rungs reviews contextual 8 --max-documents 120
+  rungs reviews contextual 8 --dtype bf16
   for seed in 1 2 3; do
     for text in repeats running; do
       keep reviews_contextual/induction_${text}_seed$seed reviews_${text}_seed$seed

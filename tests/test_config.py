@@ -67,6 +67,10 @@ def given(**sections: dict) -> dict:
         ({"checkpoint": {"interval_steps": 0}}, "checkpoint.interval_steps=0"),
         ({"evaluation": {"num_sequences": 0}}, "evaluation.num_sequences=0"),
         ({"training": {"max_grad_norm": -1.0}}, "training.max_grad_norm=-1.0"),
+        (
+            {"engine": {"name": "zero3"}, "training": {"compile": True}},
+            "training.compile=true does not go with engine.name=zero3",
+        ),
         ({"optimizer": 5}, "not a subclass of OptimizerConfig"),
         ({"training": {"num_steps": 0}}, "must be at least 1"),
     ],

@@ -52,11 +52,6 @@ ALONE = Processes()
             r"leaves 6 sequences .* training\.micro_batch_size=4; set that to 6",
         ),
         (
-            {"engine__name": "zero3", "training__compile": True},
-            TWO,
-            r"training\.compile=true does not go with engine\.name=zero3",
-        ),
-        (
             {"engine__name": "zero2", "engine__deepspeed_config": "/nowhere/zero.json"},
             TWO,
             r"engine\.deepspeed_config=/nowhere/zero\.json cannot be read",

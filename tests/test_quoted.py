@@ -130,6 +130,13 @@ def sentences_on_tasks() -> Sentences:
     yield README, f"growing k, {grown[0]} against {grown[1]} after a shorter training"
     chains = [mean("variable_assignment_quick", scheme, 50, 50) for scheme in ("ppc", "pose")]
     yield README, f"{chains[0]} of chains of fifty with PPC, in {chains[1]} with RoPE + PoSE"
+    rows, _ = read_results(RESULTS / "tasks/variable_assignment_quick")
+    by_seed = sorted(
+        r.exact_match for r in rows if (r.scheme, r.test_k, r.length) == ("ppc", 50, 50)
+    )
+    assert by_seed[1:] == [1.0, 1.0]
+    said = f"{by_seed[0]:.3f} on one seed of three, .99 was wanted".removeprefix("0")
+    yield README, f"partly on variable assignment ({said})"
     rope = [mean("scratchpad_parity_solved", "rope", None, length) for length in (10, 20, 40)]
     yield README, f"RoPE alone has {rope[0]} of 10 bits, {rope[1]} of 20 and {rope[2]} of 40"
     yield README, f"{mean('addition_quick', 'coupled', None, 100)} of sums of 100 digits"
@@ -158,7 +165,8 @@ def sentences_on_the_claim() -> Sentences:
     losses = {name: read_losses(f"{name}_contextual") for name in COPIES}
     price = [losses[name].loss_long["mean"] for name in COPIES]
     said = f"{price[0]:.2f} nats a token with the long window, "
-    yield README, f"Copying has a price: {said}against {price[1]:.2f} of"
+    how = "after a school and half the text, "
+    yield README, f"Copying has a price: {said}{how}against {price[1]:.2f} of the other"
     yield (
         NATURAL,
         f"The price: {said}where the model that was not taught to copy has {price[1]:.2f}",
@@ -177,7 +185,8 @@ def sentences_on_the_claim() -> Sentences:
     kinds = read_kinds("induction_contextual")
     words = kinds.num_targets[["equal", "same_family"]].sum()
     again = f"{kinds.excess_recovery['equal']:.2f}".lstrip("0")
-    yield README, f"where a word comes again the first choice is worth {again} beyond another"
+    said = f"where the chosen token is the target's own word, it gives {again} of the gap beyond"
+    yield README, said
     yield NATURAL, f"on {words} of the {own.num_targets[1]} targets the first choice is"
     excess = {
         (selector, k): shown(with_context.loc[selector, "own", k], "excess")

@@ -40,11 +40,6 @@ def check_engine(config: RunConfig, processes: Processes) -> None:
             "engine.name=ddp, but this is one process; launch several (torchrun "
             "--nproc_per_node=N scripts/train.py …), or set engine.name=auto"
         )
-    if name == "zero3" and training.compile:
-        raise ConfigError(
-            "training.compile=true does not go with engine.name=zero3, which swaps weights in and "
-            "out inside the compiled function; set training.compile=false or take zero2"
-        )
     if training.batch_size % world_size:
         raise ConfigError(
             f"training.batch_size={training.batch_size} cannot be shared equally by {world_size} "
