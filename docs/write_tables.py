@@ -358,7 +358,7 @@ def theory(name: str) -> str:
     return (FIGURES / f"{name}.md").read_text(encoding="utf-8").strip()
 
 
-_MEASURED = (recovery, kinds, copies, with_and_without_pose, planted)
+_MEASURED = (recovery, kinds, copies, with_and_without_pose, reviews, planted)
 _MANY = (stages, ladder, beyond, pose_pays)
 _TASKS = (task, models, ablations, scratchpad, theory)
 TABLES: dict[str, Callable[..., str]] = {

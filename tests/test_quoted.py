@@ -21,6 +21,7 @@ import pytest
 from analysis.ladder import rank_correlation
 from analysis.summary import INDUCTION_NATS
 from docs.write_tables import (
+    AFTER_SCHOOL,
     COPIES,
     RESULTS,
     ROOT,
@@ -30,6 +31,7 @@ from docs.write_tables import (
     read_losses,
     read_meta,
     read_summary,
+    share_of_own_word,
     shown,
     write_tables,
 )
@@ -339,6 +341,33 @@ def sentences_beyond_the_training_length() -> Sentences:
     yield NATURAL, said
 
 
+def sentences_on_reviews() -> Sentences:
+    drops, excess, own, rest = {}, {}, {}, {}
+    for text in AFTER_SCHOOL:
+        names = [f"reviews_{text}_seed{seed}" for seed in (1, 2, 3)]
+        drops[text] = [f"{read_meta(name)['gate']['drop']:.2f}" for name in names]
+        rows = [read_summary(name).loc["add_one", "own"] for name in names]
+        excess[text] = [shown(row.loc[8], "excess") for row in rows]
+        own[text] = [f"{share_of_own_word(name):.2f}" for name in names]
+        rest[text] = [read_kinds(name).excess_recovery for name in names]
+    for claim, text in (("N13", "repeats"), ("N14", "running")):
+        yield claim, f"drops of {listed(drops[text])} nats; excess at k = 8 {listed(excess[text])}"
+    short = re.compile(r"\b0(?=\.)")
+    yield NATURAL, f"a drop of {listed(drops['repeats'])} nats"
+    yield NATURAL, f"excess at k = 8 is {listed(excess['repeats'])}"
+    again = listed([f"{kinds['equal']:.2f}" for kinds in rest["repeats"]])
+    yield NATURAL, short.sub("", f"the excess at k = 1 is {again}, as on Wikipedia")
+    yield NATURAL, short.sub("", f"such words are {listed(own['repeats'])} of the targets")
+    yield NATURAL, f"a drop of {listed(drops['running'])} nats"
+    numbers = [read_summary(f"reviews_repeats_seed{s}").loc["add_one", "own", 8] for s in (1, 2, 3)]
+    span = sorted(row.excess for row in numbers)
+    yield README, f"on film reviews {span[0]:+.2f} to {span[2]:+.2f} on three seeds"
+
+
+def listed(words: list[str]) -> str:
+    return f"{', '.join(words[:-1])} and {words[-1]}"
+
+
 def sentences_on_models_that_do_not_copy() -> Sentences:
     drop = read_meta("quick_exact_128")["gate"]["drop"]
     yield NATURAL, f"a drop of {drop:.2f} nats"
@@ -393,6 +422,7 @@ SENTENCES = [
     sentences_on_the_ladder,
     sentences_on_why_excess_falls,
     sentences_beyond_the_training_length,
+    sentences_on_reviews,
     sentences_on_models_that_do_not_copy,
     sentences_on_planted_text,
 ]
