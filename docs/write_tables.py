@@ -243,6 +243,21 @@ def ladder(far: str, k: str) -> str:
     return table(f"parameters | positions | {_OVER_SEEDS}", lines, left=2)
 
 
+def ladder_by_k(far: str) -> str:
+    """Figure 2 of every size in numbers: recovery and excess, means over seeds."""
+    rows = pd.read_csv(FIGURES / f"ladder_{far}.csv")
+    rows = rows[rows.selector == "add_one"]
+    means = rows.groupby(["num_parameters", "positions", "k"])[["recovery", "excess"]].mean()
+    cells = [f"{mean.recovery:.2f}, {mean.excess:+.2f}" for mean in means.itertuples()]
+    by_k = pd.Series(cells, index=means.index).unstack()
+    lines = [
+        [f"{size / 1e6:.1f}M", POSITIONS[positions], *cells]
+        for (size, positions), cells in by_k.iterrows()
+    ]
+    names = " | ".join(f"k = {k}" for k in by_k.columns)
+    return table(f"parameters | positions | {names}", lines, left=2)
+
+
 def beyond() -> str:
     rows = read_ladder("beyond_contextual", 1).sort_values(
         ["seed", "positions"], ascending=[True, False]
@@ -359,7 +374,7 @@ def theory(name: str) -> str:
 
 
 _MEASURED = (recovery, kinds, copies, with_and_without_pose, reviews, planted)
-_MANY = (stages, ladder, beyond, pose_pays)
+_MANY = (stages, ladder, ladder_by_k, beyond, pose_pays)
 _TASKS = (task, models, ablations, scratchpad, theory)
 TABLES: dict[str, Callable[..., str]] = {
     function.__name__: function for function in (*_MEASURED, *_MANY, *_TASKS)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The measurements and figures of the report, from a clean state: `make evidence`, about three hours
+# The measurements and figures of the report, from a clean state: `make evidence`, three to four hours
 # on 2 cores. Each step is one command of the pipeline and can be killed: what it finished is kept, the
 # same command goes on, and a step that is done costs seconds.
 #
