@@ -21,7 +21,6 @@ import pytest
 from analysis.ladder import rank_correlation
 from analysis.summary import INDUCTION_NATS
 from docs.write_tables import (
-    AFTER_SCHOOL,
     COPIES,
     RESULTS,
     ROOT,
@@ -247,12 +246,9 @@ def sentences_on_stages() -> Sentences:
 
 def sentences_on_why_excess_falls() -> Sentences:
     small = [f"stages_600_seed{seed}" for seed in (1, 2, 3)]
-    shares, excess = [], []
-    for name in (*small, "induction_contextual"):
-        kinds, rows = read_kinds(name), read_summary(name).loc["add_one", "own", 1]
-        again = kinds.num_targets[["equal", "same_family"]].sum() / rows.num_targets
-        shares.append(f"{again:.2f}")
-        excess.append(kinds)
+    names = (*small, "induction_contextual")
+    shares = [f"{share_of_own_word(name):.2f}" for name in names]
+    excess = [read_kinds(name) for name in names]
     said = f"{shares[0]}, {shares[1]} and {shares[2]} against {shares[3]}; where it is the target's"
     equal = [shown(kinds.loc["equal"], "excess_recovery", ".2f") for kinds in excess]
     said += f" own word, excess {equal[0]}, {equal[1]} and {equal[2]} against {equal[3]}."
@@ -342,26 +338,34 @@ def sentences_beyond_the_training_length() -> Sentences:
 
 
 def sentences_on_reviews() -> Sentences:
-    drops, excess, own, rest = {}, {}, {}, {}
-    for text in AFTER_SCHOOL:
-        names = [f"reviews_{text}_seed{seed}" for seed in (1, 2, 3)]
-        drops[text] = [f"{read_meta(name)['gate']['drop']:.2f}" for name in names]
-        rows = [read_summary(name).loc["add_one", "own"] for name in names]
-        excess[text] = [shown(row.loc[8], "excess") for row in rows]
-        own[text] = [f"{share_of_own_word(name):.2f}" for name in names]
-        rest[text] = [read_kinds(name).excess_recovery for name in names]
+    numbers, losses = {}, {}
     for claim, text in (("N13", "repeats"), ("N14", "running")):
-        yield claim, f"drops of {listed(drops[text])} nats; excess at k = 8 {listed(excess[text])}"
-    short = re.compile(r"\b0(?=\.)")
-    yield NATURAL, f"a drop of {listed(drops['repeats'])} nats"
-    yield NATURAL, f"excess at k = 8 is {listed(excess['repeats'])}"
-    again = listed([f"{kinds['equal']:.2f}" for kinds in rest["repeats"]])
-    yield NATURAL, short.sub("", f"the excess at k = 1 is {again}, as on Wikipedia")
-    yield NATURAL, short.sub("", f"such words are {listed(own['repeats'])} of the targets")
-    yield NATURAL, f"a drop of {listed(drops['running'])} nats"
-    numbers = [read_summary(f"reviews_repeats_seed{s}").loc["add_one", "own", 8] for s in (1, 2, 3)]
-    span = sorted(row.excess for row in numbers)
-    yield README, f"on film reviews {span[0]:+.2f} to {span[2]:+.2f} on three seeds"
+        names = [f"reviews_{text}_seed{seed}" for seed in (1, 2, 3)]
+        numbers[text] = [read_summary(name).loc["add_one", "own", 8] for name in names]
+        losses[text] = [read_losses(name).loss_long["mean"] for name in names]
+        drops = listed([f"{read_meta(name)['gate']['drop']:.2f}" for name in names])
+        excess = listed([shown(row, "excess") for row in numbers[text]])
+        yield claim, f"drops of {drops} nats; excess at k = 8 {excess}"
+        yield NATURAL, f"a drop of {drops} nats"
+        if text == "repeats":
+            yield NATURAL, f"excess at k = 8 is {excess}"
+            again = listed([f"{read_kinds(name).excess_recovery['equal']:.2f}" for name in names])
+            own = listed([f"{share_of_own_word(name):.2f}" for name in names])
+            there = f"{share_of_own_word('induction_contextual'):.2f}"
+            short = re.compile(r"\b0(?=\.)")
+            yield NATURAL, short.sub("", f"the excess at k = 1 is {again}, as on Wikipedia")
+            yield NATURAL, short.sub("", f"such words are {own} of the targets, and {there} there")
+    found = sorted(row.excess for row in numbers["repeats"])
+    yield README, f"on film reviews {found[0]:+.2f} to {found[2]:+.2f} on three seeds"
+    # Said in words: missed on two seeds, every interval above 0.3; better by over a nat; the last
+    # model of running text has more than half of a gap that is half as large.
+    assert sum(excess >= 0.5 for excess in found) == 1
+    assert min(row.excess_low for row in numbers["repeats"]) > 0.3
+    assert min(losses["repeats"]) - max(losses["running"]) > 1
+    assert numbers["running"][2].excess > 0.5
+    assert max(row.excess for row in numbers["running"][:2]) < 0.5
+    gaps = [numbers[text][2].gap for text in ("running", "repeats")]
+    assert 0.4 < gaps[0] / gaps[1] < 0.6
 
 
 def listed(words: list[str]) -> str:
