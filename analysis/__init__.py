@@ -1,6 +1,6 @@
 """Ask a trained model what its losses depend on.
 
-from analysis import Scorer, Windows, context_losses, influence_map, load_model, recover
+from analysis import Windows, load_model, measure, open_documents
 
 No name here may be that of a module, which would hide it.
 """
@@ -11,14 +11,17 @@ from typing import Any
 
 _HOME = {
     "load_model": "olmo_sparsity.model.load",
-    "context_losses": "analysis.losses",
-    "influence_map": "analysis.influence",
-    "recover": "analysis.recovery",
-    "summarize": "analysis.recovery",
-    "Settings": "analysis.settings",
-    "Scorer": "analysis.scoring",
-    "open_source": "analysis.sources",
+    "open_documents": "analysis.documents",
+    "Document": "analysis.documents",
+    "Documents": "analysis.documents",
+    "Controls": "analysis.documents",
     "Windows": "analysis.windows",
+    "Scorer": "analysis.scoring",
+    "context_losses": "analysis.scoring",
+    "influence_map": "analysis.influence",
+    "measure": "analysis.measurement",
+    "recover": "analysis.recovery",
+    "summarize": "analysis.statistics",
     "read_results": "analysis.results",
 }
 

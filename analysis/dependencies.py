@@ -4,9 +4,9 @@ Place in the flow: influence + recovery tables → **the table of dependencies**
 
 The kind of a far token is relative to its target: the same token, a word of the same family, else
 what its own word is (a number, a name, a function word, other). Beside the kinds stand three bands
-of distance. For each: its share among the influential tokens, its share among all far tokens of the
-same targets (the base rate), and the excess recovery of the targets whose first token is of that
-kind.
+of distance. For each, with one influential token and with four: its share among them, its share
+among all far tokens of the same targets (the base rate), and the excess recovery at that k of the
+targets whose first token is of that kind.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 import pandas as pd
 
-from analysis.recovery import interval, resample_weights
+from analysis.statistics import KEYS, interval, resample_weights
+from analysis.windows import Windows
 
-TOP = 4
-"""The influential tokens of a target are its first four."""
+TOP = (1, 4)
+"""The influential tokens of a target are its first one, and its first four."""
 
 KINDS = ("equal", "same_family", "number", "name", "function_word", "other")
 BANDS = ("near_third", "middle_third", "far_third")
@@ -43,7 +44,7 @@ ism ment ments ness able ible ful ity or ors ive ic ical ally
 ENDINGS = frozenset(["", *_ENDINGS.split()])
 
 COLUMNS = (
-    "target_set", "selector", "kind", "share", "base_share", "enrichment", "low", "high",
+    "target_set", "selector", "k", "kind", "share", "base_share", "enrichment", "low", "high",
     "excess_recovery", "excess_low", "excess_high", "num_targets",
 )  # fmt: skip
 
@@ -108,32 +109,42 @@ def same_family(one: str, other: str) -> bool:
 def measure_dependencies(
     tokens: pd.DataFrame,
     losses: pd.DataFrame,
+    targets: pd.DataFrame,
     influence: pd.DataFrame,
     recovery: pd.DataFrame,
-    windows: dict,
+    windows: Windows,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """One row a target set, selector and kind or band."""
-    own = influence[(influence.control == "own") & (influence["rank"] <= TOP)]
-    membership = recovery[["document", "target", "target_set"]].drop_duplicates()
-    k = max(k for k in recovery.k.unique() if k <= TOP)
+    """One row for each target set, selector, k and kind or band, of the single tokens that were
+    chosen in the document itself."""
+    targets = targets[targets.far_part == "document"][[*KEYS, "target_set"]]
+    chosen = influence[_of_document(influence) & (influence.control == "own")]
+    recovery = recovery[_of_document(recovery)]
     words = {
         int(document): Words.of(rows.sort_values("place"))
-        for document, rows in tokens.groupby("document")
+        for document, rows in tokens[tokens.document.isin(targets.document)].groupby("document")
     }
-    gains = _gains(losses, recovery, k)
+    known = sorted(recovery.k.unique())
+    ks = [k for k in TOP if k in known] or known[:1]
+    gains = {k: _gains(losses, targets, recovery[recovery.k == k]) for k in ks}
     rows = []
     for kind_of, values in ((_kind_of(words), KINDS), (_band_of(windows), BANDS)):
-        base = _base_counts(membership, windows, kind_of, values)
-        places = zip(own.document, own.target, own.far_position, strict=True)
-        chosen = own.assign(kind=[kind_of(*place) for place in places])
-        chosen = chosen.merge(membership, on=["document", "target"])
-        for (target_set, selector), some in chosen.groupby(["target_set", "selector"]):
-            of_these = gains.target_set.eq(target_set) & gains.selector.eq(selector)
-            for value in values:
-                row = {"target_set": target_set, "selector": selector, "kind": value}
-                rows.append(row | _row(some, base, gains[of_these], value, seed))
+        base = _base_counts(targets, windows, kind_of, values)
+        places = zip(chosen.document, chosen.target, chosen.far_first, strict=True)
+        of_kind = chosen.assign(kind=[kind_of(*place) for place in places])
+        of_kind = of_kind.merge(targets, on=KEYS)
+        for (target_set, selector), some in of_kind.groupby(["target_set", "selector"]):
+            for k in ks:
+                of_these = gains[k].target_set.eq(target_set) & gains[k].selector.eq(selector)
+                first = some[some["rank"] <= k]
+                for value in values:
+                    row = {"target_set": target_set, "selector": selector, "k": k, "kind": value}
+                    rows.append(row | _row(first, base, gains[k][of_these], value, seed))
     return pd.DataFrame(rows, columns=list(COLUMNS))
+
+
+def _of_document(rows: pd.DataFrame) -> pd.Series:
+    return (rows.far_part == "document") & (rows.units == "tokens")
 
 
 KindOf = Callable[[int, int, int], str]
@@ -143,44 +154,42 @@ def _kind_of(words: dict[int, Words]) -> KindOf:
     return lambda document, target, far: words[document].kind(far, target)
 
 
-def _band_of(windows: dict) -> KindOf:
-    num_far, long, stride = windows["long"] - windows["short"], windows["long"], windows["stride"]
+def _band_of(windows: Windows) -> KindOf:
+    num_far = windows.num_far
 
     def band(document: int, target: int, far: int) -> str:
-        start = target - (target - long) % stride
-        place = far - (start - long)  # 0 is the farthest
+        place = far - (windows.start_of(target) - windows.long)  # 0 is the farthest
         return BANDS[min(2, (num_far - 1 - place) * 3 // num_far)]
 
     return band
 
 
 def _base_counts(
-    membership: pd.DataFrame, windows: dict, kind_of: KindOf, values: tuple[str, ...]
+    targets: pd.DataFrame, windows: Windows, kind_of: KindOf, values: tuple[str, ...]
 ) -> pd.DataFrame:
     """Counts of each value among all far tokens of each target."""
-    long, short, stride = windows["long"], windows["short"], windows["stride"]
     found = []
-    for document, target in membership[["document", "target"]].drop_duplicates().to_numpy():
-        start = target - (target - long) % stride
-        kinds = [kind_of(document, target, far) for far in range(start - long, start - short)]
+    for document, target in targets[KEYS].drop_duplicates().to_numpy():
+        start = windows.start_of(target)
+        far = range(start - windows.long, start - windows.short)
+        kinds = [kind_of(document, target, place) for place in far]
         found.append((document, target, *(kinds.count(value) for value in values)))
-    return pd.DataFrame(found, columns=["document", "target", *values])
+    return pd.DataFrame(found, columns=[*KEYS, *values])
 
 
-def _gains(losses: pd.DataFrame, recovery: pd.DataFrame, k: int) -> pd.DataFrame:
+def _gains(losses: pd.DataFrame, targets: pd.DataFrame, at_k: pd.DataFrame) -> pd.DataFrame:
     """own − foreign recovery in nats, and the gap, of each target."""
-    at_k = recovery[recovery.k == k]
-    by = ["target_set", "selector", "document", "target"]
+    by = ["selector", *KEYS]
     sets = at_k.groupby([*by, "control"]).loss_set.mean().unstack("control").reset_index()
     gaps = losses.assign(gap=losses.loss_short - losses.loss_long)
-    sets = sets.merge(gaps[["document", "target", "gap"]], on=["document", "target"])
+    sets = sets.merge(gaps[[*KEYS, "gap"]], on=KEYS).merge(targets, on=KEYS)
     return sets.assign(gain=sets.foreign - sets.own)
 
 
 def _row(
     some: pd.DataFrame, base: pd.DataFrame, gains: pd.DataFrame, value: str, seed: int
 ) -> dict:
-    keys = ["document", "target"]
+    keys = KEYS
     hits = (
         some.assign(hit=some.kind == value)
         .groupby(keys, as_index=False)

@@ -7,145 +7,99 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
-import numpy as np
+import pandas as pd
 import torch
 
-from analysis.asking import Asker
-from analysis.losses import ContextLosses, context_losses
-from analysis.measure import ask_gate, choose_targets, documents_to_measure, share_of
-from analysis.scoring import Scorer
-from analysis.settings import Settings
-from analysis.sources import Source
+from analysis.measurement import Plan, share_of
+from analysis.statistics import half_of
 from analysis.summary import describe_gate
-from analysis.targets import GivenTargets, Half, TargetChooser, half_of
-from analysis.windows import Windows
-from olmo_sparsity.model.load import LoadedModel
 from olmo_sparsity.progress import format_duration
 
-NUM_SAMPLED = 12
-"""Documents of each half whose losses are computed."""
-
-CALIBRATION_S = 15.0
-"""How long questions are asked, at least those of a few targets."""
+LOSSES_S, ASKING_S = 3.0, 5.0
+"""For how long the losses of documents are computed, and questions are asked: at least those of two
+documents, and of a few targets."""
 
 SOME_TARGETS, FEW_TARGETS = 256, 8
 """Of one document: whose losses are computed, and that are asked about. It may have thousands."""
 
 
-def estimate(
-    loaded: LoadedModel,
-    source: Source,
-    settings: Settings,
-    *,
-    targets: GivenTargets | None = None,
-    shard: tuple[int, int] = (0, 1),
-    batch_tokens: int | None = None,
-) -> str:
-    settings.windows.check(loaded.max_positions)
-    settings.check()
-    device = next(loaded.model.parameters()).device
-    scorer = Scorer(loaded.model, device, far_states=settings.far_states, batch_tokens=batch_tokens)
-    long_enough = documents_to_measure(source, settings)
-    halves = {
-        half: [number for number in long_enough if half_of(number) == half]
-        for half in ("threshold", "report")
-    }
-    sample = sorted(halves["threshold"][:NUM_SAMPLED] + halves["report"][:NUM_SAMPLED])
-    whole = source
-    if source.planted is None and targets is None:
-        size = settings.windows.long + max(SOME_TARGETS, settings.windows.stride)
-        source = replace(whole, documents=[document[:size] for document in whole.documents])
-    context_losses(scorer, source.documents[sample[0]], settings.windows)  # warm
-    before, started = scorer.token_forwards, time.perf_counter()
-    losses = {
-        number: context_losses(scorer, source.documents[number], settings.windows)
-        for number in sample
-    }
-    seconds_of_losses = time.perf_counter() - started
-    forwards_of_losses = scorer.token_forwards - before
-    chooser = choose_targets(scorer, source, settings, sample, losses, targets)
+def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
+    model, scorer, windows = plan.model, plan.scorer, plan.settings.windows
+    ours = share_of(plan.measured, *shard)
 
-    sample = [number for number in sample if chooser.half(number) == "report"]
-    chosen_in = {number: _num_chosen(chooser, number, losses[number], source, settings)
-                 for number in sample}  # fmt: skip
-    few = FewTargets(chooser)
-    asker = Asker(scorer, source, settings, few, loaded.tokenizer)
-    num_asked = 0
-    before, started = scorer.token_forwards, time.perf_counter()
-    for number in sample:
-        asker.tables(number, losses[number])
-        num_asked += _num_chosen(few, number, losses[number], source, settings)
-        if num_asked and time.perf_counter() - started > CALIBRATION_S:
+    def num_targets(numbers: list[int]) -> int:
+        return sum(len(plan.documents[number].tokens) - windows.long for number in numbers)
+
+    whole, size = plan.documents, windows.long + max(SOME_TARGETS, windows.stride)
+    if plan.fits_thresholds:  # else targets may lie anywhere in a document
+        plan.documents = replace(
+            whole, items=[replace(d, tokens=d.tokens[:size]) for d in whole.items]
+        )
+    tables: dict[int, pd.DataFrame] = {}
+
+    def losses(number: int) -> None:
+        tables[number] = pd.DataFrame(dict(plan.losses(number)["losses"])).assign(document=number)
+
+    losses(plan.measured[0])  # warm
+    in_turn = sorted(plan.measured, key=lambda number: (number // 2, number % 2))
+    spent = _Spent(plan)
+    for number in in_turn:
+        spent.on(lambda n=number: losses(n))  # type: ignore[misc]
+        if spent.seconds > LOSSES_S and {half_of(n) for n in tables} == {"threshold", "report"}:
             break
-    seconds_of_asking = time.perf_counter() - started
-    forwards_of_asking = scorer.token_forwards - before
+    share_of_losses = num_targets(ours) / sum(map(len, tables.values()))
+    seconds, forwards = spent.seconds * share_of_losses, spent.forwards * share_of_losses
 
-    def num_targets(numbers: Iterable[int], of: Source = whole) -> int:
-        return sum(len(of.documents[number]) - settings.windows.long for number in numbers)
-
-    ours = share_of(long_enough, *shard)
-    reported = [number for number in ours if chooser.half(number) == "report"]
-    of_losses = num_targets(ours) / num_targets(losses, source)
-    asked = sum(chosen_in.values()) * num_targets(reported) / max(num_targets(sample, source), 1)
-    of_asking = asked / max(num_asked, 1)
-    forwards = forwards_of_losses * of_losses + forwards_of_asking * of_asking
-    seconds = seconds_of_losses * of_losses + seconds_of_asking * of_asking
-    per_target = forwards_of_asking / max(num_asked, 1)
-    if device.type == "cuda":
-        memory = f"{torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB of {device}"
+    chosen = plan.targets(pd.concat(tables.values()))
+    chosen = chosen[chosen.document.isin(list(tables))]
+    known = [n for n in tables if not plan.fits_thresholds or half_of(n) == "report"]
+    places = chosen.drop_duplicates(["document", "target", "far_part"])
+    reported = [n for n in ours if not plan.fits_thresholds or half_of(n) == "report"]
+    asked = len(places) * num_targets(reported) / max(sum(len(tables[n]) for n in known), 1)
+    spent, num_asked = _Spent(plan), 0
+    for number, rows in places.groupby("document"):
+        # Those of the first blocks, as many as it takes: targets of a block share costs.
+        last = windows.start_of(rows.target.to_numpy()[:FEW_TARGETS].max()) + windows.stride
+        few = rows[rows.target < last]
+        spent.on(lambda n=int(number), few=few: plan.answers(n, few))  # type: ignore[misc]
+        num_asked += len(few)
+        if spent.seconds > ASKING_S:
+            break
+    plan.documents = whole
+    per_target = spent.forwards / max(num_asked, 1)
+    seconds += spent.seconds * asked / max(num_asked, 1)
+    forwards += per_target * asked
+    if scorer.device.type == "cuda":
+        memory = (
+            f"{torch.cuda.max_memory_allocated(scorer.device) / 2**30:.1f} GiB of {scorer.device}"
+        )
     else:
         memory = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB"
-    skipped = source.num_too_short + len(source.documents) - len(long_enough)
-    gate = ask_gate(scorer, source, settings, long_enough)
+    skipped = whole.num_too_short + len(whole) - len(plan.measured)
     lines = [
-        describe_gate(gate, settings.far_states, source.planted is not None),
-        f"model           {loaded.name}, {loaded.num_parameters:,} parameters, on {device}",
+        describe_gate(plan.induction(), plan.settings.far_states, whole.are_planted),
+        f"model           {model.name}, {model.num_parameters:,} parameters, on {scorer.device}",
         f"documents       {len(ours):,} to measure, {skipped:,} too short for the long window",
         f"targets         {num_targets(ours):,} with both losses, about {asked:,.0f} asked about",
         f"token-forwards  about {forwards:.2e}, {per_target:,.0f} for each target asked about",
-        f"FLOPs           about {forwards * 2 * loaded.num_parameters:.2e} (2 per parameter)",
+        f"FLOPs           about {forwards * 2 * model.num_parameters:.2e} (2 per parameter)",
         f"memory          {memory} at its peak in a short trial",
-        f"time            about {format_duration(seconds)} in one process, from a trial of "
-        f"{seconds_of_losses + seconds_of_asking:.0f} s",
+        f"time            about {format_duration(seconds)} in one process",
     ]
     return "\n".join(lines)
 
 
-@dataclass(frozen=True)
-class FewTargets:
-    """Those of a document's first blocks, as many as it takes: targets of a block share costs."""
+class _Spent:
+    """Seconds and token-forwards of what is done."""
 
-    chooser: TargetChooser
+    def __init__(self, plan: Plan) -> None:
+        self.scorer, self.seconds, self.forwards = plan.scorer, 0.0, 0
 
-    def half(self, number: int) -> Half:
-        return self.chooser.half(number)
-
-    def choose(
-        self,
-        number: int,
-        document: np.ndarray,
-        losses: ContextLosses,
-        windows: Windows,
-        generator: np.random.Generator,
-    ) -> dict[str, np.ndarray]:
-        chosen = self.chooser.choose(number, document, losses, windows, generator)
-        places = np.unique(np.concatenate(list(chosen.values())))
-        if len(places) <= FEW_TARGETS:
-            return chosen
-        end = (int(places[FEW_TARGETS - 1]) // windows.stride + 1) * windows.stride
-        return {name: targets[targets < end] for name, targets in chosen.items()}
-
-
-def _num_chosen(
-    chooser: TargetChooser,
-    number: int,
-    losses: ContextLosses,
-    source: Source,
-    settings: Settings,
-) -> int:
-    draw = np.random.default_rng(0)
-    sets = chooser.choose(number, source.documents[number], losses, settings.windows, draw)
-    return len(set(np.concatenate(list(sets.values())).tolist())) if sets else 0
+    def on(self, do: Callable[[], object]) -> None:
+        before, started = self.scorer.token_forwards, time.perf_counter()
+        do()
+        self.seconds += time.perf_counter() - started
+        self.forwards += self.scorer.token_forwards - before

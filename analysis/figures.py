@@ -1,15 +1,17 @@
-"""Figure 2: how few far tokens carry what the long context gives. Never imports torch.
+"""Figure 2: how few far units carry what the long context gives. Never imports torch.
 
 Place in the flow: results → here, once for print (png, pdf, svg) and once inside the report page.
 
-(a) the gap of every target, (b) the mean loss of the chosen targets against k, between the lines
-L_short and L_long, (c) what is left of the recovery after the foreign control, (d) the same by
-kind of token. One model: two by two panels. Several models: a column each, rows share their axes.
+(a) the gap of every target, own and by the placebo, (b) the mean loss of the chosen targets against
+k, between L_short and L_long, (c) what is left of the recovery after foreign control and placebo,
+(d) after the foreign control, by kind of token. One model: two by two panels. Several models: a
+column each, rows share their axes.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +24,16 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.results import Results, main_set
+from analysis.statistics import KEYS, interval, resample_weights
 from analysis.summary import FAR_STATES
 from olmo_sparsity.drawing import one_label_each, render, save
 from olmo_sparsity.errors import ConfigError
 
-_NUM_RESAMPLES = 2000
+_CURVE = ["selector", "units"]
 
 # Okabe and Ito's palette where it is dark enough for a line; every selector has its own marker too.
 # Controls that need no model are grey.
-_STYLES = {
+_SELECTORS = {
     "add_one": ("#0072B2", "o"),
     "divergence": ("#D55E00", "s"),
     "add_one_screened": ("#56B4E9", "^"),
@@ -42,7 +45,14 @@ _STYLES = {
     "nearest": ("#888888", "+"),
     "random": ("#888888", "x"),
 }
+# Of single tokens, then of every other kind of units: a line and how its markers are filled.
+_UNITS: Any = [("-", "full"), ("-.", "left"), ((0, (9, 2)), "top"), ((0, (4, 1, 1, 1)), "right")]
+_FOREIGN: Any = (0, (3, 1.6))
+_PLACEBO: Any = ":"
 _ON_DARK = {"#0072B2": "#56B4E9", "#56B4E9": "#B3E0FF", "#882255": "#E28AAE", "#888888": "#A8A8A8"}
+
+Styles = dict[tuple[str, str], dict[str, Any]]
+"""Of each (selector, units), in the order of the legend."""
 
 
 @dataclass(frozen=True)
@@ -86,14 +96,26 @@ def figure2_svg(results: list[Results], *, dark: bool = False) -> bytes:
 def _names(results: list[Results], labels: list[str] | None) -> list[str]:
     if not results:
         raise ConfigError("no results to draw; name at least one folder")
-    own = [str(result.meta.get("model", {}).get("name", "model")) for result in results]
-    return one_label_each(labels, own)
+    return one_label_each(labels, [str(result.meta.model["name"]) for result in results])
 
 
 def _figure(results: list[Results], names: list[str], theme: _Theme) -> Figure:
     many = len(results) > 1
-    handles = _legend_handles(results, theme)
-    kinds = pd.concat([_kind_rows(result) for result in results]).kind.unique().tolist()
+    styles = _styles(results, theme)
+    tables = [_of_main_set(result, result.dependencies) for result in results]
+    ks = set().union(*(table.k for table in tables))
+    k = 1 if 1 in ks else max(ks, default=1)
+    tables = [table[table.k == k].dropna(subset=["excess_recovery"]) for table in tables]
+    kinds = pd.concat(tables).kind.unique().tolist()
+    summaries = [_of_main_set(result, result.summary) for result in results]
+    beyond = "net" if all(rows.net.notna().any() for rows in summaries if len(rows)) else "excess"
+    handles = _legend_handles(styles, theme, beyond)
+    titles = (
+        "(a) What the long context gains",
+        "(b) Loss with k far units",
+        "(c) Net of foreign and placebo" if beyond == "net" else "(c) Beyond foreign; no placebo",
+        f"(d) Excess by kind, k = {k}",
+    )
     height_of_kinds = max(1.0, 0.14 * len(kinds))
     if many:
         size = (max(5.5, 1.3 + 1.45 * len(results)), 6.0 + 1.6 * height_of_kinds)
@@ -113,10 +135,10 @@ def _figure(results: list[Results], names: list[str], theme: _Theme) -> Figure:
     for i, (result, name) in enumerate(zip(results, names, strict=True)):
         gaps, losses, excess, by_kind = columns[i]
         _draw_gaps(gaps, result, theme)
-        _draw_losses(losses, result, theme)
-        _draw_excess(excess, result, theme)
-        _draw_kinds(by_kind, result, theme, kinds)
-        for axes, title in zip(columns[i], _TITLES, strict=True):
+        _draw_losses(losses, result, theme, styles)
+        _draw_excess(excess, result, theme, styles, beyond)
+        _draw_kinds(by_kind, tables[i], theme, styles, kinds)
+        for axes, title in zip(columns[i], titles, strict=True):
             if i == 0:  # with several models, the first panel of a row names the row
                 axes.set_title(title, loc="left", fontweight="bold", pad=7)
             else:
@@ -127,21 +149,12 @@ def _figure(results: list[Results], names: list[str], theme: _Theme) -> Figure:
             lines = _describe(result)
             _write_above(gaps, "\n".join(lines), 20, "normal")
             _write_above(gaps, _shorten(name, 24), 22 + 9 * len(lines), "bold")
-    foot: Any
-    foot, place = (figure, "outside lower center") if many else (rows[2], "center")
+    foot: Any = figure if many else rows[2]
     foot.legend(
-        handles=handles, loc=place, ncols=4, frameon=False,
+        handles=handles, loc="outside lower center" if many else "center", ncols=4, frameon=False,
         handlelength=2.6, columnspacing=1.4,
     )  # fmt: skip
     return figure
-
-
-_TITLES = (
-    "(a) What the long context gains",
-    "(b) Loss with k far tokens",
-    "(c) Beyond the foreign control",
-    "(d) … by kind of dependency",
-)
 
 
 def _write_above(axes: Axes, text: str, points: float, weight: str) -> None:
@@ -152,35 +165,34 @@ def _write_above(axes: Axes, text: str, points: float, weight: str) -> None:
 
 
 def _describe(results: Results) -> list[str]:
-    windows = results.meta.get("windows", {})
-    losses = _of_report_half(results.losses, results)
-    chosen = _chosen(results)
-    num_documents = losses.document.nunique()
-    num_chosen = len(chosen[["document", "target"]].drop_duplicates())
+    windows, losses = results.meta.windows, results.reported
+    num_documents, num_chosen = losses.document.nunique(), len(_chosen_losses(results))
     return [
-        f"long {windows.get('long', '?')}, short {windows.get('short', '?')}",
-        f"stride {windows.get('stride', '?')}",
-        f"far tokens {FAR_STATES.get(windows.get('far_states'), '?')}",
+        f"long {windows['long']}, short {windows['short']}",
+        f"stride {windows['stride']}",
+        f"far units {FAR_STATES[windows['far_states']]}",
         f"{num_chosen:,} of {len(losses):,} targets",
         f"{num_documents:,} document{'s' if num_documents != 1 else ''}",
     ]
 
 
 def _draw_gaps(axes: Axes, results: Results, theme: _Theme) -> None:
-    losses = _of_report_half(results.losses, results)
+    losses = results.reported
     gaps = (losses.loss_short - losses.loss_long).to_numpy(float)
+    placebo = (losses.loss_short - losses.placebo_loss_long).to_numpy(float)
     axes.set_xlabel("gap  L_short − L_long  (nats)")
     axes.set_ylabel("targets")
     if not len(gaps):
         _say(axes, "not measured", theme)
         return
     # The threshold is an edge of a bin, so that no bar is half chosen.
-    threshold = _threshold(results)
-    width = max(float(np.ptp(gaps)) / 45, 1e-6)
+    threshold = results.meta.targets.get("threshold")
+    both = np.concatenate([gaps, placebo])
+    width = max(float(np.ptp(both)) / 45, 1e-6)
     start = 0.0 if threshold is None else threshold
-    first, last = np.floor((gaps.min() - start) / width), np.ceil((gaps.max() - start) / width)
+    first, last = np.floor((both.min() - start) / width), np.ceil((both.max() - start) / width)
     edges = start + width * np.arange(first, max(last, first + 1) + 1)
-    counts, _ = np.histogram(gaps, edges)
+    counts, by_placebo = (np.histogram(some, edges)[0] for some in (gaps, placebo))
     colors, side = [theme.fill] * len(counts), 1
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda count, _: f"{count:,.0f}" if count >= 1 else "")
@@ -192,69 +204,70 @@ def _draw_gaps(axes: Axes, results: Results, theme: _Theme) -> None:
         # Beside the line, and above the bars where there are many.
         side = 1 if threshold < edges[0] + 0.65 * (edges[-1] - edges[0]) else -1
         axes.annotate(
-            f"gap ≥ {threshold:.2f}\n{is_chosen.mean():.1%} of targets\n{held:.0%} of the gain",
+            f"gap ≥ {threshold:.2f}\n{is_chosen.mean():.1%} of targets\n{held:.0%} of the gain\n"
+            f"unrelated text: {(placebo >= threshold).mean():.1%}",
             (threshold, 0.97), xycoords=("data", "axes fraction"), xytext=(4 * side, 0),
             textcoords="offset points", va="top", ha="left" if side > 0 else "right",
             fontsize=6.5, linespacing=1.35,
         )  # fmt: skip
-    axes.set_ylim(0.6, max(counts.max() * (3 if side > 0 else 20), 10))
+    axes.set_ylim(0.6, max(counts.max(), by_placebo.max(), 3) * (3 if side > 0 else 20))
     axes.bar(edges[:-1], counts, width, align="edge", color=colors, linewidth=0)
+    axes.stairs(by_placebo, edges, color=theme.ink, linewidth=0.8)
 
 
-def _draw_losses(axes: Axes, results: Results, theme: _Theme) -> None:
+def _draw_losses(axes: Axes, results: Results, theme: _Theme, styles: Styles) -> None:
     _draw_k_axis(axes, results)
     axes.set_ylabel("mean loss (nats)")
-    losses, chosen = _of_report_half(results.losses, results), _chosen(results)
-    lines = losses.merge(chosen[["document", "target"]].drop_duplicates())
-    if not len(lines):
+    chosen, losses = _chosen(results), _chosen_losses(results)
+    if not len(chosen):
         _say(axes, "no targets chosen", theme)
         return
     for name in ("short", "long"):
-        level = lines[f"loss_{name}"].mean()
+        level = losses[f"loss_{name}"].mean()
         axes.axhline(level, color=theme.ink, linewidth=0.8, zorder=1)
         axes.annotate(
             f"L_{name}", (1, level), xycoords=("axes fraction", "data"), fontsize=7,
             xytext=(3, 0), textcoords="offset points", va="center",
         )  # fmt: skip
-    alpha = 0.13 if chosen.selector.nunique() <= 5 else 0.06
-    for (selector, control), curve in _loss_curves(chosen).items():
-        color, marker = _style(selector, theme)
-        own = control == "own"
-        axes.plot(
-            curve.k, curve["mean"], color=color, marker=marker, markersize=3.5 if own else 2.5,
-            linestyle="-" if own else (0, (3, 1.6)), linewidth=1.2 if own else 0.9,
-            markerfacecolor=color if own else theme.paper, markeredgewidth=0.8,
-        )  # fmt: skip
-        if own:
-            axes.fill_between(
-                curve.k, curve.low, curve.high, color=color, alpha=alpha, linewidth=0, zorder=0
-            )
+    alpha = 0.13 if len(styles) <= 5 else 0.06
+    curves = _loss_curves(chosen)
+    for (curve, style), control in product(reversed(styles.items()), ("foreign", "own")):
+        rows = curves.get((*curve, control))  # the first on top
+        if rows is None:
+            continue
+        if control == "foreign":
+            hollow = {"linestyle": _FOREIGN, "markerfacecolor": theme.paper, "fillstyle": "full"}
+            axes.plot(rows.k, rows["mean"], **style | hollow, linewidth=0.9, markeredgewidth=0.8)
+            continue
+        axes.plot(rows.k, rows["mean"], **style)
+        band = (rows.k, rows.low, rows.high)
+        axes.fill_between(*band, color=style["color"], alpha=alpha, linewidth=0, zorder=0)
     axes.margins(y=0.12)
 
 
-def _draw_excess(axes: Axes, results: Results, theme: _Theme) -> None:
+def _draw_excess(axes: Axes, results: Results, theme: _Theme, styles: Styles, beyond: str) -> None:
     _draw_k_axis(axes, results)
-    axes.set_ylabel("excess recovery")
+    axes.set_ylabel("net excess recovery" if beyond == "net" else "excess recovery")
     axes.axhline(0, color=theme.ink, linewidth=0.8, zorder=1)
-    rows = results.summary
-    rows = rows[(rows.target_set == _target_set(results)) & (rows.control == "own")]
-    rows = rows.dropna(subset=["excess"])
+    rows = _of_main_set(results, results.summary).dropna(subset=[beyond])
     if not len(rows):
         _say(axes, "not measured", theme)
         return
-    selectors = _in_order(rows.selector)
-    for i, selector in enumerate(selectors):
-        color, marker = _style(selector, theme)
-        curve = rows[rows.selector == selector].sort_values("k")
-        k = curve.k * 2 ** (_side_by_side(i, len(selectors)) * 0.35)
+    curves = dict(iter(rows.sort_values("k").groupby(_CURVE)))
+    shown = [name for name in styles if name in curves]
+    for i, name in enumerate(shown):
+        curve, style = curves[name], styles[name]
+        k = curve.k * 2 ** (_side_by_side(i, len(shown)) * 0.35)
         axes.errorbar(
-            k, curve.excess, _lengths(curve, "excess", "excess_low", "excess_high"), color=color,
-            marker=marker, markersize=3.5, elinewidth=0.8, capsize=0,
+            k, curve[beyond], _lengths(curve, beyond, f"{beyond}_low", f"{beyond}_high"),
+            elinewidth=0.8, capsize=0, **style,
         )  # fmt: skip
+        axes.plot(k, curve.placebo, color=style["color"], linestyle=_PLACEBO, linewidth=0.9)
 
 
-def _draw_kinds(axes: Axes, results: Results, theme: _Theme, kinds: list[str]) -> None:
-    rows = _kind_rows(results)
+def _draw_kinds(
+    axes: Axes, rows: pd.DataFrame, theme: _Theme, styles: Styles, kinds: list[str]
+) -> None:
     axes.set_xlabel("excess recovery")
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
@@ -267,20 +280,14 @@ def _draw_kinds(axes: Axes, results: Results, theme: _Theme, kinds: list[str]) -
             axes.set_axis_off()
         return
     axes.axvline(0, color=theme.ink, linewidth=0.8, zorder=1)
-    selectors = _in_order(rows.selector)
-    for i, selector in enumerate(selectors):
-        color, marker = _style(selector, theme)
-        some = rows[rows.selector == selector]
-        y = [kinds.index(kind) + _side_by_side(i, len(selectors)) for kind in some.kind]
+    shown = [curve for curve in styles if curve[1] == "tokens" and curve[0] in set(rows.selector)]
+    for i, curve in enumerate(shown):
+        some = rows[rows.selector == curve[0]]
+        y = [kinds.index(kind) + _side_by_side(i, len(shown)) for kind in some.kind]
         axes.errorbar(
-            some.excess_recovery, y, color=color, marker=marker, markersize=3.5, linestyle="none",
-            xerr=_lengths(some, "excess_recovery", "excess_low", "excess_high"), elinewidth=0.8,
+            some.excess_recovery, y, elinewidth=0.8, **styles[curve] | {"linestyle": "none"},
+            xerr=_lengths(some, "excess_recovery", "excess_low", "excess_high"),
         )  # fmt: skip
-
-
-def _kind_rows(results: Results) -> pd.DataFrame:
-    rows = results.dependencies
-    return rows[rows.target_set == _target_set(results)].dropna(subset=["excess_recovery"])
 
 
 def _side_by_side(i: int, num: int) -> float:
@@ -294,27 +301,24 @@ def _draw_k_axis(axes: Axes, results: Results) -> None:
     axes.set_xticks(ks, [str(k) for k in ks])
     axes.minorticks_off()
     axes.set_xlim(ks[0] * 0.8, ks[-1] * 1.25)
-    axes.set_xlabel("k, number of far tokens")
+    axes.set_xlabel("k, number of far units")
 
 
 def _say(axes: Axes, text: str, theme: _Theme) -> None:
-    axes.text(
-        0.5, 0.5, text, transform=axes.transAxes, ha="center", va="center", color=theme.faint
-    )  # fmt: skip
+    place: Any = {"transform": axes.transAxes, "ha": "center", "va": "center"}
+    axes.text(0.5, 0.5, text, color=theme.faint, **place)
 
 
-def _legend_handles(results: list[Results], theme: _Theme) -> list[Artist]:
-    names = pd.concat([_chosen(result).selector for result in results])
+def _legend_handles(styles: Styles, theme: _Theme, beyond: str) -> list[Artist]:
     handles: list[Artist] = []
-    for selector in _in_order(names):
-        color, marker = _style(selector, theme)
-        handles.append(
-            Line2D([], [], color=color, marker=marker, markersize=3.5, label=_spell(selector))
-        )
-    dashes: Any = (0, (3, 1.6))
-    handles.append(
-        Line2D([], [], color=theme.faint, linestyle=dashes, linewidth=0.9, label="foreign control")
-    )
+    for (selector, units), style in styles.items():
+        name = _spell(selector) + ("" if units == "tokens" else f", {units}")
+        handles.append(Line2D([], [], label=name, **style))
+    lines = [(_FOREIGN, "foreign control"), (_PLACEBO, "excess of the placebo")]
+    for line, label in lines if beyond == "net" else lines[:1]:
+        style = {"linestyle": line, "linewidth": 0.9, "color": theme.faint}
+        handles.append(Line2D([], [], label=label, **style))
+    handles.append(Patch(fill=False, edgecolor=theme.ink, label="(a): an unrelated text"))
     handles.append(Patch(color=theme.fill, label="95% over documents\n(b): of L_short − L_k"))
     return handles
 
@@ -328,14 +332,23 @@ def _spell(name: str) -> str:
     return str(name).replace("_", " ")
 
 
-def _style(selector: str, theme: _Theme) -> tuple[str, str]:
-    color, marker = _STYLES.get(selector, (theme.ink, "."))
-    return (_ON_DARK.get(color, color) if theme.lighter else color), marker
-
-
-def _in_order(selectors: pd.Series) -> list[str]:
-    found = selectors.unique().tolist()
-    return [s for s in _STYLES if s in found] + [s for s in found if s not in _STYLES]
+def _styles(results: list[Results], theme: _Theme) -> Styles:
+    tables = [t[_CURVE] for result in results for t in (result.summary, result.recovery)]
+    tables += [result.dependencies[["selector"]].assign(units="tokens") for result in results]
+    found = pd.concat([table.drop_duplicates() for table in tables])
+    selectors = list(dict.fromkeys([*_SELECTORS, *found.selector]))
+    units = ["tokens", *sorted({*found.units} - {"tokens"})]
+    pairs = set(found.itertuples(index=False, name=None))
+    styles: Styles = {}
+    for selector, unit in (pair for pair in product(selectors, units) if pair in pairs):
+        color, marker = _SELECTORS.get(selector, (theme.ink, "."))
+        line, fill = _UNITS[min(units.index(unit), len(_UNITS) - 1)]
+        styles[selector, unit] = {
+            "color": _ON_DARK.get(color, color) if theme.lighter else color, "marker": marker,
+            "markersize": 3.5, "linestyle": line, "fillstyle": fill,
+            "markerfacecoloralt": theme.paper,
+        }  # fmt: skip
+    return styles
 
 
 def _lengths(rows: pd.DataFrame, value: str, low: str, high: str) -> np.ndarray:
@@ -344,53 +357,40 @@ def _lengths(rows: pd.DataFrame, value: str, low: str, high: str) -> np.ndarray:
     return np.maximum(np.nan_to_num(lengths), 0)
 
 
-def _target_set(results: Results) -> str:
-    return main_set(results.recovery.target_set) or "gap"
+def _of_main_set(results: Results, rows: pd.DataFrame) -> pd.DataFrame:
+    return rows[rows.target_set == main_set(results.targets.target_set)]
 
 
-def _threshold(results: Results) -> float | None:
-    """As the measurement fixed it; None where targets were given or planted."""
-    threshold = results.meta.get("targets", {}).get("threshold")
-    return None if threshold is None else float(threshold)
-
-
-def _of_report_half(rows: pd.DataFrame, results: Results) -> pd.DataFrame:
-    losses = results.losses
-    return rows[rows.document.isin(losses.document[losses.half == "report"])]
+def _chosen_losses(results: Results) -> pd.DataFrame:
+    """Rows of losses that the panels speak of."""
+    targets = _of_main_set(results, results.targets)
+    return results.losses.merge(targets.loc[targets.far_part == "document", KEYS], on=KEYS)
 
 
 def _chosen(results: Results) -> pd.DataFrame:
     """Rows of recovery that the panels speak of, with the target's loss_short."""
-    rows = results.recovery[results.recovery.target_set == _target_set(results)]
-    losses = results.losses[["document", "target", "loss_short"]]
-    return _of_report_half(rows, results).merge(losses, on=["document", "target"])
+    rows = results.recovery[results.recovery.far_part == "document"]
+    return rows.merge(_chosen_losses(results)[[*KEYS, "loss_short"]], on=KEYS)
 
 
-def _loss_curves(chosen: pd.DataFrame) -> dict[tuple[str, str], pd.DataFrame]:
-    """(selector, control) → mean loss by k with its 95% interval. Draws of one target are averaged
-    before anything else, and whole documents are resampled. The interval is that of the distance to
-    L_short: how hard a document is moves both lines alike and says nothing about k."""
-    by = ["selector", "control", "k", "document", "target"]
-    by_target = (chosen.loss_short - chosen.loss_set).groupby([chosen[name] for name in by]).mean()
-    loss_short = chosen.drop_duplicates(["document", "target"]).loss_short.mean()
-    sums = by_target.groupby(["selector", "control", "k", "document"]).agg(["sum", "count"])
-    documents = np.unique(chosen.document)
-    rng = np.random.default_rng(0)
-    weights = rng.multinomial(
-        len(documents), np.full(len(documents), 1 / len(documents)), _NUM_RESAMPLES
-    )
-    curves: dict[tuple[str, str], list] = {}
-    for (selector, control, k), group in sums.groupby(level=["selector", "control", "k"]):
-        places = np.searchsorted(documents, group.index.get_level_values("document"))
-        drawn = weights[:, places]
-        num_drawn = drawn @ group["count"].to_numpy()
-        means = (drawn @ group["sum"].to_numpy())[num_drawn > 0] / num_drawn[num_drawn > 0]
-        mean = group["sum"].sum() / group["count"].sum()
-        high, low = np.quantile(means, [0.025, 0.975])  # what is regained is lost from the loss
-        row = (k, loss_short - mean, loss_short - low, loss_short - high)
-        curves.setdefault((selector, control), []).append(row)
-    order = {selector: i for i, selector in enumerate(_in_order(chosen.selector))}
-    return {
-        key: pd.DataFrame(curves[key], columns=["k", "mean", "low", "high"])
-        for key in sorted(curves, key=lambda key: (-order[key[0]], key[1]))  # the first on top
-    }
+def _loss_curves(chosen: pd.DataFrame) -> dict[tuple[str, ...], pd.DataFrame]:
+    """(selector, units, control) → mean loss by k with its 95% interval. Draws of one target are
+    averaged before anything else, and whole documents are resampled. The interval is that of the
+    distance to L_short: how hard a document is moves both lines alike and says nothing about k."""
+    by = [*_CURVE, "control", "k", *KEYS]
+    regained = chosen.assign(regained=chosen.loss_short - chosen.loss_set)
+    of_targets = regained.groupby(by).regained.mean()
+    of_documents = of_targets.groupby([*_CURVE, "control", "k", "document"]).agg(["sum", "count"])
+    of_documents = of_documents.unstack("document", fill_value=0)
+    loss_short = chosen.drop_duplicates(KEYS).loss_short.mean()
+    weights_RD = resample_weights(chosen.document.nunique())
+    curves: dict[tuple[str, ...], list] = {}
+    for (*curve, k), row in of_documents.iterrows():
+        total_D, count_D = row["sum"].to_numpy(), row["count"].to_numpy()
+        with np.errstate(invalid="ignore"):
+            mean_R = (weights_RD @ total_D) / (weights_RD @ count_D)
+        # What is regained is lost from the loss.
+        mean, high, low = loss_short - np.array(interval(mean_R, total_D.sum() / count_D.sum()))
+        curves.setdefault(tuple(curve), []).append((k, mean, low, high))
+    columns = ["k", "mean", "low", "high"]
+    return {curve: pd.DataFrame(rows, columns=columns) for curve, rows in curves.items()}

@@ -1,41 +1,37 @@
-"""How much each far token matters to a target, and which k matter most: Eq. (20) and its rivals.
+"""How much each far unit matters to a target, and which k matter most: Eq. (20) and its rivals.
 
-Place in the flow: blocks of chosen targets → **ranked far tokens** → recovery.
+Place in the flow: contexts of chosen targets → **ranked far units** → recovery.
 
 Every selector has one signature, `(scorer, question) → Choice`, and pays for its own forwards, so
-that their costs can be compared. Eq. (20) in our reading is `add_one`: the influence of far token j
-is the fall in the target's loss when j alone is put before the short window.
+that their costs can be compared. Eq. (20) in our reading is `add_one` over single tokens: the
+influence of a far unit is the fall in the target's loss when it alone is put before the short
+window.
 
-A question holds two blocks: the one whose far tokens are the candidates, and the document's own.
-They differ in the foreign control, where candidates come from another document while the label-free
-`divergence` still aims at the prediction that the document's own long context gives.
-
-Dimension key: T chosen targets, F far tokens, K ranks, W targets of a block, L tokens of a row.
+Dimension key: T chosen targets, F far places, U far units, K ranks, W targets of a block, L tokens
+of a row.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.scoring import Row, Scorer, as_tensors, long_row
-from analysis.windows import NOTHING, Block
+from analysis.scoring import Context, Scorer, as_tensors
+from analysis.windows import NOTHING, Units
 from olmo_sparsity.model.layers import causal_bias
 
 
 @dataclass(frozen=True)
 class Question:
-    block: Block
-    """Its far tokens are the candidates."""
+    context: Context
+    """Its far part holds the candidates."""
 
-    own: Block
-    """The document's own block; the same one unless candidates are foreign."""
-
+    units: Units
     targets: np.ndarray
     """Which targets of the block are asked about (indices into it)."""
 
@@ -43,29 +39,34 @@ class Question:
     generator: np.random.Generator
     """For the selectors that draw."""
 
+    aim_WV: Tensor | None = None
+    """log p of the block's targets with the document's own long window, for `divergence`: where the
+    candidates are of another text, it still aims at that prediction."""
+
 
 @dataclass(frozen=True)
 class Choice:
-    far_TK: np.ndarray
-    """Position IDs of the chosen far tokens, the most influential first."""
+    unit_TK: np.ndarray
+    """The chosen units, the most influential first."""
 
     influence_TK: np.ndarray
     """The selector's own score of each."""
 
 
-def influence_map(scorer: Scorer, block: Block) -> np.ndarray:
-    """I_FW in nats: L_short − L_set({j}) of every far token on every target of the block.
+def influence_map(scorer: Scorer, context: Context, units: Units) -> np.ndarray:
+    """I_UW in nats: L_short − L_set(unit) of every far unit on every target of the block.
 
-    One forward of [far token + short window + block] serves all W targets.
+    One forward of [far unit + short window + block] serves all W targets.
     """
-    alone = [scorer.set_row(block, np.array([j])) for j in range(block.windows.num_far)]
-    (short_W,) = scorer.losses([scorer.set_row(block, NOTHING)])
+    alone = [context.set_row(units.places(unit)) for unit in range(len(units))]
+    (short_W,) = scorer.losses([context.set_row(NOTHING)])
     return short_W[None] - np.stack(scorer.losses(alone))
 
 
 def add_one(scorer: Scorer, question: Question) -> Choice:
-    """Eq. (20): the largest falls in loss when a far token is added alone."""
-    return _best(influence_map(scorer, question.block).T[question.targets], question.k)
+    """Eq. (20): the largest falls in loss when a far unit is added alone."""
+    influence_UW = influence_map(scorer, question.context, question.units)
+    return _best(influence_UW.T[question.targets], question.k)
 
 
 def add_one_screened(scorer: Scorer, question: Question) -> Choice:
@@ -76,109 +77,109 @@ def add_one_screened(scorer: Scorer, question: Question) -> Choice:
     predicts what opening it would do. Far tokens shown alone see only themselves, those with their
     context all that is before them, at full strength.
     """
-    gate_TF = _gate_gradients(scorer, question)
-    screened = _best(gate_TF, min(gate_TF.shape[1], max(16, 2 * question.k)))
-    short = scorer.losses(
-        [scorer.set_row(question.block, NOTHING, int(target)) for target in question.targets]
-    )
+    context, units = question.context, question.units
+    gate_TU = units.total(_gate_gradients(scorer, question))
+    screened = _best(gate_TU, min(len(units), max(16, 2 * question.k)))
+    short = scorer.losses([context.set_row(NOTHING, int(t)) for t in question.targets])
     alone = scorer.losses(
         [
-            scorer.set_row(question.block, np.array([far]), int(target))
-            for target, candidates in zip(question.targets, screened.far_TK, strict=True)
-            for far in candidates
+            context.set_row(units.places(unit), int(target))
+            for target, candidates in zip(question.targets, screened.unit_TK, strict=True)
+            for unit in candidates
         ]
     )
-    exact_TM = np.array(short).reshape(-1, 1) - np.array(alone).reshape(screened.far_TK.shape)
+    exact_TM = np.array(short).reshape(-1, 1) - np.array(alone).reshape(screened.unit_TK.shape)
     exact = _best(exact_TM, question.k)
-    return Choice(np.take_along_axis(screened.far_TK, exact.far_TK, axis=1), exact.influence_TK)
+    return Choice(np.take_along_axis(screened.unit_TK, exact.unit_TK, axis=1), exact.influence_TK)
 
 
 def drop_one(scorer: Scorer, question: Question) -> Choice:
-    """The largest rises in loss when a far token is left out of the long window."""
-    every = np.arange(question.block.windows.num_far)
-    left_out = [scorer.set_row(question.block, np.delete(every, j)) for j in every]
-    (long_W,) = scorer.losses([long_row(question.block)])
-    influence_FW = np.stack(scorer.losses(left_out)) - long_W[None]
-    return _best(influence_FW.T[question.targets], question.k)
+    """The largest rises in loss when a far unit is left out of the long window."""
+    context, units = question.context, question.units
+    every = np.arange(context.block.windows.num_far)
+    left_out = [context.set_row(np.delete(every, units.places(unit))) for unit in range(len(units))]
+    (long_W,) = scorer.losses([context.long_row()])
+    influence_UW = np.stack(scorer.losses(left_out)) - long_W[None]
+    return _best(influence_UW.T[question.targets], question.k)
 
 
 def greedy(scorer: Scorer, question: Question) -> Choice:
     """add_one, then add_one again beside what is already chosen, k times."""
-    num_far = question.block.windows.num_far
-    first = add_one(scorer, Question(question.block, question.own, question.targets, 1,
-                                     question.generator))  # fmt: skip
-    far, influence = first.far_TK.tolist(), first.influence_TK.tolist()
+    context, units = question.context, question.units
+    first = add_one(scorer, replace(question, k=1))
+    chosen, influence = first.unit_TK.tolist(), first.influence_TK.tolist()
     for row, target in enumerate(question.targets.tolist()):
-        (before,) = scorer.losses([scorer.set_row(question.block, np.array(far[row]), target)])
-        for _ in range(1, question.k):
-            rest = [j for j in range(num_far) if j not in far[row]]
-            rows = [scorer.set_row(question.block, np.array([*far[row], j]), target) for j in rest]
+        (before,) = scorer.losses([context.set_row(units.places(*chosen[row]), target)])
+        for _ in range(1, min(question.k, len(units))):
+            rest = [unit for unit in range(len(units)) if unit not in chosen[row]]
+            rows = [context.set_row(units.places(*chosen[row], unit), target) for unit in rest]
             after = np.array(scorer.losses(rows))[:, 0]
             best = int(after.argmin())
-            far[row].append(rest[best])
+            chosen[row].append(rest[best])
             influence[row].append(float(before[0] - after[best]))
             before = after[best : best + 1]
-    return Choice(np.array(far), np.array(influence))
+    return Choice(np.array(chosen), np.array(influence))
 
 
 def divergence(scorer: Scorer, question: Question) -> Choice:
-    """Label-free: the largest falls in KL(p_long ‖ ·) when a far token is added alone."""
-    log_p_WV = scorer.log_probabilities(long_row(question.own))
-    rows = [scorer.set_row(question.block, NOTHING)]
-    rows += [
-        scorer.set_row(question.block, np.array([j])) for j in range(question.block.windows.num_far)
-    ]
-    short_W, *alone = scorer.divergences(rows, [log_p_WV] * len(rows))
+    """Label-free: the largest falls in KL(p_long ‖ ·) when a far unit is added alone."""
+    context, units, aim_WV = question.context, question.units, question.aim_WV
+    assert aim_WV is not None
+    rows = [context.set_row(NOTHING)]
+    rows += [context.set_row(units.places(unit)) for unit in range(len(units))]
+    short_W, *alone = scorer.divergences(rows, aim_WV)
     return _best((short_W[None] - np.stack(alone)).T[question.targets], question.k)
 
 
 def gradient(scorer: Scorer, question: Question) -> Choice:
-    """Gradient × input on the long window: the rise in loss, to first order, when an embedding is
+    """Gradient × input on the long window: the rise in loss, to first order, when embeddings are
     taken away."""
     saliency_TF = np.concatenate(
         [
-            _embedding_saliency(scorer, question.block, targets)
+            _embedding_saliency(scorer, question.context, targets)
             for targets in _in_batches(scorer, question)
         ]
     )
-    return _best(saliency_TF, question.k)
+    return _best(question.units.total(saliency_TF), question.k)
 
 
 def attention(scorer: Scorer, question: Question) -> Choice:
     """Mean attention, over the heads of the last layer, from the place that predicts the target."""
     found = []
     for target in question.targets.tolist():
-        row = Row(question.block, question.block.long_places(last=target + 1), 1)
+        row = question.context.long_row(last=target + 1)
         tokens_BL, positions_BL = as_tensors([row], scorer.device)
         scorer.token_forwards += tokens_BL.numel()
         with torch.no_grad():
             weights_BL = scorer.model.last_attention(tokens_BL, positions_BL)
-        found.append(weights_BL[0, : question.block.windows.num_far].float().cpu().numpy())
-    return _best(np.stack(found), question.k)
+        found.append(weights_BL[0, : question.context.block.windows.num_far].float().cpu().numpy())
+    return _best(question.units.total(np.stack(found)), question.k)
 
 
 def nearest(scorer: Scorer, question: Question) -> Choice:
-    """Control: the far tokens next to the short window."""
-    scores = np.arange(question.block.windows.num_far, dtype=float)
-    return _best(np.tile(scores, (len(question.targets), 1)), question.k)
+    """Control: the far units next to the short window."""
+    scores_U = question.units.end.astype(float)
+    return _best(np.tile(scores_U, (len(question.targets), 1)), question.k)
 
 
 def random(scorer: Scorer, question: Question) -> Choice:
-    """Control: any far tokens."""
-    shape = (len(question.targets), question.block.windows.num_far)
-    return _best(question.generator.random(shape), question.k)
+    """Control: any far units. What is drawn for a target does not depend on which others are asked
+    about."""
+    shape = (question.context.block.num_targets, len(question.units))
+    return _best(question.generator.random(shape)[question.targets], question.k)
 
 
 def most_frequent(scorer: Scorer, question: Question) -> Choice:
     """Control: the nearest occurrence of each of the most frequent types among the far tokens."""
-    far_F = question.block.far_F
+    far_F = question.context.block.far_F
     counts = {token: int((far_F == token).sum()) for token in set(far_F.tolist())}
-    scores = np.zeros(len(far_F))
+    scores_F = np.zeros(len(far_F))
     for place, token in enumerate(far_F.tolist()):
         last = place == int(np.flatnonzero(far_F == token)[-1])
         # Fractions break ties by nearness and never outweigh a count.
-        scores[place] = (counts[token] if last else 0) + place / (len(far_F) + 1)
-    return _best(np.tile(scores, (len(question.targets), 1)), question.k)
+        scores_F[place] = (counts[token] if last else 0) + place / (len(far_F) + 1)
+    scores_TU = question.units.total(np.tile(scores_F, (len(question.targets), 1)))
+    return _best(scores_TU, question.k)
 
 
 Selector = Callable[[Scorer, Question], Choice]
@@ -197,22 +198,29 @@ SELECTORS: dict[str, Selector] = {
 }
 
 
-def _best(influence_TF: np.ndarray, k: int) -> Choice:
+AIMED = frozenset({"divergence"})
+"""Selectors that aim at the prediction of the document's own long window."""
+
+
+def _best(influence_TU: np.ndarray, k: int) -> Choice:
     """The k largest of each row; equal scores in order of place, so that results repeat."""
-    order = np.argsort(-influence_TF, axis=1, kind="stable")[:, :k]
-    return Choice(order, np.take_along_axis(influence_TF, order, axis=1))
+    order = np.argsort(-influence_TU, axis=1, kind="stable")[:, :k]
+    return Choice(order, np.take_along_axis(influence_TU, order, axis=1))
 
 
 # --- gradients ------------------------------------------------------------------------------------
 
 
 def _in_batches(scorer: Scorer, question: Question) -> list[np.ndarray]:
-    size = max(1, scorer.batch_tokens // len(question.block.tokens))
+    size = max(1, scorer.batch_tokens // len(question.context.block.tokens))
     return [question.targets[i : i + size] for i in range(0, len(question.targets), size)]
 
 
-def _target_losses(scorer: Scorer, hidden_BLD: Tensor, block: Block, targets: np.ndarray) -> Tensor:
+def _target_losses(
+    scorer: Scorer, hidden_BLD: Tensor, context: Context, targets: np.ndarray
+) -> Tensor:
     """Row b's loss at its own target; rows are the same window, one for each target."""
+    block = context.block
     places = torch.from_numpy(targets).to(scorer.device) - block.num_targets
     rows = torch.arange(len(targets), device=scorer.device)
     wanted = torch.from_numpy(block.targets_W[targets].astype(np.int64)).to(scorer.device)
@@ -220,9 +228,9 @@ def _target_losses(scorer: Scorer, hidden_BLD: Tensor, block: Block, targets: np
     return torch.nn.functional.cross_entropy(logits_BV, wanted, reduction="sum")
 
 
-def _embedding_saliency(scorer: Scorer, block: Block, targets: np.ndarray) -> np.ndarray:
+def _embedding_saliency(scorer: Scorer, context: Context, targets: np.ndarray) -> np.ndarray:
     model: Any = scorer.model
-    tokens_BL, positions_BL = as_tensors([long_row(block)] * len(targets), scorer.device)
+    tokens_BL, positions_BL = as_tensors([context.long_row()] * len(targets), scorer.device)
     scorer.token_forwards += 3 * tokens_BL.numel()  # a backward pass costs two forwards
     kept: list[Tensor] = []
 
@@ -234,12 +242,12 @@ def _embedding_saliency(scorer: Scorer, block: Block, targets: np.ndarray) -> np
     try:
         with torch.enable_grad():
             hidden_BLD = model.hidden(tokens_BL, positions_BL)
-            loss = _target_losses(scorer, hidden_BLD, block, targets)
+            loss = _target_losses(scorer, hidden_BLD, context, targets)
             (gradient_BLD,) = torch.autograd.grad(loss, kept)
     finally:
         hook.remove()
     saliency_BL = -(gradient_BLD * kept[0]).sum(-1)
-    return saliency_BL[:, : block.windows.num_far].detach().float().cpu().numpy()
+    return saliency_BL[:, : context.block.windows.num_far].detach().float().cpu().numpy()
 
 
 GATE = 0.1
@@ -247,13 +255,13 @@ GATE = 0.1
 
 def _gate_gradients(scorer: Scorer, question: Question) -> np.ndarray:
     return np.concatenate(
-        [_gate_batch(scorer, question.block, part) for part in _in_batches(scorer, question)]
+        [_gate_batch(scorer, question.context, part) for part in _in_batches(scorer, question)]
     )
 
 
-def _gate_batch(scorer: Scorer, block: Block, targets: np.ndarray) -> np.ndarray:
-    num_far, batch = block.windows.num_far, len(targets)
-    row = long_row(block)
+def _gate_batch(scorer: Scorer, context: Context, targets: np.ndarray) -> np.ndarray:
+    num_far, batch = context.block.windows.num_far, len(targets)
+    row = context.long_row()
     tokens_BL, positions_BL = as_tensors([row] * batch, scorer.device)
     scorer.token_forwards += 3 * tokens_BL.numel()
     bias = causal_bias(len(row.places), scorer.device)
@@ -270,6 +278,6 @@ def _gate_batch(scorer: Scorer, block: Block, targets: np.ndarray) -> np.ndarray
         sees_L = (torch.arange(length, device=scorer.device) >= num_far).float()
         gated = bias + column_BL[:, None, None, :] * sees_L[None, None, :, None]
         hidden_BLD = scorer.model.hidden(tokens_BL, positions_BL, gated)
-        loss = _target_losses(scorer, hidden_BLD, block, targets)
+        loss = _target_losses(scorer, hidden_BLD, context, targets)
         (gradient_BF,) = torch.autograd.grad(loss, gate_BF)
     return (-gradient_BF).float().cpu().numpy()

@@ -1,10 +1,11 @@
-"""Many measured models side by side: does what far tokens carry grow with the model?
+"""Many measured models side by side: does what far units carry grow with the model?
 
 Place in the flow: results of several models → **one table and one figure**. Never imports torch.
 
-Excess recovery against size, and against the drop in loss on a repeated passage, which says whether
-a model looks anything up at all. Models are compared only where they were asked the same: the same
-documents, windows and far states. Each chooses its own targets unless they were given.
+Net excess recovery (excess, where a model has no placebo) against size, and against the drop in
+loss on a repeated passage, which says whether a model looks anything up at all. Models are compared
+only where they were asked the same: the same documents, windows and far states. Each chooses its
+own targets unless they were given.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.results import Results, main_set
-from analysis.summary import INDUCTION_NATS
+from analysis.results import Meta, Results, main_set
+from analysis.statistics import INDUCTION_NATS
 from olmo_sparsity.drawing import save
 from olmo_sparsity.errors import DataError
 
@@ -26,25 +27,32 @@ _ALIKE = (
     *("data.fingerprint", "windows", "dtype"),
     *("targets.share", "targets.min_gap", "targets.given"),
 )
+_BY = ["units", "selector", "k"]
+_VALUES = [
+    *("recovery", "low", "high", "foreign", "excess", "excess_low", "excess_high", "excess_nats"),
+    *("excess_nats_low", "excess_nats_high", "placebo", "net", "net_low", "net_high"),
+    *("gap", "num_targets", "num_documents"),
+]
 _NUM_RESAMPLES = 10_000
 # Of each position scheme: colour, marker, name, and how far beside its size it stands.
 _STYLES = {
     "pose": ("#0072B2", "o", "RoPE + PoSE", 1.04),
     "contiguous": ("#D55E00", "s", "RoPE", 0.96),
 }
+_TITLES = {"net": "net excess", "excess": "excess"}
 _GREY: dict[str, Any] = {"color": "#888888", "marker": "x", "markersize": 3}
 
 
 def ladder_table(results: list[Results]) -> pd.DataFrame:
-    """A row per model, selector and k; foreign recovery beside own."""
+    """A row per model, kind of units, selector and k."""
     _refuse_unlike(results)
     return pd.concat([_rows(result) for result in results], ignore_index=True).sort_values(
-        ["num_parameters", "positions", "seed", "model", "selector", "k"], ignore_index=True
+        ["num_parameters", "positions", "seed", "model", *_BY], ignore_index=True
     )
 
 
 def _refuse_unlike(results: list[Results]) -> None:
-    names = [result.meta["model"]["name"] for result in results]
+    names = [result.meta.model["name"] for result in results]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{twice} is there twice; name each model's measurement once")
@@ -62,43 +70,32 @@ def _refuse_unlike(results: list[Results]) -> None:
                 )
 
 
-def _look_up(meta: dict[str, Any], key: str) -> Any:
-    """None where it is not said: measured before it was, or targets were given."""
-    found: Any = meta
-    for part in key.split("."):
-        found = found.get(part) if found is not None else None
-    return found
+def _look_up(meta: Meta, key: str) -> Any:
+    """None where targets were given, or were not."""
+    section, _, name = key.partition(".")
+    found = getattr(meta, section)
+    return found.get(name) if name else found
 
 
 def _rows(result: Results) -> pd.DataFrame:
-    meta = result.meta
-    summary = result.summary
-    summary = summary[summary.target_set == main_set(summary.target_set)]
-    by = ["selector", "k"]
-    own, foreign = (
-        summary[summary.control == control].set_index(by) for control in ("own", "foreign")
-    )
-    rows = own[
-        ["recovery", "low", "high", "excess", "excess_low", "excess_high", "excess_nats",
-         "excess_nats_low", "excess_nats_high", "gap", "num_targets", "num_documents"]
-    ].join(foreign.recovery.rename("foreign"))  # fmt: skip
-    trained = meta["model"].get("trained", {})
+    meta, summary = result.meta, result.summary
     about = {
-        "model": meta["model"]["name"],
-        "num_parameters": meta["model"]["num_parameters"],
-        "positions": trained.get("positions", "unknown"),
-        "seed": trained.get("seed", 0),
-        "drop": meta["gate"]["drop"],
+        "model": meta.model["name"],
+        "num_parameters": meta.model["num_parameters"],
+        "positions": meta.model["trained"].get("positions", "unknown"),
+        "seed": meta.model["trained"].get("seed", 0),
+        "drop": meta.gate["drop"],
         "loss_long": result.losses.loss_long.mean(),
     }
-    return rows.reset_index().assign(**about)[[*about, *by, *rows.columns]]
+    rows = summary[summary.target_set == main_set(summary.target_set)]
+    return rows.assign(**about)[[*about, *_BY, *_VALUES]]
 
 
 def made_by(results: list[Results]) -> dict[str, Any]:
     """Of each model: what was run, by which commit, on what."""
     keys = ("command", "commit", "versions", "machine", "counts")
     return {
-        result.meta["model"]["name"]: {key: result.meta.get(key) for key in keys}
+        result.meta.model["name"]: {key: getattr(result.meta, key) for key in keys}
         for result in results
     }
 
@@ -124,68 +121,70 @@ def rungs_of(table: pd.DataFrame) -> pd.Series:
     return folders.str.rsplit("/", n=1).str[-1].str.replace(r"_?seed\d+", "", regex=True)
 
 
-def describe_ladder(table: pd.DataFrame, selector: str, k: int) -> str:
-    """Means over seeds, and how excess goes with the drop over all models."""
-    rows = _of(table, selector, k)
+def describe_ladder(table: pd.DataFrame, selector: str, k: int, units: str = "tokens") -> str:
+    """Means over seeds, and how net excess goes with the drop over all models."""
+    rows, beyond = _of(table, selector, k, units)
     names = rungs_of(rows)
     width = max(map(len, names))
     lines = [
-        f"{selector}, k = {k}; means over seeds, excess from lowest to highest",
+        f"{selector}, {units}, k = {k}; means over seeds, {beyond} from lowest to highest",
         f"{'model':<{width}}  {'parameters':>12}{'seeds':>6}  {'drop':>6}  {'L_long':>6}  "
-        f"{'gap':>5}  {'recovery':>8}  {'foreign':>7}  {'excess':>6}",
+        f"{'gap':>5}  {'recovery':>8}  {'foreign':>7}  {'excess':>6}  {'placebo':>7}  {beyond}",
     ]
     for (size, name), some in rows.groupby([rows.num_parameters, names]):
         mean = some.mean(numeric_only=True)
         lines.append(
             f"{name:<{width}}  {size:>12,}{len(some):>6}  {mean['drop']:>6.2f}  "
             f"{mean.loss_long:>6.3f}  {mean.gap:>5.2f}  {mean.recovery:>8.2f}  "
-            f"{mean.foreign:>7.2f}  {mean.excess:>+6.2f} "
-            f"[{some.excess.min():+.2f}, {some.excess.max():+.2f}]"
+            f"{mean.foreign:>7.2f}  {mean.excess:>+6.2f}  {mean.placebo:>+7.2f}  "
+            f"{mean[beyond]:+.2f} [{some[beyond].min():+.2f}, {some[beyond].max():+.2f}]"
         )
     if len(rows) > 2:
-        value, low, high = rank_correlation(rows["drop"], rows.excess)
+        value, low, high = rank_correlation(rows["drop"], rows[beyond])
         lines.append(
-            f"rank correlation of excess with the drop over {len(rows)} models: {value:+.2f} "
+            f"rank correlation of {beyond} with the drop over {len(rows)} models: {value:+.2f} "
             f"[{low:+.2f}, {high:+.2f}]"
         )
     return "\n".join(lines)
 
 
-def _of(table: pd.DataFrame, selector: str, k: int) -> pd.DataFrame:
-    rows = table[(table.selector == selector) & (table.k == k)]
+def _of(table: pd.DataFrame, selector: str, k: int, units: str) -> tuple[pd.DataFrame, str]:
+    """The rows, and which column says what is beyond the controls in all of them."""
+    rows = table[(table.selector == selector) & (table.k == k) & (table.units == units)]
     if not len(rows):
-        known = ", ".join(table.selector.unique())
+        known = (f"{name} {', '.join(map(str, sorted(table[name].unique())))}" for name in _BY)
         raise DataError(
-            f"no model was asked for {selector} at k = {k}; there are {known}, k = "
-            f"{', '.join(map(str, sorted(table.k.unique())))}"
+            f"no model was asked for {selector} ({units}) at k = {k}; there are {'; '.join(known)}"
         )
     lacking = sorted(set(table.model) - set(rows.model))
     if lacking:
         raise DataError(
-            f"{lacking[0]} was not asked for {selector} at k = {k}; leave its results out, or take "
-            "what all were asked with --selector and --k"
+            f"{lacking[0]} was not asked for {selector} ({units}) at k = {k}; leave its results "
+            "out, or take what all were asked with --selector, --units and --k"
         )
-    return rows
+    return rows, "net" if rows.net.notna().all() else "excess"
 
 
 # --- the figure -----------------------------------------------------------------------------------
 
 
-def draw_ladder(table: pd.DataFrame, out: Path, selector: str, k: int) -> None:
-    save(lambda: _figure(table, selector, k), out, **{"svg.hashsalt": "ladder"})
+def draw_ladder(
+    table: pd.DataFrame, out: Path, selector: str, k: int, units: str = "tokens"
+) -> None:
+    save(lambda: _figure(table, selector, k, units), out, **{"svg.hashsalt": "ladder"})
 
 
-def _figure(table: pd.DataFrame, selector: str, k: int) -> Figure:
+def _figure(table: pd.DataFrame, selector: str, k: int, units: str) -> Figure:
     """Models of one size differ in nothing that the panels about size could show."""
-    rows = _of(table, selector, k)
-    control = table[(table.selector == "random") & (table.k == k)]
+    rows, beyond = _of(table, selector, k, units)
+    control = table[(table.selector == "random") & (table.k == k) & (table.units == units)]
     everyone = set(control.model) == set(rows.model)
     control = control[: len(control) if everyone and selector != "random" else 0]
-    name = selector.replace("_", " ")
+    name = selector.replace("_", " ") + ("" if units == "tokens" else f", {units}")
     if rows.num_parameters.nunique() == 1:
         figure = Figure(figsize=(3.4, 2.9), layout="constrained")
         axes = figure.subplots()
-        _draw_against_drop(axes, rows, control, name)
+        _draw_against_drop(axes, rows, control, name, beyond)
         axes.set_title(f"{name}, k = {k}, with 95% over documents", loc="left", fontweight="bold")
         figure.legend(loc="outside lower center", ncols=2, frameon=False)
         return figure
@@ -194,7 +193,7 @@ def _figure(table: pd.DataFrame, selector: str, k: int) -> Figure:
     for axes, title, label in (
         (drops, "(a) Does it look anything up?", "drop on a repeated passage (nats)"),
         (recoveries, f"(b) Recovery, k = {k}; open: foreign", "recovery"),
-        (sizes, f"(c) Beyond the foreign control, k = {k}", "excess recovery"),
+        (sizes, f"(c) Beyond the controls, k = {k}", f"{_TITLES[beyond]} recovery"),
     ):
         axes.set_title(title, loc="left", fontweight="bold")
         axes.set_xscale("log")
@@ -212,28 +211,31 @@ def _figure(table: pd.DataFrame, selector: str, k: int) -> Figure:
         _with_mean(drops, some, "drop", at)
         _with_mean(recoveries, some, "recovery", at)
         _with_mean(recoveries, some, "foreign", at | {"markerfacecolor": "white"}, "--")
-        _with_mean(sizes, some, "excess", at)
+        _with_mean(sizes, some, beyond, at)
     if len(control):
-        _with_mean(sizes, control, "excess", _GREY, "none")
-    _draw_against_drop(excesses, rows, control, name)
+        _with_mean(sizes, control, beyond, _GREY, "none")
+    _draw_against_drop(excesses, rows, control, name, beyond)
     excesses.set_title("(d) … against the drop, with 95%", loc="left", fontweight="bold")
     handles = excesses.get_legend_handles_labels()
     figure.legend(*handles, loc="outside lower center", ncols=3, frameon=False)
     return figure
 
 
-def _draw_against_drop(axes: Axes, rows: pd.DataFrame, control: pd.DataFrame, name: str) -> None:
+def _draw_against_drop(
+    axes: Axes, rows: pd.DataFrame, control: pd.DataFrame, name: str, beyond: str
+) -> None:
     for positions, some in rows.groupby("positions"):
         color, marker, scheme, _ = _style(positions)
-        reach = np.stack([some.excess - some.excess_low, some.excess_high - some.excess])
+        value = some[beyond]
+        reach = np.stack([value - some[f"{beyond}_low"], some[f"{beyond}_high"] - value])
         axes.errorbar(
-            some["drop"], some.excess, np.maximum(reach, 0), linestyle="none", elinewidth=0.6,
+            some["drop"], value, np.maximum(reach, 0), linestyle="none", elinewidth=0.6,
             color=color, marker=marker, markersize=3.5, label=f"{name}, {scheme}",
         )  # fmt: skip
     if len(control):
-        axes.plot(control["drop"], control.excess, linestyle="none", label="random", **_GREY)
+        axes.plot(control["drop"], control[beyond], linestyle="none", label="random", **_GREY)
     axes.set_xlabel("drop on a repeated passage (nats)")
-    axes.set_ylabel("excess recovery")
+    axes.set_ylabel(f"{_TITLES[beyond]} recovery")
     axes.axvline(INDUCTION_NATS, color="0.5", linewidth=0.7, linestyle=":")
     axes.axhline(0, color="black", linewidth=0.7, zorder=0)
 

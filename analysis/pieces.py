@@ -13,6 +13,7 @@ import itertools
 import re
 from collections.abc import Sequence
 
+import numpy as np
 from tokenizers import Tokenizer, decoders, pre_tokenizers
 
 
@@ -26,6 +27,14 @@ def token_pieces(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     if "".join(pieces) == _decode(tokenizer, ids):
         return pieces
     return _prefix_pieces(tokenizer, ids)
+
+
+def first_characters(pieces: Sequence[str]) -> np.ndarray:
+    """Where in the joined text each piece begins, the white space it starts with not counted: a
+    token that begins with a space belongs to the word after it."""
+    lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
+    spaces = [len(piece) - len(piece.lstrip()) if piece.strip() else 0 for piece in pieces]
+    return np.cumsum(lengths) - lengths + np.array(spaces, dtype=np.int64)
 
 
 def _byte_level_pieces(tokens: list[str | None]) -> list[str]:

@@ -1,189 +1,257 @@
-"""What k chosen far tokens give back of the gap, beside what tokens of another text give back.
+"""Every question about one document: which k far units matter to a target, and what they give back.
 
-Place in the flow: ranked far tokens → **L_k** → recovery with intervals.
+Place in the flow: document + chosen targets → selectors → losses of their choices → **rows**.
 
-    R_k = Σ_t (L_short − L_k) / Σ_t (L_short − L_long)    a ratio of sums, no mean of ratios
-    E_k = R_k − R_k(foreign)                              the headline
+A target is asked about one of two far parts: the document's own, or the placebo that stands in its
+place. For either, the same selector also chooses among the units of foreign texts at the same
+position IDs.
 
-Intervals are 95% percentile bootstraps over documents; own and foreign are resampled together.
-
-Dimension key: T targets, K numbers of far tokens, D documents, R bootstrap resamples.
+Dimension key: T targets, K numbers of far units.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
+from torch import Tensor
 
-from analysis.influence import SELECTORS, Choice, Question
-from analysis.losses import context_losses
-from analysis.scoring import Scorer, long_row
-from analysis.windows import NOTHING, Block, Windows
+from analysis.documents import Controls, Document, FarText
+from analysis.influence import AIMED, SELECTORS, Choice, Question
+from analysis.scoring import Context, Row, Scorer
+from analysis.windows import Block, Units, Windows
 
-NUM_RESAMPLES = 2000
+KS = (1, 2, 4, 8, 16)
+DOCUMENT, PLACEBO = "document", "placebo"
+"""Far parts."""
 
-NO_GAP_NATS = 1e-4
-"""Below this mean gap a ratio to it would be one of rounding errors."""
+NUM_DRAWS = {"random": 3}
+"""Draws of the own control; every other selector is deterministic."""
+
+Table = defaultdict[str, list]
 
 
 @dataclass(frozen=True)
-class SetLosses:
-    loss_TK: np.ndarray
-    kl_TK: np.ndarray | None
-    """KL(p_long ‖ p_set), only where it was asked for."""
+class _Text:
+    """One text in the far part of a block, and the targets that are asked about it."""
 
-    kl_short_T: np.ndarray | None
-    """KL(p_long ‖ p_short)."""
+    context: Context
+    far: FarText
+    control: str
+    draw: int
+    targets: dict[str, np.ndarray]
+    """far part → targets (indices into the block)."""
 
 
-def set_losses(
-    scorer: Scorer,
-    block: Block,
-    own: Block,
-    targets: np.ndarray,
-    choice: Choice,
-    ks: tuple[int, ...],
-    with_kl: bool,
-) -> SetLosses:
-    """L_set(t; F_k(t)) of each target's k best, far tokens taken from `block`."""
-    rows = [
-        scorer.set_row(block, choice.far_TK[row, :k], int(target))
-        for row, target in enumerate(targets)
-        for k in ks
-    ]
-    shape = (len(targets), len(ks))
-    loss_TK = np.array(scorer.losses(rows)).reshape(shape)
-    if not with_kl:
-        return SetLosses(loss_TK, None, None)
-    log_p_WV = scorer.log_probabilities(long_row(own))
-    short = [scorer.set_row(own, NOTHING, int(target)) for target in targets]
-    log_p = [log_p_WV[[int(target)]] for target in targets for _ in ks]
-    kl_TK = np.array(scorer.divergences(rows, log_p)).reshape(shape)
-    kl_short = scorer.divergences(short, log_p[:: len(ks)])
-    return SetLosses(loss_TK, kl_TK, np.array(kl_short)[:, 0])
+@dataclass(frozen=True)
+class _Chosen:
+    """A selector's choice for some targets, and the rows that give L_k."""
+
+    about: dict[str, Any]
+    units: Units
+    targets: np.ndarray
+    parts: dict[str, np.ndarray]
+    """far part → those of the targets that were asked about it."""
+
+    choice: Choice
+    aim_WV: Tensor | None
+    rows: list[Row]
+    num_tokens_TK: np.ndarray
 
 
 def recover(
     scorer: Scorer,
-    document: np.ndarray,
+    document: Document,
     windows: Windows,
+    targets: Mapping[str, np.ndarray] | np.ndarray | None = None,
     *,
-    selector: str = "add_one",
-    ks: tuple[int, ...] = (1, 2, 4, 8, 16),
-    targets: np.ndarray | None = None,
-    foreign: np.ndarray | None = None,
+    units: Sequence[str] = ("tokens",),
+    selectors: Sequence[str] = ("add_one",),
+    ks: Sequence[int] = KS,
+    controls: Controls | None = None,
     seed: int = 0,
-) -> pd.DataFrame:
-    """What the k most influential far tokens of each target give back, one row a target and k.
+) -> dict[str, pd.DataFrame]:
+    """The tables `recovery`, `influence` and `costs` of one document (docs/formats.md).
 
-    `targets` are places in the document (default: every one with a full long window). With
-    `foreign`, N − S tokens of another document, the candidates are those instead: the control that
-    belongs beside every recovery. `far` holds the chosen places, the most influential first.
+    `targets` are places in the document, of each far part that is asked about (default: the
+    document's own, every target with a full long window). Without `controls` there is neither
+    placebo nor foreign text, and no recovery should be shown without one.
     """
-    wanted = np.arange(windows.long, len(document)) if targets is None else np.asarray(targets)
-    losses = context_losses(scorer, document, windows)
-    rows = []
-    for own in windows.blocks(document):
-        inside = wanted[(wanted >= own.start) & (wanted < own.start + own.num_targets)] - own.start
-        if not len(inside):
-            continue
-        block = own if foreign is None else own.with_far(foreign)
-        generator = np.random.default_rng([seed, own.start])
-        choice = SELECTORS[selector](scorer, Question(block, own, inside, max(ks), generator))
-        found = set_losses(scorer, block, own, inside, choice, ks, with_kl=False)
-        for row, target in enumerate((own.start + inside).tolist()):
-            here = target - windows.long
-            far = own.start - windows.long + choice.far_TK[row]
-            rows += [
-                (target, k, losses.loss_short[here], found.loss_TK[row, column],
-                 losses.loss_long[here], far[:k].tolist())
-                for column, k in enumerate(ks)
-            ]  # fmt: skip
-    columns = ["target", "k", "loss_short", "loss_set", "loss_long", "far"]
-    return pd.DataFrame(rows, columns=columns)
-
-
-# --- statistics -----------------------------------------------------------------------------------
-
-KEYS = ["document", "target"]
-
-
-def summarize(losses: pd.DataFrame, recovery: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
-    """The summary table (without costs): one row a target set, selector, control and k."""
-    gaps = losses.assign(gap=losses.loss_short - losses.loss_long)[[*KEYS, "loss_short", "gap"]]
-    rows = recovery.merge(gaps, on=KEYS, validate="many_to_one")
-    rows["regained"] = rows.loss_short - rows.loss_set
-    # A target's draws are averaged first: they are repeats of one measurement.
-    by = ["target_set", "selector", "control", "k", *KEYS]
-    values = ["regained", "gap", "kl_set", "kl_short"]
-    means = rows.groupby(by, as_index=False)[values].mean()
-    # Where there is no gap, nothing is to be recovered: those targets are measured in the mean gap
-    # of the others.
-    for without, having in WITHOUT_GAP.items():
-        means.loc[means.target_set == without, "gap"] = means[means.target_set == having].gap.mean()
-    found = []
-    for (target_set, selector), part in means.groupby(["target_set", "selector"]):
-        for k, at_k in part.groupby("k"):
-            own = at_k[at_k.control == "own"].set_index(KEYS)
-            foreign = at_k[at_k.control == "foreign"].set_index(KEYS)
-            found += list(_rows_of(own, foreign.reindex(own.index), seed))
-            for row in found[-2:]:
-                row |= {"target_set": target_set, "selector": selector, "k": int(k)}
-    return pd.DataFrame(found, columns=SUMMARY_COLUMNS)
-
-
-SUMMARY_COLUMNS = [
-    "target_set", "selector", "control", "k", "recovery", "low", "high",
-    "excess", "excess_low", "excess_high", "excess_nats", "excess_nats_low", "excess_nats_high",
-    "kl_removed", "gap", "num_targets", "num_documents",
-]  # fmt: skip
-
-WITHOUT_GAP = {"zero_gap": "gap", "planted_removed": "planted"}
-"""Target sets that must show nothing, and the set whose mean gap is their unit."""
-
-
-def _rows_of(own: pd.DataFrame, foreign: pd.DataFrame, seed: int) -> Iterator[dict]:
-    documents = own.index.get_level_values("document").to_numpy()
-    sums = pd.DataFrame(
-        {
-            "own": own.regained.to_numpy(),
-            "foreign": foreign.regained.to_numpy(),
-            "gap": own.gap.to_numpy(),
-            "targets": 1.0,
+    if targets is None:
+        targets = np.arange(windows.long, len(document.tokens))
+    if not isinstance(targets, Mapping):
+        targets = {DOCUMENT: np.asarray(targets)}
+    questions = _Questions(scorer, document, tuple(units), tuple(selectors), tuple(ks), seed)
+    for block in windows.blocks(document.tokens):
+        inside = {
+            part: places[windows.start_of(places) == block.start] - block.start
+            for part, places in targets.items()
         }
-    )
-    sums_D4 = sums.groupby(documents).sum(min_count=1).to_numpy()
-    resampled_R4 = resample_weights(len(sums_D4), seed) @ sums_D4
-    # The whole, then its resamples.
-    own_R, foreign_R, gap_R, targets_R = np.vstack([sums_D4.sum(0), resampled_R4]).T
-    if gap_R[0] < NO_GAP_NATS * len(own):
-        gap_R[:] = np.nan  # there is nothing to recover: no ratio
-    about = {"gap": own.gap.mean(), "num_targets": len(own), "num_documents": len(sums_D4)}
-    for control, regained_R, table in (("own", own_R, own), ("foreign", foreign_R, foreign)):
-        row = about | _named("recovery", "", regained_R / gap_R)
-        if control == "own":
-            row |= _named("excess", "excess_", (own_R - foreign_R) / gap_R)
-            row |= _named("excess_nats", "excess_nats_", (own_R - foreign_R) / targets_R)
-        kl_left = table.kl_set.sum(min_count=1) / table.kl_short.sum(min_count=1)
-        yield row | {"control": control, "kl_removed": float(1 - kl_left)}
+        wanted = {part: np.sort(indices) for part, indices in inside.items() if len(indices)}
+        if wanted:
+            questions.ask(block, wanted, controls)
+    return {name: pd.DataFrame(columns) for name, columns in questions.tables.items()}
 
 
-def _named(name: str, ends: str, values_R: np.ndarray) -> dict[str, float]:
-    """The first value, and the interval of the others."""
-    value, low, high = interval(values_R[1:], values_R[0])
-    return {name: value, f"{ends}low": low, f"{ends}high": high}
+class _Questions:
+    """What is asked of every block of a document, and the rows of the answers."""
+
+    def __init__(
+        self,
+        scorer: Scorer,
+        document: Document,
+        units: tuple[str, ...],
+        selectors: tuple[str, ...],
+        ks: tuple[int, ...],
+        seed: int,
+    ) -> None:
+        self.scorer, self.document, self.seed = scorer, document, seed
+        self.units, self.selectors, self.ks = units, selectors, ks
+        self.tables: dict[str, Table] = {
+            name: defaultdict(list) for name in ("recovery", "influence", "costs")
+        }
+
+    def ask(self, block: Block, wanted: dict[str, np.ndarray], controls: Controls | None) -> None:
+        before, own = self.scorer.token_forwards, {}
+        for part, targets in wanted.items():
+            if part == DOCUMENT:
+                far = FarText.at(self.document, block.first, block.windows.num_far)
+            else:
+                assert controls is not None, "the placebo is a text of another document"
+                far = controls.placebo(self.document, block)
+            own[part] = self._text(block, far, "own", 0, {part: targets})
+        aims: dict[str, Tensor] = {}
+        if AIMED & set(self.selectors):
+            for part, text in own.items():
+                (hidden_WD,) = self.scorer.hidden([text.context.long_row()])
+                aims[part] = self.scorer.log_probabilities(hidden_WD)
+        self._cost("all", "shared", before, sum(map(len, wanted.values())))
+        for text in own.values():
+            self._select(text, aims)
+        if controls is not None:
+            for text in self._foreign(block, own, controls):
+                self._select(text, aims)
+
+    def _text(
+        self, block: Block, far: FarText, control: str, draw: int, targets: dict[str, np.ndarray]
+    ) -> _Text:
+        context = self.scorer.context(block.with_far(far.tokens_F))
+        return _Text(context, far, control, draw, targets)
+
+    def _foreign(self, block: Block, own: dict[str, _Text], controls: Controls) -> Iterator[_Text]:
+        for draw in range(controls.num_draws):
+            if controls.kind == "unrelated":  # one text for all far parts: asked once
+                far = controls.unrelated(self.document, block, draw)
+                targets = {part: text.targets[part] for part, text in own.items()}
+                yield self._text(block, far, "foreign", draw, targets)
+                continue
+            for part, text in own.items():
+                for far, some in controls.foreign(
+                    self.document, block, text.far, text.targets[part], draw
+                ):
+                    yield self._text(block, far, "foreign", draw, {part: some})
+
+    def _select(self, text: _Text, aims: dict[str, Tensor]) -> None:
+        """Every selector on every kind of units of one text, then L_k of all their choices."""
+        chosen: list[_Chosen] = []
+        together = np.unique(np.concatenate(list(text.targets.values())))
+        for kind in self.units:
+            units = text.far.units(kind)
+            for selector in self.selectors:
+                # What aims at the prediction of a far part differs between far parts.
+                groups = [(together, text.targets)]
+                if selector in AIMED:
+                    groups = [(targets, {part: targets}) for part, targets in text.targets.items()]
+                num_draws = NUM_DRAWS.get(selector, 1) if text.control == "own" else 1
+                for draw in range(text.draw, text.draw + num_draws):
+                    about = {"units": kind, "selector": selector, "control": text.control}
+                    for targets, parts in groups:
+                        aim = aims[next(iter(parts))] if selector in AIMED else None
+                        chosen.append(
+                            self._choose(text, units, about | {"draw": draw}, targets, parts, aim)
+                        )
+        # One pass over the rows of all choices, whoever made them.
+        rows = [row for one in chosen for row in one.rows]
+        hidden_ND = torch.cat(self.scorer.hidden(rows))
+        loss_N = self.scorer.nll(hidden_ND, np.concatenate([row.targets for row in rows]))
+        first = 0
+        for one in chosen:
+            end, shape = first + len(one.rows), one.num_tokens_TK.shape
+            kl_N = np.full(len(one.rows), np.nan)
+            if one.aim_WV is not None:
+                pairs = zip(
+                    one.targets.tolist(), hidden_ND[first:end].split(len(self.ks)), strict=True
+                )
+                kl_N = np.concatenate([self.scorer.kl(one.aim_WV[t], some) for t, some in pairs])
+            self._write(text, one, loss_N[first:end].reshape(shape), kl_N.reshape(shape))
+            first = end
+
+    def _choose(
+        self,
+        text: _Text,
+        units: Units,
+        about: dict[str, Any],
+        targets: np.ndarray,
+        parts: dict[str, np.ndarray],
+        aim_WV: Tensor | None,
+    ) -> _Chosen:
+        block = text.context.block
+        seeds = [self.seed, self.document.number, block.start, about["draw"], len(text.control)]
+        generator = np.random.default_rng(seeds)
+        question = Question(text.context, units, targets, max(self.ks), generator, aim_WV)
+        before = self.scorer.token_forwards
+        choice = SELECTORS[about["selector"]](self.scorer, question)
+        if text.control == "own" and DOCUMENT in parts and about["draw"] == 0:
+            self._cost(about["units"], about["selector"], before, len(targets))
+        rows, num_tokens = [], []
+        for target, unit_K in zip(targets.tolist(), choice.unit_TK.tolist(), strict=True):
+            for k in self.ks:
+                far = units.places(*unit_K[:k])
+                rows.append(text.context.set_row(far, target))
+                num_tokens.append(len(far))
+        return _Chosen(about, units, targets, parts, choice, aim_WV, rows,
+                       np.array(num_tokens).reshape(-1, len(self.ks)))  # fmt: skip
+
+    def _write(self, text: _Text, one: _Chosen, loss_TK: np.ndarray, kl_TK: np.ndarray) -> None:
+        """Rows for each far part that has a target."""
+        start = text.context.block.start
+        for part, some in one.parts.items():
+            for row in np.searchsorted(one.targets, some).tolist():
+                about = {"target": start + int(one.targets[row]), "far_part": part} | one.about
+                for column, k in enumerate(self.ks):
+                    _append(
+                        self.tables["recovery"], about, k=k,
+                        num_tokens=int(one.num_tokens_TK[row, column]),
+                        loss_set=float(loss_TK[row, column]), kl_set=float(kl_TK[row, column]),
+                    )  # fmt: skip
+                if one.about["draw"] == 0:
+                    self._influence(about, text, one.units, one.choice, row)
+
+    def _influence(
+        self, about: dict[str, Any], text: _Text, units: Units, choice: Choice, row: int
+    ) -> None:
+        """Places are those of the document, whatever text stands there."""
+        about = {name: value for name, value in about.items() if name != "draw"}
+        origin = text.context.block.first
+        for rank, unit in enumerate(choice.unit_TK[row].tolist(), start=1):
+            first, end = int(units.first[unit]), int(units.end[unit])
+            _append(
+                self.tables["influence"], about, rank=rank, far_first=origin + first,
+                far_end=origin + end, far_text=text.far.text(first, end),
+                influence=float(choice.influence_TK[row, rank - 1]),
+            )  # fmt: skip
+
+    def _cost(self, kind: str, selector: str, before: int, num_targets: int) -> None:
+        spent = self.scorer.token_forwards - before
+        about = {"units": kind, "selector": selector}
+        _append(self.tables["costs"], about, token_forwards=spent, num_targets=num_targets)
 
 
-def resample_weights(num_documents: int, seed: int) -> np.ndarray:
-    """weights_RD: how often each document is drawn in each resample."""
-    generator = np.random.default_rng(seed)
-    share = np.full(num_documents, 1 / num_documents)
-    return generator.multinomial(num_documents, share, size=NUM_RESAMPLES).astype(float)
-
-
-def interval(resampled_R: np.ndarray, value: float) -> tuple[float, float, float]:
-    low, high = np.percentile(resampled_R, [2.5, 97.5])
-    return float(value), float(low), float(high)
+def _append(table: Table, about: Mapping[str, Any], **values: Any) -> None:
+    for name, value in (dict(about) | values).items():
+        table[name].append(value)

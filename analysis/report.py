@@ -1,4 +1,4 @@
-"""One page for people: the text, and for each target the far tokens that mattered.
+"""One page for people: the text, and for each target the far units that mattered.
 
 Place in the flow: results → here, last. Never imports torch.
 
@@ -15,6 +15,8 @@ import hashlib
 import html
 import json
 import re
+from collections.abc import Iterable
+from dataclasses import asdict, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -24,57 +26,56 @@ import numpy as np
 import pandas as pd
 
 from analysis.figures import figure2_svg
-from analysis.results import Results, main_set
+from analysis.results import SETS, Results, main_set
+from analysis.statistics import KEYS
 from analysis.summary import FAR_STATES
 from olmo_sparsity.files import write_atomically
 
 _FOLDER = Path(__file__).parent
-_SETS = {
-    "gap": "large gap",
-    "content": "rare token seen far back",
-    "zero_gap": "gap near zero",
-    "planted": "planted dependency",
-    "planted_removed": "planted dependency, taken out",
-}
 
 
 def write_report(results: Results, out: Path, max_documents: int | None = None) -> None:
     """`max_documents`: at most so many on the page, those with chosen targets first."""
     out = Path(out)
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, _page(results, max_documents))
+    tables = ("influence", "recovery", "targets")
+    of_documents = {name: _of_documents(getattr(results, name)) for name in tables}
+    write_atomically(out, _page(results, replace(results, **of_documents), max_documents))
 
 
-def _page(results: Results, max_documents: int | None) -> str:
+def _of_documents(rows: pd.DataFrame) -> pd.DataFrame:
+    """The placebo stands in tables and figure; nobody points at it."""
+    return rows[rows.far_part == "document"]
+
+
+def _page(everything: Results, results: Results, max_documents: int | None) -> str:
     template = (_FOLDER / "report_page.html").read_text(encoding="utf-8")
     script = (_FOLDER / "report_page.js").read_text(encoding="utf-8")
     style = template.split("<style>")[1].split("</style>")[0]
     names = _names(results)
     documents = _choose_documents(results, max_documents)
-    vocabulary = _vocabulary(results)
-    written = [(d, _document_data(results, d, names, vocabulary)) for d in documents]
+    written = [(d, _document_data(results, d, names)) for d in documents]
     page_data = names | {
-        "words": _SETS,
-        "windows": {
-            name: int(_meta(results, "windows", name) or 0) for name in ("long", "short", "stride")
-        },
+        "words": SETS,
+        "windows": {name: results.meta.windows[name] for name in ("long", "short", "stride")},
         "documents": [
             [document, len(data["text"]), len(data["chosen"])] for document, data in written
         ],
+        "start": _start(results, names, documents),
     }
     slots = {
         "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
         "img-src data:; base-uri 'none'; form-action 'none'",
-        "title": f"{_escape(_meta(results, 'model', 'name') or 'a model')} · far tokens",
+        "title": f"{_escape(results.meta.model['name'])} · far units",
         "subtitle": _escape(_subtitle(results)),
         "gate": _gate(results),
         "headline": _headline(results),
         "shown": _escape(_shown(results, documents)),
-        "figure": _image(figure2_svg([results])),
-        "figure_dark": _image(figure2_svg([results], dark=True)),
+        "figure": _image(figure2_svg([everything])),
+        "figure_dark": _image(figure2_svg([everything], dark=True)),
         "figure_text": _escape(f"Figure 2 for {_subtitle(results)}."),
         "summary": _summary_tables(results),
-        "meta": _escape(json.dumps(results.meta, indent=2, ensure_ascii=False)),
+        "meta": _escape(json.dumps(asdict(results.meta), indent=2, ensure_ascii=False)),
         "page_data": _json_for_html(page_data),
         "document_data": "\n".join(
             f'<script type="application/json" id="document-{document}">'
@@ -92,59 +93,69 @@ def _page(results: Results, max_documents: int | None) -> str:
 
 def _names(results: Results) -> dict[str, list]:
     """Names that the documents' data refer to by number, in the order they are offered."""
-    both = pd.concat([results.influence.selector, results.recovery.selector])
-    found = both.unique().tolist()
-    asked = [s for s in results.meta.get("selectors", []) if s in found]
+    meta, asked = results.meta, results.recovery
     return {
-        "ks": [int(k) for k in sorted(results.recovery.k.unique())],
-        "selectors": [*asked, *(s for s in found if s not in asked)],
-        "sets": results.recovery.target_set.unique().tolist(),
+        "ks": sorted(asked.k.unique().tolist()),
+        "units": _in_order(meta.units, asked.units, results.influence.units),
+        "selectors": _in_order(meta.selectors, asked.selector, results.influence.selector),
+        "sets": _in_order(SETS, results.targets.target_set),
     }
 
 
+def _in_order(order: Iterable[str], *columns: pd.Series) -> list[str]:
+    found = pd.concat(columns).unique().tolist()
+    return [name for name in order if name in found] + [n for n in found if n not in order]
+
+
 def _choose_documents(results: Results, max_documents: int | None) -> list[int]:
-    searched = {*results.influence.document.unique(), *results.recovery.document.unique()}
+    searched = set(results.targets.document)
     documents = sorted(results.tokens.document.unique(), key=lambda d: (d not in searched, d))
     return [int(document) for document in documents[:max_documents]]
 
 
-def _document_data(
-    results: Results, document: int, names: dict[str, list], vocabulary: dict[int, str]
-) -> dict:
+def _start(results: Results, names: dict[str, list], documents: list[int]) -> int:
+    """The place of the document whose target gains most by its own first units, net of foreign."""
+    rows = results.recovery[results.recovery.document.isin(documents)]
+    for column, values in (("k", "ks"), ("units", "units"), ("selector", "selectors")):
+        rows = rows[rows[column].isin(names[values][:1])]
+    losses = rows.groupby([*KEYS, "control"]).loss_set.mean().unstack("control")
+    if not {"own", "foreign"} <= set(losses):
+        return 0
+    gains = (losses.foreign - losses.own).dropna()
+    return documents.index(gains.idxmax()[0]) if len(gains) else 0
+
+
+def _document_data(results: Results, document: int, names: dict[str, list]) -> dict:
     """See `openDocument` and `fillPanel` of report_page.js for the reader of each entry."""
     tokens, losses = _rows(results.tokens, document), _rows(results.losses, document)
     recovery, influence = _rows(results.recovery, document), _rows(results.influence, document)
-    chosen: dict[int, tuple[list[int], dict[int, list]]] = {}
-    in_sets = recovery[["target", "target_set"]].drop_duplicates()
-    for target, target_set in in_sets.itertuples(index=False):
-        chosen.setdefault(target, ([], {}))[0].append(names["sets"].index(target_set))
+    chosen: dict[int, tuple[list[int], dict[str, list]]] = {}
+    in_sets = _columns(_rows(results.targets, document), "target", "target_set")
+    for target, name in zip(*in_sets, strict=True):
+        chosen.setdefault(target, ([], {}))[0].append(names["sets"].index(name))
 
-    def side(target: int, selector: str, control: str) -> list:
-        if target not in chosen:
-            chosen[target] = ([], {})
-        entry = chosen[target][1].setdefault(names["selectors"].index(selector), [None, None])
+    def side(target: int, units: str, selector: str, control: str) -> list:
+        numbers = f"{names['units'].index(units)} {names['selectors'].index(selector)}"
+        sides = chosen.setdefault(target, ([], {}))[1].setdefault(numbers, [None, None])
         place = 0 if control == "own" else 1
-        if entry[place] is None:
-            entry[place] = [[], [], None, []]
-        return entry[place]
+        sides[place] = sides[place] or [[], [], [], None, []]
+        return sides[place]
 
-    by = ["target", "selector", "control"]
-    ranked = influence.drop_duplicates([*by, "rank"])  # of several draws, the first
-    ranked = ranked.sort_values([*by, "rank"])
-    columns = [ranked[name].tolist() for name in (*by, "far_position", "influence", "far_token_id")]
-    for (target, selector, control), rows in groupby(
-        zip(*columns, strict=True), itemgetter(0, 1, 2)
-    ):
-        entry = side(target, selector, control)
-        *_, entry[0], influences, token_ids = map(list, zip(*rows, strict=True))
+    by = ["target", "units", "selector", "control"]
+    ranked = influence.sort_values([*by, "rank"])
+    ranked = ranked.assign(width=ranked.far_end - ranked.far_first)
+    columns = _columns(ranked, *by, "far_first", "width", "influence", "far_text")
+    for key, rows in groupby(zip(*columns, strict=True), itemgetter(0, 1, 2, 3)):
+        entry = side(*key)
+        *_, entry[0], entry[1], influences, texts = map(list, zip(*rows, strict=True))
         # Scores of a selector may all be small: so many digits, not so many decimals.
-        entry[1] = [float(f"{value:.4g}") for value in influences]
-        if control != "own":
-            entry[3] = [vocabulary.get(i, f"token {i}") for i in token_ids]
+        entry[2] = [float(f"{value:.4g}") for value in influences]
+        if key[-1] != "own":
+            entry[4] = texts
     draws = recovery.groupby([*by, "k"]).loss_set.mean().unstack("k")
     draws = draws.reindex(columns=names["ks"])
-    for (target, selector, control), curve in zip(draws.index, draws.to_numpy(), strict=True):
-        side(int(target), selector, control)[2] = _rounded(curve)
+    for key, curve in zip(draws.index, draws.to_numpy(), strict=True):
+        side(*key)[3] = _rounded(curve)
     return {
         "text": _pieces(tokens),
         "targets": losses.target.tolist(),
@@ -154,17 +165,15 @@ def _document_data(
     }
 
 
+def _columns(rows: pd.DataFrame, *names: str) -> list[list]:
+    return [rows[name].tolist() for name in names]
+
+
 def _pieces(tokens: pd.DataFrame) -> list[str]:
     """A model without a tokenizer has numbers for words."""
     if (tokens.text != "").any():
         return tokens.text.tolist()
     return [f"{token_id} " for token_id in tokens.token_id]
-
-
-def _vocabulary(results: Results) -> dict[int, str]:
-    """What token ids look like, as far as the measured documents show it."""
-    seen = results.tokens[results.tokens.text != ""].drop_duplicates("token_id")
-    return dict(zip(seen.token_id.tolist(), seen.text.tolist(), strict=True))
 
 
 def _rows(table: pd.DataFrame, document: int) -> pd.DataFrame:
@@ -181,122 +190,105 @@ def _rounded(values: Any) -> list[float | None]:
 # ------------------------------------------------------------------ what stands on the page
 
 
-def _meta(results: Results, section: str, name: str) -> Any:
-    """meta.json is a file like any other: a section may be absent or no section at all."""
-    found = results.meta.get(section)
-    return found.get(name) if isinstance(found, dict) else None
-
-
 def _subtitle(results: Results) -> str:
-    parameters = _meta(results, "model", "num_parameters")
-    reported = results.losses[results.losses.half == "report"]
+    meta, windows, reported = results.meta, results.meta.windows, results.reported
     parts = [
-        str(_meta(results, "model", "name") or "model without a name"),
-        f"{parameters:,} parameters" if isinstance(parameters, int) else "",
-        f"text: {_meta(results, 'data', 'source') or 'unknown'}",
-        f"long window {_meta(results, 'windows', 'long')}, short window "
-        f"{_meta(results, 'windows', 'short')}, stride {_meta(results, 'windows', 'stride')}",
-        f"far tokens {FAR_STATES.get(_meta(results, 'windows', 'far_states'), '?')}",
+        str(meta.model["name"]),
+        f"{_number(meta.model['num_parameters'], 0)} parameters",
+        f"text: {meta.data['source']}",
+        f"long window {windows['long']}, short window {windows['short']}, "
+        f"stride {windows['stride']}",
+        f"far units {FAR_STATES[windows['far_states']]}",
         f"{len(reported):,} targets in {reported.document.nunique():,} reported documents",
     ]
-    return " · ".join(part for part in parts if part)
+    return " · ".join(parts)
 
 
 def _shown(results: Results, documents: list[int]) -> str:
     num_documents = results.losses.document.nunique()
-    too_short = _meta(results, "counts", "documents_too_short")
+    too_short = results.meta.counts.get("documents_too_short")
     said = f"{len(documents):,} of {num_documents:,} measured documents are on this page."
-    return said + (f" {too_short:,} more were too short." if isinstance(too_short, int) else "")
+    return said + (f" {_number(too_short, 0)} more were too short." if too_short else "")
 
 
 def _gate(results: Results) -> str:
-    has_induction = _meta(results, "gate", "has_induction")
-    numbers = [_meta(results, "gate", name) for name in ("loss_first", "loss_repeated", "drop")]
-    first, repeated, drop = (_number(value) for value in numbers)
-    cost = f"A passage costs it {first} nats per token, repeated once {repeated}: a drop of {drop}."
-    if has_induction is None:
-        return _gate_note(
-            True, "Whether this model can copy from its context was not measured.", ""
-        )
-    if has_induction:
-        return _gate_note(False, "This model can copy from its context.", cost)
-    return _gate_note(
-        True,
-        "This model has no induction.",
-        f"{cost} It cannot use a far token that says the answer, so the numbers below do not speak "
-        "for or against the claim.",
-    )
-
-
-def _gate_note(closed: bool, verdict: str, why: str) -> str:
-    state = "gate closed" if closed else "gate"
+    gate = results.meta.gate
+    verdict, why = "Whether this model can copy from its context was not measured.", ""
+    if gate:
+        first, repeated, drop = (_number(gate[n]) for n in ("loss_first", "loss_repeated", "drop"))
+        why = f"A passage costs it {first} nats per token, repeated once {repeated}: "
+        why += f"a drop of {drop}."
+        verdict = "This model can copy from its context."
+        if not gate["has_induction"]:
+            verdict = "This model has no induction."
+            why += " It cannot use a far unit that says the answer, so the numbers below do not "
+            why += "speak for or against the claim."
+    state = "gate" if gate.get("has_induction") else "gate closed"
     return f'<p class="{state}" role="note"><strong>{verdict}</strong> {_escape(why)}</p>'
 
 
 def _headline(results: Results) -> str:
-    rows = _paired(results.summary)
-    rows = rows[rows.target_set == main_set(rows.target_set)]
-    rows = rows.dropna(subset=["excess"])
+    rows, names = results.summary, _names(results)
+    rows = rows[rows.target_set == main_set(rows.target_set)].dropna(subset=["excess"])
     if not len(rows):
-        return '<p class="headline">No target had influential tokens searched for.</p>'
+        return '<p class="headline">No target had influential units searched for.</p>'
     ks = sorted(rows.k.unique())
-    k = 4 if 4 in ks else ks[len(ks) // 2]
-    names = _names(results)["selectors"]
-    first = [s for s in names if s in set(rows.selector)][:2]
+    k = 1 if 1 in ks else ks[len(ks) // 2]
+    units = _in_order(names["units"], rows.units)[0]
+    rows = rows[(rows.k == k) & (rows.units == units)].set_index("selector")
     sentences = []
-    for selector in first:
-        for row in rows[(rows.selector == selector) & (rows.k == k)].itertuples():
-            excess = _interval(row.excess, row.excess_low, row.excess_high)
-            sentences.append(
-                f'<p class="headline">With {k} far tokens, <b>{_escape(_spell(selector))}</b> '
-                f"recovers {_number(row.recovery)} of the gap; tokens it chose in another document "
-                f"recover {_number(row.recovery_foreign)}. Excess recovery: "
-                f'<span class="headline-number">{excess}</span>.</p>'
-            )
+    for selector in _in_order(names["selectors"], rows.index.to_series())[:2]:
+        row = rows.loc[selector]
+        name, title, placebo = "excess", "Excess", "there is no placebo"
+        if not pd.isna(row.net):
+            name, title = "net", "Net excess"
+            placebo = f"with an unrelated text as far part the excess is {_number(row.placebo)}"
+        beyond = _interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
+        sentences.append(
+            f'<p class="headline">{title} recovery of '
+            f"<b>{_escape(_spell(selector))}</b> with k = {k} ({_escape(units)}): "
+            f'<span class="headline-number">{beyond}</span>. Its far units recover '
+            f"{_number(row.recovery)} of the gap, those that it chose in another text "
+            f"{_number(row.foreign)}; {placebo}.</p>"
+        )
     return "\n".join(sentences)
 
 
-def _paired(summary: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the document's own tokens, each with the recovery of its foreign control."""
-    by = ["target_set", "selector", "k"]
-    foreign = summary.loc[summary.control == "foreign", [*by, "recovery"]].drop_duplicates(by)
-    own = summary[summary.control == "own"]
-    return own.merge(foreign, on=by, how="left", suffixes=("", "_foreign"))
-
-
 def _summary_tables(results: Results) -> str:
-    rows = _paired(results.summary)
-    order = {selector: i for i, selector in enumerate(_names(results)["selectors"])}
-    tables: list[str] = []
-    for target_set, some in rows.groupby("target_set", sort=False):
-        some = some.sort_values(["k"]).sort_values(
-            "selector", key=lambda s: s.map(order).fillna(len(order)), kind="stable"
+    names, summary, tables = _names(results), results.summary, []
+    order = {name: i for i, name in enumerate([*names["selectors"], *names["units"]])}
+    for target_set in _in_order(SETS, summary.target_set):
+        some = summary[summary.target_set == target_set].sort_values(
+            ["selector", "units", "k"], key=lambda c: c if c.name == "k" else c.map(order)
         )
         one = some.iloc[0]
         caption = (
             f"Targets: {_spell_set(target_set)} · {one.num_targets:,} targets in "
-            f"{one.num_documents:,} documents. Intervals: 95%, over documents."
+            f"{one.num_documents:,} documents, {one.num_placebo_targets:,} of the placebo. "
+            "Intervals: 95%, over documents."
         )
         columns = {
             "selector": [_spell(name) for name in some.selector],
+            "units": some.units.tolist(),
             "k": [str(k) for k in some.k],
-            "excess recovery": _intervals(some, "excess", "excess_low", "excess_high"),
+            "net excess": _intervals(some, "net", "net_low", "net_high"),
+            "excess": _intervals(some, "excess", "excess_low", "excess_high"),
+            "placebo": _numbers(some.placebo),
             "recovery": _intervals(some, "recovery", "low", "high"),
-            "foreign control": [_number(value) for value in some.recovery_foreign],
-            "KL removed": [_number(value) for value in some.kl_removed],
-            "token-forwards per target": [
-                _number(value, 0) for value in some.token_forwards_per_target
-            ],
+            "foreign control": _numbers(some.foreign),
+            "KL removed": _numbers(some.kl_removed),
+            "token-forwards per target": _numbers(some.token_forwards_per_target, 0),
         }
-        tables.append(_table(caption, columns, is_open=not tables))
+        tables.append(_table(caption, columns, target_set == main_set(summary.target_set)))
     kinds = results.dependencies
     for target_set, some in kinds.groupby("target_set", sort=False):
         columns = {
             "selector": [_spell(name) for name in some.selector],
+            "k": [str(k) for k in some.k],
             "kind": [_spell(kind) for kind in some.kind],
             "enrichment": _intervals(some, "enrichment", "low", "high"),
-            "share of selected": [_number(value) for value in some.share],
-            "share of far tokens": [_number(value) for value in some.base_share],
+            "share of selected": _numbers(some.share),
+            "share of far tokens": _numbers(some.base_share),
             "excess recovery": _intervals(some, "excess_recovery", "excess_low", "excess_high"),
             "targets": [f"{num:,}" for num in some.num_targets],
         }
@@ -325,8 +317,11 @@ def _table(caption: str, columns: dict[str, list[str]], is_open: bool) -> str:
 
 
 def _intervals(rows: pd.DataFrame, *columns: str) -> list[str]:
-    values = [rows[column].tolist() for column in columns]
-    return [_interval(*row) for row in zip(*values, strict=True)]
+    return [_interval(*row) for row in zip(*_columns(rows, *columns), strict=True)]
+
+
+def _numbers(values: pd.Series, digits: int = 2) -> list[str]:
+    return [_number(value, digits) for value in values]
 
 
 def _interval(value: Any, low: Any, high: Any) -> str:
@@ -346,7 +341,7 @@ def _spell(name: Any) -> str:
 
 
 def _spell_set(name: Any) -> str:
-    return _SETS.get(str(name), _spell(name))
+    return SETS.get(str(name), _spell(name))
 
 
 def _escape(text: Any) -> str:

@@ -11,7 +11,7 @@
   let doc = null; // the document on the page
   let tokens = []; // its elements, by place
   let placeOf = new WeakMap();
-  let chosen = new Map(); // place → { set, by selector }
+  let chosen = new Map(); // place → [place, sets, by units and selector]
   let losses = new Map(); // place → index into doc.long and doc.short
   let shown = []; // places of the targets that pass the filters
   let current = null, held = false, lit = [];
@@ -29,6 +29,10 @@
     parent.append(node);
     return node;
   }
+  const picture = (width, height, label) => shape(document.createDocumentFragment(), "svg",
+    { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": label });
+  const heading = (words) => element("h3", { textContent: words });
+  const remark = (words) => element("p", { className: "soft", textContent: words });
   const number = (value) => (value === null || value === undefined ? "–" : value.toFixed(2));
 
   // Scores of some selectors are small numbers throughout.
@@ -42,23 +46,30 @@
     return /^\s+$/.test(seen) ? seen.replace(/\s/g, "␣") : seen.trim();
   }
   const spellSet = (name) => page.words[name] || name;
-  function kindOf(target, far) {
-    const a = target.trim(), b = far.trim();
-    if (a === b) return "the target again";
-    if (a.toLowerCase() === b.toLowerCase()) return "the target, in other case";
+  function kindOf(target, run) {
+    const b = run.join("").trim();
+    const has = (form) => run.some((piece) => form(piece.trim()) === form(target.trim()));
+    if (has(String)) return "the target again";
+    if (has((word) => word.toLowerCase())) return "the target, in other case";
     if (/^\p{N}/u.test(b)) return "a number";
     if (/^\p{Lu}/u.test(b)) return "capitalised";
     return "anything else";
   }
-  const selectorIndex = () => Number(byId("selector").value);
   const entryOf = (place) => {
     const target = chosen.get(place);
-    return target ? target[2][selectorIndex()] || null : null;
+    return target ? target[2][`${byId("units").value} ${byId("selector").value}`] || null : null;
   };
+  // What its own first units regain beyond foreign ones.
+  const gainAt = (place) => {
+    const [own, foreign] = entryOf(place) || [];
+    return own && own[3] && foreign && foreign[3] ? foreign[3][0] - own[3][0] : -Infinity;
+  };
+  const runOf = (list, [firsts, widths], rank) =>
+    list.slice(firsts[rank], firsts[rank] + widths[rank]);
   function kindAt(place) {
     const entry = entryOf(place);
     if (!entry || !entry[0] || !entry[0][0].length) return "not searched";
-    return kindOf(doc.text[place], doc.text[entry[0][0][0]]);
+    return kindOf(doc.text[place], runOf(doc.text, entry[0], 0));
   }
   function gapAt(place) {
     const i = losses.get(place);
@@ -108,7 +119,7 @@
     fillKinds();
     filter();
     // The most striking target, low enough on the screen to see what stands before it.
-    const start = shown.reduce((a, b) => ((gapAt(b) ?? 0) > (gapAt(a) ?? 0) ? b : a), shown[0]);
+    const start = shown.reduce((a, b) => (gainAt(b) > gainAt(a) ? b : a), shown[0]);
     if (start === undefined) return;
     for (const place of shown) tokens[place].tabIndex = place === start ? 0 : -1;
     show(start);
@@ -172,7 +183,7 @@
 
   function show(place, aloud = false) {
     for (const node of lit) {
-      node.classList.remove("far", "first", "current", "pointed");
+      node.classList.remove("far", "first", "joined", "current", "pointed");
       node.removeAttribute("data-rank");
       node.style.removeProperty("--share");
       if (node.hasAttribute("aria-pressed")) node.setAttribute("aria-pressed", "false");
@@ -192,16 +203,19 @@
     if (aloud && place !== null) live.textContent = aloudOf(place);
   }
 
-  function light([places, influences]) {
-    const most = Math.max(...influences, 1e-9);
-    places.forEach((place, rank) => {
-      const node = tokens[place];
-      if (!node || node.classList.contains("far")) return;
-      node.style.setProperty("--share", Math.max(0, influences[rank] / most).toFixed(3));
-      node.dataset.rank = String(rank + 1);
-      node.classList.add("far");
-      if (rank === 0) node.classList.add("first");
-      lit.push(node);
+  // Runs may overlap: a token belongs to the most influential one.
+  function light(side) {
+    const [firsts, , influences] = side, most = Math.max(...influences, 1e-9);
+    firsts.forEach((_, rank) => {
+      const run = runOf(tokens, side, rank).filter((node) => !node.classList.contains("far"));
+      for (const node of run) {
+        node.style.setProperty("--share", Math.max(0, influences[rank] / most).toFixed(3));
+        node.classList.add("far");
+        node.classList.toggle("first", rank === 0);
+        node.classList.toggle("joined", node !== run[0] && /^ /.test(doc.text[placeOf.get(node)]));
+        lit.push(node);
+      }
+      if (run.length) run[0].dataset.rank = String(rank + 1);
     });
   }
 
@@ -233,12 +247,12 @@
           `${number(doc.long[i])} with the long one.`
       );
     }
-    const [places, influences] = (entry && entry[0]) || [[], []];
-    if (places.length) {
-      const first = places.slice(0, 3).map(
-        (far, rank) =>
-          `${spell(doc.text[far])}, ${place - far} back, influence ${score(influences[rank])}`
-      );
+    const own = (entry && entry[0]) || [[]];
+    if (own[0].length) {
+      const first = own[0].slice(0, 3).map((far, rank) => {
+        const word = spell(runOf(doc.text, own, rank).join(""));
+        return `${word}, ${place - far} back, influence ${score(own[2][rank])}`;
+      });
       parts.push(`Most influential: ${first.join("; ")}.`);
     }
     return parts.join(" ");
@@ -246,13 +260,8 @@
 
   function fillPanel(place) {
     if (place === null) {
-      panel.replaceChildren(
-        element("h3", { textContent: "No target chosen" }),
-        element("p", {
-          className: "soft",
-          textContent: "Point at an underlined token, or move to one with the keyboard.",
-        })
-      );
+      panel.replaceChildren(heading("No target chosen"),
+        remark("Point at an underlined token, or move to one with the keyboard."));
       return;
     }
     const i = losses.get(place), entry = entryOf(place), target = chosen.get(place);
@@ -261,12 +270,9 @@
       element("p", { className: "word quoted", textContent: spell(doc.text[place]) }),
     ];
     const sets = target ? target[1].map((set) => spellSet(page.sets[set])).join(", ") : "";
-    parts.push(
-      element("p", { className: "soft", textContent: `token ${place}${sets && " · " + sets}` })
-    );
+    parts.push(remark(`token ${place}${sets && " · " + sets}`));
     if (i === undefined) {
-      parts.push(element("p", { textContent: "Not a target: no full long window before it." }));
-      panel.replaceChildren(...parts);
+      panel.replaceChildren(...parts, remark("Not a target: no full long window before it."));
       return;
     }
     const numbers = element("dl", { className: "numbers" });
@@ -281,30 +287,24 @@
     parts.push(numbers);
     if (!entry) {
       const why = target ? "this selector did not search for this target." : "not a chosen target.";
-      parts.push(
-        element("p", { className: "soft", textContent: `No influential tokens: ${why}` })
-      );
-      panel.replaceChildren(...parts);
+      panel.replaceChildren(...parts, remark(`No influential units: ${why}`));
       return;
     }
     const [own, foreign] = entry;
     parts.push(
-      element("h3", { textContent: "Loss with k far tokens" }), drawCurve(i, own, foreign),
-      element("p", { className: "sides" }, element("b", { textContent: "● own tokens" }),
+      heading("Loss with k far units"), drawCurve(i, own, foreign),
+      element("p", { className: "sides" }, element("b", { textContent: "● own units" }),
         element("i", { textContent: "○ foreign control" }))
     );
     if (own && own[0].length) {
       parts.push(
-        element("h3", { textContent: "Where they stand" }), drawStrip(place, own),
-        element("h3", { textContent: "Influential tokens" }), rankedList(place, own, false)
+        heading("Where they stand"), drawStrip(place, own),
+        heading("Influential units"), rankedList(place, own, false)
       );
     }
     if (foreign && foreign[0].length) {
       parts.push(
-        element("h3", { textContent: "Foreign control" }),
-        element("p", {
-          className: "soft", textContent: "Chosen the same way from another document.",
-        }),
+        heading("Foreign control"), remark("Chosen the same way from another text."),
         rankedList(place, foreign, true)
       );
     }
@@ -316,14 +316,11 @@
   }
 
   function drawCurve(i, own, foreign) {
-    const svg = document.createElementNS(SVG, "svg");
     const width = 330, height = 136, left = 34, right = 44, top = 10, bottom = 22;
-    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    svg.setAttribute("role", "img");
-    svg.setAttribute("aria-label", "Loss against k; its numbers stand at the end of the panel");
-    const curves = [[foreign, "foreign"], [own, "own"]].filter(([side]) => side && side[2]);
+    const svg = picture(width, height, "Loss against k; its numbers stand at the end of the panel");
+    const curves = [[foreign, "foreign"], [own, "own"]].filter(([side]) => side && side[3]);
     const values = [doc.short[i], doc.long[i]];
-    for (const [side] of curves) values.push(...side[2].filter((value) => value !== null));
+    for (const [side] of curves) values.push(...side[3].filter((value) => value !== null));
     const low = Math.min(...values), high = Math.max(...values), span = high - low || 1;
     const y = (value) => top + ((high - value) / span) * (height - top - bottom);
     const x = (step) => left + ((step + 0.5) / page.ks.length) * (width - left - right);
@@ -343,7 +340,7 @@
     );
     shape(svg, "text", { x: left - 4, y: height - 3, "text-anchor": "end" }, "k");
     for (const [side, name] of curves) {
-      const points = side[2].map((value, step) => [x(step), value]).filter((p) => p[1] !== null);
+      const points = side[3].map((value, step) => [x(step), value]).filter((p) => p[1] !== null);
       const path = points.map(([px, value]) => `${px},${y(value)}`).join(" ");
       shape(svg, "polyline", { class: `curve ${name}`, points: path });
       for (const [px, value] of points) {
@@ -355,8 +352,8 @@
   }
 
   function tableOfLosses(own, foreign) {
-    const cell = (side, step) => number(side && side[2] ? side[2][step] : null);
-    const head = ["k", "own tokens", "foreign tokens"].map((name) =>
+    const cell = (side, step) => number(side && side[3] ? side[3][step] : null);
+    const head = ["k", "own units", "foreign units"].map((name) =>
       element("th", { textContent: name, scope: "col" })
     );
     const rows = page.ks.map((k, step) =>
@@ -369,12 +366,9 @@
   }
 
   // The long window as a line: what is off the screen is seen here.
-  function drawStrip(place, [places, influences]) {
-    const svg = document.createElementNS(SVG, "svg");
+  function drawStrip(place, [firsts, widths, influences]) {
     const width = 330, base = 44;
-    svg.setAttribute("viewBox", `0 0 ${width} 60`);
-    svg.setAttribute("role", "img");
-    svg.setAttribute("aria-label", "Places of the influential tokens in the long window");
+    const svg = picture(width, 60, "Places of the influential units in the long window");
     const block = blockOf(place), start = block - long;
     const x = (at) => ((at - start) / (place - start)) * (width - 8) + 4;
     shape(svg, "rect", { class: "reach", x: x(start), y: 8, height: base - 8,
@@ -383,10 +377,10 @@
       width: x(place) - x(block - short) });
     shape(svg, "line", { class: "axis", x1: 4, x2: width - 4, y1: base, y2: base });
     const most = Math.max(...influences, 1e-9);
-    places.forEach((far, rank) => {
+    firsts.forEach((far, rank) => {
       const reach = Math.max(2, (Math.max(0, influences[rank]) / most) * (base - 12));
-      shape(svg, "rect", { class: "own", x: x(far) - 1.2, y: base - reach, width: 2.4,
-        height: reach });
+      shape(svg, "rect", { class: "own", x: x(far) - 1.2, y: base - reach,
+        width: Math.max(2.4, x(far + widths[rank]) - x(far)), height: reach });
     });
     shape(svg, "text", { x: 4, y: 57 }, `${place - start} back`);
     const near = { x: x(block - short), y: 57, "text-anchor": "middle" };
@@ -395,10 +389,11 @@
     return svg;
   }
 
-  function rankedList(place, [places, influences, , names], isForeign) {
+  function rankedList(place, side, isForeign) {
+    const [firsts, , influences, , names] = side;
     const most = Math.max(...influences, 1e-9);
-    const rows = places.map((far, rank) => {
-      const word = isForeign ? names[rank] : doc.text[far];
+    const rows = firsts.map((far, rank) => {
+      const word = isForeign ? names[rank] : runOf(doc.text, side, rank).join("");
       const bar = element("span", { className: "bar" });
       bar.style.width = `${Math.max(0, (influences[rank] / most) * 100).toFixed(1)}%`;
       const cells = [
@@ -410,7 +405,7 @@
       ];
       if (isForeign) return element("li", {}, element("div", { className: "row" }, ...cells));
       const button = element("button", { type: "button", title: "Show it in the text" }, ...cells);
-      button.dataset.place = String(far);
+      button.dataset.rank = String(rank);
       return element("li", {}, button);
     });
     return element("ol", { className: isForeign ? "ranked foreign" : "ranked" }, ...rows);
@@ -476,13 +471,13 @@
     if (!button) return;
     held = true; // or the pointer's way back over the text would change the target
     for (const node of text.querySelectorAll(".pointed")) node.classList.remove("pointed");
-    const node = tokens[Number(button.dataset.place)];
-    node.classList.add("pointed");
-    node.scrollIntoView({ block: "center" });
+    const run = runOf(tokens, entryOf(current)[0], Number(button.dataset.rank));
+    for (const node of run) node.classList.add("pointed");
+    run[0].scrollIntoView({ block: "center" });
   });
   byId("tools").addEventListener("input", (event) => {
     if (event.target.id === "document") return openDocument(Number(byId("document").value));
-    if (event.target.id === "selector") fillKinds();
+    if (event.target.id === "selector" || event.target.id === "units") fillKinds();
     filter();
   });
   byId("tools").addEventListener("submit", (event) => event.preventDefault());
@@ -495,10 +490,13 @@
     ...options(page.documents.map(([id, size, num]) => `${id} · ${size} tokens, ${num} targets`))
   );
   byId("selector").append(...options(page.selectors.map((name) => name.replace(/_/g, " "))));
+  byId("units").append(...options(page.units));
+  byId("units").parentElement.hidden = page.units.length < 2;
   byId("set").append(
     element("option", { value: "", textContent: "all that were searched" }),
     ...options(page.sets.map(spellSet))
   );
-  if (page.documents.length) openDocument(0);
+  byId("document").value = String(page.start);
+  if (page.documents.length) openDocument(page.start);
   else text.textContent = "No documents were measured.";
 })();

@@ -8,35 +8,70 @@ token-forwards, the unit of cost in all results.
 
 With `far_states="contextual"` far tokens keep the states they have in the full long context, and
 the window may see only the chosen ones: a row is the short window alone, and looks back at their
-keys and values, which are made once for all rows of a block.
+keys and values, which are made once for all rows of a context.
 
-Dimension key: B rows, L tokens of a row, F far tokens, W targets of a row (its last places), D
-width, V vocabulary.
+Dimension key: B rows, L tokens of a row, F far places, W targets of a row (its last places), D
+width, C targets of a chunk, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal, get_args
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.windows import NOTHING, Block
+from analysis.documents import Controls, Document
+from analysis.statistics import INDUCTION_NATS
+from analysis.windows import NOTHING, Block, Windows
+from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.far_states import FarStates
-from olmo_sparsity.model.losses import LanguageModel, rows_per_chunk
+from olmo_sparsity.model.losses import LanguageModel, rows_per_chunk, token_losses
 
 Reading = Literal["isolated", "contextual"]
+
+TOGETHER = 16
+"""Rows for single targets that lie in one run of so many have equal lengths, and share forwards."""
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """A block with one text in its far part; `Scorer.context` makes it ready for questions."""
+
+    block: Block
+    states: FarStates | None = None
+    """Of all far places, where they keep the states they have in the long window."""
+
+    def long_row(self, last: int | None = None) -> Row:
+        """The long window, for all targets of the block or for the one before `last` alone."""
+        num_targets = self.block.num_targets if last is None else 1
+        return Row(self, self.block.long_places(last), num_targets)
+
+    def set_row(self, far: np.ndarray, target: int | None = None) -> Row:
+        """The short window and the far places `far`, in rising order, for one target or for all of
+        the block. The one place where the two readings part."""
+        last = num_targets = self.block.num_targets
+        only = None
+        if target is not None:
+            # What comes after a target does not change it: rows for neighbours have one shape.
+            first = target - target % TOGETHER
+            last = min(first + TOGETHER, last)
+            num_targets, only = last - first, target - first
+        seen = far if self.states is not None and len(far) else None
+        places = self.block.set_places(far if seen is None else NOTHING, last)
+        return Row(self, places, num_targets, seen, only)
 
 
 @dataclass(frozen=True)
 class Row:
-    """The inputs at `places` of a block; their last `num_targets` places predict targets."""
+    """The inputs at `places` of a context; their last `num_targets` places predict targets."""
 
-    block: Block
+    context: Context
     places: np.ndarray
     """Position IDs, rising: also the index of each token in `block.tokens`."""
 
@@ -46,9 +81,13 @@ class Row:
     seen: np.ndarray | None = None
     """Far places that are seen with the states they have in the long window."""
 
+    only: int | None = None
+    """Asked about is this one of the targets."""
 
-def long_row(block: Block) -> Row:
-    return Row(block, block.long_places(), block.num_targets)
+    @property
+    def targets(self) -> np.ndarray:
+        targets = self.context.block.tokens[self.places[-self.num_targets :] + 1]
+        return targets if self.only is None else targets[self.only : self.only + 1]
 
 
 class Scorer:
@@ -61,6 +100,12 @@ class Scorer:
         batch_tokens: int | None = None,
     ) -> None:
         """`device`: where its inputs go (default: where its embedding is)."""
+        if far_states not in get_args(Reading):
+            raise ConfigError(
+                f"far_states={far_states} is neither of {', '.join(get_args(Reading))}"
+            )
+        if batch_tokens is not None and batch_tokens < 1:
+            raise ConfigError(f"batch_tokens={batch_tokens} must be at least 1")
         device = device or model.embedding.weight.device
         self.model, self.device, self.far_states = model, device, far_states
         # On CPU the states of a batch should stay in cache: 2,048 and 4,096 were fastest.
@@ -70,78 +115,87 @@ class Scorer:
             # back after each layer, which costs a tenth of the time in page faults.
             torch.empty(31 * 2**20, dtype=torch.uint8)
         self.token_forwards = 0
-        # A document's own far tokens, and those of its foreign texts.
-        self._remembered: deque[tuple[Block, FarStates]] = deque(maxlen=4)
 
-    def set_row(self, block: Block, far: np.ndarray, target: int | None = None) -> Row:
-        """The short window and the far tokens at `far`, for one target or for all of the block."""
-        far = np.sort(far)
-        last = block.num_targets if target is None else target + 1
-        num_targets = block.num_targets if target is None else 1
-        if self.far_states == "contextual" and len(far):
-            return Row(block, block.set_places(NOTHING, last), num_targets, seen=far)
-        return Row(block, block.set_places(far, last), num_targets)
+    def context(self, block: Block) -> Context:
+        """Ready for any number of questions: the far places' states are made here, once."""
+        if self.far_states == "isolated":
+            return Context(block)
+        far = Row(Context(block), np.arange(block.windows.num_far), 0)
+        tokens_BL, positions_BL = as_tensors([far], self.device)
+        self.token_forwards += tokens_BL.numel()
+        return Context(block, self.model.far_states(tokens_BL, positions_BL))
+
+    @torch.no_grad()
+    def hidden(self, rows: Sequence[Row]) -> list[Tensor]:
+        """hidden_WD of each row, at the places that predict its targets."""
+        return self._run(rows, lambda hidden_BWD, _: hidden_BWD)
 
     @torch.no_grad()
     def losses(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """nll_W of each row's targets, in nats."""
-        return self._run(rows, self._nll)
+        return self._run(
+            rows, lambda hidden_BWD, batch: self._nll(hidden_BWD, [rows[i] for i in batch])
+        )
 
     @torch.no_grad()
-    def divergences(self, rows: Sequence[Row], log_p_WV: Sequence[Tensor]) -> list[np.ndarray]:
-        """KL(p ‖ p_row) of each row's targets, p given as log-probabilities for each row."""
-        by_row = {id(row): log_p for row, log_p in zip(rows, log_p_WV, strict=True)}
+    def divergences(self, rows: Sequence[Row], log_p_WV: Tensor) -> list[np.ndarray]:
+        """KL(p ‖ p_row) of each row's targets, p given as log-probabilities of the same targets."""
 
-        def kl(hidden_BWD: Tensor, batch: Sequence[Row]) -> np.ndarray:
-            found = []
-            num_targets = hidden_BWD.shape[1]
-            size = max(1, rows_per_chunk(self.model.vocab_size, self.device) // num_targets)
-            for start in range(0, len(batch), size):
-                part = slice(start, start + size)
-                log_p_CWV = torch.stack([by_row[id(row)] for row in batch[part]]).to(self.device)
-                log_q_CWV = self.model.unembed(hidden_BWD[part]).float().log_softmax(-1)
-                found.append((log_p_CWV.exp() * (log_p_CWV - log_q_CWV)).sum(-1))
-            return torch.cat(found).cpu().numpy()
+        def kl(hidden_BWD: Tensor, _: Sequence[int]) -> np.ndarray:
+            size = max(1, self.chunk // hidden_BWD.shape[1])
+            parts = [self.kl(log_p_WV, some_CWD) for some_CWD in hidden_BWD.split(size)]
+            return np.concatenate(parts)
 
         return self._run(rows, kl)
 
     @torch.no_grad()
-    def log_probabilities(self, row: Row) -> Tensor:
-        """log p_WV of one row's targets, on the device."""
-        hidden_BWD = self._hidden([row])
-        return self.model.unembed(hidden_BWD[0]).float().log_softmax(-1)
+    def log_probabilities(self, hidden: Tensor) -> Tensor:
+        """(…, D) → log p (…, V)."""
+        return self.model.unembed(hidden).float().log_softmax(-1)
 
-    def _nll(self, hidden_BWD: Tensor, batch: Sequence[Row]) -> np.ndarray:
-        targets = np.stack([_targets(row) for row in batch])
-        targets_BW = torch.from_numpy(targets.astype(np.int64)).to(self.device)
-        hidden_ND, targets_N = hidden_BWD.flatten(0, 1), targets_BW.flatten()
-        chunk = rows_per_chunk(self.model.vocab_size, self.device)
+    @property
+    def chunk(self) -> int:
+        """How many targets are unembedded at a time."""
+        return rows_per_chunk(self.model.vocab_size, self.device)
+
+    def _nll(self, hidden_BWD: Tensor, rows: Sequence[Row]) -> np.ndarray:
+        targets = np.stack([row.targets for row in rows])
+        return self.nll(hidden_BWD.flatten(0, 1), targets.ravel()).reshape(targets.shape)
+
+    @torch.no_grad()
+    def nll(self, hidden_ND: Tensor, targets_N: np.ndarray) -> np.ndarray:
+        """−log p of one target from each state."""
+        labels_N = torch.from_numpy(targets_N.astype(np.int64)).to(self.device)
         parts = []
-        for start in range(0, len(targets_N), chunk):
-            part = slice(start, start + chunk)
+        for start in range(0, len(labels_N), self.chunk):
+            part = slice(start, start + self.chunk)
             logits_CV = self.model.unembed(hidden_ND[part]).float()
             parts.append(
-                torch.nn.functional.cross_entropy(logits_CV, targets_N[part], reduction="none")
+                torch.nn.functional.cross_entropy(logits_CV, labels_N[part], reduction="none")
             )
-        return torch.cat(parts).view(targets_BW.shape).cpu().numpy()
+        return torch.cat(parts).cpu().numpy()
 
-    def _run(
-        self, rows: Sequence[Row], read: Callable[[Tensor, Sequence[Row]], np.ndarray]
-    ) -> list[np.ndarray]:
+    @torch.no_grad()
+    def kl(self, log_p: Tensor, hidden: Tensor) -> np.ndarray:
+        """KL(p ‖ ·) of the prediction from each state."""
+        return divergence(log_p, self.log_probabilities(hidden)).cpu().numpy()
+
+    def _run(self, rows: Sequence[Row], read: Callable[[Tensor, Sequence[int]], Any]) -> list[Any]:
         """Rows of equal shape share forwards; answers come back in the order of the rows."""
-        found: list[np.ndarray] = [np.empty(0)] * len(rows)
+        found: list[Any] = [None] * len(rows)
         shapes: dict[tuple, list[int]] = defaultdict(list)
         for index, row in enumerate(rows):
-            looks_back = None if row.seen is None else (id(row.block), len(row.seen))
-            shapes[len(row.places), row.num_targets, looks_back].append(index)
-        for (length, _, looks_back), indices in shapes.items():
+            looks_back = None if row.seen is None else (row.context, len(row.seen))
+            key = (len(row.places), row.num_targets, row.only is None, looks_back)
+            shapes[key].append(index)
+        for (length, _, _, looks_back), indices in shapes.items():
             # Far states that are looked back at take as much memory as the row's own.
             num_keys = length if looks_back is None else length + looks_back[1]
             size = max(1, self.batch_tokens // num_keys)
             for start in range(0, len(indices), size):
-                chosen = indices[start : start + size]
-                batch = [rows[index] for index in chosen]
-                for index, answer in zip(chosen, read(self._hidden(batch), batch), strict=True):
+                batch = indices[start : start + size]
+                answers = read(self._hidden([rows[index] for index in batch]), batch)
+                for index, answer in zip(batch, answers, strict=True):
                     found[index] = answer
         return found
 
@@ -149,35 +203,117 @@ class Scorer:
         """hidden_BWD at the places that predict targets."""
         tokens_BL, positions_BL = as_tensors(batch, self.device)
         self.token_forwards += tokens_BL.numel()
-        far = None
-        if batch[0].seen is not None:
-            seen = [row.seen for row in batch if row.seen is not None]
-            seen_BF = torch.from_numpy(np.stack(seen)).to(self.device)
-            far = self._far_states(batch[0].block).choose(seen_BF)
-        return self.model.hidden(tokens_BL, positions_BL, far=far, last=batch[0].num_targets)
-
-    def _far_states(self, block: Block) -> FarStates:
-        """Of all far tokens of the block; asked for by many batches of rows."""
-        for known, states in self._remembered:
-            if known is block:
-                return states
-        tokens_BL, positions_BL = as_tensors(
-            [Row(block, np.arange(block.windows.num_far), 0)], self.device
-        )
-        self.token_forwards += tokens_BL.numel()
-        self._remembered.append((block, self.model.far_states(tokens_BL, positions_BL)))
-        return self._remembered[-1][1]
+        far, states = None, batch[0].context.states
+        if batch[0].seen is not None and states is not None:
+            seen = np.stack([row.seen for row in batch if row.seen is not None])
+            far = states.choose(torch.from_numpy(seen).to(self.device))
+        hidden_BWD = self.model.hidden(tokens_BL, positions_BL, far=far, last=batch[0].num_targets)
+        if batch[0].only is None:
+            return hidden_BWD
+        only_B = torch.tensor([row.only for row in batch], device=hidden_BWD.device)
+        return hidden_BWD[torch.arange(len(batch), device=only_B.device), only_B, None]
 
 
 def as_tensors(batch: Sequence[Row], device: torch.device) -> tuple[Tensor, Tensor]:
     """tokens_BL and positions_BL of rows of equal length."""
     places = np.stack([row.places for row in batch])
-    tokens = np.stack([row.block.tokens[row.places] for row in batch])
+    tokens = np.stack([row.context.block.tokens[row.places] for row in batch])
     return (
         torch.from_numpy(tokens.astype(np.int64)).to(device),
         torch.from_numpy(places.astype(np.int64)).to(device),
     )
 
 
-def _targets(row: Row) -> np.ndarray:
-    return row.block.tokens[row.places[-row.num_targets :] + 1]
+def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL(p ‖ q) over the last axis."""
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+# --- the losses of a document ---------------------------------------------------------------------
+
+
+def context_losses(
+    scorer: Scorer, document: Document, windows: Windows, controls: Controls | None = None
+) -> pd.DataFrame:
+    """L_long and L_short of every target that has a full long window; no rows for a document that
+    is not longer than it.
+
+    L_long − L_short is the paper's quantity (LongPPL's LSD is its negative). With `controls` also
+    KL(p_long ‖ p_short), whether the target's token recurs, and all of it for the placebo.
+    """
+    blocks = {"": list(windows.blocks(document.tokens))}
+    if controls is not None:
+        blocks["placebo_"] = [
+            block.with_far(controls.placebo(document, block).tokens_F) for block in blocks[""]
+        ]
+    targets = np.arange(windows.long, max(windows.long, len(document.tokens)))
+    table = {"target": targets, "token_id": document.tokens[targets]}
+    if not len(targets):
+        return pd.DataFrame(table | {"loss_short": [], "loss_long": []})
+    short_rows = [Context(block).set_row(NOTHING) for block in blocks[""]]
+    short_TD = torch.cat(scorer.hidden(short_rows))
+    long_TD = {
+        name: torch.cat(scorer.hidden([Context(block).long_row() for block in some]))
+        for name, some in blocks.items()
+    }
+    targets_T1 = torch.from_numpy(table["token_id"].astype(np.int64)).to(scorer.device)[:, None]
+    found = defaultdict(list)
+    for start in range(0, len(targets), scorer.chunk):
+        chunk = slice(start, start + scorer.chunk)
+        log_q_CV = scorer.log_probabilities(short_TD[chunk])
+        found["loss_short"].append(-log_q_CV.gather(1, targets_T1[chunk]))
+        for name, hidden_TD in long_TD.items():
+            log_p_CV = scorer.log_probabilities(hidden_TD[chunk])
+            found[f"{name}loss_long"].append(-log_p_CV.gather(1, targets_T1[chunk]))
+            if controls is not None:
+                found[f"{name}kl"].append(divergence(log_p_CV, log_q_CV))
+    for column, parts in found.items():
+        table[column] = torch.cat(parts).flatten().float().cpu().numpy()
+    if controls is not None:
+        for name, some in blocks.items():
+            table[f"{name}stratum"] = np.concatenate([strata(block) for block in some])
+    return pd.DataFrame(table)
+
+
+def strata(block: Block) -> np.ndarray:
+    """Of each target, from the text alone: its token stands in the `near` window, else it `recurs`
+    (stands among the far tokens), else it is `new`."""
+    num_far, long = block.windows.num_far, block.windows.long
+    far, near = set(block.far_F.tolist()), set(block.tokens[num_far:long].tolist())
+    found = []
+    for token in block.targets_W.tolist():
+        found.append("near" if token in near else "recurs" if token in far else "new")
+        near.add(token)
+    return np.array(found)
+
+
+def repetition_drop(
+    scorer: Scorer, documents: Sequence[Document], length: int, max_passages: int = 64
+) -> dict[str, float | bool | int]:
+    """Has the model anything to measure? Mean loss on first and second reading of passages of
+    `length` tokens, in one context. A model that does not use what it has just read verbatim (no
+    induction) cannot show that long-range dependency is sparse."""
+    passages = [d.tokens[:length] for d in documents if len(d.tokens) >= length][:max_passages]
+    first, second, count = 0.0, 0.0, 0
+    size = max(1, scorer.batch_tokens // (2 * length))
+    for start in range(0, len(passages), size):
+        batch = np.stack(passages[start : start + size]).astype(np.int64)
+        tokens_BL = torch.from_numpy(np.concatenate([batch, batch], axis=1)).to(scorer.device)
+        positions_BL = torch.arange(2 * length, device=scorer.device).expand_as(tokens_BL)
+        nll_BL = token_losses(
+            scorer.model, tokens_BL[:, :-1], positions_BL[:, :-1], tokens_BL[:, 1:]
+        )
+        # nll_BL[:, i] is token i + 1: tokens 1 … L−1 and the same tokens L later.
+        first += float(nll_BL[:, : length - 1].sum())
+        second += float(nll_BL[:, length : 2 * length - 1].sum())
+        count += len(batch) * (length - 1)
+    count = max(count, 1)
+    drop = (first - second) / count
+    return {
+        "loss_first": first / count,
+        "loss_repeated": second / count,
+        "drop": drop,
+        "has_induction": drop >= INDUCTION_NATS,
+        "num_passages": len(passages),
+        "passage_length": length,
+    }

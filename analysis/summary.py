@@ -1,28 +1,19 @@
-"""What a finished measurement says, in words and one table.
+"""What a measurement found, in a few lines for a terminal. Never imports torch.
 
-Place in the flow: results → **for people**. Never imports torch.
+Place in the flow: last, beside the figure and the page.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from analysis.results import Results, main_set
-
-LSD_NATS, LCL_NATS = 2.0, 2.0
-"""LongPPL (Fang et al. 2024): a token is key when the long context lowers its loss by more than the
-first and leaves less than the second."""
-
+from analysis.results import SETS, Results, main_set
 
 FEW_DOCUMENTS = 10
 
 FEW_NATS = 0.1
-
-INDUCTION_NATS = 1.0
-"""Drop in loss on a repeated passage from which on a model is said to have induction."""
 
 FAR_STATES = {"isolated": "shown alone", "contextual": "with their context"}
 """In words, what a chosen far token is to the window."""
@@ -31,47 +22,27 @@ LEARNED_NATS = 0.5
 """What planted tokens must be worth to a model that is asked where they are."""
 
 
-def longppl(losses: pd.DataFrame) -> dict[str, float | int | None]:
-    """Of all targets together; the paper's package averages over one text at a time."""
-    gap = losses.loss_short - losses.loss_long
-    key = losses.loss_long[(gap > LSD_NATS) & (losses.loss_long < LCL_NATS)]
-    return {
-        "key_share": len(key) / len(losses),
-        "num_key_tokens": len(key),
-        "longppl": float(np.exp(key.mean())) if len(key) else None,
-        "ppl": float(np.exp(min(losses.loss_long.mean(), 700))),
-    }
-
-
 def describe(results: Results) -> str:
     meta, summary = results.meta, results.summary
-    gate, windows, long = meta["gate"], meta["windows"], meta["longppl"]
+    windows, long = meta.windows, meta.longppl
+    name = main_set(summary.target_set)
     lines = [
-        f"{meta['model']['name']} on {meta['data']['source']}: long {windows['long']}, short "
+        f"{meta.model['name']} on {meta.data['source']}: long {windows['long']}, short "
         f"{windows['short']}, stride {windows['stride']}, far tokens "
         f"{FAR_STATES[windows['far_states']]}",
     ]
-    name = main_set(summary.target_set)
-    lines.append(describe_gate(gate, windows["far_states"], name == "planted"))
+    if left_out := meta.counts.get("documents_trained_on"):
+        lines.append(f"{left_out:,} documents left out: the model was trained on them")
+    if meta.gate:
+        lines.append(describe_gate(meta.gate, windows["far_states"], name == "planted"))
     key = "no key tokens" if long["longppl"] is None else f"LongPPL {long['longppl']:.2f}"
     gap = results.losses.loss_short - results.losses.loss_long
-    lines += [
+    lines.append(
         f"losses: L_short {results.losses.loss_short.mean():.3f}, mean gap {gap.mean():+.3f}, "
-        f"perplexity {long['ppl']:.2f}, {key} ({long['key_share']:.2%} of {len(gap):,} targets)",
-    ]
+        f"perplexity {long['ppl']:.2f}, {key} ({long['key_share']:.2%} of {len(gap):,} targets)"
+    )
     if name is None:
         return "\n".join(lines)
-    one = summary[summary.target_set == name].iloc[0]
-    lines.append(
-        f"{one.num_targets:,} targets in {one.num_documents:,} documents, mean gap "
-        f"{one.gap:.2f} nats"
-    )
-    if one.gap < FEW_NATS:
-        lines.append(
-            f"  below {FEW_NATS} nats ratios to the gap say little; compare the excess in nats"
-        )
-    if one.num_documents < FEW_DOCUMENTS:
-        lines.append("  intervals are over documents, of which these are too few to trust them")
     if name == "planted":
         planted = gap[results.losses.document.isin(results.planted.document)]
         lines.append(f"planted tokens lower the loss by {planted.mean():.2f} nats")
@@ -81,18 +52,50 @@ def describe(results: Results) -> str:
                 "  for a selector to find; train it longer on planted text (data.planted.share)",
             ]
             return "\n".join(lines)
-    lines.append(format_summary(summary, name))
-    if name == "planted":
-        lines.append("without the planted tokens, in the same unit:")
-        lines.append(format_summary(summary, "planted_removed"))
+    else:
+        lines.append(describe_gap(results))
+    main = summary[summary.target_set == name]
+    lines.append(format_summary(main, SETS[name]))
+    # Of the other sets, what stands beside the headline: the first selector, one k and a few.
+    ks = sorted(main.k.unique())
+    beside = summary[
+        (summary.selector == meta.selectors[0]) & summary.k.isin([ks[0], ks[len(ks) // 2]])
+    ]
+    for target_set in SETS:
+        rows = beside[beside.target_set == target_set]
+        if len(rows) and target_set != name:
+            lines.append(format_summary(rows, SETS[target_set]))
     return "\n".join(lines)
 
 
+def describe_gap(results: Results) -> str:
+    """What the chosen targets gain, beside what all of them do, and what an unrelated text does."""
+    rows, chosen = results.reported, results.targets
+    gap = rows.loss_short - rows.loss_long
+    placebo = rows.loss_short - rows.placebo_loss_long
+    chosen = chosen[(chosen.target_set == "gap") & (chosen.far_part == "document")]
+    of_chosen = gap[
+        pd.MultiIndex.from_frame(rows[["document", "target"]]).isin(
+            pd.MultiIndex.from_frame(chosen[["document", "target"]])
+        )
+    ]
+    least = results.meta.targets.get("threshold")
+    said = "" if least is None else (
+        f"; an unrelated text gains as much ({least:.2f} nats) on {(placebo >= least).mean():.1%}"
+    )  # fmt: skip
+    return (
+        f"the far part gains {gap.sum():+,.0f} nats over all {len(rows):,} reported targets, an "
+        f"unrelated text {placebo.sum():+,.0f}; the {len(of_chosen) / len(rows):.1%} of largest "
+        f"gap gain {of_chosen.sum():+,.0f}{said}"
+    )
+
+
 def describe_gate(gate: dict[str, Any], far_states: str, planted: bool) -> str:
-    """What the gate found, and what that means for what is asked (planted text tells itself)."""
+    """What the induction check found, and what that means for what is asked (planted text tells
+    itself)."""
     lines = [
-        f"gate: loss {gate['loss_first']:.2f} on a passage, {gate['loss_repeated']:.2f} when it is "
-        f"repeated, a drop of {gate['drop']:.2f} nats"
+        f"induction: loss {gate['loss_first']:.2f} on a passage, {gate['loss_repeated']:.2f} when "
+        f"it is repeated, a drop of {gate['drop']:.2f} nats"
     ]
     if not planted and not gate["has_induction"]:
         lines += [
@@ -101,31 +104,47 @@ def describe_gate(gate: dict[str, Any], far_states: str, planted: bool) -> str:
         ]
     elif not planted and far_states == "isolated":
         lines += [
-            "  this model copies; shown alone, a far token does not know what stood before it,",
-            "  so a 'no' says little: ask with --far-states contextual as well",
+            "  this model copies; a single far token that is shown alone does not know what stood",
+            "  before it: ask with spans (span:4), or with contextual far states, as well",
         ]
     return "\n".join(lines)
 
 
-def format_summary(summary: pd.DataFrame, target_set: str = "gap") -> str:
-    """The headline table; `nats`: the excess in nats a target, to compare models by."""
-    rows = summary[summary.target_set == target_set]
-    own, foreign = (
-        rows[rows.control == c].set_index(["selector", "k"]) for c in ("own", "foreign")
-    )
-    hits = own.hit_rate.notna().any()
-    head = f"{'selector':<18}{'k':>3}  {'recovery':>20}  {'foreign':>8}  {'excess':>23}"
-    head += f"  {'nats':>6}"
-    lines = [head + (f"  {'planted found':>20}" if hits else "")]
-    for key, row in own.iterrows():
-        selector, k = key
+def format_summary(rows: pd.DataFrame, title: str) -> str:
+    """`net`: excess over the foreign control, minus that of the placebo; `nats`: the same in nats a
+    target, to compare models by."""
+    one = rows.iloc[0]
+    lines = [
+        f"{title}: {one.num_targets:,} targets in {one.num_documents:,} documents, mean gap "
+        f"{one.gap:.2f} nats; {one.num_placebo_targets:,} of the placebo",
+    ]
+    if one.gap < FEW_NATS:
+        lines.append(f"  below {FEW_NATS} nats ratios to the gap say little; compare in nats")
+    if one.num_documents < FEW_DOCUMENTS:
+        lines.append("  intervals are over documents, of which these are too few to trust them")
+    hits = rows.hit_rate.notna().any()
+    head = f"{'selector':<18}{'units':<10}{'k':>3}  {'recovery':>19}  {'foreign':>7}"
+    head += f"  {'excess':>22}  {'placebo':>7}  {'net':>22}  {'nats':>6}"
+    lines.append(head + (f"  {'planted found':>20}" if hits else ""))
+    for row in rows.itertuples():
         line = (
-            f"{selector:<18}{k:>3}  {row.recovery:>6.2f} [{row.low:.2f}, {row.high:.2f}]"
-            f"  {foreign.loc[key].recovery:>8.2f}"
-            f"  {row.excess:>+7.3f} [{row.excess_low:+.3f}, {row.excess_high:+.3f}]"
-            f"  {row.excess_nats:>+6.2f}"
+            f"{row.selector:<18}{row.units:<10}{row.k:>3}"
+            f"  {_interval(row.recovery, row.low, row.high, ''):>19}  {_number(row.foreign):>7}"
+            f"  {_interval(row.excess, row.excess_low, row.excess_high):>22}"
+            f"  {_number(row.placebo, '+'):>7}  {_interval(row.net, row.net_low, row.net_high):>22}"
+            f"  {_number(row.net_nats, '+'):>6}"
         )
         if hits:
-            line += f"  {row.hit_rate:>6.2f} [{row.hit_low:.2f}, {row.hit_high:.2f}]"
+            line += f"  {_interval(row.hit_rate, row.hit_low, row.hit_high, ''):>20}"
         lines.append(line)
     return "\n".join(lines)
+
+
+def _number(value: float, sign: str = "") -> str:
+    return "–" if pd.isna(value) else f"{value:{sign}.2f}"
+
+
+def _interval(value: float, low: float, high: float, sign: str = "+") -> str:
+    if pd.isna(value):
+        return "–"
+    return f"{value:{sign}.2f} [{low:{sign}.2f}, {high:{sign}.2f}]"

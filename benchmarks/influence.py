@@ -34,10 +34,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
+from analysis.documents import Document
 from analysis.influence import Question, add_one, add_one_screened, influence_map
-from analysis.losses import ContextLosses, context_losses
-from analysis.scoring import Reading, Scorer, as_tensors, long_row
-from analysis.windows import Block, Windows
+from analysis.scoring import Context, Reading, Scorer, as_tensors, context_losses
+from analysis.windows import Block, Units, Windows
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.config_file import load_config
 from olmo_sparsity.data.shards import open_shards
@@ -134,8 +134,8 @@ class Ids:
 
 
 @torch.no_grad()
-def longppl_loop(model: Any, document: np.ndarray, windows: Windows) -> ContextLosses:
-    """Its loop, each step's long window as long as ours instead of the whole document."""
+def longppl_loop(model: Any, document: np.ndarray, windows: Windows) -> np.ndarray:
+    """gap_T. Its loop, each step's long window as long as ours instead of the whole document."""
     loss = torch.nn.CrossEntropyLoss(reduction="none")
     found: list[list[Tensor]] = [[], []]
     for block in windows.blocks(document):
@@ -144,9 +144,8 @@ def longppl_loop(model: Any, document: np.ndarray, windows: Windows) -> ContextL
             row_1L = ids_1L[:, windows.long - seen :]
             logits = model(row_1L).logits
             parts.append(loss(logits[0, seen - 1 : -1], row_1L[0, seen:]))
-    targets = np.arange(windows.long, len(document))
     long, short = (torch.cat(parts).numpy() for parts in found)
-    return ContextLosses(targets, document[targets], long, short)
+    return short - long
 
 
 def losses_in_whole_documents(
@@ -155,8 +154,8 @@ def losses_in_whole_documents(
     """longppl's reading, asked here: the long context is all that went before."""
     whole = Windows(short, 1, len(document) - short).blocks(document)
     near = Windows(short, 1, stride).blocks(document)
-    long, *_ = scorer.losses([long_row(block) for block in whole])
-    return long, np.concatenate(scorer.losses([long_row(block) for block in near]))
+    long, *_ = scorer.losses([Context(block).long_row() for block in whole])
+    return long, np.concatenate(scorer.losses([Context(block).long_row() for block in near]))
 
 
 @torch.no_grad()
@@ -190,6 +189,21 @@ def under_a_mask(model: PositionedOLMo, block: Block) -> np.ndarray:
     return losses[0] - losses[1:]
 
 
+def ours(scorer: Scorer, block: Block) -> np.ndarray:
+    """influence_FW, with the far text read anew."""
+    return influence_map(scorer, scorer.context(block), Units.of_tokens(block.windows.num_far))
+
+
+def screened(scorer: Scorer, block: Block) -> np.ndarray:
+    return add_one_screened(scorer, asked(scorer, block)).unit_TK
+
+
+def asked(scorer: Scorer, block: Block) -> Question:
+    """Which 4 far tokens matter to the first target?"""
+    units = Units.of_tokens(block.windows.num_far)
+    return Question(scorer.context(block), units, np.array([0]), 4, np.random.default_rng(0))
+
+
 # --- the claims -----------------------------------------------------------------------------------
 
 
@@ -218,7 +232,6 @@ def one_target(setting: Setting) -> None:
     for number in range(setting.rounds):
         block = setting.question(number)
         num_far = block.windows.num_far
-        asked = Question(block, block, np.array([0]), 4, np.random.default_rng(0))
         alone = contest.time(
             "(i) one at a time",
             len(far) + 1,
@@ -234,22 +247,12 @@ def one_target(setting: Setting) -> None:
                     use_cached_outputs=False,
                 ),
             )  # fmt: skip
-        ours = contest.time(
-            "(iii) ours, W=1", num_far, lambda block=block: influence_map(exact, block)
-        )
-        bf16 = contest.time(
-            "(iii) ours, W=1, bf16", num_far, lambda block=block: influence_map(rounded, block)
-        )
-        contest.time(
-            "(v) add_one_screened", num_far, lambda asked=asked: add_one_screened(exact, asked)
-        )
-        contest.time(
-            "(v) add_one_screened, bf16",
-            num_far,
-            lambda asked=asked: add_one_screened(rounded, asked),
-        )
-        errors.append(np.abs(ours[far, 0] - alone).max())
-        bf16_errors.append(np.abs(bf16 - ours))
+        fp32 = contest.time("(iii) ours, W=1", num_far, lambda b=block: ours(exact, b))
+        bf16 = contest.time("(iii) ours, W=1, bf16", num_far, lambda b=block: ours(rounded, b))
+        contest.time("(v) add_one_screened", num_far, lambda b=block: screened(exact, b))
+        contest.time("(v) add_one_screened, bf16", num_far, lambda b=block: screened(rounded, b))
+        errors.append(np.abs(fp32[far, 0] - alone).max())
+        bf16_errors.append(np.abs(bf16 - fp32))
     contest.report("(i) one at a time", "(ii) captum, replaced", "(ii) captum, added")
     mean, largest = np.mean(bf16_errors), np.max(bf16_errors)
     print(f"\n(iii) and (i) differ by at most {max(errors):.1e} nats in fp32; bf16 from fp32 "
@@ -270,9 +273,9 @@ def shared_windows(setting: Setting) -> None:
                 [one_at_a_time(setting.hugging_face, block, far, target) for target in targets]
             ),
         )
-        ours = contest.time("(iv) ours, W=S", work, lambda b=block: influence_map(exact, b))
-        contest.time("(iv) ours, W=S, bf16", work, lambda b=block: influence_map(rounded, b))
-        worst = np.abs(ours[np.ix_(far, targets)].T - alone).max()
+        fp32 = contest.time("(iv) ours, W=S", work, lambda b=block: ours(exact, b))
+        contest.time("(iv) ours, W=S, bf16", work, lambda b=block: ours(rounded, b))
+        worst = np.abs(fp32[np.ix_(far, targets)].T - alone).max()
         assert worst < 2e-5, worst
     contest.report("(i) one at a time, equal windows")
 
@@ -288,10 +291,10 @@ def with_context(setting: Setting, long: int, short: int, stride: int) -> None:
             "the long window under a mask", 1, lambda b=block: under_a_mask(setting.fp32, b)
         )
         scorer = Scorer(setting.fp32, CPU)
-        ours = contest.time("ours", 1, lambda s=scorer, b=block: influence_map(s, b))
+        found = contest.time("ours", 1, lambda s=scorer, b=block: ours(s, b))
         alone = shown_alone(setting.fp32)
-        contest.time("ours, shown alone", 1, lambda s=alone, b=block: influence_map(s, b))
-        worst = np.abs(ours - masked).max()
+        contest.time("ours, shown alone", 1, lambda s=alone, b=block: ours(s, b))
+        worst = np.abs(found - masked).max()
         assert worst < 2e-5, worst
     contest.report("the long window under a mask")
 
@@ -300,22 +303,24 @@ def screened_overlap(setting: Setting, num_targets: int, far_states: Reading) ->
     """Share of exact add_one's top 4 among the screened top 4, on targets with the largest gaps."""
     scorer = Scorer(setting.fp32, CPU, far_states=far_states)
     windows = Windows(LONG, SHORT)
-    found = [(d, context_losses(scorer, d, Windows(LONG, SHORT, 8))) for d in setting.documents]
-    threshold = np.quantile(np.concatenate([losses.gap for _, losses in found]), 0.9)
+    found = [
+        context_losses(scorer, Document(tokens), Windows(LONG, SHORT, 8))
+        for tokens in setting.documents
+    ]
+    gaps = [(losses.loss_short - losses.loss_long).to_numpy() for losses in found]
+    threshold = np.quantile(np.concatenate(gaps), 0.9)
     places = [
-        (document, int(target))
-        for document, losses in found
-        for target in losses.target[losses.gap >= threshold]
+        (tokens, int(target))
+        for tokens, losses, gap in zip(setting.documents, found, gaps, strict=True)
+        for target in losses.target[gap >= threshold]
     ]
     chosen = np.random.default_rng(0).permutation(len(places))[:num_targets]
     overlap = []
     for document, target in (places[index] for index in chosen):
         block = next(iter(windows.blocks(document[target - LONG : target + 1])))
-        asked = Question(block, block, np.array([0]), 4, np.random.default_rng(0))
-        exact, screened = (
-            select(scorer, asked).far_TK[0] for select in (add_one, add_one_screened)
-        )
-        overlap.append(len(set(exact) & set(screened)) / 4)
+        question = asked(scorer, block)
+        tops = [select(scorer, question).unit_TK[0] for select in (add_one, add_one_screened)]
+        overlap.append(len(np.intersect1d(*tops)) / 4)
     draws = np.random.default_rng(0).choice(overlap, (2000, len(overlap))).mean(1)
     low, high = np.percentile(draws, [2.5, 97.5])
     said = f"{np.mean(overlap):.3f} [{low:.3f}, {high:.3f}] of add_one's top 4"
@@ -338,11 +343,11 @@ def token_forwards() -> None:
         for name, stride in (("(iii) ours, W=1", 1), ("(iv) ours, W=S", short)):
             scorer = shown_alone(model)
             block = next(iter(Windows(long, short, stride).blocks(document)))
-            influence_map(scorer, block)
+            ours(scorer, block)
             rows.setdefault(name, []).append(scorer.token_forwards / num_far / stride)
         scorer = shown_alone(model)
         block = next(iter(Windows(long, short).blocks(document)))
-        add_one_screened(scorer, Question(block, block, np.array([0]), 4, np.random.default_rng(0)))
+        screened(scorer, block)
         rows.setdefault("(v) add_one_screened, k=4", []).append(scorer.token_forwards / num_far)
     mean = [short + 1 + (short - 1) / 2 for short in (64, 256)]
     rows["(i) one at a time, windows of (iv)"] = mean
@@ -359,18 +364,18 @@ def against_longppl(setting: Setting) -> None:
         # Several documents a round: how much the last, shorter block of each costs is chance.
         part = [setting.documents[(5 * number + i) % len(setting.documents)] for i in range(5)]
         num_targets = sum(len(document) - LONG for document in part)
-        theirs = bounded.time(
+        their_gaps = bounded.time(
             "longppl's loop, our windows",
             num_targets,
             lambda part=part: [longppl_loop(setting.hugging_face, d, windows) for d in part],
         )
-        ours = bounded.time(
+        our_losses = bounded.time(
             "ours",
             num_targets,
-            lambda part=part: [context_losses(scorer, d, windows) for d in part],
+            lambda part=part: [context_losses(scorer, Document(d), windows) for d in part],
         )
-        for one, other in zip(ours, theirs, strict=True):
-            assert np.abs(one.gap - other.gap).max() < 5e-5
+        for losses, gap_T in zip(our_losses, their_gaps, strict=True):
+            assert np.abs(losses.loss_short - losses.loss_long - gap_T).max() < 5e-5
 
         num_targets = sum(len(document) - SHORT for document in part)
         all_ids = [torch.from_numpy(document.astype(np.int64))[None] for document in part]
@@ -405,7 +410,8 @@ def against_dense(setting: Setting) -> None:
         block = setting.question(number)
         for name, model in (("fp32", setting.fp32), ("bf16", setting.bf16)):
             scorer = shown_alone(model)
-            rows = [scorer.set_row(block, np.array([j])) for j in range(block.windows.num_far)]
+            context = scorer.context(block)
+            rows = [context.set_row(np.array([j])) for j in range(block.windows.num_far)]
             tensors = (*as_tensors(rows, CPU), torch.from_numpy(block.targets_W.astype(np.int64)))
             labels_B = tensors[2].expand(len(rows))
             contest.time(
@@ -413,9 +419,7 @@ def against_dense(setting: Setting) -> None:
                 len(rows),
                 lambda m=model, t=tensors, y=labels_B: dense(m, *t[:2], y),
             )
-            contest.time(
-                f"ours, {name}", len(rows) + 1, lambda s=scorer, b=block: influence_map(s, b)
-            )
+            contest.time(f"ours, {name}", len(rows) + 1, lambda s=scorer, b=block: ours(s, b))
     contest.report("plain forward, fp32", "plain forward, bf16")
 
 
@@ -453,7 +457,7 @@ def main() -> None:
     print(f"{platform.processor() or platform.machine()}, 1 thread, torch {torch.__version__}, "
           f"{about}, {len(documents)} documents, {options.rounds} rounds")  # fmt: skip
     for warm_up in (setting.fp32, setting.bf16):
-        influence_map(shown_alone(warm_up), setting.question(0))
+        ours(shown_alone(warm_up), setting.question(0))
     one_target(setting)
     shared_windows(setting)
     for windows in ((128, 32, 1), (96, 32, 32), (LONG, SHORT, SHORT)):

@@ -129,6 +129,8 @@ def build_parser() -> argparse.ArgumentParser:
         "--stride", type=int, default=1, help="targets that share windows (%(default)s)"
     )
     sub.add_argument("--ks", default="1,2,4,8,16", help="numbers of far tokens (%(default)s)")
+    sub.add_argument("--units", default="tokens", help="what is ranked and counted: tokens, words, "
+                     "sentences, span:W, or several of them, comma-separated (%(default)s)")  # fmt: skip
     sub.add_argument("--selectors", help="comma-separated (add_one,divergence,random,nearest)")
     sub.add_argument("--targets", default="top10%", help="`all`, like `top10%%` (%(default)s), or "
                      "a folder of results: the same targets as there")  # fmt: skip
@@ -138,9 +140,13 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--far-states", choices=("contextual", "isolated"), default="contextual",
                      help="a far token has its states in the long window, or is shown alone "
                      "(%(default)s)")  # fmt: skip
-    sub.add_argument("--foreign", type=int, help="draws of the control (3)")
+    sub.add_argument("--foreign", type=int, help="draws of the foreign control (3)")
+    sub.add_argument("--foreign-text", choices=("unrelated", "matched", "shuffled"),
+                     default="unrelated", help="of another document, of one around the target's "
+                     "token, or the document's own far part in another order (%(default)s)")  # fmt: skip
     sub.add_argument("--max-documents", type=int, help="read no more than this many")
-    sub.add_argument("--shard", default="0/1", help="i/n: measure the i-th of n parts (from 0)")
+    sub.add_argument("--shard", default="0/1", help="i/n: the i-th (from 0) of n processes "
+                     "that measure into one folder; the last one sums up")  # fmt: skip
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="(fp32)")
     sub.add_argument("--device", default="auto", help="(a GPU where there is one)")
@@ -149,10 +155,6 @@ def build_parser() -> argparse.ArgumentParser:
     quick = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in QUICK.items())
     sub.add_argument("--quick", action="store_true", help=f"a first look in a minute: {quick}")
     sub.add_argument("--dry-run", action="store_true", help="show what it will cost")
-
-    sub = command("merge", merge, "put the shards of one measurement together and summarise them")
-    sub.add_argument("shards", metavar="RESULTS", nargs="+")
-    sub.add_argument("--out", required=True)
 
     sub = command(
         "figure", figure, "draw Figure 2 from measurements, or accuracy by length from tasks"
@@ -168,6 +170,7 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--out", required=True, help="a .png, .pdf or .svg file; its numbers "
                      "and what was run go beside it as .csv and .meta.json")  # fmt: skip
     sub.add_argument("--selector", default="add_one", help="(%(default)s)")
+    sub.add_argument("--units", default="tokens", help="(%(default)s)")
     sub.add_argument("--k", type=int, default=8, help="(%(default)s)")
 
     sub = command("report", report, "write a measurement as one page to read in a browser")
@@ -249,14 +252,12 @@ def export(options: argparse.Namespace) -> int:
 def measure(options: argparse.Namespace) -> int:
     from pathlib import Path
 
+    from analysis import documents as texts
     from analysis.estimate import estimate
-    from analysis.measure import measure as run
-    from analysis.planted import plant_source
+    from analysis.measurement import Plan, Settings, run
     from analysis.results import read_results
-    from analysis.settings import Settings
-    from analysis.sources import open_source, planted_config
     from analysis.summary import describe
-    from analysis.targets import GivenTargets, parse_share
+    from analysis.targets import parse_share
     from analysis.windows import Windows
     from olmo_sparsity.model.load import load_model
     from olmo_sparsity.versions import typed_command
@@ -268,48 +269,35 @@ def measure(options: argparse.Namespace) -> int:
     if given and options.planted:
         raise ConfigError("--planted has targets of its own; leave --targets out")
     settings = Settings(
-        windows=Windows(options.long, options.short, options.stride),
+        Windows(options.long, options.short, options.stride),
+        units=tuple(options.units.split(",")),
         selectors=tuple(options.selectors.split(",")),
         ks=parse_numbers("--ks", options.ks, ","),
         target_share=1.0 if given else parse_share(options.targets),
         min_gap=options.min_gap,
         far_states=options.far_states,
+        foreign=options.foreign_text,
         num_foreign=options.foreign,
         seed=options.seed,
     )
-    settings.windows.check(max_positions=None)
     settings.check()
     shard = parse_shard(options.shard)
     if Path(options.out).is_file():
         raise ConfigError(f"--out={options.out} is a file; name a folder for the results")
-    loaded = load_model(
+    targets = read_results(options.targets) if given else None
+    model = load_model(
         options.model, device=options.device, dtype=options.dtype, device_map=options.device_map
     )
-    source = open_source(loaded, options.text, options.max_documents)
+    documents = texts.open_documents(options.text, model, options.max_documents)
     if options.planted:
-        planted = planted_config(loaded)
-        source = plant_source(source, planted, loaded, settings.windows, settings.seed)
-    share: dict = {
-        "targets": GivenTargets.read(Path(options.targets), source) if given else None,
-        "shard": shard,
-        "batch_tokens": options.batch_tokens,
-    }
+        documents = texts.plant_dependencies(documents, model, settings.windows, settings.seed)
+    plan = Plan.of(model, documents, settings, targets, options.batch_tokens)
     if options.dry_run:
-        print(estimate(loaded, source, settings, **share))
-    elif run(loaded, source, settings, Path(options.out), **share, command=typed_command()):
-        print(describe(read_results(Path(options.out))))
-    return 0
-
-
-def merge(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
-    from analysis.measure import merge_shards
-    from analysis.results import read_results
-    from analysis.summary import describe
-
-    merge_shards([Path(shard) for shard in options.shards], Path(options.out))
-    print(describe(read_results(Path(options.out))))
+        print(estimate(plan, shard))
+        return 0
+    found = run(plan, Path(options.out), shard, typed_command())
+    if found is not None:
+        print(describe(found))
     return 0
 
 
@@ -340,10 +328,10 @@ def ladder(options: argparse.Namespace) -> int:
 
     results = [read_results(folder) for folder in options.results]
     table, out = ladder_table(results), Path(options.out)
-    draw_ladder(table, out, options.selector, options.k)
+    draw_ladder(table, out, options.selector, options.k, options.units)
     table.round(4).to_csv(out.with_suffix(".csv"), index=False)
     out.with_suffix(".meta.json").write_text(json.dumps(made_by(results), indent=1))
-    print(describe_ladder(table, options.selector, options.k))
+    print(describe_ladder(table, options.selector, options.k, options.units))
     return 0
 
 

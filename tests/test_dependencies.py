@@ -6,9 +6,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.dependencies import BANDS, KINDS, TOP, Words, measure_dependencies, same_family
+from analysis.dependencies import BANDS, KINDS, Words, measure_dependencies, same_family
+from analysis.statistics import summarize
+from analysis.windows import Windows
 
-WINDOWS = {"long": 12, "short": 4, "stride": 1}
+WINDOWS = Windows(12, 4)
 
 
 @pytest.mark.parametrize(
@@ -53,74 +55,171 @@ def test_kinds_in_their_order_of_precedence() -> None:
     assert found.kind(1, 8) == "name"
 
 
-def fake_tables(rank_all: bool) -> dict[str, pd.DataFrame]:
-    """Two dozen documents; influential are all far tokens, or those equal to the target."""
+def fake_tables(rank_all: bool, ks: tuple[int, ...] = (1, 2, 4)) -> dict[str, pd.DataFrame]:
+    """Two dozen documents; influential are all far tokens, or those equal to the target. Beside
+    what is asked of the document's own single tokens stand rows that must not be counted."""
     generator = np.random.default_rng(0)
-    tokens, losses, influence, recovery = [], [], [], []
+    tokens, losses, targets, influence, recovery = [], [], [], [], []
     for document in range(24):
         ids = generator.integers(0, 5, 16)
         for place, token in enumerate(ids):
             tokens.append((document, place, token, f" w{'abcde'[token]}rd"))
         for target in range(12, 16):
-            losses.append((document, target, ids[target], 1.0, 2.0, "report"))
+            losses.append((document, target, ids[target], 2.0, 1.0, 0.5, "new", 2.0, 0.0, "new"))
             far = np.arange(target - 12, target - 4)
             equal = far[ids[far] == ids[target]]
-            chosen = generator.permutation(far)[:TOP] if rank_all else equal[:TOP]
-            for rank, place in enumerate(chosen, start=1):
-                influence.append((document, target, "s", "own", rank, place, ids[place], 0.1))
-            for control, loss in (("own", 1.2), ("foreign", 1.7)):
-                row = (document, target, "gap", "s", control, 0, 2, loss, None, None)
-                recovery.append(row)
-    return {
-        "tokens": pd.DataFrame(tokens, columns=["document", "place", "token_id", "text"]),
-        "losses": pd.DataFrame(
-            losses,
-            columns=["document", "target", "token_id", "loss_long", "loss_short", "half"],
-        ),
-        "influence": pd.DataFrame(
-            influence,
-            columns=["document", "target", "selector", "control", "rank", "far_position",
-                     "far_token_id", "influence"],
-        ),
-        "recovery": pd.DataFrame(
-            recovery,
-            columns=["document", "target", "target_set", "selector", "control", "draw", "k",
-                     "loss_set", "kl_set", "kl_short"],
-        ),
+            chosen = generator.permutation(far) if rank_all else equal
+            others = [("placebo", "tokens", "own"), ("document", "span:2", "own"),
+                      ("document", "tokens", "foreign")]  # fmt: skip
+            for part in ("document", "placebo"):
+                targets.append((document, target, part, "gap"))
+            for about, places in [
+                (("document", "tokens", "own"), chosen),
+                *((other, far) for other in others),
+            ]:
+                part, units, control = about
+                for rank, place in enumerate(places[: max(ks)], start=1):
+                    influence.append((document, target, part, units, "s", control, rank, place,
+                                      place + 1, "?", 0.1))  # fmt: skip
+            for k in ks:
+                for part, units in (("document", "tokens"), ("placebo", "tokens"),
+                                    ("document", "span:2")):  # fmt: skip
+                    is_asked = part == "document" and units == "tokens"
+                    for control, loss in (("own", 1.2), ("foreign", 1.7)):
+                        loss = loss + 0.01 * k if is_asked else 0.0
+                        recovery.append((document, target, part, units, "s", control, 0, k, k,
+                                         loss, None))  # fmt: skip
+    columns = {
+        "tokens": ["document", "place", "token_id", "text"],
+        "losses": ["document", "target", "token_id", "loss_short", "loss_long", "kl", "stratum",
+                   "placebo_loss_long", "placebo_kl", "placebo_stratum"],
+        "targets": ["document", "target", "far_part", "target_set"],
+        "influence": ["document", "target", "far_part", "units", "selector", "control", "rank",
+                      "far_first", "far_end", "far_text", "influence"],
+        "recovery": ["document", "target", "far_part", "units", "selector", "control", "draw", "k",
+                     "num_tokens", "loss_set", "kl_set"],
     }  # fmt: skip
+    rows = {"tokens": tokens, "losses": losses, "targets": targets, "influence": influence,
+            "recovery": recovery}  # fmt: skip
+    found = {name: pd.DataFrame(rows[name], columns=columns[name]) for name in rows}
+    found["recovery"]["kl_set"] = found["recovery"].kl_set.astype(float)
+    return found
 
 
-def measured(rank_all: bool) -> pd.DataFrame:
-    return measure_dependencies(**fake_tables(rank_all), windows=WINDOWS).set_index("kind")
+def measured(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    return measure_dependencies(**tables, windows=WINDOWS).set_index(["k", "kind"])
 
 
 def test_tokens_chosen_blindly_are_not_enriched() -> None:
-    rows = measured(rank_all=True)
-    assert list(rows.index) == [*KINDS, *BANDS]
-    assert rows.share.loc[list(KINDS)].sum() == pytest.approx(1)
-    assert rows.base_share.loc[list(BANDS)].sum() == pytest.approx(1)
-    for kind in ("equal", "other", *BANDS):
-        assert rows.low[kind] < 1 < rows.high[kind]
-    assert rows.base_share["name"] == 0
-    assert np.isnan(rows.enrichment["name"])
+    rows = measured(fake_tables(rank_all=True))
+    assert list(rows.loc[1].index) == list(rows.loc[4].index) == [*KINDS, *BANDS]
+    assert set(rows.index.get_level_values("k")) == {1, 4}
+    assert (rows.target_set == "gap").all()
+    for k in (1, 4):
+        of_k = rows.loc[k]
+        assert of_k.share.loc[list(KINDS)].sum() == pytest.approx(1)
+        assert of_k.base_share.loc[list(BANDS)].sum() == pytest.approx(1)
+        for kind in ("equal", "other", *BANDS):
+            assert of_k.low[kind] < 1 < of_k.high[kind]
+        assert of_k.base_share["name"] == 0
+        assert np.isnan(of_k.enrichment["name"])
 
 
 def test_tokens_chosen_for_being_equal_are_enriched_and_carry_the_excess() -> None:
-    rows = measured(rank_all=False)
-    assert rows.share["equal"] == 1
-    assert rows.low["equal"] > 3
-    assert rows.share["other"] == 0
-    assert rows.excess_recovery["equal"] == pytest.approx(0.5)
-    assert rows.num_targets["equal"] > 0
-    assert np.isnan(rows.excess_recovery["other"])
+    tables = fake_tables(rank_all=False)
+    rows = measured(tables)
+    own = tables["influence"].query("control == 'own' and units == 'tokens' and rank == 1")
+    for k in (1, 4):
+        assert rows.share[k, "equal"] == 1
+        assert rows.low[k, "equal"] > 3
+        assert rows.share[k, "other"] == 0
+        assert rows.excess_recovery[k, "equal"] == pytest.approx(0.5)
+        assert rows.num_targets[k, "equal"] == (own.far_part == "document").sum() > 0
+        assert np.isnan(rows.excess_recovery[k, "other"])
+
+
+def test_the_excess_is_that_of_its_k() -> None:
+    tables = fake_tables(rank_all=False)
+    recovery = tables["recovery"]
+    is_more = (recovery.k == 4) & (recovery.control == "own") & (recovery.far_part == "document")
+    recovery.loc[is_more & (recovery.units == "tokens"), "loss_set"] -= 0.3
+    rows = measured(tables)
+    assert rows.excess_recovery[1, "equal"] == pytest.approx(0.5)
+    assert rows.excess_recovery[4, "equal"] == pytest.approx(0.8)
+    assert rows.num_targets[1, "equal"] == rows.num_targets[4, "equal"]
+
+
+def test_of_four_tokens_the_share_is_that_of_all_four() -> None:
+    """The first is next to the window, the three others are the farthest."""
+    tables = fake_tables(rank_all=True)
+    own = tables["influence"]
+    place = np.where(own["rank"] == 1, own.target - 5, own.target - 14 + own["rank"])
+    tables["influence"] = own.assign(far_first=place, far_end=place + 1)
+    rows = measured(tables)
+    assert rows.share[1, "near_third"] == 1
+    assert rows.share[4, "near_third"] == pytest.approx(1 / 4)
+    assert rows.share[4, "middle_third"] == pytest.approx(1 / 4)
+    assert rows.share[4, "far_third"] == pytest.approx(2 / 4)
+    # Targets are told apart by their first token, at every k.
+    assert rows.num_targets[1, "near_third"] == rows.num_targets[4, "near_third"] == 24 * 4
+    assert rows.num_targets[4, "far_third"] == 0
+
+
+@pytest.mark.parametrize(
+    ("ks", "expected"), [((8,), {8}), ((2, 8), {2}), ((4, 8), {4}), ((1, 2), {1})]
+)
+def test_where_neither_one_nor_four_is_measured_the_smallest_k_is(
+    ks: tuple[int, ...], expected: set[int]
+) -> None:
+    rows = measured(fake_tables(rank_all=True, ks=ks))
+    assert set(rows.index.get_level_values("k")) == expected
+    (k,) = expected
+    if k == 8:  # all far tokens
+        np.testing.assert_allclose(rows.share.loc[8], rows.base_share.loc[8])
+
+
+@pytest.mark.parametrize("windows", [WINDOWS, Windows(12, 4, 3)], ids=str)
+def test_the_bands_part_the_targets_and_their_excess_is_that_of_the_summary(
+    windows: Windows,
+) -> None:
+    tables = fake_tables(rank_all=True)
+    generator = np.random.default_rng(1)
+    for name, column in (("losses", "loss_long"), ("recovery", "loss_set")):
+        noise = generator.normal(0, 0.3, len(tables[name]))
+        tables[name][column] += noise
+    influence = tables["influence"]
+    start = influence.target - (influence.target - 12) % windows.stride
+    place = influence.far_first - influence.target + start  # far also of a block
+    tables["influence"] = influence.assign(far_first=place, far_end=place + 1)
+    rows = measure_dependencies(**tables, windows=windows).set_index(["k", "kind"])
+    first = tables["influence"].query(
+        "far_part == 'document' and units == 'tokens' and control == 'own' and rank == 1"
+    )
+    first = first.merge(tables["losses"], on=["document", "target"])
+    starts = first.target - (first.target - 12) % windows.stride
+    distance = starts - 4 - 1 - first.far_first  # 0 is next to the short window
+    assert distance.between(0, 7).all()
+    by_band = (first.loss_short - first.loss_long).groupby(distance * 3 // 8)
+    summary = summarize(tables["losses"], tables["targets"], tables["recovery"])
+    for k in (1, 4):
+        bands = rows.loc[k].loc[list(BANDS)]
+        assert bands.num_targets.sum() == len(first) == 24 * 4
+        assert bands.num_targets.tolist() == by_band.size().tolist()
+        excess = (bands.excess_recovery.to_numpy() * by_band.sum()).sum() / by_band.sum().sum()
+        (whole,) = summary.query("k == @k and units == 'tokens'").excess
+        assert excess == pytest.approx(whole)
+        kinds = rows.loc[k].loc[list(KINDS)]
+        assert kinds.num_targets.sum() == 24 * 4
 
 
 def test_bands_count_from_the_window() -> None:
     """With eight far tokens the two or three next to the window are near."""
-    tables = fake_tables(rank_all=True)
-    tables["influence"] = tables["influence"].assign(
-        far_position=tables["influence"].target - 5
-    )  # the far token next to the short window
-    rows = measure_dependencies(**tables, windows=WINDOWS).set_index("kind")
-    assert rows.share["near_third"] == 1
-    assert rows.num_targets["near_third"] == 24 * 4
+    bands = {0: "near_third", 2: "near_third", 3: "middle_third", 5: "middle_third",
+             6: "far_third", 7: "far_third"}  # fmt: skip
+    for from_window, band in bands.items():
+        tables = fake_tables(rank_all=True)
+        place = tables["influence"].target - 5 - from_window
+        tables["influence"] = tables["influence"].assign(far_first=place, far_end=place + 1)
+        rows = measured(tables)
+        assert rows.share[1, band] == 1
+        assert rows.num_targets[1, band] == 24 * 4

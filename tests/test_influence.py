@@ -1,13 +1,13 @@
 """Every selector and loss against brute force: one forward per subset, batch 1.
 
-The brute force below shares no code with the package: it slices tokens, counts position IDs and
-calls the model itself.
+The brute force below shares no code with the package: it slices tokens, counts position IDs, lists
+the far tokens of every unit and calls the model itself.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,12 @@ import pytest
 import torch
 from torch import nn
 
+from analysis.documents import Controls, Document, Documents, FarText
 from analysis.influence import SELECTORS, Choice, Question, influence_map
-from analysis.losses import NOTHING, context_losses
-from analysis.recovery import set_losses
-from analysis.scoring import Reading, Scorer, long_row
-from analysis.windows import Block, Windows
+from analysis.recovery import recover
+from analysis.scoring import Context, Reading, Scorer, context_losses
+from analysis.windows import NOTHING, Block, Units, Windows
 from olmo_sparsity.config import ModelConfig
-from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.huggingface import HuggingFaceLM
 from olmo_sparsity.model.load import build_model
 
@@ -94,11 +93,17 @@ class Brute:
         self.origin = start - windows.long
         self.near = list(range(start - windows.short, target))
         self.far = list(range(self.origin, start - windows.short))
+        self.known: dict[tuple[int, ...], torch.Tensor] = {}
 
-    @torch.no_grad()
     def log_p(self, far: list[int]) -> torch.Tensor:
         """log p(· | the window and these far tokens), `far` counted from the origin."""
-        chosen = [self.origin + j for j in sorted(far)]
+        key = tuple(sorted(far))
+        if key not in self.known:
+            self.known[key] = self._log_p([self.origin + j for j in key])
+        return self.known[key]
+
+    @torch.no_grad()
+    def _log_p(self, chosen: list[int]) -> torch.Tensor:
         if self.far_states == "isolated":
             return self._read([*chosen, *self.near])
         # The long text, of which the window sees the chosen far tokens only.
@@ -117,23 +122,24 @@ class Brute:
     def loss(self, far: list[int]) -> float:
         return -float(self.log_p(far)[int(self.document[self.target])])
 
-    def influences(self, selector: str) -> np.ndarray:
+    def kl(self, far: list[int], log_p: torch.Tensor | None = None) -> float:
+        """KL(p_long ‖ p_far), or of another p."""
+        p = self.log_p(list(range(len(self.far)))) if log_p is None else log_p
+        return float((p.exp() * (p - self.log_p(far))).sum())
+
+    def influences(self, selector: str, units: list[list[int]] | None = None) -> np.ndarray:
         every = list(range(len(self.far)))
-        if selector in ("add_one", "greedy"):
-            return np.array([self.loss([]) - self.loss([j]) for j in every])
+        units = [[j] for j in every] if units is None else units
+        if selector == "add_one":
+            return np.array([self.loss([]) - self.loss(unit) for unit in units])
         if selector == "drop_one":
-            return np.array(
-                [self.loss([i for i in every if i != j]) - self.loss(every) for j in every]
-            )
+            rests = [[j for j in every if j not in unit] for unit in units]
+            return np.array([self.loss(rest) - self.loss(every) for rest in rests])
         if selector == "divergence":
-            p = self.log_p(every)
-
-            def kl(far: list[int]) -> float:
-                return float((p.exp() * (p - self.log_p(far))).sum())
-
-            return np.array([kl([]) - kl([j]) for j in every])
+            return np.array([self.kl([]) - self.kl(unit) for unit in units])
         if selector == "gradient":
-            return self.gradient_times_input()
+            saliency = self.gradient_times_input()
+            return np.array([sum(float(saliency[j]) for j in unit) for unit in units])
         raise AssertionError(selector)
 
     def gradient_times_input(self) -> np.ndarray:
@@ -153,7 +159,7 @@ class Brute:
 
 def assert_ranked(choice: Choice, row: int, influence: np.ndarray, k: int) -> None:
     """The chosen have the k largest influences, in order; ties within rounding may swap."""
-    chosen = choice.far_TK[row]
+    chosen = choice.unit_TK[row]
     assert len(set(chosen.tolist())) == k
     np.testing.assert_allclose(choice.influence_TK[row], influence[chosen], atol=2e-5)
     best = np.sort(influence)[::-1][:k]
@@ -164,17 +170,78 @@ def assert_ranked(choice: Choice, row: int, influence: np.ndarray, k: int) -> No
 
 READINGS = pytest.mark.parametrize("far_states", ["isolated", "contextual"])
 WINDOWS = [Windows(16, 6, 1), Windows(16, 6, 4), Windows(12, 5, 7)]
+LONG_BLOCK = Windows(16, 6, 20)  # more targets than rows for single targets have in one run
+RUNS = {"words": [0, 0, 1, 2, 2, 2, 3, 4, 4, 4], "sentences": [0, 0, 0, 0, 1, 1, 1, 1, 1, 1]}
+KINDS = ["tokens", "span:3", *RUNS]
 
 
-@pytest.mark.parametrize("windows", WINDOWS, ids=str)
+def units_of(kind: str, num_far: int = 10) -> tuple[Units, list[list[int]]]:
+    """The far units of a kind, and the far tokens of each, counted by hand."""
+    if kind == "tokens":
+        return Units.of_tokens(num_far), [[j] for j in range(num_far)]
+    if kind == "span:3":
+        return Units.of_spans(num_far, 3), [[j, j + 1, j + 2] for j in range(num_far - 2)]
+    runs = np.array(RUNS[kind])
+    return Units.of_runs(runs), [
+        np.flatnonzero(runs == run).tolist() for run in range(max(runs) + 1)
+    ]
+
+
+def log_p_long(scorer: Scorer, block: Block) -> torch.Tensor:
+    (hidden_WD,) = scorer.hidden([Context(block).long_row()])
+    return scorer.log_probabilities(hidden_WD)
+
+
+def question(
+    scorer: Scorer,
+    block: Block,
+    targets: Sequence[int],
+    k: int,
+    units: Units | None = None,
+    aim: Block | None = None,
+) -> Question:
+    """About the far part of `block`; what aims, aims at the long window of `aim`."""
+    units = Units.of_tokens(block.windows.num_far) if units is None else units
+    aim_WV = None if aim is None else log_p_long(scorer, aim)
+    context, generator = scorer.context(block), np.random.default_rng(0)
+    return Question(context, units, np.array(targets), k, generator, aim_WV)
+
+
+@pytest.mark.parametrize("windows", [*WINDOWS, LONG_BLOCK], ids=str)
 def test_context_losses(model: Any, document: np.ndarray, windows: Windows) -> None:
-    found = context_losses(shown_alone(model, batch_tokens=64), document, windows)
+    """Of the document, and with another text in place of its far part."""
+    documents = Documents.of([document, *(document[::-1] for _ in range(4))])
+    controls = Controls(documents, windows)
+    scorer = shown_alone(model, batch_tokens=64)
+    found = context_losses(scorer, documents[0], windows, controls)
+    plain = context_losses(scorer, documents[0], windows)
     assert found.target.tolist() == list(range(windows.long, len(document)))
-    for index, target in enumerate(found.target.tolist()):
-        brute = Brute(model, document, windows, target)
-        assert found.loss_short[index] == pytest.approx(brute.loss([]), abs=1e-5)
-        every = list(range(windows.num_far))
-        assert found.loss_long[index] == pytest.approx(brute.loss(every), abs=1e-5)
+    assert found.token_id.tolist() == document[windows.long :].tolist()
+    every = list(range(windows.num_far))
+    for block in windows.blocks(document):
+        mixed = behind(document, block, controls.placebo(documents[0], block))
+        for target in range(block.start, block.start + block.num_targets):
+            row = found.loc[target - windows.long]
+            own = Brute(model, document, windows, target)
+            other = Brute(model, mixed, windows, target)
+            assert row.loss_short == pytest.approx(own.loss([]), abs=1e-5)
+            assert row.loss_long == pytest.approx(own.loss(every), abs=1e-5)
+            assert row.kl == pytest.approx(own.kl([]), abs=1e-5)
+            assert row.placebo_loss_long == pytest.approx(other.loss(every), abs=1e-5)
+            assert row.placebo_kl == pytest.approx(other.kl([]), abs=1e-5)
+            for name, text, brute in (("", document, own), ("placebo_", mixed, other)):
+                near, far = (text[places].tolist() for places in (brute.near, brute.far))
+                token = text[target]
+                expected = "near" if token in near else "recurs" if token in far else "new"
+                assert row[f"{name}stratum"] == expected
+    np.testing.assert_array_equal(plain, found[plain.columns])
+
+
+def behind(document: np.ndarray, block: Block, text: FarText) -> np.ndarray:
+    """The document with another text in the far part of a block."""
+    first = block.start - block.windows.long
+    tokens = text.document.tokens[text.places_F]
+    return np.concatenate([document[:first], tokens, document[first + len(tokens) :]])
 
 
 @READINGS
@@ -183,61 +250,71 @@ def test_influence_map(
     model: Any, document: np.ndarray, windows: Windows, far_states: Reading
 ) -> None:
     scorer = Scorer(model, CPU, far_states=far_states, batch_tokens=100)
+    units = Units.of_tokens(windows.num_far)
     for block in list(windows.blocks(document))[::3]:
-        influence_FW = influence_map(scorer, block)
+        influence_UW = influence_map(scorer, scorer.context(block), units)
         for i in range(block.num_targets):
             brute = Brute(model, document, windows, block.start + i, far_states)
-            np.testing.assert_allclose(influence_FW[:, i], brute.influences("add_one"), atol=1e-5)
+            np.testing.assert_allclose(influence_UW[:, i], brute.influences("add_one"), atol=1e-5)
 
 
 @READINGS
 @pytest.mark.parametrize("windows", WINDOWS[:2], ids=str)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("selector", ["add_one", "drop_one", "divergence", "gradient"])
 def test_selectors(
-    model: Any, document: np.ndarray, windows: Windows, selector: str, far_states: Reading
+    model: Any,
+    document: np.ndarray,
+    windows: Windows,
+    selector: str,
+    kind: str,
+    far_states: Reading,
 ) -> None:
     scorer = Scorer(model, CPU, far_states=far_states, batch_tokens=128)
     block = list(windows.blocks(document))[2]
-    targets = np.arange(block.num_targets)[::-1][:3][::-1].copy()
-    choice = SELECTORS[selector](scorer, question(block, targets, 4))
-    for row, target in enumerate(targets.tolist()):
+    targets = list(range(block.num_targets))[-3:]
+    units, by_hand = units_of(kind)
+    k = min(4, len(by_hand))
+    choice = SELECTORS[selector](scorer, question(scorer, block, targets, k, units, aim=block))
+    for row, target in enumerate(targets):
         brute = Brute(model, document, windows, block.start + target, far_states)
-        assert_ranked(choice, row, brute.influences(selector), 4)
-
-
-def question(block: Block, targets: np.ndarray, k: int, own: Block | None = None) -> Question:
-    return Question(block, own or block, targets, k, np.random.default_rng(0))
+        assert_ranked(choice, row, brute.influences(selector, by_hand), k)
 
 
 @READINGS
 @pytest.mark.parametrize("windows", WINDOWS[:2], ids=str)
-def test_greedy_picks_the_best_next_token_each_time(
-    model: Any, document: np.ndarray, windows: Windows, far_states: Reading
+@pytest.mark.parametrize("kind", ["tokens", "span:3", "words"])
+def test_greedy_picks_the_best_next_unit_each_time(
+    model: Any, document: np.ndarray, windows: Windows, kind: str, far_states: Reading
 ) -> None:
     block = next(iter(windows.blocks(document)))
-    targets = np.array([block.num_targets - 1])
+    targets = [0, block.num_targets - 1][-block.num_targets :]
     scorer = Scorer(model, CPU, far_states=far_states)
-    choice = SELECTORS["greedy"](scorer, question(block, targets, 3))
-    brute = Brute(model, document, windows, block.start + int(targets[0]), far_states)
-    for count in range(3):
-        before = choice.far_TK[0, :count].tolist()
-        after = [
-            brute.loss([*before, j]) if j not in before else np.inf for j in range(windows.num_far)
-        ]
-        assert after[choice.far_TK[0, count]] == pytest.approx(min(after), abs=1e-5)
-        gain = brute.loss(before) - min(after)
-        assert choice.influence_TK[0, count] == pytest.approx(gain, abs=2e-5)
+    units, by_hand = units_of(kind)
+    choice = SELECTORS["greedy"](scorer, question(scorer, block, targets, 3, units))
+    for row, target in enumerate(targets):
+        brute = Brute(model, document, windows, block.start + target, far_states)
+        for count in range(3):
+            before = choice.unit_TK[row, :count].tolist()
+            seen = {j for unit in before for j in by_hand[unit]}
+            after = [
+                np.inf if unit in before else brute.loss(sorted(seen.union(places)))
+                for unit, places in enumerate(by_hand)
+            ]
+            assert after[choice.unit_TK[row, count]] == pytest.approx(min(after), abs=1e-5)
+            gain = brute.loss(sorted(seen)) - min(after)
+            assert choice.influence_TK[row, count] == pytest.approx(gain, abs=2e-5)
 
 
+@READINGS
+@pytest.mark.parametrize("kind", ["tokens", "span:3"])
 def test_screened_equals_add_one_when_it_screens_nothing_out(
-    model: Any, document: np.ndarray
+    model: Any, document: np.ndarray, kind: str, far_states: Reading
 ) -> None:
-    windows = Windows(16, 6, 4)  # ten far tokens, sixteen are evaluated exactly
-    block = next(iter(windows.blocks(document)))
-    asked = question(block, np.array([0, 3]), 5)
-    exact, screened = (
-        SELECTORS[name](shown_alone(model), asked) for name in ("add_one", "add_one_screened")
-    )
+    scorer = Scorer(model, CPU, far_states=far_states)
+    block = next(iter(Windows(16, 6, 4).blocks(document)))  # ten far tokens: sixteen are exact
+    asked = question(scorer, block, [0, 3], 5, units_of(kind)[0])
+    exact, screened = (SELECTORS[name](scorer, asked) for name in ("add_one", "add_one_screened"))
     np.testing.assert_allclose(screened.influence_TK, exact.influence_TK, atol=2e-5)
 
 
@@ -248,8 +325,8 @@ def test_screened_evaluates_max_16_2k_candidates_exactly(model: Any) -> None:
     influence = Brute(model, document, windows, 60).influences("add_one")
     for k, num_exact in ((2, 16), (20, 40)):
         scorer = shown_alone(model)
-        choice = SELECTORS["add_one_screened"](scorer, question(block, np.array([0]), k))
-        np.testing.assert_allclose(choice.influence_TK[0], influence[choice.far_TK[0]], atol=2e-5)
+        choice = SELECTORS["add_one_screened"](scorer, question(scorer, block, [0], k))
+        np.testing.assert_allclose(choice.influence_TK[0], influence[choice.unit_TK[0]], atol=2e-5)
         assert (np.diff(choice.influence_TK[0]) <= 0).all()
         # The gate's forward and backward, the short window, and the candidates.
         assert scorer.token_forwards == 3 * 60 + 6 + num_exact * (6 + 1)
@@ -262,10 +339,9 @@ def test_the_gate_gradient_is_a_finite_difference(
     """Against opening one far token's gate a little, in a mask written out by hand."""
     from analysis import influence
 
-    windows = Windows(14, 6, 1)
-    block = next(iter(windows.blocks(document)))
+    block = next(iter(Windows(14, 6, 1).blocks(document)))
     scorer = Scorer(model, CPU, far_states=far_states)
-    found = influence._gate_batch(scorer, block, np.array([0]))[0]
+    found = influence._gate_batch(scorer, scorer.context(block), np.array([0]))[0]
     tokens = torch.from_numpy(block.tokens[:-1])[None]
     positions = torch.arange(14)[None]
 
@@ -288,8 +364,8 @@ def test_the_gate_gradient_is_a_finite_difference(
         assert found[j] == pytest.approx((loss(down) - loss(up)) / 0.1, abs=2e-3)
 
 
-def test_attention_is_that_of_the_last_layer(model: Any, document: np.ndarray) -> None:
-    """Against weights recomputed from how the output of attention changes with each value."""
+@pytest.mark.parametrize("kind", ["tokens", "span:3"])
+def test_attention_is_that_of_the_last_layer(model: Any, document: np.ndarray, kind: str) -> None:
     tokens = torch.from_numpy(document[:12])[None]
     positions = torch.arange(12)[None] * 2
     with torch.no_grad():
@@ -297,14 +373,16 @@ def test_attention_is_that_of_the_last_layer(model: Any, document: np.ndarray) -
     assert weights.shape == (12,)
     assert float(weights.sum()) == pytest.approx(1.0, abs=1e-5)
     assert (weights >= 0).all()
-    windows = Windows(12, 4, 1)
+    windows = Windows(14, 4, 3)
     block = next(iter(windows.blocks(document)))
-    choice = SELECTORS["attention"](shown_alone(model), question(block, np.array([0]), 3))
-    with torch.no_grad():
-        expected = model.last_attention(
-            torch.from_numpy(block.tokens[:-1])[None], torch.arange(12)[None]
-        )[0, :8].numpy()
-    assert_ranked(choice, 0, expected, 3)
+    scorer, (units, by_hand) = shown_alone(model), units_of(kind)
+    choice = SELECTORS["attention"](scorer, question(scorer, block, [0, 2], 3, units))
+    for row, target in enumerate((0, 2)):
+        seen = torch.from_numpy(document[: 14 + target])[None]
+        with torch.no_grad():
+            weights = model.last_attention(seen, torch.arange(14 + target)[None])[0, :10]
+        expected = np.array([sum(float(weights[j]) for j in unit) for unit in by_hand])
+        assert_ranked(choice, row, expected, 3)
 
 
 def test_last_attention_of_olmo_is_that_of_its_hugging_face_twin() -> None:
@@ -325,27 +403,42 @@ def test_last_attention_of_olmo_is_that_of_its_hugging_face_twin() -> None:
         )
 
 
+@READINGS
 @pytest.mark.parametrize("windows", WINDOWS[:2], ids=str)
-def test_losses_and_divergences_of_sets(model: Any, document: np.ndarray, windows: Windows) -> None:
-    scorer = shown_alone(model, batch_tokens=64)
+def test_losses_and_divergences_of_sets(
+    model: Any, document: np.ndarray, windows: Windows, far_states: Reading
+) -> None:
+    scorer = Scorer(model, CPU, far_states=far_states, batch_tokens=64)
     block = list(windows.blocks(document))[1]
-    targets = np.array([0, block.num_targets - 1])
-    choice = Choice(np.array([[3, 0, 7], [9, 2, 1]]), np.zeros((2, 3)))
-    found = set_losses(scorer, block, block, targets, choice, (1, 3), with_kl=True)
-    assert found.kl_TK is not None
-    assert found.kl_short_T is not None
-    for row, target in enumerate(targets.tolist()):
-        brute = Brute(model, document, windows, block.start + target)
-        p = brute.log_p(list(range(windows.num_far)))
+    context, aim_WV = scorer.context(block), log_p_long(scorer, block)
+    asked = [
+        (target, far)
+        for target in {0, block.num_targets - 1}
+        for far in ([], [3], [0, 3, 7], [9], [1, 2, 9])
+    ]
+    rows = [context.set_row(np.array(far, dtype=np.int64), target) for target, far in asked]
+    losses = scorer.losses(rows)
+    kls = scorer.divergences(rows, [aim_WV[[target]] for target, _ in asked])
+    for (target, far), loss, kl in zip(asked, losses, kls, strict=True):
+        brute = Brute(model, document, windows, block.start + target, far_states)
+        assert loss == pytest.approx([brute.loss(far)], abs=1e-5)
+        assert kl == pytest.approx([brute.kl(far)], abs=1e-5)
 
-        def kl(far: list[int], p: torch.Tensor = p, brute: Brute = brute) -> float:
-            return float((p.exp() * (p - brute.log_p(far))).sum())
 
-        for column, k in enumerate((1, 3)):
-            far = choice.far_TK[row, :k].tolist()
-            assert found.loss_TK[row, column] == pytest.approx(brute.loss(far), abs=1e-5)
-            assert found.kl_TK[row, column] == pytest.approx(kl(far), abs=1e-5)
-        assert found.kl_short_T[row] == pytest.approx(kl([]), abs=1e-5)
+@READINGS
+def test_rows_for_single_targets_equal_those_for_the_whole_block(
+    model: Any, document: np.ndarray, far_states: Reading
+) -> None:
+    block = next(iter(LONG_BLOCK.blocks(document)))
+    scorer = Scorer(model, CPU, far_states=far_states)
+    context = scorer.context(block)
+    for far in (NOTHING, np.array([1, 4]), np.arange(10)):
+        (whole_W,) = scorer.losses([context.set_row(far)])
+        single = scorer.losses([context.set_row(far, target) for target in range(20)])
+        np.testing.assert_allclose(np.array(single)[:, 0], whole_W, atol=1e-6, rtol=1e-6)
+    (long_W,) = scorer.losses([context.long_row()])
+    single = scorer.losses([context.long_row(last=target + 1) for target in range(20)])
+    np.testing.assert_allclose(np.array(single)[:, 0], long_W, atol=1e-6, rtol=1e-6)
 
 
 def test_how_much_is_unembedded_at_once_changes_nothing(
@@ -353,37 +446,35 @@ def test_how_much_is_unembedded_at_once_changes_nothing(
 ) -> None:
     block = list(Windows(16, 6, 4).blocks(document))[1]
     scorer = shown_alone(model)
-    rows = [scorer.set_row(block, np.array([j])) for j in range(10)]
-    log_p_WV = scorer.log_probabilities(long_row(block))
-    whole = scorer.losses(rows), scorer.divergences(rows, [log_p_WV] * 10)
+    rows = [scorer.context(block).set_row(np.array([j])) for j in range(10)]
+    aims = [log_p_long(scorer, block)] * 10
+    whole = scorer.losses(rows), scorer.divergences(rows, aims)
     monkeypatch.setattr("analysis.scoring.rows_per_chunk", lambda *_: 9)
-    parts = scorer.losses(rows), scorer.divergences(rows, [log_p_WV] * 10)
+    parts = scorer.losses(rows), scorer.divergences(rows, aims)
     for one, other in zip(whole, parts, strict=True):
         np.testing.assert_allclose(np.stack(one), np.stack(other), atol=1e-6)
     assert np.stack(whole[0]).std() > 0.1
 
 
+@READINGS
+@pytest.mark.parametrize("kind", ["tokens", "span:3"])
 def test_foreign_candidates_stand_at_the_same_position_ids(
-    model: Any, document: np.ndarray
+    model: Any, document: np.ndarray, kind: str, far_states: Reading
 ) -> None:
     windows = Windows(16, 6, 1)
     block = next(iter(windows.blocks(document)))
     other = np.random.default_rng(5).integers(0, VOCAB, 10)
     mixed = np.concatenate([other, document[10:]])
-    choice = SELECTORS["add_one"](
-        shown_alone(model), question(block.with_far(other), np.array([0]), 4, own=block)
-    )
-    brute = Brute(model, mixed, windows, block.start)
-    assert_ranked(choice, 0, brute.influences("add_one"), 4)
+    scorer, (units, by_hand) = Scorer(model, CPU, far_states=far_states), units_of(kind)
+    asked = question(scorer, block.with_far(other), [0], 4, units, aim=block)
+    brute = Brute(model, mixed, windows, block.start, far_states)
+    choice = SELECTORS["add_one"](scorer, asked)
+    assert_ranked(choice, 0, brute.influences("add_one", by_hand), 4)
     # Divergence aims at the own long context, whatever the candidates.
-    choice = SELECTORS["divergence"](
-        shown_alone(model), question(block.with_far(other), np.array([0]), 4, own=block)
-    )
+    choice = SELECTORS["divergence"](scorer, asked)
     p = Brute(model, document, windows, block.start).log_p(list(range(10)))
-    kl = [
-        float((p.exp() * (p - brute.log_p(far))).sum()) for far in [[], *([j] for j in range(10))]
-    ]
-    assert_ranked(choice, 0, kl[0] - np.array(kl[1:]), 4)
+    expected = brute.kl([], p) - np.array([brute.kl(unit, p) for unit in by_hand])
+    assert_ranked(choice, 0, expected, 4)
 
 
 @READINGS
@@ -392,9 +483,9 @@ def test_with_all_far_tokens_a_set_is_the_long_window(
 ) -> None:
     windows = Windows(16, 6, 3)
     scorer = Scorer(model, CPU, far_states=far_states)
-    losses = context_losses(scorer, document, windows)
+    losses = context_losses(scorer, Document(document), windows)
     for block in windows.blocks(document):
-        everything = scorer.set_row(block, np.arange(windows.num_far))
+        everything = scorer.context(block).set_row(np.arange(windows.num_far))
         first = block.start - windows.long
         np.testing.assert_allclose(
             scorer.losses([everything])[0],
@@ -407,36 +498,66 @@ def test_the_two_readings_differ(model: Any, document: np.ndarray) -> None:
     block = next(iter(Windows(12, 5, 1).blocks(document)))
     found = []
     for scorer in (Scorer(model, CPU), shown_alone(model)):
-        found += scorer.losses([scorer.set_row(block, np.array([1, 4]))])
+        found += scorer.losses([scorer.context(block).set_row(np.array([1, 4]))])
     assert abs(found[0][0] - found[1][0]) > 1e-4
 
 
+def test_no_target_no_rows(model: Any) -> None:
+    found = context_losses(shown_alone(model), Document(np.arange(5)), Windows(10, 4))
+    assert len(found.target) == len(found.loss_long) == len(NOTHING) == 0
+
+
+# --- costs ----------------------------------------------------------------------------------------
+
+
 def test_cost_is_counted_in_token_forwards(document: np.ndarray) -> None:
-    model = tiny("olmo")
-    windows = Windows(16, 6, 4)
-    block = next(iter(windows.blocks(document)))
-    scorer = shown_alone(model)
-    influence_map(scorer, block)
-    assert scorer.token_forwards == 10 * (1 + 6 + 3) + (6 + 3)
-
-
-def test_with_context_the_far_text_is_read_once_for_a_block(document: np.ndarray) -> None:
     block = next(iter(Windows(16, 6, 4).blocks(document)))
-    scorer = Scorer(tiny("olmo"), CPU)
-    influence_map(scorer, block)
-    once = 10
-    assert scorer.token_forwards == once + 10 * (6 + 3) + (6 + 3)
-    influence_map(scorer, block)
-    assert scorer.token_forwards == once + 2 * (10 * (6 + 3) + (6 + 3))
+    for kind, width in (("tokens", 1), ("span:3", 3)):
+        scorer, (units, by_hand) = shown_alone(tiny("olmo")), units_of(kind)
+        influence_map(scorer, scorer.context(block), units)
+        assert scorer.token_forwards == len(by_hand) * (width + 6 + 3) + (6 + 3)
 
 
-def test_rows_of_several_blocks_look_back_at_their_own_far_tokens(
+@pytest.fixture
+def prefills(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """The far tokens of every text whose states are made."""
+    found: list[np.ndarray] = []
+    really = model.far_states
+
+    def counted(tokens_BL: torch.Tensor, positions_BL: torch.Tensor) -> Any:
+        found.extend(tokens_BL.numpy())
+        return really(tokens_BL, positions_BL)
+
+    monkeypatch.setattr(model, "far_states", counted)
+    return found
+
+
+def test_the_far_text_is_read_once_whoever_asks(
+    model: Any, document: np.ndarray, prefills: list[np.ndarray]
+) -> None:
+    block = next(iter(Windows(16, 6, 4).blocks(document)))
+    scorer = Scorer(model, CPU)
+    asked = question(scorer, block, [0, 2], 3, aim=block)
+    before, once = scorer.token_forwards, 10 + 16 + 3
+    assert before == once  # the far tokens, and the long window that is aimed at
+    influence_map(scorer, asked.context, asked.units)
+    influence_map(scorer, asked.context, asked.units)
+    assert scorer.token_forwards == before + 2 * (10 * (6 + 3) + (6 + 3))
+    for select in SELECTORS.values():
+        select(scorer, asked)
+    assert [far_F.tolist() for far_F in prefills] == [block.far_F.tolist()]
+    shown_alone(model).context(block)
+    assert len(prefills) == 1
+
+
+def test_rows_of_several_contexts_look_back_at_their_own_far_tokens(
     model: Any, document: np.ndarray
 ) -> None:
     scorer = Scorer(model, CPU)
     blocks = list(Windows(16, 6, 4).blocks(document))[:3]
     blocks.append(blocks[0].with_far(np.arange(10)))  # the same window behind other far tokens
-    rows = [scorer.set_row(block, np.array([far, 9])) for far in (2, 5) for block in blocks]
+    contexts = [scorer.context(block) for block in blocks]
+    rows = [context.set_row(np.array([far, 9])) for far in (2, 5) for context in contexts]
     alone = [Scorer(model, CPU).losses([row])[0] for row in rows]
     for together, apart in zip(scorer.losses(rows), alone, strict=True):
         np.testing.assert_allclose(together, apart, atol=1e-5)
@@ -449,6 +570,7 @@ def test_a_batch_counts_the_far_states_it_looks_back_at(
     ours = tiny("olmo")
     block = next(iter(Windows(30, 6, 1).blocks(document)))
     scorer = Scorer(ours, CPU, batch_tokens=80)
+    context = scorer.context(block)
     sizes, hidden = [], ours.hidden
 
     def counted(tokens_BL: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
@@ -456,55 +578,169 @@ def test_a_batch_counts_the_far_states_it_looks_back_at(
         return hidden(tokens_BL, *given, **named)
 
     monkeypatch.setattr(ours, "hidden", counted)
-    scorer.losses([scorer.set_row(block, np.arange(24))] * 6)
+    scorer.losses([context.set_row(np.arange(24))] * 6)
     assert max(sizes) == 80 // (6 + 24)
+
+
+# --- controls -------------------------------------------------------------------------------------
 
 
 def test_controls_choose_what_they_say(document: np.ndarray) -> None:
     scorer = shown_alone(tiny("olmo"))
-    block = next(iter(Windows(16, 6, 1).blocks(document)))
+    block = next(iter(Windows(16, 6, 4).blocks(document)))
     block = block.with_far(np.array([5, 7, 5, 9, 7, 5, 1, 2, 3, 4]))
-    asked = question(block, np.array([0]), 3)
-    assert SELECTORS["nearest"](scorer, asked).far_TK.tolist() == [[9, 8, 7]]
-    assert SELECTORS["most_frequent"](scorer, asked).far_TK[0, :2].tolist() == [5, 4]
-    drawn = {tuple(sorted(SELECTORS["random"](scorer, asked).far_TK[0])) for _ in range(30)}
-    assert len(drawn) > 10
+
+    def chosen(selector: str, kind: str, targets: Sequence[int] = (0,)) -> list[list[int]]:
+        asked = question(scorer, block, targets, 3, units_of(kind)[0])
+        return SELECTORS[selector](scorer, asked).unit_TK.tolist()
+
+    assert chosen("nearest", "tokens") == [[9, 8, 7]]
+    assert chosen("nearest", "span:3") == [[7, 6, 5]]
+    assert chosen("nearest", "words", (0, 2)) == [[4, 3, 2], [4, 3, 2]]
+    assert chosen("most_frequent", "tokens")[0][:2] == [5, 4]
+    # The last 5 counts three and the last 7 two; whoever holds both comes first, the nearer before.
+    assert set(chosen("most_frequent", "span:3")[0][:2]) == {3, 4}
+    assert chosen("most_frequent", "words")[0][0] == 3 - 1
+    for kind in KINDS:
+        drawn = chosen("random", kind, (0, 1, 2, 3))
+        num_units = len(units_of(kind)[1])
+        for row in drawn:
+            assert len(set(row)) == len(row) == min(3, num_units)
+            assert set(row) <= set(range(num_units))
+        assert drawn == chosen("random", kind, (0, 1, 2, 3))
+        # What is drawn for a target does not depend on which others are asked about.
+        assert chosen("random", kind, (1, 3)) == [drawn[1], drawn[3]]
+    asked = question(scorer, block, [0], 3)
+    sets = {tuple(sorted(SELECTORS["random"](scorer, asked).unit_TK[0])) for _ in range(30)}
+    assert len(sets) > 10
     assert scorer.token_forwards == 0
 
 
-# --- windows --------------------------------------------------------------------------------------
+# --- all of it, of one document -------------------------------------------------------------------
+
+RECOVERED = Windows(16, 6, 4)
+TARGETS = {"document": np.array([17, 19, 26]), "placebo": np.array([16, 19])}  # of two blocks
 
 
-@pytest.mark.parametrize("stride", [1, 3, 50])
-@pytest.mark.parametrize("length", [0, 10, 11, 12, 40])
-def test_blocks_cover_every_target_with_a_full_window_once(stride: int, length: int) -> None:
-    document = np.arange(length)
-    windows = Windows(10, 4, stride)
-    blocks = list(windows.blocks(document))
-    targets = [t for b in blocks for t in b.targets_W.tolist()]
-    assert targets == list(range(10, length))
-    for block in blocks:
-        assert block.tokens[0] == block.start - 10
-        assert block.far_F.tolist() == list(range(block.start - 10, block.start - 4))
-    assert all(b.start - a.start == stride for a, b in pairwise(blocks))
+@pytest.fixture(scope="module")
+def documents() -> Documents:
+    generator = np.random.default_rng(2)
+    return Documents.of([generator.integers(0, VOCAB, 30 + 2 * i) for i in range(7)])
 
 
-@pytest.mark.parametrize(
-    ("windows", "limit", "message"),
-    [
-        (Windows(8, 8), None, "must be below --long=8"),
-        (Windows(8, 0), None, "at least 1"),
-        (Windows(8, 4, 0), None, "at least 1"),
-        (Windows(8, 4, 2), 8, "needs 9 positions, the model is prepared for 8"),
-    ],
-)
-def test_windows_that_mean_nothing_are_refused(
-    windows: Windows, limit: int | None, message: str
+def recovered(scorer: Scorer, documents: Documents, **changed: Any) -> dict[str, Any]:
+    options = {"targets": TARGETS, "units": ("tokens", "span:3"), "ks": (1, 2),
+               "selectors": ("add_one", "divergence", "random")} | changed  # fmt: skip
+    controls = Controls(documents, RECOVERED, num_draws=3)
+    return recover(scorer, documents[1], RECOVERED, controls=controls, **options)
+
+
+@READINGS
+def test_what_is_recovered_is_the_loss_of_the_chosen_set(
+    model: Any, documents: Documents, far_states: Reading
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
-        windows.check(limit)
+    """Of each far part, and of the foreign texts put in its place by hand."""
+    document = documents[1]
+    tables = recovered(Scorer(model, CPU, far_states=far_states), documents)
+    controls = Controls(documents, RECOVERED, num_draws=3)
+    by = ["target", "far_part", "units", "selector", "control"]
+    influence = {about: rows for about, rows in tables["influence"].groupby(by)}
+    blocks = {block.start: block for block in RECOVERED.blocks(document.tokens)}
+    num_seen, brutes = 0, {}
+    for about, rows in tables["recovery"].groupby([*by, "draw"]):
+        target, part, kind, selector, control, draw = about
+        block = blocks[target - (target - 16) % 4]
+        texts = {
+            "document": document.tokens,
+            "placebo": behind(document.tokens, block, controls.placebo(document, block)),
+            "foreign": behind(document.tokens, block, controls.unrelated(document, block, draw)),
+        }
+        text = texts[part if control == "own" else "foreign"]
+        assert (control == "foreign") == (text is texts["foreign"])
+        own = brutes.setdefault(
+            (target, part), Brute(model, texts[part], RECOVERED, target, far_states)
+        )
+        brute = own
+        if control == "foreign":
+            brute = Brute(model, text, RECOVERED, target, far_states)
+            brute = brutes.setdefault((target, draw), brute)
+        aim = own.log_p(list(range(10)))
+        by_hand = units_of(kind)[1]
+        assert rows.k.tolist() == [1, 2]
+        # Which units are chosen, by brute force: the best, whatever the draw.
+        if selector == "add_one":
+            best = min(brute.loss(unit) for unit in by_hand)
+            assert rows.loss_set.iloc[0] == pytest.approx(best, abs=2e-5)
+        if selector == "divergence":
+            best = min(brute.kl(unit, aim) for unit in by_hand)
+            assert rows.kl_set.iloc[0] == pytest.approx(best, abs=2e-5)
+        assert rows.kl_set.isna().all() == (selector != "divergence")
+        if draw > 0:
+            continue
+        chosen = influence[about[:-1]]
+        assert chosen["rank"].tolist() == [1, 2]
+        for row in rows.itertuples():
+            places = {
+                place - (block.start - 16)
+                for first, end in zip(chosen.far_first[: row.k], chosen.far_end, strict=False)
+                for place in range(first, end)
+            }
+            assert row.num_tokens == len(places)
+            assert row.loss_set == pytest.approx(brute.loss(sorted(places)), abs=2e-5)
+            if selector == "divergence":
+                assert row.kl_set == pytest.approx(brute.kl(sorted(places), aim), abs=2e-5)
+        for row in chosen.itertuples():
+            far = text[row.far_first : row.far_end]
+            assert row.far_text == " ".join(str(token) for token in far)
+        num_seen += 1
+    # Five targets of the far parts, two kinds of units, three selectors, own and foreign.
+    assert num_seen == len(influence) == 5 * 2 * 3 * 2
+    draws = tables["recovery"].groupby(["control", "selector"]).draw.nunique()
+    assert draws.to_dict() == {
+        (control, selector): 1 if control == "own" and selector != "random" else 3
+        for control in ("own", "foreign")
+        for selector in ("add_one", "divergence", "random")
+    }
 
 
-def test_no_target_no_rows(model: Any) -> None:
-    found = context_losses(shown_alone(model), np.arange(5), Windows(10, 4))
-    assert len(found.target) == len(found.loss_long) == len(NOTHING) == 0
+def test_far_states_are_made_once_for_each_text_of_a_block(
+    model: Any, documents: Documents, prefills: list[np.ndarray]
+) -> None:
+    """The own far part, the placebo, and three foreign texts, whatever is asked about them."""
+    tables = recovered(Scorer(model, CPU), documents, selectors=tuple(SELECTORS))
+    asked = {16: ["document", "placebo"], 24: ["document"]}  # the first targets of the blocks
+    document, controls = documents[1], Controls(documents, RECOVERED, num_draws=3)
+    expected = []
+    for block in RECOVERED.blocks(document.tokens):
+        own = {"document": block.far_F, "placebo": controls.placebo(document, block).tokens_F}
+        foreign = [controls.unrelated(document, block, draw).tokens_F for draw in range(3)]
+        if block.start in asked:
+            texts = [*(own[part] for part in asked[block.start]), *foreign]
+            expected += [far_F.tolist() for far_F in texts]
+    assert [far_F.tolist() for far_F in prefills] == expected
+    shared = tables["costs"].query("selector == 'shared'")
+    assert (shared.token_forwards > 0).all()
+
+
+@READINGS
+def test_a_target_has_the_same_rows_whichever_others_are_asked_about(
+    model: Any, documents: Documents, far_states: Reading
+) -> None:
+    scorer = Scorer(model, CPU, far_states=far_states)
+    every = {part: np.arange(16, 24) for part in TARGETS}
+    whole = recovered(scorer, documents, targets=every)["recovery"]
+    for part, target in (("document", 17), ("placebo", 17), ("document", 23)):
+        alone = recovered(scorer, documents, targets={part: np.array([target])})["recovery"]
+        same = whole[(whole.target == target) & (whole.far_part == part)]
+        by = [name for name in alone.columns if name not in ("loss_set", "kl_set")]
+        both = alone.merge(same, on=by, validate="one_to_one")
+        assert len(both) == len(alone) == len(same)
+        for name in ("loss_set", "kl_set"):
+            np.testing.assert_allclose(both[f"{name}_x"], both[f"{name}_y"], atol=2e-6)
+
+
+def test_without_controls_there_is_nothing_foreign(model: Any, documents: Documents) -> None:
+    found = recover(shown_alone(model), documents[0], RECOVERED, ks=(1,))["recovery"]
+    assert found.target.tolist() == list(range(16, 30))
+    assert set(found.control) == {"own"}
+    assert set(found.far_part) == {"document"}

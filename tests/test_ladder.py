@@ -27,7 +27,7 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def as_model(result: Results, size: int, positions: str, seed: int, **about: Any) -> Results:
-    """The larger, the larger the drop and the excess."""
+    """The larger, the larger the drop and the net excess."""
     rung = SIZES.index(size)
     trained = {"positions": positions, "seed": seed}
     model = {
@@ -35,10 +35,11 @@ def as_model(result: Results, size: int, positions: str, seed: int, **about: Any
         "num_parameters": size,
         "trained": trained,
     }
-    gate = result.meta["gate"] | {"drop": 0.5 * rung + 0.1 * seed}
-    summary = result.summary.assign(excess=result.summary.excess + 0.1 * rung + 0.02 * seed)
-    meta = result.meta | {"model": model, "gate": gate} | about
-    return replace(result, meta=meta, summary=summary)
+    gate = result.meta.gate | {"drop": 0.5 * rung + 0.1 * seed}
+    summary = result.summary.assign(net=result.summary.net + 0.1 * rung + 0.02 * seed)
+    return replace(
+        result, meta=replace(result.meta, model=model, gate=gate, **about), summary=summary
+    )
 
 
 @pytest.fixture(scope="module")
@@ -53,21 +54,22 @@ def table(one: Results) -> pd.DataFrame:
     )
 
 
-def test_a_row_per_model_selector_and_k(one: Results, table: pd.DataFrame) -> None:
-    own = one.summary[(one.summary.target_set == "gap") & (one.summary.control == "own")]
-    assert len(table) == 12 * len(own)
-    by = ["selector", "k"]
-    row = table[(table.model == "runs/pose300000_seed1")].set_index(by).loc[("add_one", 8)]
-    of_summary = one.summary[one.summary.target_set == "gap"].set_index(["control", *by])
-    assert row.recovery == of_summary.loc[("own", "add_one", 8)].recovery
-    assert row.foreign == of_summary.loc[("foreign", "add_one", 8)].recovery
+def test_a_row_per_model_units_selector_and_k(one: Results, table: pd.DataFrame) -> None:
+    summary = one.summary[one.summary.target_set == "gap"]
+    assert len(table) == 12 * len(summary)
+    by = ["units", "selector", "k"]
+    row = table[(table.model == "runs/pose300000_seed1")].set_index(by).loc["span:4", "add_one", 8]
+    expected = summary.set_index(by).loc["span:4", "add_one", 8]
+    for name in ("recovery", "foreign", "excess", "placebo", "net_low", "net_high", "num_targets"):
+        assert row[name] == expected[name]
+    assert row.net == pytest.approx(expected.net + 0.02)
     assert row.loss_long == one.losses.loss_long.mean()
     assert row["drop"] == pytest.approx(0.1)
 
 
 def test_models_that_were_asked_otherwise_are_refused(one: Results) -> None:
     first = as_model(one, SIZES[0], "pose", 1)
-    other = as_model(one, SIZES[1], "pose", 1, windows=one.meta["windows"] | {"long": 64})
+    other = as_model(one, SIZES[1], "pose", 1, windows=one.meta.windows | {"long": 64})
     with pytest.raises(DataError, match="pose300000_seed1 and runs/pose1000000_seed1 were not"):
         ladder_table([first, other])
     with pytest.raises(DataError, match="pose300000_seed1 is there twice"):
@@ -92,16 +94,20 @@ def test_rank_correlation() -> None:
 
 def test_what_is_said_and_drawn(table: pd.DataFrame, tmp_path: Path) -> None:
     text = describe_ladder(table, "add_one", 8)
-    rows = table[(table.selector == "add_one") & (table.k == 8)]
+    rows = table[(table.selector == "add_one") & (table.k == 8) & (table.units == "tokens")]
     of_largest = rows[(rows.num_parameters == SIZES[-1]) & (rows.positions == "pose")]
-    assert f"{of_largest.excess.mean():+.2f} [{of_largest.excess.min():+.2f}" in text
+    assert f"{of_largest.net.mean():+.2f} [{of_largest.net.min():+.2f}" in text
     assert "over 12 models" in text
     assert re.search(r"^pose3000000 +3,000,000 +2 ", text, re.MULTILINE)
     draw_ladder(table, tmp_path / "ladder.svg", "add_one", 8)
     drawn = (tmp_path / "ladder.svg").read_text()
-    assert all(word in drawn for word in ("0.3M", "1M", "3M", "add one, RoPE + PoSE", "random"))
+    for word in ("0.3M", "1M", "3M", "add one, RoPE + PoSE", "random", "net excess recovery"):
+        assert word in drawn
+    draw_ladder(table, tmp_path / "ladder.svg", "add_one", 8, "span:4")
+    assert "add one, span:4, RoPE" in (tmp_path / "ladder.svg").read_text()
+    assert describe_ladder(table, "add_one", 8, "span:4").startswith("add_one, span:4, k = 8")
     with pytest.raises(
-        DataError, match="no model was asked for greedy at k = 8; there are add_one"
+        DataError, match=r"no model was asked for greedy \(tokens\) at k = 8; .*selector add_one"
     ):
         draw_ladder(table, tmp_path / "ladder.svg", "greedy", 8)
 
@@ -110,9 +116,8 @@ def test_other_targets_and_another_precision_are_refused(one: Results) -> None:
     def asked(index: int, **about: Any) -> Results:
         return as_model(one, SIZES[index], "pose", 1, **about)
 
-    old = asked(0)  # says nothing of its precision
     with pytest.raises(DataError, match="dtype is float32 and bfloat16"):
-        ladder_table([old, asked(1, dtype="float32"), asked(2, dtype="bfloat16")])
+        ladder_table([asked(0), asked(1, dtype="bfloat16")])
     with pytest.raises(DataError, match=r"targets\.given is a and b"):
         ladder_table([asked(0, targets={"given": "a"}), asked(1, targets={"given": "b"})])
 
@@ -121,17 +126,21 @@ def test_a_model_that_was_not_asked_is_not_left_out_in_silence(one: Results) -> 
     few = as_model(one, SIZES[1], "pose", 1)
     few = replace(few, summary=few.summary[few.summary.k < 8])
     both = ladder_table([as_model(one, SIZES[0], "pose", 1), few])
-    with pytest.raises(DataError, match="pose1000000_seed1 was not asked for add_one at k = 8"):
+    with pytest.raises(
+        DataError, match=r"pose1000000_seed1 was not asked for add_one \(tokens\) at"
+    ):
         describe_ladder(both, "add_one", 8)
     assert "pose1000000" in describe_ladder(both, "add_one", 1)
 
 
 def test_models_of_one_size_are_drawn_in_one_panel(one: Results, tmp_path: Path) -> None:
     same = ladder_table([as_model(one, SIZES[0], "pose", seed) for seed in (1, 2)])
-    draw_ladder(same, tmp_path / "same.svg", "add_one", 8)
-    drawn = (tmp_path / "same.svg").read_text()
-    assert "excess recovery" in drawn
-    assert "parameters" not in drawn
+    for names, wanted in (((), ">net excess recovery"), (("net", "placebo"), ">excess recovery")):
+        some = same.assign(**dict.fromkeys(names, np.nan))
+        draw_ladder(some, tmp_path / "same.svg", "add_one", 8)
+        drawn = (tmp_path / "same.svg").read_text()
+        assert wanted in drawn
+        assert "parameters" not in drawn
 
 
 def test_the_command(one: Results, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
@@ -139,9 +148,9 @@ def test_the_command(one: Results, tmp_path: Path, capsys: pytest.CaptureFixture
     fake_results(folder)
     out = tmp_path / "new" / "ladder.png"
     assert main(["ladder", str(folder), "--out", str(out)]) == 0
-    assert "add_one, k = 8" in capsys.readouterr().out
+    assert "add_one, tokens, k = 8" in capsys.readouterr().out
     kept = pd.read_csv(out.with_suffix(".csv"))
     assert set(kept.selector) == set(one.summary.selector)
     assert list(json.loads(out.with_suffix(".meta.json").read_text())) == list(set(kept.model))
     assert main(["ladder", str(folder), "--out", str(out), "--k", "3"]) == EXIT_BAD_INPUT
-    assert "no model was asked for add_one at k = 3" in capsys.readouterr().err
+    assert "no model was asked for add_one (tokens) at k = 3" in capsys.readouterr().err

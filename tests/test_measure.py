@@ -1,4 +1,4 @@
-"""A whole measurement: resumed, sharded, controlled; and what is summarised from its tables."""
+"""A whole measurement: resumed, shared, controlled; its targets and its summary."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis.asking import Asker
+from analysis.documents import Document, Documents, open_documents
 from analysis.estimate import FEW_TARGETS, SOME_TARGETS, estimate
-from analysis.gate import repetition_drop
-from analysis.losses import ContextLosses, context_losses
-from analysis.measure import measure, merge_shards
-from analysis.recovery import recover, summarize
-from analysis.results import ResultWriter, read_results
-from analysis.scoring import Scorer
-from analysis.settings import Settings
-from analysis.sources import Source, open_source
-from analysis.summary import format_summary, longppl
-from analysis.targets import GapTargets, GivenTargets, half_of, parse_share
+from analysis.measurement import Plan, Settings, measure, run
+from analysis.parts import Parts
+from analysis.recovery import recover
+from analysis.results import read_results
+from analysis.scoring import Scorer, repetition_drop
+from analysis.statistics import half_of, longppl, summarize
+from analysis.summary import describe, format_summary
+from analysis.targets import choose_targets, fit_thresholds, of_document, parse_share
 from analysis.windows import Windows
 from olmo_sparsity.config import ModelConfig, RunConfig
 from olmo_sparsity.errors import ConfigError, DataError
@@ -33,7 +31,11 @@ from olmo_sparsity.model.load import LoadedModel, build_model, load_model
 from olmo_sparsity.training.loop import train
 
 VOCAB = 40
-SETTINGS = Settings(Windows(16, 6), ks=(1, 2, 4), target_share=0.3, min_gap=0.0)
+SETTINGS = Settings(
+    Windows(16, 6, 4), ("tokens", "span:3"), ("add_one", "divergence", "random"), (1, 2, 4),
+    target_share=0.3, min_gap=0.0,
+)  # fmt: skip
+TABLES = ("losses", "targets", "influence", "recovery", "tokens", "costs", "summary")
 
 
 def loaded(model: Any) -> LoadedModel:
@@ -48,55 +50,83 @@ def model() -> Any:
 
 
 @pytest.fixture(scope="module")
-def source() -> Source:
+def documents() -> Documents:
     generator = np.random.default_rng(0)
     lengths = generator.integers(10, 40, 12)
-    documents = [generator.integers(0, VOCAB, length) for length in lengths]
-    return Source("noise", "noise", documents)
+    return Documents.of([generator.integers(0, VOCAB, length) for length in lengths])
 
 
-def tables_of(folder: Path) -> dict[str, pd.DataFrame]:
-    results = read_results(folder)
-    return {
-        name: getattr(results, name)
-        for name in ("losses", "influence", "recovery", "tokens", "costs", "summary")
-    }
+def measured_into(folder: Path, model: Any, documents: Documents, settings: Settings = SETTINGS,
+                  **options: Any) -> Any:  # fmt: skip
+    return run(Plan.of(loaded(model), documents, settings), folder, **options)
 
 
 @pytest.fixture(scope="module")
-def measured(model: Any, source: Source, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def measured(model: Any, documents: Documents, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("results")
-    measure(loaded(model), source, SETTINGS, folder)
+    measured_into(folder, model, documents)
     return folder
 
 
-def test_results_hold_what_they_should(measured: Path, source: Source) -> None:
+def assert_same_tables(one: Path, other: Path) -> None:
+    for name in TABLES:
+        pd.testing.assert_frame_equal(
+            getattr(read_results(one), name), getattr(read_results(other), name)
+        )
+
+
+def test_results_hold_what_they_should(measured: Path, documents: Documents) -> None:
     results = read_results(measured)
-    long_enough = [i for i, document in enumerate(source.documents) if len(document) > 16]
+    long_enough = [d.number for d in documents if len(d.tokens) > 16]
     assert results.losses.document.unique().tolist() == long_enough
-    assert len(results.losses) == sum(len(source.documents[i]) - 16 for i in long_enough)
-    assert (results.losses.half == [half_of(i) for i in results.losses.document]).all()
-    assert set(results.recovery.document) <= {i for i in long_enough if i % 2}
-    assert results.meta["counts"] == {
+    assert len(results.losses) == sum(len(documents[i].tokens) - 16 for i in long_enough)
+    assert set(results.targets.document) <= {i for i in long_enough if i % 2}
+    assert set(results.reported.document) == {i for i in long_enough if i % 2}
+    assert results.meta.counts == {
         "documents_measured": len(long_enough),
         "documents_too_short": 12 - len(long_enough),
+        "documents_trained_on": 0,
     }
-    assert results.meta["gate"]["has_induction"] is False
-    own = results.summary[results.summary.control == "own"]
-    assert set(own.selector) == set(SETTINGS.selectors)
-    assert (
-        own[["excess", "excess_low", "excess_high", "token_forwards_per_target"]]
-        .notna()
-        .all(axis=None)
-    )
+    assert results.meta.gate["has_induction"] is False
+    summary = results.summary
+    assert set(summary.selector) == set(SETTINGS.selectors)
+    assert set(summary.units) == {"tokens", "span:3"}
+    assert {"gap", "kl", "recurs", "new"} <= set(summary.target_set)
+    gap = summary[summary.target_set == "gap"]
+    columns = ["excess", "excess_low", "excess_high", "placebo", "net", "net_low", "net_high"]
+    assert gap[[*columns, "token_forwards_per_target"]].notna().all(axis=None)
+    np.testing.assert_allclose(gap.net, gap.excess - gap.placebo)
+    np.testing.assert_allclose(gap.excess, gap.recovery - gap.foreign)
+    np.testing.assert_allclose(gap.excess_nats, gap.excess * gap.gap)
     counts = results.recovery.groupby(["selector", "control"]).draw.nunique()
-    assert counts["random", "own"] == 5
     assert (counts.xs("foreign", level="control") == 3).all()
-    table = format_summary(results.summary)
-    row = results.summary.query("target_set == 'gap' and control == 'own'").iloc[0]
-    assert row.excess_nats == pytest.approx(row.excess * row.gap)
-    assert f"{row.excess_nats:+.2f}" in table.splitlines()[1]
-    assert row.selector in table.splitlines()[1]
+    spans = results.recovery[results.recovery.units == "span:3"]
+    assert (spans[spans.k == 1].num_tokens == 3).all()
+    assert spans.num_tokens.between(spans.k + 2, 3 * spans.k).all()
+    assert "too few to trust" in format_summary(gap, "large gap")
+    assert "an unrelated text gains as much" in describe(results)
+
+
+def test_a_target_is_shown_with_its_far_units(measured: Path) -> None:
+    results = read_results(measured)
+    rows = results.targets[results.targets.far_part == "document"]
+    shown = results.show(int(rows.document.iloc[0]), int(rows.target.iloc[0]), units="span:3", k=2)
+    assert len(repr(shown).splitlines()) == 3
+    assert "<mark" in shown._repr_html_()
+    with pytest.raises(ConfigError, match="was not asked about"):
+        results.show(0, 1)
+
+
+def test_in_memory_and_in_a_folder_are_the_same(
+    model: Any, documents: Documents, measured: Path, tmp_path: Path
+) -> None:
+    found = measure(
+        loaded(model), documents, SETTINGS.windows, units=SETTINGS.units, ks=SETTINGS.ks,
+        selectors=SETTINGS.selectors, targets=SETTINGS.target_share, min_gap=0.0,
+    )  # fmt: skip
+    pd.testing.assert_frame_equal(found.summary, read_results(measured).summary)
+    found.plot(tmp_path / "figure2.png")
+    assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_table_of_ones_own_beside_results_harms_nothing(measured: Path, tmp_path: Path) -> None:
@@ -106,69 +136,88 @@ def test_a_table_of_ones_own_beside_results_harms_nothing(measured: Path, tmp_pa
 
 
 def test_a_measurement_resumes_to_the_same_tables(
-    model: Any, source: Source, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    really, calls = ResultWriter.write, []
+    model: Any, documents: Documents, measured: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    really, calls = Parts.write, []
 
-    def stop_after_three(self: ResultWriter, document: int, tables: dict) -> None:
-        if len(calls) == 3:
+    def stop(self: Parts, phase: str, document: int, tables: dict) -> None:
+        calls.append((phase, document))
+        if len(calls) in (4, 11):
+            calls.pop()
             raise KeyboardInterrupt
-        calls.append(document)
-        really(self, document, tables)
+        really(self, phase, document, tables)
         self.flush()
 
-    monkeypatch.setattr(ResultWriter, "write", stop_after_three)
-    with pytest.raises(KeyboardInterrupt):
-        measure(loaded(model), source, SETTINGS, tmp_path)
-    monkeypatch.setattr(
-        ResultWriter,
-        "write",
-        lambda self, document, t: (calls.append(document), really(self, document, t)),
-    )
-    measure(loaded(model), source, SETTINGS, tmp_path)
+    monkeypatch.setattr(Parts, "write", stop)
+    for start in range(2):
+        with pytest.raises(KeyboardInterrupt):
+            measured_into(tmp_path, model, documents)
+        calls.append(("", start))  # so that the next start is not stopped at once
+    monkeypatch.setattr(Parts, "write", really)
+    measured_into(tmp_path, model, documents)
     assert len(calls) == len(set(calls)), "a finished document was measured again"
-    for name, table in tables_of(measured).items():
-        pd.testing.assert_frame_equal(tables_of(tmp_path)[name], table)
+    assert_same_tables(tmp_path, measured)
 
 
-def test_shards_merge_to_the_same_tables(
-    model: Any, source: Source, measured: Path, tmp_path: Path
-) -> None:
-    folders = [tmp_path / str(i) for i in range(3)]
-    for i, folder in enumerate(folders):
-        measure(loaded(model), source, SETTINGS, folder, shard=(i, 3))
-    merge_shards(folders, tmp_path / "merged")
-    for name, table in tables_of(measured).items():
-        pd.testing.assert_frame_equal(tables_of(tmp_path / "merged")[name], table)
+def count_losses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    really, counted = Plan.losses, []
+    monkeypatch.setattr(
+        Plan, "losses", lambda self, number: (counted.append(number), really(self, number))[1]
+    )
+    return counted
 
 
-def test_a_missing_or_unfinished_shard_is_named(
-    model: Any, source: Source, measured: Path, tmp_path: Path
-) -> None:
-    measure(loaded(model), source, SETTINGS, tmp_path / "0", shard=(0, 2))
-    with pytest.raises(DataError, match="shard 1/2 is missing"):
-        merge_shards([tmp_path / "0"], tmp_path / "merged")
-    with pytest.raises(DataError, match="not a finished shard"):
-        merge_shards([tmp_path / "0", measured], tmp_path / "merged")
+def test_shards_share_a_folder_and_do_no_loss_twice(
+    model: Any, documents: Documents, measured: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """One after the other: the first cannot wait for the second, and measures what it needs."""
+    monkeypatch.setattr("analysis.measurement.PATIENCE_S", 0.0)
+    counted = count_losses(monkeypatch)
+    assert measured_into(tmp_path, model, documents, shard=(0, 2)) is None
+    assert "documents are left to the others" in capsys.readouterr().err
+    assert measured_into(tmp_path, model, documents, shard=(1, 2)) is not None
+    assert sorted(counted) == read_results(measured).losses.document.unique().tolist()
+    assert_same_tables(tmp_path, measured)
+
+
+def test_processes_of_one_launch_share_a_folder(
+    model: Any, documents: Documents, measured: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """The second is lost: what it did not do is done by the first."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("analysis.measurement.PATIENCE_S", 0.0)
+    counted = count_losses(monkeypatch)
+    monkeypatch.setenv("RANK", "1")
+    assert measured_into(tmp_path, model, documents) is None
+    monkeypatch.setenv("RANK", "0")
+    assert measured_into(tmp_path, model, documents) is not None
+    assert len(counted) == len(set(counted))
+    assert_same_tables(tmp_path, measured)
 
 
 def test_no_target_is_an_error_and_not_an_empty_table(
-    model: Any, source: Source, tmp_path: Path
+    model: Any, documents: Documents, tmp_path: Path
 ) -> None:
     with pytest.raises(
         DataError, match=r"large enough \(the largest is [\d.]+ nats, the threshold 1000\.00\)"
     ):
-        measure(loaded(model), source, replace(SETTINGS, min_gap=1000.0), tmp_path)
+        measured_into(tmp_path, model, documents, replace(SETTINGS, min_gap=1000.0))
 
 
 def test_another_model_or_window_in_the_same_folder_is_refused(
-    model: Any, source: Source, measured: Path
+    model: Any, documents: Documents, measured: Path
 ) -> None:
-    other = replace(SETTINGS, windows=Windows(16, 5))
     with pytest.raises(DataError, match=r"short"):
-        measure(loaded(model), source, other, measured)
+        measured_into(measured, model, documents, replace(SETTINGS, windows=Windows(16, 5)))
+    other = replace(loaded(model), fingerprint="else")
     with pytest.raises(DataError, match=r"model"):
-        measure(replace(loaded(model), fingerprint="else"), source, SETTINGS, measured)
+        run(Plan.of(other, documents, SETTINGS), measured)
+
+
+# --- controls -------------------------------------------------------------------------------------
 
 
 class Shortsighted(torch.nn.Module):
@@ -196,7 +245,7 @@ class Shortsighted(torch.nn.Module):
 
 
 def test_a_model_that_sees_no_further_than_the_short_window_has_no_excess(
-    source: Source, tmp_path: Path
+    documents: Documents, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
     shape = {"d_model": 32, "n_heads": 4, "n_layers": 1, "vocab_size": VOCAB, "init_std": 0.3}
@@ -205,8 +254,7 @@ def test_a_model_that_sees_no_further_than_the_short_window_has_no_excess(
     settings = replace(
         SETTINGS, far_states="isolated", target_share=1.0, selectors=("add_one", "divergence")
     )
-    measure(loaded(blind), source, settings, tmp_path)
-    results = read_results(tmp_path)
+    results = measured_into(tmp_path, blind, documents, settings)
     np.testing.assert_allclose(results.losses.loss_long, results.losses.loss_short, atol=1e-5)
     short = results.losses.set_index(["document", "target"]).loss_short
     rows = results.recovery
@@ -214,101 +262,123 @@ def test_a_model_that_sees_no_further_than_the_short_window_has_no_excess(
     np.testing.assert_allclose(rows.loss_set, at, atol=1e-5)
 
 
-def test_processes_of_one_launch_share_a_folder(
-    model: Any, source: Source, measured: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_random_weights_have_excess_on_chosen_targets_but_no_net_excess(
+    seed: int, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setattr("analysis.measure.PATIENCE_S", 0.0)
-    monkeypatch.setenv("RANK", "0")
-    with pytest.raises(DataError, match="a process is lost"):
-        measure(loaded(model), source, SETTINGS, tmp_path)
-    monkeypatch.setenv("RANK", "1")
-    assert not measure(loaded(model), source, SETTINGS, tmp_path)
-    monkeypatch.setenv("RANK", "0")
-    really, written = ResultWriter.write, []
-    monkeypatch.setattr(ResultWriter, "write", lambda self, n, t: written.append(n))
-    assert measure(loaded(model), source, SETTINGS, tmp_path)
-    assert not written, "the first start had finished its share"
-    monkeypatch.setattr(ResultWriter, "write", really)
-    for name, table in tables_of(measured).items():
-        pd.testing.assert_frame_equal(tables_of(tmp_path)[name], table)
+    """Choosing targets by their own gap makes an excess out of nothing; the placebo has it too."""
+    torch.manual_seed(seed)
+    shape = {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": 256, "init_std": 0.3}
+    untrained = build_model(
+        ModelConfig(**shape, architecture="gpt_neox", max_sequence_length=64)
+    ).eval()
+    generator = np.random.default_rng(seed)
+    words = generator.zipf(1.3, size=(100, 60)) % 256  # as in text, few types are most tokens
+    settings = Settings(
+        Windows(32, 8, 8), ("tokens", "span:4"), ("add_one",), (1, 4), min_gap=0.0, num_foreign=3
+    )
+    results = measured_into(tmp_path, untrained, Documents.of(list(words)), settings)
+    summary = results.summary.set_index(["target_set", "units", "k"])
+    assert summary.loc["gap"].num_documents.min() >= 40
+    assert (summary.loc["gap"].excess_low > 0).all(), "no excess to explain: the test has no force"
+    assert (summary.loc["gap"].net_low <= 0).all()
+    assert (summary.loc["gap"].net_high >= 0).all()
+    for stratum in ("kl", "recurs", "new", "gap_recurs", "gap_new"):
+        rows = summary.loc[stratum]
+        rows = rows[rows.num_documents >= 20]
+        assert ((rows.net_nats_low <= 0) & (rows.net_nats_high >= 0)).all(), stratum
 
 
 def test_two_models_answer_for_the_same_targets(
-    model: Any, source: Source, measured: Path, tmp_path: Path
+    model: Any, documents: Documents, measured: Path, tmp_path: Path
 ) -> None:
-    given = GivenTargets.read(measured, source)
-    other = build_model(model.config).eval()
-    measure(replace(loaded(other), fingerprint="other"), source, SETTINGS, tmp_path, targets=given)
-    keys = ["document", "target", "target_set"]
-    ours, theirs = (
-        read_results(folder).recovery[keys].drop_duplicates(ignore_index=True)
-        for folder in (tmp_path, measured)
-    )
-    pd.testing.assert_frame_equal(ours, theirs)
+    given = read_results(measured)
+    other = replace(loaded(build_model(model.config).eval()), fingerprint="other")
+    ours = run(Plan.of(other, documents, SETTINGS, given), tmp_path)
+    pd.testing.assert_frame_equal(ours.targets, given.targets)
     # A longer window keeps those of the targets that still have one.
     longer = replace(SETTINGS, windows=Windows(20, 6))
-    measure(loaded(model), source, longer, tmp_path / "longer", targets=given)
-    kept = read_results(tmp_path / "longer").recovery[keys].drop_duplicates(ignore_index=True)
-    pd.testing.assert_frame_equal(kept, theirs[theirs.target >= 20].reset_index(drop=True))
+    kept = run(Plan.of(loaded(model), documents, longer, given), tmp_path / "longer").targets
+    wanted = given.targets[given.targets.target >= 20].reset_index(drop=True)
+    pd.testing.assert_frame_equal(kept, wanted)
     with pytest.raises(DataError, match="other text"):
-        GivenTargets.read(measured, replace(source, fingerprint="else"))
+        Plan.of(loaded(model), Documents.of([np.arange(30)] * 2), SETTINGS, given)
 
 
-def test_the_estimate_is_near_what_it_takes(model: Any, source: Source, measured: Path) -> None:
-    text = estimate(loaded(model), source, SETTINGS)
+@pytest.mark.parametrize("foreign", ["matched", "shuffled"])
+def test_other_foreign_texts(
+    model: Any, documents: Documents, measured: Path, tmp_path: Path, foreign: Any
+) -> None:
+    """Only what is foreign changes."""
+    settings = replace(SETTINGS, foreign=foreign, selectors=("add_one", "divergence"))
+    results, plain = measured_into(tmp_path, model, documents, settings), read_results(measured)
+    keys = ["target_set", "units", "selector", "k"]
+    both = results.summary.merge(plain.summary, on=keys, suffixes=("", "_plain"))
+    assert len(both) == len(results.summary)
+    np.testing.assert_allclose(both.recovery, both.recovery_plain, atol=1e-5)
+    assert (both.foreign - both.foreign_plain).abs().max() > 0.01
+    assert len(results.recovery) == len(
+        plain.recovery[plain.recovery.selector.isin(settings.selectors)]
+    )
+
+
+# --- the estimate ---------------------------------------------------------------------------------
+
+
+def test_the_estimate_is_near_what_it_takes(
+    model: Any, documents: Documents, measured: Path
+) -> None:
+    text = estimate(Plan.of(loaded(model), documents, SETTINGS))
     costs = read_results(measured).costs
     (said,) = re.findall(r"about ([\d.e+]+), [\d,]+ for each target", text)
     # Selectors of the own candidates alone, without controls: a lower bound.
     assert costs.token_forwards.sum() < float(said) < 20 * costs.token_forwards.sum()
     assert f"{12 - len(read_results(measured).losses.document.unique())} too short" in text
-    assert text.startswith("gate: loss ")
+    assert text.startswith("induction: loss ")
 
 
 def test_the_estimate_of_long_documents_asks_few_of_their_targets(
     model: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(0)
-    documents = [rng.integers(0, VOCAB, 3000) for _ in range(2)]
-    source = Source("long", "x", documents)
+    texts = Documents.of([rng.integers(0, VOCAB, 3000) for _ in range(2)])
     settings = replace(SETTINGS, windows=Windows(16, 6, 4), min_gap=0.0)
     asked, read = [], []
-    tables, forwards = Asker.tables, context_losses
+    answers, losses = Plan.answers, Plan.losses
 
-    def count(self: Asker, number: int, losses: ContextLosses | None) -> Any:
-        found = tables(self, number, losses)
-        asked.append(sorted(set(found["recovery"]["target"])))
-        return found
+    def count(self: Plan, number: int, targets: pd.DataFrame) -> Any:
+        asked.append(np.unique(targets.target))
+        return answers(self, number, targets)
 
-    def follow(scorer: Scorer, document: np.ndarray, windows: Windows) -> ContextLosses:
-        read.append(len(document))
-        return forwards(scorer, document, windows)
+    def follow(self: Plan, number: int) -> Any:
+        read.append(len(self.documents[number].tokens))
+        return losses(self, number)
 
-    monkeypatch.setattr(Asker, "tables", count)
-    monkeypatch.setattr("analysis.estimate.context_losses", follow)
-    text = estimate(loaded(model), source, settings)
-    long, stride = settings.windows.long, settings.windows.stride
-    for targets in asked:  # whole blocks, no more than it takes
-        assert len(targets) >= FEW_TARGETS
-        assert (targets[-1] - long) // stride == (targets[FEW_TARGETS - 1] - long) // stride
+    monkeypatch.setattr(Plan, "answers", count)
+    monkeypatch.setattr(Plan, "losses", follow)
+    text = estimate(Plan.of(loaded(model), texts, settings))
+    assert asked
+    assert max(map(len, asked)) <= FEW_TARGETS + settings.windows.stride
     assert max(read) == settings.windows.long + SOME_TARGETS
     (said,) = re.findall(r"targets +([\d,]+) with both losses", text)
     assert said.replace(",", "") == str(2 * (3000 - settings.windows.long))
 
 
-def test_recover_is_what_measure_does(model: Any, source: Source, measured: Path) -> None:
-    rows = read_results(measured).recovery.query("selector == 'add_one' and control == 'own'")
+def test_recover_is_what_measure_does(model: Any, documents: Documents, measured: Path) -> None:
+    results = read_results(measured)
+    rows = results.recovery.query("selector == 'add_one' and control == 'own'")
+    rows = rows[rows.far_part == "document"]
     number = int(rows.document.iloc[0])
-    here = rows[rows.document == number].drop_duplicates(["target", "k"])
-    scorer = Scorer(model, torch.device("cpu"))
+    here = rows[rows.document == number]
+    wanted = of_document(results.targets, documents[number])["document"]
     found = recover(
-        scorer, source.documents[number], SETTINGS.windows,
-        ks=SETTINGS.ks, targets=here.target.unique(),
-    )  # fmt: skip
-    both = found.merge(here[["target", "k", "loss_set"]], on=["target", "k"])
+        Scorer(model), documents[number], SETTINGS.windows, wanted, units=SETTINGS.units,
+        ks=SETTINGS.ks,
+    )["recovery"]  # fmt: skip
+    keys = ["target", "units", "k"]
+    both = found.merge(here[[*keys, "loss_set"]], on=keys)
     assert len(both) == len(found) == len(here)
     np.testing.assert_allclose(both.loss_set_x, both.loss_set_y, atol=1e-5)
-    assert all(len(far) == k for far, k in zip(found.far, found.k, strict=True))
 
 
 def test_longppl_is_of_the_key_tokens() -> None:
@@ -326,90 +396,136 @@ def test_longppl_is_of_the_key_tokens() -> None:
 # --- the summary ----------------------------------------------------------------------------------
 
 
-def test_recovery_is_a_ratio_of_sums_and_excess_is_paired() -> None:
-    losses = pd.DataFrame(
-        {
-            "document": [1, 1, 3],
-            "target": [20, 21, 20],
-            "loss_short": [5.0, 4.0, 3.0],
-            "loss_long": [1.0, 2.0, 2.0],
-        }
-    )
+def losses_table(**columns: Any) -> pd.DataFrame:
+    """Without what a test does not say: no placebo gap, no KL, everything new."""
+    table = pd.DataFrame(columns)
+    given = {"placebo_loss_long": table.loss_short, "kl": 1.0, "placebo_kl": 1.0,
+             "stratum": "new", "placebo_stratum": "new"}  # fmt: skip
+    return table.assign(**{name: value for name, value in given.items() if name not in table})
+
+
+def recovery_rows(keys: list, control: str, losses: list, draw: int = 0, **more: Any) -> list[dict]:
+    same = {"far_part": "document", "units": "tokens", "selector": "add_one", "k": 1,
+            "num_tokens": 1, "kl_set": np.nan} | more  # fmt: skip
+    return [
+        {"document": document, "target": target, "control": control, "draw": draw,
+         "loss_set": loss} | same
+        for (document, target), loss in zip(keys, losses, strict=True)
+    ]  # fmt: skip
+
+
+def test_recovery_is_a_ratio_of_sums_excess_is_paired_and_net_is_beyond_the_placebo() -> None:
     keys = [(1, 20), (1, 21), (3, 20)]
-    rows = []
-    for control, draw, sets in (
-        ("own", 0, [2.0, 3.0, 3.0]),
-        ("foreign", 0, [4.0, 4.0, 3.0]),
-        ("foreign", 1, [3.0, 4.0, 3.0]),
-    ):
-        for (document, target), loss in zip(keys, sets, strict=True):
-            rows.append((document, target, "gap", "add_one", control, draw, 1, loss, None, None))
-    columns = ["document", "target", "target_set", "selector", "control", "draw", "k", "loss_set"]
-    recovery = pd.DataFrame(rows, columns=[*columns, "kl_set", "kl_short"])
-    recovery[["kl_set", "kl_short"]] = recovery[["kl_set", "kl_short"]].astype(float)
-    summary = summarize(losses, recovery).set_index("control")
-    assert summary.recovery["own"] == pytest.approx((3 + 1 + 0) / (4 + 2 + 1))
-    assert summary.recovery["foreign"] == pytest.approx(1.5 / 7)
-    assert summary.excess["own"] == pytest.approx(2.5 / 7)
-    assert summary.gap["own"] == pytest.approx(7 / 3)
-    assert summary.excess_nats["own"] == pytest.approx(2.5 / 3)
+    losses = losses_table(
+        document=[1, 1, 3], target=[20, 21, 20], loss_short=[5.0, 4.0, 3.0],
+        loss_long=[1.0, 2.0, 2.0], placebo_loss_long=[3.0, 4.0, 2.0],
+    )  # fmt: skip
+    rows = recovery_rows(keys, "own", [2.0, 3.0, 3.0])
+    rows += recovery_rows(keys, "foreign", [4.0, 4.0, 3.0])
+    rows += recovery_rows(keys, "foreign", [3.0, 4.0, 3.0], draw=1)
+    placebo = [(1, 20), (3, 20)]
+    rows += recovery_rows(placebo, "own", [4.0, 2.0], far_part="placebo")
+    rows += recovery_rows(placebo, "foreign", [4.5, 2.5], far_part="placebo")
+    targets = pd.DataFrame(
+        [(*key, "document", "gap") for key in keys] + [(*key, "placebo", "gap") for key in placebo],
+        columns=["document", "target", "far_part", "target_set"],
+    )
+    (row,) = summarize(losses, targets, pd.DataFrame(rows)).to_dict("records")
+    assert row["recovery"] == pytest.approx((3 + 1 + 0) / (4 + 2 + 1))
+    assert row["foreign"] == pytest.approx(1.5 / 7)
+    assert row["excess"] == pytest.approx(2.5 / 7)
+    assert row["gap"] == pytest.approx(7 / 3)
+    assert row["excess_nats"] == pytest.approx(2.5 / 3)
     # Resamples hold the first document only, the second only, or both.
-    assert summary.excess_nats_low["own"] == pytest.approx(0)
-    assert summary.excess_nats_high["own"] == pytest.approx(2.5 / 2)
-    assert summary.num_targets["own"] == 3
-    assert summary.num_documents["own"] == 2
-    assert summary.low["own"] <= summary.recovery["own"] <= summary.high["own"]
+    assert row["excess_nats_low"] == pytest.approx(0)
+    assert row["excess_nats_high"] == pytest.approx(2.5 / 2)
+    assert (row["num_targets"], row["num_documents"], row["num_placebo_targets"]) == (3, 2, 2)
+    assert row["low"] <= row["recovery"] <= row["high"]
+    assert row["placebo"] == pytest.approx((0.5 + 0.5) / (2 + 1))
+    assert row["net"] == pytest.approx(2.5 / 7 - 1 / 3)
+    assert row["net_nats"] == pytest.approx(2.5 / 3 - 0.5)
+    # Resampled together: with the first document alone .5/2 is taken from 2.5/6.
+    assert row["net_high"] == pytest.approx(2.5 / 6 - 0.5 / 2)
+    assert row["net_low"] == pytest.approx(0 - 0.5)
+
+
+def test_a_set_without_a_gap_has_no_ratio() -> None:
+    losses = losses_table(
+        document=[1, 3], target=[9, 9], loss_short=[1.0, 1.0], loss_long=[1.5, 1.0]
+    )
+    rows = recovery_rows([(1, 9), (3, 9)], "own", [0.9, 0.9])
+    targets = pd.DataFrame(
+        {"document": [1, 3], "target": 9, "far_part": "document", "target_set": "new"}
+    )
+    (row,) = summarize(losses, targets, pd.DataFrame(rows)).to_dict("records")
+    assert np.isnan(row["recovery"])
+    assert np.isnan(row["net"])
 
 
 def test_intervals_cover_as_often_as_they_say() -> None:
-    """Documents with a known mean recovery of one half: about 95 of 100 intervals hold it."""
+    """Heavy-tailed gaps and documents of very different size, as text has them; the truth is what
+    a far larger sample gives."""
+
+    def draw(generator: np.random.Generator, num_documents: int) -> pd.DataFrame:
+        sizes = np.maximum(1, generator.pareto(1.5, num_documents) * 4).astype(int).clip(max=60)
+        document = np.repeat(np.arange(num_documents), sizes)
+        gap = 0.3 + generator.pareto(2.5, len(document))
+        level = 0.5 + 0.2 * generator.standard_normal(num_documents)
+        share = level[document] + 0.3 * generator.standard_normal(len(document))
+        return pd.DataFrame(
+            {"document": document, "target": np.arange(len(document)), "loss_short": 10.0,
+             "loss_long": 10.0 - gap, "loss_set": 10.0 - gap * share}
+        )  # fmt: skip
+
     covered = 0
     for seed in range(100):
-        generator = np.random.default_rng(seed)
-        document = np.repeat(np.arange(60), 4)
-        share = 0.5 + 0.2 * generator.standard_normal(60)[document]
-        losses = pd.DataFrame(
-            {"document": document, "target": np.tile(np.arange(4), 60), "loss_short": 2.0,
-             "loss_long": 1.0}
-        )  # fmt: skip
-        recovery = losses[["document", "target"]].assign(
-            target_set="gap", selector="s", control="own", draw=0, k=1, loss_set=2.0 - share,
-            kl_set=np.nan, kl_short=np.nan,
-        )  # fmt: skip
-        (row,) = summarize(losses, recovery, seed).query("control == 'own'").to_dict("records")
-        covered += row["low"] <= 0.5 <= row["high"]
+        rows = draw(np.random.default_rng(seed), 60)
+        keys = list(zip(rows.document, rows.target, strict=True))
+        losses = losses_table(
+            **{n: rows[n] for n in ("document", "target", "loss_short", "loss_long")}
+        )
+        recovery = pd.DataFrame(recovery_rows(keys, "own", rows.loss_set.tolist()))
+        targets = rows[["document", "target"]].assign(far_part="document", target_set="gap")
+        (row,) = summarize(losses, targets, recovery, seed).to_dict("records")
+        covered += row["low"] <= 0.5 <= row["high"]  # E[gap · share] / E[gap]
     assert 88 <= covered <= 100
 
 
-# --- targets, gate, sources -----------------------------------------------------------------------
+# --- targets, induction, sources ------------------------------------------------------------------
 
 
-def test_targets_are_chosen_as_said() -> None:
-    windows = Windows(6, 3)
-    document = np.array([7, 1, 2, 3, 1, 2, 7, 1, 9, 2, 7])
-    chooser = GapTargets(min_gap=0.5, common_tokens=frozenset({1, 2, 3}))
-    gaps = [0.6, 0.001, 0.4, -0.002, 2.0]
-    from analysis.losses import ContextLosses
-
-    targets = np.arange(6, 11)
-    losses = ContextLosses(targets, document[targets], np.zeros(5), np.array(gaps))
-    chosen = chooser.choose(1, document, losses, windows, np.random.default_rng(0))
-    assert chosen["gap"].tolist() == [0, 4]
-    assert chosen["zero_gap"].tolist() == [1, 3]
-    # 7 at place 6: far at 0, not near; 9 occurs nowhere before; 7 at place 10: far at 6, not near.
-    assert chosen["content"].tolist() == [0, 4]
-
-
-def test_the_threshold_is_a_quantile_with_a_floor() -> None:
-    from analysis.losses import ContextLosses
-
-    gaps = np.linspace(0, 1, 101)
-    part = ContextLosses(np.arange(101), np.arange(101), np.zeros(101), gaps)
-    documents = [np.arange(50)]
-    assert GapTargets.fit([part], documents, 0.1, 0.2).min_gap == pytest.approx(0.9)
-    assert GapTargets.fit([part], documents, 0.1, 0.95).min_gap == 0.95
-    assert GapTargets.fit([part], documents, 1.0, 0.2).min_gap == -np.inf
+def test_targets_are_chosen_as_said(model: Any) -> None:
+    losses = losses_table(
+        document=[0] * 5 + [1] * 5, target=[*range(6, 11)] * 2,
+        loss_short=[1.0] * 10, loss_long=[0.0] * 5 + [0.4, 0.999, 0.6, 1.002, -1.0],
+        kl=[0.0] * 5 + [0.1, 0.9, 0.1, 0.8, 0.1],
+        placebo_loss_long=[1.0] * 5 + [1.0, 0.1, 1.0, 1.0, 1.0],
+        stratum=["new"] * 5 + ["new", "recurs", "near", "near", "recurs"],
+        placebo_stratum=["new"] * 10,
+    )  # fmt: skip
+    half = losses[losses.document == 0]
+    assert fit_thresholds(half, 0.1, 0.2).gap == 1.0
+    assert fit_thresholds(half, 0.1, 1.5).gap == 1.5
+    assert fit_thresholds(half, 1.0, 0.2).gap is None
+    thresholds = replace(fit_thresholds(half, 0.1, 0.0), gap=0.5, kl=0.8)
+    found = choose_targets(losses, thresholds, share=0.2)
+    assert set(found.document) == {1}
+    places = found.groupby(["far_part", "target_set"]).target.apply(list).to_dict()
+    assert places["document", "gap"] == [6, 10]
+    assert places["document", "gap_new"] == [6]
+    assert places["document", "gap_recurs"] == [10]
+    assert places["document", "kl"] == [7, 9]
+    assert places["placebo", "gap"] == [7]
+    # A fifth of five targets is one; which one has nothing to do with losses.
+    assert len(places["document", "recurs"]) == len(places["document", "new"]) == 1
+    other = choose_targets(losses.assign(loss_long=0.0, kl=0.0), thresholds, share=0.2)
+    for stratum in ("recurs", "new"):
+        pd.testing.assert_frame_equal(
+            found[found.target_set == stratum].reset_index(drop=True),
+            other[other.target_set == stratum].reset_index(drop=True),
+        )
     assert (parse_share("all"), parse_share("top10%")) == (1.0, 0.1)
+    assert {half_of(0), half_of(1)} == {"threshold", "report"}
 
 
 class Parrot(torch.nn.Module):
@@ -432,13 +548,12 @@ class Parrot(torch.nn.Module):
         return hidden
 
 
-def test_the_gate_tells_a_parrot_from_a_model_without_induction(model: Any) -> None:
-    passages = [np.random.default_rng(i).permutation(VOCAB)[:20] for i in range(5)]
+def test_the_check_tells_a_parrot_from_a_model_without_induction(model: Any) -> None:
+    passages = [Document(np.random.default_rng(i).permutation(VOCAB)[:20]) for i in range(5)]
     parrot = repetition_drop(Scorer(Parrot(), torch.device("cpu")), passages, 20)
     assert parrot["drop"] == pytest.approx(np.log(VOCAB), abs=0.01)
     assert parrot["has_induction"]
-    untrained = repetition_drop(Scorer(model, torch.device("cpu")), passages, 20)
-    assert not untrained["has_induction"]
+    assert not repetition_drop(Scorer(model), passages, 20)["has_induction"]
 
 
 def test_a_trained_run_is_measured_on_its_own_held_out_text(
@@ -446,40 +561,48 @@ def test_a_trained_run_is_measured_on_its_own_held_out_text(
 ) -> None:
     config = make_config()
     train(config)
-    run = load_model(config.run_folder, device="cpu")
-    text = open_source(run, max_documents=12)
-    assert len(text.documents) == 12
-    settings = Settings(Windows(24, 8, 4), ks=(1, 2), selectors=("add_one",), min_gap=0.0)
-    measure(run, text, settings, tmp_path / "results")
-    results = read_results(tmp_path / "results")
+    trained = load_model(config.run_folder, device="cpu")
+    text = open_documents(None, trained, limit=12)
+    assert len(text) == 12
+    windows = Windows(24, 8, 4)
+    choices: dict[str, Any] = {"ks": (1, 2), "selectors": "add_one", "min_gap": 0.0}
+    results = measure(trained, text, windows, units=["tokens", "words"], **choices)
     one = results.tokens[results.tokens.document == results.tokens.document.iloc[0]]
     assert " the " in "".join(one.text)
-    with pytest.raises(ConfigError, match="needs 65 positions"):
-        measure(run, text, replace(settings, windows=Windows(65, 8)), tmp_path / "other")
+    words = results.influence.query("units == 'words' and control == 'own'")
+    assert (words.far_end - words.far_first).max() > 1
+    with pytest.raises(ConfigError, match="needs 68 positions"):
+        measure(trained, text, Windows(65, 8, 4), **choices)
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         (replace(SETTINGS, selectors=("guess",)), "'guess' is unknown; choose from add_one"),
-        (replace(SETTINGS, ks=(11,)), "11 is more than the 10 far tokens"),
-        (replace(SETTINGS, ks=()), "from 1 up"),
+        (replace(SETTINGS, ks=(11,)), "11 is more than the 10 far units"),
+        (replace(SETTINGS, ks=(9,)), r"9 is more than the 8 far units \(span:3\)"),
+        (replace(SETTINGS, ks=()), "ks names none"),
+        (replace(SETTINGS, ks=(0,)), "from 1 up"),
+        (replace(SETTINGS, units=("span:1",)), "units=span:1 is none of"),
+        (replace(SETTINGS, foreign="none"), "foreign=none is none of"),
+        (replace(SETTINGS, far_states="both"), "far_states=both"),
         (replace(SETTINGS, num_foreign=0), "at least one draw"),
         (replace(SETTINGS, ks=(1, 1)), "names one twice"),
-        (replace(SETTINGS, min_gap=float("nan")), "--min-gap=nan"),
-        (replace(SETTINGS, seed=-1), "--seed=-1"),
-        (replace(SETTINGS, windows=Windows(16, 16)), "--short=16 must be below"),
-        (replace(SETTINGS, windows=Windows(63, 6)), "longer than --long=63"),
+        (replace(SETTINGS, min_gap=float("nan")), "min_gap=nan"),
+        (replace(SETTINGS, seed=-1), "seed=-1"),
+        (replace(SETTINGS, windows=Windows(16, 16)), "short=16 must be below"),
+        (replace(SETTINGS, windows=Windows(60, 6)), "longer than long=60"),
+        (replace(SETTINGS, units=("words",)), "need the text of each token"),
     ],
 )
 def test_settings_that_mean_nothing_are_refused(
-    model: Any, source: Source, tmp_path: Path, settings: Settings, message: str
+    model: Any, documents: Documents, tmp_path: Path, settings: Settings, message: str
 ) -> None:
     with pytest.raises((ConfigError, DataError), match=message):
-        measure(loaded(model), source, settings, tmp_path)
+        measured_into(tmp_path, model, documents, settings)
 
 
 @pytest.mark.parametrize("text", ["bottom10%", "top0%", "top200%", "10", "top x%"])
 def test_shares_that_are_none_are_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="--targets"):
+    with pytest.raises(ConfigError, match="targets="):
         parse_share(text)

@@ -10,11 +10,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from analysis.measure import measure
-from analysis.planted import plant_source
-from analysis.results import read_results
-from analysis.settings import Settings
-from analysis.sources import open_source, planted_config
+from analysis.documents import open_documents, plant_dependencies
+from analysis.measurement import measure
 from analysis.summary import describe
 from analysis.windows import Windows
 from olmo_sparsity.config import PlantedConfig, PositionsConfig, RunConfig
@@ -125,20 +122,15 @@ def test_what_is_planted_is_found_and_nothing_where_it_is_taken_out(
     )  # fmt: skip
     train(config)
     run = load_model(config.run_folder, device="cpu")
-    settings = Settings(Windows(30, 8), selectors=("add_one", "random"), ks=(1, 2))
-    text = open_source(run)
-    source = plant_source(text, planted_config(run), run, settings.windows, seed=0)
-    measure(run, source, settings, tmp_path / "results")
-    results = read_results(tmp_path / "results")
-    assert {"planted found", "without the planted"} <= {
-        words for words in ("planted found", "without the planted") if words in describe(results)
-    }
+    windows = Windows(30, 8)
+    documents = plant_dependencies(open_documents(None, run), run, windows)
+    results = measure(run, documents, windows, selectors=["add_one", "random"], ks=(1, 2))
+    assert "planted found" in describe(results)
+    assert "planted dependency, taken out" in describe(results)
     for count, warned in ((9, True), (10, False)):
         of_so_many = replace(results, summary=results.summary.assign(num_documents=count))
         assert ("too few to trust" in describe(of_so_many)) == warned
-    rows = results.summary[results.summary.control == "own"].set_index(
-        ["target_set", "selector", "k"]
-    )
+    rows = results.summary.set_index(["target_set", "selector", "k"])
     best = rows.loc["planted", "add_one", 2]
     assert best.hit_rate >= 0.9  # configs/planted.yaml is the one that must reach 0.95
     assert best.excess >= 0.8
@@ -151,11 +143,11 @@ def test_what_is_planted_is_found_and_nothing_where_it_is_taken_out(
     # Each document is its own control: the same text, window for window, but for the marks.
     losses = results.losses.groupby("document").target.count()
     assert (losses == 1).all()
-    half = len(source.documents) // 2
+    half = len(documents) // 2
     for number in range(half):
-        with_marks, without = source.documents[number], source.documents[number + half]
-        assert source.same_text(number, number + half)
-        differing = np.flatnonzero(with_marks != without)
+        with_marks, without = documents[number], documents[number + half]
+        assert with_marks.group == without.group
+        differing = np.flatnonzero(with_marks.tokens != without.tokens)
         np.testing.assert_array_equal(differing, results.planted.query("document == @number").place)
 
 
@@ -165,10 +157,8 @@ def test_a_model_that_does_not_know_what_is_planted_is_said_not_to(
     config = make_config(training__num_steps=2, data__planted={"num_tokens": 2, "num_values": 3})
     train(config)
     run = load_model(config.run_folder, device="cpu")
-    settings = Settings(Windows(24, 8), selectors=("nearest",), ks=(1,))
-    text = open_source(run, max_documents=20)
-    source = plant_source(text, planted_config(run), run, settings.windows, seed=0)
-    measure(run, source, settings, tmp_path / "results")
-    said = describe(read_results(tmp_path / "results"))
+    windows = Windows(24, 8)
+    documents = plant_dependencies(open_documents(None, run, limit=20), run, windows)
+    said = describe(measure(run, documents, windows, selectors="nearest", ks=(1,)))
     assert "does not know what is planted" in said
     assert "planted found" not in said

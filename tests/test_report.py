@@ -17,8 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from analysis.report import _json_for_html, write_report
-from analysis.results import Results
-from tests.fake_results import DOCUMENTS, KS, META, document_rows, fake_results, one_document
+from analysis.results import SETS, Results
+from tests.fake_results import (
+    DOCUMENTS,
+    KS,
+    META,
+    UNITS,
+    WIDTHS,
+    fake_results,
+    fake_words,
+    one_document,
+)
 
 HOSTILE = (
     *("</script><script>canary=1</script>", "<!--<script>", "<img src=x onerror=canary=1>"),
@@ -84,34 +93,31 @@ def page_of(results: Results, folder: Path, max_documents: int | None = None) ->
 
 def hostile_results(results: Results) -> Results:
     """Every string that came from outside is one of `HOSTILE`."""
-    long, short = 8, 2
     words = [HOSTILE[i % len(HOSTILE)] for i in range(60)]
-    meta = {
-        **{key: dict.fromkeys(META[key], HOSTILE[0]) for key in ("model", "data", "gate")},
-        "windows": {"long": long, "short": short, "stride": 1},
-        "selectors": ["add_one", HOSTILE[2]],
-        HOSTILE[0]: list(HOSTILE),
-        "counts": HOSTILE[4],
-    }
-    one = one_document(words, {20 + i: [13, 14, 15] for i in range(30)}, meta)
-    summary = one.summary.copy()
-    summary.loc[summary.selector == "divergence", "selector"] = HOSTILE[2]
-    summary.loc[summary.target_set == "zero_gap", "target_set"] = HOSTILE[4]
-    recovery = pd.concat([one.recovery, one.recovery.assign(target_set=HOSTILE[0])])
-    influence = pd.concat(
-        [
-            one.influence,
-            one.influence.assign(selector=HOSTILE[2]),
-            one.influence.assign(control="foreign"),
-        ]
+    meta = replace(
+        META,
+        **{name: dict.fromkeys(getattr(META, name), HOSTILE[0]) for name in ("model", "data")},
+        gate=dict.fromkeys(META.gate, HOSTILE[0]),
+        windows=META.windows | {"long": 8, "short": 2, "stride": 1},
+        units=["tokens", HOSTILE[5]],
+        selectors=["add_one", HOSTILE[2]],
+        versions={HOSTILE[0]: list(HOSTILE)},
+        counts={"documents_too_short": HOSTILE[4]},
     )
-    dependencies = results.dependencies.assign(kind=list(HOSTILE[: len(results.dependencies)]))
+    one = one_document(words, {20 + i: [13, 14, 15] for i in range(30)}, meta)
+    summary = results.summary.replace(
+        {"divergence": HOSTILE[2], "recurs": HOSTILE[4], "span:4": HOSTILE[5]}
+    )
+    other_units = one.influence.assign(units=HOSTILE[5])
+    influence = [one.influence, one.influence.assign(selector=HOSTILE[2]), other_units,
+                 one.influence.assign(control="foreign")]  # fmt: skip
+    kinds = [HOSTILE[i % len(HOSTILE)] for i in range(len(results.dependencies))]
     return replace(
         one,
         summary=summary,
-        recovery=recovery,
-        influence=influence,
-        dependencies=dependencies,
+        targets=pd.concat([one.targets, one.targets.assign(target_set=HOSTILE[0])]),
+        influence=pd.concat(influence),
+        dependencies=results.dependencies.assign(kind=kinds),
     )
 
 
@@ -135,64 +141,99 @@ def test_only_the_named_script_and_style_may_run(page: Page) -> None:
 def test_the_page_holds_the_results(page: Page, results: Results) -> None:
     data = page.data("page-data")
     assert data["ks"] == list(KS)
-    assert [document[0] for document in data["documents"]][:5] == list(DOCUMENTS[::2])
-    document = page.data("document-2")
-    rows = document_rows(2)
-    assert "".join(document["text"]) == "".join(rows["tokens"]["text"])
-    losses = results.losses.query("document == 2")
+    assert data["units"] == list(UNITS)
+    assert [document[0] for document in data["documents"]] == list(DOCUMENTS[1::2])
+    document = page.data("document-3")
+    assert "".join(document["text"]) == "".join(fake_words(3))
+    losses = results.losses.query("document == 3")
     np.testing.assert_allclose(document["short"], losses.loss_short, atol=6e-5)
     assert document["targets"] == losses.target.tolist()
-    recovery = results.recovery.query("document == 2 and selector == 'add_one' and k == 4")
-    influence = results.influence.query("document == 2 and selector == 'add_one'")
-    assert len(document["chosen"]) == recovery.target.nunique()
+    own_part = "document == 3 and far_part == 'document'"
+    recovery = results.recovery.query(f"{own_part} and selector == 'add_one' and k == 4")
+    influence = results.influence.query(f"{own_part} and selector == 'add_one'")
+    targets = results.targets.query(own_part).groupby("target").target_set.agg(set)
+    assert [target for target, *_ in document["chosen"]] == targets.index.tolist()
     for target, sets, entries in document["chosen"]:
-        own, foreign = entries[str(data["selectors"].index("add_one"))]
-        at_4 = recovery[recovery.target == target]
-        assert data["sets"][sets[0]] == at_4.target_set.iloc[0]
-        for side, control in ((own, "own"), (foreign, "foreign")):
-            expected = at_4[at_4.control == control].loss_set.mean()  # over draws
-            assert side[2][KS.index(4)] == pytest.approx(expected, abs=1e-4)
-            ranked = influence[(influence.target == target) & (influence.control == control)]
-            assert side[0] == ranked.sort_values("rank").far_position.tolist()
+        assert {data["sets"][i] for i in sets} == targets[target]
+        for number, units in enumerate(UNITS):
+            sides = entries[f"{number} {data['selectors'].index('add_one')}"]
+            for side, control in zip(sides, ("own", "foreign"), strict=True):
+                asked = f"target == {target} and units == {units!r} and control == {control!r}"
+                expected = recovery.query(asked).loss_set.mean()  # over draws
+                assert side[3][KS.index(4)] == pytest.approx(expected, abs=1e-4)
+                ranked = influence.query(asked).sort_values("rank")
+                assert side[0] == ranked.far_first.tolist()
+                assert set(side[1]) == {WIDTHS[units]}
+                assert side[4] == (ranked.far_text.tolist() if control == "foreign" else [])
 
 
-def test_headline_never_shows_recovery_without_its_control(page: Page, results: Results) -> None:
-    own, foreign = (
-        results.summary.query("target_set == 'gap' and selector == 'add_one' and k == 4")
-        .set_index("control")
-        .loc[["own", "foreign"]]
-        .to_dict("records")
-    )
-    sentence = re.search(r"With 4 far tokens, add one recovers.*", page.text)
+def test_headline_never_shows_recovery_without_its_controls(page: Page, results: Results) -> None:
+    row = results.summary.query(
+        "target_set == 'gap' and units == 'tokens' and selector == 'add_one' and k == 1"
+    ).iloc[0]
+    sentence = re.search(r"Net excess recovery of add one with k = 1 \(tokens\).*", page.text)
     assert sentence
-    assert f"{own['recovery']:.2f} of the gap" in sentence[0]
-    assert f"recover {foreign['recovery']:.2f}" in sentence[0]
-    excess = f"{own['excess']:.2f} [{own['excess_low']:.2f}, {own['excess_high']:.2f}]"
-    assert excess in sentence[0]
-    assert page.text.count(excess) > 1  # in the table too
+    net = f"{row.net:.2f} [{row.net_low:.2f}, {row.net_high:.2f}]"
+    said = [net, f"recover {row.recovery:.2f} of the gap", f"another text {row.foreign:.2f}",
+            f"the excess is {row.placebo:.2f}"]  # fmt: skip
+    places = [sentence[0].index(words) for words in said]
+    assert places == sorted(places)
+
+
+@pytest.mark.usefixtures("_no_figure")
+@pytest.mark.parametrize("main", ["gap", "planted"])
+def test_headline_and_open_table_are_of_the_same_targets(
+    results: Results, tmp_path: Path, main: str
+) -> None:
+    summary = results.summary.replace({"gap": main, "recurs": "planted_removed"})
+    without = ["net", "net_low", "net_high", "placebo"] if main == "planted" else []
+    page = page_of(replace(results, summary=summary.assign(**dict.fromkeys(without))), tmp_path)
+    raw = (tmp_path / "deep" / "report.html").read_text(encoding="utf-8")
+    (table,) = re.findall(r"<details open>.*?</details>", raw)
+    assert f"Targets: {SETS[main]} ·" in table
+    headline = re.search(r"ecovery of add one with k = 1 \(tokens\): (.*?\])\.", page.text)
+    assert headline
+    assert f"<td>{headline[1]}</td>" in table
+    assert ("there is no placebo" in page.text) == (main == "planted")
+
+
+@pytest.mark.usefixtures("_no_figure")
+def test_it_opens_on_the_document_of_the_largest_gain(results: Results, tmp_path: Path) -> None:
+    rows = results.recovery
+    own = (rows.document == 7) & (rows.control == "own") & (rows.k == 1)
+    first = own & (rows.target == rows.target[own].iloc[0]) & (rows.far_part == "document")
+    far = replace(results, recovery=rows.assign(loss_set=rows.loss_set.mask(first, -50.0)))
+    data = page_of(far, tmp_path).data("page-data")
+    assert data["documents"][data["start"]][0] == 7
+    placebo = rows.assign(loss_set=rows.loss_set.mask(rows.far_part == "placebo", -50.0))
+    start = page_of(results, tmp_path).data("page-data")["start"]
+    again = page_of(replace(results, recovery=placebo), tmp_path).data("page-data")["start"]
+    assert start == again
 
 
 @pytest.mark.usefixtures("_no_figure")
 def test_the_gate_is_stated_first(results: Results, tmp_path: Path) -> None:
     gate = {"loss_first": 5.0, "loss_repeated": 4.9, "drop": 0.1, "has_induction": False}
-    text = page_of(replace(results, meta=META | {"gate": gate}), tmp_path).text
-    assert text.index("This model has no induction.") < text.index("With 4 far tokens")
+    text = page_of(replace(results, meta=replace(META, gate=gate)), tmp_path).text
+    assert text.index("This model has no induction.") < text.index("Net excess recovery of")
     assert "repeated once 4.90: a drop of 0.10" in text
-    text = page_of(replace(results, meta={}), tmp_path).text
-    assert "was not measured" in text
+    assert (
+        "was not measured" in page_of(replace(results, meta=replace(META, gate={})), tmp_path).text
+    )
 
 
 @pytest.mark.usefixtures("_no_figure")
 def test_what_is_left_out_is_counted(results: Results, tmp_path: Path) -> None:
-    page = page_of(results, tmp_path, max_documents=6)
-    assert "6 of 10 measured documents are on this page. 2 more were too short." in page.text
+    targets = results.targets[~results.targets.document.isin([1, 5])]
+    page = page_of(replace(results, targets=targets), tmp_path, max_documents=3)
+    assert "3 of 10 measured documents are on this page. 2 more were too short." in page.text
     shown = [document[0] for document in page.data("page-data")["documents"]]
-    assert shown == [0, 2, 4, 6, 8, 1]  # those with chosen targets first
+    assert shown == [3, 7, 9]  # those with chosen targets first
 
 
 @pytest.mark.usefixtures("_no_figure")
 @pytest.mark.parametrize(
-    "name", ["tokens", "losses", "influence", "recovery", "summary", "dependencies"]
+    "name", ["tokens", "losses", "targets", "influence", "recovery", "summary", "dependencies"]
 )
 def test_a_table_without_rows_makes_a_page_all_the_same(
     results: Results, tmp_path: Path, name: str
@@ -207,7 +248,7 @@ def test_hostile_text_stays_text(page: Page, results: Results, tmp_path: Path) -
     assert {tag for tag, _ in hostile.elements} == expected
     assert sum(tag == "script" for tag, _ in hostile.elements) == 3
     assert hostile.source("script") == page.source("script")
-    assert hostile.data("document-0")["text"] == [HOSTILE[i % len(HOSTILE)] for i in range(60)]
+    assert hostile.data("document-1")["text"] == [HOSTILE[i % len(HOSTILE)] for i in range(60)]
     assert HOSTILE[2] in hostile.data("page-data")["selectors"]
     for _, attributes in hostile.elements:
         assert not [name for name in attributes if name.startswith(("on", "autofocus"))]
@@ -220,8 +261,8 @@ def test_hostile_text_stays_text(page: Page, results: Results, tmp_path: Path) -
 @pytest.mark.usefixtures("_no_figure")
 def test_without_a_tokenizer_the_text_is_numbers(results: Results, tmp_path: Path) -> None:
     page = page_of(replace(results, tokens=results.tokens.assign(text="")), tmp_path)
-    ids = results.tokens.query("document == 0").token_id
-    assert page.data("document-0")["text"] == [f"{token_id} " for token_id in ids]
+    ids = results.tokens.query("document == 1").token_id
+    assert page.data("document-1")["text"] == [f"{token_id} " for token_id in ids]
 
 
 @settings(max_examples=200, deadline=None)

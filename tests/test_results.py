@@ -1,4 +1,4 @@
-"""Results survive kills, resumes and merges without a trace of them."""
+"""Results survive kills and resumes without a trace of them."""
 
 from __future__ import annotations
 
@@ -17,26 +17,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+import analysis.parts
+from analysis.parts import Parts, finish
 from analysis.pieces import token_pieces
-from analysis.results import (
-    ROWS_BY_DOCUMENT,
-    SCHEMAS,
-    ResultWriter,
-    consolidate,
-    merge,
-    read_parts,
-    read_results,
-)
+from analysis.results import Meta, read_results
+from analysis.tables import MADE_OF_PARTS, PHASES, SCHEMAS
 from olmo_sparsity.data.tokenizer import load_tokenizer, train_tokenizer
 from olmo_sparsity.errors import DataError
-from tests.fake_results import (
-    DOCUMENTS,
-    META,
-    SUMMARY,
-    document_rows,
-    fake_words,
-    write_fake_results,
-)
+from tests.fake_results import DOCUMENTS, META, fake_words, write_fake_results
 
 IDENTITY = {"model": {"fingerprint": "a1"}, "windows": {"long": 64, "short": 16}, "ks": [1, 2]}
 NUM_DOCUMENTS = 6
@@ -48,52 +36,38 @@ def _no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("olmo_sparsity.files.sync", lambda path: None)
 
 
-def tiny_rows(document: int) -> dict:
-    """Document 3 has no rows; document 4 has no candidates. Rows come in no order."""
+def tiny_rows(document: int) -> dict[str, dict]:
+    """Of both phases. Document 3 has no rows. Rows come in no order."""
     if document == 3:
-        return {}
+        return {phase: {} for phase in PHASES}
     rng = np.random.default_rng(document)
     targets = rng.permutation(5)
-    rows: dict = {
-        "tokens": {
-            "place": targets,
-            "token_id": rng.integers(9, size=5),
-            "text": [f"{document}·{place}" for place in targets],
-        },
-        "losses": {
-            "target": targets,
-            "token_id": rng.integers(9, size=5),
-            "loss_long": rng.random(5),
-            "loss_short": rng.random(5),
-            "half": ["report"] * 5,
-        },
-        "costs": {"selector": ["add_one"], "token_forwards": [2**40], "num_targets": [5]},
-        "recovery": {
-            "target": targets,
-            "target_set": ["gap"] * 5,
-            "selector": ["add_one"] * 5,
-            "control": ["own"] * 5,
-            "draw": [0] * 5,
-            "k": [1] * 5,
-            "loss_set": rng.random(5),
-            "kl_set": [None, np.nan, 0.5, 1.0, 0.25],
-            "kl_short": [None, np.nan, 1.0, 2.0, 3.0],
-        },
-    }
-    if document == 4:
-        rows["influence"] = {}
-    else:
-        # Draws of the foreign control share every key; only the rest of the row tells them apart.
-        rows["influence"] = {
-            "target": [0] * 4,
-            "selector": ["add_one"] * 4,
-            "control": ["foreign"] * 4,
-            "rank": [1, 0, 1, 0],
-            "far_position": rng.integers(50, size=4),
-            "far_token_id": rng.integers(9, size=4),
-            "influence": rng.random(4),
-        }
-    return rows
+    about = {"target": targets, "far_part": ["document"] * 5, "units": ["tokens"] * 5,
+             "selector": ["add_one"] * 5}  # fmt: skip
+    losses = {
+        "losses": {"target": targets, "token_id": rng.integers(9, size=5),
+                   "loss_short": rng.random(5), "loss_long": rng.random(5), "kl": rng.random(5),
+                   "stratum": ["new"] * 5, "placebo_loss_long": rng.random(5),
+                   "placebo_kl": rng.random(5), "placebo_stratum": ["new"] * 5},
+    }  # fmt: skip
+    recovery = {
+        "tokens": {"place": targets, "token_id": rng.integers(9, size=5),
+                   "text": [f"{document}·{place}" for place in targets]},
+        "costs": {"units": ["tokens"], "selector": ["add_one"], "token_forwards": [2**40],
+                  "num_targets": [5]},
+        "recovery": about | {"control": ["own"] * 5, "draw": [0] * 5, "k": [1] * 5,
+                             "num_tokens": [1] * 5, "loss_set": rng.random(5),
+                             "kl_set": [None, np.nan, 0.5, 1.0, 0.25]},
+        "influence": about | {"control": ["foreign"] * 5, "rank": [1] * 5,
+                              "far_first": rng.integers(50, size=5), "far_end": [60] * 5,
+                              "far_text": ["x"] * 5, "influence": rng.random(5)},
+    }  # fmt: skip
+    return {"losses": losses, "recovery": recovery}
+
+
+def write(parts: Parts, document: int) -> None:
+    for phase, tables in tiny_rows(document).items():
+        parts.write(phase, document, tables)
 
 
 def bytes_of(folder: Path) -> dict[str, bytes]:
@@ -101,11 +75,11 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
 
 
 def measured_at_once(folder: Path) -> dict[str, bytes]:
-    writer = ResultWriter(folder, IDENTITY)
+    parts = Parts(folder, IDENTITY)
     for document in range(NUM_DOCUMENTS):
-        writer.write(document, tiny_rows(document))
-    writer.close()
-    consolidate(folder, SUMMARY, META)
+        write(parts, document)
+    parts.flush()
+    finish(folder, {}, Meta())
     return bytes_of(folder)
 
 
@@ -113,153 +87,98 @@ def measured_at_once(folder: Path) -> dict[str, bytes]:
 @given(
     order=st.permutations(range(NUM_DOCUMENTS)),
     kills=st.sets(st.integers(0, NUM_DOCUMENTS - 1)),
-    consolidated_after=st.sets(st.integers(0, NUM_DOCUMENTS - 1)),
+    twice=st.sets(st.integers(0, NUM_DOCUMENTS - 1)),
     part_size=st.integers(1, 4),
 )
-def test_killed_and_resumed_equals_uninterrupted(
-    order: list[int], kills: set[int], consolidated_after: set[int], part_size: int
+def test_killed_resumed_and_measured_by_two_equals_uninterrupted(
+    order: list[int], kills: set[int], twice: set[int], part_size: int
 ) -> None:
     with tempfile.TemporaryDirectory() as parent:
         expected = measured_at_once(Path(parent) / "once")
         folder = Path(parent) / "often"
-        writer = ResultWriter(folder, IDENTITY, part_size=part_size)
+        parts = Parts(folder, IDENTITY, part_size=part_size)
+        other = Parts(folder, IDENTITY, part_size=part_size)
         for step, document in enumerate([*order, *order]):  # the second round does what was lost
-            if document in writer.finished():
+            if all(document in parts.finished(phase) for phase in PHASES):
                 continue
-            writer.write(document, tiny_rows(document))
+            write(parts, document)
+            if document in twice:
+                write(other, document)
             if step in kills:  # what is buffered is gone, a part half written stays
-                half_written = folder / "parts" / "000099.tmp"
+                half_written = folder / "parts/losses/000099.tmp"
                 half_written.mkdir(exist_ok=True)
                 (half_written / "losses.parquet").write_bytes(b"PAR1")
-                writer = ResultWriter(folder, IDENTITY, part_size=part_size)
-            if step in consolidated_after:
-                consolidate(folder, {}, {})
-        writer.close()
-        assert writer.finished() == set(range(NUM_DOCUMENTS))
-        consolidate(folder, SUMMARY, META)
-        assert bytes_of(folder) == expected
-        assert not list((folder / "parts").iterdir())
-        consolidate(folder, SUMMARY, META)
-        assert bytes_of(folder) == expected
-
-
-@settings(deadline=None, max_examples=15)
-@given(
-    shard_of=st.lists(st.integers(0, 2), min_size=NUM_DOCUMENTS, max_size=NUM_DOCUMENTS),
-    finished_shards=st.sets(st.integers(0, 2)),
-    order=st.permutations(range(3)),
-)
-def test_merged_shards_equal_one_process(
-    shard_of: list[int], finished_shards: set[int], order: list[int]
-) -> None:
-    with tempfile.TemporaryDirectory() as parent:
-        expected = measured_at_once(Path(parent) / "once")
-        folders = [Path(parent) / f"shard{i}" for i in range(3)]
-        for i, folder in enumerate(folders):
-            writer = ResultWriter(folder, IDENTITY)
-            for document in range(NUM_DOCUMENTS):
-                if shard_of[document] == i:
-                    writer.write(document, tiny_rows(document))
-            writer.close()
-            if i in finished_shards:
-                consolidate(folder, {}, {})
-        out = Path(parent) / "merged"
-        (Path(parent) / "merged.tmp").mkdir()  # an earlier merge was killed
-        merge([folders[i] for i in order], out)
-        assert ResultWriter(out, IDENTITY).finished() == set(range(NUM_DOCUMENTS))
-        consolidate(out, SUMMARY, META)
-        assert bytes_of(out) == expected
+                parts = Parts(folder, IDENTITY, part_size=part_size)
+        parts.flush()
+        other.flush()
+        for phase in PHASES:
+            assert Parts(folder, IDENTITY).finished(phase) == set(range(NUM_DOCUMENTS))
+        for _ in range(2):
+            finish(folder, {}, Meta())
+            assert bytes_of(folder) == expected
 
 
 @pytest.mark.parametrize("num_tables", range(len(SCHEMAS)))
-def test_consolidate_killed_between_tables_can_be_repeated(
+def test_killed_between_final_tables_can_be_repeated(
     tmp_path: Path, num_tables: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = measured_at_once(tmp_path / "once")
-    folder = tmp_path / "killed"
-    for documents in ([0, 1, 2], [3, 4, 5]):
-        writer = ResultWriter(folder, IDENTITY)
-        for document in documents:
-            writer.write(document, tiny_rows(document))
-        writer.close()
-        if documents[0] == 0:
-            consolidate(folder, SUMMARY, META)
-    import analysis.results
-
-    written = 0
-    write_table = analysis.results._write_table
+    parts = Parts(tmp_path / "killed", IDENTITY)
+    for document in range(NUM_DOCUMENTS):
+        write(parts, document)
+    parts.flush()
+    written, write_table = [], analysis.parts.write_table
 
     def write_some(path: Path, table: pa.Table) -> None:
-        nonlocal written
-        if written == num_tables:
+        if len(written) == num_tables:
             raise KeyboardInterrupt
-        written += 1
+        written.append(path)
         write_table(path, table)
 
     with monkeypatch.context() as patch:
-        patch.setattr(analysis.results, "_write_table", write_some)
+        patch.setattr(analysis.parts, "write_table", write_some)
         with pytest.raises(KeyboardInterrupt):
-            consolidate(folder, SUMMARY, META)
-    with pytest.raises(DataError, match="does not count"):
-        read_results(folder)
-    assert len(read_parts(folder)["losses"]) == 5 * (NUM_DOCUMENTS - 1)
-    consolidate(folder, SUMMARY, META)
-    assert bytes_of(folder) == expected
+            finish(parts.folder, {}, Meta())
+    with pytest.raises(DataError, match=r"no meta\.json yet; run the same"):
+        read_results(parts.folder)
+    finish(parts.folder, {}, Meta())
+    assert bytes_of(parts.folder) == expected
 
 
 def test_rows_come_back_sorted_with_their_values(tmp_path: Path) -> None:
-    writer = ResultWriter(tmp_path, IDENTITY)
+    parts = Parts(tmp_path, IDENTITY)
     for document in (5, 0):
-        writer.write(document, tiny_rows(document))
-    assert read_parts(tmp_path)["losses"].empty  # still in the buffer
-    writer.close()
-    parts = read_parts(tmp_path)
-    for name, schema in ROWS_BY_DOCUMENT.items():
-        assert list(parts[name].columns) == schema.names
-        by = [column for column in schema.names if not column.startswith("kl_")]
+        write(parts, document)
+    assert parts.read("losses").empty  # still in the buffer
+    parts.flush()
+    tables = {name: parts.read(name) for name in MADE_OF_PARTS}
+    for name, schema in MADE_OF_PARTS.items():
+        assert list(tables[name].columns) == schema.names
+        by = [column for column in schema.names if column != "kl_set"]
         pd.testing.assert_frame_equal(
-            parts[name], parts[name].sort_values(by, ignore_index=True), check_dtype=False
+            tables[name], tables[name].sort_values(by, ignore_index=True), check_dtype=False
         )
-    wanted = tiny_rows(0)["losses"]
-    row = parts["losses"].query("document == 0 and target == 2").iloc[0]
+    wanted = tiny_rows(0)["losses"]["losses"]
+    row = tables["losses"].query("document == 0 and target == 2").iloc[0]
     assert row.loss_long == np.float32(wanted["loss_long"][list(wanted["target"]).index(2)])
-    assert parts["recovery"].kl_set.isna().sum() == 4
-    costs = parts["costs"].query("document == 5")
-    assert costs.to_dict("records") == [
-        {"document": 5, "selector": "add_one", "token_forwards": 2**40, "num_targets": 5}
-    ]
-    consolidate(tmp_path, {}, {})
-    for name, table in read_parts(tmp_path).items():
-        pd.testing.assert_frame_equal(table, parts[name])
+    assert tables["recovery"].kl_set.isna().sum() == 4
+    assert tables["costs"].query("document == 5").to_dict("records") == [
+        {"document": 5, "units": "tokens", "selector": "add_one", "token_forwards": 2**40,
+         "num_targets": 5}
+    ]  # fmt: skip
 
 
 def test_another_identity_is_refused_by_its_first_field(tmp_path: Path) -> None:
-    ResultWriter(tmp_path / "a", IDENTITY).close()
-    ResultWriter(tmp_path / "a", json.loads(json.dumps(IDENTITY)))
+    Parts(tmp_path, IDENTITY)
+    Parts(tmp_path, json.loads(json.dumps(IDENTITY)))
     changed = IDENTITY | {"windows": {"long": 64, "short": 8}, "ks": [1]}
     message = r"windows\.short differs: 8 in this measurement, 16 in .*identity\.json"
     with pytest.raises(DataError, match=message):
-        ResultWriter(tmp_path / "a", changed)
-    ResultWriter(tmp_path / "b", IDENTITY | {"seed": 3}).close()
-    with pytest.raises(DataError, match=r"seed differs: nothing in .*a, 3 in .*b; "):
-        merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_merge_refuses_what_it_cannot_add_up(tmp_path: Path) -> None:
-    for name in "ab":
-        writer = ResultWriter(tmp_path / name, IDENTITY)
-        writer.write(2, tiny_rows(2))
-        writer.close()
-    with pytest.raises(DataError, match=r"document 2 is in .*a and in .*b"):
-        merge([tmp_path / "a", tmp_path / "b"], tmp_path / "out")
-    with pytest.raises(DataError, match="already exists"):
-        merge([tmp_path / "a"], tmp_path / "b")
-    with pytest.raises(DataError, match="no folders"):
-        merge([], tmp_path / "out")
-    with pytest.raises(DataError, match="holds no results"):
-        merge([tmp_path / "nowhere"], tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+        Parts(tmp_path, changed)
+    (tmp_path / "identity.json").unlink()
+    (tmp_path / "losses.parquet").touch()
+    with pytest.raises(DataError, match=r"identity\.json is missing beside results"):
+        Parts(tmp_path, IDENTITY)
 
 
 def truncate(path: Path) -> None:
@@ -291,41 +210,47 @@ def test_a_damaged_table_is_named(
 def test_unfinished_and_unreadable_folders_are_explained(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no results"):
         read_results(tmp_path)
-    writer = ResultWriter(tmp_path, IDENTITY)
-    writer.write(0, tiny_rows(0))
-    writer.close()
+    parts = Parts(tmp_path, IDENTITY)
+    write(parts, 0)
+    parts.flush()
     with pytest.raises(DataError, match=r"no meta\.json yet; run the same"):
         read_results(tmp_path)
-    consolidate(tmp_path, SUMMARY, META)
+    finish(tmp_path, {}, Meta())
     read_results(tmp_path)
-    for text in ("{", "[]"):
+    for text in ("{", "[]", '{"windows": 3}', '{"ks": null}'):
         (tmp_path / "meta.json").write_text(text)
         with pytest.raises(DataError, match=r"meta\.json"):
             read_results(tmp_path)
 
 
+def test_a_part_that_does_not_say_what_it_holds_is_named(tmp_path: Path) -> None:
+    parts = Parts(tmp_path, IDENTITY)
+    write(parts, 0)
+    parts.flush()
+    for path in tmp_path.glob("parts/losses/*/finished.json"):
+        path.write_text("{}")
+    with pytest.raises(DataError, match=r"finished\.json: must be a list of document numbers"):
+        Parts(tmp_path, IDENTITY).finished("losses")
+
+
 def test_a_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
-    writer = ResultWriter(tmp_path, IDENTITY)
-    rows = tiny_rows(1)
+    rows = tiny_rows(1)["losses"]
     rows["losses"]["loss_long"][3] = np.inf
     with pytest.raises(DataError, match=r"document 1, table losses: loss_long .* 1 of 5 rows"):
-        writer.write(1, rows)
+        Parts(tmp_path, IDENTITY).write("losses", 1, rows)
 
 
 def test_a_process_that_lives_loses_at_most_the_last_seconds(tmp_path: Path) -> None:
-    writer = ResultWriter(tmp_path, IDENTITY, flush_every_s=0)
-    writer.write(0, tiny_rows(0))
-    assert ResultWriter(tmp_path, IDENTITY).finished() == {0}
+    write(Parts(tmp_path, IDENTITY, flush_every_s=0), 0)
+    assert Parts(tmp_path, IDENTITY).finished("losses") == {0}
 
 
 def test_results_hold_everything_and_pandas_reads_them(tmp_path: Path) -> None:
     write_fake_results(tmp_path)
     results = read_results(tmp_path)
-    expected = document_rows(DOCUMENTS[0])["tokens"]
-    texts = results.tokens.query("document == 0").text
-    assert "".join(texts) == "".join(expected["text"])
-    assert results.meta["windows"] == META["windows"]
-    assert len(results.summary) == len(SUMMARY["summary"]["k"])
+    texts = results.tokens.query(f"document == {DOCUMENTS[0]}").text
+    assert "".join(texts) == "".join(fake_words(DOCUMENTS[0]))
+    assert results.meta.windows == META.windows
     # The one-liner of docs/formats.md.
     line = re.search(r"pd\.read_parquet\(\"(.*?)\"\)", (ROOT / "docs/formats.md").read_text())
     assert line

@@ -33,6 +33,7 @@ LIT = f"""{PLACES}
         Number(node.style.getPropertyValue('--share')),
         parseFloat(getComputedStyle(node).borderBottomWidth)]);
 """
+FIRST = 1  # the first document with chosen targets
 CURRENT = f"{PLACES} const node = all('.current')[0]; return node ? placeOf.get(node) : null"
 TARGETS = f"{PLACES} return all('.target').map((node) => placeOf.get(node))"
 NODE = f"{PLACES} return nodes[arguments[0]]"
@@ -64,14 +65,18 @@ def report(results: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def page(browser: Browser, report: Path) -> Iterator[Browser]:
     browser.open(report)
+    browser.run(CHOOSE, "document", "0")
     yield browser
     assert browser.console() == []
 
 
-def influence_of(results: Results, target: int, selector: str = "add_one") -> Any:
-    rows = results.influence
-    rows = rows[(rows.document == 0) & (rows.target == target) & (rows.selector == selector)]
-    return rows[rows.control == "own"].sort_values("rank")
+def influence_of(
+    results: Results, target: int, selector: str = "add_one", units: str = "tokens"
+) -> Any:
+    return results.influence.query(
+        f"document == {FIRST} and target == {target} and far_part == 'document' and "
+        f"selector == {selector!r} and units == {units!r} and control == 'own'"
+    ).sort_values("rank")
 
 
 def panel(page: Browser) -> str:
@@ -84,20 +89,20 @@ def spoken(page: Browser) -> str:
 
 def test_the_text_is_the_document(page: Browser) -> None:
     shown = page.run("return document.getElementById('text').textContent")
-    assert shown == "".join(fake_words(0))
+    assert shown == "".join(fake_words(FIRST))
 
 
 @pytest.mark.parametrize("selector", ["add_one", "attention"])
 def test_pointing_lights_up_the_right_tokens(
     page: Browser, results: Results, selector: str
 ) -> None:
-    page.run(CHOOSE, "selector", str(META["selectors"].index(selector)))
+    page.run(CHOOSE, "selector", str(META.selectors.index(selector)))
     for target in page.run(TARGETS)[3:6]:
         page.hover(NODE, target)
         rows = influence_of(results, target, selector)
         lit = sorted(page.run(LIT), key=lambda one: int(one[1]))
         assert page.run(CURRENT) == target
-        assert [one[0] for one in lit] == rows.far_position.tolist()
+        assert [one[0] for one in lit] == rows.far_first.tolist()
         assert [int(one[1]) for one in lit] == rows["rank"].tolist()
         shares = rows.influence / rows.influence.max()
         np.testing.assert_allclose([one[2] for one in lit], shares, atol=1e-3)
@@ -106,23 +111,62 @@ def test_pointing_lights_up_the_right_tokens(
         assert widths[0] > widths[-1] + 2
 
 
+def test_units_are_lit_as_runs_the_first_on_top(page: Browser, results: Results) -> None:
+    page.run(CHOOSE, "units", str(META.units.index("span:4")))
+    for target in page.run(TARGETS)[3:6]:
+        page.hover(NODE, target)
+        rows = influence_of(results, target, units="span:4")
+        rank_of: dict[int, int] = {}
+        for row in rows.itertuples():
+            for place in range(row.far_first, row.far_end):
+                rank_of.setdefault(place, row.rank)
+        shares = rows.set_index("rank").influence / rows.influence.max()
+        lit = page.run(LIT)
+        assert [one[0] for one in lit] == sorted(rank_of)
+        np.testing.assert_allclose(
+            [one[2] for one in lit], [shares[rank_of[one[0]]] for one in lit], atol=1e-3
+        )
+        labels = {place: int(rank) for place, rank, *_ in lit if rank}
+        firsts = {rank: place for place, rank in sorted(rank_of.items(), reverse=True)}
+        assert labels == {place: rank for rank, place in firsts.items()}
+    page.click("return document.querySelector('#panel .ranked button')")
+    pointed = f"{PLACES} return all('.pointed').map((node) => placeOf.get(node))"
+    first = rows.iloc[0]
+    assert page.run(pointed) == list(range(first.far_first, first.far_end))
+    text = "".join(fake_words(FIRST)[first.far_first : first.far_end]).strip()
+    assert text in panel(page)
+
+
+def test_it_opens_on_the_largest_gain(browser: Browser, report: Path, results: Results) -> None:
+    browser.open(report)
+    rows = results.recovery.query(
+        "far_part == 'document' and units == 'tokens' and selector == 'add_one' and k == 1"
+    )
+    losses = rows.groupby(["document", "target", "control"]).loss_set.mean().unstack("control")
+    document, target = (losses.foreign - losses.own).idxmax()
+    opened = browser.run("return document.getElementById('document').selectedOptions[0].label")
+    assert opened.startswith(f"{document} · ")
+    assert browser.run(CURRENT) == target
+
+
 def test_the_panel_has_the_numbers_of_the_target(page: Browser, results: Results) -> None:
     target = page.run(TARGETS)[4]
     page.hover(NODE, target)
-    row = results.losses.query("document == 0 and target == @target").iloc[0]
+    row = results.losses.query("document == @FIRST and target == @target").iloc[0]
     shown = panel(page)
     for value in (row.loss_short, row.loss_long, row.loss_short - row.loss_long):
         assert f"{value:.2f}" in shown
     page.run("document.querySelector('#panel details').open = true")
     shown = panel(page)
     rows = results.recovery.query(
-        "document == 0 and target == @target and selector == 'add_one' and k == 8"
+        "document == @FIRST and target == @target and far_part == 'document' "
+        "and units == 'tokens' and selector == 'add_one' and k == 8"
     )
     for control in ("own", "foreign"):
         assert f"{rows[rows.control == control].loss_set.mean():.2f}" in shown
     first = influence_of(results, target).iloc[0]
-    assert f"{target - first.far_position} back" in shown
-    assert f"{first.influence:.2f}" in shown
+    assert f"{target - first.far_first} back" in shown
+    assert f"{float(f'{first.influence:.4g}'):.2f}" in shown  # the page keeps four digits
     assert page.run("return document.querySelectorAll('#panel svg polyline').length") == 2
 
 
@@ -141,10 +185,10 @@ def test_a_click_holds_and_escape_lets_go(page: Browser) -> None:
 
 
 def test_filters_leave_what_they_say(page: Browser, results: Results) -> None:
-    losses = results.losses[results.losses.document == 0].set_index("target")
+    losses = results.losses[results.losses.document == FIRST].set_index("target")
     gaps = (losses.loss_short - losses.loss_long).round(4)
-    recovery = results.recovery[results.recovery.document == 0]
-    searched = sorted(set(recovery.target))
+    chosen = results.targets.query("document == @FIRST and far_part == 'document'")
+    searched = sorted(set(chosen.target))
     assert page.run(TARGETS) == searched
     page.run(CHOOSE, "gap", "1.5")
     expected = [target for target in searched if gaps[target] >= 1.5]
@@ -153,25 +197,22 @@ def test_filters_leave_what_they_say(page: Browser, results: Results) -> None:
     count = page.run("return document.getElementById('count').textContent")
     assert count == f"{len(expected)} of {len(searched)} targets"
     page.run(CHOOSE, "gap", "0")
-    sets = list(dict.fromkeys(results.recovery.target_set))
-    page.run(CHOOSE, "set", str(sets.index("zero_gap")))
-    zero = sorted(set(recovery.target[recovery.target_set == "zero_gap"]))
-    assert page.run(TARGETS) == zero
+    page.run(CHOOSE, "set", str(["gap", "recurs"].index("recurs")))
+    assert page.run(TARGETS) == sorted(chosen.target[chosen.target_set == "recurs"])
     page.run(CHOOSE, "set", "")
     page.run(CHOOSE, "kind", "the target again")
-    words = fake_words(0)
+    words = fake_words(FIRST)
     again = [
         target
         for target in searched
-        if words[influence_of(results, target).far_position.iloc[0]].strip()
-        == words[target].strip()
+        if words[influence_of(results, target).far_first.iloc[0]].strip() == words[target].strip()
     ]
     assert page.run(TARGETS) == again
 
 
 def test_another_document_can_be_opened(page: Browser) -> None:
     page.run(CHOOSE, "document", "1")
-    assert page.run("return document.getElementById('text').textContent") == "".join(fake_words(2))
+    assert page.run("return document.getElementById('text').textContent") == "".join(fake_words(3))
     assert page.run(TARGETS)
 
 
@@ -187,9 +228,9 @@ def test_the_keyboard_reaches_a_target_and_it_is_spoken(page: Browser, results: 
     assert page.run(f"{PLACES} return placeOf.get(document.activeElement)") == targets[1]
     assert [one[0] for one in sorted(page.run(LIT), key=lambda one: int(one[1]))] == influence_of(
         results, targets[1]
-    ).far_position.tolist()
+    ).far_first.tolist()
     said = spoken(page)
-    assert said.startswith(f"{fake_words(0)[targets[1]].strip()}. Gap ")
+    assert said.startswith(f"{fake_words(FIRST)[targets[1]].strip()}. Gap ")
     assert "Most influential: " in said
     page.press("Enter")
     assert page.run(f"{NODE}.getAttribute('aria-pressed')", targets[1]) == "true"
@@ -208,7 +249,7 @@ def test_a_far_token_in_the_list_is_shown_in_the_text(page: Browser, results: Re
     first = influence_of(results, target).iloc[0]
     page.click("return document.querySelector('#panel .ranked button')")
     pointed = f"{PLACES} return all('.pointed').map((node) => placeOf.get(node))"
-    assert page.run(pointed) == [first.far_position]
+    assert page.run(pointed) == [first.far_first]
     assert page.run(CURRENT) == target
 
 
@@ -293,7 +334,7 @@ def test_hostile_text_does_nothing(browser: Browser, results: Results, tmp_path:
         browser.click(NODE, target)
         browser.press("Escape")
         assert browser.run(f"{NODE}.textContent", target) == words[target].lstrip()
-    for field in ("selector", "set", "kind"):
+    for field in ("selector", "units", "set", "kind"):
         last = f"return document.getElementById('{field}').lastElementChild.value"
         browser.run(CHOOSE, field, browser.run(last))
     assert browser.run("return typeof canary") == "undefined"
@@ -317,7 +358,7 @@ def test_hostile_text_does_nothing(browser: Browser, results: Results, tmp_path:
 
 def test_a_book_stays_responsive(browser: Browser, tmp_path: Path) -> None:
     words = [word for _ in range(170) for word in fake_words(0)][:100_000]
-    meta = META | {"windows": {"long": 2048, "short": 256, "stride": 16, "far_states": "isolated"}}
+    meta = replace(META, windows=META.windows | {"long": 2048, "short": 256})
     far_of = {
         target: [target - 300 - 100 * rank for rank in range(16)]
         for target in range(2048, len(words), 10)

@@ -1,0 +1,416 @@
+"""One measurement, start to end: losses of every document, then questions about chosen targets.
+
+Place in the flow: model + documents → **results**.
+
+    documents → losses → targets → recovery → summary
+
+Each arrow is a function of the tables before it. The first and the third ask the model, document by
+document, and write what is finished: a killed measurement goes on where it stopped, and any number
+of processes, of one launch or of several (`shard`), measure into one folder. Whoever finds every
+document finished sums up.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.dependencies import measure_dependencies
+from analysis.documents import FOREIGN_TEXTS, Controls, Documents, ForeignText
+from analysis.influence import SELECTORS
+from analysis.parts import Parts, finish
+from analysis.recovery import KS, recover
+from analysis.results import Meta, Results, main_set, read_results
+from analysis.scoring import Reading, Scorer, context_losses, repetition_drop
+from analysis.statistics import GROUPS, half_of, hit_rates, longppl, summarize
+from analysis.summary import describe_gate
+from analysis.tables import Columns
+from analysis.targets import (
+    Thresholds,
+    choose_targets,
+    fit_thresholds,
+    given_targets,
+    of_document,
+    planted_targets,
+    targets_fingerprint,
+)
+from analysis.windows import Windows, span_width
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.launch import read_launch
+from olmo_sparsity.model.load import LoadedModel, device_name
+from olmo_sparsity.progress import Progress
+from olmo_sparsity.versions import provenance
+
+TITLES = {"losses": "losses", "recovery": "asking"}
+
+PATIENCE_S = 60.0
+"""How long nothing may come of another process before its documents are measured here."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Two measurements with equal settings, model and text are one."""
+
+    windows: Windows
+    units: tuple[str, ...] = ("tokens",)
+    selectors: tuple[str, ...] = ("add_one", "divergence", "random", "nearest")
+    ks: tuple[int, ...] = KS
+    target_share: float = 0.1
+    min_gap: float = 0.1
+    """Nats: a target with a smaller gap has nothing to recover, however high it ranks."""
+
+    far_states: Reading = "contextual"
+    foreign: ForeignText = "unrelated"
+    num_foreign: int = 3
+    seed: int = 0
+
+    def check(self) -> None:
+        self.windows.check()
+        if self.seed < 0:
+            raise ConfigError(f"seed={self.seed} must not be negative")
+        if not 0 <= self.min_gap < float("inf"):
+            raise ConfigError(f"min_gap={self.min_gap} must be a number of nats, 0 or more")
+        for name, values in (("ks", self.ks), ("selectors", self.selectors), ("units", self.units)):
+            if not values:
+                raise ConfigError(f"{name} names none; name at least one")
+            if len(set(values)) < len(values):
+                raise ConfigError(f"{name}: {', '.join(map(str, values))} names one twice")
+        for name in self.selectors:
+            if name not in SELECTORS:
+                raise ConfigError(
+                    f"selectors: '{name}' is unknown; choose from {', '.join(SELECTORS)}"
+                )
+        if min(self.ks) < 1:
+            raise ConfigError(f"ks={','.join(map(str, self.ks))} must be numbers from 1 up")
+        if self.foreign not in FOREIGN_TEXTS:
+            raise ConfigError(f"foreign={self.foreign} is none of {', '.join(FOREIGN_TEXTS)}")
+        if self.num_foreign < 1:
+            raise ConfigError(
+                f"num_foreign={self.num_foreign}: the control needs at least one draw"
+            )
+        for units in self.units:
+            width = span_width(units)
+            num_units = self.windows.num_far if width is None else self.windows.num_far - width + 1
+            if max(self.ks) > num_units:
+                raise ConfigError(
+                    f"ks: {max(self.ks)} is more than the {max(num_units, 0)} far units ({units}) "
+                    f"of long={self.windows.long} and short={self.windows.short}"
+                )
+
+
+def measure(
+    model: LoadedModel,
+    documents: Documents,
+    windows: Windows,
+    *,
+    units: str | Sequence[str] = Settings.units,
+    selectors: str | Sequence[str] = Settings.selectors,
+    ks: Sequence[int] = Settings.ks,
+    targets: float | Results = Settings.target_share,
+    min_gap: float = Settings.min_gap,
+    far_states: Reading = Settings.far_states,
+    foreign: ForeignText = Settings.foreign,
+    num_foreign: int = Settings.num_foreign,
+    seed: int = Settings.seed,
+    out: str | Path | None = None,
+    shard: tuple[int, int] = (0, 1),
+    batch_tokens: int | None = None,
+) -> Results | None:
+    """Measure what is not finished yet in `out` (None: in memory only). None where documents are
+    left to other processes; the last of them has the results.
+
+    `targets`: the share of targets that gain most, or another measurement of the same text, whose
+    targets are asked about. `shard=(i, n)`: the i-th of n processes that measure into one folder.
+    """
+    given = targets if isinstance(targets, Results) else None
+    settings = Settings(
+        windows, _names(units), _names(selectors), tuple(ks),
+        1.0 if isinstance(targets, Results) else float(targets), min_gap, far_states, foreign,
+        num_foreign, seed,
+    )  # fmt: skip
+    plan = Plan.of(model, documents, settings, given, batch_tokens)
+    if out is not None:
+        return run(plan, Path(out), shard)
+    with tempfile.TemporaryDirectory() as folder:
+        return run(plan, Path(folder), shard)
+
+
+def _names(names: str | Sequence[str]) -> tuple[str, ...]:
+    return (names,) if isinstance(names, str) else tuple(names)
+
+
+@dataclass
+class Plan:
+    """All that a measurement asks of the model, document by document."""
+
+    model: LoadedModel
+    documents: Documents
+    settings: Settings
+    scorer: Scorer
+    controls: Controls
+    given: pd.DataFrame | None = None
+    """Targets of another measurement."""
+
+    @staticmethod
+    def of(
+        model: LoadedModel,
+        documents: Documents,
+        settings: Settings,
+        given: Results | None = None,
+        batch_tokens: int | None = None,
+    ) -> Plan:
+        settings.check()
+        settings.windows.check(model.max_positions)
+        device = next(model.model.parameters()).device
+        far_states = settings.far_states
+        scorer = Scorer(model.model, device, far_states=far_states, batch_tokens=batch_tokens)
+        controls = Controls(
+            documents, settings.windows, settings.foreign, settings.num_foreign, settings.seed
+        )
+        if given is None:
+            return Plan(model, documents, settings, scorer, controls)
+        if given.meta.data.get("fingerprint") != documents.fingerprint:
+            raise DataError(
+                f"the targets were chosen in {given.meta.data.get('source')}, other text than "
+                f"{documents.name}, or of another tokenizer; give the same text and number of "
+                "documents, and a model that shares the tokenizer"
+            )
+        targets = given_targets(given.targets, documents, settings.windows)
+        return Plan(model, documents, settings, scorer, controls, targets)
+
+    @cached_property
+    def measured(self) -> list[int]:
+        """Documents that are longer than the long window."""
+        long = self.settings.windows.long
+        found = [d.number for d in self.documents if len(d.tokens) > long]
+        if {half_of(number) for number in found} != {"threshold", "report"}:
+            raise DataError(
+                f"{self.documents.name}: {len(found)} of {len(self.documents)} documents are "
+                f"longer than long={long}; one at an even and one at an odd place are needed, "
+                "since half of them only fix the threshold. Give more documents (a text file is "
+                "one), or lower long"
+            )
+        return found
+
+    @property
+    def fits_thresholds(self) -> bool:
+        return self.given is None and not self.documents.are_planted
+
+    def induction(self) -> dict[str, Any]:
+        documents = [self.documents[number] for number in self.measured]
+        return repetition_drop(self.scorer, documents, self.settings.windows.long // 2)
+
+    def losses(self, number: int) -> dict[str, Columns]:
+        """The rows of one document in the table of the first phase."""
+        document, windows = self.documents[number], self.settings.windows
+        return {"losses": dict(context_losses(self.scorer, document, windows, self.controls))}
+
+    def thresholds(self, losses: pd.DataFrame) -> Thresholds:
+        if not self.fits_thresholds:
+            return Thresholds(None, None)
+        half = losses[losses.document.map(half_of) == "threshold"]
+        return fit_thresholds(half, self.settings.target_share, self.settings.min_gap)
+
+    def targets(self, losses: pd.DataFrame) -> pd.DataFrame:
+        """Of the documents whose losses are there, those of the threshold half among them."""
+        if self.documents.are_planted:
+            return planted_targets(self.documents)
+        if self.given is not None:
+            return self.given
+        share, seed = self.settings.target_share, self.settings.seed
+        return choose_targets(losses, self.thresholds(losses), share, seed)
+
+    def answers(self, number: int, targets: pd.DataFrame) -> dict[str, Columns]:
+        """The rows of one document in the tables of the second phase."""
+        document, settings = self.documents[number], self.settings
+        found = recover(
+            self.scorer, document, settings.windows, of_document(targets, document),
+            units=settings.units, selectors=settings.selectors, ks=settings.ks,
+            controls=self.controls, seed=settings.seed,
+        )  # fmt: skip
+        tables: dict[str, Columns] = {name: dict(rows) for name, rows in found.items()}
+        tables["tokens"] = {
+            "place": np.arange(len(document.tokens)),
+            "token_id": document.tokens,
+            "text": document.texts,
+        }
+        if document.truth is not None:
+            tables["planted"] = {"place": document.truth}
+        return tables
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for two processes to measure into one folder."""
+        return {
+            "model": self.model.fingerprint,
+            "dtype": self.dtype,
+            "data": self.documents.fingerprint,
+            "num_documents": len(self.documents),
+            "settings": asdict(self.settings),
+            "targets": None if self.given is None else targets_fingerprint(self.given),
+        }
+
+    @property
+    def dtype(self) -> str:
+        return str(next(self.model.model.parameters()).dtype).removeprefix("torch.")
+
+
+def run(
+    plan: Plan, out: Path, shard: tuple[int, int] = (0, 1), command: Sequence[str] = ()
+) -> Results | None:
+    """`measure`, with a plan made before."""
+    started, launch = time.perf_counter(), read_launch()
+    made_by = provenance(device_name(plan.scorer.device))
+    measured = plan.measured
+    parts = Parts(out, plan.identity())
+    if (out / "meta.json").exists():
+        return read_results(out) if launch.rank == 0 else None
+    gate = plan.induction() if launch.rank == 0 else {}
+    if gate:
+        print(describe_gate(gate, plan.settings.far_states, plan.documents.are_planted),
+              file=sys.stderr)  # fmt: skip
+
+    def write_losses(number: int) -> None:
+        parts.write("losses", number, plan.losses(number))
+
+    def targets() -> pd.DataFrame:
+        parts.flush()
+        return plan.targets(parts.read("losses"))
+
+    def write_answers(number: int) -> None:
+        parts.write("recovery", number, plan.answers(number, chosen))
+
+    index, of = shard[0] * launch.world_size + launch.rank, shard[1] * launch.world_size
+    mine = share_of(measured, index, of)
+    shown = launch.rank == 0
+    _work("losses", parts, mine, write_losses, shown)
+    if plan.fits_thresholds:
+        half = [number for number in measured if half_of(number) == "threshold"]
+        _wait_for("losses", parts, half, write_losses)
+    chosen = targets()
+    _work("recovery", parts, sorted(set(mine) & set(chosen.document)), write_answers, shown)
+    if launch.rank > 0:
+        return None
+    if launch.world_size > 1:  # the other processes of this launch
+        ours = share_of(measured, *shard)
+        _wait_for("losses", parts, ours, write_losses)
+        chosen = targets()
+        _wait_for("recovery", parts, sorted(set(ours) & set(chosen.document)), write_answers)
+    missing = set(measured) - parts.finished("losses")
+    if not missing:
+        chosen = targets()
+        missing = set(chosen.document) - parts.finished("recovery")
+    if missing:
+        left = f"{len(missing)} documents are left to the others"
+        print(f"shard {shard[0]}/{shard[1]} is done; {left}", file=sys.stderr)
+        return None
+    about = made_by | {
+        "command": list(command),
+        "gate": gate,
+        "seconds_of_last_start": time.perf_counter() - started,
+    }
+    _sum_up(plan, parts, chosen, about)
+    return read_results(out)
+
+
+def share_of(numbers: list[int], index: int, of: int) -> list[int]:
+    """Every of-th pair, so that each share has documents of both halves."""
+    return [number for number in numbers if number // 2 % of == index]
+
+
+def _work(
+    phase: str, parts: Parts, numbers: list[int], do: Callable[[int], None], shown: bool
+) -> None:
+    finished = parts.finished(phase)
+    todo = [number for number in numbers if number not in finished]
+    with Progress(TITLES[phase], len(numbers), "documents", enabled=shown) as progress:
+        progress.resume_at(len(numbers) - len(todo))
+        for done, number in enumerate(todo, start=len(numbers) - len(todo) + 1):
+            do(number)
+            progress.update(done)
+    parts.flush()
+
+
+def _wait_for(phase: str, parts: Parts, numbers: list[int], do: Callable[[int], None]) -> None:
+    """Documents of other processes. Where nothing comes for a while, the processes are gone, or
+    have not begun: their documents are measured here."""
+    arrived, since, longest = -1, time.monotonic(), 0.0
+    while missing := sorted(set(numbers) - parts.finished(phase)):
+        if arrived != len(missing):
+            arrived, since = len(missing), time.monotonic()
+        elif time.monotonic() - since < max(PATIENCE_S, 4 * longest):
+            time.sleep(min(0.5, PATIENCE_S))
+            continue
+        else:
+            began = time.monotonic()
+            do(missing[-1])  # a process that has just begun begins with the first
+            parts.flush()
+            longest = time.monotonic() - began
+            since = -float("inf")  # one after the other, until somebody else's comes
+
+
+def _sum_up(plan: Plan, parts: Parts, targets: pd.DataFrame, about: dict[str, Any]) -> None:
+    """Parts → summary and final tables."""
+    settings, model, documents = plan.settings, plan.model, plan.documents
+    losses, recovery = parts.read("losses"), parts.read("recovery")
+    influence, planted = parts.read("influence"), parts.read("planted")
+    thresholds = plan.thresholds(losses)
+    if main_set(targets.target_set[targets.far_part == "document"]) is None:
+        if plan.given is not None:
+            raise DataError(
+                f"{parts.folder}: none of the given targets has a full long window here"
+            )
+        gaps = (losses.loss_short - losses.loss_long)[losses.document.map(half_of) == "report"]
+        raise DataError(
+            f"{parts.folder}: no target has a gap large enough (the largest is {gaps.max():.2f} "
+            f"nats, the threshold {thresholds.gap:.2f}); measure into another folder with a larger "
+            "share of targets, a lower min_gap or more text"
+        )
+    summary = summarize(losses, targets, recovery)
+    costs = (
+        parts.read("costs").groupby(["units", "selector"])[["token_forwards", "num_targets"]].sum()
+    )
+    per_target = (costs.token_forwards / costs.num_targets).rename("token_forwards_per_target")
+    summary = summary.merge(per_target.reset_index(), how="left", on=["units", "selector"])
+    hits = hit_rates(influence, planted, settings.ks)
+    summary = summary.merge(hits, how="left", on=GROUPS)
+    made = {"targets": targets, "summary": summary}
+    if plan.model.tokenizer is not None and "tokens" in settings.units:
+        made["dependencies"] = measure_dependencies(
+            parts.read("tokens"), losses, targets, influence, recovery, settings.windows
+        )
+    finish(parts.folder, made, Meta(
+        model={"name": model.name, "fingerprint": model.fingerprint,
+               "num_parameters": model.num_parameters, "trained": model.trained},
+        data={"source": documents.name, "fingerprint": documents.fingerprint},
+        dtype=plan.dtype,
+        windows=asdict(settings.windows) | {"far_states": settings.far_states},
+        units=list(settings.units),
+        selectors=list(settings.selectors),
+        ks=list(settings.ks),
+        controls={"foreign": settings.foreign, "num_foreign": settings.num_foreign},
+        seed=settings.seed,
+        targets=_about_targets(plan, thresholds),
+        longppl=longppl(losses),
+        counts={
+            "documents_measured": len(plan.measured),
+            "documents_too_short": documents.num_too_short + len(documents) - len(plan.measured),
+            "documents_trained_on": documents.num_training,
+        },
+        **about,
+    ))  # fmt: skip
+
+
+def _about_targets(plan: Plan, thresholds: Thresholds) -> dict[str, Any]:
+    if plan.given is not None:
+        return {"given": targets_fingerprint(plan.given)}
+    share = {"share": plan.settings.target_share, "min_gap": plan.settings.min_gap}
+    return share | {"threshold": thresholds.gap, "kl_threshold": thresholds.kl}

@@ -1,0 +1,204 @@
+"""The measured documents of one folder, written by any number of processes.
+
+Place in the flow: rows of a document → **parts** → final tables. Never imports torch.
+
+While documents are measured, `identity.json` says what is being measured, and `parts/losses/` and
+`parts/recovery/` hold, for the two things that are asked of a document, folders with the rows of
+the documents in their `finished.json`. A part appears by one rename, so a process killed at any
+moment leaves parts that are complete. When all documents are there, any process writes the final
+tables, one Parquet file each, and last meta.json. Parts stay: final tables can be made from them
+again, to the same bytes.
+
+The rows of a table are sorted by its columns from left to right. Who measured which document, and
+in which order, leaves no trace in the bytes. docs/formats.md explains every column.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from analysis.results import Meta
+from analysis.tables import (
+    MADE_OF_PARTS,
+    PHASES,
+    SCHEMAS,
+    Columns,
+    plain,
+    read_json,
+    read_object,
+    read_table,
+    to_table,
+    write_json,
+    write_table,
+)
+from olmo_sparsity.errors import DataError
+from olmo_sparsity.files import publish
+
+
+class Parts:
+    """The measured documents of one folder, of all processes that write to it.
+
+    `identity` is all that makes two measurements comparable (model, data, windows, seed, …). A
+    folder begun with another identity is refused. What this process writes is kept safe every
+    `flush_every_s` seconds (more, when the measurement has gone on for long), or as soon as
+    `part_size` documents wait.
+    """
+
+    def __init__(
+        self, folder: Path, identity: dict, *, flush_every_s: float = 10, part_size: int = 64
+    ) -> None:
+        self.folder = Path(folder)
+        self.flush_every_s, self.part_size = flush_every_s, part_size
+        for phase in PHASES:
+            (self.folder / "parts" / phase).mkdir(parents=True, exist_ok=True)
+        path = self.folder / "identity.json"
+        if path.exists():
+            _refuse_other_identity(identity, "this measurement", read_json(path), str(path))
+        else:
+            if any(self.folder.glob("*.parquet")) or any((self.folder / "parts").glob("*/*")):
+                raise DataError(f"{path} is missing beside results; use another folder")
+            write_json(path, identity)
+        self._buffer: dict[str, dict[int, dict[str, pa.Table]]] = {phase: {} for phase in PHASES}
+        self._known: dict[Path, list[int]] = {}
+        self._began = self._flushed = time.monotonic()
+
+    def finished(self, phase: str) -> set[int]:
+        """Documents that need not be measured again, those still in the buffer included."""
+        found = set(self._buffer[phase])
+        for part in _part_folders(self.folder, phase):
+            if part not in self._known:
+                self._known[part] = _read_documents(part)
+            found |= set(self._known[part])
+        return found
+
+    def write(self, phase: str, document: int, tables: Mapping[str, Columns]) -> None:
+        """All rows of one document, without their `document` column."""
+        schemas = PHASES[phase]
+        assert tables.keys() <= schemas.keys(), f"no such table among {list(tables)}"
+        self._buffer[phase][document] = {
+            name: _document_table(name, document, columns)
+            for name, columns in tables.items()
+            if len(columns)
+        }
+        now = time.monotonic()
+        pause = max(self.flush_every_s, (now - self._began) / 20)
+        if now - self._flushed >= pause or len(self._buffer[phase]) >= self.part_size:
+            self.flush()
+
+    def flush(self) -> None:
+        for phase, buffer in self._buffer.items():
+            if not buffer:
+                continue
+            tables = {
+                name: pa.concat_tables([t[name] for t in buffer.values() if name in t])
+                for name in PHASES[phase]
+                if any(name in t for t in buffer.values())
+            }
+            _write_part(self.folder / "parts" / phase, tables, sorted(buffer))
+            buffer.clear()
+        self._flushed = time.monotonic()
+
+    def read(self, name: str) -> pd.DataFrame:
+        """A table of everything that is finished and flushed."""
+        return collect(self.folder, name).to_pandas()
+
+
+def collect(folder: Path, name: str) -> pa.Table:
+    """The sorted rows of one table in all parts. Two processes may have measured one document, with
+    equal rows: those of one are taken."""
+    phase = next(phase for phase, tables in PHASES.items() if name in tables)
+    tables, seen = [SCHEMAS[name].empty_table()], set[int]()
+    for part in _part_folders(folder, phase):
+        documents = set(_read_documents(part))
+        if (part / f"{name}.parquet").exists():
+            table = read_table(part / f"{name}.parquet", name)
+            if documents & seen:
+                table = table.filter(pa.array(~np.isin(table["document"].to_numpy(), list(seen))))
+            tables.append(table)
+        seen |= documents
+    table = pa.concat_tables(tables)
+    # Within a document the rows are sorted already.
+    order = np.argsort(table["document"].to_numpy(), kind="stable")
+    return table.take(order).combine_chunks()
+
+
+def finish(folder: Path, made: Mapping[str, pd.DataFrame], meta: Meta) -> None:
+    """The final tables: those that parts hold, and those `made` from them."""
+    folder = Path(folder)
+    for name in MADE_OF_PARTS:
+        write_table(folder / f"{name}.parquet", collect(folder, name))
+    for name, schema in SCHEMAS.items():
+        if name not in MADE_OF_PARTS:
+            table = made.get(name, pd.DataFrame(columns=schema.names))
+            columns: Columns = {column: table[column].tolist() for column in schema.names}
+            write_table(folder / f"{name}.parquet", to_table(name, columns, f"table {name}"))
+    meta.identity = read_object(folder / "identity.json")
+    write_json(folder / "meta.json", dataclasses.asdict(meta))
+
+
+# --- files ----------------------------------------------------------------------------------------
+
+
+def _document_table(name: str, document: int, columns: Columns) -> pa.Table:
+    num_rows = len(next(iter(dict(columns).values()), []))
+    given = {"document": np.full(num_rows, document)} | dict(columns)
+    table = to_table(name, given, f"document {document}, table {name}")
+    return table.sort_by([(column, "ascending") for column in table.schema.names])
+
+
+def _part_folders(folder: Path, phase: str) -> list[Path]:
+    parts = (folder / "parts" / phase).glob("*")
+    return sorted(path for path in parts if path.suffix != ".tmp")
+
+
+def _read_documents(part: Path) -> list[int]:
+    documents = read_json(part / "finished.json")
+    if not isinstance(documents, list) or not all(isinstance(d, int) for d in documents):
+        raise DataError(
+            f"{part / 'finished.json'}: must be a list of document numbers; remove the folder "
+            f"{part} and measure again"
+        )
+    return documents
+
+
+def _write_part(parts: Path, tables: dict[str, pa.Table], documents: list[int]) -> None:
+    final = parts / f"{min(documents):06d}-{uuid.uuid4().hex[:8]}"
+    partial = final.with_suffix(".tmp")
+    partial.mkdir()
+    try:
+        for name, table in tables.items():
+            write_table(partial / f"{name}.parquet", table)
+        write_json(partial / "finished.json", documents)
+        publish(partial, final)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def _refuse_other_identity(ours: dict, our_name: str, theirs: Any, their_name: str) -> None:
+    left, right = dict(_leaves(plain(ours))), dict(_leaves(theirs))
+    for field in [*left, *(field for field in right if field not in left)]:
+        ours_here, theirs_here = left.get(field, "nothing"), right.get(field, "nothing")
+        if ours_here != theirs_here:
+            raise DataError(
+                f"{field} differs: {ours_here} in {our_name}, {theirs_here} in {their_name}; "
+                "results of two measurements need two folders"
+            )
+
+
+def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
+    if isinstance(node, dict) and node:
+        for key in node:
+            yield from _leaves(node[key], f"{prefix}.{key}" if prefix else key)
+    else:
+        yield prefix or "identity", json.dumps(node, ensure_ascii=False)

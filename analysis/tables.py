@@ -1,0 +1,171 @@
+"""The tables of a measurement: their columns, and Parquet and JSON files that hold them.
+
+Place in the flow: beneath parts and results. Never imports torch.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from olmo_sparsity.errors import DataError
+from olmo_sparsity.files import write_atomically, writing
+
+Columns = Mapping[str, np.ndarray | list | pd.Series]
+
+# fmt: off
+_TYPES = {"int": pa.int32(), "large": pa.int64(), "real": pa.float32(), "wide": pa.float64(),
+          "text": pa.string()}
+# fmt: on
+
+
+def _schema(**columns: str) -> pa.Schema:
+    """`real?` may be null, `real` may not."""
+    types = {name: (_TYPES[kind.rstrip("?")], kind[-1] == "?") for name, kind in columns.items()}
+    return pa.schema([pa.field(name, *type_and_null) for name, type_and_null in types.items()])
+
+
+# fmt: off
+PHASES = {
+    "losses": {
+        "losses": _schema(
+            document="int", target="int", token_id="int", loss_short="real", loss_long="real",
+            kl="real", stratum="text", placebo_loss_long="real", placebo_kl="real",
+            placebo_stratum="text",
+        ),
+    },
+    "recovery": {
+        "tokens": _schema(document="int", place="int", token_id="int", text="text"),
+        "planted": _schema(document="int", place="int"),
+        "influence": _schema(
+            document="int", target="int", far_part="text", units="text", selector="text",
+            control="text", rank="int", far_first="int", far_end="int", far_text="text",
+            influence="real",
+        ),
+        "recovery": _schema(
+            document="int", target="int", far_part="text", units="text", selector="text",
+            control="text", draw="int", k="int", num_tokens="int", loss_set="real", kl_set="real?",
+        ),
+        "costs": _schema(
+            document="int", units="text", selector="text", token_forwards="large",
+            num_targets="int",
+        ),
+    },
+}
+"""What is asked of a document, and the tables that hold the answers."""
+
+MADE_OF_PARTS = PHASES["losses"] | PHASES["recovery"]
+_INTERVALS = {
+    f"{name}{end}": "wide?"
+    for name in ("recovery", "foreign", "excess", "excess_nats", "placebo", "net", "net_nats")
+    for end in ("", "_low", "_high")
+}
+SCHEMAS = MADE_OF_PARTS | {
+    "targets": _schema(document="int", target="int", far_part="text", target_set="text"),
+    "summary": _schema(
+        target_set="text", units="text", selector="text", k="int", num_tokens="wide",
+        **{name.replace("recovery_", ""): kind for name, kind in _INTERVALS.items()},
+        kl_removed="wide?", kl_removed_foreign="wide?", hit_rate="wide?", hit_low="wide?",
+        hit_high="wide?", gap="wide", num_targets="int", num_documents="int",
+        num_placebo_targets="int", token_forwards_per_target="wide?",
+    ),
+    "dependencies": _schema(
+        target_set="text", selector="text", k="int", kind="text", share="wide?",
+        base_share="wide?", enrichment="wide?", low="wide?", high="wide?",
+        excess_recovery="wide?", excess_low="wide?", excess_high="wide?", num_targets="int",
+    ),
+}
+# fmt: on
+
+
+def to_table(name: str, columns: Columns, origin: str) -> pa.Table:
+    schema = SCHEMAS[name]
+    assert columns.keys() == set(schema.names), f"{origin}: {set(schema.names) ^ columns.keys()}"
+    lengths = {column: len(values) for column, values in columns.items()}
+    assert len(set(lengths.values())) == 1, f"{origin}: columns of different lengths: {lengths}"
+    arrays = []
+    for field in schema:
+        # from_pandas: NaN, the only way a NumPy array has to say it, means null.
+        array = pa.array(columns[field.name], type=field.type, from_pandas=True)
+        num_wrong = 0 if field.nullable else array.null_count
+        if not field.nullable and pa.types.is_floating(field.type):
+            num_wrong = int((~np.isfinite(array.to_numpy(zero_copy_only=False))).sum())
+        if num_wrong:
+            raise DataError(
+                f"{origin}: {field.name} is no finite number in {num_wrong} of {len(array)} "
+                "rows; a model whose loss overflows needs another --dtype"
+            )
+        arrays.append(array)
+    return pa.table(arrays, schema=schema)
+
+
+def _sort(table: pa.Table) -> pa.Table:
+    return table.sort_by([(name, "ascending") for name in table.schema.names])
+
+
+def write_table(path: Path, table: pa.Table) -> None:
+    with writing(path) as partial:
+        pq.write_table(
+            table.combine_chunks(), partial, compression="zstd", write_page_checksum=True
+        )
+
+
+def read_table(path: Path, name: str) -> pa.Table:
+    if not path.exists():
+        raise DataError(f"{path} is missing; measure again, or copy the folder whole")
+    try:
+        with pq.ParquetFile(path, page_checksum_verification=True) as file:
+            table = file.read()
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{path}: not a readable Parquet file ({reason}); measure again") from None
+    found = {field.name: field.type for field in table.schema}
+    for field in SCHEMAS[name]:
+        if found.get(field.name) != field.type:
+            raise DataError(
+                f"{path}: column {field.name} must be {field.type}, not "
+                f"{found.get(field.name, 'absent')}; if an older version wrote it, the command of "
+                "its measurement writes it anew from what is measured (schema: docs/formats.md)"
+            )
+    return table.select(SCHEMAS[name].names)
+
+
+def plain(value: Any) -> Any:
+    """Only what every JSON reader knows: a number that is none (NaN) becomes null."""
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, np.generic | np.ndarray):
+        return plain(value.tolist())
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+def write_json(path: Path, value: Any) -> None:
+    indent = None if isinstance(value, list) else 2  # a list of documents may be long: one line
+    text = json.dumps(plain(value), ensure_ascii=False, indent=indent)
+    write_atomically(path, text + "\n")
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: not readable JSON ({error}); measure again") from None
+
+
+def read_object(path: Path) -> dict:
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise DataError(f"{path}: must hold one JSON object; measure again")
+    return value

@@ -1,0 +1,447 @@
+"""Documents, their words and sentences, and the texts that controls put in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from analysis.documents import (
+    Controls,
+    Document,
+    Documents,
+    FarText,
+    open_documents,
+    plant_dependencies,
+)
+from analysis.windows import Block, Units, Windows
+from olmo_sparsity.config import CorpusConfig, RunConfig
+from olmo_sparsity.config_file import config_from_dict
+from olmo_sparsity.data.corpus import is_heldout, read_documents
+from olmo_sparsity.data.planted import Planting
+from olmo_sparsity.data.shards import TokenShards, open_shards
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.load import LoadedModel, load_model
+from olmo_sparsity.training.loop import train
+from tests.conftest import VOCAB, data_section
+
+WINDOWS = Windows(20, 8, 3)
+
+
+@pytest.fixture(scope="module")
+def shards(data_folder: Path) -> TokenShards:
+    return open_shards(config_from_dict({"data": data_section(data_folder)}).data, "heldout")
+
+
+@pytest.fixture(scope="module")
+def tokenizer(shards: TokenShards) -> Tokenizer:
+    return shards.tokenizer
+
+
+# --- texts and units ------------------------------------------------------------------------------
+
+
+def texts_of(units: Units, document: Document, origin: int = 0) -> list[str]:
+    return [
+        "".join(document.texts[origin + first : origin + end])
+        for first, end in zip(units.first, units.end, strict=True)
+    ]
+
+
+def encoded(text: str, tokenizer: Tokenizer) -> Document:
+    return Document(np.array(tokenizer.encode(text).ids), tokenizer=tokenizer)
+
+
+def test_texts_joined_are_the_document(shards: TokenShards) -> None:
+    for number in range(5):
+        tokens = shards.document(number)
+        document = Document(tokens, number, tokenizer=shards.tokenizer)
+        assert len(document.texts) == len(tokens)
+        assert "".join(document.texts) == shards.tokenizer.decode(tokens.tolist())
+
+
+@pytest.mark.parametrize("kind", ["words", "sentences", "tokens", "span:3"])
+def test_units_of_real_text(shards: TokenShards, kind: str) -> None:
+    """Of a stretch that begins and ends anywhere, counted from its first place."""
+    generator = np.random.default_rng(0)
+    for number in range(5):
+        document = Document(shards.document(number), number, tokenizer=shards.tokenizer)
+        first = int(generator.integers(len(document.tokens) // 2))
+        end = int(generator.integers(first + 3, len(document.tokens) + 1))
+        units = document.units(kind, first, end)
+        found, whole = texts_of(units, document, first), "".join(document.texts[first:end])
+        if kind.startswith("span"):
+            assert len(units) == end - first - 2
+            continue
+        assert units.first[0] == 0
+        assert units.end[-1] == end - first
+        assert units.end[:-1].tolist() == units.first[1:].tolist()
+        assert "".join(found) == whole
+        if kind == "words":  # cut where the stretch is cut
+            assert [word for unit in found for word in unit.split()] == whole.split()
+            assert max(len(unit.split()) for unit in found) == 1
+        if kind == "sentences":
+            assert len(found) < len(whole.split())
+            assert all(
+                unit.rstrip("\"')”’] \n")[-1] in ".!?" or "\n" in unit for unit in found[:-1]
+            )
+        if kind == "tokens":
+            assert found == document.texts[first:end]
+
+
+SENTENCES = [
+    "It is 3.5 miles, he said.",
+    "“Really?”",
+    'She asked: "Why (and how)?"',
+    "Nobody knew…",
+    "A heading",
+    "Then it rained!",
+    "Übung macht den Meister.",
+]
+
+
+def letters(text: str) -> Tokenizer:
+    """A token for each character; its decoder drops the first space."""
+    known = sorted({"▁", *text.replace(" ", "▁")})
+    tokenizer = Tokenizer(models.WordLevel({name: i for i, name in enumerate(known)}, known[0]))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
+    tokenizer.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
+    return tokenizer
+
+
+@pytest.mark.parametrize("family", ["byte-level", "letters"])
+def test_sentences_end_where_a_reader_ends_them(tokenizer: Tokenizer, family: str) -> None:
+    """At a full stop, also behind a closing quote, and at the end of a line; not at 3.5."""
+    *before, heading, after, last = SENTENCES
+    text = " ".join(before) + f"\n\n{heading}\n{after}  {last}"
+    document = encoded(text, tokenizer if family == "byte-level" else letters(text))
+    assert "".join(document.texts) == text
+    for kind, expected in (("sentences", SENTENCES), ("words", text.split())):
+        units = document.units(kind, 0, len(document.tokens))
+        assert [unit.strip() for unit in texts_of(units, document)] == expected
+
+
+def test_a_far_text_has_the_units_and_the_text_of_its_places(shards: TokenShards) -> None:
+    document = Document(shards.document(2), tokenizer=shards.tokenizer)
+    far = FarText.at(document, 7, 30)
+    assert far.tokens_F.tolist() == document.tokens[7:37].tolist()
+    assert far.text(2, 9) == "".join(document.texts[9:16])
+    for kind in ("tokens", "span:4", "words", "sentences"):
+        units, same = far.units(kind), document.units(kind, 7, 37)
+        assert [units.first.tolist(), units.end.tolist()] == [
+            same.first.tolist(),
+            same.end.tolist(),
+        ]
+
+
+def test_without_a_tokenizer_there_are_tokens_and_spans_only() -> None:
+    document = Document(np.array([5, 6, 7, 8, 9]))
+    assert document.texts == [""] * 5
+    assert FarText.at(document, 1, 4).text(1, 3) == "7 8"
+    assert len(document.units("tokens", 0, 5)) == 5
+    assert len(document.units("span:2", 1, 5)) == 3
+    for kind in ("words", "sentences"):
+        with pytest.raises(DataError, match="the model has no tokenizer"):
+            document.units(kind, 0, 5)
+
+
+def test_documents_are_known_by_their_tokens() -> None:
+    texts = [np.arange(5), np.arange(3)]
+    fingerprint = Documents.of(texts).fingerprint
+    assert Documents.of([text.astype(np.uint16) for text in texts]).fingerprint == fingerprint
+    others = [
+        texts[::-1],
+        [np.arange(5)],
+        [np.arange(4), np.array([4, 0, 1, 2])],
+        [*texts, texts[0]],
+    ]
+    assert len({fingerprint, *(Documents.of(other).fingerprint for other in others)}) == 5
+    planted = [replace(document, truth=np.array([1])) for document in Documents.of(texts)]
+    assert Documents("d", planted).fingerprint != fingerprint
+
+
+# --- controls -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def documents() -> Documents:
+    generator = np.random.default_rng(0)
+    lengths = [30, 21, 45, 20, 33, 26, 40, 8]  # two of them have no target
+    return Documents.of([generator.integers(0, 12, length) for length in lengths])
+
+
+def blocks_of(documents: Documents, windows: Windows = WINDOWS) -> list[tuple[Document, Block]]:
+    return [(d, block) for d in documents for block in windows.blocks(d.tokens)]
+
+
+def place_of(far: FarText) -> tuple[int, list[int]]:
+    return far.document.number, far.places_F.tolist()
+
+
+def foreign(controls: Controls, document: Document, block: Block, draw: int = 0) -> list:
+    far = FarText.at(document, block.first, block.windows.num_far)
+    targets = np.arange(block.num_targets)
+    return list(controls.foreign(document, block, far, targets, draw))
+
+
+@pytest.mark.parametrize("kind", ["unrelated", "matched", "shuffled"])
+def test_draws_are_the_same_in_any_order(documents: Documents, kind: Any) -> None:
+    def draws(reverse: bool, **changed: Any) -> dict:
+        controls = Controls(documents, WINDOWS, kind, **changed)
+        asked = [(d, block, draw) for d, block in blocks_of(documents) for draw in range(3)]
+        return {
+            (document.number, block.start, draw): [
+                (*place_of(far), targets.tolist())
+                for far, targets in foreign(controls, document, block, draw)
+            ]
+            + [place_of(controls.placebo(document, block))]
+            for document, block, draw in (asked[::-1] if reverse else asked)
+        }
+
+    found = draws(reverse=False)
+    assert found == draws(reverse=True)
+    assert found != draws(reverse=False, seed=1)
+    assert len({str(some[:-1]) for some in found.values()}) > len(found) / 2
+
+
+def test_foreign_text_is_a_stretch_of_another_document(documents: Documents) -> None:
+    controls, seen = Controls(documents, WINDOWS), set()
+    for document, block in blocks_of(documents):
+        for far, targets in (foreign(controls, document, block, draw)[0] for draw in range(3)):
+            assert far.document.number != document.number
+            assert far.document is documents[far.document.number]
+            first = int(far.places_F[0])
+            assert far.places_F.tolist() == list(range(first, first + WINDOWS.num_far))
+            assert 0 <= first <= len(far.document.tokens) - WINDOWS.num_far
+            assert targets.tolist() == list(range(block.num_targets))
+            seen.add(far.document.number)
+    assert seen == {0, 1, 2, 4, 5, 6}  # those that are longer than the long window
+
+
+def test_the_placebo_is_none_of_the_foreign_documents_where_there_are_enough(
+    documents: Documents,
+) -> None:
+    """One document is asked about, three may stand in as foreign: five are enough."""
+    five = Documents("five", [d for d in documents if len(d.tokens) > WINDOWS.long][:5])
+    controls = Controls(five, WINDOWS)
+    for document, block in blocks_of(five):
+        placebo = controls.placebo(document, block)
+        drawn = {controls.unrelated(document, block, draw).document.number for draw in range(3)}
+        assert placebo.document.number not in {document.number, *drawn}
+    two = Controls(five[:2], WINDOWS)
+    for document, block in blocks_of(five[:2]):
+        assert two.placebo(document, block).document.number == 1 - document.number
+    with pytest.raises(DataError, match="need text of another document"):
+        Controls(five[:1], WINDOWS).placebo(five[0], next(WINDOWS.blocks(five[0].tokens)))
+
+
+def test_documents_of_one_group_are_never_foreign_to_each_other(documents: Documents) -> None:
+    groups = ["a", "b", "a", "a", "", "", "b", "b"]
+    grouped = Documents(
+        "grouped", [replace(d, group=group) for d, group in zip(documents, groups, strict=True)]
+    )
+    for kind in ("unrelated", "matched"):
+        controls, pairs = Controls(grouped, WINDOWS, kind), set()
+        for document, block in blocks_of(grouped):
+            texts = [controls.placebo(document, block)]
+            texts += [
+                far for draw in range(3) for far, _ in foreign(controls, document, block, draw)
+            ]
+            pairs |= {(document.number, far.document.number) for far in texts}
+        for one, other in pairs:
+            assert one != other
+            assert groups[one] != groups[other] or not groups[one]
+        assert {(4, 5), (5, 4), (0, 1)} <= pairs  # what has no group shares text with none
+    alone = Documents("alone", [replace(d, group="a") for d in documents])
+    with pytest.raises(DataError, match="need text of another document"):
+        Controls(alone, WINDOWS).unrelated(*blocks_of(alone)[0], 0)
+
+
+def test_matched_text_holds_the_token_of_its_targets(documents: Documents) -> None:
+    rare = documents[2].tokens.copy()
+    rare[25] = 99  # nowhere else
+    some = Documents("rare", [replace(d, tokens=rare) if d.number == 2 else d for d in documents])
+    controls, unrelated = Controls(some, WINDOWS, "matched"), Controls(some, WINDOWS)
+    places = set()
+    for document, block in blocks_of(some):
+        for draw in range(3):
+            found = foreign(controls, document, block, draw)
+            asked = np.concatenate([targets for _, targets in found])
+            assert sorted(asked.tolist()) == list(range(block.num_targets))
+            for far, targets in found:
+                (token,) = set(block.targets_W[targets].tolist())
+                assert far.document.number != document.number
+                assert far.tokens_F.shape == (WINDOWS.num_far,)
+                if token == 99:
+                    assert place_of(far) == place_of(unrelated.unrelated(document, block, draw))
+                    continue
+                assert token in far.tokens_F
+                places.add(int(np.flatnonzero(far.tokens_F == token)[0]))
+    assert len(places) > WINDOWS.num_far // 2  # it stands anywhere
+
+
+def test_shuffled_text_is_the_far_part_in_another_order(documents: Documents) -> None:
+    controls = Controls(documents, WINDOWS, "shuffled")
+    for document, block in blocks_of(documents):
+        for own in (
+            FarText.at(document, block.first, WINDOWS.num_far),
+            controls.placebo(document, block),
+        ):
+            targets, orders = np.array([0]), set()
+            for draw in range(3):
+                ((far, some),) = controls.foreign(document, block, own, targets, draw)
+                assert far.document is own.document
+                assert sorted(far.places_F.tolist()) == own.places_F.tolist()
+                assert some is targets
+                orders.add(tuple(far.places_F))
+            assert len(orders) == 3
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(make_config: Callable[..., RunConfig]) -> LoadedModel:
+    config = make_config(training__num_steps=2)
+    train(config)
+    return load_model(config.run_folder, device="cpu")
+
+
+def test_a_run_is_measured_on_its_own_held_out_text(
+    run: LoadedModel, shards: TokenShards, tmp_path: Path
+) -> None:
+    own = open_documents(None, run)
+    assert [d.tokens.tolist() for d in own] == [
+        shards.document(number).tolist() for number in range(len(shards))
+    ]
+    assert [d.number for d in own] == list(range(len(shards)))
+    assert (own.num_training, own.num_too_short, own.are_planted) == (0, 0, False)
+    assert "".join(own[0].texts) == shards.tokenizer.decode(own[0].tokens.tolist())
+    assert len(open_documents(None, run, limit=3)) == 3
+    # Its whole corpus: what it was trained on is left out, and counted.
+    corpus = list(read_documents(CorpusConfig(source="embedded")))
+    heldout = [document for document in corpus if is_heldout(document, 0.2)]
+    whole = open_documents("embedded", run)
+    assert whole.num_training == len(corpus) - len(heldout)
+    assert [d.number for d in whole] == list(range(len(heldout)))
+    assert [d.group for d in whole] == [document.group for document in heldout]
+    for document, source in zip(whole, heldout[:50], strict=False):
+        assert "".join(document.texts) == source.text
+    # As far as it is read.
+    few = open_documents("embedded", run, limit=4)
+    assert few.num_training == next(i for i, d in enumerate(corpus) if d is heldout[3]) - 3
+    assert [d.tokens.tolist() for d in few] == [d.tokens.tolist() for d in whole[:4]]
+    # No other text was trained on; a text without a title is in no group.
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.txt").write_text(f"{name} and {corpus[0].text}")
+    other = open_documents(f"text:{tmp_path}", run)
+    assert (len(other), other.num_training, other[0].group) == (2, 0, "")
+    for text, limit, message in (
+        (None, 1, "limit=1 documents: at least 2"),
+        (str(tmp_path / "one.txt"), None, "did you mean text:"),
+        ("nonsense", None, "text=nonsense is not a prepared folder, embedded"),
+        ("embedded:x", None, "text=embedded:x must be"),
+        ("text", None, "text=text must be"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            open_documents(text, run, limit=limit)
+
+
+def loaded(shards: TokenShards, tokenizer: Tokenizer | None, vocab_size: int) -> LoadedModel:
+    model: Any = type("Sized", (), {"vocab_size": vocab_size})()
+    return LoadedModel(model, tokenizer, "somebody/elses", 1, 64, "weights")
+
+
+def test_a_model_of_others_is_measured_on_any_text(shards: TokenShards, data_folder: Path) -> None:
+    model = loaded(shards, shards.tokenizer, VOCAB)
+    with pytest.raises(ConfigError, match="is not a run of ours: say which text"):
+        open_documents(None, model)
+    some = open_documents("embedded", model, limit=10)
+    assert (len(some), some.num_training) == (10, 0)
+    prepared = open_documents(str(data_folder), model, limit=10)
+    assert prepared[9].tokens.tolist() == shards.document(9).tolist()
+    with pytest.raises(DataError, match="has no tokenizer beside it"):
+        open_documents("embedded", loaded(shards, None, VOCAB))
+    with pytest.raises(DataError, match="the model's vocabulary has 9"):
+        open_documents("embedded", loaded(shards, shards.tokenizer, 9), limit=2)
+
+
+# --- ground truth ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def prepared(shards: TokenShards) -> Documents:
+    texts = [shards.document(number) for number in range(8)]
+    groups = ["a", "a", *("" for _ in texts[2:])]
+    return Documents(
+        "prepared",
+        [
+            Document(text[: 10 if number == 3 else 60], number, group, shards.tokenizer)
+            for number, (text, group) in enumerate(zip(texts, groups, strict=True))
+        ],
+    )
+
+
+def test_what_is_planted_has_a_twin_without_it(shards: TokenShards, prepared: Documents) -> None:
+    model, windows = loaded(shards, shards.tokenizer, VOCAB), Windows(30, 10)
+    planted = plant_dependencies(prepared, model, windows)
+    assert planted.are_planted
+    assert (len(planted), planted.num_too_short) == (14, 1)
+    assert [d.number for d in planted] == list(range(14))
+    config = config_from_dict({"data": data_section(Path("unused"))}).data.planted
+    planting = Planting.of(config, shards.tokenizer)
+    for original, marked, bare in zip(
+        [d for d in prepared if d.number != 3], planted[:7], planted[7:], strict=True
+    ):
+        assert marked.truth is not None
+        assert bare.truth is not None
+        assert (len(marked.truth), len(bare.truth)) == (config.num_tokens, 0)
+        assert marked.truth.max() < windows.num_far
+        assert len(marked.tokens) == len(bare.tokens) == windows.long + 1
+        assert np.flatnonzero(marked.tokens != bare.tokens).tolist() == marked.truth.tolist()
+        assert not np.isin(bare.tokens, planting.marks_KM).any()
+        assert marked.tokens[-2] == bare.tokens[-2] == planting.cue
+        cleared = planting.clear(original.tokens[: windows.long + 1])
+        assert bare.tokens[:-2].tolist() == cleared[:-2].tolist()
+        assert marked.group == bare.group != ""
+        assert "".join(marked.texts) == shards.tokenizer.decode(marked.tokens.tolist())
+    assert planted[0].group == planted[1].group != planted[2].group
+    again = plant_dependencies(prepared, model, windows)
+    assert again.fingerprint == planted.fingerprint
+    other = plant_dependencies(prepared, model, windows, seed=1)
+    assert other.fingerprint != planted.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["unrelated", "matched"])
+def test_no_foreign_text_holds_what_is_planted(
+    shards: TokenShards, prepared: Documents, kind: Any
+) -> None:
+    windows = Windows(30, 10)
+    planted = plant_dependencies(prepared, loaded(shards, shards.tokenizer, VOCAB), windows)
+    controls = Controls(planted, windows, kind)
+    for document, block in blocks_of(planted, windows):
+        texts = [controls.placebo(document, block)]
+        texts += [far for draw in range(3) for far, _ in foreign(controls, document, block, draw)]
+        for far in texts:
+            assert far.document.number >= 7
+            assert far.document.group != document.group
+
+
+def test_planting_where_it_cannot_be_is_refused(shards: TokenShards, prepared: Documents) -> None:
+    model = loaded(shards, shards.tokenizer, VOCAB)
+    with pytest.raises(DataError, match="0 documents are longer than long=60"):
+        plant_dependencies(prepared, model, Windows(60, 10))
+    with pytest.raises(DataError, match="planted tokens are more than the far ones"):
+        plant_dependencies(prepared, model, Windows(30, 29))
+    with pytest.raises(DataError, match="has no tokenizer beside it"):
+        plant_dependencies(prepared, loaded(shards, None, VOCAB), Windows(30, 10))

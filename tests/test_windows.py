@@ -1,0 +1,185 @@
+"""Windows, blocks and units are arithmetic: whatever the numbers, they count what they say."""
+
+from __future__ import annotations
+
+from itertools import groupby, pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from analysis.windows import NOTHING, Units, Windows, span_width
+from olmo_sparsity.errors import ConfigError
+
+
+@st.composite
+def windows_and_length(draw: st.DrawFn) -> tuple[Windows, int]:
+    short = draw(st.integers(1, 8))
+    windows = Windows(short + draw(st.integers(1, 8)), short, draw(st.integers(1, 9)))
+    return windows, draw(st.integers(0, 50))
+
+
+@given(windows_and_length())
+def test_blocks_cover_every_target_with_a_full_window_once(given: tuple[Windows, int]) -> None:
+    windows, length = given
+    document = 100 + np.arange(length)
+    blocks = list(windows.blocks(document))
+    targets = [target for block in blocks for target in block.targets_W.tolist()]
+    assert targets == list(range(100 + windows.long, 100 + length))
+    for block in blocks:
+        first = block.start - windows.long
+        assert block.first == first
+        assert block.tokens.tolist() == document[first : block.start + block.num_targets].tolist()
+        assert block.far_F.tolist() == document[first : block.start - windows.short].tolist()
+        assert block.num_targets <= windows.stride
+    assert all(b.start - a.start == windows.stride == a.num_targets for a, b in pairwise(blocks))
+
+
+@given(windows_and_length())
+def test_start_of_is_the_first_target_of_the_block(given: tuple[Windows, int]) -> None:
+    windows, length = given
+    for block in windows.blocks(np.arange(length)):
+        targets = block.start + np.arange(block.num_targets)
+        assert windows.start_of(targets).tolist() == [block.start] * block.num_targets
+        assert all(windows.start_of(target) == block.start for target in targets.tolist())
+
+
+@given(windows_and_length(), st.data())
+def test_places_are_those_of_the_long_window(
+    given: tuple[Windows, int], data: st.DataObject
+) -> None:
+    """The inputs that predict a target, and with all far places or none of them."""
+    windows, length = given
+    for block in windows.blocks(np.arange(length)):
+        last = data.draw(st.none() | st.integers(1, block.num_targets))
+        long = block.long_places(last)
+        end = block.num_targets if last is None else last
+        assert long.tolist() == list(range(windows.long + end - 1))
+        assert long.max() < windows.num_positions
+        everything = np.arange(windows.num_far)
+        assert block.set_places(everything, last).tolist() == long.tolist()
+        assert block.set_places(NOTHING, last).tolist() == long[windows.num_far :].tolist()
+
+
+@given(windows_and_length())
+def test_another_far_part_changes_nothing_else(given: tuple[Windows, int]) -> None:
+    windows, length = given
+    other = -1 - np.arange(windows.num_far)
+    for block in windows.blocks(np.arange(length)):
+        changed = block.with_far(other)
+        assert changed.far_F.tolist() == other.tolist()
+        assert (
+            changed.tokens[windows.num_far :].tolist() == block.tokens[windows.num_far :].tolist()
+        )
+        assert (changed.start, changed.windows) == (block.start, windows)
+        assert changed.with_far(block.far_F).tokens.tolist() == block.tokens.tolist()
+
+
+@pytest.mark.parametrize(
+    ("windows", "limit", "message"),
+    [
+        (Windows(8, 8), None, "short=8 must be below long=8"),
+        (Windows(8, 0), None, "at least 1"),
+        (Windows(8, 4, 0), None, "at least 1"),
+        (Windows(9, 4), 8, "needs 9 positions, the model is prepared for 8; lower long$"),
+        (
+            Windows(8, 4, 2),
+            8,
+            "needs 9 positions, the model is prepared for 8; lower long or stride",
+        ),
+    ],
+)
+def test_windows_that_mean_nothing_are_refused(
+    windows: Windows, limit: int | None, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        windows.check(limit)
+    Windows(8, 4, 2).check(9)
+
+
+# --- units ----------------------------------------------------------------------------------------
+
+RUNS = st.lists(st.integers(0, 3), min_size=1, max_size=30)
+
+
+def places_of(units: Units) -> list[list[int]]:
+    return [list(range(a, b)) for a, b in zip(units.first, units.end, strict=True)]
+
+
+@given(RUNS)
+def test_runs_part_the_far_places(runs: list[int]) -> None:
+    """Neighbours with one number are a unit; the same number further on is another."""
+    found = places_of(Units.of_runs(np.array(runs)))
+    assert [place for unit in found for place in unit] == list(range(len(runs)))
+    assert [[runs[place] for place in unit] for unit in found] == [
+        list(same) for _, same in groupby(runs)
+    ]
+
+
+@given(st.integers(0, 30), st.integers(1, 12))
+def test_spans_are_every_run_of_so_many(num_far: int, width: int) -> None:
+    units = Units.of_spans(num_far, width)
+    assert len(units) == max(0, num_far - width + 1)
+    found = places_of(units)
+    assert all(len(unit) == width for unit in found)
+    assert all(a[1:] == b[:-1] for a, b in pairwise(found))
+    if found:
+        assert sorted({place for unit in found for place in unit}) == list(range(num_far))
+    if width == 1:
+        tokens = Units.of_tokens(num_far)
+        assert [tokens.first.tolist(), tokens.end.tolist()] == [
+            units.first.tolist(),
+            units.end.tolist(),
+        ]
+
+
+@st.composite
+def some_units(draw: st.DrawFn) -> tuple[Units, int]:
+    num_far = draw(st.integers(1, 20))
+    if draw(st.booleans()):
+        return Units.of_spans(num_far, draw(st.integers(1, num_far))), num_far
+    return Units.of_runs(np.array(draw(st.lists(st.integers(0, 2), min_size=num_far,
+                                                max_size=num_far)))), num_far  # fmt: skip
+
+
+@given(some_units(), st.data())
+def test_places_of_chosen_units_are_sorted_and_there_once(
+    given: tuple[Units, int], data: st.DataObject
+) -> None:
+    units, num_far = given
+    chosen = data.draw(st.lists(st.integers(0, len(units) - 1), unique=True))
+    places, by_hand = units.places(*chosen), places_of(units)
+    assert places.dtype.kind == "i"
+    assert places.tolist() == sorted({place for unit in chosen for place in by_hand[unit]})
+    assert set(places.tolist()) <= set(range(num_far))
+
+
+@given(some_units(), st.integers(1, 3), st.sampled_from([np.float32, np.float64]), st.data())
+def test_totals_equal_a_loop(
+    given: tuple[Units, int], num_targets: int, dtype: type, data: st.DataObject
+) -> None:
+    units, num_far = given
+    seed = data.draw(st.integers(0, 99))
+    scores_TF = np.random.default_rng(seed).normal(size=(num_targets, num_far)).astype(dtype)
+    found_TU = units.total(scores_TF)
+    assert found_TU.shape == (num_targets, len(units))
+    for row, scores_F in enumerate(scores_TF):
+        expected = [sum(float(scores_F[place]) for place in unit) for unit in places_of(units)]
+        np.testing.assert_allclose(found_TU[row], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("units", "width"),
+    [("tokens", 1), ("span:2", 2), ("span:16", 16), ("words", None), ("sentences", None)],
+)
+def test_the_width_of_units(units: str, width: int | None) -> None:
+    assert span_width(units) == width
+
+
+@pytest.mark.parametrize(
+    "units", ["", "token", "span", "span:", "span:1", "span:0", "span:-2", "span:x", "word:2"]
+)
+def test_units_that_are_none_are_refused(units: str) -> None:
+    with pytest.raises(ConfigError, match=f"units={units} is none of tokens"):
+        span_width(units)
