@@ -374,6 +374,7 @@ K = {"task": {"name": "sparse_parity"}, "schemes": ["rope"], "train_lengths": [2
         ({"schemes": ["rope"], "coupling": {"embed_ids": False}}, "coupling.embed_ids=False is"),
         ({"model": {"alibi": True}}, "model.alibi=True is set, but the scheme decides it"),
         ({"model": {"vocab_size": 9}}, "model.vocab_size=9 is set, but the task decides it"),
+        ({"model": {"d_model": 32, "n_heads": 2, "mlp_hidden_size": 3}}, "model.mlp_hidden_size=3"),
         ({"training": {"num_steps": 0}}, "training.num_steps=0 must be at least 1"),
         ({"speed": 3}, "speed"),
     ],

@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from olmo_sparsity.config import RunConfig
+from olmo_sparsity.config_check import check_model
 from olmo_sparsity.config_file import config_text, save_config
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.shards import TokenShards, open_shards
@@ -248,6 +249,7 @@ def resolve(config: RunConfig, shards: TokenShards, device: torch.device) -> Non
             f"model.vocab_size={model.vocab_size} is smaller than the tokenizer's "
             f"{shards.vocab_size} in {config.data.folder}; set it to 0 to take the tokenizer's"
         )
+    check_model(model, "config")  # its embedding may be too small for the vocabulary taken
     model.eos_token_id = model.pad_token_id = shards.eos_id
 
 
