@@ -7,7 +7,7 @@ import os
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 
 @contextmanager
@@ -46,3 +46,12 @@ def sync(path: Path) -> None:
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def stays_inside(name: object) -> bool:
+    """Whether a name out of a manifest is one of a file in its folder. (A link there may lead
+    elsewhere: the hub's cache is made of them, and whoever sets one can read what it leads to.)"""
+    if not isinstance(name, str) or not name or "\0" in name:
+        return False
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.files import sha256_of
+from olmo_sparsity.files import sha256_of, stays_inside
 
 MANIFEST = "manifest.json"
 WEIGHTS = "model.safetensors"
@@ -137,6 +137,8 @@ def verify_manifest(folder: str | Path, only: Collection[str] | None = None) -> 
     for name in sorted(only if only is not None else files):
         if name not in files:
             return f"{MANIFEST} does not list {name}"
+        if not stays_inside(name):
+            return f"{MANIFEST} names '{name}', which is outside of the folder"
         path, entry = folder / name, files[name]
         if not path.is_file():
             return f"{name} is missing"
