@@ -43,6 +43,17 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def follow_umask(path: Path) -> None:
+    """Give a file the mode of any new one: some libraries write through mkstemp, whose files nobody
+    else may read."""
+    probe = path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+    try:
+        probe.touch()
+        path.chmod(probe.stat().st_mode & 0o777)
+    finally:
+        probe.unlink(missing_ok=True)
+
+
 def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

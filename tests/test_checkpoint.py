@@ -21,6 +21,7 @@ from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import config_from_dict
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.model.exchange import export
 from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.loop import Outcome, train
 from olmo_sparsity.training.run_folder import read_metrics
@@ -229,6 +230,16 @@ def test_only_the_latest_are_kept(make_config: MakeConfig) -> None:
     config = make_config(checkpoint__keep=3, checkpoint__interval_steps=1)
     train(config)
     assert [path.name[-1] for path in list_checkpoints(config.run_folder)] == ["6", "5", "4"]
+
+
+def test_every_file_of_a_run_follows_the_umask(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config(model__layer_norm_with_affine=True)
+    train(config)
+    export(Path(config.run_folder), tmp_path / "exported")
+    (tmp_path / "any").touch()
+    mode = (tmp_path / "any").stat().st_mode
+    files = [*Path(config.run_folder).rglob("*"), *(tmp_path / "exported").iterdir()]
+    assert {path.name for path in files if path.is_file() and path.stat().st_mode != mode} == set()
 
 
 def test_weights_in_a_checkpoint_are_not_pickled(make_config: MakeConfig) -> None:

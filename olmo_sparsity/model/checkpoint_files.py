@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.files import sha256_of, stays_inside
+from olmo_sparsity.files import follow_umask, sha256_of, stays_inside
 
 MANIFEST = "manifest.json"
 WEIGHTS = "model.safetensors"
@@ -45,6 +45,7 @@ def save_weights(model: nn.Module | Mapping[str, Tensor], path: str | Path) -> N
     state = model.state_dict() if isinstance(model, nn.Module) else model
     weights = {name: t.cpu().contiguous() for name, t in unique_weights(state).items()}
     save_file(weights, str(path), metadata={"format": "pt"})
+    follow_umask(Path(path))
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:

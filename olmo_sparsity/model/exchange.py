@@ -21,6 +21,7 @@ from torch import Tensor
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.config_file import load_config
 from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.files import follow_umask
 from olmo_sparsity.model.checkpoint_files import check_fit, fill, unreadable
 from olmo_sparsity.model.huggingface import HuggingFaceLM, gpt_neox_config
 from olmo_sparsity.model.load import NO_CODE, find_folder, load_model
@@ -152,6 +153,8 @@ def export(checkpoint: Path, out: Path) -> str:
     else:
         model = hugging_face_model(config, loaded.model.state_dict(), str(folder))
     model.save_pretrained(out)
+    for path in out.glob("*.safetensors"):
+        follow_umask(path)
     _save_tokenizer(loaded.tokenizer, config, out)
     return type(model).__name__
 

@@ -49,7 +49,12 @@ from olmo_sparsity.training.preflight import (
     check_same_config,
     check_shared,
 )
-from olmo_sparsity.training.run_folder import Metrics, describe_environment, open_run_folder
+from olmo_sparsity.training.run_folder import (
+    Metrics,
+    describe_environment,
+    open_run_folder,
+    refuse_divergence,
+)
 from olmo_sparsity.training.sinks import open_sinks
 
 
@@ -125,6 +130,9 @@ def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
             metrics.flush()  # also refuses to save after a loss that is not a number
         state = TrainerState(step, step * tokens_per_step, shards.fingerprint)
         weights = engine.gather_weights()
+        with processes.agree():  # what this step's update did, only the next one's loss would show
+            total = sum(float(tensor.sum(dtype=torch.float64)) for tensor in weights.values())
+            refuse_divergence(step, {"sum of the weights": total})
 
         def write_once(folder: Path) -> None:
             save_config(config, folder / "config.yaml")
@@ -170,7 +178,8 @@ def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
             paused_at = time.perf_counter()
             if due(step, config.evaluation.interval_steps, num_steps):
                 losses = evaluate(engine, heldout, config)
-                metrics.write({"step": step, "heldout": losses})
+                with processes.agree():
+                    metrics.write_heldout(step, losses)
                 if step < num_steps:
                     progress.note(f"step {step}: held-out loss {format_losses(losses)}")
             asked = processes.first_text(stop.requested)  # asked of one, all stop, at one step

@@ -95,6 +95,17 @@ def describe_environment(
 # --- metrics.jsonl -----
 
 
+def refuse_divergence(step: float, found: dict[str, float]) -> None:
+    if all(math.isfinite(value) for value in found.values()):
+        return
+    shown = ", ".join(f"{name} {value}" for name, value in found.items())
+    raise UserError(
+        f"step {step:.0f}: {shown}; earlier checkpoints are intact. Lower "
+        "optimizer.learning_rate or training.max_grad_norm, or lengthen optimizer.warmup_steps, "
+        "in another run_folder"
+    )
+
+
 class Metrics:
     """`metrics.jsonl`: one line a step. Losses stay on the device until they are wanted, so that a
     GPU is not made to wait each step."""
@@ -125,15 +136,16 @@ class Metrics:
             return {}
         rows[-1].update(of_last)
         for row in rows:
-            if not math.isfinite(row["loss"]) or not math.isfinite(row["gradient_norm"]):
-                raise UserError(
-                    f"step {row['step']:.0f}: loss {row['loss']}, gradient norm "
-                    f"{row['gradient_norm']}; earlier checkpoints are intact. Lower "
-                    "optimizer.learning_rate or training.max_grad_norm, or lengthen "
-                    "optimizer.warmup_steps, in another run_folder"
-                )
+            refuse_divergence(
+                row["step"], {"loss": row["loss"], "gradient norm": row["gradient_norm"]}
+            )
         self.write(*rows)
         return {"loss": sum(row["loss"] for row in rows) / len(rows)}
+
+    def write_heldout(self, step: int, losses: list[dict]) -> None:
+        # What the last update did, no training loss shows any more.
+        refuse_divergence(step, {"held-out loss": sum(row["loss"] for row in losses)})
+        self.write({"step": step, "heldout": losses})
 
     def write(self, *rows: dict) -> None:
         if not self.writes:
