@@ -8,11 +8,11 @@ checkpoint; the loop itself holds nothing else. Exit codes are those of `Outcome
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
@@ -54,6 +54,7 @@ from olmo_sparsity.training.run_folder import (
     describe_environment,
     open_run_folder,
     refuse_divergence,
+    refuse_other_config,
 )
 from olmo_sparsity.training.sinks import open_sinks
 
@@ -67,7 +68,11 @@ class Outcome(IntEnum):
 
 
 def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
-    processes = processes or Processes()
+    with contextlib.ExitStack() as held:  # the run folder, until all is written
+        return _train(config, processes or Processes(), held)
+
+
+def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) -> Outcome:
     say = print_to_stderr if processes.is_first else be_silent
 
     # --- what to train on, and what to train ----------------------------------------------------
@@ -79,7 +84,7 @@ def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
         check_readable(shards)
         resolve(config, shards, device)
         if processes.is_first:
-            open_run_folder(config)
+            held.enter_context(open_run_folder(config))
         batches = TrainingBatches(
             shards,
             config.positions,
@@ -237,6 +242,7 @@ def restore_weights(
         if config.init_from is not None:
             fill(model, import_weights(config.init_from, config.model), config.init_from)
         return 0
+    refuse_other_config(latest / "config.yaml", config)  # it may have been put there by hand
     state = TrainerState.read(latest)
     if state.data_fingerprint != shards.fingerprint:
         raise DataError(
@@ -273,7 +279,7 @@ class StopRequest:
     requested = ""
 
 
-@contextmanager
+@contextlib.contextmanager
 def stop_signals() -> Iterator[StopRequest]:
     """SIGTERM, SIGINT and SIGUSR2 ask to save and leave after the current step; asked a second
     time, SIGINT interrupts at once."""
