@@ -13,7 +13,7 @@ ROOT = Path(__file__).parents[1]
 # What each part may import of this project, besides itself and the ground they all stand on.
 GROUND = {
     f"olmo_sparsity.{name}"
-    for name in ("drawing", "errors", "files", "launch", "lock", "progress", "versions")
+    for name in ("drawing", "ending", "errors", "files", "launch", "lock", "progress", "versions")
 }
 CONFIG = {f"olmo_sparsity.config{part}" for part in ("", "_check", "_file")}
 TRAINING = {*CONFIG, "olmo_sparsity.data", "olmo_sparsity.model"}

@@ -236,7 +236,9 @@ class TokenShards:
     def ends(self) -> list[np.ndarray]:
         """For each file, where its documents end. Raw files are searched for EOS, once."""
         if self.ends_paths is not None:
-            ends = [np.memmap(path, dtype="<u8", mode="r") for path in self.ends_paths]
+            ends: list[np.ndarray] = [
+                np.memmap(path, dtype="<u8", mode="r") for path in self.ends_paths
+            ]
             for path, tokens, found in zip(self.ends_paths, self.arrays, ends, strict=True):
                 _check_ends(path, found, len(tokens))
             return ends

@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -40,6 +39,7 @@ from olmo_sparsity.model.checkpoint_files import (
 )
 from olmo_sparsity.model.huggingface import HuggingFaceLM, gpt_neox_config
 from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.progress import say
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -128,10 +128,7 @@ def load_model(
         loaded = _load_checkpoint(folder, DTYPES[dtype], device)
         step, num_steps = loaded.trained["step"], loaded.trained["num_steps"]
         if folder != Path(path_or_hub_name) and step is not None and step < num_steps:
-            print(
-                f"{path_or_hub_name} has not ended: reading step {step:,} of {num_steps:,}",
-                file=sys.stderr,
-            )
+            say(f"{path_or_hub_name} has not ended: reading step {step:,} of {num_steps:,}")
     size = loaded.tokenizer.get_vocab_size() if loaded.tokenizer is not None else 0
     if size > loaded.model.vocab_size:
         raise ConfigError(
@@ -171,7 +168,7 @@ def _latest_or_fail(run_folder: Path) -> Path:
     problem = f"{found[0]}: {verify_manifest(found[0], READ_BY_ANALYSIS)}"
     if latest is None:
         raise DataError(f"no checkpoint of '{run_folder}' is whole; the latest, {problem}")
-    print(f"{problem}; reading {latest.name} instead", file=sys.stderr)
+    say(f"{problem}; reading {latest.name} instead")
     return latest
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from enum import IntEnum
@@ -32,7 +31,7 @@ from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.checkpoint_files import fill, load_weights, save_weights
 from olmo_sparsity.model.exchange import import_weights
 from olmo_sparsity.model.load import build_model
-from olmo_sparsity.progress import Progress
+from olmo_sparsity.progress import Progress, say
 from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
 from olmo_sparsity.training.choose_engine import build_engine, check_engine
@@ -73,7 +72,7 @@ def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
 
 
 def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) -> Outcome:
-    say = print_to_stderr if processes.is_first else be_silent
+    tell = say if processes.is_first else be_silent
 
     # --- what to train on, and what to train ----------------------------------------------------
     run_folder = Path(config.run_folder)
@@ -107,7 +106,7 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
 
     # --- where to begin: the newest whole checkpoint, else init_from, else random ---------------
     with processes.agree():
-        latest = checkpoint.resume_point(run_folder, say) if processes.is_first else None
+        latest = checkpoint.resume_point(run_folder, tell) if processes.is_first else None
     latest = processes.gather(latest)[0]
     with processes.agree():
         start = restore_weights(latest, model, shards, config)
@@ -117,14 +116,14 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
     if latest is not None:
         with processes.agree():
             engine.load_moments(latest / ENGINE_FOLDER, start)
-    say(f"{config.run_folder}: {num_parameters:,} parameters on {device}, {engine.title}")
+    tell(f"{config.run_folder}: {num_parameters:,} parameters on {device}, {engine.title}")
     if latest is not None:
-        say(f"resuming from {latest}")
+        tell(f"resuming from {latest}")
     elif config.init_from is not None:
-        say(f"starting from the weights of {config.init_from}")
+        tell(f"starting from the weights of {config.init_from}")
     num_steps = config.training.num_steps
     if start == num_steps:
-        say(f"{config.run_folder} is finished; raise training.num_steps in another run_folder")
+        tell(f"{config.run_folder} is finished; raise training.num_steps in another run_folder")
     with processes.agree():
         if processes.is_first:
             describe_environment(run_folder, engine.describe(), device, resumed_at=start)
@@ -196,7 +195,7 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
             shown_at += time.perf_counter() - paused_at  # the rates shown are of training alone
 
     if processes.is_first:
-        say(f"held-out loss by position: {format_losses(metrics.last_heldout())}")
+        tell(f"held-out loss by position: {format_losses(metrics.last_heldout())}")
     return Outcome.FINISHED
 
 
@@ -218,10 +217,6 @@ def dry_run(config: RunConfig) -> None:
 
 def due(step: int, interval_steps: int | None, num_steps: int) -> bool:
     return step == num_steps or (interval_steps is not None and step % interval_steps == 0)
-
-
-def print_to_stderr(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
 
 
 def be_silent(message: str) -> None:
