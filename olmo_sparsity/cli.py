@@ -1,16 +1,13 @@
 """The command `olmo-sparsity`. Nothing heavy is imported before a command is chosen.
 
 Place in the flow: the thin outside. Each command parses its arguments and calls one function.
-Exit codes: 0 done; 2 the input must be mended (one line says how); 75 stopped by a signal after
-saving, the same command goes on; 76 another process of the run died, the same command goes on from
-the last checkpoint; anything else is a bug of ours, with its traceback.
+How it ends: ending.py.
 """
 
 from __future__ import annotations
 
 import argparse
 import atexit
-import errno
 import os
 import sys
 import traceback
@@ -18,12 +15,22 @@ from collections.abc import Callable
 from typing import NoReturn
 
 from olmo_sparsity import __version__
-from olmo_sparsity.errors import ConfigError, SaidElsewhere, UserError
+from olmo_sparsity.ending import (
+    EXIT_BAD_INPUT,
+    EXIT_DEFECT,
+    EXIT_LOST_PROCESS,
+    answer,
+    complain,
+    flush_results,
+    let_go_of_streams,
+    name_streams,
+)
+from olmo_sparsity.errors import ConfigError, printable
 
-EXIT_DEFECT = 1
-EXIT_BAD_INPUT = 2
-EXIT_STOPPED = 75
-EXIT_LOST_PROCESS = 76
+__all__ = ["EXIT_BAD_INPUT", "entry", "main"]
+
+# Commands that go on where they were stopped.
+RESUMED = ("prepare", "train", "sweep", "measure", "task")
 
 # What `measure` takes where nothing is said, and with --quick.
 THOROUGH = {"selectors": "add_one,divergence,random,nearest", "foreign": 3, "max_documents": None}
@@ -32,11 +39,13 @@ QUICK = {"selectors": "add_one_screened,random", "foreign": 1, "max_documents": 
 
 def entry(arguments: list[str] | None = None) -> NoReturn:
     """The command as a process of its own."""
+    name_streams()
     try:
         code = main(arguments)
     except Exception:
         traceback.print_exc()
         code = EXIT_DEFECT
+    let_go_of_streams()
     if os.environ.get("WORLD_SIZE", "1") != "1":
         # DeepSpeed keeps process groups alive, and with them gloo's threads. One that still lets
         # go of a tensor while Python is taken down aborts the process, and the launcher the job.
@@ -58,21 +67,20 @@ def main(arguments: list[str] | None = None) -> int:
     if not getattr(options, "out", "given"):
         parser.error("--out is empty; name a file or folder")
     try:
-        return options.run(options)
-    except SaidElsewhere:
-        return EXIT_BAD_INPUT
-    except UserError as error:
-        print(f"olmo-sparsity: {error}", file=sys.stderr)
-        return EXIT_BAD_INPUT
-    except OSError as error:
-        if error.filename is None and error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        print(f"olmo-sparsity: {error.filename}: {error.strerror}", file=sys.stderr)
-        return EXIT_BAD_INPUT
+        code = options.run(options)
+        flush_results()
+        return code
+    except (Exception, KeyboardInterrupt) as error:
+        return answer(error, resumes=options.command in RESUMED)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="olmo-sparsity",
         description="Train models whose position IDs are explicit, then ask which far-away tokens "
         "their predictions depend on.",
@@ -85,7 +93,7 @@ def build_parser() -> argparse.ArgumentParser:
         name: str, run: Callable[[argparse.Namespace], int], help: str
     ) -> argparse.ArgumentParser:
         sub = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
-        sub.set_defaults(run=run)
+        sub.set_defaults(run=run, command=name)
         return sub
 
     sub = command("prepare", prepare, "turn a corpus into token shards")
@@ -209,9 +217,11 @@ def train(options: argparse.Namespace) -> int:
                 config = load_config(options.config, options.overrides)
             return int(loop.train(config, processes))
     except LostProcess as lost:
-        print(f"olmo-sparsity: another process of this run is gone ({lost}); the same command goes "
-              "on from the last checkpoint", file=sys.stderr)  # fmt: skip
-        return EXIT_LOST_PROCESS
+        return complain(
+            f"another process of this run is gone ({lost}); the same command goes on from the last "
+            "checkpoint",
+            EXIT_LOST_PROCESS,
+        )
 
 
 def sweep(options: argparse.Namespace) -> int:
@@ -354,12 +364,9 @@ def task(options: argparse.Namespace) -> int:
     from olmo_sparsity.tasks import experiment
     from olmo_sparsity.tasks.results import format_table
 
-    try:
-        rows = experiment.run(options.config, options.overrides, parse_shard(options.shard))
-    except KeyboardInterrupt:
-        print("stopped; what is trained is kept, the same command goes on", file=sys.stderr)
-        return EXIT_STOPPED
-    print(format_table(rows))
+    print(
+        format_table(experiment.run(options.config, options.overrides, parse_shard(options.shard)))
+    )
     return 0
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from olmo_sparsity.config import RepeatedConfig, RunConfig
+from olmo_sparsity.config import ModelConfig, RepeatedConfig, RunConfig
 from olmo_sparsity.errors import ConfigError
 
 _AT_LEAST_ONE = {
@@ -15,8 +15,22 @@ _AT_LEAST_ONE = {
     "evaluation": ("interval_steps", "num_sequences", "batch_size"),
     "checkpoint": ("interval_steps", "keep"),
     "logging": ("interval_steps",),
-    "model": ("d_model", "n_heads", "n_layers", "n_kv_heads", "max_sequence_length", "rope_theta"),
 }
+_MODEL_AT_LEAST_ONE = (
+    *("d_model", "n_heads", "n_layers", "n_kv_heads", "max_sequence_length", "rope_theta"),
+    *("mlp_ratio", "mlp_hidden_size"),
+)
+_MODEL_RANGES = [
+    ("attention_dropout", 0.0, 0.999),
+    ("residual_dropout", 0.0, 0.999),
+    ("embedding_dropout", 0.0, 0.999),
+    ("layer_norm_eps", 0.0, 1.0),
+    ("init_std", 0.0, 1e6),
+    ("emb_init_std", 0.0, 1e6),
+    ("init_cutoff_factor", 1e-3, 1e6),
+    ("clip_qkv", 1e-30, 1e30),
+    ("vocab_size", 0, 10**9),
+]
 _RANGES = [
     ("", "seed", 0, 2**62),
     ("optimizer", "learning_rate", 0.0, 1e30),
@@ -42,6 +56,7 @@ _RANGES = [
 def check(config: RunConfig, origin: str) -> None:
     """What can be known wrong from the config alone. Each message: field, value, what to do."""
     training, positions, model, data = config.training, config.positions, config.model, config.data
+    check_model(model, origin)
 
     def require(holds: bool, message: str) -> None:
         if not holds:
@@ -86,36 +101,9 @@ def check(config: RunConfig, origin: str) -> None:
         f"({config.largest_length}); raise it to at least that",
     )
     require(
-        model.n_kv_heads is None or model.n_heads % model.n_kv_heads == 0,
-        f"model.n_heads={model.n_heads} is not a multiple of model.n_kv_heads={model.n_kv_heads}",
-    )
-    require(
-        model.d_model % model.n_heads == 0,
-        f"model.d_model={model.d_model} is not a multiple of model.n_heads={model.n_heads}",
-    )
-    require(
         data.train_files is not None or data.token_dtype == "uint16",
         f"data.token_dtype={data.token_dtype} is for data.train_files; a prepared folder "
         "knows its own",
-    )
-    require(
-        model.alibi or model.alibi_bias_max == 8.0,
-        f"model.alibi_bias_max={model.alibi_bias_max} is set, but model.alibi=false has no bias",
-    )
-    require(not (model.rope and model.alibi), "model.rope and model.alibi exclude each other")
-    require(
-        0 < model.rotary_fraction <= 1,
-        f"model.rotary_fraction={model.rotary_fraction} must lie in (0, 1]",
-    )
-    require(
-        model.rope or model.rotary_fraction == 1.0,
-        f"model.rotary_fraction={model.rotary_fraction} is set, but model.rope=false rotates "
-        "nothing",
-    )
-    scale_length = model.query_scale_length
-    require(
-        scale_length is None or scale_length >= 2,
-        f"model.query_scale_length={scale_length} must be at least 2, a number of keys",
     )
     for name, share in (("planted", data.planted.share), ("repeated", data.repeated.share)):
         require(
@@ -176,3 +164,61 @@ def check(config: RunConfig, origin: str) -> None:
             data.corpus.path is not None,
             f"data.corpus.source={data.corpus.source} needs data.corpus.path",
         )
+
+
+def check_model(model: ModelConfig, origin: str) -> None:
+    """Also of a task's model. Else upstream would say it, by a failed assertion."""
+
+    def require(holds: bool, message: str) -> None:
+        if not holds:
+            raise ConfigError(f"{origin}: {message}")
+
+    for name in _MODEL_AT_LEAST_ONE:
+        value = getattr(model, name)
+        require(value is None or value >= 1, f"model.{name}={value} must be at least 1")
+    for name, lowest, highest in _MODEL_RANGES:
+        value = getattr(model, name)
+        require(
+            value is None or lowest <= value <= highest,
+            f"model.{name}={value} must lie between {lowest} and {highest}",
+        )
+    require(
+        model.architecture != "olmo"
+        or model.activation_type != "swiglu"
+        or model.mlp_hidden_size is None
+        or model.mlp_hidden_size % 2 == 0,
+        f"model.mlp_hidden_size={model.mlp_hidden_size} must be even: swiglu takes half of it for "
+        "its gate",
+    )
+    require(
+        model.embedding_size is None or model.embedding_size >= max(model.vocab_size, 1),
+        f"model.embedding_size={model.embedding_size} is below model.vocab_size="
+        f"{model.vocab_size}; raise it or leave it out",
+    )
+    require(
+        model.n_kv_heads is None or model.n_heads % model.n_kv_heads == 0,
+        f"model.n_heads={model.n_heads} is not a multiple of model.n_kv_heads={model.n_kv_heads}",
+    )
+    require(
+        model.d_model % model.n_heads == 0,
+        f"model.d_model={model.d_model} is not a multiple of model.n_heads={model.n_heads}",
+    )
+    require(
+        model.alibi or model.alibi_bias_max == 8.0,
+        f"model.alibi_bias_max={model.alibi_bias_max} is set, but model.alibi=false has no bias",
+    )
+    require(not (model.rope and model.alibi), "model.rope and model.alibi exclude each other")
+    require(
+        0 < model.rotary_fraction <= 1,
+        f"model.rotary_fraction={model.rotary_fraction} must lie in (0, 1]",
+    )
+    require(
+        model.rope or model.rotary_fraction == 1.0,
+        f"model.rotary_fraction={model.rotary_fraction} is set, but model.rope=false rotates "
+        "nothing",
+    )
+    scale_length = model.query_scale_length
+    require(
+        scale_length is None or scale_length >= 2,
+        f"model.query_scale_length={scale_length} must be at least 2, a number of keys",
+    )

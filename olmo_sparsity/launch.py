@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 from dataclasses import dataclass
 
 from olmo_sparsity.errors import ConfigError
@@ -51,6 +52,21 @@ def read_launch() -> Launch:
     if not 0 <= launch.rank < launch.world_size:
         raise ConfigError(f"RANK={launch.rank} must be below WORLD_SIZE={launch.world_size}")
     return launch
+
+
+def launch_id() -> str:
+    """The same for all processes of one launch, and for no other that runs at the same time."""
+    get = os.environ.get
+    if read_launch().world_size == 1:
+        return f"{socket.gethostname()} {os.getpid()}"
+    if "SLURM_STEP_ID" in os.environ:
+        # Also around a torchrun on each node. A requeued job counts its steps from 0 again.
+        return f"slurm {get('SLURM_JOB_ID')}.{get('SLURM_STEP_ID')}.{get('SLURM_RESTART_COUNT', 0)}"
+    # torchrun, deepspeed, accelerate: where they meet. torchrun's own name for it is often "none".
+    address = get("MASTER_ADDR", "localhost")
+    if address in ("localhost", "127.0.0.1", "::1"):
+        address = socket.gethostname()
+    return f"{get('TORCHELASTIC_RUN_ID', '')} {address}:{get('MASTER_PORT', '')}"
 
 
 def _number(name: str, default: int | None = None) -> int:

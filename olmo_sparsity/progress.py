@@ -10,6 +10,8 @@ import sys
 import time
 from types import TracebackType
 
+from olmo_sparsity.errors import printable
+
 
 class Progress:
     """with Progress("training", total=1000, unit="steps") as progress:
@@ -57,7 +59,7 @@ class Progress:
             )
             if self.total and done < self.total:
                 parts.append(f"{format_duration((self.total - done) / rate)} left")
-        self.text = " · ".join(parts)
+        self.text = printable(" · ".join(parts))
         if now - self.shown_at >= self.pause_s:
             self.shown_at = now
             self._show(self.text)
@@ -66,7 +68,7 @@ class Progress:
         """A line that stays."""
         if self.enabled:
             self._clear()
-            print(message, file=sys.stderr, flush=True)
+            say(message)
 
     def _show(self, text: str) -> None:
         if not self.enabled:
@@ -92,6 +94,11 @@ class Progress:
             took = format_duration(time.perf_counter() - self.started)
             state = "stopped" if kind else "done"
             print(f"{self.text.split(' left')[0]} · {state} in {took}", file=sys.stderr, flush=True)
+
+
+def say(message: str) -> None:
+    """A line beside the results, which alone go to stdout."""
+    print(printable(message), file=sys.stderr, flush=True)
 
 
 def format_duration(seconds: float) -> str:

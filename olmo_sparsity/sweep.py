@@ -39,6 +39,7 @@ from olmo_sparsity.config_file import fill_in, load_config, read_given
 from olmo_sparsity.errors import ConfigError, SaidElsewhere, UserError
 from olmo_sparsity.files import write_atomically
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.progress import say
 from olmo_sparsity.training.run_folder import read_metrics
 
 EXIT_STOPPED = 75
@@ -205,7 +206,7 @@ def run_here(path: str, overrides: list[str], runs: list[Run]) -> int:
     for number, run in enumerate(runs):
         if state_of(run).name in ("done", "running"):
             continue
-        print(f"{run.name}: {run.command}", file=sys.stderr, flush=True)
+        say(f"{run.name}: {run.command}")
         words = ["sweep", path, f"--only={number}", *overrides]
         code = _run([sys.executable, "-m", "olmo_sparsity.cli", *words])
         if code == EXIT_STOPPED:
@@ -243,7 +244,7 @@ def submit(path: str, overrides: list[str], runs: list[Run], flags: str) -> int:
         return 0
     array = f"--array={','.join(map(str, todo))}"
     command = ["sbatch", *shlex.split(flags), array, str(script), path, *overrides]
-    print(shlex.join(command), file=sys.stderr, flush=True)
+    say(shlex.join(command))
     try:
         return subprocess.run(command).returncode
     except FileNotFoundError:

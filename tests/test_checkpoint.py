@@ -19,8 +19,10 @@ from safetensors.torch import load_file
 
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import config_from_dict
-from olmo_sparsity.errors import UserError
+from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.lock import LOCK
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.model.exchange import export
 from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.loop import Outcome, train
 from olmo_sparsity.training.run_folder import read_metrics
@@ -231,6 +233,16 @@ def test_only_the_latest_are_kept(make_config: MakeConfig) -> None:
     assert [path.name[-1] for path in list_checkpoints(config.run_folder)] == ["6", "5", "4"]
 
 
+def test_every_file_of_a_run_follows_the_umask(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config(model__layer_norm_with_affine=True)
+    train(config)
+    export(Path(config.run_folder), tmp_path / "exported")
+    (tmp_path / "any").touch()
+    mode = (tmp_path / "any").stat().st_mode
+    files = [*Path(config.run_folder).rglob("*"), *(tmp_path / "exported").iterdir()]
+    assert {path.name for path in files if path.is_file() and path.stat().st_mode != mode} == set()
+
+
 def test_weights_in_a_checkpoint_are_not_pickled(make_config: MakeConfig) -> None:
     config = make_config()
     train(config)
@@ -243,3 +255,44 @@ def test_weights_in_a_checkpoint_are_not_pickled(make_config: MakeConfig) -> Non
         "manifest.json",
         "engine",
     }
+
+
+def test_a_start_killed_before_its_config_is_there_is_made_good(make_config: MakeConfig) -> None:
+    config = make_config()
+    folder = Path(config.run_folder)
+    (folder / "checkpoints").mkdir(parents=True)
+    (folder / "config.yaml.0123456789ab.tmp").write_text("seed: 3\nhalf a")
+    (folder / LOCK).write_text("")
+    os.utime(folder / LOCK, (0, 0))
+    assert train(config) is Outcome.FINISHED
+    assert {path.name for path in folder.iterdir()} == {
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "checkpoints",
+    }
+
+
+@pytest.mark.parametrize("name", ["thesis.tmp", "checkpoints/step000002", "locked"])
+def test_what_a_start_does_not_leave_is_somebody_elses(make_config: MakeConfig, name: str) -> None:
+    config = make_config()
+    path = Path(config.run_folder) / name
+    path.mkdir(parents=True)
+    with pytest.raises(ConfigError, match="holds something that is no run"):
+        train(config)
+    assert [path.name for path in Path(config.run_folder).iterdir()] == [name.split("/")[0]]
+
+
+def test_a_checkpoint_of_another_seed_is_not_resumed(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    other = make_config(run_folder=str(tmp_path / "other"), seed=4, training__num_steps=6)
+    train(other)
+    config = make_config(run_folder=str(tmp_path / "ours"), seed=3)
+    train(config)
+    for path in list_checkpoints(config.run_folder):
+        shutil.rmtree(path)
+    last = list_checkpoints(other.run_folder)[0]
+    shutil.copytree(last, Path(config.run_folder) / "checkpoints" / last.name)
+    with pytest.raises(ConfigError, match=rf"{last.name} holds a run with seed=4 \(now 3\)"):
+        train(make_config(run_folder=str(tmp_path / "ours"), seed=3))

@@ -73,6 +73,15 @@ def given(**sections: dict) -> dict:
         ),
         ({"optimizer": 5}, "not a subclass of OptimizerConfig"),
         ({"training": {"num_steps": 0}}, "must be at least 1"),
+        ({"model": {"residual_dropout": 1.5}}, "model.residual_dropout=1.5 must lie between"),
+        ({"model": {"embedding_dropout": -0.1}}, "model.embedding_dropout=-0.1"),
+        ({"model": {"attention_dropout": float("nan")}}, "model.attention_dropout=nan"),
+        ({"model": {"mlp_hidden_size": 3}}, "model.mlp_hidden_size=3 must be even"),
+        ({"model": {"mlp_hidden_size": 0}}, "model.mlp_hidden_size=0 must be at least 1"),
+        ({"model": {"mlp_ratio": 0}}, "model.mlp_ratio=0"),
+        ({"model": {"init_std": -1.0}}, "model.init_std=-1.0"),
+        ({"model": {"clip_qkv": -1.0}}, "model.clip_qkv=-1.0"),
+        ({"model": {"vocab_size": 300, "embedding_size": 10}}, "model.embedding_size=10 is below"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(wrong: dict, message: str) -> None:

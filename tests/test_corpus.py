@@ -174,6 +174,31 @@ def test_a_damaged_file_is_named_and_never_taken_for_a_short_one(
     assert str(path) in str(caught.value)
 
 
+def test_a_zstd_file_is_read_in_bounded_memory_and_linear_time(tmp_path: Path) -> None:
+    """In a process of its own that may not grow by more than a sixteenth of what is unfolded."""
+    compressor = zstandard.ZstdCompressor().compressobj()
+    with (tmp_path / "c4.jsonl.zst").open("wb") as file:
+        for _ in range(32):
+            file.write(compressor.compress(b"x" * 2**24))
+        file.write(compressor.flush())
+    assert (tmp_path / "c4.jsonl.zst").stat().st_size < 2**17
+    code = (
+        "import pyarrow, resource, sys\n"
+        "from types import SimpleNamespace as Config\n"
+        "from olmo_sparsity.data import corpus\n"
+        "corpus.LARGEST_DOCUMENT = 2**20\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "config = Config(source='c4_files', path=sys.argv[1], max_documents=None)\n"
+        "print([record.kind for record in corpus.read_records(config)])\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    command = [sys.executable, "-c", code, f"{tmp_path}/*.zst"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=60)
+    kinds, grown_kib = done.stdout.splitlines()
+    assert kinds == "['longer than 1,048,576 bytes']"
+    assert int(grown_kib) < 2**15
+
+
 def test_a_glob_without_files_or_with_foreign_ones_is_refused(tmp_path: Path) -> None:
     config = CorpusConfig(source="c4_files", path=str(tmp_path / "*.gz"))
     with pytest.raises(DataError, match=r"\*\.gz matches no file"):

@@ -1,10 +1,25 @@
 """Files that are whole or not there."""
 
+import os
 from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.files import write_atomically, writing
+from olmo_sparsity.files import follow_umask, write_atomically, writing
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
+def test_a_file_of_mkstemp_gets_the_mode_of_any_other(tmp_path: Path, umask: int) -> None:
+    file, other = tmp_path / "weights", tmp_path / "other"
+    before = os.umask(umask)
+    try:
+        file.touch(0o600)
+        other.touch()
+        follow_umask(file)
+    finally:
+        os.umask(before)
+    assert file.stat().st_mode == other.stat().st_mode
+    assert {path.name for path in tmp_path.iterdir()} == {"weights", "other"}
 
 
 def test_processes_that_write_the_same_file_at_once_do_not_meet(tmp_path: Path) -> None:

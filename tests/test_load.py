@@ -29,6 +29,7 @@ from olmo_sparsity.model.checkpoint_files import (
     verify_manifest,
     write_manifest,
 )
+from olmo_sparsity.model.exchange import config_of
 from olmo_sparsity.model.huggingface import HuggingFaceLM
 from olmo_sparsity.model.layers import causal_bias
 from olmo_sparsity.model.load import DTYPES, build_model, load_model
@@ -553,3 +554,108 @@ def test_what_is_no_model_says_what_was_looked_for(
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ConfigError, match="device=cuda"):
         load_model(str(tmp_path), device="cuda")
+
+
+# --- folders that somebody else wrote -------------------------------------------------------------
+
+
+@pytest.fixture
+def change_config(tmp_path: Path) -> Callable[..., str]:
+    """A whole folder whose config.json has these fields."""
+
+    def write(**fields: Any) -> str:
+        folder = tmp_path / "model"
+        tiny("LlamaForCausalLM", **SIZES).save_pretrained(folder)
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+        return str(folder)
+
+    return write
+
+
+def test_code_of_a_folder_is_never_run_nor_asked_about(
+    change_config: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or "y")
+    classes = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    folder = change_config(model_type="theirs", auto_map=classes)
+    (Path(folder) / "code.py").write_text("raise SystemExit('it ran')\n")
+    for refused in (lambda: load_model(folder, device="cpu"), lambda: config_of(folder)):
+        with pytest.raises(DataError, match=r"config\.json"):
+            refused()
+    assert asked == []
+
+
+@pytest.mark.parametrize("field", ["attn_implementation", "_attn_implementation"])
+@pytest.mark.parametrize("kernel", ["flash_attention_2", "eager", "somebody/kernel"])
+def test_the_attention_kernel_is_not_the_folders_to_choose(
+    change_config: Callable[..., str], field: str, kernel: str
+) -> None:
+    model = load_model(change_config(**{field: kernel}), device="cpu").model
+    assert isinstance(model, HuggingFaceLM)
+    assert model.model.config._attn_implementation == "sdpa"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"quantization_config": {"quant_method": "gptq", "bits": 4}},
+        {"quantization_config": 5},
+        {"num_hidden_layers": None},
+        {"head_dim": "x"},
+        {"layer_types": ["full_attention"]},
+        {"sliding_window": "a"},
+        {"output_attentions": True, "attn_implementation": "flash_attention_2"},
+        {"rope_parameters": [1]},
+        {"num_attention_heads": 0},
+        {"pad_token_id": 10**9},
+        {"rms_norm_eps": None},
+        # No machine has the memory, or the time to build so many layers.
+        {"vocab_size": 10**12},
+        {"vocab_size": 10**12, "tie_word_embeddings": True},
+        {"hidden_size": 10**12},
+        {"num_hidden_layers": 10**9},
+        {"num_hidden_layers": -1},
+    ],
+    ids=str,
+)
+def test_what_config_json_may_say_wrong_is_one_line(
+    change_config: Callable[..., str], fields: dict[str, Any]
+) -> None:
+    folder = change_config(**fields)
+    with pytest.raises(DataError, match=r"config\.json") as caught:
+        load_model(folder, device="cpu")
+    assert folder in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["../whole/model-00001-of-00002.safetensors", "/etc/passwd", 3])
+def test_an_index_must_not_lead_out_of_its_folder(tmp_path: Path, name: Any) -> None:
+    tiny("LlamaForCausalLM", **SIZES).save_pretrained(tmp_path / "whole", max_shard_size="20KB")
+    shutil.copytree(tmp_path / "whole", tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors.index.json"
+    content = json.loads(path.read_text())
+    content["weight_map"]["model.norm.weight"] = name
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=f"index.json' names '{name}', which is outside"):
+        load_model(str(tmp_path / "model"), device="cpu")
+
+
+def test_links_of_the_hubs_cache_are_followed(tmp_path: Path) -> None:
+    blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshots" / "abc"
+    tiny("LlamaForCausalLM", **SIZES).save_pretrained(blobs, max_shard_size="20KB")
+    snapshot.mkdir(parents=True)
+    for path in blobs.iterdir():
+        (snapshot / path.name).symlink_to(Path("../../blobs") / path.name)
+    assert load_model(str(snapshot), device="cpu").num_parameters > 0
+
+
+def test_a_manifest_must_not_lead_out_of_its_folder(tmp_path: Path) -> None:
+    (folder,) = steps(tmp_path, 1)
+    (tmp_path / "outside").write_bytes(b"x")
+    path = folder / "manifest.json"
+    content = json.loads(path.read_text())
+    content["files"]["../../outside"] = content["files"]["config.yaml"]
+    path.write_text(json.dumps(content))
+    assert "'../../outside', which is outside of the folder" in str(verify_manifest(folder))

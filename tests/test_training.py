@@ -324,6 +324,35 @@ def test_a_loss_that_is_not_a_number_stops_the_run(make_config: MakeConfig) -> N
             assert torch.isfinite(tensor).all()
 
 
+def test_a_last_step_that_diverges_is_no_finished_run(make_config: MakeConfig) -> None:
+    """Its own loss was still that of the weights before."""
+    config = make_config(
+        model__layer_norm_type="default",
+        optimizer__learning_rate=1e30,
+        optimizer__schedule="constant",
+        optimizer__warmup_steps=0,
+        training__num_steps=1,
+    )
+    with pytest.raises(UserError, match=r"step 1: held-out loss nan.*Lower optimizer"):
+        train(config)
+    assert list_checkpoints(config.run_folder) == []
+
+
+def test_weights_that_are_no_numbers_are_not_saved(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Engine.step
+
+    def spoil(self: Engine, *given: object) -> object:
+        found = step(self, *given)
+        next(self.model.parameters()).data[0] = torch.nan
+        return found
+
+    monkeypatch.setattr(Engine, "step", spoil)
+    with pytest.raises(UserError, match=r"step 1: sum of the weights nan"):
+        train(make_config(checkpoint__interval_steps=1))
+
+
 def test_devices_and_precisions_are_chosen_or_refused() -> None:
     assert choose_device("cpu").type == "cpu"
     with pytest.raises(ConfigError, match=r"training\.device=warp"):

@@ -23,8 +23,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
-import zstandard
-
 from olmo_sparsity.errors import DataError
 
 if TYPE_CHECKING:
@@ -310,7 +308,7 @@ def _read_lines(path: Path) -> Iterator[bytes]:
                 yield line
                 while len(line) > LARGEST_DOCUMENT and not line.endswith(b"\n"):
                     line = stream.readline(LARGEST_DOCUMENT + 1)  # The rest of an endless line.
-    except (OSError, EOFError, zlib.error, zstandard.ZstdError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         reason = " ".join(str(error).split())
         raise DataError(
             f"{path}: damaged after line {number:,} ({reason}); copy the file again"
@@ -321,39 +319,10 @@ def _open(path: Path) -> BinaryIO:
     if path.name.endswith(".gz"):
         return cast(BinaryIO, gzip.open(path, "rb"))
     if path.name.endswith(".zst"):
-        return cast(BinaryIO, io.BufferedReader(_ZstdFile(path), 2**17))
+        import pyarrow
+
+        # zstandard's own reader takes a truncated file for one that ends there; this one complains,
+        # and holds no more than a block of what a few bytes may unfold to.
+        opened = pyarrow.CompressedInputStream(pyarrow.PythonFile(path.open("rb")), "zstd")
+        return cast(BinaryIO, io.BufferedReader(opened, 2**17))
     return path.open("rb")
-
-
-class _ZstdFile(io.RawIOBase):
-    """zstandard's own reader takes a truncated file for one that ends there; this one complains."""
-
-    def __init__(self, path: Path) -> None:
-        self.file = path.open("rb")
-        self.frame = zstandard.ZstdDecompressor().decompressobj()
-        self.in_frame = False
-        self.ready = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self.ready:
-            compressed = self.frame.unused_data if self.frame.eof else b""
-            if self.frame.eof:
-                self.frame = zstandard.ZstdDecompressor().decompressobj()
-                self.in_frame = False
-            compressed = compressed or self.file.read(2**16)
-            if not compressed:
-                if self.in_frame:
-                    raise EOFError("the last frame is cut short")
-                return 0
-            self.in_frame = True
-            self.ready = self.frame.decompress(compressed)
-        size = min(len(buffer), len(self.ready))
-        buffer[:size], self.ready = self.ready[:size], self.ready[size:]
-        return size
-
-    def close(self) -> None:
-        self.file.close()
-        super().close()

@@ -20,7 +20,7 @@ import hashlib
 import json
 import os
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -37,7 +37,7 @@ from olmo_sparsity.data.tokenizer import (
     tokenizer_fingerprint,
 )
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.files import sha256_of, write_atomically
+from olmo_sparsity.files import sha256_of, stays_inside, write_atomically
 
 if TYPE_CHECKING:
     from olmo_sparsity.config import DataConfig
@@ -100,6 +100,10 @@ class Manifest:
             content.pop("totals")
             content["tally"] = Tally(**content["tally"])
             content["files"] = [ShardFile(**file) for file in content["files"]]
+            for file in content["files"]:
+                for name in (file.tokens, file.ends):
+                    if not stays_inside(name):
+                        raise ValueError(f"it names '{name}', which is outside of its folder")
             return Manifest(**content)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise DataError(
@@ -108,7 +112,8 @@ class Manifest:
             ) from None
 
 
-def check_files(folder: Path, manifest: Manifest, verify: bool = False) -> None:
+def check_files(folder: Path, manifest: Manifest, verify: Collection[str] = ()) -> None:
+    """The sizes of all files, and of the splits to `verify` every byte."""
     remedy = f"delete {folder} and run `olmo-sparsity prepare` again"
     item_size = np.dtype(manifest.dtype).itemsize
     for file in manifest.files:
@@ -124,7 +129,7 @@ def check_files(folder: Path, manifest: Manifest, verify: bool = False) -> None:
                     f"{path} has {path.stat().st_size:,} bytes, manifest.json says {size:,}: "
                     f"truncated or overwritten; {remedy}"
                 )
-            if verify and sha256_of(path) != sha256:
+            if file.split in verify and sha256_of(path) != sha256:
                 raise DataError(f"{path} is not what was written (SHA-256 differs); {remedy}")
 
 
@@ -231,7 +236,12 @@ class TokenShards:
     def ends(self) -> list[np.ndarray]:
         """For each file, where its documents end. Raw files are searched for EOS, once."""
         if self.ends_paths is not None:
-            return [np.memmap(path, dtype="<u8", mode="r") for path in self.ends_paths]
+            ends: list[np.ndarray] = [
+                np.memmap(path, dtype="<u8", mode="r") for path in self.ends_paths
+            ]
+            for path, tokens, found in zip(self.ends_paths, self.arrays, ends, strict=True):
+                _check_ends(path, found, len(tokens))
+            return ends
         return [_find_ends(array, self.eos_id) for array in self.arrays]
 
     @cached_property
@@ -269,7 +279,9 @@ def open_shards(data: DataConfig, split: str) -> TokenShards:
     manifest = Manifest.load(folder)
     if not manifest.complete:
         raise DataError(f"{folder} is prepared in part; run `olmo-sparsity prepare` to finish it")
-    check_files(folder, manifest)
+    # What is measured on must be what was prepared; the training split, which may have terabytes,
+    # is hashed by `prepare`.
+    check_files(folder, manifest, verify=("heldout",) if split == "heldout" else ())
     files = [file for file in manifest.files if file.split == split]
     if not files:
         raise DataError(
@@ -277,13 +289,24 @@ def open_shards(data: DataConfig, split: str) -> TokenShards:
             "with data.heldout_share above 0"
         )
     content = [manifest.tokenizer_sha256, *(file.tokens_sha256 for file in files)]
-    return TokenShards(
+    shards = TokenShards(
         [folder / file.tokens for file in files],
         manifest.dtype,
         open_tokenizer(folder, manifest),
         hashlib.sha256(json.dumps(content).encode()).hexdigest(),
         [folder / file.ends for file in files],
     )
+    assert len(shards.ends) == len(files), "looked at now, so that what is wrong is said now"
+    return shards
+
+
+def _check_ends(path: Path, ends: np.ndarray, num_tokens: int) -> None:
+    """A document has its EOS at least; the last one ends with the file."""
+    if not len(ends) or ends[0] < 1 or ends[-1] != num_tokens or (ends[1:] <= ends[:-1]).any():
+        raise DataError(
+            f"{path} does not hold the ends of documents: they must rise to the file's "
+            f"{num_tokens:,} tokens; delete {path.parent} and run `olmo-sparsity prepare` again"
+        )
 
 
 def _find_ends(tokens: np.ndarray, eos_id: int, chunk: int = 2**24) -> np.ndarray:

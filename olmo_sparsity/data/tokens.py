@@ -155,7 +155,9 @@ def _begin_or_resume(data: DataConfig, folder: Path) -> Manifest:
             f"{folder} was prepared with other settings: {'; '.join(differences)}; set data.folder "
             "to a new folder, or delete this one"
         )
-    check_files(folder, manifest, verify=manifest.complete)
+    check_files(folder, manifest, verify=SPLITS if manifest.complete else ())
+    if manifest.complete:
+        open_tokenizer(folder, manifest)
     return manifest
 
 

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.files import sha256_of
+from olmo_sparsity.files import follow_umask, sha256_of, stays_inside
 
 MANIFEST = "manifest.json"
 WEIGHTS = "model.safetensors"
@@ -45,6 +45,7 @@ def save_weights(model: nn.Module | Mapping[str, Tensor], path: str | Path) -> N
     state = model.state_dict() if isinstance(model, nn.Module) else model
     weights = {name: t.cpu().contiguous() for name, t in unique_weights(state).items()}
     save_file(weights, str(path), metadata={"format": "pt"})
+    follow_umask(Path(path))
 
 
 def read_weights(path: str | Path) -> dict[str, Tensor]:
@@ -137,6 +138,8 @@ def verify_manifest(folder: str | Path, only: Collection[str] | None = None) -> 
     for name in sorted(only if only is not None else files):
         if name not in files:
             return f"{MANIFEST} does not list {name}"
+        if not stays_inside(name):
+            return f"{MANIFEST} names '{name}', which is outside of the folder"
         path, entry = folder / name, files[name]
         if not path.is_file():
             return f"{name} is missing"

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.config_file import load_config
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.files import follow_umask
 from olmo_sparsity.model.checkpoint_files import check_fit, fill, unreadable
 from olmo_sparsity.model.huggingface import HuggingFaceLM, gpt_neox_config
-from olmo_sparsity.model.load import find_folder, load_model
+from olmo_sparsity.model.load import NO_CODE, find_folder, load_model
 from olmo_sparsity.model.official import is_official, official_fields, read_official_weights
 from olmo_sparsity.model.olmo import PositionedOLMo
 
@@ -152,6 +153,8 @@ def export(checkpoint: Path, out: Path) -> str:
     else:
         model = hugging_face_model(config, loaded.model.state_dict(), str(folder))
     model.save_pretrained(out)
+    for path in out.glob("*.safetensors"):
+        follow_umask(path)
     _save_tokenizer(loaded.tokenizer, config, out)
     return type(model).__name__
 
@@ -260,10 +263,11 @@ def config_of(source: str) -> dict[str, Any]:
     from transformers import AutoConfig
 
     try:
-        theirs = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return _hugging_face_fields(AutoConfig.from_pretrained(folder, **NO_CODE), source)
+    except UserError:
+        raise
+    except Exception as error:  # of many kinds, see load_model
         raise unreadable(folder / "config.json", error) from None
-    return _hugging_face_fields(theirs, source)
 
 
 def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any]:

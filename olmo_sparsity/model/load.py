@@ -10,8 +10,9 @@ Dimension key: B batch, L length, D width, H heads, V vocabulary.
 
 from __future__ import annotations
 
+import json
+import math
 import re
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +24,8 @@ from torch import nn
 
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.config_file import load_config
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.errors import ConfigError, DataError, UserError, is_out_of_memory
+from olmo_sparsity.files import stays_inside
 from olmo_sparsity.launch import read_launch
 from olmo_sparsity.model.checkpoint_files import (
     MANIFEST,
@@ -37,11 +39,19 @@ from olmo_sparsity.model.checkpoint_files import (
 )
 from olmo_sparsity.model.huggingface import HuggingFaceLM, gpt_neox_config
 from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.progress import say
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 READ_BY_ANALYSIS = ("config.yaml", WEIGHTS, "tokenizer.json")
+
+NO_CODE: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+"""To everything of transformers that opens a folder: unsaid, `auto_map` in a config.json makes it
+ask on the terminal whether to run the folder's code."""
+
+_MOST_PACKED = 32
+"""Quantized weights have up to so many to a stored number; tied ones are stored once."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -118,10 +128,7 @@ def load_model(
         loaded = _load_checkpoint(folder, DTYPES[dtype], device)
         step, num_steps = loaded.trained["step"], loaded.trained["num_steps"]
         if folder != Path(path_or_hub_name) and step is not None and step < num_steps:
-            print(
-                f"{path_or_hub_name} has not ended: reading step {step:,} of {num_steps:,}",
-                file=sys.stderr,
-            )
+            say(f"{path_or_hub_name} has not ended: reading step {step:,} of {num_steps:,}")
     size = loaded.tokenizer.get_vocab_size() if loaded.tokenizer is not None else 0
     if size > loaded.model.vocab_size:
         raise ConfigError(
@@ -161,7 +168,7 @@ def _latest_or_fail(run_folder: Path) -> Path:
     problem = f"{found[0]}: {verify_manifest(found[0], READ_BY_ANALYSIS)}"
     if latest is None:
         raise DataError(f"no checkpoint of '{run_folder}' is whole; the latest, {problem}")
-    print(f"{problem}; reading {latest.name} instead", file=sys.stderr)
+    say(f"{problem}; reading {latest.name} instead")
     return latest
 
 
@@ -195,24 +202,58 @@ def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> LoadedMod
 def _load_hugging_face(
     folder: Path, name: str, dtype: torch.dtype, device: str, device_map: str | None
 ) -> LoadedModel:
-    from transformers import AutoModelForCausalLM
-
     weight_files = check_weight_files(folder)
+    try:
+        model = _read_hugging_face(folder, weight_files, dtype, device, device_map)
+        wrapped = HuggingFaceLM(model).eval()
+        max_positions = _max_positions(model.config)
+    except UserError:
+        raise
+    except Exception as error:  # a config.json can make transformers fail anywhere, in any way
+        if is_out_of_memory(error):
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        raise DataError(
+            f"transformers cannot load '{folder}' (config.json): {reason}; mend it, install the "
+            "library it asks for, or download the folder again (code of its own is never run here)"
+        ) from None
+    return LoadedModel(
+        model=wrapped,
+        tokenizer=_find_tokenizer(folder),
+        name=name,
+        num_parameters=_num_parameters(model),
+        max_positions=max_positions,
+        fingerprint=fingerprint(weight_files),
+    )
+
+
+def _read_hugging_face(
+    folder: Path,
+    weight_files: list[Path],
+    dtype: torch.dtype,
+    device: str,
+    device_map: str | None,
+) -> PreTrainedModel:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    config = AutoConfig.from_pretrained(folder, **NO_CODE)
+    # The kernel is not for the folder to choose: it may name one that is not installed, or one on
+    # the hub.
+    config._attn_implementation = "eager"
+    frame = _build_frame(config, folder, weight_files, dtype)
+    config._attn_implementation = "sdpa" if frame._supports_sdpa else "eager"
     model: PreTrainedModel
     info: dict[str, Any]
-    try:
-        # Typed as one model; with output_loading_info it returns two things.
-        model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
-            folder,
-            dtype=dtype,
-            device_map=device_map,
-            use_safetensors=True,
-            local_files_only=True,
-            output_loading_info=True,
-        )
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise DataError(f"transformers cannot load '{folder}' (config.json): {reason}") from None
+    # Typed as one model; with output_loading_info it returns two things.
+    model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
+        folder,
+        config=config,
+        dtype=dtype,
+        device_map=device_map,
+        use_safetensors=True,
+        output_loading_info=True,
+        **NO_CODE,
+    )
     if info["missing_keys"]:
         # transformers would go on with random numbers in their place.
         missing = sorted(info["missing_keys"])
@@ -222,15 +263,38 @@ def _load_hugging_face(
         )
     if device_map is None:
         nn.Module.to(model, device)
-    wrapped = HuggingFaceLM(model).eval()
-    return LoadedModel(
-        model=wrapped,
-        tokenizer=_find_tokenizer(folder),
-        name=name,
-        num_parameters=_num_parameters(model),
-        max_positions=_max_positions(model.config),
-        fingerprint=fingerprint(weight_files),
-    )
+    return model
+
+
+def _build_frame(
+    config: Any, folder: Path, weight_files: list[Path], dtype: torch.dtype
+) -> PreTrainedModel:
+    """What config.json describes, without memory. It must be about as large as the weights: a
+    damaged one may ask for more than any machine has."""
+    from transformers import AutoModelForCausalLM
+
+    num_tensors = num_stored = 0
+    for path in weight_files:
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118 (no dict)
+                num_tensors += 1
+                num_stored += math.prod(file.get_slice(key).get_shape())
+    remedy = "config.json is not of these weights; download it again"
+    num_layers = getattr(config.get_text_config(), "num_hidden_layers", 1)
+    if not 1 <= num_layers <= num_tensors:  # each layer is built, also without memory
+        raise DataError(
+            f"'{folder}': {num_layers:,} layers (num_hidden_layers), but its files hold "
+            f"{num_tensors:,} tensors; {remedy}"
+        )
+    with torch.device("meta"):
+        frame = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    num_wanted = _num_parameters(frame)
+    if num_wanted > _MOST_PACKED * num_stored:
+        raise DataError(
+            f"'{folder}': a model of {num_wanted:,} parameters, but its files hold "
+            f"{num_stored:,} numbers; {remedy}"
+        )
+    return frame
 
 
 def check_weight_files(folder: Path) -> list[Path]:
@@ -244,6 +308,17 @@ def check_weight_files(folder: Path) -> list[Path]:
                 "transformers: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new)"
             )
         raise DataError(f"'{folder}' has a config.json but no *.safetensors; download it again")
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        try:
+            named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise unreadable(index, error) from None
+        outside = [name for name in named if not stays_inside(name)]
+        if outside:
+            raise DataError(
+                f"'{index}' names '{outside[0]}', which is outside of its folder; do not use it, "
+                "or download it again from a source you trust"
+            )
     for path in files:
         try:
             with safe_open(path, framework="pt"):
@@ -287,7 +362,7 @@ def _find_tokenizer(folder: Path) -> Tokenizer | None:
     from transformers import AutoTokenizer
 
     try:
-        slow = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        slow = AutoTokenizer.from_pretrained(folder, **NO_CODE)
     except Exception as error:  # of many kinds: a missing library, a damaged file
         reason = " ".join(str(error).split())[:200]
         raise DataError(

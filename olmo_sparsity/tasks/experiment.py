@@ -12,9 +12,13 @@ from __future__ import annotations
 import dataclasses
 import json
 import multiprocessing
+import os
+import signal
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
@@ -22,7 +26,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.files import write_atomically
 from olmo_sparsity.model.load import device_name
 from olmo_sparsity.progress import Progress
@@ -156,22 +160,36 @@ def _train_all(
         with ProcessPoolExecutor(
             settings.num_workers, context, initializer=_start_worker, initargs=(counter,)
         ) as pool:
-            running = {
-                pool.submit(_work, settings, trial, str(device), folder): trial for trial in todo
-            }
-            num_done = num_trials - len(todo)
-            while running:
-                done, _ = wait(running, timeout=1, return_when=FIRST_COMPLETED)
-                for future in done:
-                    trial = running.pop(future)
-                    try:
+            try:
+                # Ctrl-C reaches the whole group: workers inherit that it is not for them.
+                handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+                running = {
+                    pool.submit(_work, settings, trial, str(device), folder): trial
+                    for trial in todo
+                }
+                signal.signal(signal.SIGINT, handler)
+                num_done = num_trials - len(todo)
+                while running:
+                    done, _ = wait(running, timeout=1, return_when=FIRST_COMPLETED)
+                    for future in done:
+                        trial = running.pop(future)
                         future.result()
-                    except BaseException:
-                        pool.shutdown(cancel_futures=True)
-                        raise
-                    num_done += 1
-                    progress.note(_line(folder, trial))
-                progress.update(earlier + counter.value, trials=f"{num_done} of {num_trials}")
+                        num_done += 1
+                        progress.note(_line(folder, trial))
+                    progress.update(earlier + counter.value, trials=f"{num_done} of {num_trials}")
+            except BrokenProcessPool:
+                raise UserError(
+                    "a worker was killed, perhaps for want of memory; lower num_workers or "
+                    "training.batch_size. What is trained is kept, the same command goes on"
+                ) from None
+            except Exception:
+                pool.shutdown(cancel_futures=True)  # what is being trained is kept
+                raise
+            except KeyboardInterrupt:
+                pool.shutdown(wait=False, cancel_futures=True)
+                for worker in multiprocessing.active_children():
+                    worker.kill()
+                raise
 
 
 _steps_done: Synchronized[int]
@@ -181,6 +199,15 @@ def _start_worker(counter: Synchronized[int]) -> None:
     global _steps_done
     _steps_done = counter
     torch.set_num_threads(1)  # models this small gain nothing from threads
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    """However the parent ends, also killed: the pipe from it is closed then."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(settings: ExperimentSettings, trial: Trial, device: str, folder: Path) -> None:

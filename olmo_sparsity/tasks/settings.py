@@ -19,6 +19,7 @@ import numpy as np
 from omegaconf import MISSING
 
 from olmo_sparsity.config import ModelConfig, OptimizerConfig
+from olmo_sparsity.config_check import check_model
 from olmo_sparsity.config_file import fill_in, read_given
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.tasks.addition import Addition
@@ -195,6 +196,7 @@ def check(settings: ExperimentSettings, origin: str) -> None:
         f"train_lengths={settings.train_lengths} must be [shortest, longest]",
     )
     _refuse_unused(settings, require)
+    check_model(settings.model, origin)
     test_task = build_task(settings, test=True)
     task = build_task(settings)
     require(

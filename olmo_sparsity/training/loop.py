@@ -8,11 +8,10 @@ checkpoint; the loop itself holds nothing else. Exit codes are those of `Outcome
 
 from __future__ import annotations
 
+import contextlib
 import signal
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from enum import IntEnum
 from pathlib import Path
 from types import FrameType
@@ -22,6 +21,7 @@ import torch
 from torch import nn
 
 from olmo_sparsity.config import RunConfig
+from olmo_sparsity.config_check import check_model
 from olmo_sparsity.config_file import config_text, save_config
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.shards import TokenShards, open_shards
@@ -31,7 +31,7 @@ from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.checkpoint_files import fill, load_weights, save_weights
 from olmo_sparsity.model.exchange import import_weights
 from olmo_sparsity.model.load import build_model
-from olmo_sparsity.progress import Progress
+from olmo_sparsity.progress import Progress, say
 from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
 from olmo_sparsity.training.choose_engine import build_engine, check_engine
@@ -48,7 +48,13 @@ from olmo_sparsity.training.preflight import (
     check_same_config,
     check_shared,
 )
-from olmo_sparsity.training.run_folder import Metrics, describe_environment, open_run_folder
+from olmo_sparsity.training.run_folder import (
+    Metrics,
+    describe_environment,
+    open_run_folder,
+    refuse_divergence,
+    refuse_other_config,
+)
 from olmo_sparsity.training.sinks import open_sinks
 
 
@@ -61,8 +67,12 @@ class Outcome(IntEnum):
 
 
 def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
-    processes = processes or Processes()
-    say = print_to_stderr if processes.is_first else be_silent
+    with contextlib.ExitStack() as held:  # the run folder, until all is written
+        return _train(config, processes or Processes(), held)
+
+
+def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) -> Outcome:
+    tell = say if processes.is_first else be_silent
 
     # --- what to train on, and what to train ----------------------------------------------------
     run_folder = Path(config.run_folder)
@@ -73,7 +83,7 @@ def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
         check_readable(shards)
         resolve(config, shards, device)
         if processes.is_first:
-            open_run_folder(config)
+            held.enter_context(open_run_folder(config))
         batches = TrainingBatches(
             shards,
             config.positions,
@@ -96,7 +106,7 @@ def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
 
     # --- where to begin: the newest whole checkpoint, else init_from, else random ---------------
     with processes.agree():
-        latest = checkpoint.resume_point(run_folder, say) if processes.is_first else None
+        latest = checkpoint.resume_point(run_folder, tell) if processes.is_first else None
     latest = processes.gather(latest)[0]
     with processes.agree():
         start = restore_weights(latest, model, shards, config)
@@ -106,14 +116,14 @@ def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
     if latest is not None:
         with processes.agree():
             engine.load_moments(latest / ENGINE_FOLDER, start)
-    say(f"{config.run_folder}: {num_parameters:,} parameters on {device}, {engine.title}")
+    tell(f"{config.run_folder}: {num_parameters:,} parameters on {device}, {engine.title}")
     if latest is not None:
-        say(f"resuming from {latest}")
+        tell(f"resuming from {latest}")
     elif config.init_from is not None:
-        say(f"starting from the weights of {config.init_from}")
+        tell(f"starting from the weights of {config.init_from}")
     num_steps = config.training.num_steps
     if start == num_steps:
-        say(f"{config.run_folder} is finished; raise training.num_steps in another run_folder")
+        tell(f"{config.run_folder} is finished; raise training.num_steps in another run_folder")
     with processes.agree():
         if processes.is_first:
             describe_environment(run_folder, engine.describe(), device, resumed_at=start)
@@ -124,6 +134,9 @@ def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
             metrics.flush()  # also refuses to save after a loss that is not a number
         state = TrainerState(step, step * tokens_per_step, shards.fingerprint)
         weights = engine.gather_weights()
+        with processes.agree():  # what this step's update did, only the next one's loss would show
+            total = sum(float(tensor.sum(dtype=torch.float64)) for tensor in weights.values())
+            refuse_divergence(step, {"sum of the weights": total})
 
         def write_once(folder: Path) -> None:
             save_config(config, folder / "config.yaml")
@@ -169,7 +182,8 @@ def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
             paused_at = time.perf_counter()
             if due(step, config.evaluation.interval_steps, num_steps):
                 losses = evaluate(engine, heldout, config)
-                metrics.write({"step": step, "heldout": losses})
+                with processes.agree():
+                    metrics.write_heldout(step, losses)
                 if step < num_steps:
                     progress.note(f"step {step}: held-out loss {format_losses(losses)}")
             asked = processes.first_text(stop.requested)  # asked of one, all stop, at one step
@@ -181,7 +195,7 @@ def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
             shown_at += time.perf_counter() - paused_at  # the rates shown are of training alone
 
     if processes.is_first:
-        say(f"held-out loss by position: {format_losses(metrics.last_heldout())}")
+        tell(f"held-out loss by position: {format_losses(metrics.last_heldout())}")
     return Outcome.FINISHED
 
 
@@ -205,10 +219,6 @@ def due(step: int, interval_steps: int | None, num_steps: int) -> bool:
     return step == num_steps or (interval_steps is not None and step % interval_steps == 0)
 
 
-def print_to_stderr(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
-
-
 def be_silent(message: str) -> None:
     pass
 
@@ -227,6 +237,7 @@ def restore_weights(
         if config.init_from is not None:
             fill(model, import_weights(config.init_from, config.model), config.init_from)
         return 0
+    refuse_other_config(latest / "config.yaml", config)  # it may have been put there by hand
     state = TrainerState.read(latest)
     if state.data_fingerprint != shards.fingerprint:
         raise DataError(
@@ -248,6 +259,7 @@ def resolve(config: RunConfig, shards: TokenShards, device: torch.device) -> Non
             f"model.vocab_size={model.vocab_size} is smaller than the tokenizer's "
             f"{shards.vocab_size} in {config.data.folder}; set it to 0 to take the tokenizer's"
         )
+    check_model(model, "config")  # its embedding may be too small for the vocabulary taken
     model.eos_token_id = model.pad_token_id = shards.eos_id
 
 
@@ -262,7 +274,7 @@ class StopRequest:
     requested = ""
 
 
-@contextmanager
+@contextlib.contextmanager
 def stop_signals() -> Iterator[StopRequest]:
     """SIGTERM, SIGINT and SIGUSR2 ask to save and leave after the current step; asked a second
     time, SIGINT interrupts at once."""

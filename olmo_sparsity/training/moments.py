@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.files import sync
+from olmo_sparsity.files import follow_umask, sync
 
 KEYS = ("exp_avg", "exp_avg_sq")
 
@@ -52,6 +52,7 @@ def write_moments(
             tensors[f"{key}/{piece.parameter}"] = moment.detach().to("cpu", copy=True)
     path = folder / f"moments-{rank:05d}-of-{world_size:05d}.safetensors"
     save_file(tensors, str(path), metadata={"stretches": json.dumps(stretches)})
+    follow_umask(path)
     sync(path)
 
 

@@ -11,6 +11,7 @@ import os
 import socket
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from torch import Tensor
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import flatten, load_config, save_config
 from olmo_sparsity.errors import ConfigError, DataError, UserError
-from olmo_sparsity.files import write_atomically
+from olmo_sparsity.files import is_partial, remove_partial, write_atomically
+from olmo_sparsity.lock import LOCK, locked
 from olmo_sparsity.model.load import device_name
 from olmo_sparsity.training.sinks import Sink
 from olmo_sparsity.versions import provenance, typed_command
@@ -39,30 +41,48 @@ FREE_KEYS = (
 )
 
 
-def open_run_folder(config: RunConfig) -> Path:
-    """Create it, or check that it holds this very run."""
+@contextmanager
+def open_run_folder(config: RunConfig) -> Iterator[Path]:
+    """Create it, or check that it holds this very run; then it is this process's alone."""
     folder = Path(config.run_folder)
     path = folder / "config.yaml"
-    if folder.is_dir() and any(folder.iterdir()) and not path.exists():
+    if folder.is_dir() and not path.exists() and not all(map(_before_config, folder.iterdir())):
         raise ConfigError(f"run_folder={folder} holds something that is no run; choose another")
-    if path.exists():
-        before, now = flatten(load_config(path)), flatten(config)
-        changed = [
-            f"{key}={before.get(key)} (now {now.get(key)})"
-            for key in sorted(before.keys() | now.keys())
-            if before.get(key) != now.get(key) and not key.startswith(FREE_KEYS)
-        ]
-        if changed:
-            raise ConfigError(
-                f"{folder} holds a run with {', '.join(changed)}; choose another run_folder, or "
-                "delete that one to start over"
-            )
     try:
-        (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
-        save_config(config, path)
+        folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"run_folder={folder} cannot be written: {error.strerror}") from None
-    return folder
+    with locked(folder):
+        remove_partial(folder)
+        if path.exists():
+            refuse_other_config(path, config)
+        try:
+            save_config(config, path)
+            (folder / "checkpoints").mkdir(exist_ok=True)
+        except OSError as error:
+            raise UserError(f"run_folder={folder} cannot be written: {error.strerror}") from None
+        yield folder
+
+
+def _before_config(path: Path) -> bool:
+    """What a start may leave that is killed before config.yaml is there."""
+    empty = path.name == "checkpoints" and path.is_dir() and not any(path.iterdir())
+    return empty or path.name == LOCK or is_partial(path)
+
+
+def refuse_other_config(path: Path, config: RunConfig) -> None:
+    """`path`: the config.yaml of a run folder or of a checkpoint in it."""
+    before, now = flatten(load_config(path)), flatten(config)
+    changed = [
+        f"{key}={before.get(key)} (now {now.get(key)})"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key) and not key.startswith(FREE_KEYS)
+    ]
+    if changed:
+        raise ConfigError(
+            f"{path.parent} holds a run with {', '.join(changed)}; choose another run_folder, or "
+            "delete that one to start over"
+        )
 
 
 # --- environment.json -----
@@ -95,6 +115,17 @@ def describe_environment(
 # --- metrics.jsonl -----
 
 
+def refuse_divergence(step: float, found: dict[str, float]) -> None:
+    if all(math.isfinite(value) for value in found.values()):
+        return
+    shown = ", ".join(f"{name} {value}" for name, value in found.items())
+    raise UserError(
+        f"step {step:.0f}: {shown}; earlier checkpoints are intact. Lower "
+        "optimizer.learning_rate or training.max_grad_norm, or lengthen optimizer.warmup_steps, "
+        "in another run_folder"
+    )
+
+
 class Metrics:
     """`metrics.jsonl`: one line a step. Losses stay on the device until they are wanted, so that a
     GPU is not made to wait each step."""
@@ -125,15 +156,16 @@ class Metrics:
             return {}
         rows[-1].update(of_last)
         for row in rows:
-            if not math.isfinite(row["loss"]) or not math.isfinite(row["gradient_norm"]):
-                raise UserError(
-                    f"step {row['step']:.0f}: loss {row['loss']}, gradient norm "
-                    f"{row['gradient_norm']}; earlier checkpoints are intact. Lower "
-                    "optimizer.learning_rate or training.max_grad_norm, or lengthen "
-                    "optimizer.warmup_steps, in another run_folder"
-                )
+            refuse_divergence(
+                row["step"], {"loss": row["loss"], "gradient norm": row["gradient_norm"]}
+            )
         self.write(*rows)
         return {"loss": sum(row["loss"] for row in rows) / len(rows)}
+
+    def write_heldout(self, step: int, losses: list[dict]) -> None:
+        # What the last update did, no training loss shows any more.
+        refuse_divergence(step, {"held-out loss": sum(row["loss"] for row in losses)})
+        self.write({"step": step, "heldout": losses})
 
     def write(self, *rows: dict) -> None:
         if not self.writes:
