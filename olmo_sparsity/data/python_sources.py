@@ -22,8 +22,8 @@ SHORTEST_LINE = 12
 """Characters of a line, stripped. `else:` and `return` are in every file and tell nothing."""
 
 TABLE_BITS = 28
-"""Lines are remembered as one bit each, in a table of 32 MiB however much text there is. The 13,000
-files of this project's own environment set 1% of the bits, so a line in a hundred is taken for one
+"""Lines are remembered as one bit each, in a table of 32 MiB however much text there is. The 15,000
+files of one environment set 1% of the bits, so a line in a hundred is taken for one
 seen before; half of a file's lines must be."""
 
 _OWN = ("olmo_sparsity", "analysis", "__editable__")
