@@ -23,8 +23,8 @@ SHORTEST_LINE = 12
 
 TABLE_BITS = 28
 """Lines are remembered as one bit each, in a table of 32 MiB however much text there is. The 15,000
-files of one environment set 1% of the bits, so a line in a hundred is taken for one
-seen before; half of a file's lines must be."""
+files of one environment set 1% of the bits, so a line in a hundred is taken for one seen before;
+half of a file's lines must be."""
 
 _OWN = ("olmo_sparsity", "analysis", "__editable__")
 """This project must not be trained on when it is installed and not trained on when it is not."""
