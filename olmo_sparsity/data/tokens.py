@@ -99,7 +99,7 @@ def _describe(manifest: Manifest) -> str:
         f"{manifest.num_tokens(split):,} tokens"
         for split in SPLITS
     ]
-    if manifest.tally.num_bad:
+    if manifest.tally.num_bad or manifest.tally.left_out:
         parts.append(f"left out: {manifest.tally.describe()}")
     return "; ".join(parts)
 
