@@ -238,7 +238,7 @@ class Controls:
 
 # --- reading --------------------------------------------------------------------------------------
 
-FORMS = "a prepared folder, embedded, c4, c4_files:GLOB or text:PATH"
+FORMS = "a prepared folder, embedded, python, c4, c4_files:GLOB or text:PATH"
 
 
 def open_documents(text: str | None, model: LoadedModel, limit: int | None = None) -> Documents:
@@ -262,7 +262,7 @@ def open_documents(text: str | None, model: LoadedModel, limit: int | None = Non
             Document(shards.document(number), number, tokenizer=model.tokenizer)
             for number in range(count)
         ]
-    elif kind in ("embedded", "c4", "c4_files", "text"):
+    elif kind in ("embedded", "python", "c4", "c4_files", "text"):
         if (kind in ("c4_files", "text")) != bool(path):
             raise ConfigError(f"text={text} must be {FORMS}")
         # `kind` is one of its literals by the line above, which mypy does not follow.

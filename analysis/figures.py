@@ -314,11 +314,11 @@ def _legend_handles(styles: Styles, theme: _Theme, beyond: str) -> list[Artist]:
     for (selector, units), style in styles.items():
         name = _spell(selector) + ("" if units == "tokens" else f", {units}")
         handles.append(Line2D([], [], label=name, **style))
-    lines = [(_FOREIGN, "foreign control"), (_PLACEBO, "excess of the placebo")]
+    lines = [(_FOREIGN, "foreign control"), (_PLACEBO, "(c): placebo")]
     for line, label in lines if beyond == "net" else lines[:1]:
         style = {"linestyle": line, "linewidth": 0.9, "color": theme.faint}
         handles.append(Line2D([], [], label=label, **style))
-    handles.append(Patch(fill=False, edgecolor=theme.ink, label="(a): an unrelated text"))
+    handles.append(Patch(fill=False, edgecolor=theme.ink, label="(a): placebo"))
     handles.append(Patch(color=theme.fill, label="95% over documents\n(b): of L_short − L_k"))
     return handles
 

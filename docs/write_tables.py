@@ -1,8 +1,7 @@
 """The tables of README and docs, written from the stored results: `python docs/write_tables.py`.
 
 What stands between `<!-- table: NAME ARGUMENTS -->` and `<!-- end -->` comes from docs/results and
-docs/figures by the function of that name; a test says when it no longer does. Sentences are written
-by people, and held to the same results by tests/test_quoted.py.
+docs/figures by the function of that name; a test says when it no longer does.
 """
 
 from __future__ import annotations
@@ -65,11 +64,11 @@ def shown(row: Any, column: str, form: str = "+.2f", scale: float = 1) -> str:
 # --- measurements ---------------------------------------------------------------------------------
 
 
-def read_summary(name: str, target_set: str = "gap") -> pd.DataFrame:
-    """By selector, control (own text or foreign) and k."""
+def read_summary(name: str, target_set: str = "gap", units: str = "tokens") -> pd.DataFrame:
+    """By selector and k."""
     rows = pd.read_csv(RESULTS / f"measurements/{name}/summary.csv")
-    rows = rows[rows.target_set == target_set]
-    return rows.set_index(["selector", "control", "k"]).sort_index()
+    rows = rows[(rows.target_set == target_set) & (rows.units == units)]
+    return rows.set_index(["selector", "k"]).sort_index()
 
 
 def read_meta(name: str) -> dict[str, Any]:
@@ -81,25 +80,47 @@ def read_losses(name: str) -> pd.DataFrame:
     return pd.read_csv(RESULTS / f"measurements/{name}/losses.csv", index_col=0)
 
 
-def read_kinds(name: str) -> pd.DataFrame:
+def read_kinds(name: str, k: int) -> pd.DataFrame:
     """What kind of token add_one chooses, by kind."""
     rows = pd.read_csv(RESULTS / f"measurements/{name}/dependencies.csv")
-    return rows[(rows.target_set == "gap") & (rows.selector == "add_one")].set_index("kind")
+    rows = rows[(rows.target_set == "gap") & (rows.selector == "add_one") & (rows.k == k)]
+    return rows.set_index("kind")
 
 
-def recovery(name: str) -> str:
-    rows = read_summary(name)
+def recovery(name: str, units: str = "tokens") -> str:
+    rows = read_summary(name, units=units)
     ks = sorted(rows.index.unique("k"))
     lines = []
     for selector in read_meta(name)["selectors"]:
-        own, foreign = (rows.loc[selector, control] for control in ("own", "foreign"))
-        for said, some, column, form in (
-            (f"`{selector}` | recovery", own, "recovery", ".2f"),
-            (" | foreign", foreign, "recovery", ".2f"),
-            (" | **excess**", own, "excess", "+.2f"),
-        ):
+        some = rows.loc[selector]
+        shows = [("recovery", ".2f"), ("foreign", ".2f"), ("excess", "+.2f")]
+        shows += [("placebo", "+.2f"), ("net", "+.2f")] if some.net.notna().all() else []
+        for column, form in shows:
+            bold = f"**{column}**" if column == shows[-1][0] else column
+            said = f"`{selector}` | {bold}" if column == "recovery" else f" | {bold}"
             lines.append([said, *(shown(some.loc[k], column, form) for k in ks)])
     return table(" | ".join(["selector", "", *(f"k = {k}" for k in ks)]), lines, left=2)
+
+
+NULLS = ("induction_contextual", "induction_isolated", "no_induction_contextual",
+         "no_induction_isolated")  # fmt: skip
+
+
+def nulls(target_set: str = "gap") -> str:
+    """Beyond the foreign control, and beyond the placebo: add_one over tokens and over spans."""
+    lines = []
+    for name in NULLS:
+        model, _, far = name.rpartition("_")
+        for units in read_meta(name)["units"]:
+            rows = read_summary(name, target_set, units).loc["add_one"]
+            for k in (1, 4):
+                row = rows.loc[k]
+                line = [COPIES[model], FAR_STATES[far], units, str(k)]
+                line += [f"{row.recovery:.2f}", f"{row.foreign:.2f}"]
+                line += [shown(row, name) for name in ("excess", "placebo", "net", "net_nats")]
+                lines.append([*line, str(row.num_targets)])
+    header = "model | far tokens | units | k | recovery | foreign | excess | placebo | **net**"
+    return table(f"{header} | net in nats | targets", lines, left=3)
 
 
 KINDS = {
@@ -111,31 +132,32 @@ KINDS = {
 }
 
 
-def kinds(name: str) -> str:
+def kinds(name: str, k: str) -> str:
     lines = []
-    for kind, row in read_kinds(name).iterrows():
+    for kind, row in read_kinds(name, int(k)).iterrows():
         first = "" if math.isnan(row.excess_recovery) else shown(row, "excess_recovery")
         called = KINDS.get(kind, kind.replace("_", " "))
         line = [called, f"{row.share:.1%}", f"{row.base_share:.1%}"]
         lines.append([*line, shown(row, "enrichment", ".2f"), first, str(row.num_targets)])
-    header = "kind | share | of far tokens | enrichment | excess when it is the first | targets"
-    return table(header, lines)
+    of = "the first token" if k == "1" else f"the first {k} tokens"
+    header = f"kind | share of {of} | of far tokens | enrichment"
+    return table(f"{header} | excess at k = {k} where it is the first | targets", lines)
 
 
 def excess_of(rows: pd.DataFrame, selectors: Iterable[str]) -> list[str]:
-    return [shown(rows.loc[selector, "own", 8], "excess") for selector in selectors]
+    return [shown(rows.loc[selector, 8], "excess") for selector in selectors]
 
 
 def copies(form: str = "short") -> str:
     lines = []
     for name, far in ((name, far) for name in COPIES for far in ("contextual", "isolated")):
         rows = read_summary(f"{name}_{far}")
-        add_one = rows.loc["add_one", "own", 8]
+        add_one = rows.loc["add_one", 8]
         line = [COPIES[name], FAR_STATES[far], f"{read_meta(f'{name}_{far}')['gate']['drop']:+.2f}"]
         if form == "long":
             line.append(f"{read_losses(f'{name}_{far}').loss_long['mean']:.3f}")
         line += [f"{add_one.gap:+.3f}", shown(add_one, "recovery", ".2f")]
-        line += [f"{rows.loc['add_one', 'foreign', 8].recovery:.2f}", shown(add_one, "excess")]
+        line += [f"{add_one.foreign:.2f}", shown(add_one, "excess")]
         if form == "long":
             line += excess_of(rows, ("random", "nearest"))
         lines.append([*line, shown(add_one, "excess_nats")])
@@ -152,11 +174,11 @@ def with_and_without_pose() -> str:
         name = f"quick_{model}_{size}"
         rows, meta = read_summary(name), read_meta(name)
         long = meta["windows"]["long"]
-        add_one = rows.loc["add_one", "own", 8]
+        add_one = rows.loc["add_one", 8]
         line = [f"{long} to {long + meta['windows']['stride'] - 1}", POSITIONS[model]]
         line += [f"{read_losses(name).loss_long['mean']:.3f}", f"{add_one.gap:+.3f}"]
         line += [shown(add_one, "recovery", ".2f")]
-        line += [f"{rows.loc['add_one', 'foreign', 8].recovery:.2f}"]
+        line += [f"{add_one.foreign:.2f}"]
         lines.append(line + excess_of(rows, ("add_one", "divergence", "random", "nearest")))
     header = "long window | trained with | L_long, all targets | gap of the chosen"
     header += " | recovery of add_one | foreign | excess of add_one"
@@ -171,10 +193,10 @@ def reviews() -> str:
     for text, seed in ((text, seed) for text in AFTER_SCHOOL for seed in (1, 2, 3)):
         name = f"reviews_{text}_seed{seed}"
         rows = read_summary(name).loc["add_one"]
-        one, eight = (rows.loc["own", k] for k in (1, 8))
+        one, eight = (rows.loc[k] for k in (1, 8))
         line = [AFTER_SCHOOL[text], str(seed), f"{read_meta(name)['gate']['drop']:+.2f}"]
         line += [f"{read_losses(name).loss_long['mean']:.2f}", f"{one.gap:.2f}"]
-        line += [shown(one, "recovery", ".2f"), f"{rows.loc['foreign', 1].recovery:.2f}"]
+        line += [shown(one, "recovery", ".2f"), f"{one.foreign:.2f}"]
         line += [shown(one, "excess"), shown(eight, "excess"), f"{share_of_own_word(name):.2f}"]
         lines.append(line)
     header = (
@@ -186,9 +208,10 @@ def reviews() -> str:
 
 def share_of_own_word(name: str) -> float:
     """Of the targets: those whose first choice is their own word or of its family."""
-    rows = read_kinds(name)
+    rows = pd.read_csv(RESULTS / f"measurements/{name}/dependencies.csv")
+    rows = read_kinds(name, int(rows.k.min()))
     own = rows.num_targets[["equal", "same_family"]].sum()
-    return float(own / read_summary(name).loc["add_one", "own", 1].num_targets)
+    return float(own / read_summary(name).loc["add_one", 1].num_targets)
 
 
 def planted() -> str:
@@ -196,8 +219,8 @@ def planted() -> str:
     here, gone = (read_summary(name, targets) for targets in ("planted", "planted_removed"))
     lines = []
     for selector in read_meta(name)["selectors"]:
-        own = here.loc[selector, "own", 2]
-        removed = shown(gone.loc[selector, "own", 2], "excess", "+.3f")
+        own = here.loc[selector, 2]
+        removed = shown(gone.loc[selector, 2], "excess", "+.3f")
         lines.append(
             [f"`{selector}`", shown(own, "hit_rate", ".2f"), shown(own, "excess"), removed]
         )
@@ -373,7 +396,7 @@ def theory(name: str) -> str:
     return (FIGURES / f"{name}.md").read_text(encoding="utf-8").strip()
 
 
-_MEASURED = (recovery, kinds, copies, with_and_without_pose, reviews, planted)
+_MEASURED = (recovery, nulls, kinds, copies, with_and_without_pose, reviews, planted)
 _MANY = (stages, ladder, ladder_by_k, beyond, pose_pays)
 _TASKS = (task, models, ablations, scratchpad, theory)
 TABLES: dict[str, Callable[..., str]] = {

@@ -127,7 +127,7 @@ def build_parser() -> argparse.ArgumentParser:
         "model", metavar="MODEL", help="run, checkpoint, Hugging Face folder or hub name"
     )
     sub.add_argument("--out", required=True, help="folder of the results; a second start resumes")
-    sub.add_argument("--text", help="prepared folder, embedded, c4, c4_files:GLOB or text:PATH "
+    sub.add_argument("--text", help="prepared folder, embedded, python, c4, c4_files:GLOB or text:PATH "
                      "(default: the run's own held-out documents)")  # fmt: skip
     sub.add_argument(
         "--long", type=int, default=128, help="tokens of the long window (%(default)s)"
@@ -136,9 +136,9 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument(
         "--stride", type=int, default=1, help="targets that share windows (%(default)s)"
     )
-    sub.add_argument("--ks", default="1,2,4,8,16", help="numbers of far tokens (%(default)s)")
+    sub.add_argument("--ks", default="1,2,4,8,16", help="numbers of far units (%(default)s)")
     sub.add_argument("--units", default="tokens", help="what is ranked and counted: tokens, words, "
-                     "sentences, span:W, or several of them, comma-separated (%(default)s)")  # fmt: skip
+                     "sentences, span:W, or several, comma-separated (%(default)s)")  # fmt: skip
     sub.add_argument("--selectors", help="comma-separated (add_one,divergence,random,nearest)")
     sub.add_argument("--targets", default="top10%", help="`all`, like `top10%%` (%(default)s), or "
                      "a folder of results: the same targets as there")  # fmt: skip
@@ -151,7 +151,7 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--foreign", type=int, help="draws of the foreign control (3)")
     sub.add_argument("--foreign-text", choices=("unrelated", "matched", "shuffled"),
                      default="unrelated", help="of another document, of one around the target's "
-                     "token, or the document's own far part in another order (%(default)s)")  # fmt: skip
+                     "token, or the own far part in another order (%(default)s)")  # fmt: skip
     sub.add_argument("--max-documents", type=int, help="read no more than this many")
     sub.add_argument("--shard", default="0/1", help="i/n: the i-th (from 0) of n processes "
                      "that measure into one folder; the last one sums up")  # fmt: skip

@@ -31,19 +31,27 @@ step() {
 }
 
 # Summary, mean losses, kinds of dependency and provenance of a measurement, in text that a reader
-# can diff.
-keep() { # folder under results/, and its name in the report where that is another
-  python - "results/$1" "docs/results/measurements/${2:-$1}" <<'PYTHON'
+# can diff; of a headline also the rows of its targets, from which all of it can be made again.
+keep() { # folder under results/, its name in the report where that is another, rows (or nothing)
+  python - "${3:-}" "results/$1" "docs/results/measurements/${2:-$1}" <<'PYTHON'
 import shutil, sys
 from pathlib import Path
 import pandas as pd
-source, kept = map(Path, sys.argv[1:])
+source, kept = map(Path, sys.argv[2:])
 kept.mkdir(parents=True, exist_ok=True)
 for name in ("summary", "dependencies"):
     pd.read_parquet(source / f"{name}.parquet").round(4).to_csv(kept / f"{name}.csv", index=False)
 losses = pd.read_parquet(source / "losses.parquet")[["loss_short", "loss_long"]]
 losses.agg(["mean", "count"]).round(4).to_csv(kept / "losses.csv")
 shutil.copy(source / "meta.json", kept)
+if sys.argv[1] == "rows":
+    for name in ("losses", "targets", "recovery", "influence"):
+        rows = pd.read_parquet(source / f"{name}.parquet")
+        if "selector" in rows:
+            rows = rows[rows.selector == "add_one"]
+        if name == "influence":
+            rows = rows[(rows.control == "own") & (rows["rank"] <= 4)]
+        rows.to_parquet(kept / f"{name}.parquet", compression="zstd", index=False)
 PYTHON
 }
 
@@ -80,12 +88,13 @@ text() {
   step olmo-sparsity train configs/quick.yaml
   windows=(--long 96 --short 32 --stride 32 --max-documents 120)
   for far in contextual isolated; do
-    step olmo-sparsity measure runs/induction "${windows[@]}" --selectors "$all" \
-      --far-states $far --out results/induction_$far
-    step olmo-sparsity measure runs/quick "${windows[@]}" --selectors add_one,random,nearest \
-      --far-states $far --targets results/induction_$far --out results/no_induction_$far
+    step olmo-sparsity measure runs/induction "${windows[@]}" --units tokens,span:4 \
+      --selectors add_one,divergence,random,nearest --far-states $far --out results/induction_$far
+    step olmo-sparsity measure runs/quick "${windows[@]}" --units tokens,span:4 --selectors add_one \
+      --ks 1,4,8 --far-states $far --out results/no_induction_$far
+    keep induction_$far "" rows
+    keep no_induction_$far "" rows
   done
-  for name in {,no_}induction_{contextual,isolated}; do keep $name; done
 
   # Before, while and after copying is learnt.
   step olmo-sparsity sweep configs/sweeps/stages_school.yaml

@@ -55,7 +55,9 @@ def test_kinds_in_their_order_of_precedence() -> None:
     assert found.kind(1, 8) == "name"
 
 
-def fake_tables(rank_all: bool, ks: tuple[int, ...] = (1, 2, 4)) -> dict[str, pd.DataFrame]:
+def fake_tables(
+    rank_all: bool, ks: tuple[int, ...] = (1, 2, 4), windows: Windows = WINDOWS
+) -> dict[str, pd.DataFrame]:
     """Two dozen documents; influential are all far tokens, or those equal to the target. Beside
     what is asked of the document's own single tokens stand rows that must not be counted."""
     generator = np.random.default_rng(0)
@@ -66,7 +68,8 @@ def fake_tables(rank_all: bool, ks: tuple[int, ...] = (1, 2, 4)) -> dict[str, pd
             tokens.append((document, place, token, f" w{'abcde'[token]}rd"))
         for target in range(12, 16):
             losses.append((document, target, ids[target], 2.0, 1.0, 0.5, "new", 2.0, 0.0, "new"))
-            far = np.arange(target - 12, target - 4)
+            start = target - (target - 12) % windows.stride
+            far = np.arange(start - 12, start - 4)
             equal = far[ids[far] == ids[target]]
             chosen = generator.permutation(far) if rank_all else equal
             others = [("placebo", "tokens", "own"), ("document", "span:2", "own"),
@@ -106,8 +109,8 @@ def fake_tables(rank_all: bool, ks: tuple[int, ...] = (1, 2, 4)) -> dict[str, pd
     return found
 
 
-def measured(tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
-    return measure_dependencies(**tables, windows=WINDOWS).set_index(["k", "kind"])
+def measured(tables: dict[str, pd.DataFrame], windows: Windows = WINDOWS) -> pd.DataFrame:
+    return measure_dependencies(**tables, windows=windows).set_index(["k", "kind"])
 
 
 def test_tokens_chosen_blindly_are_not_enriched() -> None:
@@ -173,25 +176,30 @@ def test_where_neither_one_nor_four_is_measured_the_smallest_k_is(
 ) -> None:
     rows = measured(fake_tables(rank_all=True, ks=ks))
     assert set(rows.index.get_level_values("k")) == expected
-    (k,) = expected
-    if k == 8:  # all far tokens
-        np.testing.assert_allclose(rows.share.loc[8], rows.base_share.loc[8])
 
 
-@pytest.mark.parametrize("windows", [WINDOWS, Windows(12, 4, 3)], ids=str)
+STRIDES = pytest.mark.parametrize("windows", [WINDOWS, Windows(12, 4, 3)], ids=str)
+
+
+@STRIDES
+def test_of_all_far_tokens_the_shares_are_the_base_shares(windows: Windows) -> None:
+    rows = measured(fake_tables(rank_all=True, ks=(8,), windows=windows), windows)
+    np.testing.assert_allclose(rows.share, rows.base_share)
+    occurs = rows.base_share > 0
+    assert occurs.sum() == 2 + len(BANDS)
+    np.testing.assert_allclose(rows.enrichment[occurs], 1)
+
+
+@STRIDES
 def test_the_bands_part_the_targets_and_their_excess_is_that_of_the_summary(
     windows: Windows,
 ) -> None:
-    tables = fake_tables(rank_all=True)
+    tables = fake_tables(rank_all=True, windows=windows)
     generator = np.random.default_rng(1)
     for name, column in (("losses", "loss_long"), ("recovery", "loss_set")):
         noise = generator.normal(0, 0.3, len(tables[name]))
         tables[name][column] += noise
-    influence = tables["influence"]
-    start = influence.target - (influence.target - 12) % windows.stride
-    place = influence.far_first - influence.target + start  # far also of a block
-    tables["influence"] = influence.assign(far_first=place, far_end=place + 1)
-    rows = measure_dependencies(**tables, windows=windows).set_index(["k", "kind"])
+    rows = measured(tables, windows)
     first = tables["influence"].query(
         "far_part == 'document' and units == 'tokens' and control == 'own' and rank == 1"
     )

@@ -140,10 +140,13 @@ def test_the_tutorial_runs_from_top_to_bottom(
     names: dict[str, Any] = {}
     for code in python_in("docs/tutorial.md"):
         code = code.replace("runs/induction", config.run_folder)
+        code = code.replace("Windows(96, 32, 32)", "Windows(48, 16, 8)")
+        code = code.replace("Windows(long=96, short=32)", "Windows(48, 16)")
         exec(code.replace("results/tutorial", str(results)), names)
-    assert {"target", "far", "loss_set"} <= set(names["table"].columns)
+    assert {"target", "far_part", "loss_set"} <= set(names["table"].columns)
     assert len(names["foreign"]) == len(names["helped"])
-    assert set(names["first"].selector) == {"add_one_screened", "random"}
+    assert set(names["summary"].selector) == {"add_one_screened", "random"}
+    assert set(names["spans"].summary.units) == {"span:4"}
 
 
 def test_readme_python_runs(
@@ -156,8 +159,8 @@ def test_readme_python_runs(
     names: dict[str, Any] = {}
     exec(code.replace("runs/induction", config.run_folder), names)
     assert names["influence_FW"].shape == (32, 8)
-    assert list(names["table"].columns[:2]) == ["target", "k"]
-    assert len(names["losses"].gap) == len(names["document"]) - 48
+    assert {"recovery", "influence", "costs"} == set(names["answers"])
+    assert len(names["losses"]) == len(names["document"].tokens) - 48
 
 
 def test_pypi_has_what_is_pinned() -> None:

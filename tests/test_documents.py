@@ -214,6 +214,21 @@ def test_draws_are_the_same_in_any_order(documents: Documents, kind: Any) -> Non
     assert len({str(some[:-1]) for some in found.values()}) > len(found) / 2
 
 
+def test_draws_for_documents_are_independent() -> None:
+    """Of documents of one length, the same block draws another of the others, at another place."""
+    some = Documents.of([np.arange(40)] * 8)
+    block = next(WINDOWS.blocks(some[0].tokens))
+    controls = Controls(some, WINDOWS)
+    for draw in (lambda document: controls.unrelated(document, block, 0),
+                 lambda document: controls.placebo(document, block)):  # fmt: skip
+        drawn = set()
+        for document in some:
+            others = [other.number for other in some if other is not document]
+            far = draw(document)
+            drawn.add((others.index(far.document.number), int(far.places_F[0])))
+        assert len(drawn) > 4
+
+
 def test_foreign_text_is_a_stretch_of_another_document(documents: Documents) -> None:
     controls, seen = Controls(documents, WINDOWS), set()
     for document, block in blocks_of(documents):
@@ -268,11 +283,11 @@ def test_documents_of_one_group_are_never_foreign_to_each_other(documents: Docum
 
 
 def test_matched_text_holds_the_token_of_its_targets(documents: Documents) -> None:
-    rare = documents[2].tokens.copy()
-    rare[25] = 99  # nowhere else
-    some = Documents("rare", [replace(d, tokens=rare) if d.number == 2 else d for d in documents])
+    tokens = {d.number: d.tokens.copy() for d in documents}
+    tokens[2][25] = 99  # nowhere else
+    tokens[2][33] = tokens[0][15] = 77  # once elsewhere
+    some = Documents("rare", [replace(d, tokens=tokens[d.number]) for d in documents])
     controls, unrelated = Controls(some, WINDOWS, "matched"), Controls(some, WINDOWS)
-    places = set()
     for document, block in blocks_of(some):
         for draw in range(3):
             found = foreign(controls, document, block, draw)
@@ -286,25 +301,33 @@ def test_matched_text_holds_the_token_of_its_targets(documents: Documents) -> No
                     assert place_of(far) == place_of(unrelated.unrelated(document, block, draw))
                     continue
                 assert token in far.tokens_F
-                places.add(int(np.flatnonzero(far.tokens_F == token)[0]))
-    assert len(places) > WINDOWS.num_far // 2  # it stands anywhere
+    # It stands anywhere in the foreign text.
+    (block,) = (b for b in WINDOWS.blocks(tokens[2]) if b.start <= 33 < b.start + 3)
+    texts = [
+        far
+        for draw in range(100)
+        for far, targets in foreign(controls, some[2], block, draw)
+        if block.targets_W[targets[0]] == 77
+    ]
+    assert {15 - int(far.places_F[0]) for far in texts} == set(range(WINDOWS.num_far))
 
 
 def test_shuffled_text_is_the_far_part_in_another_order(documents: Documents) -> None:
-    controls = Controls(documents, WINDOWS, "shuffled")
+    controls, orders = Controls(documents, WINDOWS, "shuffled"), set()
     for document, block in blocks_of(documents):
         for own in (
             FarText.at(document, block.first, WINDOWS.num_far),
             controls.placebo(document, block),
         ):
-            targets, orders = np.array([0]), set()
+            targets = np.array([0])
             for draw in range(3):
                 ((far, some),) = controls.foreign(document, block, own, targets, draw)
                 assert far.document is own.document
                 assert sorted(far.places_F.tolist()) == own.places_F.tolist()
                 assert some is targets
-                orders.add(tuple(far.places_F))
-            assert len(orders) == 3
+                orders.add((document.number, *(far.places_F - own.places_F[0]).tolist()))
+    # Each block and draw has its own order, which the placebo shares.
+    assert len(orders) == 3 * len(blocks_of(documents))
 
 
 # --- reading --------------------------------------------------------------------------------------

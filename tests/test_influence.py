@@ -318,18 +318,32 @@ def test_screened_equals_add_one_when_it_screens_nothing_out(
     np.testing.assert_allclose(screened.influence_TK, exact.influence_TK, atol=2e-5)
 
 
-def test_screened_evaluates_max_16_2k_candidates_exactly(model: Any) -> None:
+@READINGS
+@pytest.mark.parametrize("kind", ["tokens", "span:3"])
+def test_screened_evaluates_max_16_2k_candidates_exactly(
+    model: Any, kind: str, far_states: Reading
+) -> None:
+    """Those with the largest gradients of their gates, and of them the best are chosen."""
+    from analysis import influence
+
     document = np.random.default_rng(3).integers(0, VOCAB, 61)
     windows = Windows(60, 6, 1)
     block = next(iter(windows.blocks(document)))
-    influence = Brute(model, document, windows, 60).influences("add_one")
+    units, by_hand = units_of(kind, 54)
+    exact = Brute(model, document, windows, 60, far_states).influences("add_one", by_hand)
+    scorer = Scorer(model, CPU, far_states=far_states)
+    gate = influence._gate_batch(scorer, scorer.context(block), np.array([0]))[0]
+    candidates = np.argsort([-sum(gate[j] for j in unit) for unit in by_hand])
     for k, num_exact in ((2, 16), (20, 40)):
-        scorer = shown_alone(model)
-        choice = SELECTORS["add_one_screened"](scorer, question(scorer, block, [0], k))
-        np.testing.assert_allclose(choice.influence_TK[0], influence[choice.unit_TK[0]], atol=2e-5)
-        assert (np.diff(choice.influence_TK[0]) <= 0).all()
+        asked = question(scorer, block, [0], k, units)
+        before = scorer.token_forwards
+        choice = SELECTORS["add_one_screened"](scorer, asked)
+        np.testing.assert_allclose(choice.influence_TK[0], exact[choice.unit_TK[0]], atol=2e-5)
+        best = np.sort(exact[candidates[:num_exact]])[::-1][:k]
+        np.testing.assert_allclose(choice.influence_TK[0], best, atol=2e-5)
         # The gate's forward and backward, the short window, and the candidates.
-        assert scorer.token_forwards == 3 * 60 + 6 + num_exact * (6 + 1)
+        length = 6 if far_states == "contextual" else 6 + len(by_hand[0])
+        assert scorer.token_forwards - before == 3 * 60 + 6 + num_exact * length
 
 
 @READINGS
@@ -411,18 +425,14 @@ def test_losses_and_divergences_of_sets(
     scorer = Scorer(model, CPU, far_states=far_states, batch_tokens=64)
     block = list(windows.blocks(document))[1]
     context, aim_WV = scorer.context(block), log_p_long(scorer, block)
-    asked = [
-        (target, far)
-        for target in {0, block.num_targets - 1}
-        for far in ([], [3], [0, 3, 7], [9], [1, 2, 9])
-    ]
-    rows = [context.set_row(np.array(far, dtype=np.int64), target) for target, far in asked]
-    losses = scorer.losses(rows)
-    kls = scorer.divergences(rows, [aim_WV[[target]] for target, _ in asked])
-    for (target, far), loss, kl in zip(asked, losses, kls, strict=True):
+    sets = [[], [3], [0, 3, 7], [9], [1, 2, 9]]
+    for target in {0, block.num_targets - 1}:
         brute = Brute(model, document, windows, block.start + target, far_states)
-        assert loss == pytest.approx([brute.loss(far)], abs=1e-5)
-        assert kl == pytest.approx([brute.kl(far)], abs=1e-5)
+        rows = [context.set_row(np.array(far, dtype=np.int64), target) for far in sets]
+        losses, kls = scorer.losses(rows), scorer.divergences(rows, aim_WV[[target]])
+        for far, loss, kl in zip(sets, losses, kls, strict=True):
+            assert loss == pytest.approx([brute.loss(far)], abs=1e-5)
+            assert kl == pytest.approx([brute.kl(far)], abs=1e-5)
 
 
 @READINGS
@@ -447,10 +457,10 @@ def test_how_much_is_unembedded_at_once_changes_nothing(
     block = list(Windows(16, 6, 4).blocks(document))[1]
     scorer = shown_alone(model)
     rows = [scorer.context(block).set_row(np.array([j])) for j in range(10)]
-    aims = [log_p_long(scorer, block)] * 10
-    whole = scorer.losses(rows), scorer.divergences(rows, aims)
+    aim_WV = log_p_long(scorer, block)
+    whole = scorer.losses(rows), scorer.divergences(rows, aim_WV)
     monkeypatch.setattr("analysis.scoring.rows_per_chunk", lambda *_: 9)
-    parts = scorer.losses(rows), scorer.divergences(rows, aims)
+    parts = scorer.losses(rows), scorer.divergences(rows, aim_WV)
     for one, other in zip(whole, parts, strict=True):
         np.testing.assert_allclose(np.stack(one), np.stack(other), atol=1e-6)
     assert np.stack(whole[0]).std() > 0.1
@@ -695,6 +705,9 @@ def test_what_is_recovered_is_the_loss_of_the_chosen_set(
         num_seen += 1
     # Five targets of the far parts, two kinds of units, three selectors, own and foreign.
     assert num_seen == len(influence) == 5 * 2 * 3 * 2
+    assert {about[:2] for about in influence} == {
+        (target, part) for part, targets in TARGETS.items() for target in targets.tolist()
+    }
     draws = tables["recovery"].groupby(["control", "selector"]).draw.nunique()
     assert draws.to_dict() == {
         (control, selector): 1 if control == "own" and selector != "random" else 3

@@ -568,7 +568,8 @@ def test_a_trained_run_is_measured_on_its_own_held_out_text(
     choices: dict[str, Any] = {"ks": (1, 2), "selectors": "add_one", "min_gap": 0.0}
     results = measure(trained, text, windows, units=["tokens", "words"], **choices)
     one = results.tokens[results.tokens.document == results.tokens.document.iloc[0]]
-    assert " the " in "".join(one.text)
+    document = text[int(one.document.iloc[0])]
+    assert "".join(one.text) == trained.tokenizer.decode(document.tokens.tolist())
     words = results.influence.query("units == 'words' and control == 'own'")
     assert (words.far_end - words.far_first).max() > 1
     with pytest.raises(ConfigError, match="needs 68 positions"):

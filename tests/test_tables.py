@@ -1,0 +1,82 @@
+"""Tables of README and docs are those of the stored results, and these can be made again."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from docs.write_tables import NULLS, RESULTS, ROOT, TABLES, read_summary, write_tables
+from olmo_sparsity.tasks.experiment import fixed_settings, list_trials
+from olmo_sparsity.tasks.results import read_results
+from olmo_sparsity.tasks.settings import load_settings
+
+PAGES = {str(path.relative_to(ROOT)): path.read_text()
+         for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}  # fmt: skip
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if "<!-- table:" in PAGES[page]])
+def test_tables_are_those_of_the_stored_results(page: str) -> None:
+    assert write_tables(PAGES[page]) == PAGES[page], "run `python docs/write_tables.py`"
+
+
+def test_every_table_that_can_be_written_is() -> None:
+    written = set(re.findall(r"<!-- table: (\w+)", "".join(PAGES.values())))
+    assert written == set(TABLES)
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+STORED_TASKS = sorted((RESULTS / "tasks").glob("*/accuracy.parquet"))
+
+
+@pytest.mark.parametrize("path", STORED_TASKS, ids=lambda path: path.parent.name)
+def test_the_page_says_how_each_task_result_was_made(path: Path) -> None:
+    rows, meta = read_results(path.parent)
+    assert f"<!-- table: task {path.parent.name} -->" in PAGES["docs/results.md"]
+    # How many at a time changes nothing in what comes out.
+    assert f"{re.sub(r' --num_workers=[0-9]+', '', meta['command'])}\n" in PAGES["docs/results.md"]
+    assert len({row.seed for row in rows}) >= 3
+    assert all(row.seed > 0 for row in rows), "settings were chosen on seed 0"
+
+
+@pytest.mark.parametrize("path", STORED_TASKS, ids=lambda path: path.parent.name)
+def test_the_command_of_a_stored_result_still_asks_for_it(path: Path) -> None:
+    rows, meta = read_results(path.parent)
+    program, command, config, *overrides = shlex.split(meta["command"])
+    settings = load_settings(config, overrides)
+    assert (program, command) == ("olmo-sparsity", "task")
+    assert json.loads(json.dumps(fixed_settings(settings))) == meta["settings"]
+    found = {(row.scheme, row.train_k, row.seed) for row in rows}
+    assert found == {(t.scheme, t.train_k, t.seed) for t in list_trials(settings)}
+
+
+# --- the headline, from the rows of its targets ---------------------------------------------------
+
+
+@pytest.mark.parametrize("name", NULLS[:2])
+@pytest.mark.parametrize("units", ["tokens", "span:4"])
+def test_the_headline_follows_from_the_stored_rows(name: str, units: str) -> None:
+    """Net excess of add_one from four stored tables, with no code of the package."""
+    folder = RESULTS / "measurements" / name
+    losses, targets, recovery = (
+        pd.read_parquet(folder / f"{table}.parquet") for table in ("losses", "targets", "recovery")
+    )
+    key, rows = ["document", "target"], recovery[recovery.units == units]
+    rows = rows[(rows.selector == "add_one")].merge(losses, on=key)
+    rows = rows.merge(targets[targets.target_set == "gap"], on=[*key, "far_part"])
+    for k, at_k in rows.groupby("k"):
+        excess = {}
+        for part, long in (("document", "loss_long"), ("placebo", "placebo_loss_long")):
+            some = at_k[at_k.far_part == part]
+            # Three foreign draws of a target are one third each.
+            lost = some.groupby(["control", *key]).loss_set.mean().unstack("control")
+            gap = some.drop_duplicates(key).eval(f"loss_short - {long}").sum()
+            excess[part] = (lost.foreign - lost.own).sum() / gap
+        stored = read_summary(name, "gap", units).loc["add_one", k]
+        assert excess["document"] == pytest.approx(stored.excess, abs=1e-4)
+        assert excess["document"] - excess["placebo"] == pytest.approx(stored.net, abs=1e-4)
