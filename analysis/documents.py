@@ -24,7 +24,7 @@ from analysis.windows import Block, Units, Windows, span_width
 from olmo_sparsity.config import CorpusConfig, DataConfig, PlantedConfig
 from olmo_sparsity.config_file import load_config
 from olmo_sparsity.data.corpus import Document as CorpusDocument
-from olmo_sparsity.data.corpus import is_heldout, read_documents
+from olmo_sparsity.data.corpus import is_heldout, list_inputs, read_documents
 from olmo_sparsity.data.planted import Planting
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import tokenizer_fingerprint
@@ -296,6 +296,13 @@ def _config_of_run(model_name: str) -> DataConfig | None:
 
 
 def _same_corpus(one: CorpusConfig, other: CorpusConfig) -> bool:
+    """Whether one holds text of the other: a file of both, or the same data set."""
+    if one.path and other.path:
+        try:
+            files = [{path.resolve() for path in list_inputs(config)} for config in (one, other)]
+        except DataError:  # the run's files may be gone
+            return one.path == other.path
+        return bool(files[0] & files[1])
     names = ("source", "path", "hub_name", "hub_config", "hub_split")
     return all(getattr(one, name) == getattr(other, name) for name in names)
 

@@ -176,8 +176,8 @@ def most_frequent(scorer: Scorer, question: Question) -> Choice:
     scores_F = np.zeros(len(far_F))
     for place, token in enumerate(far_F.tolist()):
         last = place == int(np.flatnonzero(far_F == token)[-1])
-        # Fractions break ties by nearness and never outweigh a count.
-        scores_F[place] = (counts[token] if last else 0) + place / (len(far_F) + 1)
+        # Fractions break ties by nearness; all of them together never outweigh a count.
+        scores_F[place] = (counts[token] if last else 0) + place / len(far_F) ** 2
     scores_TU = question.units.total(np.tile(scores_F, (len(question.targets), 1)))
     return _best(scores_TU, question.k)
 

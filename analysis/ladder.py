@@ -24,7 +24,7 @@ from olmo_sparsity.drawing import save
 from olmo_sparsity.errors import DataError
 
 _ALIKE = (
-    *("data.fingerprint", "windows", "dtype"),
+    *("data.fingerprint", "windows", "controls", "dtype"),
     *("targets.share", "targets.min_gap", "targets.given"),
 )
 _BY = ["units", "selector", "k"]

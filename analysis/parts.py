@@ -70,7 +70,7 @@ class Parts:
                 raise DataError(f"{path} is missing beside results; use another folder")
             write_json(path, identity)
         self._buffer: dict[str, dict[int, dict[str, pa.Table]]] = {phase: {} for phase in PHASES}
-        self._known: dict[Path, list[int]] = {}
+        self._known: dict[Path, set[int]] = {}
         self._began = self._flushed = time.monotonic()
 
     def finished(self, phase: str) -> set[int]:
@@ -78,8 +78,8 @@ class Parts:
         found = set(self._buffer[phase])
         for part in _part_folders(self.folder, phase):
             if part not in self._known:
-                self._known[part] = _read_documents(part)
-            found |= set(self._known[part])
+                self._known[part] = set(_read_contents(part)[0])
+            found |= self._known[part]
         return found
 
     def write(self, phase: str, document: int, tables: Mapping[str, Columns]) -> None:
@@ -120,13 +120,19 @@ def collect(folder: Path, name: str) -> pa.Table:
     phase = next(phase for phase, tables in PHASES.items() if name in tables)
     tables, seen = [SCHEMAS[name].empty_table()], set[int]()
     for part in _part_folders(folder, phase):
-        documents = set(_read_documents(part))
-        if (part / f"{name}.parquet").exists():
+        documents, num_rows = _read_contents(part)
+        if name in num_rows:
             table = read_table(part / f"{name}.parquet", name)
-            if documents & seen:
+            if table.num_rows != num_rows[name] or not set(table["document"].to_pylist()) <= set(
+                documents
+            ):
+                raise DataError(
+                    f"{part}: {name}.parquet holds other rows than were written; {_REMEDY}"
+                )
+            if seen.intersection(documents):
                 table = table.filter(pa.array(~np.isin(table["document"].to_numpy(), list(seen))))
             tables.append(table)
-        seen |= documents
+        seen.update(documents)
     table = pa.concat_tables(tables)
     # Within a document the rows are sorted already.
     order = np.argsort(table["document"].to_numpy(), kind="stable")
@@ -162,14 +168,22 @@ def _part_folders(folder: Path, phase: str) -> list[Path]:
     return sorted(path for path in parts if path.suffix != ".tmp")
 
 
-def _read_documents(part: Path) -> list[int]:
-    documents = read_json(part / "finished.json")
-    if not isinstance(documents, list) or not all(isinstance(d, int) for d in documents):
-        raise DataError(
-            f"{part / 'finished.json'}: must be a list of document numbers; remove the folder "
-            f"{part} and measure again"
-        )
-    return documents
+_REMEDY = "remove this folder, and the same command measures its documents again"
+
+
+def _read_contents(part: Path) -> tuple[list[int], dict[str, int]]:
+    """The documents of a part, and how many rows it has of each table."""
+    found = read_json(part / "finished.json")
+    documents = found.get("documents") if isinstance(found, dict) else None
+    rows = found.get("rows") if isinstance(found, dict) else None
+    if not (
+        isinstance(documents, list)
+        and all(isinstance(document, int) for document in documents)
+        and isinstance(rows, dict)
+        and all(isinstance(count, int) for count in rows.values())
+    ):
+        raise DataError(f"{part / 'finished.json'}: must list documents and rows; {_REMEDY}")
+    return documents, rows
 
 
 def _write_part(parts: Path, tables: dict[str, pa.Table], documents: list[int]) -> None:
@@ -179,7 +193,8 @@ def _write_part(parts: Path, tables: dict[str, pa.Table], documents: list[int]) 
     try:
         for name, table in tables.items():
             write_table(partial / f"{name}.parquet", table)
-        write_json(partial / "finished.json", documents)
+        rows = {name: table.num_rows for name, table in tables.items()}
+        write_json(partial / "finished.json", {"documents": documents, "rows": rows})
         publish(partial, final)
     finally:
         shutil.rmtree(partial, ignore_errors=True)

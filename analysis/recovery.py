@@ -25,6 +25,7 @@ from analysis.documents import Controls, Document, FarText
 from analysis.influence import AIMED, SELECTORS, Choice, Question
 from analysis.scoring import Context, Row, Scorer
 from analysis.windows import Block, Units, Windows
+from olmo_sparsity.errors import DataError
 
 KS = (1, 2, 4, 8, 16)
 DOCUMENT, PLACEBO = "document", "placebo"
@@ -86,6 +87,12 @@ def recover(
         targets = np.arange(windows.long, len(document.tokens))
     if not isinstance(targets, Mapping):
         targets = {DOCUMENT: np.asarray(targets)}
+    for places in targets.values():
+        if len(places) and not windows.long <= min(places) <= max(places) < len(document.tokens):
+            raise DataError(
+                f"targets {min(places)} to {max(places)}: those of document {document.number} "
+                f"with a full long window are {windows.long} to {len(document.tokens) - 1}"
+            )
     questions = _Questions(scorer, document, tuple(units), tuple(selectors), tuple(ks), seed)
     for block in windows.blocks(document.tokens):
         inside = {

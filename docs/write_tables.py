@@ -102,15 +102,15 @@ def recovery(name: str, units: str = "tokens") -> str:
     return table(" | ".join(["selector", "", *(f"k = {k}" for k in ks)]), lines, left=2)
 
 
-NULLS = ("induction_contextual", "induction_isolated", "no_induction_contextual",
-         "no_induction_isolated")  # fmt: skip
+NULLS = ("net_induction_contextual", "net_induction_isolated", "net_no_induction_contextual",
+         "net_no_induction_isolated")  # fmt: skip
 
 
 def nulls(target_set: str = "gap") -> str:
     """Beyond the foreign control, and beyond the placebo: add_one over tokens and over spans."""
     lines = []
     for name in NULLS:
-        model, _, far = name.rpartition("_")
+        model, _, far = name.removeprefix("net_").rpartition("_")
         for units in read_meta(name)["units"]:
             rows = read_summary(name, target_set, units).loc["add_one"]
             for k in (1, 4):

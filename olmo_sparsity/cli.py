@@ -127,8 +127,8 @@ def build_parser() -> argparse.ArgumentParser:
         "model", metavar="MODEL", help="run, checkpoint, Hugging Face folder or hub name"
     )
     sub.add_argument("--out", required=True, help="folder of the results; a second start resumes")
-    sub.add_argument("--text", help="prepared folder, embedded, python, c4, c4_files:GLOB or text:PATH "
-                     "(default: the run's own held-out documents)")  # fmt: skip
+    sub.add_argument("--text", help="prepared folder, embedded, python, c4, c4_files:GLOB or "
+                     "text:PATH (default: the run's own held-out documents)")  # fmt: skip
     sub.add_argument(
         "--long", type=int, default=128, help="tokens of the long window (%(default)s)"
     )

@@ -88,13 +88,19 @@ text() {
   step olmo-sparsity train configs/quick.yaml
   windows=(--long 96 --short 32 --stride 32 --max-documents 120)
   for far in contextual isolated; do
+    step olmo-sparsity measure runs/induction "${windows[@]}" --selectors "$all" \
+      --far-states $far --out results/induction_$far
+    step olmo-sparsity measure runs/quick "${windows[@]}" --selectors add_one,random,nearest \
+      --far-states $far --targets results/induction_$far --out results/no_induction_$far
+    # Against the placebo, tokens and spans; the rows of their targets are kept.
     step olmo-sparsity measure runs/induction "${windows[@]}" --units tokens,span:4 \
-      --selectors add_one,divergence,random,nearest --far-states $far --out results/induction_$far
+      --selectors add_one,random --ks 1,2,4,8 --far-states $far --out results/net_induction_$far
     step olmo-sparsity measure runs/quick "${windows[@]}" --units tokens,span:4 --selectors add_one \
-      --ks 1,4,8 --far-states $far --out results/no_induction_$far
-    keep induction_$far "" rows
-    keep no_induction_$far "" rows
+      --ks 1,4,8 --far-states $far --out results/net_no_induction_$far
+    keep net_induction_$far "" rows
+    keep net_no_induction_$far "" rows
   done
+  for name in {,no_}induction_{contextual,isolated}; do keep $name; done
 
   # Before, while and after copying is learnt.
   step olmo-sparsity sweep configs/sweeps/stages_school.yaml

@@ -32,7 +32,8 @@ from typing import Any
 import numpy as np
 import yaml
 
-from analysis.results import ROWS_BY_DOCUMENT, read_results
+from analysis.results import read_results
+from analysis.tables import MADE_OF_PARTS
 from olmo_sparsity.cli import main
 from olmo_sparsity.data.shards import Manifest
 from olmo_sparsity.tasks.results import read_results as read_task_results
@@ -349,7 +350,7 @@ def losses_of(run_folder: str | Path) -> tuple[int, str]:
 
 def same_results(found: Path, expected: Path) -> None:
     ours, theirs = read_results(found), read_results(expected)
-    for name in ROWS_BY_DOCUMENT:
+    for name in MADE_OF_PARTS:
         if not getattr(ours, name).equals(getattr(theirs, name)):
             raise Failure(f"other rows in {name}")
 
@@ -357,13 +358,13 @@ def same_results(found: Path, expected: Path) -> None:
 def results(world: World, here: Path, random: Random, say: Say) -> None:
     copy, done = changed_copy(world, "results", here, random)
     say(done)
-    command = str(random.choice(["figure", "report", "merge", "measure", "targets"]))
+    command = str(random.choice(["figure", "report", "measure", "targets"]))
     say(command)
     out = str(here / {"figure": "out.png", "report": "out.html"}.get(command, "out"))
-    if command in ("figure", "report", "merge"):
+    if command in ("figure", "report"):
         answer = run_command([command, str(copy), "--out", out])
         if answer.code == 0:
-            same_results(copy if command != "merge" else Path(out), world.folder / "results")
+            same_results(copy, world.folder / "results")
     else:
         more = ["--targets", str(copy)] if command == "targets" else []
         where = str(copy) if command == "measure" else out
@@ -418,11 +419,12 @@ def sweep(world: World, here: Path, random: Random, say: Say) -> None:
         run_command(["sweep", write_yaml(here / "sweep.yaml", settings), "--list"])
 
 
-OPTIONS = ["--long", "--short", "--stride", "--ks", "--selectors", "--targets", "--min-gap",
-           "--foreign", "--max-documents", "--shard", "--seed", "--batch-tokens", "--text",
-           "--dtype", "--device"]  # fmt: skip
+OPTIONS = ["--long", "--short", "--stride", "--ks", "--units", "--selectors", "--targets",
+           "--min-gap", "--foreign", "--max-documents", "--shard", "--seed", "--batch-tokens",
+           "--text", "--dtype", "--device"]  # fmt: skip
 VALUES = ["", "0", "-1", "1.5", "x", "1e99", "1,1", "0/0", "2/1", "nan", "top0%", "text:",
-          "add_one,add_one", "c4_files:*", "/dev/null", "25", "ü"]  # fmt: skip
+          "add_one,add_one", "span:x", "span:99", "words", "c4_files:*", "/dev/null", "25",
+          "ü"]  # fmt: skip
 
 
 def options(world: World, here: Path, random: Random, say: Say) -> None:

@@ -181,7 +181,7 @@ def test_another_tokenizer_beside_the_shards(
         (["sweep", "configs/quick.yaml"], "'run_folder' belongs to `olmo-sparsity train`"),
         (["task", "configs/theory/quick.yaml"], "'figure' belongs to `olmo-sparsity theory`"),
         (["measure", "x", "--out", "README.md"], "README.md is a file"),
-        (["measure", "x", "--out", "y", "--long", "8"], "--short=32 must be below --long=8"),
+        (["measure", "x", "--out", "y", "--long", "8"], "short=32 must be below long=8"),
         (
             ["figure", "docs/results/measurements/planted_contextual", "--out", "x.png"],
             "kept to be read",
