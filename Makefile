@@ -37,9 +37,10 @@ bench: install
 	$(BIN)/python benchmarks/influence.py
 
 # The model copies (configs/repeated.yaml, configs/induction.yaml), or there would be nothing to
-# measure. Both readings of "k far tokens": shown alone, and with their states in the long window.
+# measure. Both readings of "k far tokens": shown alone, and with their states in the long window;
+# single tokens, and every run of four.
 ask := $(BIN)/olmo-sparsity measure runs/induction --long 96 --short 32 --stride 32 \
-	--max-documents 60 --selectors add_one,divergence,random,nearest
+	--max-documents 60 --units tokens,span:4 --selectors add_one,random --ks 1,2,4,8
 
 # Side by side: a second thread makes one measurement of a model this small hardly faster.
 readings := results/isolated results/contextual
