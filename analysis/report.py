@@ -344,13 +344,18 @@ def _spell_set(name: Any) -> str:
     return SETS.get(str(name), _spell(name))
 
 
+# Marks that turn the direction of what follows them would reorder the page around a text.
+_DIRECTIONS = {c: f"⟨U+{c:04X}⟩" for c in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+
+
 def _escape(text: Any) -> str:
-    return html.escape(str(text), quote=True)
+    return html.escape(str(text).translate(_DIRECTIONS), quote=True)
 
 
 def _json_for_html(value: Any) -> str:
     """JSON that no HTML parser and no old script parser can mistake for anything else."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = text.translate(_DIRECTIONS)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

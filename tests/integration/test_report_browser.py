@@ -327,7 +327,8 @@ def test_hostile_text_does_nothing(browser: Browser, results: Results, tmp_path:
     write_report(hostile_results(results), tmp_path / "report.html")
     browser.open(tmp_path / "report.html")
     assert len(browser.run(TARGETS)) == 30
-    words = hostile_results(results).tokens.text.tolist()
+    texts = hostile_results(results).tokens.text
+    words = texts.str.replace("\u202e", "⟨U+202E⟩").tolist()  # or it would turn the page around
     assert browser.run("return document.getElementById('text').textContent") == "".join(words)
     for target in browser.run(TARGETS)[: len(HOSTILE)]:
         browser.hover(NODE, target)
