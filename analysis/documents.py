@@ -33,7 +33,7 @@ from olmo_sparsity.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from olmo_sparsity.model.load import LoadedModel
 
-_BEGINNINGS = {"words": r"(?<!\S)\S", "sentences": r"(?:^|[.!?][\"'”’)\]]*\s+|\n)\s*\S"}
+_BEGINNINGS = {"words": r"(?<!\S)\S", "sentences": r"(?:^|[.!?][\"'”’)\]]*\s+|\n\s*\n)\s*\S"}
 """A word or a sentence begins with the last character of a match."""
 
 
@@ -174,6 +174,10 @@ class Controls:
             and not (document.truth is not None and len(document.truth))
         ]
 
+    @property
+    def num_candidates(self) -> int:
+        return len({document.group or document.number for document in self._candidates})
+
     def _foreign_to(self, document: Document) -> list[Document]:
         return [
             other
@@ -210,9 +214,10 @@ class Controls:
             yield replace(far, places_F=generator.permutation(far.places_F)), targets
             return
         for token in np.unique(block.targets_W[targets]):
-            text = self._with_token(self._foreign_to(document), int(token), generator)
-            some = targets[block.targets_W[targets] == token]
-            yield text or self.unrelated(document, block, draw), some
+            seeds = [self.seed, document.number, block.start, draw, 2, int(token)]
+            others = [o for o in self._foreign_to(document) if o is not far.document]
+            text = self._with_token(others, int(token), np.random.default_rng(seeds))
+            yield text, targets[block.targets_W[targets] == token]
 
     def _draw(self, others: list[Document], generator: np.random.Generator) -> FarText:
         if not others:
@@ -224,13 +229,17 @@ class Controls:
 
     def _with_token(
         self, others: list[Document], token: int, generator: np.random.Generator
-    ) -> FarText | None:
-        """Around an occurrence of the token, which may stand anywhere in it; None: no document has
-        the token."""
+    ) -> FarText:
+        """Around an occurrence of the token, which may stand anywhere in it. Where no document has
+        the token, it is put somewhere into one."""
         holders = [other for other in others if (other.tokens == token).any()]
+        num_far = self.windows.num_far
         if not holders:
-            return None
-        document, num_far = holders[generator.integers(len(holders))], self.windows.num_far
+            text = self._draw(others, generator)
+            document = replace(text.document, tokens=text.document.tokens.copy())
+            document.tokens[generator.choice(text.places_F)] = token
+            return FarText(document, text.places_F)
+        document = holders[generator.integers(len(holders))]
         place = int(generator.choice(np.flatnonzero(document.tokens == token)))
         lowest, highest = max(0, place - num_far + 1), min(place, len(document.tokens) - num_far)
         return FarText.at(document, int(generator.integers(lowest, highest + 1)), num_far)

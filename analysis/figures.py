@@ -199,12 +199,12 @@ def _draw_gaps(axes: Axes, results: Results, theme: _Theme) -> None:
     if threshold is not None:
         colors = [theme.chosen if edge > start - width / 2 else theme.fill for edge in edges[:-1]]
         is_chosen = gaps >= threshold
-        held = gaps[is_chosen].sum() / max(np.maximum(gaps, 0).sum(), 1e-9)
         axes.axvline(threshold, color=theme.ink, linewidth=0.8)
         # Beside the line, and above the bars where there are many.
         side = 1 if threshold < edges[0] + 0.65 * (edges[-1] - edges[0]) else -1
         axes.annotate(
-            f"gap ≥ {threshold:.2f}\n{is_chosen.mean():.1%} of targets\n{held:.0%} of the gain\n"
+            f"gap ≥ {threshold:.2f}\n{is_chosen.mean():.1%} of targets\n"
+            f"{gaps[is_chosen].sum():+,.0f} nats, all: {gaps.sum():+,.0f}\n"
             f"unrelated text: {(placebo >= threshold).mean():.1%}",
             (threshold, 0.97), xycoords=("data", "axes fraction"), xytext=(4 * side, 0),
             textcoords="offset points", va="top", ha="left" if side > 0 else "right",

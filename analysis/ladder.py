@@ -160,7 +160,7 @@ def _of(table: pd.DataFrame, selector: str, k: int, units: str) -> tuple[pd.Data
     if lacking:
         raise DataError(
             f"{lacking[0]} was not asked for {selector} ({units}) at k = {k}; leave its results "
-            "out, or take what all were asked with --selector, --units and --k"
+            "out, or take a selector, units and k that all were asked for"
         )
     return rows, "net" if rows.net.notna().all() else "excess"
 

@@ -77,6 +77,8 @@ class Settings:
         self.windows.check()
         if self.seed < 0:
             raise ConfigError(f"seed={self.seed} must not be negative")
+        if not 0 < self.target_share <= 1:
+            raise ConfigError(f"a share of {self.target_share} of the targets must be in (0, 1]")
         if not 0 <= self.min_gap < float("inf"):
             raise ConfigError(f"min_gap={self.min_gap} must be a number of nats, 0 or more")
         for name, values in (("ks", self.ks), ("selectors", self.selectors), ("units", self.units)):
@@ -131,6 +133,10 @@ def measure(
     `targets`: the share of targets that gain most, or another measurement of the same text, whose
     targets are asked about. `shard=(i, n)`: the i-th of n processes that measure into one folder.
     """
+    if not 0 <= shard[0] < shard[1] or (out is None and shard[1] > 1):
+        raise ConfigError(
+            f"shard={shard} must be (i, n) with 0 <= i < n, and needs a folder, `out`"
+        )
     given = targets if isinstance(targets, Results) else None
     settings = Settings(
         windows, _names(units), _names(selectors), tuple(ks),
@@ -184,7 +190,13 @@ class Plan:
                 f"{documents.name}, or of another tokenizer; give the same text and number of "
                 "documents, and a model that shares the tokenizer"
             )
-        targets = given_targets(given.targets, documents, settings.windows)
+        asked = asdict(settings.windows) | {
+            "seed": settings.seed,
+            "num_foreign": settings.num_foreign,
+        }
+        theirs = given.meta.windows | {"seed": given.meta.seed} | given.meta.controls
+        asked_alike = all(theirs.get(name) == value for name, value in asked.items())
+        targets = given_targets(given.targets, settings.windows, asked_alike)
         return Plan(model, documents, settings, scorer, controls, targets)
 
     @cached_property
@@ -198,6 +210,13 @@ class Plan:
                 f"longer than long={long}; one at an even and one at an odd place are needed, "
                 "since half of them only fix the threshold. Give more documents (a text file is "
                 "one), or lower long"
+            )
+        needed = self.settings.num_foreign + 2  # itself, foreign ones, and the placebo
+        if self.controls.num_candidates < needed:
+            raise DataError(
+                f"{self.documents.name}: {self.controls.num_candidates} documents can stand in for "
+                f"each other, and the controls need {needed}, or the placebo would be a foreign "
+                "text; give more documents, or fewer draws of the foreign control"
             )
         return found
 
@@ -272,7 +291,10 @@ def run(
     measured = plan.measured
     parts = Parts(out, plan.identity())
     if (out / "meta.json").exists():
-        return read_results(out) if launch.rank == 0 else None
+        try:
+            return read_results(out) if launch.rank == 0 else None
+        except DataError as error:  # made again from the parts
+            print(error, file=sys.stderr)
     gate = plan.induction() if launch.rank == 0 else {}
     if gate:
         print(describe_gate(gate, plan.settings.far_states, plan.documents.are_planted),
@@ -291,19 +313,22 @@ def run(
     index, of = shard[0] * launch.world_size + launch.rank, shard[1] * launch.world_size
     mine = share_of(measured, index, of)
     shown = launch.rank == 0
-    _work("losses", parts, mine, write_losses, shown)
+    slowest = _work("losses", parts, mine, write_losses, shown)
     if plan.fits_thresholds:
         half = [number for number in measured if half_of(number) == "threshold"]
-        _wait_for("losses", parts, half, write_losses)
+        _wait_for("losses", parts, half, write_losses, slowest)
     chosen = targets()
-    _work("recovery", parts, sorted(set(mine) & set(chosen.document)), write_answers, shown)
+    slowest = _work(
+        "recovery", parts, sorted(set(mine) & set(chosen.document)), write_answers, shown
+    )
     if launch.rank > 0:
         return None
     if launch.world_size > 1:  # the other processes of this launch
         ours = share_of(measured, *shard)
-        _wait_for("losses", parts, ours, write_losses)
+        _wait_for("losses", parts, ours, write_losses, slowest)
         chosen = targets()
-        _wait_for("recovery", parts, sorted(set(ours) & set(chosen.document)), write_answers)
+        asked = sorted(set(ours) & set(chosen.document))
+        _wait_for("recovery", parts, asked, write_answers, slowest)
     missing = set(measured) - parts.finished("losses")
     if not missing:
         chosen = targets()
@@ -328,33 +353,36 @@ def share_of(numbers: list[int], index: int, of: int) -> list[int]:
 
 def _work(
     phase: str, parts: Parts, numbers: list[int], do: Callable[[int], None], shown: bool
-) -> None:
-    finished = parts.finished(phase)
+) -> float:
+    """How long the slowest document took, in seconds."""
+    finished, slowest = parts.finished(phase), 0.0
     todo = [number for number in numbers if number not in finished]
     with Progress(TITLES[phase], len(numbers), "documents", enabled=shown) as progress:
         progress.resume_at(len(numbers) - len(todo))
         for done, number in enumerate(todo, start=len(numbers) - len(todo) + 1):
+            began = time.monotonic()
             do(number)
+            slowest = max(slowest, time.monotonic() - began)
             progress.update(done)
     parts.flush()
+    return slowest
 
 
-def _wait_for(phase: str, parts: Parts, numbers: list[int], do: Callable[[int], None]) -> None:
+def _wait_for(
+    phase: str, parts: Parts, numbers: list[int], do: Callable[[int], None], slowest: float
+) -> None:
     """Documents of other processes. Where nothing comes for a while, the processes are gone, or
     have not begun: their documents are measured here."""
-    arrived, since, longest = -1, time.monotonic(), 0.0
+    arrived, since = -1, time.monotonic()
     while missing := sorted(set(numbers) - parts.finished(phase)):
         if arrived != len(missing):
             arrived, since = len(missing), time.monotonic()
-        elif time.monotonic() - since < max(PATIENCE_S, 4 * longest):
-            time.sleep(min(0.5, PATIENCE_S))
-            continue
+        elif time.monotonic() - since < max(PATIENCE_S, PATIENCE_S and 4 * slowest):
+            time.sleep(0.5)
         else:
-            began = time.monotonic()
             do(missing[-1])  # a process that has just begun begins with the first
             parts.flush()
-            longest = time.monotonic() - began
-            since = -float("inf")  # one after the other, until somebody else's comes
+            arrived = len(missing) - 1  # one after the other, until somebody else's comes
 
 
 def _sum_up(plan: Plan, parts: Parts, targets: pd.DataFrame, about: dict[str, Any]) -> None:

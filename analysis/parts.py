@@ -69,6 +69,7 @@ class Parts:
             if any(self.folder.glob("*.parquet")) or any((self.folder / "parts").glob("*/*")):
                 raise DataError(f"{path} is missing beside results; use another folder")
             write_json(path, identity)
+            _refuse_other_identity(identity, "this measurement", read_json(path), str(path))
         self._buffer: dict[str, dict[int, dict[str, pa.Table]]] = {phase: {} for phase in PHASES}
         self._known: dict[Path, set[int]] = {}
         self._began = self._flushed = time.monotonic()
@@ -92,7 +93,7 @@ class Parts:
             if len(columns)
         }
         now = time.monotonic()
-        pause = max(self.flush_every_s, (now - self._began) / 20)
+        pause = min(max(self.flush_every_s, (now - self._began) / 20), 30)  # others wait for it
         if now - self._flushed >= pause or len(self._buffer[phase]) >= self.part_size:
             self.flush()
 

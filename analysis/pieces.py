@@ -33,7 +33,7 @@ def first_characters(pieces: Sequence[str]) -> np.ndarray:
     """Where in the joined text each piece begins, the white space it starts with not counted: a
     token that begins with a space belongs to the word after it."""
     lengths = np.array([len(piece) for piece in pieces], dtype=np.int64)
-    spaces = [len(piece) - len(piece.lstrip()) if piece.strip() else 0 for piece in pieces]
+    spaces = [len(piece) - len(piece.lstrip()) for piece in pieces]
     return np.cumsum(lengths) - lengths + np.array(spaces, dtype=np.int64)
 
 

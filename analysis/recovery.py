@@ -71,8 +71,8 @@ def recover(
     windows: Windows,
     targets: Mapping[str, np.ndarray] | np.ndarray | None = None,
     *,
-    units: Sequence[str] = ("tokens",),
-    selectors: Sequence[str] = ("add_one",),
+    units: str | Sequence[str] = "tokens",
+    selectors: str | Sequence[str] = "add_one",
     ks: Sequence[int] = KS,
     controls: Controls | None = None,
     seed: int = 0,
@@ -83,6 +83,7 @@ def recover(
     document's own, every target with a full long window). Without `controls` there is neither
     placebo nor foreign text, and no recovery should be shown without one.
     """
+    units, selectors = ((n,) if isinstance(n, str) else tuple(n) for n in (units, selectors))
     if targets is None:
         targets = np.arange(windows.long, len(document.tokens))
     if not isinstance(targets, Mapping):
@@ -93,7 +94,7 @@ def recover(
                 f"targets {min(places)} to {max(places)}: those of document {document.number} "
                 f"with a full long window are {windows.long} to {len(document.tokens) - 1}"
             )
-    questions = _Questions(scorer, document, tuple(units), tuple(selectors), tuple(ks), seed)
+    questions = _Questions(scorer, document, units, selectors, tuple(ks), seed)
     for block in windows.blocks(document.tokens):
         inside = {
             part: places[windows.start_of(places) == block.start] - block.start

@@ -28,7 +28,7 @@ import pandas as pd
 from analysis.figures import figure2_svg
 from analysis.results import SETS, Results, main_set
 from analysis.statistics import KEYS
-from analysis.summary import FAR_STATES
+from analysis.summary import FAR_STATES, describe_gap
 from olmo_sparsity.files import write_atomically
 
 _FOLDER = Path(__file__).parent
@@ -219,7 +219,7 @@ def _gate(results: Results) -> str:
         why = f"A passage costs it {first} nats per token, repeated once {repeated}: "
         why += f"a drop of {drop}."
         verdict = "This model can copy from its context."
-        if not gate["has_induction"]:
+        if not gate["has_induction"] and not len(results.planted):
             verdict = "This model has no induction."
             why += " It cannot use a far unit that says the answer, so the numbers below do not "
             why += "speak for or against the claim."
@@ -251,6 +251,8 @@ def _headline(results: Results) -> str:
             f"{_number(row.recovery)} of the gap, those that it chose in another text "
             f"{_number(row.foreign)}; {placebo}.</p>"
         )
+    if results.meta.targets.get("threshold") is not None:
+        sentences.append(f"<p>{_escape(describe_gap(results))}.</p>")
     return "\n".join(sentences)
 
 

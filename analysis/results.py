@@ -128,8 +128,13 @@ class Results:
                 f"documents that are: {asked.document.unique().tolist()[:8]}"
             )  # fmt: skip
             raise ConfigError(f"target {target} of document {document} was not asked about; {hint}")
-        units, selector = units or rows.units.iloc[0], selector or rows.selector.iloc[0]
+        units, selector = units or self.meta.units[0], selector or self.meta.selectors[0]
         rows = rows[(rows.units == units) & (rows.selector == selector)].sort_values("rank")
+        if not len(rows):
+            raise ConfigError(
+                f"{selector} over {units} was not asked: selectors {self.meta.selectors}, units "
+                f"{self.meta.units}"
+            )
         losses = self.losses[(self.losses.document == document) & (self.losses.target == target)]
         return Shown(
             self.tokens[self.tokens.document == document].sort_values("place").text.tolist(),

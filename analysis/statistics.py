@@ -18,6 +18,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.errors import DataError
+
 INDUCTION_NATS = 1.0
 """Drop in loss on a repeated passage from which on a model is said to have induction."""
 
@@ -66,7 +68,13 @@ def summarize(
     wide.columns = ["_".join(column) for column in wide.columns]
     paired = wide.dropna(subset=["regained_own"]).reset_index()
     paired = paired.merge(by_far_part, on=[*KEYS, "far_part"])
-    rows = targets.merge(paired, on=[*KEYS, "far_part"])
+    has_foreign = recovery.control.eq("foreign").any()
+    rows = targets.merge(paired, on=[*KEYS, "far_part"], how="left")
+    if rows.regained_own.isna().any() or (has_foreign and rows.regained_foreign.isna().any()):
+        raise DataError(
+            "the table recovery lacks rows of targets that were chosen; measure again into another "
+            "folder"
+        )
     for name, model in WITHOUT_GAP.items():
         is_flat = rows.target_set == name
         rows.loc[is_flat, "gap"] = rows.gap[rows.target_set == model].mean()
@@ -164,10 +172,10 @@ def resample_weights(num_documents: int, seed: int = 0) -> np.ndarray:
 
 def interval(resampled_R: np.ndarray, value: float) -> tuple[float, float, float]:
     """The value with its 95% interval, where there is a value."""
-    known_R = resampled_R[np.isfinite(resampled_R)]
-    if not np.isfinite(value) or not len(known_R):
+    # With too many resamples that have no gap the others are no sample of anything.
+    if not np.isfinite(value) or np.isfinite(resampled_R).mean() < 0.98:
         return float("nan"), float("nan"), float("nan")
-    low, high = np.percentile(known_R, [2.5, 97.5])
+    low, high = np.nanpercentile(resampled_R, [2.5, 97.5])
     return float(value), float(low), float(high)
 
 

@@ -71,6 +71,8 @@ def describe(results: Results) -> str:
 def describe_gap(results: Results) -> str:
     """What the chosen targets gain, beside what all of them do, and what an unrelated text does."""
     rows, chosen = results.reported, results.targets
+    if not len(rows):
+        return "no target is reported"
     gap = rows.loss_short - rows.loss_long
     placebo = rows.loss_short - rows.placebo_loss_long
     chosen = chosen[(chosen.target_set == "gap") & (chosen.far_part == "document")]

@@ -101,14 +101,10 @@ def to_table(name: str, columns: Columns, origin: str) -> pa.Table:
         if num_wrong:
             raise DataError(
                 f"{origin}: {field.name} is no finite number in {num_wrong} of {len(array)} "
-                "rows; a model whose loss overflows needs another --dtype"
+                "rows; a model whose loss overflows needs another dtype"
             )
         arrays.append(array)
     return pa.table(arrays, schema=schema)
-
-
-def _sort(table: pa.Table) -> pa.Table:
-    return table.sort_by([(name, "ascending") for name in table.schema.names])
 
 
 def write_table(path: Path, table: pa.Table) -> None:

@@ -101,12 +101,14 @@ def planted_targets(documents: Documents) -> pd.DataFrame:
     )
 
 
-def given_targets(targets: pd.DataFrame, documents: Documents, windows: Windows) -> pd.DataFrame:
-    """Of another measurement of the same text, so that two models answer the same; a longer window
-    leaves the first targets of a document without a full one."""
-    numbers = {document.number for document in documents}
-    inside = targets.document.isin(numbers) & (targets.target >= windows.long)
-    return targets[inside][COLUMNS].sort_values(COLUMNS, ignore_index=True)
+def given_targets(targets: pd.DataFrame, windows: Windows, asked_alike: bool) -> pd.DataFrame:
+    """Of another measurement of the same text, so that two models answer the same. Where that was
+    asked otherwise (windows, seed, controls), its placebo is another text and its strata are other
+    ones: those are left out, and so are targets that have no full long window here."""
+    kept = targets.target >= windows.long
+    if not asked_alike:
+        kept &= (targets.far_part == "document") & ~targets.target_set.str.contains("recurs|new")
+    return targets[kept][COLUMNS].sort_values(COLUMNS, ignore_index=True)
 
 
 def targets_fingerprint(targets: pd.DataFrame) -> str:

@@ -121,9 +121,9 @@ def letters(text: str) -> Tokenizer:
 
 @pytest.mark.parametrize("family", ["byte-level", "letters"])
 def test_sentences_end_where_a_reader_ends_them(tokenizer: Tokenizer, family: str) -> None:
-    """At a full stop, also behind a closing quote, and at the end of a line; not at 3.5."""
+    """At a full stop, also behind a closing quote, and at a blank line; not at 3.5."""
     *before, heading, after, last = SENTENCES
-    text = " ".join(before) + f"\n\n{heading}\n{after}  {last}"
+    text = " ".join(before) + f"\n\n{heading}\n\n{after}  {last}"
     document = encoded(text, tokenizer if family == "byte-level" else letters(text))
     assert "".join(document.texts) == text
     for kind, expected in (("sentences", SENTENCES), ("words", text.split())):
