@@ -25,12 +25,12 @@ import numpy as np
 import pandas as pd
 
 from analysis.dependencies import measure_dependencies
-from analysis.documents import FOREIGN_TEXTS, Controls, Documents, ForeignText
-from analysis.influence import SELECTORS
+from analysis.documents import Controls, Documents, ForeignText
 from analysis.parts import Parts, finish
-from analysis.recovery import KS, recover
+from analysis.recovery import recover
 from analysis.results import Meta, Results, main_set, read_results
 from analysis.scoring import Reading, Scorer, context_losses, repetition_drop
+from analysis.settings import Settings
 from analysis.statistics import GROUPS, half_of, hit_rates, longppl, summarize
 from analysis.summary import describe_gate
 from analysis.tables import Columns
@@ -43,7 +43,7 @@ from analysis.targets import (
     planted_targets,
     targets_fingerprint,
 )
-from analysis.windows import Windows, span_width
+from analysis.windows import Windows
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.launch import read_launch
 from olmo_sparsity.model.load import LoadedModel, device_name
@@ -54,59 +54,6 @@ TITLES = {"losses": "losses", "recovery": "asking"}
 
 PATIENCE_S = 60.0
 """How long nothing may come of another process before its documents are measured here."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Two measurements with equal settings, model and text are one."""
-
-    windows: Windows
-    units: tuple[str, ...] = ("tokens",)
-    selectors: tuple[str, ...] = ("add_one", "divergence", "random", "nearest")
-    ks: tuple[int, ...] = KS
-    target_share: float = 0.1
-    min_gap: float = 0.1
-    """Nats: a target with a smaller gap has nothing to recover, however high it ranks."""
-
-    far_states: Reading = "contextual"
-    foreign: ForeignText = "unrelated"
-    num_foreign: int = 3
-    seed: int = 0
-
-    def check(self) -> None:
-        self.windows.check()
-        if self.seed < 0:
-            raise ConfigError(f"seed={self.seed} must not be negative")
-        if not 0 < self.target_share <= 1:
-            raise ConfigError(f"a share of {self.target_share} of the targets must be in (0, 1]")
-        if not 0 <= self.min_gap < float("inf"):
-            raise ConfigError(f"min_gap={self.min_gap} must be a number of nats, 0 or more")
-        for name, values in (("ks", self.ks), ("selectors", self.selectors), ("units", self.units)):
-            if not values:
-                raise ConfigError(f"{name} names none; name at least one")
-            if len(set(values)) < len(values):
-                raise ConfigError(f"{name}: {', '.join(map(str, values))} names one twice")
-        for name in self.selectors:
-            if name not in SELECTORS:
-                raise ConfigError(
-                    f"selectors: '{name}' is unknown; choose from {', '.join(SELECTORS)}"
-                )
-        if min(self.ks) < 1:
-            raise ConfigError(f"ks={','.join(map(str, self.ks))} must be numbers from 1 up")
-        if self.foreign not in FOREIGN_TEXTS:
-            raise ConfigError(f"foreign={self.foreign} is none of {', '.join(FOREIGN_TEXTS)}")
-        if self.num_foreign < 1:
-            raise ConfigError(
-                f"num_foreign={self.num_foreign}: the control needs at least one draw"
-            )
-        for units in self.units:
-            width = span_width(units)
-            num_units = self.windows.num_far if width is None else self.windows.num_far - width + 1
-            if max(self.ks) > num_units:
-                raise ConfigError(
-                    f"ks: {max(self.ks)} is more than the {max(num_units, 0)} far units ({units}) "
-                    f"of long={self.windows.long} and short={self.windows.short}"
-                )
 
 
 def measure(

@@ -57,6 +57,8 @@ _ENDS = {
 
 def shown(row: Any, column: str, form: str = "+.2f", scale: float = 1) -> str:
     """A number of a summary with its interval."""
+    if math.isnan(row[column]):
+        return "–"
     low, high = _ENDS.get(column, (f"{column}_low", f"{column}_high"))
     return f"{row[column] * scale:{form}} [{row[low] * scale:{form}}, {row[high] * scale:{form}}]"
 
@@ -102,8 +104,7 @@ def recovery(name: str, units: str = "tokens") -> str:
     return table(" | ".join(["selector", "", *(f"k = {k}" for k in ks)]), lines, left=2)
 
 
-NULLS = ("net_induction_contextual", "net_induction_isolated", "net_no_induction_contextual",
-         "net_no_induction_isolated")  # fmt: skip
+NULLS = ("net_induction_contextual", "net_no_induction_contextual")
 
 
 def nulls(target_set: str = "gap") -> str:
@@ -116,8 +117,8 @@ def nulls(target_set: str = "gap") -> str:
             for k in (1, 4):
                 row = rows.loc[k]
                 line = [COPIES[model], FAR_STATES[far], units, str(k)]
-                line += [f"{row.recovery:.2f}", f"{row.foreign:.2f}"]
-                line += [shown(row, name) for name in ("excess", "placebo", "net", "net_nats")]
+                line += [shown(row, "recovery", ".2f"), shown(row, "foreign", ".2f")]
+                line += [shown(row, column) for column in ("excess", "placebo", "net", "net_nats")]
                 lines.append([*line, str(row.num_targets)])
     header = "model | far tokens | units | k | recovery | foreign | excess | placebo | **net**"
     return table(f"{header} | net in nats | targets", lines, left=3)
@@ -135,7 +136,7 @@ KINDS = {
 def kinds(name: str, k: str) -> str:
     lines = []
     for kind, row in read_kinds(name, int(k)).iterrows():
-        first = "" if math.isnan(row.excess_recovery) else shown(row, "excess_recovery")
+        first = shown(row, "excess_recovery")
         called = KINDS.get(kind, kind.replace("_", " "))
         line = [called, f"{row.share:.1%}", f"{row.base_share:.1%}"]
         lines.append([*line, shown(row, "enrichment", ".2f"), first, str(row.num_targets)])

@@ -264,8 +264,9 @@ def measure(options: argparse.Namespace) -> int:
 
     from analysis import documents as texts
     from analysis.estimate import estimate
-    from analysis.measurement import Plan, Settings, run
+    from analysis.measurement import Plan, run
     from analysis.results import read_results
+    from analysis.settings import Settings
     from analysis.summary import describe
     from analysis.targets import parse_share
     from analysis.windows import Windows

@@ -1,0 +1,66 @@
+"""What a measurement is asked to do, and what can be known wrong from that alone.
+
+Place in the flow: first. Two measurements with equal settings, model and text are one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from analysis.documents import FOREIGN_TEXTS, ForeignText
+from analysis.influence import SELECTORS
+from analysis.recovery import KS
+from analysis.scoring import Reading
+from analysis.windows import Windows, span_width
+from olmo_sparsity.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Settings:
+    windows: Windows
+    units: tuple[str, ...] = ("tokens",)
+    selectors: tuple[str, ...] = ("add_one", "divergence", "random", "nearest")
+    ks: tuple[int, ...] = KS
+    target_share: float = 0.1
+    min_gap: float = 0.1
+    """Nats: a target with a smaller gap has nothing to recover, however high it ranks."""
+
+    far_states: Reading = "contextual"
+    foreign: ForeignText = "unrelated"
+    num_foreign: int = 3
+    seed: int = 0
+
+    def check(self) -> None:
+        self.windows.check()
+        if self.seed < 0:
+            raise ConfigError(f"seed={self.seed} must not be negative")
+        if not 0 < self.target_share <= 1:
+            raise ConfigError(f"a share of {self.target_share} of the targets must be in (0, 1]")
+        if not 0 <= self.min_gap < float("inf"):
+            raise ConfigError(f"min_gap={self.min_gap} must be a number of nats, 0 or more")
+        for name, values in (("ks", self.ks), ("selectors", self.selectors), ("units", self.units)):
+            if not values:
+                raise ConfigError(f"{name} names none; name at least one")
+            if len(set(values)) < len(values):
+                raise ConfigError(f"{name}: {', '.join(map(str, values))} names one twice")
+        for name in self.selectors:
+            if name not in SELECTORS:
+                raise ConfigError(
+                    f"selectors: '{name}' is unknown; choose from {', '.join(SELECTORS)}"
+                )
+        if min(self.ks) < 1:
+            raise ConfigError(f"ks={','.join(map(str, self.ks))} must be numbers from 1 up")
+        if self.foreign not in FOREIGN_TEXTS:
+            raise ConfigError(f"foreign={self.foreign} is none of {', '.join(FOREIGN_TEXTS)}")
+        if self.num_foreign < 1:
+            raise ConfigError(
+                f"num_foreign={self.num_foreign}: the control needs at least one draw"
+            )
+        for units in self.units:
+            width = span_width(units)
+            num_units = self.windows.num_far if width is None else self.windows.num_far - width + 1
+            if max(self.ks) > num_units:
+                raise ConfigError(
+                    f"ks: {max(self.ks)} is more than the {max(num_units, 0)} far units ({units}) "
+                    f"of long={self.windows.long} and short={self.windows.short}"
+                )
