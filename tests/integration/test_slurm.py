@@ -459,7 +459,8 @@ def test_the_jobs_of_an_array_measure_into_one_folder(job: Job) -> None:
     whole = read_results(folder / "whole")
     for other in (read_results(folder / "parts"), read_results(folder / "tasks")):
         for name in ("losses", "tokens", "influence", "recovery", "costs", "summary"):
-            pd.testing.assert_frame_equal(getattr(whole, name), getattr(other, name))
+            # Other numbers of threads round otherwise, and a KL may be next to nothing.
+            pd.testing.assert_frame_equal(getattr(whole, name), getattr(other, name), atol=1e-5)
 
 
 @asks(swept)
