@@ -101,6 +101,7 @@ text() {
     keep net_no_induction_$far "" rows
   done
   for name in {,no_}induction_{contextual,isolated}; do keep $name; done
+  olmo-sparsity figure results/net_induction_contextual --out docs/figures/net_induction_contextual.png
 
   # Before, while and after copying is learnt.
   step olmo-sparsity sweep configs/sweeps/stages_school.yaml
