@@ -99,6 +99,7 @@ class Documents(Sequence[Document]):
     def __len__(self) -> int:
         return len(self.items)
 
+    # A slice is a list of documents, which callers that index need not be told.
     def __getitem__(self, number: int) -> Document:  # type: ignore[override]
         return self.items[number]
 

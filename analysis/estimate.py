@@ -47,6 +47,7 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
     in_turn = sorted(plan.measured, key=lambda number: (number // 2, number % 2))
     spent = _Spent(plan)
     for number in in_turn:
+        # The defaults hold this turn's values; mypy infers no lambda that has any.
         spent.on(lambda n=number: losses(n))  # type: ignore[misc]
         if spent.seconds > LOSSES_S and {half_of(n) for n in tables} == {"threshold", "report"}:
             break
