@@ -20,7 +20,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from analysis.pieces import first_characters, token_pieces
-from analysis.windows import Block, Units, Windows, span_width
+from analysis.windows import Block, Spans, Units, Windows, span_width
 from olmo_sparsity.config import CorpusConfig, DataConfig, PlantedConfig
 from olmo_sparsity.config_file import load_config
 from olmo_sparsity.data.corpus import Document as CorpusDocument
@@ -136,6 +136,11 @@ class FarText:
         return FarText(document, np.arange(first, first + num_far))
 
     @property
+    def is_run(self) -> bool:
+        """Whether it stands in its document as it is here."""
+        return bool((np.diff(self.places_F) == 1).all())
+
+    @property
     def tokens_F(self) -> np.ndarray:
         return self.document.tokens[self.places_F]
 
@@ -156,7 +161,8 @@ class Controls:
     """Draws the texts that take the place of a document's far part.
 
     Every draw is seeded by (seed, document, block, draw): who measures a document, and in which
-    order, leaves no trace in its numbers.
+    order, leaves no trace in its numbers. Where the far part is all that stands before a block, one
+    draw serves all blocks of a document, and each takes as much of its beginning as it needs.
     """
 
     documents: Sequence[Document]
@@ -171,8 +177,8 @@ class Controls:
         return [
             document
             for document in self.documents
-            if len(document.tokens) > self.windows.long
-            and not (document.truth is not None and len(document.truth))
+            if self.windows.long == "all" or len(document.tokens) > self.windows.long
+            if not (document.truth is not None and len(document.truth))
         ]
 
     @property
@@ -189,8 +195,7 @@ class Controls:
 
     def unrelated(self, document: Document, block: Block, draw: int) -> FarText:
         """As many consecutive tokens of another document."""
-        generator = np.random.default_rng([self.seed, document.number, block.start, draw])
-        return self._draw(self._foreign_to(document), generator)
+        return self._draw(self._foreign_to(document), document, block, draw)
 
     def placebo(self, document: Document, block: Block) -> FarText:
         """The unrelated text that plays the document's own: where there are documents enough, not
@@ -200,50 +205,58 @@ class Controls:
         }
         others = self._foreign_to(document)
         unused = [other for other in others if other.number not in used]
-        generator = np.random.default_rng([self.seed, document.number, block.start, 0, 1])
-        return self._draw(unused or others, generator)
+        return self._draw(unused or others, document, block, 0, 1)
 
     def foreign(
-        self, document: Document, block: Block, far: FarText, targets: np.ndarray, draw: int
-    ) -> Iterator[tuple[FarText, np.ndarray]]:
+        self, document: Document, block: Block, far: FarText, targets: Spans, draw: int
+    ) -> Iterator[tuple[FarText, Spans]]:
         """The foreign text of a draw for `far`, with the targets of the block it is for."""
         if self.kind == "unrelated":
             yield self.unrelated(document, block, draw), targets
             return
-        generator = np.random.default_rng([self.seed, document.number, block.start, draw, 2])
         if self.kind == "shuffled":
+            generator = np.random.default_rng([self.seed, document.number, block.start, draw, 2])
             yield replace(far, places_F=generator.permutation(far.places_F)), targets
             return
-        for token in np.unique(block.targets_W[targets]):
+        tokens = block.targets_W[[first for first, _ in targets]]
+        for token in np.unique(tokens):
             seeds = [self.seed, document.number, block.start, draw, 2, int(token)]
             others = [o for o in self._foreign_to(document) if o is not far.document]
-            text = self._with_token(others, int(token), np.random.default_rng(seeds))
-            yield text, targets[block.targets_W[targets] == token]
+            text = self._with_token(others, document, block, int(token), seeds)
+            yield text, [span for span, of in zip(targets, tokens, strict=True) if of == token]
 
-    def _draw(self, others: list[Document], generator: np.random.Generator) -> FarText:
+    def _draw(
+        self, others: list[Document], document: Document, block: Block, *seeds: int
+    ) -> FarText:
+        start, length = block.start, block.num_far
+        if self.windows.long == "all":
+            start, length = 0, len(document.tokens) - self.windows.short
+        others = [other for other in others if len(other.tokens) >= length]
         if not others:
-            raise DataError("the controls need text of another document; give more documents")
-        num_far = self.windows.num_far
-        document = others[generator.integers(len(others))]
-        first = int(generator.integers(len(document.tokens) - num_far + 1))
-        return FarText.at(document, first, num_far)
+            raise DataError(
+                f"the controls need another document of at least {length:,} tokens; give more text"
+            )
+        generator = np.random.default_rng([self.seed, document.number, start, *seeds])
+        other = others[generator.integers(len(others))]
+        first = int(generator.integers(len(other.tokens) - length + 1))
+        return FarText.at(other, first, block.num_far)
 
     def _with_token(
-        self, others: list[Document], token: int, generator: np.random.Generator
+        self, others: list[Document], document: Document, block: Block, token: int, seeds: list[int]
     ) -> FarText:
         """Around an occurrence of the token, which may stand anywhere in it. Where no document has
         the token, it is put somewhere into one."""
-        holders = [other for other in others if (other.tokens == token).any()]
-        num_far = self.windows.num_far
+        num_far, generator = block.num_far, np.random.default_rng(seeds)
+        holders = [o for o in others if len(o.tokens) >= num_far and (o.tokens == token).any()]
         if not holders:
-            text = self._draw(others, generator)
-            document = replace(text.document, tokens=text.document.tokens.copy())
-            document.tokens[generator.choice(text.places_F)] = token
-            return FarText(document, text.places_F)
-        document = holders[generator.integers(len(holders))]
-        place = int(generator.choice(np.flatnonzero(document.tokens == token)))
-        lowest, highest = max(0, place - num_far + 1), min(place, len(document.tokens) - num_far)
-        return FarText.at(document, int(generator.integers(lowest, highest + 1)), num_far)
+            text = self._draw(others, document, block, *seeds[3:])
+            changed = replace(text.document, tokens=text.document.tokens.copy())
+            changed.tokens[generator.choice(text.places_F)] = token
+            return FarText(changed, text.places_F)
+        other = holders[generator.integers(len(holders))]
+        place = int(generator.choice(np.flatnonzero(other.tokens == token)))
+        lowest, highest = max(0, place - num_far + 1), min(place, len(other.tokens) - num_far)
+        return FarText.at(other, int(generator.integers(lowest, highest + 1)), num_far)
 
 
 # --- reading --------------------------------------------------------------------------------------

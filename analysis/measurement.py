@@ -149,7 +149,7 @@ class Plan:
     @cached_property
     def measured(self) -> list[int]:
         """Documents that are longer than the long window."""
-        long = self.settings.windows.long
+        long = self.settings.windows.first_target
         found = [d.number for d in self.documents if len(d.tokens) > long]
         if {half_of(number) for number in found} != {"threshold", "report"}:
             raise DataError(
@@ -173,7 +173,7 @@ class Plan:
 
     def induction(self) -> dict[str, Any]:
         documents = [self.documents[number] for number in self.measured]
-        return repetition_drop(self.scorer, documents, self.settings.windows.long // 2)
+        return repetition_drop(self.scorer, documents, self.settings.windows.first_target // 2)
 
     def losses(self, number: int) -> dict[str, Columns]:
         """The rows of one document in the table of the first phase."""

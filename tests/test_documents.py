@@ -189,9 +189,10 @@ def place_of(far: FarText) -> tuple[int, list[int]]:
 
 
 def foreign(controls: Controls, document: Document, block: Block, draw: int = 0) -> list:
-    far = FarText.at(document, block.first, block.windows.num_far)
-    targets = np.arange(block.num_targets)
-    return list(controls.foreign(document, block, far, targets, draw))
+    far = FarText.at(document, block.first, block.num_far)
+    spans = [(target, target + 1) for target in range(block.num_targets)]
+    found = controls.foreign(document, block, far, spans, draw)
+    return [(text, np.array([first for first, _ in some])) for text, some in found]
 
 
 @pytest.mark.parametrize("kind", ["unrelated", "matched", "shuffled"])
@@ -256,7 +257,7 @@ def test_the_placebo_is_none_of_the_foreign_documents_where_there_are_enough(
     two = Controls(five[:2], WINDOWS)
     for document, block in blocks_of(five[:2]):
         assert two.placebo(document, block).document.number == 1 - document.number
-    with pytest.raises(DataError, match="need text of another document"):
+    with pytest.raises(DataError, match="need another document of at least"):
         Controls(five[:1], WINDOWS).placebo(five[0], next(WINDOWS.blocks(five[0].tokens)))
 
 
@@ -278,7 +279,7 @@ def test_documents_of_one_group_are_never_foreign_to_each_other(documents: Docum
             assert groups[one] != groups[other] or not groups[one]
         assert {(4, 5), (5, 4), (0, 1)} <= pairs  # what has no group shares text with none
     alone = Documents("alone", [replace(d, group="a") for d in documents])
-    with pytest.raises(DataError, match="need text of another document"):
+    with pytest.raises(DataError, match="need another document of at least"):
         Controls(alone, WINDOWS).unrelated(*blocks_of(alone)[0], 0)
 
 
@@ -319,7 +320,7 @@ def test_shuffled_text_is_the_far_part_in_another_order(documents: Documents) ->
             FarText.at(document, block.first, WINDOWS.num_far),
             controls.placebo(document, block),
         ):
-            targets = np.array([0])
+            targets = [(0, 1)]
             for draw in range(3):
                 ((far, some),) = controls.foreign(document, block, own, targets, draw)
                 assert far.document is own.document

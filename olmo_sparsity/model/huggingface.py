@@ -65,13 +65,13 @@ class HuggingFaceLM(nn.Module):
         far: FarStates | None = None,
         last: int | None = None,
     ) -> Tensor:
-        """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, L) is added to the
-        attention scores and replaces causality: bring your own. `added_BLD` is added to the token
-        embeddings. With a `cache`, what went through it before is seen too (no gradients), with
-        `far` those states of earlier places. `last` keeps only so many of the last places."""
+        """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, K) is added to the
+        attention scores of the L places and all K that they see, and replaces causality: bring your
+        own. `added_BLD` is added to the token embeddings. With a `cache`, what went through it
+        before is seen too (no gradients), with `far` those states of earlier places. `last` keeps
+        only so many of the last places."""
         if far is not None:
             assert cache is None
-            assert attention_bias is None, "all of them are seen by all places"
             cache = _as_cache(far)
         if attention_bias is None:
             # Without a mask transformers takes every gap in the position IDs for the start of
@@ -111,22 +111,30 @@ class HuggingFaceLM(nn.Module):
 
         return DynamicCache(config=self.model.config)
 
-    def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor) -> Tensor:
-        """weights_BL: attention from the last place, mean over the heads of the last layer."""
+    @torch.no_grad()
+    def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
+        """weights_BK: attention from the last place to those of `far` and of the row, mean over the
+        heads of all layers."""
+        cache = _as_cache(far)
+        if tokens_BL.shape[1] > 1:
+            self.hidden(tokens_BL[:, :-1], positions_BL[:, :-1], cache=cache)
         before = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")  # the fused kernels keep no weights
         try:
             attentions = self.model.base_model(
-                input_ids=tokens_BL,
-                position_ids=positions_BL,
-                attention_mask=torch.ones_like(tokens_BL),
-                use_cache=False,
+                input_ids=tokens_BL[:, -1:],
+                position_ids=positions_BL[:, -1:],
+                attention_mask=tokens_BL.new_ones(
+                    len(tokens_BL), far.num_places + tokens_BL.shape[1]
+                ),
+                past_key_values=cache,
+                use_cache=True,
                 output_attentions=True,
                 return_dict=True,
             ).attentions
         finally:
             self.model.set_attn_implementation(before)
-        return attentions[-1][:, :, -1].float().mean(1)
+        return torch.stack([weights_BH1K[:, :, 0].mean(1) for weights_BH1K in attentions]).mean(0)
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """(…, D) → logits (…, V)."""
