@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -83,7 +84,7 @@ def explain(
     """
     if (text is None) == (prompt is None):
         raise ConfigError("give either a text or a prompt")
-    if text is None and at is not None or prompt is None and (target is not None or chat):
+    if (text is None and at is not None) or (prompt is None and (target is not None or chat)):
         raise ConfigError("`at` names places of a text; `target` and `chat` belong to a prompt")
     if selector not in SELECTORS:
         raise ConfigError(f"selector={selector} is unknown; choose from {', '.join(SELECTORS)}")
@@ -295,6 +296,36 @@ def _long_losses(scorer: Scorer, document: Document, windows: Windows, spans: Sp
         context = scorer.context(windows.block(document.tokens, first, end))
         found.append(float(scorer.losses([context.long_row()])[0].sum()))
     return found
+
+
+def parse_at(text: str) -> At:
+    """/a regular expression/, FIRST:END of tokens, or words."""
+    if len(text) > 2 and text[0] == text[-1] == "/":
+        try:
+            return re.compile(text[1:-1])
+        except re.error as error:
+            raise ConfigError(f"--at={text} is no regular expression ({error})") from None
+    if re.fullmatch(r"-?\d+:-?\d+", text):
+        first, end = text.split(":")
+        return slice(int(first), int(end))
+    return text
+
+
+def read_text(path: str, inline: bool = False) -> str:
+    """A file, or standard input for `-`; `inline`: the text itself, unless it begins with @."""
+    if inline and not path.startswith("@"):
+        return path
+    path = path.removeprefix("@") if inline else path
+    try:
+        raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        text = raw.decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not text in UTF-8; convert it first") from None
+    if not text.strip():
+        raise DataError(f"{path} is empty")
+    return text
 
 
 # --- tokens ---------------------------------------------------------------------------------------

@@ -122,6 +122,35 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("checkpoint", metavar="RUN_OR_CHECKPOINT_FOLDER")
     sub.add_argument("out", metavar="OUT")
 
+    sub = command("explain", explain, "show which far tokens one prediction depends on")
+    sub.add_argument(
+        "model", metavar="MODEL", help="run, checkpoint, Hugging Face folder or hub name"
+    )
+    what = sub.add_mutually_exclusive_group(required=True)
+    what.add_argument("--text", metavar="FILE", help="one document; - is standard input")
+    what.add_argument("--prompt", metavar="TEXT", help="@FILE reads it from a file")
+    sub.add_argument("--at", action="append", metavar="WORDS", help="targets: words, /a regular "
+                     "expression/, or tokens FIRST:END; may be given several times (default: the "
+                     "tokens that gain most)")  # fmt: skip
+    sub.add_argument("--target", metavar="TEXT", help="the answer (default: what the model says)")
+    sub.add_argument("--chat", action="store_true", help="the prompt in the model's chat template")
+    sub.add_argument("-k", type=int, default=8, help="far units of each target (%(default)s)")
+    sub.add_argument("--units", default="tokens", help="tokens, words, sentences or span:W "
+                     "(%(default)s)")  # fmt: skip
+    sub.add_argument("--selector", default="add_one", help="(%(default)s); add_one_nested for long "
+                     "texts")  # fmt: skip
+    sub.add_argument(
+        "--long", default="all", help="tokens before a target that count (%(default)s)"
+    )
+    sub.add_argument("--short", type=int, help="of those, the last ones are no candidates (32)")
+    add_model_arguments(sub)
+    sub.add_argument("--check", action="store_true", help="ask the same of unrelated texts")
+    sub.add_argument("--foreign", default="embedded", metavar="TEXT", help="where those come from: "
+                     "what --text of `measure` reads (%(default)s)")  # fmt: skip
+    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--html", metavar="FILE", help="write a page to read in a browser")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+
     sub = command("measure", measure, "ask a model which far tokens its held-out losses depend on")
     sub.add_argument(
         "model", metavar="MODEL", help="run, checkpoint, Hugging Face folder or hub name"
@@ -145,9 +174,6 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--planted", action="store_true",
                      help="ground truth: plant a far dependency into each document")  # fmt: skip
     sub.add_argument("--min-gap", type=float, default=0.1, help="nats (%(default)s)")
-    sub.add_argument("--far-states", choices=("contextual", "isolated"), default="contextual",
-                     help="a far token has its states in the long window, or is shown alone "
-                     "(%(default)s)")  # fmt: skip
     sub.add_argument("--foreign", type=int, help="draws of the foreign control (3)")
     sub.add_argument("--foreign-text", choices=("unrelated", "matched", "shuffled"),
                      default="unrelated", help="of another document, of one around the target's "
@@ -156,10 +182,8 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--shard", default="0/1", help="i/n: the i-th (from 0) of n processes "
                      "that measure into one folder; the last one sums up")  # fmt: skip
     sub.add_argument("--seed", type=int, default=0)
-    sub.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="(fp32)")
-    sub.add_argument("--device", default="auto", help="(a GPU where there is one)")
+    add_model_arguments(sub)
     sub.add_argument("--device-map", help="`auto` spreads a Hugging Face model over several GPUs")
-    sub.add_argument("--batch-tokens", type=int, help="per forward (4096 on CPU, else 16384)")
     quick = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in QUICK.items())
     sub.add_argument("--quick", action="store_true", help=f"a first look in a minute: {quick}")
     sub.add_argument("--dry-run", action="store_true", help="show what it will cost")
@@ -193,6 +217,20 @@ def build_parser() -> argparse.ArgumentParser:
     sub = command("theory", theory, "the theorems in numbers: risk by length against both bounds")
     sub.add_argument("config", metavar="CONFIG")
     return parser
+
+
+def add_model_arguments(sub: argparse.ArgumentParser) -> None:
+    """How the model is read and asked, alike in `explain` and `measure`."""
+    sub.add_argument("--far-states", choices=("contextual", "isolated"), default="contextual",
+                     help="a far token has its states in the long window, or is shown alone "
+                     "(%(default)s)")  # fmt: skip
+    sub.add_argument("--prefix", default="auto", metavar="WHAT", help="in front of every window: "
+                     "auto (what the tokenizer puts before a text), bos, none, or a text "
+                     "(%(default)s)")  # fmt: skip
+    sub.add_argument("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
+                     help="(the checkpoint's own)")  # fmt: skip
+    sub.add_argument("--device", default="auto", help="(a GPU where there is one)")
+    sub.add_argument("--batch-tokens", type=int, help="per forward (4096 on CPU, else 16384)")
 
 
 def prepare(options: argparse.Namespace) -> int:
@@ -256,6 +294,43 @@ def export(options: argparse.Namespace) -> int:
 
     name = exchange.export(Path(options.checkpoint), Path(options.out))
     print(f"{options.out}: {name}; transformers.AutoModelForCausalLM.from_pretrained reads it")
+    return 0
+
+
+def explain(options: argparse.Namespace) -> int:
+    from analysis.explain import explain as explained
+    from analysis.explain import parse_at, read_text, to_json
+
+    if options.html is not None and not options.html.endswith(".html"):
+        raise ConfigError(f"--html={options.html} must end in .html: it is a page")
+    if options.long != "all" and not options.long.isdecimal():
+        raise ConfigError(f"--long={options.long} must be `all` or a number of tokens")
+    found = explained(
+        options.model,
+        text=None if options.text is None else read_text(options.text),
+        at=None if options.at is None else [parse_at(at) for at in options.at],
+        prompt=None if options.prompt is None else read_text(options.prompt, inline=True),
+        target=options.target,
+        k=options.k,
+        units=options.units,
+        selector=options.selector,
+        long="all" if options.long == "all" else int(options.long),
+        short=options.short,
+        far_states=options.far_states,
+        prefix=options.prefix,
+        chat=options.chat,
+        foreign=options.foreign,
+        device=options.device,
+        dtype=options.dtype,
+        batch_tokens=options.batch_tokens,
+        seed=options.seed,
+    )
+    if options.check:
+        found.check()
+    print(to_json(found) if options.json else found.describe(bold=sys.stdout.isatty()))
+    if options.html is not None:
+        found.to_html(options.html)
+        print(options.html, file=sys.stderr)
     return 0
 
 
