@@ -11,7 +11,7 @@ from typing import Any
 
 _HOME = {
     "load_model": "olmo_sparsity.model.load",
-    "open_documents": "analysis.documents",
+    "open_documents": "analysis.sources",
     "Document": "analysis.documents",
     "Documents": "analysis.documents",
     "Controls": "analysis.documents",
