@@ -150,6 +150,11 @@ class Plan:
     def measured(self) -> list[int]:
         """Documents that are longer than the long window."""
         long = self.settings.windows.first_target
+        if len(self.documents) == 1:
+            raise DataError(
+                f"{self.documents.name} is one document, and measuring needs two or more: "
+                "give more, or cut plain text at its blank lines (split_at=blank-lines)"
+            )
         found = [d.number for d in self.documents if len(d.tokens) > long]
         if {half_of(number) for number in found} != {"threshold", "report"}:
             raise DataError(
@@ -176,9 +181,12 @@ class Plan:
         return repetition_drop(self.scorer, documents, self.settings.windows.first_target // 2)
 
     def losses(self, number: int) -> dict[str, Columns]:
-        """The rows of one document in the table of the first phase."""
+        """The rows of one document in the tables of the first phase."""
         document, windows = self.documents[number], self.settings.windows
-        return {"losses": dict(context_losses(self.scorer, document, windows, self.controls))}
+        return {
+            "documents": {"name": [document.name]},
+            "losses": dict(context_losses(self.scorer, document, windows, self.controls)),
+        }
 
     def thresholds(self, losses: pd.DataFrame) -> Thresholds:
         if not self.fits_thresholds:

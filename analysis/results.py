@@ -81,6 +81,7 @@ class Meta:
 class Results:
     """One finished measurement. Columns of the tables: `SCHEMAS` and docs/formats.md."""
 
+    documents: pd.DataFrame
     tokens: pd.DataFrame
     planted: pd.DataFrame
     losses: pd.DataFrame

@@ -156,8 +156,14 @@ def build_parser() -> argparse.ArgumentParser:
         "model", metavar="MODEL", help="run, checkpoint, Hugging Face folder or hub name"
     )
     sub.add_argument("--out", required=True, help="folder of the results; a second start resumes")
-    sub.add_argument("--text", help="prepared folder, embedded, python, c4, c4_files:GLOB or "
-                     "text:PATH (default: the run's own held-out documents)")  # fmt: skip
+    sub.add_argument("--text", help="a file or glob of .txt, .md, .jsonl, .csv, .tsv or .parquet, "
+                     "a folder of .txt files, a saved data set, a prepared folder, a name on the "
+                     "hub, - for standard input, … (all in README; default: the run's own held-out "
+                     "documents)")  # fmt: skip
+    sub.add_argument("--field", default="text", help="of a record: which holds the text (text)")
+    sub.add_argument("--split-at", choices=("whole", "blank-lines"), default="whole",
+                     help="a file of plain text is one document, or each part between blank lines "
+                     "(%(default)s)")  # fmt: skip
     sub.add_argument(
         "--long", type=int, default=128, help="tokens of the long window (%(default)s)"
     )
@@ -337,11 +343,11 @@ def explain(options: argparse.Namespace) -> int:
 def measure(options: argparse.Namespace) -> int:
     from pathlib import Path
 
-    from analysis import documents as texts
     from analysis.estimate import estimate
     from analysis.measurement import Plan, run
     from analysis.results import read_results
     from analysis.settings import Settings
+    from analysis.sources import open_documents, plant_dependencies
     from analysis.summary import describe
     from analysis.targets import parse_share
     from analysis.windows import Windows
@@ -374,9 +380,11 @@ def measure(options: argparse.Namespace) -> int:
     model = load_model(
         options.model, device=options.device, dtype=options.dtype, device_map=options.device_map
     )
-    documents = texts.open_documents(options.text, model, options.max_documents)
+    documents = open_documents(
+        options.text, model, options.max_documents, field=options.field, split_at=options.split_at
+    )
     if options.planted:
-        documents = texts.plant_dependencies(documents, model, settings.windows, settings.seed)
+        documents = plant_dependencies(documents, model, settings.windows, settings.seed)
     plan = Plan.of(model, documents, settings, targets, options.batch_tokens)
     if options.dry_run:
         print(estimate(plan, shard))

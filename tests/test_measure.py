@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 
-from analysis.documents import Document, Documents, open_documents
+from analysis.documents import Document, Documents
 from analysis.estimate import FEW_TARGETS, SOME_TARGETS, estimate
 from analysis.measurement import Plan, measure, run
 from analysis.parts import Parts
@@ -22,6 +22,7 @@ from analysis.recovery import recover
 from analysis.results import read_results
 from analysis.scoring import Scorer, repetition_drop
 from analysis.settings import Settings
+from analysis.sources import open_documents
 from analysis.statistics import half_of, longppl, summarize
 from analysis.summary import describe, format_summary
 from analysis.targets import choose_targets, fit_thresholds, of_document, parse_share
