@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 _HOME = {
-    "explain": "analysis.explain",
+    "explain": "analysis.explanation",
     "load_model": "olmo_sparsity.model.load",
     "open_documents": "analysis.sources",
     "Document": "analysis.documents",

@@ -304,8 +304,8 @@ def export(options: argparse.Namespace) -> int:
 
 
 def explain(options: argparse.Namespace) -> int:
-    from analysis.explain import explain as explained
-    from analysis.explain import parse_at, read_text, to_json
+    from analysis.explanation import explain as explained
+    from analysis.explanation import parse_at, read_text, to_json
 
     if options.html is not None and not options.html.endswith(".html"):
         raise ConfigError(f"--html={options.html} must end in .html: it is a page")

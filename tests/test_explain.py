@@ -14,7 +14,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from analysis import explain
-from analysis.explain import Explanation, find_spans, parse_at
+from analysis.explanation import Explanation, find_spans, parse_at
 from olmo_sparsity.cli import main
 from olmo_sparsity.errors import ConfigError, DataError
 

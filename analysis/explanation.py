@@ -339,7 +339,7 @@ def prefix_ids(model: LoadedModel, prefix: str) -> list[int]:
         return model.bos_prefix
     if prefix != "bos":
         return _encode(model, prefix)
-    bos = getattr(model.chat_tokenizer, "bos_token_id", None)
+    bos = getattr(model.transformers_tokenizer, "bos_token_id", None)
     if bos is None:
         raise ConfigError(f"prefix=bos: '{model.name}' names no beginning-of-text token")
     return [int(bos)]
@@ -357,7 +357,7 @@ def _prompt_ids(
     it stand before the answer."""
     if not chat:
         return prefix, _encode(model, prompt)
-    tokenizer = model.chat_tokenizer
+    tokenizer = model.transformers_tokenizer
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(f"chat: the tokenizer of '{model.name}' has no chat template")
     shown = tokenizer.apply_chat_template(
@@ -373,9 +373,9 @@ def _prompt_ids(
 def _generate(model: LoadedModel, tokens: list[int], max_new_tokens: int) -> list[int]:
     """Greedy, until the model ends the text."""
     lm: Any = model.model
-    ends = model.end_ids
-    cache, found = lm.new_cache(), []
-    device = lm.embedding.weight.device
+    ends = _end_ids(model)
+    cache, found = lm.new_cache(), list[int]()
+    device = model.device
     inputs = torch.tensor([tokens], device=device)
     positions = torch.arange(len(tokens), device=device)[None]
     for _ in range(max_new_tokens):
@@ -387,6 +387,18 @@ def _generate(model: LoadedModel, tokens: list[int], max_new_tokens: int) -> lis
         inputs = torch.tensor([[best]], device=device)
         positions = positions[:, -1:] + 1
     return found
+
+
+def _end_ids(model: LoadedModel) -> set[int]:
+    lm: Any = model.model
+    found = [getattr(model.transformers_tokenizer, "eos_token_id", None)]
+    for config in (
+        getattr(lm, "config", None),
+        getattr(getattr(lm, "model", None), "config", None),
+    ):
+        ids = getattr(config, "eos_token_id", None)
+        found += ids if isinstance(ids, list) else [ids]
+    return {int(token) for token in found if token is not None}
 
 
 # --- the check ------------------------------------------------------------------------------------
