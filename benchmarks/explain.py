@@ -1,0 +1,337 @@
+"""What it costs to ask which far tokens an answer depends on, and how well the scores predict what
+the model does without them: ours and the packages that researchers use.
+
+    pip install -c constraints.txt -e ".[bench]"
+    OMP_NUM_THREADS=1 python benchmarks/explain.py [--model FOLDER] [--other-python PYTHON]
+
+Every contestant (explainers.py) runs in a process of its own. What is not installed beside our
+requirements can stand in another environment, whose Python is named by --other-python. Seconds of
+a noisy machine compare within one run only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from explainers import CONTESTANTS, ELSEWHERE, Question
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from analysis.scoring import Scorer
+from analysis.sources import open_documents
+from analysis.statistics import interval
+from analysis.windows import NOTHING, Windows
+from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.model.exchange import export
+from olmo_sparsity.model.huggingface import HuggingFaceLM
+from olmo_sparsity.model.load import load_model
+
+SHORT = 32
+"""Tokens before the answer that every method leaves in view, and none of them scores."""
+
+NUM_ANSWER = 3
+LENGTH = 2000
+VOCABULARY = 8192
+TOPS = (1, 4, 16)
+NUM_ABLATIONS = 200
+MIN_GAP = 1.0
+"""Nats that the far tokens must give: else there is nothing to explain."""
+
+
+# --- questions ------------------------------------------------------------------------------------
+
+
+def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
+    """A token is a word: who cuts words out of the text and who masks tokens score the same
+    things."""
+    words = Tokenizer(WordLevel({"the_end": 0} | {f"w{i}": i for i in range(1, size)}, "the_end"))
+    words.pre_tokenizer = WhitespaceSplit()
+    special = dict.fromkeys(("eos_token", "pad_token", "unk_token"), "the_end")
+    return PreTrainedTokenizerFast(tokenizer_object=words, **special)
+
+
+def write_random_model(folder: Path) -> None:
+    """10M parameters; weights do not change what a method costs."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=320, intermediate_size=864, num_hidden_layers=6,
+        num_attention_heads=5, num_key_value_heads=5, max_position_embeddings=4096,
+        tie_word_embeddings=True, bos_token_id=None, eos_token_id=0, pad_token_id=0,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(folder)
+    word_tokenizer(VOCABULARY).save_pretrained(folder)
+
+
+def random_questions(count: int) -> list[dict[str, list[int]]]:
+    ids = np.random.default_rng(0).integers(1, VOCABULARY, (count, LENGTH + NUM_ANSWER)).tolist()
+    return [_question(row) for row in ids]
+
+
+def _question(ids: list[int]) -> dict[str, list[int]]:
+    return {
+        "far": ids[: -SHORT - NUM_ANSWER],
+        "near": ids[-SHORT - NUM_ANSWER : -NUM_ANSWER],
+        "answer": ids[-NUM_ANSWER:],
+    }
+
+
+def repeated_questions(
+    loaded: Any, tokenizer: Any, text: str, length: int, count: int
+) -> list[dict[str, list[int]]]:
+    """Documents in which a passage stands once among passages of other texts, and once more at the
+    end, up to the answer."""
+    documents = [d for d in open_documents(text, loaded) if len(d.tokens) > 2 * length]
+    generator = np.random.default_rng(0)
+    found: list[dict[str, list[int]]] = []
+    num_passage = SHORT + 2 * NUM_ANSWER
+
+    def words(num_tokens: int) -> list[int]:
+        """Of any document, from the beginning of a word."""
+        document = documents[generator.integers(len(documents))]
+        begins = [i for i, piece in enumerate(document.texts) if piece[:1] == " "]
+        begins = [i for i in begins if i + num_tokens <= len(document.tokens)]
+        first = begins[generator.integers(len(begins))]
+        return document.tokens[first : first + num_tokens].tolist()
+
+    for _ in range(50 * count):
+        passage = words(num_passage)
+        num_others = length - SHORT - num_passage
+        before = int(generator.integers(1, num_others))
+        shown = passage[: SHORT + NUM_ANSWER]
+        row = _question([*words(before), *passage, *words(num_others - before), *shown])
+        question = Question(**row, tokenizer=tokenizer)
+        if question.is_read_back() and Judge(loaded.model, question).gap >= MIN_GAP:
+            found.append(row)
+        if len(found) == count:
+            return found
+    raise ConfigError(
+        f"{len(found)} of {count} questions whose answer the model takes from its far context were "
+        "found; give a model that copies (configs/induction.yaml), more text, or fewer --questions"
+    )
+
+
+# --- asking ---------------------------------------------------------------------------------------
+
+
+def ask(
+    name: str, folder: Path, questions: list[dict[str, list[int]]], limit: int, other_python: str
+) -> tuple[list[dict[str, Any]], str]:
+    """What it answered, and why it did not answer the rest."""
+    package, _ = CONTESTANTS[name]
+    python = other_python if package in ELSEWHERE else sys.executable
+    if not python:
+        return [], f"asks for {ELSEWHERE[package]}: name its environment by --other-python"
+    with tempfile.TemporaryDirectory() as place:
+        asked, answers = Path(place, "questions.json"), Path(place, "answers.jsonl")
+        asked.write_text(json.dumps(questions))
+        answers.touch()
+        command = [python, Path(__file__).with_name("explainers.py")]
+        command += [name, folder, asked, answers, str(limit)]
+        environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=os.environ | environment,
+                timeout=10 * limit,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return [], f"did not end in {10 * limit} s"
+        rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return rows, last[:160].replace("|", "/")
+    return rows, ""
+
+
+# --- judging --------------------------------------------------------------------------------------
+
+
+class Judge:
+    """The log-probability of a question's answer with some of its far tokens, in two ways: masked,
+    where those that are left keep the states that they have in the whole text; deleted, where the
+    text without them is read anew."""
+
+    def __init__(self, model: HuggingFaceLM, question: Question) -> None:
+        self.model, self.question = model, question
+        self.pieces = np.array(question.far_pieces)
+        tokens = np.array(question.ids)
+        first = len(tokens) - len(question.answer)
+        self.scorer = Scorer(model)
+        block = Windows("all", len(question.near)).block(tokens, first, len(tokens))
+        self.context = self.scorer.context(block)
+        none, every = self.masked([NOTHING, np.arange(len(question.far))])
+        self.gap = every - none
+
+    def masked(self, sets: list[np.ndarray]) -> np.ndarray:
+        rows = [self.context.set_row(far) for far in sets]
+        return -np.array([loss_W.sum() for loss_W in self.scorer.losses(rows)])
+
+    @torch.no_grad()
+    def deleted(self, sets: list[np.ndarray]) -> np.ndarray:
+        found, answer = [], torch.tensor(self.question.answer)
+        for far in sets:
+            text = "".join(self.pieces[far]) + self.question.near_text
+            ids = self.question.tokenizer(text, add_special_tokens=False)["input_ids"]
+            row = torch.tensor([[*ids, *self.question.answer[:-1]]])
+            hidden = self.model.hidden(row, torch.arange(row.shape[1])[None], last=len(answer))
+            log_p = self.scorer.log_probabilities(hidden[0])
+            found.append(float(log_p.gather(1, answer[:, None]).sum()))
+        return np.array(found)
+
+    def prepare(self, seed: int) -> None:
+        """What the model does when a random half of the far tokens is gone."""
+        generator, num_far = np.random.default_rng(seed), len(self.question.far)
+        self.halves = [
+            np.sort(generator.permutation(num_far)[: num_far // 2]) for _ in range(NUM_ABLATIONS)
+        ]
+        self.truth = {"masked": self.masked(self.halves), "deleted": self.deleted(self.halves)}
+
+    def judge(self, scores_F: np.ndarray) -> dict[str, float]:
+        predicted = np.array([scores_F[half].sum() for half in self.halves])
+        every = np.arange(len(scores_F))
+        best = np.argsort(-scores_F, kind="stable")
+        without = [np.setdiff1d(every, best[:k]) for k in TOPS]
+        found = {}
+        for way, log_p in (("masked", self.masked), ("deleted", self.deleted)):
+            found[f"lds {way}"] = rank_correlation(predicted, self.truth[way])
+            whole, *less = log_p([every, *without])
+            found |= {f"−{k} {way}": whole - some for k, some in zip(TOPS, less, strict=True)}
+        none, four = self.masked([NOTHING, np.sort(best[:4])])
+        return found | {"+4 masked": four - none}
+
+
+def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
+    """Spearman's; 0 where one side says nothing."""
+    ranks = [pd.Series(values).rank().to_numpy() for values in (a, b)]
+    if min(rank.std() for rank in ranks) == 0:
+        return 0.0
+    return float(np.corrcoef(*ranks)[0, 1])
+
+
+def mean_interval(values_Q: np.ndarray) -> tuple[float, float, float]:
+    """Mean and its 95% interval over questions."""
+    generator = np.random.default_rng(0)
+    draws = values_Q[generator.integers(len(values_Q), size=(2000, len(values_Q)))].mean(1)
+    return interval(draws, float(values_Q.mean()))
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def cost_table(names: list[str], limit: int, num_questions: int, other_python: str) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        write_random_model(folder)
+        questions = random_questions(num_questions)
+        found = {}
+        for name in names:
+            found[name] = ask(name, folder, questions, limit, other_python)
+            rows, reason = found[name]
+            said = (
+                reason
+                or f"{rows[-1]['cpu_s']:.1f} s, {rows[-1]['token_forwards']:,} token-forwards"
+            )
+            print(f"asked {name}: {said}", file=sys.stderr, flush=True)
+    median = {
+        name: {
+            column: float(np.median([row[column] for row in rows]))
+            for column in ("cpu_s", "wall_s", "token_forwards", "memory_mib")
+        }
+        for name, (rows, _) in found.items()
+        if rows
+    }
+    cheapest = min(one["cpu_s"] for name, one in median.items() if name != "random")
+    print(f"\n{LENGTH:,} tokens, an answer of {NUM_ANSWER}: what one question costs\n")
+    print("| | version | CPU s | wall s | × the cheapest | token-forwards | MiB |")
+    print("|---|---|---:|---:|---:|---:|---:|")
+    for name, (rows, reason) in found.items():
+        if name not in median:
+            print(f"| {name} | {reason} | | | | | |")
+            continue
+        one = median[name]
+        print(f"| {name} | {rows[0]['version']} | {one['cpu_s']:.2f} | {one['wall_s']:.2f} | "
+              f"{one['cpu_s'] / cheapest:.1f} | {one['token_forwards']:,.0f} | "
+              f"{one['memory_mib']:.0f} |", flush=True)  # fmt: skip
+
+
+def quality_table(names: list[str], folder: Path, options: argparse.Namespace) -> None:
+    loaded = load_model(str(folder), device="cpu")
+    assert isinstance(loaded.model, HuggingFaceLM)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    length = min(options.length, (loaded.max_positions or options.length) - NUM_ANSWER)
+    rows = repeated_questions(loaded, tokenizer, options.text, length, options.questions)
+    judges = [Judge(loaded.model, Question(**row, tokenizer=tokenizer)) for row in rows]
+    for seed, judge in enumerate(judges):
+        judge.prepare(seed)
+    gap = np.mean([judge.gap for judge in judges])
+    print(f"\n{len(judges)} documents of {length} tokens, whose end repeats a passage of the far "
+          f"part up to an answer of {NUM_ANSWER}; the far part gives {gap:.2f} nats\n")  # fmt: skip
+    columns = [
+        "lds masked", *(f"−{k} masked" for k in TOPS), "+4 masked",
+        "lds deleted", *(f"−{k} deleted" for k in TOPS),
+    ]  # fmt: skip
+    print("| | " + " | ".join(columns) + " |")
+    print("|---|" + "---:|" * len(columns))
+    for name in names:
+        answers, reason = ask(name, folder, rows, options.all_limit, options.other_python)
+        if len(answers) < len(judges):
+            said = f"answered {len(answers)} of {len(judges)}: {reason}"
+            print(f"| {name}: {said} |" + " |" * len(columns), flush=True)
+            continue
+        table = pd.DataFrame(
+            [j.judge(np.array(a["scores"])) for j, a in zip(judges, answers, strict=True)]
+        )
+        cells = []
+        for column in columns:
+            value, low, high = mean_interval(table[column].to_numpy())
+            more = f" [{low:.2f}, {high:.2f}]" if column.startswith("lds") else ""
+            cells.append(f"{value:.2f}{more}")
+        print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    said = "that copies: a run of ours, or a Hugging Face folder"
+    parser.add_argument("--model", default="runs/induction", help=said)
+    parser.add_argument("--text", default="data/quick", help="of its documents")
+    parser.add_argument("--length", type=int, default=500, help="tokens, where quality is judged")
+    parser.add_argument("--questions", type=int, default=40)
+    parser.add_argument("--repeats", type=int, default=3, help="questions whose cost is taken")
+    parser.add_argument("--limit", type=int, default=300, help="CPU seconds of a row of costs")
+    parser.add_argument("--all-limit", type=int, default=3000, help="… of a row of qualities")
+    parser.add_argument(
+        "--other-python", default="", help="of an environment with lxt and flashtrace"
+    )
+    parser.add_argument("--only", help="names with this in them")
+    parser.add_argument("--part", choices=["cost", "quality"])
+    options = parser.parse_args()
+    names = [name for name in CONTESTANTS if (options.only or "") in name]
+    print(f"{platform.processor() or platform.machine()}, 1 thread, torch {torch.__version__}")
+    try:
+        if options.part != "quality":
+            cost_table(names, options.limit, options.repeats, options.other_python)
+        if options.part != "cost":
+            with tempfile.TemporaryDirectory() as place:
+                folder = Path(options.model)
+                if not (folder / "config.json").is_file():
+                    folder = Path(place, "exported")
+                    export(Path(options.model), folder)
+                quality_table(names, folder, options)
+    except UserError as error:
+        sys.exit(f"explain.py: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,344 @@
+"""The contestants of explain.py. Each is made ready with a model and its tokenizer, and then gives
+a score to every far token of a question.
+
+This project is imported only where it is asked, so that a package whose requirements conflict with
+ours can run in an environment of its own:
+
+    python benchmarks/explainers.py NAME MODEL QUESTIONS ANSWERS CPU_SECONDS
+
+appends to ANSWERS, a line for each question: scores, seconds, token-forwards, memory.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import resource
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+K = 16
+"""How many far tokens those of our selectors choose that look at few of them exactly."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """Which tokens of `far` does `answer` depend on, `near` standing between them?"""
+
+    far: list[int]
+    near: list[int]
+    answer: list[int]
+    tokenizer: Any
+
+    @property
+    def ids(self) -> list[int]:
+        return [*self.far, *self.near, *self.answer]
+
+    @cached_property
+    def pieces(self) -> list[str]:
+        """The text of each token, with the white space before it."""
+        text = self.tokenizer.decode(self.ids, clean_up_tokenization_spaces=False)
+        read = self.tokenizer(text, return_offsets_mapping=True, add_special_tokens=False)
+        ends = [end for _, end in read["offset_mapping"]]
+        return [text[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+    @property
+    def far_pieces(self) -> list[str]:
+        return self.pieces[: len(self.far)]
+
+    @property
+    def near_text(self) -> str:
+        return "".join(self.pieces[len(self.far) : -len(self.answer)])
+
+    @property
+    def answer_text(self) -> str:
+        return "".join(self.pieces[-len(self.answer) :])
+
+    @property
+    def prompt(self) -> str:
+        return "".join(self.far_pieces) + self.near_text
+
+    def is_read_back(self) -> bool:
+        """Whether its text, its prompt and its answer are cut into its tokens again. Most packages
+        are given texts."""
+        texts = ["".join(self.pieces), self.prompt, self.answer_text]
+        read = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return read == [self.ids, self.far + self.near, self.answer]
+
+
+Scores = Callable[[Question], Any]
+"""Of each far token, or of each token of the text from its beginning."""
+
+
+# --- ours -----------------------------------------------------------------------------------------
+
+
+def ours(selector: str, model: Any, tokenizer: Any, *, most: int | None = None) -> Scores:
+    from analysis.influence import SELECTORS
+    from analysis.influence import Question as Asked
+    from analysis.scoring import Scorer
+    from analysis.windows import Units, Windows
+    from olmo_sparsity.model.huggingface import HuggingFaceLM
+
+    wrapped = HuggingFaceLM(model)
+
+    def scores(question: Question) -> np.ndarray:
+        tokens, num_far = np.array(question.ids), len(question.far)
+        first = num_far + len(question.near)
+        block = Windows("all", len(question.near)).block(tokens, first, len(tokens))
+        scorer = Scorer(wrapped)
+        asked = Asked(
+            scorer.context(block), Units.of_tokens(num_far), [(0, len(question.answer))],
+            most or num_far, np.random.default_rng(0),
+        )  # fmt: skip
+        choice = SELECTORS[selector](scorer, asked)
+        found = np.zeros(num_far)
+        found[choice.unit_TK[0]] = choice.influence_TK[0]
+        return found
+
+    return scores
+
+
+# --- others ---------------------------------------------------------------------------------------
+
+
+def context_cite(num_ablations: int, model: Any, tokenizer: Any) -> Scores:
+    """Its sources are the far tokens; a source that is left out is cut from the text."""
+    from context_cite import ContextCiter
+    from context_cite.context_partitioner import BaseContextPartitioner
+
+    class Tokens(BaseContextPartitioner):
+        def __init__(self, pieces: list[str]) -> None:
+            super().__init__("".join(pieces))
+            self.pieces = pieces
+
+        @property
+        def num_sources(self) -> int:
+            return len(self.pieces)
+
+        def split_context(self) -> None:
+            pass  # they are split
+
+        def get_source(self, index: int) -> str:
+            return self.pieces[index]
+
+        def get_context(self, mask: Any = None) -> str:
+            kept = self.pieces if mask is None else np.array(self.pieces)[mask]
+            return "".join(kept)
+
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"
+    tokenizer.padding_side = "left"
+
+    def scores(question: Question) -> np.ndarray:
+        sources = Tokens(question.far_pieces)
+        citer = ContextCiter(
+            model, tokenizer, sources.context, question.near_text,
+            num_ablations=num_ablations, prompt_template="{context}{query}", partitioner=sources,
+        )  # fmt: skip
+        # It explains what the model writes; an answer that is given goes where that is kept.
+        citer._cache["output"] = question.prompt + question.answer_text
+        assert citer._response_ids == question.answer
+        return citer.get_attributions(verbose=False)
+
+    return scores
+
+
+def captum_perturbed(method: str, model: Any, tokenizer: Any, **settings: Any) -> Scores:
+    """A far token that is absent is cut from the text."""
+    import captum.attr
+
+    attribution = captum.attr.LLMAttribution(getattr(captum.attr, method)(model), tokenizer)
+
+    def scores(question: Question) -> Any:
+        near = question.near_text
+        text = captum.attr.TextTemplateInput(lambda *far: "".join(far) + near, question.far_pieces)
+        target = torch.tensor(question.answer)
+        # One forward for the whole answer, not one for each token of it.
+        return attribution.attribute(
+            text, target=target, forward_in_tokens=False, **settings
+        ).seq_attr
+
+    return scores
+
+
+def captum_integrated(model: Any, tokenizer: Any) -> Scores:
+    from captum.attr import LayerIntegratedGradients, LLMGradientAttribution, TextTokenInput
+
+    method = LayerIntegratedGradients(model, model.get_input_embeddings())
+    attribution = LLMGradientAttribution(method, tokenizer)
+
+    def scores(question: Question) -> Any:
+        text = TextTokenInput(question.prompt, tokenizer)
+        target = torch.tensor(question.answer)
+        return attribution.attribute(text, target=target, internal_batch_size=2).seq_attr
+
+    return scores
+
+
+def inseq(method: str, model: Any, tokenizer: Any) -> Scores:
+    import inseq
+
+    if method == "attention":
+        model.set_attn_implementation("eager")  # the fused kernels keep no weights
+    if model.config.bos_token_id is None:
+        model.config.bos_token_id = model.config.eos_token_id  # it wants one, and puts it nowhere
+    attribution = inseq.load_model(model, method, tokenizer=tokenizer)
+
+    def scores(question: Question) -> Any:
+        found = attribution.attribute(
+            question.prompt, question.prompt + question.answer_text, show_progress=False
+        )
+        # Rows: tokens of the text; columns: those of the answer.
+        return found[0].aggregate().target_attributions.nan_to_num().sum(1)
+
+    return scores
+
+
+def lxt(model: Any, tokenizer: Any) -> Scores:
+    from lxt.efficient import monkey_patch
+
+    monkey_patch(sys.modules[type(model).__module__])
+    model.requires_grad_(False)
+
+    def scores(question: Question) -> Any:
+        embedded = model.get_input_embeddings()(torch.tensor([question.ids])).requires_grad_()
+        logits = model(inputs_embeds=embedded, use_cache=False).logits[0]
+        places = torch.arange(-len(question.answer) - 1, -1)
+        logits[places, torch.tensor(question.answer)].sum().backward()
+        return (embedded * embedded.grad).sum(-1)[0].detach()
+
+    return scores
+
+
+def flashtrace(model: Any, tokenizer: Any) -> Scores:
+    from flashtrace import FlashTrace
+
+    model.set_attn_implementation("eager")  # as above
+    tracer = FlashTrace(model, tokenizer)
+
+    def scores(question: Question) -> Any:
+        span = (0, len(question.answer) - 1)
+        found = tracer.trace(prompt=question.prompt, target=question.answer_text, output_span=span)
+        return found.scores
+
+    return scores
+
+
+OURS = "ours"
+CONTESTANTS: dict[str, tuple[str, Callable[..., Scores]]] = {
+    "add_one": (OURS, partial(ours, "add_one")),
+    f"add_one_nested, k = {K}": (OURS, partial(ours, "add_one_nested", most=K)),
+    f"add_one_screened, k = {K}": (OURS, partial(ours, "add_one_screened", most=K)),
+    "drop_one": (OURS, partial(ours, "drop_one")),
+    "gradient": (OURS, partial(ours, "gradient")),
+    "attention": (OURS, partial(ours, "attention")),
+    "context-cite, 64 ablations": ("context-cite", partial(context_cite, 64)),
+    "context-cite, 256 ablations": ("context-cite", partial(context_cite, 256)),
+    "captum FeatureAblation": ("captum", partial(captum_perturbed, "FeatureAblation")),
+    "captum KernelShap, 256 samples": (
+        "captum", partial(captum_perturbed, "KernelShap", n_samples=256),
+    ),
+    "captum LayerIntegratedGradients": ("captum", captum_integrated),
+    "inseq attention": ("inseq", partial(inseq, "attention")),
+    "inseq saliency": ("inseq", partial(inseq, "saliency")),
+    "inseq input_x_gradient": ("inseq", partial(inseq, "input_x_gradient")),
+    "lxt AttnLRP": ("lxt", lxt),
+    "flashtrace": ("flashtrace", flashtrace),
+    "random": (OURS, partial(ours, "random")),
+}  # fmt: skip
+"""Name → package (as on PyPI), and what makes it ready."""
+
+ELSEWHERE = {"lxt": "transformers below 5", "flashtrace": "NumPy 2"}
+"""Packages that ask for what conflicts with our requirements."""
+
+
+# --- one of them in a process of its own ----------------------------------------------------------
+
+
+class TokenForwards:
+    """Batch × length of every forward of a model; a backward through it counts as two more."""
+
+    def __init__(self, model: Any) -> None:
+        self.count = 0
+        # What all of them call, with the head or without.
+        model.base_model.register_forward_hook(self._add, with_kwargs=True)
+
+    def _add(self, module: Any, inputs: Any, named: dict[str, Any], output: Any) -> None:
+        hidden_BLD = output.last_hidden_state
+        num_tokens = hidden_BLD.shape[0] * hidden_BLD.shape[1]
+        self.count += num_tokens
+        if hidden_BLD.requires_grad:
+            hidden_BLD.register_hook(partial(self._add_backward, num_tokens))
+
+    def _add_backward(self, num_tokens: int, gradient_BLD: Any) -> None:
+        self.count += 2 * num_tokens
+
+
+def memory_mib(begin: bool = False) -> float:
+    """The most this process has held since it last said `begin`."""
+    if begin:
+        Path("/proc/self/clear_refs").write_text("5")
+    (held,) = re.findall(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    return int(held) / 2**10
+
+
+def main(name: str, folder: str, questions: str, answers: str, cpu_seconds: str) -> None:
+    warnings.simplefilter("ignore")
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    torch.manual_seed(0)
+    np.random.seed(0)
+    torch.set_num_threads(1)
+    package, make_ready = CONTESTANTS[name]
+    try:
+        about = version("olmo-sparsity" if package == OURS else package)
+    except PackageNotFoundError:
+        sys.exit(f"not installed: pip install {package}")
+    model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    scores = make_ready(model=model, tokenizer=tokenizer)
+    with open(questions) as file:
+        asked = [Question(**row, tokenizer=tokenizer) for row in json.load(file)]
+    first = asked[0]
+    scores(replace(first, far=first.far[-40:]))  # a short one, to warm up
+    counter = TokenForwards(model)
+
+    def give_up(*_: Any) -> None:
+        sys.exit(f"more than {cpu_seconds} s, {counter.count:,} token-forwards till then")
+
+    signal.signal(signal.SIGXCPU, give_up)
+    spent = int(time.process_time())
+    resource.setrlimit(resource.RLIMIT_CPU, (spent + int(cpu_seconds), resource.RLIM_INFINITY))
+    with open(answers, "a") as file:
+        for question in asked:
+            held, counter.count = memory_mib(begin=True), 0
+            wall, cpu = time.perf_counter(), time.process_time()
+            found = torch.as_tensor(scores(question)).double()[: len(question.far)]
+            assert found.shape == (len(question.far),), found.shape
+            row = {
+                "cpu_s": time.process_time() - cpu,
+                "wall_s": time.perf_counter() - wall,
+                "token_forwards": counter.count,
+                "memory_mib": memory_mib() - held,
+                "version": about,
+                "scores": found.tolist(),
+            }
+            file.write(json.dumps(row) + "\n")
+            file.flush()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
