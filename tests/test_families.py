@@ -255,14 +255,25 @@ def test_far_states_stand_for_far_places(index: int) -> None:
 
 @torch.no_grad()
 @each
-def test_last_attention_is_what_it_attends_to(index: int) -> None:
+def test_last_attention_is_that_of_its_own_layers(index: int) -> None:
     model = wrap(index)
     before = model.model.config._attn_implementation
-    weights_BL = model.last_attention(TOKENS, COUNTED)
-    assert weights_BL.shape == TOKENS.shape
-    # gpt-oss has a place to attend to that is no token.
-    assert 0.5 < float(weights_BL.sum()) <= 1 + 1e-5
+    far = model.far_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
+    weights_BK = model.last_attention(TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:], far)
     assert model.model.config._attn_implementation == before
+    model.model.set_attn_implementation("eager")
+    theirs = model.body(
+        input_ids=TOKENS,
+        position_ids=COUNTED,
+        attention_mask=causal_bias(LENGTH, CPU),
+        output_attentions=True,
+        use_cache=False,
+    ).attentions
+    model.model.set_attn_implementation(before)
+    expected = torch.stack([weights[:, :, -1] for weights in theirs]).mean((0, 2))
+    check_close(weights_BK, expected)
+    # gpt-oss has a place to attend to that is no token.
+    assert 0.5 < float(weights_BK.sum()) <= 1 + 1e-5
 
 
 # --- what is not is refused by name ---------------------------------------------------------------
@@ -352,7 +363,7 @@ def test_what_would_be_wrong_is_refused_where_it_begins(
         tokens_BL = torch.arange(length)[None] % 61
         positions_BL = torch.arange(length)[None]
         explicit = {"position_ids": positions_BL, "attention_mask": causal_bias(length, CPU)}
-        asked = (model.hidden, model.far_states, model.last_attention)
+        asked = (model.hidden, model.far_states)
         if length == num_positions:
             expected = model.model(input_ids=tokens_BL, **explicit, use_cache=False).logits
             check_close(model(tokens_BL, positions_BL), expected)
@@ -360,8 +371,10 @@ def test_what_would_be_wrong_is_refused_where_it_begins(
         for ask in asked:
             with pytest.raises(ConfigError, match=f"{length} positions .* right for: .*{cause}"):
                 ask(tokens_BL, positions_BL)
-        with pytest.raises(ConfigError, match=cause):
-            model.hidden(tokens_BL[:, -1:], positions_BL[:, -1:])
+        far = model.far_states(tokens_BL[:, :2], positions_BL[:, :2])
+        for ask in (model.hidden, model.last_attention):
+            with pytest.raises(ConfigError, match=cause):
+                ask(tokens_BL[:, -1:], positions_BL[:, -1:], far=far)
         if name in ("GPT-2", "GPT-Neo"):
             continue  # there is no row for it; hides it under any mask
         # And wrong it would be: transformers itself says something else there.

@@ -149,6 +149,7 @@ class HuggingFaceLM(nn.Module):
     def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
         """weights_BK: attention from the last place to those of `far` and of the row, mean over the
         heads of all layers."""
+        self._refuse_beyond(positions_BL, far.num_places + tokens_BL.shape[1])
         cache = _as_cache(far)
         if tokens_BL.shape[1] > 1:
             self.hidden(tokens_BL[:, :-1], positions_BL[:, :-1], cache=cache)
@@ -168,7 +169,8 @@ class HuggingFaceLM(nn.Module):
             ).attentions
         finally:
             self.model.set_attn_implementation(before)
-        return torch.stack([weights_BH1K[:, :, 0].mean(1) for weights_BH1K in attentions]).mean(0)
+        means = [weights_BH1K[:, :, 0].mean(1).to(tokens_BL.device) for weights_BH1K in attentions]
+        return torch.stack(means).mean(0)
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """(…, D) → logits (…, V)."""

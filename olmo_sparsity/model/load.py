@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
@@ -107,7 +107,7 @@ class LoadedModel:
     find_transformers_tokenizer: Callable[[], Any | None] = field(default=lambda: None, repr=False)
 
     @cached_property
-    def transformers_tokenizer(self) -> Any | None:
+    def transformers_tokenizer(self) -> Any:
         """The tokenizer as transformers has it, with its chat template; None where there is only
         `tokenizer`. Of a folder, it is read when it is first asked for."""
         return self.find_transformers_tokenizer()
@@ -145,11 +145,12 @@ def load_model(
     path_or_hub_name: str,
     *,
     device: str = "auto",
-    dtype: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
+    dtype: str = "auto",
     device_map: str | None = None,
 ) -> LoadedModel:
     """A run or checkpoint folder of ours, a Hugging Face folder (of a model or a PEFT adapter), or
-    a name on the hub. `dtype` auto is the one of the checkpoint; ours are in fp32."""
+    a name on the hub. `dtype`: auto (that of the checkpoint; ours are in fp32), fp32, bf16 or fp16.
+    """
     if dtype not in DTYPES:
         raise ConfigError(f"dtype={dtype} is not known; choose one of {', '.join(DTYPES)}")
     if device == "auto":
