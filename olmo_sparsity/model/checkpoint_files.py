@@ -202,7 +202,9 @@ def fingerprint_weights(model: nn.Module) -> str:
         state = get_state_dict_offloaded_model(model)
     digest = hashlib.sha256()
     for name, value in sorted(state.items()):
-        digest.update(f"{name} {getattr(value, 'dtype', '')} {getattr(value, 'shape', '')}".encode())
+        digest.update(
+            f"{name} {getattr(value, 'dtype', '')} {getattr(value, 'shape', '')}".encode()
+        )
         if type(value) is Tensor:
             raw = value.detach().cpu().contiguous().flatten().view(torch.uint8)
             digest.update(raw.numpy().data)
