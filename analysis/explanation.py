@@ -122,13 +122,13 @@ def explain(
     chosen_by_gap = spans is None
     if spans is None:
         spans = _largest_gaps(scorer, document, windows)
-    spans = _with_far_part(document, windows, spans)
+    spans = _with_far_part(document, windows, spans, units)
     question = Asked(units, selector, k, far_states, chosen_by_gap, seed)
     asked = {DOCUMENT: np.array(spans)}
     with Progress("explaining", len(spans), "targets") as progress:
         tables = recover(
             scorer, document, windows, asked, units=units, selectors=selector,
-            ks=range(min(k, _num_units(document, windows, spans, units)) + 1), seed=seed,
+            ks=range(k + 1), seed=seed,
             done=progress.update,
         )  # fmt: skip
     rows = tables["recovery"].pivot_table("loss_set", "target", "k")
@@ -253,13 +253,18 @@ def find_spans(document: Document, at: At) -> Spans:
     return sorted({(a, max(b, a + 1)) for a, b in zip(firsts, lasts, strict=True)})
 
 
-def _with_far_part(document: Document, windows: Windows, spans: Spans) -> Spans:
+def _with_far_part(document: Document, windows: Windows, spans: Spans, units: str) -> Spans:
     first = windows.first_target
-    kept = [span for span in spans if span[0] >= first]
+
+    def has_unit(span: tuple[int, int]) -> bool:
+        block = windows.block(document.tokens, *span)
+        return len(document.units(units, block.first, block.first + block.num_far)) > 0
+
+    kept = [span for span in spans if span[0] >= first and has_unit(span)]
     if not kept:
         raise DataError(
-            f"no target has far tokens: of {len(document.tokens):,} tokens the first {first:,} are "
-            f"short window or have no full window before them; lower short={windows.short}"
+            f"no target has far {units}: of {len(document.tokens):,} tokens the first {first:,} "
+            f"are short window or have no full window before them; lower short={windows.short}"
             + ("" if windows.long == "all" else f" or long={windows.long}")
             + ", or give more text"
         )
@@ -273,21 +278,11 @@ def _largest_gaps(
     if losses is None:
         losses = context_losses(scorer, document, replace(windows, stride=windows.short))
     if not len(losses):
-        return _with_far_part(document, windows, [])
+        return []
     gap = (losses.loss_short - losses[column]).to_numpy()
     best = np.argsort(-gap, kind="stable")[:NUM_CHOSEN]
     best = best[gap[best] >= MIN_GAP] if (gap[best] >= MIN_GAP).any() else best[:1]
     return [(int(place), int(place) + 1) for place in np.sort(losses.target.to_numpy()[best])]
-
-
-def _num_units(document: Document, windows: Windows, spans: Spans, units: str) -> int:
-    """Of the target with the fewest."""
-    blocks = (windows.block(document.tokens, first, end) for first, end in spans)
-    counts = (len(document.units(units, b.first, b.first + b.num_far)) for b in blocks)
-    fewest = min(counts)
-    if fewest < 1:
-        raise DataError(f"a target has no far unit ({units}); give more text or smaller units")
-    return fewest
 
 
 def _long_losses(scorer: Scorer, document: Document, windows: Windows, spans: Spans) -> list[float]:
@@ -475,7 +470,7 @@ def check(explanation: Explanation, draws: int) -> Check:
         column = "placebo_loss_long"
         chosen = _largest_gaps(e.scorer, e.document, e.windows, column, losses)
         parts[PLACEBO] = np.array(chosen)
-    k = int(e.far["rank"].max())
+    k = asked.k
     with Progress("checking", sum(map(len, parts.values())), "targets") as progress:
         rows = recover(
             e.scorer, e.document, e.windows, parts, units=asked.units, selectors=asked.selector,
