@@ -28,7 +28,7 @@ from analysis.pieces import first_characters
 from analysis.recovery import DOCUMENT, PLACEBO, recover
 from analysis.scoring import Reading, Scorer, context_losses, repetition_drop
 from analysis.sources import open_documents
-from analysis.statistics import interval
+from analysis.statistics import interval, resample_weights
 from analysis.view import described, lit_text, quoted
 from analysis.windows import Spans, Windows, span_width
 from olmo_sparsity.errors import ConfigError, DataError
@@ -412,7 +412,8 @@ class Check:
     draws: int
     k: int
     excess: tuple[float, float, float]
-    """Own less foreign, in nats a target, with its 95% interval over targets and draws."""
+    """Own less foreign, in nats a target, with its 95% interval over draws: of these targets, which
+    are no sample of others."""
 
     share: float
     """Excess as a share of the gap."""
@@ -426,26 +427,33 @@ class Check:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"table": self.table.to_dict("records")}
 
+    @property
+    def num_beyond(self) -> int:
+        """Targets whose own units do more than those of every unrelated text."""
+        return int((self.table.better == 0).sum())
+
     def __str__(self) -> str:
         value, low, high = self.excess
         lines = [
-            f"check: {self.k} units of {self.draws} unrelated texts, chosen alike, in place of the "
-            "own far part"
+            f"check: {self.k} units chosen alike in each of {self.draws} unrelated texts that take "
+            "the place of the far part"
         ]
         for row in self.table.itertuples():
             lines.append(
-                f"  {quoted(row.text)}: own {row.own:+.2f} nats, unrelated {row.foreign:+.2f} (at "
-                f"most {row.foreign_most:+.2f}); {row.better} of {self.draws} do as well"
+                f"  {quoted(row.text)} (token {row.target:,}): own {row.own:+.2f} nats, unrelated "
+                f"{row.foreign:+.2f} (at most {row.foreign_most:+.2f}); {row.better} of "
+                f"{self.draws} do as well"
             )
         said = f"excess {value:+.2f} nats a target [{low:+.2f}, {high:+.2f}]"
         if np.isfinite(self.share):
             said += f", {self.share:.2f} of the gap"
         if self.placebo is not None:
             said += f"; of placebo targets {self.placebo:+.2f}: net {value - self.placebo:+.2f}"
-        verdict = "the far units matter" if low > (self.placebo or 0.0) else (
-            "no more than an unrelated text's: the far units are not shown to matter"
-        )  # fmt: skip
-        lines.append(f"  {said}: {verdict}")
+        lines.append(f"  {said}")
+        lines.append(
+            f"  {self.num_beyond} of {len(self.table)} targets depend on their far units more than "
+            "on those of any unrelated text"
+        )
         gate = self.induction
         if not gate["has_induction"]:
             lines.append(
@@ -498,16 +506,9 @@ def check(explanation: Explanation, draws: int) -> Check:
 
 
 def _interval(own: pd.Series, foreign: pd.DataFrame, seed: int) -> tuple[float, float, float]:
-    """Targets and draws are both resampled."""
-    generator = np.random.default_rng(seed)
-    own_T, foreign_TD = own.to_numpy(), foreign.to_numpy()
-    num_targets, num_draws = foreign_TD.shape
-    resampled = []
-    for _ in range(2000):
-        targets = generator.integers(num_targets, size=num_targets)
-        some = generator.integers(num_draws, size=num_draws)
-        resampled.append((own_T[targets] - foreign_TD[np.ix_(targets, some)].mean(1)).mean())
-    return interval(np.array(resampled), float((own_T - foreign_TD.mean(1)).mean()))
+    excess_D = (own.to_numpy()[:, None] - foreign.to_numpy()).mean(0)
+    resampled_R = resample_weights(len(excess_D), seed) @ excess_D / len(excess_D)
+    return interval(resampled_R, float(excess_D.mean()))
 
 
 def _unrelated(model: LoadedModel, foreign: Any, length: int) -> Documents:
