@@ -576,7 +576,7 @@ def test_a_trained_run_is_measured_on_its_own_held_out_text(
     assert "".join(one.text) == trained.tokenizer.decode(document.tokens.tolist())
     words = results.influence.query("units == 'words' and control == 'own'")
     assert (words.far_end - words.far_first).max() > 1
-    with pytest.raises(ConfigError, match="needs 68 positions"):
+    with pytest.raises(ConfigError, match="68 positions are more than"):
         measure(trained, text, Windows(65, 8, 4), **choices)
 
 
