@@ -28,7 +28,7 @@ from analysis.pieces import first_characters
 from analysis.recovery import DOCUMENT, PLACEBO, recover
 from analysis.scoring import Reading, Scorer, context_losses, repetition_drop
 from analysis.sources import open_documents
-from analysis.statistics import interval
+from analysis.statistics import interval, resample_weights
 from analysis.view import described, lit_text, quoted
 from analysis.windows import Spans, Windows, span_width
 from olmo_sparsity.errors import ConfigError, DataError
@@ -122,13 +122,13 @@ def explain(
     chosen_by_gap = spans is None
     if spans is None:
         spans = _largest_gaps(scorer, document, windows)
-    spans = _with_far_part(document, windows, spans)
+    spans = _with_far_part(document, windows, spans, units)
     question = Asked(units, selector, k, far_states, chosen_by_gap, seed)
     asked = {DOCUMENT: np.array(spans)}
     with Progress("explaining", len(spans), "targets") as progress:
         tables = recover(
             scorer, document, windows, asked, units=units, selectors=selector,
-            ks=range(min(k, _num_units(document, windows, spans, units)) + 1), seed=seed,
+            ks=range(k + 1), seed=seed,
             done=progress.update,
         )  # fmt: skip
     rows = tables["recovery"].pivot_table("loss_set", "target", "k")
@@ -253,13 +253,18 @@ def find_spans(document: Document, at: At) -> Spans:
     return sorted({(a, max(b, a + 1)) for a, b in zip(firsts, lasts, strict=True)})
 
 
-def _with_far_part(document: Document, windows: Windows, spans: Spans) -> Spans:
+def _with_far_part(document: Document, windows: Windows, spans: Spans, units: str) -> Spans:
     first = windows.first_target
-    kept = [span for span in spans if span[0] >= first]
+
+    def has_unit(span: tuple[int, int]) -> bool:
+        block = windows.block(document.tokens, *span)
+        return len(document.units(units, block.first, block.first + block.num_far)) > 0
+
+    kept = [span for span in spans if span[0] >= first and has_unit(span)]
     if not kept:
         raise DataError(
-            f"no target has far tokens: of {len(document.tokens):,} tokens the first {first:,} are "
-            f"short window or have no full window before them; lower short={windows.short}"
+            f"no target has far {units}: of {len(document.tokens):,} tokens the first {first:,} "
+            f"are short window or have no full window before them; lower short={windows.short}"
             + ("" if windows.long == "all" else f" or long={windows.long}")
             + ", or give more text"
         )
@@ -273,21 +278,11 @@ def _largest_gaps(
     if losses is None:
         losses = context_losses(scorer, document, replace(windows, stride=windows.short))
     if not len(losses):
-        return _with_far_part(document, windows, [])
+        return []
     gap = (losses.loss_short - losses[column]).to_numpy()
     best = np.argsort(-gap, kind="stable")[:NUM_CHOSEN]
     best = best[gap[best] >= MIN_GAP] if (gap[best] >= MIN_GAP).any() else best[:1]
     return [(int(place), int(place) + 1) for place in np.sort(losses.target.to_numpy()[best])]
-
-
-def _num_units(document: Document, windows: Windows, spans: Spans, units: str) -> int:
-    """Of the target with the fewest."""
-    blocks = (windows.block(document.tokens, first, end) for first, end in spans)
-    counts = (len(document.units(units, b.first, b.first + b.num_far)) for b in blocks)
-    fewest = min(counts)
-    if fewest < 1:
-        raise DataError(f"a target has no far unit ({units}); give more text or smaller units")
-    return fewest
 
 
 def _long_losses(scorer: Scorer, document: Document, windows: Windows, spans: Spans) -> list[float]:
@@ -417,7 +412,8 @@ class Check:
     draws: int
     k: int
     excess: tuple[float, float, float]
-    """Own less foreign, in nats a target, with its 95% interval over targets and draws."""
+    """Own less foreign, in nats a target, with its 95% interval over draws: of these targets, which
+    are no sample of others."""
 
     share: float
     """Excess as a share of the gap."""
@@ -431,26 +427,33 @@ class Check:
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"table": self.table.to_dict("records")}
 
+    @property
+    def num_beyond(self) -> int:
+        """Targets whose own units do more than those of every unrelated text."""
+        return int((self.table.better == 0).sum())
+
     def __str__(self) -> str:
         value, low, high = self.excess
         lines = [
-            f"check: {self.k} units of {self.draws} unrelated texts, chosen alike, in place of the "
-            "own far part"
+            f"check: {self.k} units chosen alike in each of {self.draws} unrelated texts that take "
+            "the place of the far part"
         ]
         for row in self.table.itertuples():
             lines.append(
-                f"  {quoted(row.text)}: own {row.own:+.2f} nats, unrelated {row.foreign:+.2f} (at "
-                f"most {row.foreign_most:+.2f}); {row.better} of {self.draws} do as well"
+                f"  {quoted(row.text)} (token {row.target:,}): own {row.own:+.2f} nats, unrelated "
+                f"{row.foreign:+.2f} (at most {row.foreign_most:+.2f}); {row.better} of "
+                f"{self.draws} do as well"
             )
         said = f"excess {value:+.2f} nats a target [{low:+.2f}, {high:+.2f}]"
         if np.isfinite(self.share):
             said += f", {self.share:.2f} of the gap"
         if self.placebo is not None:
             said += f"; of placebo targets {self.placebo:+.2f}: net {value - self.placebo:+.2f}"
-        verdict = "the far units matter" if low > (self.placebo or 0.0) else (
-            "no more than an unrelated text's: the far units are not shown to matter"
-        )  # fmt: skip
-        lines.append(f"  {said}: {verdict}")
+        lines.append(f"  {said}")
+        lines.append(
+            f"  {self.num_beyond} of {len(self.table)} targets depend on their far units more than "
+            "on those of any unrelated text"
+        )
         gate = self.induction
         if not gate["has_induction"]:
             lines.append(
@@ -475,7 +478,7 @@ def check(explanation: Explanation, draws: int) -> Check:
         column = "placebo_loss_long"
         chosen = _largest_gaps(e.scorer, e.document, e.windows, column, losses)
         parts[PLACEBO] = np.array(chosen)
-    k = int(e.far["rank"].max())
+    k = asked.k
     with Progress("checking", sum(map(len, parts.values())), "targets") as progress:
         rows = recover(
             e.scorer, e.document, e.windows, parts, units=asked.units, selectors=asked.selector,
@@ -503,16 +506,9 @@ def check(explanation: Explanation, draws: int) -> Check:
 
 
 def _interval(own: pd.Series, foreign: pd.DataFrame, seed: int) -> tuple[float, float, float]:
-    """Targets and draws are both resampled."""
-    generator = np.random.default_rng(seed)
-    own_T, foreign_TD = own.to_numpy(), foreign.to_numpy()
-    num_targets, num_draws = foreign_TD.shape
-    resampled = []
-    for _ in range(2000):
-        targets = generator.integers(num_targets, size=num_targets)
-        some = generator.integers(num_draws, size=num_draws)
-        resampled.append((own_T[targets] - foreign_TD[np.ix_(targets, some)].mean(1)).mean())
-    return interval(np.array(resampled), float((own_T - foreign_TD.mean(1)).mean()))
+    excess_D = (own.to_numpy()[:, None] - foreign.to_numpy()).mean(0)
+    resampled_R = resample_weights(len(excess_D), seed) @ excess_D / len(excess_D)
+    return interval(resampled_R, float(excess_D.mean()))
 
 
 def _unrelated(model: LoadedModel, foreign: Any, length: int) -> Documents:

@@ -9,6 +9,7 @@ The tables are those of an explanation: `targets` has target, end, text, loss_sh
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,7 +27,11 @@ MARGIN = 40
 
 def quoted(text: str) -> str:
     """On one line of a terminal, whatever the text holds."""
-    return printable(" ".join(text.split()))
+    return _line(text).strip()
+
+
+def _line(text: str) -> str:
+    return printable(re.sub(r"\s+", " ", text))
 
 
 def number(value: Any, digits: int = 2) -> str:
@@ -71,7 +76,7 @@ def described(texts: Sequence[str], target: Any, far: pd.DataFrame, bold: bool =
     ]
     for unit in far[far.target == target.target].itertuples():
         before, inside, after = (
-            quoted("".join(texts[a:b]))
+            _line("".join(texts[a:b]))
             for a, b in (
                 (max(0, unit.first - REACH), unit.first),
                 (unit.first, unit.end),
@@ -79,7 +84,7 @@ def described(texts: Sequence[str], target: Any, far: pd.DataFrame, bold: bool =
             )
         )
         back = f"{target.target - unit.first:,} back"
-        around = f"…{before} {_strong(f'[{inside}]', bold)} {after}…"
+        around = f"…{before}{_strong(f'[{inside}]', bold)}{after}…"
         lines.append(f"{unit.rank:>3}  {unit.nats:+7.2f} nats  {back:>11}  {around}")
     return "\n".join(lines)
 

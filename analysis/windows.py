@@ -68,7 +68,7 @@ class Windows:
             remedy = "lower long" + (" or stride" if self.stride > 1 else "")
             raise ConfigError(
                 f"{said} needs {needed} positions, the model is prepared for {max_positions}; "
-                + ("give less text" if self.long == "all" else remedy)
+                + ("give less text, or a number for long" if self.long == "all" else remedy)
             )
 
     def start_of(self, target: Any) -> Any:

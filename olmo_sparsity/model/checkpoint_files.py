@@ -9,6 +9,7 @@ A checkpoint folder `step000300/` holds `config.yaml`, `model.safetensors`, `tok
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from collections.abc import Collection, Mapping
@@ -187,4 +188,31 @@ def _fingerprint_file(path: Path) -> str:
         for block in range(_NUM_BLOCKS):
             file.seek(block * (size - _BLOCK_BYTES) // (_NUM_BLOCKS - 1))
             digest.update(file.read(_BLOCK_BYTES))
+    return digest.hexdigest()
+
+
+def fingerprint_weights(model: nn.Module) -> str:
+    """The same question of a model in memory: the SHA-256 of the name, type, shape and bytes of all
+    that a checkpoint of it would hold, and of what scales its PEFT adapters. Never that of files.
+    """
+    state = model.state_dict()
+    if any(isinstance(value, Tensor) and value.is_meta for value in state.values()):
+        from accelerate.utils.modeling import get_state_dict_offloaded_model
+
+        state = get_state_dict_offloaded_model(model)
+    digest = hashlib.sha256()
+    for name, value in sorted(state.items()):
+        digest.update(
+            f"{name} {getattr(value, 'dtype', '')} {getattr(value, 'shape', '')}".encode()
+        )
+        if type(value) in (Tensor, nn.Parameter) and not value.is_quantized:
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        else:  # packed in a way of its library
+            buffer = io.BytesIO()
+            torch.save(value, buffer)
+            digest.update(buffer.getvalue())
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, "scaling", None), dict):  # a layer that PEFT has wrapped
+            how = [getattr(module, f, None) for f in ("scaling", "active_adapters", "merged")]
+            digest.update(f"{name} {how} {getattr(module, 'disable_adapters', None)}".encode())
     return digest.hexdigest()
