@@ -142,7 +142,7 @@ def explain(
     )[["target", "rank", "first", "end", "text", "nats"]]
     left = rows.melt(ignore_index=False, var_name="rank", value_name="loss_set").reset_index()
     far = far.merge(left.astype({"rank": int}), on=["target", "rank"])
-    return Explanation(loaded, document, windows, question, targets, far, scorer, foreign)
+    return Explanation(loaded, document, windows, question, targets, far, tables, scorer, foreign)
 
 
 @dataclass(frozen=True)
@@ -171,6 +171,9 @@ class Explanation:
     far: pd.DataFrame
     """Of each target: rank, first, end, text of a far unit, nats by which the loss falls when it
     alone is added, loss_set that it leaves with those before it in rank."""
+
+    tables: dict[str, pd.DataFrame] = field(repr=False)
+    """What `recover` found, as in a measurement (docs/formats.md)."""
 
     scorer: Scorer = field(repr=False)
     foreign: Any = field(repr=False, default="embedded")
@@ -423,17 +426,47 @@ class Check:
     chosen by their gap."""
 
     induction: dict[str, Any]
+    tables: dict[str, pd.DataFrame] = field(repr=False)
+    """What `recover` found, of own far parts and of unrelated texts."""
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"table": self.table.to_dict("records")}
+        given = asdict(replace(self, tables={})) | {"table": self.table.to_dict("records")}
+        return {name: value for name, value in given.items() if name != "tables"}
 
     @property
     def num_beyond(self) -> int:
         """Targets whose own units do more than those of every unrelated text."""
         return int((self.table.better == 0).sum())
 
-    def __str__(self) -> str:
+    @property
+    def verdict(self) -> str:
+        return (
+            f"{self.num_beyond} of {len(self.table)} targets depend on their far units more than "
+            "on those of any unrelated text"
+        )
+
+    @property
+    def summary(self) -> str:
         value, low, high = self.excess
+        said = f"excess {value:+.2f} nats a target [{low:+.2f}, {high:+.2f}]"
+        if np.isfinite(self.share):
+            said += f", {self.share:.2f} of the gap"
+        if self.placebo is not None:
+            said += f"; of placebo targets {self.placebo:+.2f}: net {value - self.placebo:+.2f}"
+        return said
+
+    @property
+    def warning(self) -> str:
+        """What the model cannot do; empty if it copies."""
+        if self.induction["has_induction"]:
+            return ""
+        return (
+            "this model does not copy from its context (a repeated passage costs it only "
+            f"{self.induction['drop']:.2f} nats a token less), so it cannot use a far token that "
+            "says the answer"
+        )
+
+    def __str__(self) -> str:
         lines = [
             f"check: {self.k} units chosen alike in each of {self.draws} unrelated texts that take "
             "the place of the far part"
@@ -444,23 +477,7 @@ class Check:
                 f"{row.foreign:+.2f} (at most {row.foreign_most:+.2f}); {row.better} of "
                 f"{self.draws} do as well"
             )
-        said = f"excess {value:+.2f} nats a target [{low:+.2f}, {high:+.2f}]"
-        if np.isfinite(self.share):
-            said += f", {self.share:.2f} of the gap"
-        if self.placebo is not None:
-            said += f"; of placebo targets {self.placebo:+.2f}: net {value - self.placebo:+.2f}"
-        lines.append(f"  {said}")
-        lines.append(
-            f"  {self.num_beyond} of {len(self.table)} targets depend on their far units more than "
-            "on those of any unrelated text"
-        )
-        gate = self.induction
-        if not gate["has_induction"]:
-            lines.append(
-                f"  this model does not copy from its context (a repeated passage costs it only "
-                f"{gate['drop']:.2f} nats a token less), so it cannot use a far token that says "
-                "the answer"
-            )
+        lines += [f"  {said}" for said in (self.summary, self.verdict, self.warning) if said]
         return "\n".join(lines)
 
 
@@ -480,10 +497,11 @@ def check(explanation: Explanation, draws: int) -> Check:
         parts[PLACEBO] = np.array(chosen)
     k = asked.k
     with Progress("checking", sum(map(len, parts.values())), "targets") as progress:
-        rows = recover(
+        tables = recover(
             e.scorer, e.document, e.windows, parts, units=asked.units, selectors=asked.selector,
-            ks=(0, k), controls=controls, seed=asked.seed, done=progress.update,
-        )["recovery"]  # fmt: skip
+            ks=range(k + 1), controls=controls, seed=asked.seed, done=progress.update,
+        )  # fmt: skip
+    rows = tables["recovery"]
     falls = rows.pivot_table("loss_set", ["far_part", "target", "control", "draw"], "k")
     falls_N = falls[0] - falls[k]
     own, foreign = (falls_N.xs(control, level="control") for control in ("own", "foreign"))
@@ -502,6 +520,7 @@ def check(explanation: Explanation, draws: int) -> Check:
         share=value / table.gap.mean() if table.gap.mean() > MIN_GAP else float("nan"),
         placebo=float(excess.loc[PLACEBO].mean()) if asked.chosen_by_gap else None,
         induction=repetition_drop(e.scorer, _passages(others), PASSAGE),
+        tables=tables,
     )  # fmt: skip
 
 

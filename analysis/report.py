@@ -61,17 +61,15 @@ def write_report(results: Results, out: Path, max_documents: int | None = None) 
 def write_explanation(explanation: Explanation, path: Path) -> None:
     """The same page, of one text and the targets that were named in it."""
     results, check = _as_results(explanation), explanation.checked
-    num_targets, num_tokens = len(explanation.targets), len(explanation.document.tokens)
-    counted = f"{num_targets:,} target{'s' if num_targets > 1 else ''} in {num_tokens:,} tokens"
+    asked, num_tokens = explanation.asked, len(explanation.document.tokens)
+    how = f"{asked.units} ranked by {spell(asked.selector)} · text of {num_tokens:,} tokens"
     slots = {
-        "subtitle": escape(_subtitle(results, counted)),
-        "note": _verdict(check),
-        "headline": f"<p>{sentence(check.doubt)}</p>" if check and check.doubt else "",
-        "shown": "",
+        "subtitle": escape(_subtitle(results, how)),
+        "note": _verdict(check), "headline": "", "shown": "",
         "numbers_title": "Against unrelated texts",
         "numbers": _check_table(check) if check else "",
-    }
-    parts = {"explanation", *(["numbers"] if check else [])}
+    }  # fmt: skip
+    parts = {"explanation"} | ({"numbers"} if check else set())
     _write_page(Path(path), results, [0], slots, parts)
 
 
@@ -112,7 +110,7 @@ def _write_page(
     written = [(d, _document_data(results, d, names)) for d in documents]
     called = dict(zip(results.documents.document, results.documents.name, strict=True))
     page_data = names | {
-        "words": SETS,
+        "set_names": [_spell_set(name) for name in names["sets"]],
         "windows": {name: results.meta.windows[name] for name in ("long", "short", "stride")},
         "documents": [
             [document, called.get(document) or str(document), len(data["text"]),
@@ -248,7 +246,7 @@ def _rounded(values: Any) -> list[float | None]:
 
 def _subtitle(results: Results, counted: str) -> str:
     meta, windows = results.meta, results.meta.windows
-    long = "all that stands before a target" if windows["long"] == "all" else windows["long"]
+    long = "of all before a target" if windows["long"] == "all" else windows["long"]
     said = f"long window {long}, short window {windows['short']}"
     said += f", stride {windows['stride']}" if windows["stride"] > 1 else ""
     if num_prefix := len(windows.get("prefix", ())):
@@ -281,11 +279,11 @@ def _gate(results: Results) -> str:
 
 
 def _verdict(check: Check | None) -> str:
-    if check:
-        return _note(check.matters, sentence(check.verdict), sentence(check.found))
-    why = "any text takes something off a loss, so it is open whether these far units matter."
-    why += " Ask with --check, or check() in Python."
-    return _note(False, "Not checked against unrelated texts:", why)
+    if check is None:
+        why = "any text takes something off a loss. Ask with --check, or check() in Python."
+        return _note(False, "Not checked against unrelated texts:", why)
+    why = " ".join(sentence(said) for said in (check.summary, check.warning) if said)
+    return _note(check.excess[1] > (check.placebo or 0.0), sentence(check.verdict), why)
 
 
 def _note(is_good: bool, verdict: str, why: str = "") -> str:

@@ -46,16 +46,6 @@
     const seen = piece.replace(/\n/g, "⏎").replace(/\t/g, "⇥");
     return /^\s+$/.test(seen) ? seen.replace(/\s/g, "␣") : seen.trim();
   }
-  const spellSet = (name) => page.words[name] || name;
-  function kindOf(target, run) {
-    const b = run.join("").trim();
-    const has = (form) => run.some((piece) => form(piece.trim()) === form(target.trim()));
-    if (has(String)) return "the target again";
-    if (has((word) => word.toLowerCase())) return "the target, in other case";
-    if (/^\p{N}/u.test(b)) return "a number";
-    if (/^\p{Lu}/u.test(b)) return "capitalised";
-    return "anything else";
-  }
   const entryOf = (place) => {
     const target = chosen.get(place);
     return target ? target[2][`${byId("units").value} ${byId("selector").value}`] || null : null;
@@ -68,13 +58,21 @@
   const gainAt = (place) => {
     const [own, foreign] = entryOf(place) || [], short = doc.short[losses.get(place)];
     const others = (foreign && foreign[3]) || page.ks.map(() => short);
-    const gains = ((own && own[3]) || []).map((loss, step) => others[step] - (loss ?? Infinity));
-    return Math.max(...gains);
+    return Math.max(
+      ...((own && own[3]) || []).map((loss, step) => others[step] - (loss ?? Infinity))
+    );
   };
   function kindAt(place) {
-    const entry = entryOf(place);
-    if (!entry || !entry[0] || !entry[0][0].length) return "not searched";
-    return kindOf(textOf(place), doc.text.slice(...runOf(entry[0], 0)));
+    const [own] = entryOf(place) || [];
+    if (!own || !own[0].length) return "not searched";
+    const target = textOf(place).trim(), [first, end] = runOf(own, 0);
+    const run = doc.text.slice(first, end).map((piece) => piece.trim());
+    if (run.includes(target)) return "the target again";
+    const small = (word) => word.toLowerCase();
+    if (run.map(small).includes(small(target))) return "the target, in other case";
+    const words = textOf(first, end).trim();
+    if (/^\p{N}/u.test(words)) return "a number";
+    return /^\p{Lu}/u.test(words) ? "capitalised" : "anything else";
   }
   function gapAt(place) {
     const i = losses.get(place);
@@ -93,10 +91,7 @@
     for (const place of Object.keys(doc.ends).map(Number)) {
       for (let at = place + 1; at < endOf(place); at++) if (!chosen.has(at)) owners.set(at, place);
     }
-    current = null;
-    held = false;
-    lit = [];
-    shown = [];
+    [current, held, lit, shown] = [null, false, [], []];
     const chunks = document.createDocumentFragment();
     let chunk = null, inChunk = 0;
     doc.text.forEach((piece, place) => {
@@ -131,11 +126,10 @@
     if (start === undefined) return;
     for (const place of shown) tokens[place].tabIndex = place === start ? 0 : -1;
     show(start);
-    const below = tokens[start].getBoundingClientRect().top - chunksTop();
+    const top = (node) => node.getBoundingClientRect().top;
+    const below = top(tokens[start]) - top(text.firstElementChild);
     text.scrollTo({ top: below - text.clientHeight * 0.7, behavior: "instant" });
   }
-
-  const chunksTop = () => text.firstElementChild.getBoundingClientRect().top;
 
   function fillKinds() {
     const counts = new Map();
@@ -192,14 +186,13 @@
   // The elements of a run: its tokens, and the spaces between them, which are text until needed.
   function nodesOf(first, end) {
     return tokens.slice(first, end).flatMap((node, i) => {
-      let space = i > 0 ? node.previousSibling : null;
-      if (space && space.nodeType === Node.TEXT_NODE) {
-        const bare = space;
-        space = element("span", { className: "space" });
-        bare.replaceWith(space);
-        space.append(bare);
-      }
-      return space && space.classList.contains("space") ? [space, node] : [node];
+      const before = i > 0 && node.previousSibling;
+      if (!before || placeOf.has(before)) return [node];
+      if (before.nodeType !== Node.TEXT_NODE) return [before, node];
+      const space = element("span", { className: "space" });
+      before.replaceWith(space);
+      space.append(before);
+      return [space, node];
     });
   }
 
@@ -265,23 +258,16 @@
   }
 
   function aloudOf(place) {
-    const entry = entryOf(place), i = losses.get(place);
-    const parts = [`${spell(textOf(place))}.`];
+    const [own] = entryOf(place) || [], i = losses.get(place);
+    let said = `${spell(textOf(place))}.`;
     if (i !== undefined) {
-      parts.push(
-        `Gap ${number(gapAt(place))} nats: ${number(doc.short[i])} with the short window, ` +
-          `${number(doc.long[i])} with the long one.`
-      );
+      said += ` Gap ${number(gapAt(place))} nats: ${number(doc.short[i])} with the short window, ` +
+        `${number(doc.long[i])} with the long one.`;
     }
-    const own = (entry && entry[0]) || [[]];
-    if (own[0].length) {
-      const first = own[0].slice(0, 3).map((far, rank) => {
-        const word = spell(textOf(...runOf(own, rank)));
-        return `${word}, ${place - far} back, influence ${score(own[2][rank])}`;
-      });
-      parts.push(`Most influential: ${first.join("; ")}.`);
-    }
-    return parts.join(" ");
+    if (!own || !own[0].length) return said;
+    const first = own[0].slice(0, 3).map((far, rank) => `${spell(textOf(...runOf(own, rank)))}, ` +
+      `${place - far} back, influence ${score(own[2][rank])}`);
+    return `${said} Most influential: ${first.join("; ")}.`;
   }
 
   function fillPanel(place) {
@@ -295,7 +281,7 @@
       element("h3", { className: "unseen", textContent: "Target" }),
       element("p", { className: "word quoted", textContent: spell(textOf(place)) }),
     ];
-    const sets = target ? target[1].map((set) => spellSet(page.sets[set])) : [];
+    const sets = target ? target[1].map((set) => page.set_names[set]) : [];
     const last = endOf(place) - 1, where = last > place ? `s ${place} to ${last}` : ` ${place}`;
     parts.push(remark([`token${where}`, ...sets].join(" · ")));
     if (i === undefined) {
@@ -303,16 +289,10 @@
       panel.replaceChildren(...parts, remark(`Not a target: ${why}.`));
       return;
     }
-    const numbers = element("dl", { className: "numbers" });
-    for (const [name, value] of [
-      ["L_short", doc.short[i]], ["L_long", doc.long[i]], ["gap", gapAt(place)],
-    ]) {
-      numbers.append(
-        element("div", {}, element("dt", { textContent: name }),
-          element("dd", { textContent: number(value) }))
-      );
-    }
-    parts.push(numbers);
+    const values = { L_short: doc.short[i], L_long: doc.long[i], gap: gapAt(place) };
+    const numbers = Object.entries(values).map(([name, value]) => element("div", {},
+      element("dt", { textContent: name }), element("dd", { textContent: number(value) })));
+    parts.push(element("dl", { className: "numbers" }, ...numbers));
     if (!entry) {
       const why = target ? "this selector did not search for this target." : "not a chosen target.";
       panel.replaceChildren(...parts, remark(`No influential units: ${why}`));
@@ -443,10 +423,7 @@
 
   // ------------------------------------------------------------------ hands and keys
 
-  const placeUnder = (event) => {
-    const place = placeOf.get(event.target);
-    return owners.get(place) ?? place ?? null;
-  };
+  const placeUnder = ({ target }) => owners.get(placeOf.get(target)) ?? placeOf.get(target) ?? null;
   text.addEventListener("pointerover", (event) => {
     const place = placeUnder(event);
     // Only what was searched answers to pointing; losses of other tokens are shown on a click.
@@ -529,7 +506,7 @@
   byId("units").append(...options(page.units));
   byId("set").append(
     element("option", { value: "", textContent: "all that were searched" }),
-    ...options(page.sets.map(spellSet))
+    ...options(page.set_names)
   );
   const hide = (id) => (byId(id).parentElement.hidden = true);
   for (const id of ["document", "selector", "units"]) if (byId(id).length < 2) hide(id);

@@ -51,7 +51,7 @@ def spell(name: Any) -> str:
 
 
 def sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
+    return re.sub(r"-(?=\d)", "−", f"{text[:1].upper()}{text[1:]}.")
 
 
 def places(first: int, end: int) -> str:

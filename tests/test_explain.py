@@ -39,8 +39,7 @@ def make_tokenizer(bos: bool = True) -> PreTrainedTokenizerFast:
     return made
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
+def make_model() -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
@@ -48,6 +47,11 @@ def model() -> LlamaForCausalLM:
         bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return make_model()
 
 
 @pytest.fixture(scope="module")
