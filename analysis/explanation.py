@@ -11,9 +11,7 @@ Place in the flow: model + text → **explanation**. The questions are those of 
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -24,11 +22,11 @@ import torch
 
 from analysis.documents import Controls, Document, Documents
 from analysis.influence import SELECTORS
-from analysis.pieces import first_characters
 from analysis.recovery import DOCUMENT, PLACEBO, recover
 from analysis.scoring import Reading, Scorer, context_losses, repetition_drop
 from analysis.sources import open_documents
 from analysis.statistics import interval, resample_weights
+from analysis.targets import At, find_spans
 from analysis.view import described, lit_text, quoted
 from analysis.windows import Spans, Windows, span_width
 from olmo_sparsity.errors import ConfigError, DataError
@@ -42,8 +40,6 @@ NUM_CHOSEN = 8
 MIN_GAP = 0.1
 PASSAGE = 128
 """Tokens of the passages that the induction check repeats."""
-
-At = str | int | slice | re.Pattern[str] | Sequence["At"]
 
 
 def explain(
@@ -97,7 +93,7 @@ def explain(
         loaded = wrap_model(model, tokenizer)
     if loaded.tokenizer is None:
         raise DataError(f"'{loaded.name}' has no tokenizer; give one: explain(model, tokenizer, …)")
-    start_ids = prefix_ids(loaded, prefix)
+    start_ids = loaded.prefix_ids(prefix)
     if text is not None:
         tokens, answer = _encode(loaded, text), None
     else:
@@ -117,7 +113,8 @@ def explain(
     windows = Windows(long, short, prefix=tuple(start_ids))
     spans = [answer] if answer else None if at is None else find_spans(document, at)
     last = max((end for _, end in spans), default=0) if spans else len(tokens)
-    windows.check(loaded.max_positions, longest=last)
+    windows.check()
+    loaded.check_positions(windows.num_positions(last))
     scorer = Scorer(loaded.model, far_states=far_states, batch_tokens=batch_tokens)
     chosen_by_gap = spans is None
     if spans is None:
@@ -233,29 +230,6 @@ class Explanation:
 # --- targets --------------------------------------------------------------------------------------
 
 
-def find_spans(document: Document, at: At) -> Spans:
-    """Token spans of what is named. Words may stand in several places."""
-    if isinstance(at, int | slice):
-        size = len(document.tokens)
-        places = range(size)[at] if isinstance(at, slice) else range(size)[at : (at + 1) or None]
-        if not places or places.step != 1:
-            raise ConfigError(f"at={at}: the text has {size:,} tokens")
-        return [(places[0], places[-1] + 1)]
-    if not isinstance(at, str | re.Pattern):
-        return sorted({span for one in at for span in find_spans(document, one)})
-    text = "".join(document.texts)
-    found = [m.span() for m in re.finditer(re.escape(at) if isinstance(at, str) else at, text)]
-    named = at if isinstance(at, str) else at.pattern
-    if not found or not all(a < b for a, b in found):
-        raise DataError(f"'{named}' does not stand in the text; check spelling and upper case")
-    # White space at the beginning of a token belongs to the token: it is not what is named.
-    begins = first_characters(document.texts)
-    ends = np.cumsum([len(piece) for piece in document.texts])
-    firsts = [int(np.searchsorted(ends, a, side="right")) for a, _ in found]
-    lasts = [int(np.searchsorted(begins, b, side="left")) for _, b in found]
-    return sorted({(a, max(b, a + 1)) for a, b in zip(firsts, lasts, strict=True)})
-
-
 def _with_far_part(document: Document, windows: Windows, spans: Spans, units: str) -> Spans:
     first = windows.first_target
 
@@ -296,19 +270,6 @@ def _long_losses(scorer: Scorer, document: Document, windows: Windows, spans: Sp
     return found
 
 
-def parse_at(text: str) -> At:
-    """/a regular expression/, FIRST:END of tokens, or words."""
-    if len(text) > 2 and text[0] == text[-1] == "/":
-        try:
-            return re.compile(text[1:-1])
-        except re.error as error:
-            raise ConfigError(f"--at={text} is no regular expression ({error})") from None
-    if re.fullmatch(r"-?\d+:-?\d+", text):
-        first, end = text.split(":")
-        return slice(int(first), int(end))
-    return text
-
-
 def read_text(path: str, inline: bool = False) -> str:
     """A file, or standard input for `-`; `inline`: the text itself, unless it begins with @."""
     if inline and not path.startswith("@"):
@@ -327,20 +288,6 @@ def read_text(path: str, inline: bool = False) -> str:
 
 
 # --- tokens ---------------------------------------------------------------------------------------
-
-
-def prefix_ids(model: LoadedModel, prefix: str) -> list[int]:
-    """Tokens in front of every window: what the model was trained to see first."""
-    if prefix == "none":
-        return []
-    if prefix == "auto":
-        return model.bos_prefix
-    if prefix != "bos":
-        return _encode(model, prefix)
-    bos = getattr(model.transformers_tokenizer, "bos_token_id", None)
-    if bos is None:
-        raise ConfigError(f"prefix=bos: '{model.name}' names no beginning-of-text token")
-    return [int(bos)]
 
 
 def _encode(model: LoadedModel, text: str) -> list[int]:

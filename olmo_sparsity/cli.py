@@ -177,6 +177,9 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--selectors", help="comma-separated (add_one,divergence,random,nearest)")
     sub.add_argument("--targets", default="top10%", help="`all`, like `top10%%` (%(default)s), or "
                      "a folder of results: the same targets as there")  # fmt: skip
+    sub.add_argument("--at", action="append", metavar="WORDS", help="targets: words, /a regular "
+                     "expression/, or tokens FIRST:END, wherever they stand; may be given several "
+                     "times")  # fmt: skip
     sub.add_argument("--planted", action="store_true",
                      help="ground truth: plant a far dependency into each document")  # fmt: skip
     sub.add_argument("--min-gap", type=float, default=0.1, help="nats (%(default)s)")
@@ -305,7 +308,8 @@ def export(options: argparse.Namespace) -> int:
 
 def explain(options: argparse.Namespace) -> int:
     from analysis.explanation import explain as explained
-    from analysis.explanation import parse_at, read_text, to_json
+    from analysis.explanation import read_text, to_json
+    from analysis.targets import parse_at
 
     if options.html is not None and not options.html.endswith(".html"):
         raise ConfigError(f"--html={options.html} must end in .html: it is a page")
@@ -341,6 +345,7 @@ def explain(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace) -> int:
+    from dataclasses import replace
     from pathlib import Path
 
     from analysis.estimate import estimate
@@ -349,7 +354,7 @@ def measure(options: argparse.Namespace) -> int:
     from analysis.settings import Settings
     from analysis.sources import open_documents, plant_dependencies
     from analysis.summary import describe
-    from analysis.targets import parse_share
+    from analysis.targets import parse_at, parse_share
     from analysis.windows import Windows
     from olmo_sparsity.model.load import load_model
     from olmo_sparsity.versions import typed_command
@@ -358,8 +363,11 @@ def measure(options: argparse.Namespace) -> int:
         if getattr(options, name) is None:
             setattr(options, name, value)
     given = Path(options.targets).is_dir()
-    if given and options.planted:
-        raise ConfigError("--planted has targets of its own; leave --targets out")
+    if (given or options.at) and options.planted:
+        raise ConfigError("--planted has targets of its own; leave --targets and --at out")
+    if options.at and options.targets != "top10%":
+        raise ConfigError("--at names the targets; leave --targets out")
+    at = [parse_at(words) for words in options.at or ()]
     settings = Settings(
         Windows(options.long, options.short, options.stride),
         units=tuple(options.units.split(",")),
@@ -376,7 +384,7 @@ def measure(options: argparse.Namespace) -> int:
     shard = parse_shard(options.shard)
     if Path(options.out).is_file():
         raise ConfigError(f"--out={options.out} is a file; name a folder for the results")
-    targets = read_results(options.targets) if given else None
+    targets = read_results(options.targets) if given else at or None
     model = load_model(
         options.model, device=options.device, dtype=options.dtype, device_map=options.device_map
     )
@@ -385,6 +393,8 @@ def measure(options: argparse.Namespace) -> int:
     )
     if options.planted:
         documents = plant_dependencies(documents, model, settings.windows, settings.seed)
+    windows = replace(settings.windows, prefix=tuple(model.prefix_ids(options.prefix)))
+    settings = replace(settings, windows=windows)
     plan = Plan.of(model, documents, settings, targets, options.batch_tokens)
     if options.dry_run:
         print(estimate(plan, shard))

@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from analysis import explain
-from analysis.explanation import Explanation, find_spans, parse_at
+from analysis.explanation import Explanation
+from analysis.targets import find_spans, parse_at
 from olmo_sparsity.cli import main
 from olmo_sparsity.errors import ConfigError, DataError
 
@@ -202,7 +203,7 @@ def test_the_check_asks_the_same_of_unrelated_texts(model: LlamaForCausalLM, at:
         assert row.foreign <= row.foreign_most
     value, low, high = checked.excess
     assert low <= value <= high
-    assert value == pytest.approx((checked.table.own - checked.table.foreign).mean(), abs=1e-9)
+    assert value == pytest.approx((checked.table.own - checked.table.foreign).mean(), abs=1e-5)
     assert not checked.induction["has_induction"]  # random weights
     assert "does not copy" in str(checked)
 
@@ -274,7 +275,7 @@ def test_the_command(
         (["--text", "TEXT", "--units", "span"], "none of tokens"),
         (["--text", "TEXT", "--target", "w3"], "belong to a prompt"),
         (["--text", "TEXT", "--html", "page.txt"], "must end in .html"),
-        (["--text", "LONG"], "prepared for 256; give less text"),
+        (["--text", "LONG"], "positions are more than"),
         (["--text", "BINARY"], "not text in UTF-8"),
         (["--prompt", "w1 w2", "--target", ""], "the target is empty"),
         (["--prompt", "w1", "--target", "w2"], "no target has far tokens"),

@@ -119,6 +119,22 @@ class LoadedModel:
         found = self.tokenizer if theirs is None else theirs
         return [] if found is None else bos_prefix(found)
 
+    def prefix_ids(self, prefix: str) -> list[int]:
+        """What a window may begin with: `auto` (what the tokenizer puts before a text), `bos`,
+        `none`, or a text of its own."""
+        if prefix == "none":
+            return []
+        if prefix == "auto":
+            return self.bos_prefix
+        if prefix == "bos":
+            bos = getattr(self.transformers_tokenizer, "bos_token_id", None)
+            if bos is None:
+                raise ConfigError(f"prefix=bos: '{self.name}' names no beginning-of-text token")
+            return [int(bos)]
+        if self.tokenizer is None:
+            raise ConfigError(f"prefix={prefix}: '{self.name}' has no tokenizer to read it with")
+        return list(self.tokenizer.encode(prefix, add_special_tokens=False).ids)
+
     @cached_property
     def fingerprint(self) -> str:
         """Which weights these are; see `checkpoint_files`. Those of an object are all read when it

@@ -64,7 +64,9 @@ def read_hugging_face(
     device_map: str | None,
 ) -> PreTrainedModel:
     from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()  # one for each model, of many small weights, on stderr
     config = AutoConfig.from_pretrained(folder, **NO_CODE)
     # The kernel is not for the folder to choose: it may name one that is not installed, or one on
     # the hub.
