@@ -70,7 +70,7 @@ def final_state(folder: Path) -> tuple[dict, dict, list]:
     assert last.name == f"step{NUM_STEPS:06d}"
     moments = load_file(last / "engine/moments-00000-of-00001.safetensors")
     rows = [
-        {key: value for key, value in row.items() if key != "tokens_per_s"}
+        {key: value for key, value in row.items() if key not in ("tokens_per_s", "peak_memory_gib")}
         for row in read_metrics(folder / "metrics.jsonl")
     ]
     return load_file(last / "model.safetensors"), moments, rows

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,12 +21,18 @@ from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.model.load import build_model, load_model
 from olmo_sparsity.model.losses import token_losses
+from olmo_sparsity.training import loop
 from olmo_sparsity.training.engine import Engine, choose_device, choose_precision
-from olmo_sparsity.training.estimate import count_parameters, estimate, flops_per_token
-from olmo_sparsity.training.evaluate import evaluate
+from olmo_sparsity.training.estimate import (
+    count_parameters,
+    estimate,
+    flops_per_token,
+    stated_flops,
+)
+from olmo_sparsity.training.evaluate import evaluate, induction_drop
 from olmo_sparsity.training.loop import Outcome, dry_run, resolve, train
 from olmo_sparsity.training.optim import build_optimizer, learning_rate
-from olmo_sparsity.training.run_folder import Metrics, loss_table, read_metrics
+from olmo_sparsity.training.run_folder import Metrics, draw_losses, loss_table, read_metrics
 
 MakeConfig = Callable[..., RunConfig]
 
@@ -244,6 +252,39 @@ def test_losses_by_position_are_means_over_those_positions(make_config: MakeConf
     for row, columns in zip(found, (slice(0, 15), slice(15, 31), slice(31, 49)), strict=True):
         assert row["loss"] == pytest.approx(float(nll_BL[:, columns].mean()), rel=1e-5)
         assert row["num_tokens"] == nll_BL[:, columns].numel()
+        # The same with the bytes counted document by document.
+        texts = [
+            heldout.tokenizer.decode(heldout.document(i).tolist()) for i in range(len(heldout))
+        ]
+        num_bytes = sum(len(text.encode()) for text in texts)
+        bits = row["loss"] / math.log(2) * heldout.num_tokens / num_bytes
+        assert row["bits_per_byte"] == pytest.approx(bits, rel=1e-3)
+
+
+def test_induction_is_the_fall_in_loss_on_a_second_reading(make_config: MakeConfig) -> None:
+    """Of a parrot, which knows what followed a token the last time, and of a fresh model."""
+    config = make_config(training__length=20, evaluation__batch_size=1)
+    heldout = open_shards(config.data, "heldout")
+    resolve(config, heldout, torch.device("cpu"))
+    engine = Engine(build_model(config.model), config)
+    assert abs(induction_drop(engine, heldout, config)) < 0.1
+
+    def parrot(batch: Batch) -> torch.Tensor:
+        nll_BL = torch.zeros(batch.labels_BL.shape)
+        for row, labels in enumerate(batch.labels_BL.tolist()):
+            for place, label in enumerate(labels):
+                nll_BL[row, place] = 3.0 * (label != IGNORED and place < 10)
+        return nll_BL
+
+    engine.token_losses = parrot
+    assert induction_drop(engine, heldout, config) == pytest.approx(3.0)
+    shares = []
+    for rank in range(30):  # more processes than the last batch has passages
+        engine.processes = SimpleNamespace(
+            rank=rank, world_size=30, add_up=lambda sums: shares.append(sums) or torch.ones(3)
+        )
+        induction_drop(engine, heldout, config)
+    assert sum(shares).tolist() == [3 * 64, 0, 64]
 
 
 # --- starting from weights ------------------------------------------------------------------------
@@ -395,7 +436,68 @@ def test_sinks_are_asked_for_and_receive_every_row(
     monkeypatch.setitem(sys.modules, "wandb", fake)
     train(make_config(logging__wandb_project="test"))
     assert [step for _, step in received] == [1, 2, 3, 4, 5, 6, 6]
-    assert set(received[-1][0]) == {"heldout/0-16", "heldout/16-32", "heldout/32-64"}
+    assert {"train/tokens_per_s", "train/peak_memory_gib"} <= received[-2][0].keys()
+    places = ("0-16", "16-32", "32-64")
+    assert set(received[-1][0]) == {
+        *(f"{name}/{place}" for name in ("heldout", "heldout_bits_per_byte") for place in places),
+        "heldout/induction_drop",
+    }
+
+
+def test_the_share_of_the_stated_peak_is_logged_where_it_is_known(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(training__num_steps=1, training__batch_size=4, training__length=16)
+    train(config)
+    assert not [row for row in rows(config) if "mfu" in row]
+    monkeypatch.setattr(loop, "device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    config = make_config(run_folder=config.run_folder + "-a100")
+    train(config)
+    (row,) = [row for row in rows(config) if "mfu" in row]
+    model = load_model(config.run_folder, device="cpu").model
+    expected = row["tokens_per_s"] * flops_per_token(model, config) / 312e12
+    assert row["mfu"] == pytest.approx(expected)
+    assert 0.1 < row["peak_memory_gib"] < 100
+
+
+def test_stated_peaks_go_by_the_device_name() -> None:
+    for name, tflops in {
+        "NVIDIA A100-SXM4-80GB": 312,
+        "NVIDIA H100 80GB HBM3": 989,
+        "NVIDIA H100 PCIe": 756,
+        "NVIDIA H200": 989,
+    }.items():
+        assert stated_flops(name) == tflops * 1e12
+    for name in ("cpu", "NVIDIA A10G", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"):
+        assert stated_flops(name) is None
+
+
+# --- the curves of a run --------------------------------------------------------------------------
+
+
+def test_the_curves_are_printed_and_drawn_for_every_evaluation(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config(evaluation__interval_steps=2)
+    train(config)
+    table = loss_table(config.run_folder).splitlines()
+    evaluations = [row for row in rows(config) if "heldout" in row]
+    assert [row["step"] for row in evaluations] == [2, 4, 6]
+    for row, line in zip(evaluations, table[-3:], strict=True):
+        losses_and_drop = [*(part["loss"] for part in row["heldout"]), row["induction_drop"]]
+        assert line.split() == [str(row["step"]), *(f"{value:.4f}" for value in losses_and_drop)]
+    draw_losses(config.run_folder, tmp_path / "curves.svg")
+    drawn = (tmp_path / "curves.svg").read_text()
+    assert "held out, 16 … 31" in drawn
+    metrics = Path(config.run_folder) / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for row in lines:
+        row.pop("induction_drop", None)
+        for part in row.get("heldout", []):
+            part.pop("bits_per_byte")
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    assert "nan" in loss_table(config.run_folder), "a run of before has neither"
+    draw_losses(config.run_folder, tmp_path / "curves.svg")
 
 
 @pytest.mark.parametrize("key", ["tensorboard", "wandb_project"])

@@ -11,6 +11,7 @@ Dimension key: B batch, L length, N = B·L rows, C rows of a chunk, D width, V v
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -82,6 +83,21 @@ def row_losses(model: LanguageModel, hidden_ND: Tensor, labels_N: Tensor) -> Ten
             )
         ]
     )
+
+
+def repetition_losses(
+    losses: Callable[[Tensor, Tensor, Tensor], Tensor], passages_BL: Tensor
+) -> Tensor:
+    """nll_B2: mean loss on the first and on the second of two readings of each passage, one after
+    the other in one context. `losses` gives nll_BL of (tokens_BL, positions_BL, labels_BL). The
+    first token of a passage is left out: the first reading cannot predict it."""
+    length = passages_BL.shape[1]
+    tokens_BL = passages_BL.repeat(1, 2)
+    labels_BL = tokens_BL.roll(-1, 1)
+    labels_BL[:, length - 1 :: length] = IGNORED
+    positions_BL = torch.arange(2 * length, device=passages_BL.device).expand_as(tokens_BL)
+    nll_BL = losses(tokens_BL, positions_BL, labels_BL)
+    return nll_BL.unflatten(1, (2, length)).sum(-1) / (length - 1)
 
 
 def mean_loss(

@@ -30,15 +30,21 @@ from olmo_sparsity.data.tokens import refuse_other_settings
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.checkpoint_files import fill, load_weights, save_weights
 from olmo_sparsity.model.exchange import import_weights
-from olmo_sparsity.model.load import build_model
+from olmo_sparsity.model.load import build_model, device_name
 from olmo_sparsity.progress import Progress, say
 from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
 from olmo_sparsity.training.choose_engine import build_engine, check_engine
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import choose_device, choose_precision, measure_matmul_peak
-from olmo_sparsity.training.estimate import count_parameters, estimate, flops_per_token
-from olmo_sparsity.training.evaluate import evaluate, format_losses
+from olmo_sparsity.training.estimate import (
+    count_parameters,
+    estimate,
+    flops_per_token,
+    peak_memory_gib,
+    stated_flops,
+)
+from olmo_sparsity.training.evaluate import evaluate, format_losses, induction_drop
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.preflight import (
     attempt,
@@ -128,6 +134,7 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
         if processes.is_first:
             describe_environment(run_folder, engine.describe(), device, resumed_at=start)
     peak = measure_matmul_peak(device, config.training.precision) * processes.world_size
+    stated_peak = (stated_flops(device_name(device)) or 0) * processes.world_size
 
     def save_checkpoint(step: int) -> None:
         with processes.agree():
@@ -170,8 +177,12 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
                 now = time.perf_counter()
                 steps_per_s = (step - shown_step) / (now - shown_at)
                 shown_at, shown_step = now, step
+                speed = {"tokens_per_s": steps_per_s * tokens_per_step}
+                speed["peak_memory_gib"] = peak_memory_gib(device)
+                if stated_peak:
+                    speed["mfu"] = steps_per_s * flops_per_step / stated_peak
                 with processes.agree():
-                    shown = metrics.flush(tokens_per_s=steps_per_s * tokens_per_step)
+                    shown = metrics.flush(**speed)
                 progress.update(
                     step,
                     loss=f"{shown['loss']:.4f}",
@@ -182,10 +193,14 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
             paused_at = time.perf_counter()
             if due(step, config.evaluation.interval_steps, num_steps):
                 losses = evaluate(engine, heldout, config)
+                drop = induction_drop(engine, heldout, config)
                 with processes.agree():
-                    metrics.write_heldout(step, losses)
+                    metrics.write_heldout(step, losses, drop)
                 if step < num_steps:
-                    progress.note(f"step {step}: held-out loss {format_losses(losses)}")
+                    progress.note(
+                        f"step {step}: held-out loss {format_losses(losses)}; on second reading "
+                        f"{drop:.2f} lower"
+                    )
             asked = processes.first_text(stop.requested)  # asked of one, all stop, at one step
             if asked or due(step, config.checkpoint.interval_steps, num_steps):
                 save_checkpoint(step)
