@@ -195,6 +195,9 @@ class TrainingConfig:
     device: str = "auto"
     activation_checkpointing: bool = False
     compile: bool = False
+    deterministic: bool = False
+    """Only kernels that give the same bits each time. On a GPU, gradients of attention do not
+    otherwise, and a resumed run ends near the undisturbed one, not on it. On CPU they always do."""
 
 
 @dataclass

@@ -14,6 +14,7 @@ Dimension key: B batch, L length.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,7 +30,7 @@ from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.checkpoint_files import unique_weights
 from olmo_sparsity.model.losses import mean_loss, token_losses
-from olmo_sparsity.training.distributed import Processes
+from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.moments import KEYS, Piece, SavedMoments, write_moments
 from olmo_sparsity.training.optim import build_optimizer
 
@@ -58,6 +59,8 @@ class Engine:
         self.config = config
         self.processes = processes or Processes()
         self.device = choose_device(config.training.device, self.processes)
+        if config.training.deterministic:
+            be_deterministic()
         self.model = model.to(self.device)
         self.losses = Losses(model)
         if config.training.activation_checkpointing:
@@ -155,7 +158,9 @@ class DDPEngine(Engine):
 
     def prepare(self) -> None:
         super().prepare()
-        self.title = f"DistributedDataParallel, {self.processes.world_size} processes"
+        start_alone()  # of one process, launched as a group of one
+        num = self.processes.world_size
+        self.title = f"DistributedDataParallel, {num} process{'es' * (num > 1)}"
         on_gpu = self.device.type == "cuda"
         self.parallel = DistributedDataParallel(
             self.losses,
@@ -220,6 +225,12 @@ def own_gpu(num_seen: int, processes: Processes) -> int:
             f"{num_seen} GPUs; launch as many processes as GPUs, or ask for more GPUs"
         )
     return processes.local_rank
+
+
+def be_deterministic() -> None:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # for debugging, and slow
 
 
 def choose_precision(name: Precision, device: torch.device) -> Precision:

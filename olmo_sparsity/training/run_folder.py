@@ -36,6 +36,7 @@ FREE_KEYS = (
     "evaluation",
     "engine",
     "data.folder",
+    "training.deterministic",
     "training.device",
     "training.micro_batch_size",
 )
