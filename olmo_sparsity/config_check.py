@@ -13,7 +13,7 @@ from olmo_sparsity.errors import ConfigError
 _AT_LEAST_ONE = {
     "training": ("length", "batch_size", "num_steps", "micro_batch_size"),
     "evaluation": ("interval_steps", "num_sequences", "batch_size"),
-    "checkpoint": ("interval_steps", "keep"),
+    "checkpoint": ("interval_steps", "keep", "keep_every_steps"),
     "logging": ("interval_steps",),
 }
 _MODEL_AT_LEAST_ONE = (
@@ -73,6 +73,17 @@ def check(config: RunConfig, origin: str) -> None:
             f"{section}.{name}={value}".lstrip(".") + f" must lie between {lowest} and {highest}",
         )
     require(training.length >= 2, f"training.length={training.length} leaves nothing to predict")
+    require(
+        config.init_from is None or config.branch_from is None,
+        f"init_from={config.init_from} and branch_from={config.branch_from} exclude each other: "
+        "the first takes weights alone, the second goes on from where that run was",
+    )
+    beyond = [s for s in config.checkpoint.keep_steps or [] if not 1 <= s <= training.num_steps]
+    require(
+        not beyond,
+        f"checkpoint.keep_steps={beyond} never come: steps run from 1 to "
+        f"training.num_steps={training.num_steps}",
+    )
     micro = training.micro_batch_size or training.batch_size
     require(
         training.batch_size % micro == 0,

@@ -215,6 +215,10 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused(
         else:
             with pytest.raises(UserError, match=r"0\.03 GiB free, .* need 0\.03 .*keep=2"):
                 check_room(Path("/"), config, 10**6, step=0)
+    config = make_config(checkpoint__keep_steps=[1, 3])
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=needed))
+    with pytest.raises(UserError, match=r"need 0\.06 .*keep=2, 2 to stay for ever"):
+        check_room(Path("/"), config, 10**6, step=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10**6))
     with pytest.raises(UserError, match="run_folder="):
         train(config)

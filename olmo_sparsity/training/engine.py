@@ -230,7 +230,8 @@ def own_gpu(num_seen: int, processes: Processes) -> int:
 def be_deterministic() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     torch.use_deterministic_algorithms(True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # for debugging, and slow
+    # For debugging, and slow.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def choose_precision(name: Precision, device: torch.device) -> Precision:

@@ -9,6 +9,7 @@ checkpoint; the loop itself holds nothing else. Exit codes are those of `Outcome
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -28,8 +29,9 @@ from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import count_vocabulary, load_tokenizer
 from olmo_sparsity.data.tokens import refuse_other_settings
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.files import publish
 from olmo_sparsity.model.checkpoint_files import fill, load_weights, save_weights
-from olmo_sparsity.model.exchange import import_weights
+from olmo_sparsity.model.exchange import check_exportable, export, import_weights
 from olmo_sparsity.model.load import build_model, device_name
 from olmo_sparsity.progress import Progress, say
 from olmo_sparsity.training import checkpoint
@@ -59,6 +61,7 @@ from olmo_sparsity.training.run_folder import (
     describe_environment,
     open_run_folder,
     refuse_divergence,
+    refuse_other_branch,
     refuse_other_config,
 )
 from olmo_sparsity.training.sinks import open_sinks
@@ -84,6 +87,8 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
     run_folder = Path(config.run_folder)
     with processes.agree():
         check_engine(config, processes)
+        if config.checkpoint.export_at_end:
+            check_exportable(config.model)
         device = choose_device(config.training.device, processes)
         shards, heldout = open_shards(config.data, "train"), open_shards(config.data, "heldout")
         check_readable(shards)
@@ -110,9 +115,11 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
     check_same_config(config, processes)
     check_shared(run_folder, processes)
 
-    # --- where to begin: the newest whole checkpoint, else init_from, else random ---------------
+    # --- where to begin: the newest whole checkpoint, else branch_from or init_from, else random
     with processes.agree():
         latest = checkpoint.resume_point(run_folder, tell) if processes.is_first else None
+        if processes.is_first and latest is None and config.branch_from is not None:
+            latest = checkpoint.branch_point(config.branch_from)
     latest = processes.gather(latest)[0]
     with processes.agree():
         start = restore_weights(latest, model, shards, config)
@@ -151,7 +158,7 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
             shards.tokenizer.save(str(folder / "tokenizer.json"))
 
         checkpoint.save(
-            run_folder, state, config.checkpoint.keep, write_once, engine.save_moments, processes
+            run_folder, state, config.checkpoint, write_once, engine.save_moments, processes
         )
 
     # --- the loop -------------------------------------------------------------------------------
@@ -202,16 +209,29 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
                         f"{drop:.2f} lower"
                     )
             asked = processes.first_text(stop.requested)  # asked of one, all stop, at one step
-            if asked or due(step, config.checkpoint.interval_steps, num_steps):
+            kept = config.checkpoint
+            if asked or due(step, kept.interval_steps, num_steps) or kept.stays(step):
                 save_checkpoint(step)
             if asked and step < num_steps:
                 progress.note(f"{asked}: saved step {step}; the same command goes on")
                 return Outcome.STOPPED_BY_SIGNAL
             shown_at += time.perf_counter() - paused_at  # the rates shown are of training alone
 
+    with processes.agree():
+        if processes.is_first and config.checkpoint.export_at_end:
+            export_once(run_folder)
     if processes.is_first:
         tell(f"held-out loss by position: {format_losses(metrics.last_heldout())}")
     return Outcome.FINISHED
+
+
+def export_once(run_folder: Path) -> None:
+    """Whole or absent, and not again by another start of a finished run."""
+    out, partial = run_folder / "huggingface", run_folder / "huggingface.tmp"
+    if not out.exists():
+        shutil.rmtree(partial, ignore_errors=True)
+        export(run_folder, partial)
+        publish(partial, out)
 
 
 def dry_run(config: RunConfig) -> None:
@@ -252,12 +272,19 @@ def restore_weights(
         if config.init_from is not None:
             fill(model, import_weights(config.init_from, config.model), config.init_from)
         return 0
-    refuse_other_config(latest / "config.yaml", config)  # it may have been put there by hand
+    own = latest.parent.parent == Path(config.run_folder)
+    # Also of the own: it may have been put there by hand.
+    (refuse_other_config if own else refuse_other_branch)(latest / "config.yaml", config)
     state = TrainerState.read(latest)
     if state.data_fingerprint != shards.fingerprint:
         raise DataError(
             f"{latest} was trained on other tokens than those now in {config.data.folder}; restore "
-            "the data or start another run_folder"
+            "the data, or take its weights alone with init_from in another run_folder"
+        )
+    if not own and state.step >= config.training.num_steps:
+        raise ConfigError(
+            f"branch_from={latest} is at step {state.step}, where training.num_steps="
+            f"{config.training.num_steps} ends; raise it"
         )
     load_weights(model, latest / "model.safetensors")
     return state.step

@@ -71,14 +71,36 @@ def _before_config(path: Path) -> bool:
     return empty or path.name == LOCK or is_partial(path)
 
 
+def changes(path: Path, config: RunConfig) -> dict[str, str]:
+    """Key → what it was in the config.yaml of a run folder or of a checkpoint, and is now."""
+    before, now = flatten(load_config(path)), flatten(config)
+    return {
+        key: f"{key}={before.get(key)} (now {now.get(key)})"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    }
+
+
+def refuse_other_branch(path: Path, config: RunConfig) -> None:
+    """A branch may change everything but the model, and which text comes next."""
+    fixed = ["seed", "training.length", "training.batch_size", "positions.skip_text", "model."]
+    if config.positions.skip_text:
+        fixed.append("positions.target_length")
+    free = "model.max_sequence_length"
+    found = changes(path, config)
+    changed = [text for key, text in found.items() if key.startswith(tuple(fixed)) and key != free]
+    if changed:
+        raise ConfigError(
+            f"branch_from={path.parent} was trained with {', '.join(changed)}; a branch goes on "
+            "with the same model in the same text: set them as they were, or take the weights "
+            "alone with init_from"
+        )
+
+
 def refuse_other_config(path: Path, config: RunConfig) -> None:
     """`path`: the config.yaml of a run folder or of a checkpoint in it."""
-    before, now = flatten(load_config(path)), flatten(config)
-    changed = [
-        f"{key}={before.get(key)} (now {now.get(key)})"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and not key.startswith(FREE_KEYS)
-    ]
+    found = changes(path, config)
+    changed = [text for key, text in found.items() if not key.startswith(FREE_KEYS)]
     if changed:
         raise ConfigError(
             f"{path.parent} holds a run with {', '.join(changed)}; choose another run_folder, or "
