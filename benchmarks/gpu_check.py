@@ -133,7 +133,7 @@ def end(child: subprocess.Popen[str]) -> None:
 
 def last_words(output: str) -> str:
     lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if "Error" in line or line.startswith("olmo-sparsity:")]
+    errors = [line for line in lines if "Error: " in line or line.startswith("olmo-sparsity:")]
     return (errors or lines or ["it said nothing"])[-1][:300]
 
 

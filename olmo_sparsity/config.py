@@ -101,6 +101,10 @@ class DataConfig:
     """Official OLMo token files (globs of raw memmaps) instead of a prepared folder."""
 
     heldout_files: list[str] | None = None
+    mask_documents: bool = False
+    """Let no place see another document of its sequence, in training and held out. Position IDs are
+    those of the sequence: they do not begin anew. On a GPU the mask costs flash attention."""
+
     planted: PlantedConfig = field(default_factory=PlantedConfig)
     repeated: RepeatedConfig = field(default_factory=RepeatedConfig)
     token_dtype: Literal["uint16", "uint32"] = "uint16"

@@ -116,6 +116,16 @@ def check(config: RunConfig, origin: str) -> None:
         f"data.token_dtype={data.token_dtype} is for data.train_files; a prepared folder "
         "knows its own",
     )
+    require(
+        not (data.mask_documents and positions.skip_text),
+        "data.mask_documents=true needs every end of a document, and positions.skip_text=true "
+        "leaves some out; set one of them to false",
+    )
+    require(
+        not data.mask_documents or model.query_scale_length is None,
+        f"model.query_scale_length={model.query_scale_length} counts the keys of a whole sequence, "
+        "which data.mask_documents=true hides; set one of them back",
+    )
     for name, share in (("planted", data.planted.share), ("repeated", data.repeated.share)):
         require(
             share == 0 or not positions.skip_text,

@@ -12,7 +12,7 @@ import torch
 from olmo.data.iterable_dataset import IterableDataset
 from olmo.data.memmap_dataset import MemMapDataset
 
-from olmo_sparsity.config import IGNORED, PositionsConfig
+from olmo_sparsity.config import IGNORED, PlantedConfig, PositionsConfig, RepeatedConfig
 from olmo_sparsity.config_file import config_from_dict
 from olmo_sparsity.data.batches import (
     Batch,
@@ -133,6 +133,35 @@ def test_skip_text_takes_the_text_at_its_positions(shards: TokenShards) -> None:
         for place, position in enumerate(ids):
             expected = text[position + 1] if position + 1 < 40 else IGNORED
             assert batch.labels_BL[row, place] == expected
+
+
+def test_documents_are_numbered_where_they_are_to_be_masked(shards: TokenShards) -> None:
+    batch = next(batches(shards, length=200, mask_documents=True).from_step(0))
+    ends = batch.tokens_BL == shards.eos_id
+    assert ends.any()
+    for row, numbers in enumerate(batch.documents_BL):
+        number = 0
+        for place, token in enumerate(batch.tokens_BL[row].tolist()):
+            assert numbers[place] == number
+            number += token == shards.eos_id
+    assert next(batches(shards, length=200).from_step(0)).documents_BL is None
+    (part, *_) = batch.split(3)
+    assert torch.equal(part.to(torch.device("cpu")).documents_BL, batch.documents_BL[:3])
+    (heldout, *_) = heldout_batches(
+        shards, length=300, num_sequences=3, batch_size=3, mask_documents=True
+    )
+    assert (
+        heldout.documents_BL[:, -1].max()
+        == (heldout.tokens_BL[:, :-1] == shards.eos_id).sum(1).max()
+    )
+
+
+def test_what_is_planted_or_repeated_is_seen_from_everywhere(shards: TokenShards) -> None:
+    for name, settings in (("planted", PlantedConfig(1.0)), ("repeated", RepeatedConfig(1.0))):
+        source = TrainingBatches(
+            shards, POSE, length=200, batch_size=8, seed=5, mask_documents=True, **{name: settings}
+        )
+        assert not next(source.from_step(0)).documents_BL.any()
 
 
 def test_heldout_batches_have_contiguous_positions_and_all_lengths(shards: TokenShards) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import shutil
 import sys
 import types
 from collections.abc import Callable
@@ -210,6 +211,85 @@ def test_decay_groups(make_config: MakeConfig) -> None:
     assert decayed() == everything
     assert decayed(decay_norm_and_bias=False) == everything - norms
     assert decayed(decay_embeddings=False) == everything - embedding
+
+
+# --- attention within documents -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "model",
+    [{}, {"rope": False, "alibi": True}, {"rope": False}, {"n_kv_heads": 1},
+     {"architecture": "gpt_neox", "include_bias": True, "activation_type": "gelu"}],
+    ids=["rope", "alibi", "nope", "grouped", "gpt_neox"],
+)  # fmt: skip
+def test_the_loss_of_a_masked_document_is_its_loss_alone(
+    make_config: MakeConfig, run_dict: dict, model: dict, precision: str
+) -> None:
+    """In training and held out; its position IDs may even begin anew, since only their differences
+    count."""
+    if model.get("architecture"):
+        run_dict["model"] = {"d_model": 32, "n_heads": 2, "n_layers": 2, "max_sequence_length": 64}
+    run_dict["model"] |= model
+    engine = engine_for(make_config(training__batch_size=2, training__precision=precision))
+    lengths, generator = (5, 1, 18), torch.Generator().manual_seed(1)
+    tokens_BL = torch.randint(1, 300, (2, sum(lengths)), generator=generator)
+    labels_BL = tokens_BL.roll(-1, 1)
+    numbers_L = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
+    positions_BL = torch.arange(24).expand(2, 24)
+    packed = Batch(tokens_BL, positions_BL, labels_BL, numbers_L.expand(2, 24))
+    places = [slice(0, 5), slice(5, 6), slice(6, 24)]
+    apart = [
+        Batch(tokens_BL[:, some], positions_BL[:, : some.stop - some.start], labels_BL[:, some])
+        for some in places
+    ]
+    near = {"rtol": 2e-2, "atol": 2e-2} if precision == "bf16" else {"rtol": 1e-4, "atol": 1e-5}
+    nll_BL = engine.token_losses(packed)
+    torch.testing.assert_close(
+        nll_BL, torch.cat([engine.token_losses(b) for b in apart], 1), **near
+    )
+    unmasked = engine.token_losses(Batch(tokens_BL, positions_BL, labels_BL))
+    assert (nll_BL[:, 6:] - unmasked[:, 6:]).abs().max() > 0.05, "the mask hides something"
+
+    def gradients(batches: list[Batch]) -> torch.Tensor:
+        engine.model.zero_grad()
+        for batch in batches:
+            with engine.autocast():
+                engine.losses(batch, 48).backward()
+        return torch.cat([p.grad.flatten() for p in engine.model.parameters()])
+
+    one, other = gradients([packed]), gradients(apart)
+    assert (one - other).norm() < near["rtol"] * other.norm()
+
+
+def test_a_run_within_documents_trains_and_resumes(make_config: MakeConfig, tmp_path: Path) -> None:
+    settings = {"data__mask_documents": True, "training__length": 32}
+    curves = []
+    for name in ("whole", "resumed"):
+        config = make_config(run_folder=str(tmp_path / name), **settings)
+        train(config)
+        if name == "resumed":
+            shutil.rmtree(list_checkpoints(config.run_folder)[0])
+            train(make_config(**settings))
+        curves.append(losses(config))
+    assert curves[0] == curves[1]
+    plain = make_config(run_folder=str(tmp_path / "plain"), data__mask_documents=False)
+    train(plain)
+    assert losses(plain) != curves[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"positions__skip_text": True}, r"positions\.skip_text=true leaves some out"),
+        ({"model__query_scale_length": 16}, r"query_scale_length=16\.0 counts the keys"),
+    ],
+)
+def test_what_masked_documents_do_not_go_with(
+    make_config: MakeConfig, settings: dict, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_config(data__mask_documents=True, **settings)
 
 
 # --- schedule -------------------------------------------------------------------------------------

@@ -187,6 +187,13 @@ def alibi_bias(positions_BK: Tensor, config: ModelConfig, num_queries: int) -> T
     return bias_BHLK.expand(-1, -1, num_keys, -1)
 
 
+def document_bias(documents_BL: Tensor) -> Tensor:
+    """bias_B1LL: causal, and no place sees another document than its own."""
+    other_BLL = documents_BL[:, :, None] != documents_BL[:, None, :]
+    causal_11LL = causal_bias(documents_BL.shape[1], documents_BL.device)
+    return causal_11LL.masked_fill(other_BLL[:, None], torch.finfo(torch.float).min)
+
+
 def causal_bias(length: int, device: torch.device) -> Tensor:
     """bias_11LL: 0 where a place may look, the most negative number where it may not."""
     bias_LL = torch.full((length, length), torch.finfo(torch.float).min, device=device)

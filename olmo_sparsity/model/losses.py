@@ -59,10 +59,14 @@ class TrainableModel(LanguageModel, Protocol):
 
 @torch.no_grad()
 def token_losses(
-    model: LanguageModel, tokens_BL: Tensor, positions_BL: Tensor, labels_BL: Tensor
+    model: LanguageModel,
+    tokens_BL: Tensor,
+    positions_BL: Tensor,
+    labels_BL: Tensor,
+    attention_bias: Tensor | None = None,
 ) -> Tensor:
     """nll_BL in nats, fp32; 0 where the label is IGNORED."""
-    hidden_ND = model.hidden(tokens_BL, positions_BL).flatten(0, 1)
+    hidden_ND = model.hidden(tokens_BL, positions_BL, attention_bias).flatten(0, 1)
     labels_N = labels_BL.flatten()
     wanted_N = labels_N != IGNORED
     nll_N = torch.zeros(labels_N.shape, device=hidden_ND.device)
@@ -106,10 +110,11 @@ def mean_loss(
     positions_BL: Tensor,
     labels_BL: Tensor,
     num_labels: int,
+    attention_bias: Tensor | None = None,
 ) -> Tensor:
     """Σ nll / num_labels, differentiable. `num_labels` is that of the whole optimizer step, so that
     micro-batches and processes add up to the mean over all of its labels."""
-    hidden_ND = model.hidden(tokens_BL, positions_BL).flatten(0, 1)
+    hidden_ND = model.hidden(tokens_BL, positions_BL, attention_bias).flatten(0, 1)
     weight_VD, bias_V = model.unembedding
     return _ChunkedLoss.apply(
         hidden_ND, weight_VD, bias_V, labels_BL.flatten(), 1.0 / num_labels, model.logit_scale

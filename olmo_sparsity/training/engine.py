@@ -29,6 +29,7 @@ from olmo_sparsity.config import IGNORED, Precision, RunConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.checkpoint_files import unique_weights
+from olmo_sparsity.model.layers import document_bias
 from olmo_sparsity.model.losses import mean_loss, token_losses
 from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.moments import KEYS, Piece, SavedMoments, write_moments
@@ -46,7 +47,10 @@ class Losses(nn.Module):
     def forward(self, batch: Batch, num_labels: int | None = None) -> Tensor:
         """nll_BL, or for training the sum of it divided by the labels of the whole step."""
         inputs = (self.model, batch.tokens_BL, batch.positions_BL, batch.labels_BL)
-        return token_losses(*inputs) if num_labels is None else mean_loss(*inputs, num_labels)
+        bias = None if batch.documents_BL is None else document_bias(batch.documents_BL)
+        if num_labels is None:
+            return token_losses(*inputs, bias)
+        return mean_loss(*inputs, num_labels, bias)
 
 
 class Engine:

@@ -31,6 +31,7 @@ def evaluate(engine: Engine, heldout: TokenShards, config: RunConfig) -> list[di
         length=length,
         num_sequences=config.evaluation.num_sequences,
         batch_size=config.evaluation.batch_size * engine.processes.world_size,
+        mask_documents=config.data.mask_documents,
     ):
         own, num_own = own_rows(batch, engine)
         nll_BL = engine.token_losses(own)

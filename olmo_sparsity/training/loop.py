@@ -103,6 +103,7 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
             seed=config.seed,
             planted=config.data.planted,
             repeated=config.data.repeated,
+            mask_documents=config.data.mask_documents,
             rank=processes.rank,
             world_size=processes.world_size,
         )
