@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Generator
 from copy import copy
 from itertools import islice
 from pathlib import Path
@@ -14,6 +17,7 @@ from olmo.data.memmap_dataset import MemMapDataset
 
 from olmo_sparsity.config import IGNORED, PlantedConfig, PositionsConfig, RepeatedConfig
 from olmo_sparsity.config_file import config_from_dict
+from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import (
     Batch,
     Sequences,
@@ -23,6 +27,7 @@ from olmo_sparsity.data.batches import (
 )
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.errors import DataError
+from olmo_sparsity.training.loop import draw
 
 from .conftest import data_section
 
@@ -185,6 +190,48 @@ def test_a_token_beyond_the_vocabulary_is_named(tmp_path: Path, shards: TokenSha
     with pytest.raises(DataError, match="holds token 65535 near place 32, its tokenizer has 512"):
         Sequences(damaged, 16)[2]
     assert len(Sequences(damaged, 16)[1]) == 16
+
+
+# --- drawn ahead ----------------------------------------------------------------------------------
+
+
+def test_what_is_drawn_ahead_is_the_same_and_nothing_is_drawn_beyond_the_end(
+    shards: TokenShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    collate = TrainingBatches._collate
+
+    def noting(self: TrainingBatches, epoch: int, indices: np.ndarray) -> Batch:
+        threads.append(threading.current_thread())
+        return collate(self, epoch, indices)
+
+    monkeypatch.setattr(TrainingBatches, "_collate", noting)
+    source = batches(shards)
+    plain = list(islice(source.from_step(3), 4))
+    threads.clear()
+    ahead = list(in_background(draw(source, 3, 7, torch.device("cpu")), depth=1))
+    assert len(ahead) == len(plain) == len(threads) == 4
+    assert all(map(same, ahead, plain))
+    assert threading.main_thread() not in threads
+
+
+def test_a_thread_that_draws_ahead_hands_on_errors_and_ends() -> None:
+    def some(error: bool) -> Generator[int, None, None]:
+        for number in range(100):
+            made.append(number)
+            yield number
+            if error:
+                raise DataError("of the text")
+
+    before, made = threading.active_count(), []
+    with contextlib.closing(in_background(some(error=False), depth=1)) as numbers:
+        assert next(numbers) == 0
+    assert threading.active_count() == before, "also where not all was wanted"
+    assert len(made) <= 4, "and no more was made than waits"
+    numbers = in_background(some(error=True), depth=1)
+    assert next(numbers) == 0
+    with pytest.raises(DataError, match="of the text"):
+        next(numbers)
 
 
 def test_too_little_text_is_an_error_that_says_so(shards: TokenShards) -> None:

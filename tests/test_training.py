@@ -213,6 +213,29 @@ def test_decay_groups(make_config: MakeConfig) -> None:
     assert decayed(decay_embeddings=False) == everything - embedding
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"training__length": 64}, "matmul"),
+        ({"training__length": 256}, "flash_attention"),
+        ({"training__length": 64, "model__n_kv_heads": 1}, "flash_attention"),
+        ({"training__length": 256, "model__rope": False, "model__alibi": True}, "flash_attention"),
+    ],
+)
+def test_the_attention_kernel_that_is_named_is_the_one_that_runs(
+    make_config: MakeConfig, changes: dict, expected: str
+) -> None:
+    length = changes["training__length"]
+    changes |= {"positions__target_length": length, "model__max_sequence_length": length}
+    engine = engine_for(make_config(**changes, training__batch_size=2))
+    tokens_BL = torch.randint(0, 300, (2, length))
+    with torch.profiler.profile() as profiled:
+        engine.step(Batch(tokens_BL, torch.arange(length).expand(2, length), tokens_BL), 1e-3)
+    ran = {event.key for event in profiled.key_averages()}
+    assert engine.describe()["attention"] == expected
+    assert ("aten::_scaled_dot_product_flash_attention_for_cpu" in ran) == (expected != "matmul")
+
+
 # --- attention within documents -------------------------------------------------------------------
 
 

@@ -45,6 +45,10 @@ class Batch:
     def to(self, device: torch.device) -> Batch:
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
+    def pinned(self) -> Batch:
+        """In memory that a GPU copies from by itself."""
+        return self._each(Tensor.pin_memory)
+
     def rows(self, rows: slice) -> Batch:
         return self._each(lambda tensor: tensor[rows])
 

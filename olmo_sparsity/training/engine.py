@@ -29,7 +29,7 @@ from olmo_sparsity.config import IGNORED, Precision, RunConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.checkpoint_files import unique_weights
-from olmo_sparsity.model.layers import document_bias
+from olmo_sparsity.model.layers import document_bias, kernel_in_training
 from olmo_sparsity.model.losses import mean_loss, token_losses
 from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.moments import KEYS, Piece, SavedMoments, write_moments
@@ -154,7 +154,16 @@ class Engine:
             "class": type(self).__name__,
             "world_size": self.processes.world_size,
             "backend": dist.get_backend() if dist.is_initialized() else None,
+            "attention": self.attention_kernel(),
         }
+
+    def attention_kernel(self) -> str:
+        config = self.config
+        if config.model.architecture != "olmo":
+            return "as transformers chooses"
+        dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
+        length, masked = config.training.length, config.data.mask_documents
+        return kernel_in_training(config.model, length, self.device, dtype, masked)
 
 
 class DDPEngine(Engine):

@@ -12,8 +12,9 @@ import contextlib
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from enum import IntEnum
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 
@@ -24,7 +25,8 @@ from torch import nn
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_check import check_model
 from olmo_sparsity.config_file import config_text, save_config
-from olmo_sparsity.data.batches import TrainingBatches
+from olmo_sparsity.data.background import in_background
+from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import count_vocabulary, load_tokenizer
 from olmo_sparsity.data.tokens import refuse_other_settings
@@ -167,15 +169,16 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
         attempt(run_folder, start, processes),
         Progress("training", num_steps, "steps", enabled=processes.is_first) as progress,
         stop_signals() as stop,
+        contextlib.closing(
+            in_background(draw(batches, start, num_steps, device), depth=1)
+        ) as drawn,
     ):
         with processes.agree():
             sinks = open_sinks(config) if processes.is_first else []
             metrics = Metrics(run_folder, start, sinks, writes=processes.is_first)
         progress.resume_at(start)
         shown_at, shown_step = time.perf_counter(), start
-        for step, batch in enumerate(batches.from_step(start), start=start + 1):
-            if step > num_steps:
-                break
+        for step, batch in enumerate(drawn, start=start + 1):
             seed_step(config.seed, step, processes.rank)
             rate = learning_rate(config.optimizer, step, num_steps)
             loss, norm = engine.step(batch, rate)
@@ -249,6 +252,17 @@ def dry_run(config: RunConfig) -> None:
     print(config_text(config))
     for name, value in estimate(config).items():
         print(f"# {name}: {value}")
+
+
+def draw(
+    batches: TrainingBatches, start: int, num_steps: int, device: torch.device
+) -> Generator[Batch, None, None]:
+    """The batches of the steps after `start`, in the thread that runs this."""
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)  # else a thread takes memory of the first GPU
+    for batch in islice(batches.from_step(start), num_steps - start):
+        yield batch.pinned() if on_gpu else batch
 
 
 def due(step: int, interval_steps: int | None, num_steps: int) -> bool:
