@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import Any
 
 _HOME = {
+    "explain": "analysis.explanation",
     "load_model": "olmo_sparsity.model.load",
-    "open_documents": "analysis.documents",
+    "open_documents": "analysis.sources",
     "Document": "analysis.documents",
     "Documents": "analysis.documents",
     "Controls": "analysis.documents",

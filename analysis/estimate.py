@@ -31,9 +31,9 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
     ours = share_of(plan.measured, *shard)
 
     def num_targets(numbers: list[int]) -> int:
-        return sum(len(plan.documents[number].tokens) - windows.long for number in numbers)
+        return sum(len(plan.documents[number].tokens) - windows.first_target for number in numbers)
 
-    whole, size = plan.documents, windows.long + max(SOME_TARGETS, windows.stride)
+    whole, size = plan.documents, windows.first_target + max(SOME_TARGETS, windows.stride)
     if plan.fits_thresholds:  # else targets may lie anywhere in a document
         plan.documents = replace(
             whole, items=[replace(d, tokens=d.tokens[:size]) for d in whole.items]

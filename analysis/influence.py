@@ -13,7 +13,7 @@ of a row.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,8 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.scoring import Context, Scorer, as_tensors
-from analysis.windows import NOTHING, Units
+from analysis.scoring import Context, Row, Scorer, as_tensors
+from analysis.windows import NOTHING, Spans, Units
+from olmo_sparsity.model.far_states import FarStates
 from olmo_sparsity.model.layers import causal_bias
 
 
@@ -32,8 +33,8 @@ class Question:
     """Its far part holds the candidates."""
 
     units: Units
-    targets: np.ndarray
-    """Which targets of the block are asked about (indices into it)."""
+    spans: Spans
+    """The targets of the block that are asked about."""
 
     k: int
     generator: np.random.Generator
@@ -42,6 +43,10 @@ class Question:
     aim_WV: Tensor | None = None
     """log p of the block's targets with the document's own long window, for `divergence`: where the
     candidates are of another text, it still aims at that prediction."""
+
+    def total(self, score_UW: np.ndarray) -> np.ndarray:
+        """score_TU: the sum over the tokens of each target."""
+        return np.stack([score_UW[:, first:end].sum(1) for first, end in self.spans])
 
 
 @dataclass(frozen=True)
@@ -66,7 +71,7 @@ def influence_map(scorer: Scorer, context: Context, units: Units) -> np.ndarray:
 def add_one(scorer: Scorer, question: Question) -> Choice:
     """Eq. (20): the largest falls in loss when a far unit is added alone."""
     influence_UW = influence_map(scorer, question.context, question.units)
-    return _best(influence_UW.T[question.targets], question.k)
+    return _best(question.total(influence_UW), question.k)
 
 
 def add_one_screened(scorer: Scorer, question: Question) -> Choice:
@@ -75,49 +80,92 @@ def add_one_screened(scorer: Scorer, question: Question) -> Choice:
     One forward and backward of the short window with every far token barely there: its column of
     attention scores carries a log-gate of ln 0.1. The gradient of the loss with respect to the gate
     predicts what opening it would do. Far tokens shown alone see only themselves, those with their
-    context all that is before them, at full strength.
+    context all that is before them.
     """
-    context, units = question.context, question.units
-    gate_TU = units.total(_gate_gradients(scorer, question))
-    screened = _best(gate_TU, min(len(units), max(16, 2 * question.k)))
-    short = scorer.losses([context.set_row(NOTHING, int(t)) for t in question.targets])
-    alone = scorer.losses(
-        [
-            context.set_row(units.places(unit), int(target))
-            for target, candidates in zip(question.targets, screened.unit_TK, strict=True)
-            for unit in candidates
+    gate_TU = question.units.total(_gate_gradients(scorer, question))
+    screened = _best(gate_TU, min(len(question.units), max(16, 2 * question.k)))
+    return _exact(scorer, question, list(screened.unit_TK))
+
+
+GROUPS = (256, 32, 4)
+"""How many neighbouring units `add_one_nested` asks about as one, from step to step."""
+
+
+def add_one_nested(scorer: Scorer, question: Question) -> Choice:
+    """add_one from coarse to fine: every group of 256 units, then the groups of 32 inside the best
+    of those, then of 4, then single units. Where the far part is long, these are few of its rows.
+
+    A unit that helps less than its group's others hinder is missed.
+    """
+    units, num_opened = question.units, max(8, 2 * question.k)
+    inside = [np.arange(len(units))] * len(question.spans)  # of each target: units still looked at
+    for size in GROUPS:
+        if size * num_opened >= len(units):
+            continue  # all groups would be opened
+        groups = [np.unique(unit // size) * size for unit in inside]
+        sets = [
+            [units.run(first, min(first + size, len(units))) for first in some.tolist()]
+            for some in groups
         ]
-    )
-    exact_TM = np.array(short).reshape(-1, 1) - np.array(alone).reshape(screened.unit_TK.shape)
-    exact = _best(exact_TM, question.k)
-    return Choice(np.take_along_axis(screened.unit_TK, exact.unit_TK, axis=1), exact.influence_TK)
+        falls = _falls(scorer, question, sets)
+        inside = []
+        for firsts, fall in zip(groups, falls, strict=True):
+            best = firsts[np.argsort(-fall, kind="stable")[:num_opened]]
+            opened = (np.sort(best)[:, None] + np.arange(size)).ravel()
+            inside.append(opened[opened < len(units)])
+    return _exact(scorer, question, inside)
+
+
+def _exact(scorer: Scorer, question: Question, candidates: Sequence[np.ndarray]) -> Choice:
+    """add_one on some units of each target, at least k of each."""
+    sets = [[question.units.places(unit) for unit in some.tolist()] for some in candidates]
+    chosen, influence = [], []
+    for some, fall in zip(candidates, _falls(scorer, question, sets), strict=True):
+        best = np.argsort(-fall, kind="stable")[: question.k]
+        chosen.append(some[best])
+        influence.append(fall[best])
+    return Choice(np.array(chosen), np.array(influence))
+
+
+def _falls(
+    scorer: Scorer, question: Question, sets: Sequence[Sequence[np.ndarray]]
+) -> list[np.ndarray]:
+    """Of each target, how far its loss falls when each of some sets of far places is added."""
+    context = question.context
+    rows = [
+        context.set_row(far, span)
+        for span, some in zip(question.spans, sets, strict=True)
+        for far in (NOTHING, *some)
+    ]
+    losses = np.array([loss_W.sum() for loss_W in scorer.losses(rows)])
+    parts = np.split(losses, np.cumsum([1 + len(some) for some in sets])[:-1])
+    return [part[0] - part[1:] for part in parts]
 
 
 def drop_one(scorer: Scorer, question: Question) -> Choice:
     """The largest rises in loss when a far unit is left out of the long window."""
     context, units = question.context, question.units
-    every = np.arange(context.block.windows.num_far)
+    every = np.arange(context.block.num_far)
     left_out = [context.set_row(np.delete(every, units.places(unit))) for unit in range(len(units))]
     (long_W,) = scorer.losses([context.long_row()])
     influence_UW = np.stack(scorer.losses(left_out)) - long_W[None]
-    return _best(influence_UW.T[question.targets], question.k)
+    return _best(question.total(influence_UW), question.k)
 
 
 def greedy(scorer: Scorer, question: Question) -> Choice:
     """add_one, then add_one again beside what is already chosen, k times."""
-    context, units = question.context, question.units
+    units = question.units
     first = add_one(scorer, replace(question, k=1))
     chosen, influence = first.unit_TK.tolist(), first.influence_TK.tolist()
-    for row, target in enumerate(question.targets.tolist()):
-        (before,) = scorer.losses([context.set_row(units.places(*chosen[row]), target)])
+    for row, span in enumerate(question.spans):
+        one = replace(question, spans=[span])
         for _ in range(1, min(question.k, len(units))):
             rest = [unit for unit in range(len(units)) if unit not in chosen[row]]
-            rows = [context.set_row(units.places(*chosen[row], unit), target) for unit in rest]
-            after = np.array(scorer.losses(rows))[:, 0]
-            best = int(after.argmin())
+            sets = [units.places(*chosen[row], *more) for more in ([], *([unit] for unit in rest))]
+            (fall,) = _falls(scorer, one, [sets])
+            best = int(fall[1:].argmax())
             chosen[row].append(rest[best])
-            influence[row].append(float(before[0] - after[best]))
-            before = after[best : best + 1]
+            influence[row].append(float(fall[1 + best] - fall[0]))
     return Choice(np.array(chosen), np.array(influence))
 
 
@@ -128,45 +176,52 @@ def divergence(scorer: Scorer, question: Question) -> Choice:
     rows = [context.set_row(NOTHING)]
     rows += [context.set_row(units.places(unit)) for unit in range(len(units))]
     short_W, *alone = scorer.divergences(rows, aim_WV)
-    return _best((short_W[None] - np.stack(alone)).T[question.targets], question.k)
+    return _best(question.total(short_W[None] - np.stack(alone)), question.k)
 
 
 def gradient(scorer: Scorer, question: Question) -> Choice:
     """Gradient × input on the long window: the rise in loss, to first order, when embeddings are
     taken away."""
+    size = max(1, scorer.batch_tokens // len(question.context.block.tokens))
     saliency_TF = np.concatenate(
         [
-            _embedding_saliency(scorer, question.context, targets)
-            for targets in _in_batches(scorer, question)
+            _embedding_saliency(scorer, question.context, question.spans[first : first + size])
+            for first in range(0, len(question.spans), size)
         ]
     )
     return _best(question.units.total(saliency_TF), question.k)
 
 
 def attention(scorer: Scorer, question: Question) -> Choice:
-    """Mean attention, over the heads of the last layer, from the place that predicts the target."""
-    found = []
-    for target in question.targets.tolist():
-        row = question.context.long_row(last=target + 1)
-        tokens_BL, positions_BL = as_tensors([row], scorer.device)
-        scorer.token_forwards += tokens_BL.numel()
-        with torch.no_grad():
-            weights_BL = scorer.model.last_attention(tokens_BL, positions_BL)
-        found.append(weights_BL[0, : question.context.block.windows.num_far].float().cpu().numpy())
-    return _best(question.units.total(np.stack(found)), question.k)
+    """Mean attention, over all heads of all layers, from the places that predict the target."""
+    block = question.context.block
+    states = question.context.states
+    if states is None:
+        states = scorer.states(block.tokens[: block.num_prefix + block.num_far])
+    weights_TF = np.zeros((len(question.spans), block.num_far))
+    for row, (first, end) in enumerate(question.spans):
+        for target in range(first, end):
+            window = Row(question.context, block.near(target + 1), 1)
+            tokens_BL, positions_BL = as_tensors([window], scorer.device)
+            scorer.token_forwards += tokens_BL.numel()
+            weights_BK = scorer.model.last_attention(tokens_BL, positions_BL, states)
+            far = slice(block.num_prefix, block.num_prefix + block.num_far)
+            weights_TF[row] += weights_BK[0, far].float().cpu().numpy()
+    return _best(question.units.total(weights_TF), question.k)
 
 
 def nearest(scorer: Scorer, question: Question) -> Choice:
     """Control: the far units next to the short window."""
     scores_U = question.units.end.astype(float)
-    return _best(np.tile(scores_U, (len(question.targets), 1)), question.k)
+    return _best(np.tile(scores_U, (len(question.spans), 1)), question.k)
 
 
 def random(scorer: Scorer, question: Question) -> Choice:
     """Control: any far units. What is drawn for a target does not depend on which others are asked
     about."""
     shape = (question.context.block.num_targets, len(question.units))
-    return _best(question.generator.random(shape)[question.targets], question.k)
+    firsts = [first for first, _ in question.spans]
+    return _best(question.generator.random(shape)[firsts], question.k)
 
 
 def most_frequent(scorer: Scorer, question: Question) -> Choice:
@@ -178,7 +233,7 @@ def most_frequent(scorer: Scorer, question: Question) -> Choice:
         last = place == int(np.flatnonzero(far_F == token)[-1])
         # Fractions break ties by nearness; all of them together never outweigh a count.
         scores_F[place] = (counts[token] if last else 0) + place / len(far_F) ** 2
-    scores_TU = question.units.total(np.tile(scores_F, (len(question.targets), 1)))
+    scores_TU = question.units.total(np.tile(scores_F, (len(question.spans), 1)))
     return _best(scores_TU, question.k)
 
 
@@ -187,6 +242,7 @@ Selector = Callable[[Scorer, Question], Choice]
 SELECTORS: dict[str, Selector] = {
     "add_one": add_one,
     "add_one_screened": add_one_screened,
+    "add_one_nested": add_one_nested,
     "drop_one": drop_one,
     "greedy": greedy,
     "gradient": gradient,
@@ -211,26 +267,25 @@ def _best(influence_TU: np.ndarray, k: int) -> Choice:
 # --- gradients ------------------------------------------------------------------------------------
 
 
-def _in_batches(scorer: Scorer, question: Question) -> list[np.ndarray]:
-    size = max(1, scorer.batch_tokens // len(question.context.block.tokens))
-    return [question.targets[i : i + size] for i in range(0, len(question.targets), size)]
+def _target_losses(scorer: Scorer, hidden_BLD: Tensor, context: Context, spans: Spans) -> Tensor:
+    """The sum over rows of each row's loss at its own target. All rows end with the input before
+    the last target of the spans."""
+    last = max(end for _, end in spans)
+    rows = [row for row, (first, end) in enumerate(spans) for _ in range(first, end)]
+    targets = np.concatenate([np.arange(first, end) for first, end in spans])
+    labels = torch.from_numpy(context.block.targets_W[targets].astype(np.int64))
+    hidden_ND = hidden_BLD[rows, torch.from_numpy(targets - last)]
+    logits_NV = scorer.model.unembed(hidden_ND).float()
+    return torch.nn.functional.cross_entropy(
+        logits_NV, labels.to(logits_NV.device), reduction="sum"
+    )
 
 
-def _target_losses(
-    scorer: Scorer, hidden_BLD: Tensor, context: Context, targets: np.ndarray
-) -> Tensor:
-    """Row b's loss at its own target; rows are the same window, one for each target."""
-    block = context.block
-    places = torch.from_numpy(targets).to(scorer.device) - block.num_targets
-    rows = torch.arange(len(targets), device=scorer.device)
-    wanted = torch.from_numpy(block.targets_W[targets].astype(np.int64)).to(scorer.device)
-    logits_BV = scorer.model.unembed(hidden_BLD[rows, places]).float()
-    return torch.nn.functional.cross_entropy(logits_BV, wanted, reduction="sum")
-
-
-def _embedding_saliency(scorer: Scorer, context: Context, targets: np.ndarray) -> np.ndarray:
+def _embedding_saliency(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:
+    """saliency_TF of the far tokens."""
     model: Any = scorer.model
-    tokens_BL, positions_BL = as_tensors([context.long_row()] * len(targets), scorer.device)
+    row = context.dense_row(max(end for _, end in spans))
+    tokens_BL, positions_BL = as_tensors([row] * len(spans), scorer.device)
     scorer.token_forwards += 3 * tokens_BL.numel()  # a backward pass costs two forwards
     kept: list[Tensor] = []
 
@@ -242,42 +297,66 @@ def _embedding_saliency(scorer: Scorer, context: Context, targets: np.ndarray) -
     try:
         with torch.enable_grad():
             hidden_BLD = model.hidden(tokens_BL, positions_BL)
-            loss = _target_losses(scorer, hidden_BLD, context, targets)
+            loss = _target_losses(scorer, hidden_BLD, context, spans)
             (gradient_BLD,) = torch.autograd.grad(loss, kept)
     finally:
         hook.remove()
     saliency_BL = -(gradient_BLD * kept[0]).sum(-1)
-    return saliency_BL[:, : context.block.windows.num_far].detach().float().cpu().numpy()
+    first = context.block.num_prefix
+    return saliency_BL[:, first : first + context.block.num_far].detach().float().cpu().numpy()
 
 
 GATE = 0.1
+SCORE_BYTES = 2**29
+"""Of the attention scores that a batch of gates keeps for its backward pass."""
 
 
 def _gate_gradients(scorer: Scorer, question: Question) -> np.ndarray:
-    return np.concatenate(
-        [_gate_batch(scorer, question.context, part) for part in _in_batches(scorer, question)]
-    )
+    """gradient_TF: only the window's places are computed, and they look at states of the far ones,
+    so that scores are of S × F places and not of all pairs."""
+    context, block = question.context, question.context.block
+    states = context.states
+    if states is None:
+        states = _states_alone(scorer, context)
+    num_keys = states.num_places + len(block.near())
+    num_scores = len(block.near()) * num_keys * states.num_heads * len(states.layers)
+    size = max(1, SCORE_BYTES // (4 * num_scores))
+    parts = [question.spans[first : first + size] for first in range(0, len(question.spans), size)]
+    return np.concatenate([_gate_batch(scorer, context, states, part) for part in parts])
 
 
-def _gate_batch(scorer: Scorer, context: Context, targets: np.ndarray) -> np.ndarray:
-    num_far, batch = context.block.windows.num_far, len(targets)
-    row = context.long_row()
-    tokens_BL, positions_BL = as_tensors([row] * batch, scorer.device)
-    scorer.token_forwards += 3 * tokens_BL.numel()
-    bias = causal_bias(len(row.places), scorer.device)
-    if scorer.far_states == "isolated":
-        bias[:, :, :num_far, :num_far] = torch.finfo(torch.float).min
-        bias[:, :, range(num_far), range(num_far)] = 0.0
+def _states_alone(scorer: Scorer, context: Context) -> FarStates:
+    """Of the prefix, and of each far token as it is right behind the prefix."""
+    block = context.block
+    rows = [Row(context, block.earlier(np.array([far])), 0) for far in range(block.num_far)]
+    size = max(1, scorer.batch_tokens // (block.num_prefix + 1))
+    found = []
+    for first in range(0, len(rows), size):
+        tokens_BL, positions_BL = as_tensors(rows[first : first + size], scorer.device)
+        scorer.token_forwards += tokens_BL.numel()
+        found.append(scorer.model.far_states(tokens_BL, positions_BL))
+    return FarStates.behind_prefix(found, block.num_prefix)
+
+
+def _gate_batch(scorer: Scorer, context: Context, states: FarStates, spans: Spans) -> np.ndarray:
+    block, device = context.block, scorer.device
+    window = Row(context, block.near(max(end for _, end in spans)), 0)
+    tokens_BL, positions_BL = as_tensors([window] * len(spans), device)
+    scorer.token_forwards += 3 * tokens_BL.numel()  # a backward pass costs two forwards
+    batch, length = tokens_BL.shape
     with torch.enable_grad():
         gate_BF = torch.full(
-            (batch, num_far), float(np.log(GATE)), device=scorer.device, requires_grad=True
+            (batch, block.num_far), float(np.log(GATE)), device=device, requires_grad=True
         )
-        length = len(row.places)
-        column_BL = torch.nn.functional.pad(gate_BF, (0, length - num_far))
-        # The window sees far tokens dimly.
-        sees_L = (torch.arange(length, device=scorer.device) >= num_far).float()
-        gated = bias + column_BL[:, None, None, :] * sees_L[None, None, :, None]
-        hidden_BLD = scorer.model.hidden(tokens_BL, positions_BL, gated)
-        loss = _target_losses(scorer, hidden_BLD, context, targets)
+        earlier_BK = torch.nn.functional.pad(gate_BF, (block.num_prefix, 0))  # the prefix is seen
+        bias = torch.cat(
+            (
+                earlier_BK[:, None, None].expand(-1, -1, length, -1),
+                causal_bias(length, device).expand(batch, -1, -1, -1),
+            ),
+            dim=-1,
+        )
+        hidden_BLD = scorer.model.hidden(tokens_BL, positions_BL, bias, far=states.expand(batch))
+        loss = _target_losses(scorer, hidden_BLD, context, spans)
         (gradient_BF,) = torch.autograd.grad(loss, gate_BF)
     return (-gradient_BF).float().cpu().numpy()

@@ -11,8 +11,7 @@ Dimension key: T targets, K numbers of far units.
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +23,10 @@ from torch import Tensor
 from analysis.documents import Controls, Document, FarText
 from analysis.influence import AIMED, SELECTORS, Choice, Question
 from analysis.scoring import Context, Row, Scorer
-from analysis.windows import Block, Units, Windows
+from analysis.tables import PHASES
+from analysis.windows import Block, Spans, Units, Windows
 from olmo_sparsity.errors import DataError
+from olmo_sparsity.model.far_states import FarStates
 
 KS = (1, 2, 4, 8, 16)
 DOCUMENT, PLACEBO = "document", "placebo"
@@ -34,7 +35,10 @@ DOCUMENT, PLACEBO = "document", "placebo"
 NUM_DRAWS = {"random": 3}
 """Draws of the own control; every other selector is deterministic."""
 
-Table = defaultdict[str, list]
+COLUMNS = {
+    name: [column for column in PHASES["recovery"][name].names if column != "document"]
+    for name in ("recovery", "influence", "costs")
+}
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,7 @@ class _Text:
     far: FarText
     control: str
     draw: int
-    targets: dict[str, np.ndarray]
+    targets: dict[str, Spans]
     """far part → targets (indices into the block)."""
 
 
@@ -55,8 +59,8 @@ class _Chosen:
 
     about: dict[str, Any]
     units: Units
-    targets: np.ndarray
-    parts: dict[str, np.ndarray]
+    targets: Spans
+    parts: dict[str, Spans]
     """far part → those of the targets that were asked about it."""
 
     choice: Choice
@@ -76,34 +80,53 @@ def recover(
     ks: Sequence[int] = KS,
     controls: Controls | None = None,
     seed: int = 0,
+    done: Callable[[int], None] | None = None,
 ) -> dict[str, pd.DataFrame]:
     """The tables `recovery`, `influence` and `costs` of one document (docs/formats.md).
 
     `targets` are places in the document, of each far part that is asked about (default: the
-    document's own, every target with a full long window). Without `controls` there is neither
-    placebo nor foreign text, and no recovery should be shown without one.
+    document's own, every target with a full long window); two columns are spans of places, from the
+    first to before the second, that are asked about as one. Without `controls` there is neither
+    placebo nor foreign text, and no recovery should be shown without one. `done` is told, from time
+    to time, how many targets are.
     """
     units, selectors = ((n,) if isinstance(n, str) else tuple(n) for n in (units, selectors))
     if targets is None:
-        targets = np.arange(windows.long, len(document.tokens))
+        targets = np.arange(windows.first_target, len(document.tokens))
     if not isinstance(targets, Mapping):
         targets = {DOCUMENT: np.asarray(targets)}
-    for places in targets.values():
-        if len(places) and not windows.long <= min(places) <= max(places) < len(document.tokens):
+    blocks: dict[tuple[int, int], dict[str, Spans]] = {}
+    for part, places in targets.items():
+        for first, end in _as_spans(windows, document, np.asarray(places)):
+            start = int(windows.start_of(first))
+            last = min(max(start + windows.stride, end), len(document.tokens))
+            parts = blocks.setdefault((start, last), {})
+            parts.setdefault(part, []).append((first - start, end - start))
+    longest = max((start for start, _ in blocks), default=0) if windows.long == "all" else None
+    questions = _Questions(scorer, document, longest, units, selectors, tuple(ks), seed)
+    num_done = 0
+    for start, last in sorted(blocks):
+        block = windows.block(document.tokens, start, last)
+        questions.ask(block, blocks[start, last], controls)
+        num_done += sum(map(len, blocks[start, last].values()))
+        if done is not None:
+            done(num_done)
+    return {
+        name: pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=COLUMNS[name])
+        for name, parts in questions.tables.items()
+    }
+
+
+def _as_spans(windows: Windows, document: Document, places: np.ndarray) -> Spans:
+    spans = [(p, p + 1) for p in places.tolist()] if places.ndim == 1 else [*map(tuple, places)]
+    first, length = windows.first_target, len(document.tokens)
+    for start, end in spans:
+        if not first <= start < end <= length:
             raise DataError(
-                f"targets {min(places)} to {max(places)}: those of document {document.number} "
-                f"with a full long window are {windows.long} to {len(document.tokens) - 1}"
+                f"target {start}{'' if end == start + 1 else f' to {end - 1}'}: those of document "
+                f"{document.number} with a full long window are {first} to {length - 1}"
             )
-    questions = _Questions(scorer, document, units, selectors, tuple(ks), seed)
-    for block in windows.blocks(document.tokens):
-        inside = {
-            part: places[windows.start_of(places) == block.start] - block.start
-            for part, places in targets.items()
-        }
-        wanted = {part: np.sort(indices) for part, indices in inside.items() if len(indices)}
-        if wanted:
-            questions.ask(block, wanted, controls)
-    return {name: pd.DataFrame(columns) for name, columns in questions.tables.items()}
+    return sorted({(int(start), int(end)) for start, end in spans})
 
 
 class _Questions:
@@ -113,22 +136,24 @@ class _Questions:
         self,
         scorer: Scorer,
         document: Document,
+        longest: int | None,
         units: tuple[str, ...],
         selectors: tuple[str, ...],
         ks: tuple[int, ...],
         seed: int,
     ) -> None:
-        self.scorer, self.document, self.seed = scorer, document, seed
+        """`longest`: where all far parts begin with their text, the last place at which a block
+        begins."""
+        self.scorer, self.document, self.longest, self.seed = scorer, document, longest, seed
         self.units, self.selectors, self.ks = units, selectors, ks
-        self.tables: dict[str, Table] = {
-            name: defaultdict(list) for name in ("recovery", "influence", "costs")
-        }
+        self.tables: dict[str, list[pd.DataFrame]] = {name: [] for name in COLUMNS}
+        self._states: dict[tuple, FarStates] = {}
 
-    def ask(self, block: Block, wanted: dict[str, np.ndarray], controls: Controls | None) -> None:
+    def ask(self, block: Block, wanted: dict[str, Spans], controls: Controls | None) -> None:
         before, own = self.scorer.token_forwards, {}
         for part, targets in wanted.items():
             if part == DOCUMENT:
-                far = FarText.at(self.document, block.first, block.windows.num_far)
+                far = FarText.at(self.document, block.first, block.num_far)
             else:
                 assert controls is not None, "the placebo is a text of another document"
                 far = controls.placebo(self.document, block)
@@ -146,10 +171,20 @@ class _Questions:
                 self._select(text, aims)
 
     def _text(
-        self, block: Block, far: FarText, control: str, draw: int, targets: dict[str, np.ndarray]
+        self, block: Block, far: FarText, control: str, draw: int, targets: dict[str, Spans]
     ) -> _Text:
-        context = self.scorer.context(block.with_far(far.tokens_F))
-        return _Text(context, far, control, draw, targets)
+        block = block.with_far(far.tokens_F)
+        states = None
+        if self.longest and far.is_run and self.scorer.far_states == "contextual":
+            # One pass over a text serves all blocks.
+            key = (id(far.document), int(far.places_F[0]))
+            if key not in self._states:
+                end = int(far.places_F[0]) + self.longest - block.windows.short
+                tokens = far.document.tokens[far.places_F[0] : end]
+                whole = np.concatenate([block.tokens[: block.num_prefix], tokens])
+                self._states[key] = self.scorer.states(whole)
+            states = self._states[key]
+        return _Text(self.scorer.context(block, states), far, control, draw, targets)
 
     def _foreign(self, block: Block, own: dict[str, _Text], controls: Controls) -> Iterator[_Text]:
         for draw in range(controls.num_draws):
@@ -167,7 +202,7 @@ class _Questions:
     def _select(self, text: _Text, aims: dict[str, Tensor]) -> None:
         """Every selector on every kind of units of one text, then L_k of all their choices."""
         chosen: list[_Chosen] = []
-        together = np.unique(np.concatenate(list(text.targets.values())))
+        together = sorted({span for targets in text.targets.values() for span in targets})
         for kind in self.units:
             units = text.far.units(kind)
             for selector in self.selectors:
@@ -185,18 +220,19 @@ class _Questions:
                         )
         # One pass over the rows of all choices, whoever made them.
         rows = [row for one in chosen for row in one.rows]
-        hidden_ND = torch.cat(self.scorer.hidden(rows))
-        loss_N = self.scorer.nll(hidden_ND, np.concatenate([row.targets for row in rows]))
+        hidden = self.scorer.hidden(rows)
+        loss_N = self.scorer.nll(torch.cat(hidden), np.concatenate([row.targets for row in rows]))
+        ends = np.cumsum([len(hidden_WD) for hidden_WD in hidden])
+        loss_N = np.add.reduceat(loss_N, np.concatenate([[0], ends[:-1]]))  # of each row
         first = 0
         for one in chosen:
-            end, shape = first + len(one.rows), one.num_tokens_TK.shape
-            kl_N = np.full(len(one.rows), np.nan)
+            end, shape = first + len(one.rows), (len(one.targets), len(self.ks))
+            kl_TK = np.full(shape, np.nan)
             if one.aim_WV is not None:
-                pairs = zip(
-                    one.targets.tolist(), hidden_ND[first:end].split(len(self.ks)), strict=True
-                )
-                kl_N = np.concatenate([self.scorer.kl(one.aim_WV[t], some) for t, some in pairs])
-            self._write(text, one, loss_N[first:end].reshape(shape), kl_N.reshape(shape))
+                for i, (start, last) in enumerate(one.targets):
+                    some = torch.stack(hidden[first + i * shape[1] : first + (i + 1) * shape[1]])
+                    kl_TK[i] = self.scorer.kl(one.aim_WV[start:last], some).sum(-1)
+            self._write(text, one, loss_N[first:end].reshape(shape), kl_TK)
             first = end
 
     def _choose(
@@ -204,8 +240,8 @@ class _Questions:
         text: _Text,
         units: Units,
         about: dict[str, Any],
-        targets: np.ndarray,
-        parts: dict[str, np.ndarray],
+        targets: Spans,
+        parts: dict[str, Spans],
         aim_WV: Tensor | None,
     ) -> _Chosen:
         block = text.context.block
@@ -216,50 +252,45 @@ class _Questions:
         choice = SELECTORS[about["selector"]](self.scorer, question)
         if text.control == "own" and DOCUMENT in parts and about["draw"] == 0:
             self._cost(about["units"], about["selector"], before, len(targets))
-        rows, num_tokens = [], []
-        for target, unit_K in zip(targets.tolist(), choice.unit_TK.tolist(), strict=True):
-            for k in self.ks:
-                far = units.places(*unit_K[:k])
-                rows.append(text.context.set_row(far, target))
-                num_tokens.append(len(far))
-        return _Chosen(about, units, targets, parts, choice, aim_WV, rows,
-                       np.array(num_tokens).reshape(-1, len(self.ks)))  # fmt: skip
+        far_TK = [[units.places(*unit_K[:k]) for k in self.ks] for unit_K in choice.unit_TK]
+        rows = [
+            text.context.set_row(far, span)
+            for span, far_K in zip(targets, far_TK, strict=True)
+            for far in far_K
+        ]
+        num_tokens_TK = np.array([[len(far) for far in far_K] for far_K in far_TK])
+        return _Chosen(about, units, targets, parts, choice, aim_WV, rows, num_tokens_TK)
 
     def _write(self, text: _Text, one: _Chosen, loss_TK: np.ndarray, kl_TK: np.ndarray) -> None:
-        """Rows for each far part that has a target."""
-        start = text.context.block.start
-        for part, some in one.parts.items():
-            for row in np.searchsorted(one.targets, some).tolist():
-                about = {"target": start + int(one.targets[row]), "far_part": part} | one.about
-                for column, k in enumerate(self.ks):
-                    _append(
-                        self.tables["recovery"], about, k=k,
-                        num_tokens=int(one.num_tokens_TK[row, column]),
-                        loss_set=float(loss_TK[row, column]), kl_set=float(kl_TK[row, column]),
-                    )  # fmt: skip
-                if one.about["draw"] == 0:
-                    self._influence(about, text, one.units, one.choice, row)
-
-    def _influence(
-        self, about: dict[str, Any], text: _Text, units: Units, choice: Choice, row: int
-    ) -> None:
-        """Places are those of the document, whatever text stands there."""
-        about = {name: value for name, value in about.items() if name != "draw"}
-        origin = text.context.block.first
-        for rank, unit in enumerate(choice.unit_TK[row].tolist(), start=1):
-            first, end = int(units.first[unit]), int(units.end[unit])
-            _append(
-                self.tables["influence"], about, rank=rank, far_first=origin + first,
-                far_end=origin + end, far_text=text.far.text(first, end),
-                influence=float(choice.influence_TK[row, rank - 1]),
+        """Rows for each far part that has a target. Places are those of the document, whatever text
+        stands there."""
+        block, ks = text.context.block, np.array(self.ks)
+        for part, spans in one.parts.items():
+            rows = np.array([one.targets.index(span) for span in spans])
+            target = block.start + np.array([first for first, _ in spans])
+            about = {"far_part": part} | one.about
+            self._add(
+                "recovery", about, target=target.repeat(len(ks)), k=np.tile(ks, len(rows)),
+                num_tokens=one.num_tokens_TK[rows].ravel(), loss_set=loss_TK[rows].ravel(),
+                kl_set=kl_TK[rows].ravel(),
+            )  # fmt: skip
+            if one.about["draw"] > 0:
+                continue
+            unit_TK = one.choice.unit_TK[rows]
+            first, end = one.units.first[unit_TK].ravel(), one.units.end[unit_TK].ravel()
+            self._add(
+                "influence", about, target=target.repeat(unit_TK.shape[1]),
+                rank=np.tile(np.arange(1, unit_TK.shape[1] + 1), len(rows)),
+                far_first=block.first + first, far_end=block.first + end,
+                far_text=[text.far.text(a, b) for a, b in zip(first, end, strict=True)],
+                influence=one.choice.influence_TK[rows].ravel(),
             )  # fmt: skip
 
     def _cost(self, kind: str, selector: str, before: int, num_targets: int) -> None:
         spent = self.scorer.token_forwards - before
         about = {"units": kind, "selector": selector}
-        _append(self.tables["costs"], about, token_forwards=spent, num_targets=num_targets)
+        self._add("costs", about, token_forwards=[spent], num_targets=[num_targets])
 
-
-def _append(table: Table, about: Mapping[str, Any], **values: Any) -> None:
-    for name, value in (dict(about) | values).items():
-        table[name].append(value)
+    def _add(self, table: str, about: Mapping[str, Any], **values: Any) -> None:
+        found = pd.DataFrame(values).assign(**about)
+        self.tables[table].append(found[COLUMNS[table]])

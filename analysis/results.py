@@ -6,16 +6,15 @@ Place in the flow: after the final tables, before figures and report. Never impo
 from __future__ import annotations
 
 import dataclasses
-import html
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import numpy as np
 import pandas as pd
 
 from analysis.statistics import half_of
 from analysis.tables import SCHEMAS, read_object, read_table
+from analysis.view import described, lit_text
 from olmo_sparsity.errors import ConfigError, DataError
 
 SETS = {
@@ -25,6 +24,7 @@ SETS = {
     "kl": "prediction changes most (label-free)",
     "recurs": "the token recurs",
     "new": "the token is new",
+    "named": "named",
     "planted": "planted dependency",
     "planted_removed": "planted dependency, taken out",
 }
@@ -33,7 +33,7 @@ SETS = {
 
 def main_set(target_sets: Iterable[str]) -> str | None:
     """The target set that a measurement is about; the others stand beside it."""
-    return next((name for name in ("gap", "planted") if name in set(target_sets)), None)
+    return next((name for name in ("gap", "planted", "named") if name in set(target_sets)), None)
 
 
 @dataclass
@@ -82,6 +82,7 @@ class Meta:
 class Results:
     """One finished measurement. Columns of the tables: `SCHEMAS` and docs/formats.md."""
 
+    documents: pd.DataFrame
     tokens: pd.DataFrame
     planted: pd.DataFrame
     losses: pd.DataFrame
@@ -136,10 +137,12 @@ class Results:
                 f"{self.meta.units}"
             )
         losses = self.losses[(self.losses.document == document) & (self.losses.target == target)]
-        return Shown(
-            self.tokens[self.tokens.document == document].sort_values("place").text.tolist(),
-            target, losses.iloc[0], rows[:k],
-        )  # fmt: skip
+        texts = self.tokens[self.tokens.document == document].sort_values("place").text.tolist()
+        about = losses[["target", "loss_short", "loss_long"]].assign(
+            end=target + 1, text=texts[target], gap=losses.loss_short - losses.loss_long
+        )
+        names = {"far_first": "first", "far_end": "end", "far_text": "text", "influence": "nats"}
+        return Shown(texts, about, rows[:k].rename(columns=names))
 
 
 @dataclass(frozen=True)
@@ -147,45 +150,15 @@ class Shown:
     """In a notebook the text with the far units marked, in a terminal a list of them."""
 
     texts: list[str]
-    target: int
-    losses: pd.Series
-    units: pd.DataFrame
+    targets: pd.DataFrame
+    far: pd.DataFrame
 
     def __repr__(self) -> str:
-        short, long = self.losses.loss_short, self.losses.loss_long
-        head = (
-            f"{self.texts[self.target]!r} (token {self.target}): loss {short:.2f} with the short "
-            f"window, {long:.2f} with the long one, gap {short - long:+.2f} nats"
-        )
-        lines = [
-            f"{row.rank:>3}  {row.influence:+7.2f}  {self._around(row.far_first, row.far_end)}"
-            for row in self.units.itertuples()
-        ]
-        return "\n".join([head, *lines])
-
-    def _around(self, first: int, end: int, reach: int = 6) -> str:
-        before, unit, after = (
-            "".join(self.texts[a:b])
-            for a, b in ((max(0, first - reach), first), (first, end), (end, end + reach))
-        )
-        return " ".join(f"…{before}[{unit}]{after}…".split())
+        rows = self.targets.itertuples()
+        return "\n\n".join(described(self.texts, row, self.far) for row in rows)
 
     def _repr_html_(self) -> str:
-        most = max(float(self.units.influence.max()), 1e-9)
-        lit = np.zeros(len(self.texts))
-        for row in self.units.itertuples():
-            share = max(0.0, row.influence / most)
-            lit[row.far_first : row.far_end] = np.maximum(lit[row.far_first : row.far_end], share)
-        first = int(self.units.far_first.min())
-        spans = []
-        for place in range(max(0, first - 40), self.target + 1):
-            text = html.escape(self.texts[place])
-            if place == self.target:
-                text = f"<b><u>{text}</u></b>"
-            elif lit[place] > 0:
-                text = f'<mark style="background:rgba(255,170,0,{lit[place]:.2f})">{text}</mark>'
-            spans.append(text)
-        return f'<div style="white-space:pre-wrap">{"".join(spans)}</div>'
+        return lit_text(self.texts, self.targets, self.far)
 
 
 def read_results(folder: str | Path) -> Results:

@@ -45,26 +45,33 @@ class Context:
 
     block: Block
     states: FarStates | None = None
-    """Of all far places, where they keep the states they have in the long window."""
+    """Of the prefix and all far places, where these keep the states of the long window."""
 
-    def long_row(self, last: int | None = None) -> Row:
-        """The long window, for all targets of the block or for the one before `last` alone."""
-        num_targets = self.block.num_targets if last is None else 1
-        return Row(self, self.block.long_places(last), num_targets)
+    def long_row(self) -> Row:
+        """The long window, for all targets of the block."""
+        if self.states is None:
+            return self.dense_row()
+        return self.set_row(np.arange(self.block.num_far))
 
-    def set_row(self, far: np.ndarray, target: int | None = None) -> Row:
-        """The short window and the far places `far`, in rising order, for one target or for all of
-        the block. The one place where the two readings part."""
-        last = num_targets = self.block.num_targets
-        only = None
-        if target is not None:
+    def dense_row(self, last: int | None = None) -> Row:
+        """The long window, every token of it an input, for the targets before `last`."""
+        last = self.block.num_targets if last is None else last
+        return Row(self, np.arange(self.block.num_before + last - 1), last)
+
+    def set_row(self, far: np.ndarray, span: tuple[int, int] | None = None) -> Row:
+        """The short window and the far places `far` (indices into the far part, rising), for some
+        consecutive targets or for all of the block. The one place where the two readings part."""
+        block, wanted = self.block, None
+        last = num_targets = block.num_targets
+        if span is not None:
             # What comes after a target does not change it: rows for neighbours have one shape.
-            first = target - target % TOGETHER
-            last = min(first + TOGETHER, last)
-            num_targets, only = last - first, target - first
-        seen = far if self.states is not None and len(far) else None
-        places = self.block.set_places(far if seen is None else NOTHING, last)
-        return Row(self, places, num_targets, seen, only)
+            first = span[0] - span[0] % TOGETHER
+            last = max(min(first + TOGETHER, last), span[1])
+            num_targets, wanted = last - first, (span[0] - first, span[1] - first)
+        earlier, near = block.earlier(far), block.near(last)
+        if self.states is not None and len(earlier):
+            return Row(self, near, num_targets, earlier, wanted)
+        return Row(self, np.concatenate([earlier, near]), num_targets, wanted=wanted)
 
 
 @dataclass(frozen=True)
@@ -79,15 +86,16 @@ class Row:
     """The targets are the tokens after the last `num_targets` inputs."""
 
     seen: np.ndarray | None = None
-    """Far places that are seen with the states they have in the long window."""
+    """Earlier places that are seen with the states they have in the long window."""
 
-    only: int | None = None
-    """Asked about is this one of the targets."""
+    wanted: tuple[int, int] | None = None
+    """Asked about are these of the targets, from the first to before the second."""
 
     @property
     def targets(self) -> np.ndarray:
-        targets = self.context.block.tokens[self.places[-self.num_targets :] + 1]
-        return targets if self.only is None else targets[self.only : self.only + 1]
+        first, end = self.wanted or (0, self.num_targets)
+        last = self.places[-self.num_targets :][first:end]
+        return self.context.block.tokens[last + 1]
 
 
 class Scorer:
@@ -115,15 +123,29 @@ class Scorer:
             # back after each layer, which costs a tenth of the time in page faults.
             torch.empty(31 * 2**20, dtype=torch.uint8)
         self.token_forwards = 0
+        self._last: tuple[np.ndarray, FarStates] | None = None
 
-    def context(self, block: Block) -> Context:
-        """Ready for any number of questions: the far places' states are made here, once."""
+    def context(self, block: Block, states: FarStates | None = None) -> Context:
+        """Ready for any number of questions: the far places' states are made here, once, unless
+        `states` has them: those of a longer text that begins alike."""
         if self.far_states == "isolated":
             return Context(block)
-        far = Row(Context(block), np.arange(block.windows.num_far), 0)
-        tokens_BL, positions_BL = as_tensors([far], self.device)
-        self.token_forwards += tokens_BL.numel()
-        return Context(block, self.model.far_states(tokens_BL, positions_BL))
+        num_earlier = block.num_prefix + block.num_far
+        if states is not None:
+            return Context(block, states.first(num_earlier))
+        return Context(block, self.states(block.tokens[:num_earlier]))
+
+    def states(self, tokens: np.ndarray) -> FarStates:
+        """Of a text from its beginning, each token seeing those before it. Those made last are
+        kept: the beginning of a text has the same."""
+        if self._last is not None and np.array_equal(self._last[0][: len(tokens)], tokens):
+            return self._last[1].first(len(tokens))
+        self._last = None  # two of them need not fit
+        tokens_BL = torch.from_numpy(tokens.astype(np.int64)).to(self.device)[None]
+        positions_BL = torch.arange(len(tokens), device=self.device)[None]
+        self.token_forwards += len(tokens)
+        self._last = tokens, self.model.far_states(tokens_BL, positions_BL)
+        return self._last[1]
 
     @torch.no_grad()
     def hidden(self, rows: Sequence[Row]) -> list[Tensor]:
@@ -186,8 +208,8 @@ class Scorer:
         shapes: dict[tuple, list[int]] = defaultdict(list)
         for index, row in enumerate(rows):
             looks_back = None if row.seen is None else (row.context, len(row.seen))
-            key = (len(row.places), row.num_targets, row.only is None, looks_back)
-            shapes[key].append(index)
+            num_wanted = None if row.wanted is None else row.wanted[1] - row.wanted[0]
+            shapes[len(row.places), row.num_targets, num_wanted, looks_back].append(index)
         for (length, _, _, looks_back), indices in shapes.items():
             # Far states that are looked back at take as much memory as the row's own.
             num_keys = length if looks_back is None else length + looks_back[1]
@@ -208,10 +230,12 @@ class Scorer:
             seen = np.stack([row.seen for row in batch if row.seen is not None])
             far = states.choose(torch.from_numpy(seen).to(self.device))
         hidden_BWD = self.model.hidden(tokens_BL, positions_BL, far=far, last=batch[0].num_targets)
-        if batch[0].only is None:
+        if batch[0].wanted is None:
             return hidden_BWD
-        only_B = torch.tensor([row.only for row in batch], device=hidden_BWD.device)
-        return hidden_BWD[torch.arange(len(batch), device=only_B.device), only_B, None]
+        first, end = batch[0].wanted
+        first_B = torch.tensor([row.wanted[0] for row in batch if row.wanted is not None])
+        wanted_BW = first_B[:, None] + torch.arange(end - first)
+        return hidden_BWD[torch.arange(len(batch))[:, None], wanted_BW]
 
 
 def as_tensors(batch: Sequence[Row], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -241,20 +265,22 @@ def context_losses(
     L_long − L_short is the paper's quantity (LongPPL's LSD is its negative). With `controls` also
     KL(p_long ‖ p_short), whether the target's token recurs, and all of it for the placebo.
     """
-    blocks = {"": list(windows.blocks(document.tokens))}
+    contexts = {"": _contexts(scorer, windows, list(windows.blocks(document.tokens)))}
     if controls is not None:
-        blocks["placebo_"] = [
-            block.with_far(controls.placebo(document, block).tokens_F) for block in blocks[""]
+        placebo = [
+            block.with_far(controls.placebo(document, block).tokens_F)
+            for block in windows.blocks(document.tokens)
         ]
-    targets = np.arange(windows.long, max(windows.long, len(document.tokens)))
+        contexts["placebo_"] = _contexts(scorer, windows, placebo)
+    targets = np.arange(windows.first_target, max(windows.first_target, len(document.tokens)))
     table = {"target": targets, "token_id": document.tokens[targets]}
     if not len(targets):
         return pd.DataFrame(table | {"loss_short": [], "loss_long": []})
-    short_rows = [Context(block).set_row(NOTHING) for block in blocks[""]]
+    short_rows = [Context(context.block).set_row(NOTHING) for context in contexts[""]]
     short_TD = torch.cat(scorer.hidden(short_rows))
     long_TD = {
-        name: torch.cat(scorer.hidden([Context(block).long_row() for block in some]))
-        for name, some in blocks.items()
+        name: torch.cat(scorer.hidden([context.long_row() for context in some]))
+        for name, some in contexts.items()
     }
     targets_T1 = torch.from_numpy(table["token_id"].astype(np.int64)).to(scorer.device)[:, None]
     found = defaultdict(list)
@@ -270,16 +296,25 @@ def context_losses(
     for column, parts in found.items():
         table[column] = torch.cat(parts).flatten().float().cpu().numpy()
     if controls is not None:
-        for name, some in blocks.items():
-            table[f"{name}stratum"] = np.concatenate([strata(block) for block in some])
+        for name, some in contexts.items():
+            table[f"{name}stratum"] = np.concatenate([strata(context.block) for context in some])
     return pd.DataFrame(table)
+
+
+def _contexts(scorer: Scorer, windows: Windows, blocks: list[Block]) -> list[Context]:
+    """Of the blocks of one text. Where each begins with the text's beginning, they share states."""
+    if windows.long != "all" or not blocks:
+        return [Context(block) for block in blocks]
+    last = blocks[-1]
+    states = scorer.states(last.tokens[: last.num_prefix + last.num_far])
+    return [Context(block, states.first(block.num_prefix + block.num_far)) for block in blocks]
 
 
 def strata(block: Block) -> np.ndarray:
     """Of each target, from the text alone: its token stands in the `near` window, else it `recurs`
     (stands among the far tokens), else it is `new`."""
-    num_far, long = block.windows.num_far, block.windows.long
-    far, near = set(block.far_F.tolist()), set(block.tokens[num_far:long].tolist())
+    near_S = block.tokens[block.num_prefix + block.num_far : block.num_before]
+    far, near = set(block.far_F.tolist()), set(near_S.tolist())
     found = []
     for token in block.targets_W.tolist():
         found.append("near" if token in near else "recurs" if token in far else "new")

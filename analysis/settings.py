@@ -31,6 +31,8 @@ class Settings:
     seed: int = 0
 
     def check(self) -> None:
+        if self.windows.long == "all":
+            raise ConfigError("long=all is for explain; a measurement compares equal windows")
         self.windows.check()
         if self.seed < 0:
             raise ConfigError(f"seed={self.seed} must not be negative")

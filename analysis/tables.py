@@ -36,6 +36,7 @@ def _schema(**columns: str) -> pa.Schema:
 # fmt: off
 PHASES = {
     "losses": {
+        "documents": _schema(document="int", name="text"),
         "losses": _schema(
             document="int", target="int", token_id="int", loss_short="real", loss_long="real",
             kl="real", stratum="text", placebo_loss_long="real", placebo_kl="real",

@@ -4,17 +4,20 @@ Place in the flow: documents → **blocks of targets** → losses. Pure arithmet
 
 A block is W consecutive targets that share their windows. With the block starting at b, target b +
 i sees the N + i tokens before it (long) or the last S + i of them (short); W = 1 is an exact window
-for each target. A token's position ID is its place in the long window, whatever else is left out.
+for each target. With `long="all"`, N is b: a target sees all that stands before it. In front of
+every window, long or short, stand the same P prefix tokens (a beginning-of-text token, say). A
+token's position ID is its place behind them in the long window, whatever else is left out.
 
-Dimension key: N long, S short, W stride (targets of a block), F = N − S far places, U far units, T
-targets.
+Dimension key: N long, S short, P prefix, W stride (targets of a block), F = N − S far places, U far
+units, T targets.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 import numpy as np
 
@@ -23,89 +26,117 @@ from olmo_sparsity.errors import ConfigError
 NOTHING = np.empty(0, dtype=np.int64)
 """No far places."""
 
+Spans = list[tuple[int, int]]
+"""Targets, each from its first token to before its last: the losses of a run are added up."""
+
 
 @dataclass(frozen=True)
 class Windows:
-    long: int
+    long: int | Literal["all"]
     short: int
     stride: int = 1
+    prefix: tuple[int, ...] = ()
+    """Token IDs in front of every window. Never candidates."""
 
     @property
     def num_far(self) -> int:
+        """Of windows of one length."""
+        assert self.long != "all"
         return self.long - self.short
 
     @property
-    def num_positions(self) -> int:
-        """One more than the largest position ID a forward uses."""
-        return self.long + self.stride - 1
+    def first_target(self) -> int:
+        """The first place of a document that has a far token and a full window before it."""
+        return self.short + 1 if self.long == "all" else self.long
 
-    def check(self, max_positions: int | None = None) -> None:
-        """Refuse windows that mean nothing, or that the model is not prepared for."""
+    def check(self) -> None:
+        """Refuse windows that mean nothing."""
         if self.short < 1 or self.stride < 1:
             raise ConfigError(f"short={self.short} and stride={self.stride} must be at least 1")
-        if self.short >= self.long:
+        if self.long != "all" and self.short >= self.long:
             raise ConfigError(
                 f"short={self.short} must be below long={self.long}: the far tokens are those in "
                 "the long window and not in the short one"
             )
-        if max_positions is not None and self.num_positions > max_positions:
-            raise ConfigError(
-                f"long={self.long} with stride={self.stride} needs {self.num_positions} positions, "
-                f"the model is prepared for {max_positions}; lower long"
-                + (" or stride" if self.stride > 1 else "")
-            )
+
+    def num_positions(self, longest: int = 0) -> int:
+        """One more than the largest position ID of a forward; `longest` is the number of tokens of
+        the longest document, which `long="all"` depends on."""
+        inputs = longest - 1 if self.long == "all" else self.long + self.stride - 1
+        return len(self.prefix) + inputs
 
     def start_of(self, target: Any) -> Any:
         """The first target of the block that a target (or each of an array) belongs to."""
-        return target - (target - self.long) % self.stride
+        return target - (target - self.first_target) % self.stride
 
     def blocks(self, tokens: np.ndarray) -> Iterator[Block]:
         """Every target with a full long window, in order; the last block may hold fewer."""
-        for start in range(self.long, len(tokens), self.stride):
-            end = min(start + self.stride, len(tokens))
-            yield Block(self, start, tokens[start - self.long : end])
+        for start in range(self.first_target, len(tokens), self.stride):
+            yield self.block(tokens, start, min(start + self.stride, len(tokens)))
+
+    def block(self, tokens: np.ndarray, start: int, end: int) -> Block:
+        """The targets from `start` to `end`, all in one block."""
+        long = start if self.long == "all" else self.long
+        prefix = np.array(self.prefix, dtype=tokens.dtype)
+        windows = replace(self, long=long, stride=end - start)
+        return Block(windows, start, np.concatenate([prefix, tokens[start - long : end]]))
 
 
 @dataclass(frozen=True)
 class Block:
     windows: Windows
+    """Of this block: `long` is a number, and `stride` that of its targets."""
+
     start: int
     """Place of the first target in its document."""
 
     tokens: np.ndarray
-    """The long window of the first target, then the targets; a token's index is its position ID."""
+    """Prefix, long window of the first target, targets; a token's index is its position ID."""
 
     @property
     def first(self) -> int:
         """Place in the document of the first far token."""
-        return self.start - self.windows.long
+        return self.start - self.num_far - self.windows.short
+
+    @property
+    def num_prefix(self) -> int:
+        return len(self.windows.prefix)
+
+    @property
+    def num_far(self) -> int:
+        return self.windows.num_far
+
+    @property
+    def num_before(self) -> int:
+        """Tokens before the first target."""
+        return self.num_prefix + self.num_far + self.windows.short
 
     @property
     def num_targets(self) -> int:
-        return len(self.tokens) - self.windows.long
+        return len(self.tokens) - self.num_before
 
     @property
     def targets_W(self) -> np.ndarray:
-        return self.tokens[self.windows.long :]
+        return self.tokens[self.num_before :]
 
-    @property
+    @cached_property
     def far_F(self) -> np.ndarray:
-        return self.tokens[: self.windows.num_far]
+        return self.tokens[self.num_prefix : self.num_prefix + self.num_far]
 
     def with_far(self, far_F: np.ndarray) -> Block:
         """The same short window and targets behind another text."""
-        assert far_F.shape == (self.windows.num_far,)
-        return replace(self, tokens=np.concatenate([far_F, self.tokens[self.windows.num_far :]]))
+        assert far_F.shape == (self.num_far,)
+        prefix, near = np.split(self.tokens, [self.num_prefix, self.num_prefix + self.num_far])[::2]
+        return replace(self, tokens=np.concatenate([prefix, far_F, near]))
 
-    def long_places(self, last: int | None = None) -> np.ndarray:
-        """Position IDs of the inputs that predict the targets before `last`, in the long window."""
-        last = self.num_targets if last is None else last
-        return np.arange(self.windows.long + last - 1)
+    def earlier(self, far: np.ndarray) -> np.ndarray:
+        """Position IDs of the prefix and of some far places (indices into the far part, rising)."""
+        return np.concatenate([np.arange(self.num_prefix), self.num_prefix + far])
 
-    def set_places(self, far: np.ndarray, last: int | None = None) -> np.ndarray:
-        """Position IDs of `far` (in rising order) and the short window before target last − 1."""
+    def near(self, last: int | None = None) -> np.ndarray:
+        """Position IDs of the short window, as inputs that predict the targets before `last`."""
         last = self.num_targets if last is None else last
-        return np.concatenate([far, np.arange(self.windows.num_far, self.windows.long + last - 1)])
+        return np.arange(self.num_prefix + self.num_far, self.num_before + last - 1)
 
 
 # --- units ----------------------------------------------------------------------------------------
@@ -145,6 +176,10 @@ class Units:
             return np.arange(self.first[chosen[0]], self.end[chosen[0]])
         runs = [np.arange(self.first[unit], self.end[unit]) for unit in chosen]
         return np.unique(np.concatenate([NOTHING, *runs]))
+
+    def run(self, first: int, end: int) -> np.ndarray:
+        """All places of neighbouring units."""
+        return np.arange(self.first[first], self.end[end - 1])
 
     def total(self, scores_TF: np.ndarray) -> np.ndarray:
         """scores_TU: the sum over the places of each unit."""

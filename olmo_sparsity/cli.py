@@ -123,13 +123,48 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("checkpoint", metavar="RUN_OR_CHECKPOINT_FOLDER")
     sub.add_argument("out", metavar="OUT")
 
+    sub = command("explain", explain, "show which far tokens one prediction depends on")
+    sub.add_argument(
+        "model", metavar="MODEL", help="run, checkpoint, Hugging Face folder or hub name"
+    )
+    what = sub.add_mutually_exclusive_group(required=True)
+    what.add_argument("--text", metavar="FILE", help="one document; - is standard input")
+    what.add_argument("--prompt", metavar="TEXT", help="@FILE reads it from a file")
+    sub.add_argument("--at", action="append", metavar="WORDS", help="targets: words, /a regular "
+                     "expression/, or tokens FIRST:END; may be given several times (default: the "
+                     "tokens that gain most)")  # fmt: skip
+    sub.add_argument("--target", metavar="TEXT", help="the answer (default: what the model says)")
+    sub.add_argument("--chat", action="store_true", help="the prompt in the model's chat template")
+    sub.add_argument("-k", type=int, default=8, help="far units of each target (%(default)s)")
+    sub.add_argument("--units", default="tokens", help="tokens, words, sentences or span:W "
+                     "(%(default)s)")  # fmt: skip
+    sub.add_argument("--selector", default="add_one", help="(%(default)s); add_one_nested for long "
+                     "texts")  # fmt: skip
+    sub.add_argument(
+        "--long", default="all", help="tokens before a target that count (%(default)s)"
+    )
+    sub.add_argument("--short", type=int, help="of those, the last ones are no candidates (32)")
+    add_model_arguments(sub)
+    sub.add_argument("--check", action="store_true", help="ask the same of unrelated texts")
+    sub.add_argument("--foreign", default="embedded", metavar="TEXT", help="where those come from: "
+                     "what --text of `measure` reads (%(default)s)")  # fmt: skip
+    sub.add_argument("--seed", type=int, default=0)
+    sub.add_argument("--html", metavar="FILE", help="write a page to read in a browser")
+    sub.add_argument("--json", action="store_true", help="print JSON")
+
     sub = command("measure", measure, "ask a model which far tokens its held-out losses depend on")
     sub.add_argument(
         "model", metavar="MODEL", help="run, checkpoint, Hugging Face folder or hub name"
     )
     sub.add_argument("--out", required=True, help="folder of the results; a second start resumes")
-    sub.add_argument("--text", help="prepared folder, embedded, python, c4, c4_files:GLOB or "
-                     "text:PATH (default: the run's own held-out documents)")  # fmt: skip
+    sub.add_argument("--text", help="a file or glob of .txt, .md, .jsonl, .csv, .tsv or .parquet, "
+                     "a folder of .txt files, a saved data set, a prepared folder, a name on the "
+                     "hub, - for standard input, … (all in README; default: the run's own held-out "
+                     "documents)")  # fmt: skip
+    sub.add_argument("--field", default="text", help="of a record: which holds the text (text)")
+    sub.add_argument("--split-at", choices=("whole", "blank-lines"), default="whole",
+                     help="a file of plain text is one document, or each part between blank lines "
+                     "(%(default)s)")  # fmt: skip
     sub.add_argument(
         "--long", type=int, default=128, help="tokens of the long window (%(default)s)"
     )
@@ -143,12 +178,12 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--selectors", help="comma-separated (add_one,divergence,random,nearest)")
     sub.add_argument("--targets", default="top10%", help="`all`, like `top10%%` (%(default)s), or "
                      "a folder of results: the same targets as there")  # fmt: skip
+    sub.add_argument("--at", action="append", metavar="WORDS", help="targets: words, /a regular "
+                     "expression/, or tokens FIRST:END, wherever they stand; may be given several "
+                     "times")  # fmt: skip
     sub.add_argument("--planted", action="store_true",
                      help="ground truth: plant a far dependency into each document")  # fmt: skip
     sub.add_argument("--min-gap", type=float, default=0.1, help="nats (%(default)s)")
-    sub.add_argument("--far-states", choices=("contextual", "isolated"), default="contextual",
-                     help="a far token has its states in the long window, or is shown alone "
-                     "(%(default)s)")  # fmt: skip
     sub.add_argument("--foreign", type=int, help="draws of the foreign control (3)")
     sub.add_argument("--foreign-text", choices=("unrelated", "matched", "shuffled"),
                      default="unrelated", help="of another document, of one around the target's "
@@ -157,10 +192,8 @@ def build_parser() -> argparse.ArgumentParser:
     sub.add_argument("--shard", default="0/1", help="i/n: the i-th (from 0) of n processes "
                      "that measure into one folder; the last one sums up")  # fmt: skip
     sub.add_argument("--seed", type=int, default=0)
-    sub.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), default="fp32", help="(fp32)")
-    sub.add_argument("--device", default="auto", help="(a GPU where there is one)")
+    add_model_arguments(sub)
     sub.add_argument("--device-map", help="`auto` spreads a Hugging Face model over several GPUs")
-    sub.add_argument("--batch-tokens", type=int, help="per forward (4096 on CPU, else 16384)")
     quick = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in QUICK.items())
     sub.add_argument("--quick", action="store_true", help=f"a first look in a minute: {quick}")
     sub.add_argument("--dry-run", action="store_true", help="show what it will cost")
@@ -194,6 +227,20 @@ def build_parser() -> argparse.ArgumentParser:
     sub = command("theory", theory, "the theorems in numbers: risk by length against both bounds")
     sub.add_argument("config", metavar="CONFIG")
     return parser
+
+
+def add_model_arguments(sub: argparse.ArgumentParser) -> None:
+    """How the model is read and asked, alike in `explain` and `measure`."""
+    sub.add_argument("--far-states", choices=("contextual", "isolated"), default="contextual",
+                     help="a far token has its states in the long window, or is shown alone "
+                     "(%(default)s)")  # fmt: skip
+    sub.add_argument("--prefix", default="auto", metavar="WHAT", help="in front of every window: "
+                     "auto (what the tokenizer puts before a text), bos, none, or a text "
+                     "(%(default)s)")  # fmt: skip
+    sub.add_argument("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
+                     help="(the checkpoint's own)")  # fmt: skip
+    sub.add_argument("--device", default="auto", help="(a GPU where there is one)")
+    sub.add_argument("--batch-tokens", type=int, help="per forward (4096 on CPU, else 16384)")
 
 
 def prepare(options: argparse.Namespace) -> int:
@@ -265,16 +312,55 @@ def export(options: argparse.Namespace) -> int:
     return 0
 
 
+def explain(options: argparse.Namespace) -> int:
+    from analysis.explanation import explain as explained
+    from analysis.explanation import read_text, to_json
+    from analysis.targets import parse_at
+
+    if options.html is not None and not options.html.endswith(".html"):
+        raise ConfigError(f"--html={options.html} must end in .html: it is a page")
+    if options.long != "all" and not options.long.isdecimal():
+        raise ConfigError(f"--long={options.long} must be `all` or a number of tokens")
+    found = explained(
+        options.model,
+        text=None if options.text is None else read_text(options.text),
+        at=None if options.at is None else [parse_at(at) for at in options.at],
+        prompt=None if options.prompt is None else read_text(options.prompt, inline=True),
+        target=options.target,
+        k=options.k,
+        units=options.units,
+        selector=options.selector,
+        long="all" if options.long == "all" else int(options.long),
+        short=options.short,
+        far_states=options.far_states,
+        prefix=options.prefix,
+        chat=options.chat,
+        foreign=options.foreign,
+        device=options.device,
+        dtype=options.dtype,
+        batch_tokens=options.batch_tokens,
+        seed=options.seed,
+    )
+    if options.check:
+        found.check()
+    print(to_json(found) if options.json else found.describe(bold=sys.stdout.isatty()))
+    if options.html is not None:
+        found.to_html(options.html)
+        print(options.html, file=sys.stderr)
+    return 0
+
+
 def measure(options: argparse.Namespace) -> int:
+    from dataclasses import replace
     from pathlib import Path
 
-    from analysis import documents as texts
     from analysis.estimate import estimate
     from analysis.measurement import Plan, run
     from analysis.results import read_results
     from analysis.settings import Settings
+    from analysis.sources import open_documents, plant_dependencies
     from analysis.summary import describe
-    from analysis.targets import parse_share
+    from analysis.targets import parse_at, parse_share
     from analysis.windows import Windows
     from olmo_sparsity.model.load import load_model
     from olmo_sparsity.versions import typed_command
@@ -283,8 +369,11 @@ def measure(options: argparse.Namespace) -> int:
         if getattr(options, name) is None:
             setattr(options, name, value)
     given = Path(options.targets).is_dir()
-    if given and options.planted:
-        raise ConfigError("--planted has targets of its own; leave --targets out")
+    if (given or options.at) and options.planted:
+        raise ConfigError("--planted has targets of its own; leave --targets and --at out")
+    if options.at and options.targets != "top10%":
+        raise ConfigError("--at names the targets; leave --targets out")
+    at = [parse_at(words) for words in options.at or ()]
     settings = Settings(
         Windows(options.long, options.short, options.stride),
         units=tuple(options.units.split(",")),
@@ -301,13 +390,17 @@ def measure(options: argparse.Namespace) -> int:
     shard = parse_shard(options.shard)
     if Path(options.out).is_file():
         raise ConfigError(f"--out={options.out} is a file; name a folder for the results")
-    targets = read_results(options.targets) if given else None
+    targets = read_results(options.targets) if given else at or None
     model = load_model(
         options.model, device=options.device, dtype=options.dtype, device_map=options.device_map
     )
-    documents = texts.open_documents(options.text, model, options.max_documents)
+    documents = open_documents(
+        options.text, model, options.max_documents, field=options.field, split_at=options.split_at
+    )
     if options.planted:
-        documents = texts.plant_dependencies(documents, model, settings.windows, settings.seed)
+        documents = plant_dependencies(documents, model, settings.windows, settings.seed)
+    windows = replace(settings.windows, prefix=tuple(model.prefix_ids(options.prefix)))
+    settings = replace(settings, windows=windows)
     plan = Plan.of(model, documents, settings, targets, options.batch_tokens)
     if options.dry_run:
         print(estimate(plan, shard))

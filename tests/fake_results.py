@@ -88,7 +88,7 @@ def losses_rows(document: int) -> dict[str, dict]:
         "placebo_loss_long": loss_short - placebo, "placebo_kl": 0.8 * abs(placebo),
         "placebo_stratum": strata,
     }  # fmt: skip
-    return {"losses": losses}
+    return {"losses": losses, "documents": {"name": [f"{document}.txt"]}}
 
 
 def recovery_rows(document: int, targets: pd.DataFrame, losses: pd.DataFrame) -> dict:

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olmo_sparsity.config import CorpusConfig
-from olmo_sparsity.data import corpus, python_sources
+from olmo_sparsity.data import corpus, python_sources, records
 from olmo_sparsity.data.corpus import (
     BadRecord,
     Document,
@@ -148,7 +148,7 @@ def test_c4_files_count_every_kind_of_bad_record_with_its_place(tmp_path: Path) 
 
 
 def test_an_endless_line_is_one_bad_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(corpus, "LARGEST_DOCUMENT", 200)
+    monkeypatch.setattr(records, "LARGEST_DOCUMENT", 200)
     path = tmp_path / "c4.jsonl"
     path.write_bytes(c4_line("a") + b"x" * 5000 + b"\n" + c4_line("b") + b"y" * 1000)
     config = CorpusConfig(source="c4_files", path=str(path))
@@ -187,10 +187,10 @@ def test_a_zstd_file_is_read_in_bounded_memory_and_linear_time(tmp_path: Path) -
     code = (
         "import pyarrow, resource, sys\n"
         "from types import SimpleNamespace as Config\n"
-        "from olmo_sparsity.data import corpus\n"
-        "corpus.LARGEST_DOCUMENT = 2**20\n"
+        "from olmo_sparsity.data import corpus, records\n"
+        "records.LARGEST_DOCUMENT = 2**20\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "config = Config(source='c4_files', path=sys.argv[1], max_documents=None)\n"
+        "config = Config(source='c4_files', path=sys.argv[1], field='text', max_documents=None)\n"
         "print([record.kind for record in corpus.read_records(config)])\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
@@ -379,7 +379,7 @@ def test_c4_offline_names_the_other_sources(tmp_path: Path) -> None:
         "from types import SimpleNamespace as Config\n"
         "from olmo_sparsity.errors import DataError\n"
         "config = Config(source='c4', hub_name='allenai/c4', hub_config='en', hub_split='train',\n"
-        "                max_documents=None)\n"
+        "                field='text', max_documents=None)\n"
         "try: next(read_records(config))\n"
         "except DataError as error: print(error)\n"
     )

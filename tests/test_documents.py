@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,23 +10,14 @@ import numpy as np
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from analysis.documents import (
-    Controls,
-    Document,
-    Documents,
-    FarText,
-    open_documents,
-    plant_dependencies,
-)
+from analysis.documents import Controls, Document, Documents, FarText
+from analysis.sources import plant_dependencies
 from analysis.windows import Block, Units, Windows
-from olmo_sparsity.config import CorpusConfig, RunConfig
 from olmo_sparsity.config_file import config_from_dict
-from olmo_sparsity.data.corpus import is_heldout, read_documents
 from olmo_sparsity.data.planted import Planting
 from olmo_sparsity.data.shards import TokenShards, open_shards
-from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.model.load import LoadedModel, load_model
-from olmo_sparsity.training.loop import train
+from olmo_sparsity.errors import DataError
+from olmo_sparsity.model.load import LoadedModel
 from tests.conftest import VOCAB, data_section
 
 WINDOWS = Windows(20, 8, 3)
@@ -189,9 +179,10 @@ def place_of(far: FarText) -> tuple[int, list[int]]:
 
 
 def foreign(controls: Controls, document: Document, block: Block, draw: int = 0) -> list:
-    far = FarText.at(document, block.first, block.windows.num_far)
-    targets = np.arange(block.num_targets)
-    return list(controls.foreign(document, block, far, targets, draw))
+    far = FarText.at(document, block.first, block.num_far)
+    spans = [(target, target + 1) for target in range(block.num_targets)]
+    found = controls.foreign(document, block, far, spans, draw)
+    return [(text, np.array([first for first, _ in some])) for text, some in found]
 
 
 @pytest.mark.parametrize("kind", ["unrelated", "matched", "shuffled"])
@@ -256,7 +247,7 @@ def test_the_placebo_is_none_of_the_foreign_documents_where_there_are_enough(
     two = Controls(five[:2], WINDOWS)
     for document, block in blocks_of(five[:2]):
         assert two.placebo(document, block).document.number == 1 - document.number
-    with pytest.raises(DataError, match="need text of another document"):
+    with pytest.raises(DataError, match="need another document of at least"):
         Controls(five[:1], WINDOWS).placebo(five[0], next(WINDOWS.blocks(five[0].tokens)))
 
 
@@ -278,7 +269,7 @@ def test_documents_of_one_group_are_never_foreign_to_each_other(documents: Docum
             assert groups[one] != groups[other] or not groups[one]
         assert {(4, 5), (5, 4), (0, 1)} <= pairs  # what has no group shares text with none
     alone = Documents("alone", [replace(d, group="a") for d in documents])
-    with pytest.raises(DataError, match="need text of another document"):
+    with pytest.raises(DataError, match="need another document of at least"):
         Controls(alone, WINDOWS).unrelated(*blocks_of(alone)[0], 0)
 
 
@@ -319,7 +310,7 @@ def test_shuffled_text_is_the_far_part_in_another_order(documents: Documents) ->
             FarText.at(document, block.first, WINDOWS.num_far),
             controls.placebo(document, block),
         ):
-            targets = np.array([0])
+            targets = [(0, 1)]
             for draw in range(3):
                 ((far, some),) = controls.foreign(document, block, own, targets, draw)
                 assert far.document is own.document
@@ -330,76 +321,12 @@ def test_shuffled_text_is_the_far_part_in_another_order(documents: Documents) ->
     assert len(orders) == 3 * len(blocks_of(documents))
 
 
-# --- reading --------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def run(make_config: Callable[..., RunConfig]) -> LoadedModel:
-    config = make_config(training__num_steps=2)
-    train(config)
-    return load_model(config.run_folder, device="cpu")
-
-
-def test_a_run_is_measured_on_its_own_held_out_text(
-    run: LoadedModel, shards: TokenShards, tmp_path: Path
-) -> None:
-    own = open_documents(None, run)
-    assert [d.tokens.tolist() for d in own] == [
-        shards.document(number).tolist() for number in range(len(shards))
-    ]
-    assert [d.number for d in own] == list(range(len(shards)))
-    assert (own.num_training, own.num_too_short, own.are_planted) == (0, 0, False)
-    assert "".join(own[0].texts) == shards.tokenizer.decode(own[0].tokens.tolist())
-    assert len(open_documents(None, run, limit=3)) == 3
-    # Its whole corpus: what it was trained on is left out, and counted.
-    corpus = list(read_documents(CorpusConfig(source="embedded")))
-    heldout = [document for document in corpus if is_heldout(document, 0.2)]
-    whole = open_documents("embedded", run)
-    assert whole.num_training == len(corpus) - len(heldout)
-    assert [d.number for d in whole] == list(range(len(heldout)))
-    assert [d.group for d in whole] == [document.group for document in heldout]
-    for document, source in zip(whole, heldout[:50], strict=False):
-        assert "".join(document.texts) == source.text
-    # As far as it is read.
-    few = open_documents("embedded", run, limit=4)
-    assert few.num_training == next(i for i, d in enumerate(corpus) if d is heldout[3]) - 3
-    assert [d.tokens.tolist() for d in few] == [d.tokens.tolist() for d in whole[:4]]
-    # No other text was trained on; a text without a title is in no group.
-    for name in ("one", "two"):
-        (tmp_path / f"{name}.txt").write_text(f"{name} and {corpus[0].text}")
-    other = open_documents(f"text:{tmp_path}", run)
-    assert (len(other), other.num_training, other[0].group) == (2, 0, "")
-    for text, limit, message in (
-        (None, 1, "limit=1 documents: at least 2"),
-        (str(tmp_path / "one.txt"), None, "did you mean text:"),
-        ("nonsense", None, "text=nonsense is not a prepared folder, embedded"),
-        ("embedded:x", None, "text=embedded:x must be"),
-        ("text", None, "text=text must be"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            open_documents(text, run, limit=limit)
+# --- ground truth ---------------------------------------------------------------------------------
 
 
 def loaded(shards: TokenShards, tokenizer: Tokenizer | None, vocab_size: int) -> LoadedModel:
     model: Any = type("Sized", (), {"vocab_size": vocab_size})()
     return LoadedModel(model, tokenizer, "somebody/elses", 1, 64, "weights")
-
-
-def test_a_model_of_others_is_measured_on_any_text(shards: TokenShards, data_folder: Path) -> None:
-    model = loaded(shards, shards.tokenizer, VOCAB)
-    with pytest.raises(ConfigError, match="is not a run of ours: say which text"):
-        open_documents(None, model)
-    some = open_documents("embedded", model, limit=10)
-    assert (len(some), some.num_training) == (10, 0)
-    prepared = open_documents(str(data_folder), model, limit=10)
-    assert prepared[9].tokens.tolist() == shards.document(9).tolist()
-    with pytest.raises(DataError, match="has no tokenizer beside it"):
-        open_documents("embedded", loaded(shards, None, VOCAB))
-    with pytest.raises(DataError, match="the model's vocabulary has 9"):
-        open_documents("embedded", loaded(shards, shards.tokenizer, 9), limit=2)
-
-
-# --- ground truth ---------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")

@@ -89,8 +89,10 @@ class Brute:
     ) -> None:
         self.model, self.document, self.target = model, document, target
         self.far_states = far_states
-        start = target - (target - windows.long) % windows.stride
-        self.origin = start - windows.long
+        first = windows.short + 1 if windows.long == "all" else windows.long
+        start = target - (target - first) % windows.stride
+        self.origin = 0 if windows.long == "all" else start - windows.long
+        self.prefix = list(windows.prefix)
         self.near = list(range(start - windows.short, target))
         self.far = list(range(self.origin, start - windows.short))
         self.known: dict[tuple[int, ...], torch.Tensor] = {}
@@ -108,16 +110,22 @@ class Brute:
             return self._read([*chosen, *self.near])
         # The long text, of which the window sees the chosen far tokens only.
         places = [*self.far, *self.near]
-        seen = torch.ones(len(places), len(places)).tril().bool()
+        first, end = len(self.prefix), len(self.prefix) + len(self.far)
+        seen = torch.ones(first + len(places), first + len(places)).tril().bool()
         hidden = torch.tensor([place not in chosen for place in self.far])
-        seen[len(self.far) :, : len(self.far)] &= ~hidden
+        seen[end:, first:end] &= ~hidden
         bias = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float).min)
         return self._read(places, bias[None, None])
 
     def _read(self, places: list[int], *bias: torch.Tensor) -> torch.Tensor:
-        tokens = torch.tensor([[int(self.document[place]) for place in places]])
-        positions = torch.tensor([[place - self.origin for place in places]])
-        return self.model(tokens, positions, *bias)[0, -1].float().log_softmax(-1)
+        return self.model(*self.inputs(places), *bias)[0, -1].float().log_softmax(-1)
+
+    def inputs(self, places: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The prefix at the first position IDs, then these places at theirs."""
+        size = len(self.prefix)
+        tokens = [*self.prefix, *(int(self.document[place]) for place in places)]
+        positions = [*range(size), *(size + place - self.origin for place in places)]
+        return torch.tensor([tokens]), torch.tensor([positions])
 
     def loss(self, far: list[int]) -> float:
         return -float(self.log_p(far)[int(self.document[self.target])])
@@ -143,18 +151,17 @@ class Brute:
         raise AssertionError(selector)
 
     def gradient_times_input(self) -> np.ndarray:
-        places = [*self.far, *self.near]
         embedding = self.model.embedding.weight
-        tokens = torch.tensor([[int(self.document[place]) for place in places]])
-        positions = torch.tensor([[place - self.origin for place in places]])
-        change = torch.zeros(1, len(places), embedding.shape[1], requires_grad=True)
+        tokens, positions = self.inputs([*self.far, *self.near])
+        change = torch.zeros(1, tokens.shape[1], embedding.shape[1], requires_grad=True)
         hook = self.model.embedding.register_forward_hook(lambda m, i, out: out + change)
         logits = self.model(tokens, positions)[0, -1]
         hook.remove()
         loss = -logits.float().log_softmax(-1)[int(self.document[self.target])]
         (gradient,) = torch.autograd.grad(loss, change)
         inputs = embedding[tokens[0]]
-        return -(gradient[0] * inputs).sum(-1).detach().numpy()[: len(self.far)]
+        saliency = -(gradient[0] * inputs).sum(-1).detach().numpy()
+        return saliency[len(self.prefix) : len(self.prefix) + len(self.far)]
 
 
 def assert_ranked(choice: Choice, row: int, influence: np.ndarray, k: int) -> None:
@@ -169,7 +176,7 @@ def assert_ranked(choice: Choice, row: int, influence: np.ndarray, k: int) -> No
 # --- the tests ------------------------------------------------------------------------------------
 
 READINGS = pytest.mark.parametrize("far_states", ["isolated", "contextual"])
-WINDOWS = [Windows(16, 6, 1), Windows(16, 6, 4), Windows(12, 5, 7)]
+WINDOWS = [Windows(16, 6, 1), Windows(16, 6, 4, prefix=(60, 3)), Windows(12, 5, 7)]
 LONG_BLOCK = Windows(16, 6, 20)  # more targets than rows for single targets have in one run
 RUNS = {"words": [0, 0, 1, 2, 2, 2, 3, 4, 4, 4], "sentences": [0, 0, 0, 0, 1, 1, 1, 1, 1, 1]}
 KINDS = ["tokens", "span:3", *RUNS]
@@ -201,10 +208,11 @@ def question(
     aim: Block | None = None,
 ) -> Question:
     """About the far part of `block`; what aims, aims at the long window of `aim`."""
-    units = Units.of_tokens(block.windows.num_far) if units is None else units
+    units = Units.of_tokens(block.num_far) if units is None else units
     aim_WV = None if aim is None else log_p_long(scorer, aim)
     context, generator = scorer.context(block), np.random.default_rng(0)
-    return Question(context, units, np.array(targets), k, generator, aim_WV)
+    spans = [(target, target + 1) for target in targets]
+    return Question(context, units, spans, k, generator, aim_WV)
 
 
 @pytest.mark.parametrize("windows", [*WINDOWS, LONG_BLOCK], ids=str)
@@ -332,7 +340,7 @@ def test_screened_evaluates_max_16_2k_candidates_exactly(
     units, by_hand = units_of(kind, 54)
     exact = Brute(model, document, windows, 60, far_states).influences("add_one", by_hand)
     scorer = Scorer(model, CPU, far_states=far_states)
-    gate = influence._gate_batch(scorer, scorer.context(block), np.array([0]))[0]
+    gate = influence._gate_gradients(scorer, question(scorer, block, [0], 1))[0]
     candidates = np.argsort([-sum(gate[j] for j in unit) for unit in by_hand])
     for k, num_exact in ((2, 16), (20, 40)):
         asked = question(scorer, block, [0], k, units)
@@ -341,9 +349,11 @@ def test_screened_evaluates_max_16_2k_candidates_exactly(
         np.testing.assert_allclose(choice.influence_TK[0], exact[choice.unit_TK[0]], atol=2e-5)
         best = np.sort(exact[candidates[:num_exact]])[::-1][:k]
         np.testing.assert_allclose(choice.influence_TK[0], best, atol=2e-5)
-        # The gate's forward and backward, the short window, and the candidates.
+        # The gate's forward and backward over the window alone, the short window, the candidates;
+        # far tokens that are shown alone have states of their own.
         length = 6 if far_states == "contextual" else 6 + len(by_hand[0])
-        assert scorer.token_forwards - before == 3 * 60 + 6 + num_exact * length
+        alone = 0 if far_states == "contextual" else 54
+        assert scorer.token_forwards - before == alone + 3 * 6 + 6 + num_exact * length
 
 
 @READINGS
@@ -355,7 +365,7 @@ def test_the_gate_gradient_is_a_finite_difference(
 
     block = next(iter(Windows(14, 6, 1).blocks(document)))
     scorer = Scorer(model, CPU, far_states=far_states)
-    found = influence._gate_batch(scorer, scorer.context(block), np.array([0]))[0]
+    found = influence._gate_gradients(scorer, question(scorer, block, [0], 1))[0]
     tokens = torch.from_numpy(block.tokens[:-1])[None]
     positions = torch.arange(14)[None]
 
@@ -379,24 +389,21 @@ def test_the_gate_gradient_is_a_finite_difference(
 
 
 @pytest.mark.parametrize("kind", ["tokens", "span:3"])
-def test_attention_is_that_of_the_last_layer(model: Any, document: np.ndarray, kind: str) -> None:
-    tokens = torch.from_numpy(document[:12])[None]
-    positions = torch.arange(12)[None] * 2
-    with torch.no_grad():
-        weights = model.last_attention(tokens, positions)[0]
-    assert weights.shape == (12,)
-    assert float(weights.sum()) == pytest.approx(1.0, abs=1e-5)
-    assert (weights >= 0).all()
-    windows = Windows(14, 4, 3)
-    block = next(iter(windows.blocks(document)))
-    scorer, (units, by_hand) = shown_alone(model), units_of(kind)
-    choice = SELECTORS["attention"](scorer, question(scorer, block, [0, 2], 3, units))
-    for row, target in enumerate((0, 2)):
-        seen = torch.from_numpy(document[: 14 + target])[None]
-        with torch.no_grad():
-            weights = model.last_attention(seen, torch.arange(14 + target)[None])[0, :10]
-        expected = np.array([sum(float(weights[j]) for j in unit) for unit in by_hand])
-        assert_ranked(choice, row, expected, 3)
+def test_attention_is_that_of_the_long_window(document: np.ndarray, kind: str) -> None:
+    """Against all weights of all layers, which transformers gives for a whole window."""
+    model = tiny("llama")
+    model.model.set_attn_implementation("eager")
+    for windows in (Windows(14, 4, 3), Windows(14, 4, 3, prefix=(60, 3))):
+        block, size = next(iter(windows.blocks(document))), len(windows.prefix)
+        scorer, (units, by_hand) = shown_alone(model), units_of(kind)
+        choice = SELECTORS["attention"](scorer, question(scorer, block, [0, 2], 3, units))
+        for row, target in enumerate((0, 2)):
+            tokens = torch.tensor([[*windows.prefix, *document[: 14 + target].tolist()]])
+            with torch.no_grad():
+                layers = model.model(tokens, output_attentions=True).attentions
+            weights = torch.stack(layers)[:, 0, :, -1].mean((0, 1))[size:]
+            expected = np.array([sum(float(weights[j]) for j in unit) for unit in by_hand])
+            assert_ranked(choice, row, expected, 3)
 
 
 def test_last_attention_of_olmo_is_that_of_its_hugging_face_twin() -> None:
@@ -411,10 +418,12 @@ def test_last_attention_of_olmo_is_that_of_its_hugging_face_twin() -> None:
     theirs = HuggingFaceLM(hugging_face_model(config, ours.state_dict(), "test").eval())
     tokens = torch.randint(0, VOCAB, (2, 9))
     positions = torch.tensor([[0, 1, 5, 6, 7, 20, 21, 22, 30]]).expand(2, 9)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            ours.last_attention(tokens, positions), theirs.last_attention(tokens, positions)
-        )
+    weights = []
+    for model in (ours, theirs):
+        states = model.far_states(tokens[:, :5], positions[:, :5])
+        weights.append(model.last_attention(tokens[:, 5:], positions[:, 5:], states))
+    torch.testing.assert_close(*weights)
+    torch.testing.assert_close(weights[0].sum(-1), torch.ones(2))
 
 
 @READINGS
@@ -428,7 +437,8 @@ def test_losses_and_divergences_of_sets(
     sets = [[], [3], [0, 3, 7], [9], [1, 2, 9]]
     for target in {0, block.num_targets - 1}:
         brute = Brute(model, document, windows, block.start + target, far_states)
-        rows = [context.set_row(np.array(far, dtype=np.int64), target) for far in sets]
+        span = (target, target + 1)
+        rows = [context.set_row(np.array(far, dtype=np.int64), span) for far in sets]
         losses, kls = scorer.losses(rows), scorer.divergences(rows, aim_WV[[target]])
         for far, loss, kl in zip(sets, losses, kls, strict=True):
             assert loss == pytest.approx([brute.loss(far)], abs=1e-5)
@@ -444,11 +454,14 @@ def test_rows_for_single_targets_equal_those_for_the_whole_block(
     context = scorer.context(block)
     for far in (NOTHING, np.array([1, 4]), np.arange(10)):
         (whole_W,) = scorer.losses([context.set_row(far)])
-        single = scorer.losses([context.set_row(far, target) for target in range(20)])
+        single = scorer.losses([context.set_row(far, (i, i + 1)) for i in range(20)])
         np.testing.assert_allclose(np.array(single)[:, 0], whole_W, atol=1e-6, rtol=1e-6)
+        for first, end in ((0, 3), (5, 20), (14, 18)):
+            (some,) = scorer.losses([context.set_row(far, (first, end))])
+            np.testing.assert_allclose(some, whole_W[first:end], atol=1e-6, rtol=1e-6)
     (long_W,) = scorer.losses([context.long_row()])
-    single = scorer.losses([context.long_row(last=target + 1) for target in range(20)])
-    np.testing.assert_allclose(np.array(single)[:, 0], long_W, atol=1e-6, rtol=1e-6)
+    (dense_W,) = scorer.losses([context.dense_row()])
+    np.testing.assert_allclose(dense_W, long_W, atol=2e-6, rtol=1e-6)
 
 
 def test_how_much_is_unembedded_at_once_changes_nothing(
@@ -549,7 +562,7 @@ def test_the_far_text_is_read_once_whoever_asks(
     scorer = Scorer(model, CPU)
     asked = question(scorer, block, [0, 2], 3, aim=block)
     before, once = scorer.token_forwards, 10 + 16 + 3
-    assert before == once  # the far tokens, and the long window that is aimed at
+    assert before == once  # the far tokens, and the long window that is aimed at, token by token
     influence_map(scorer, asked.context, asked.units)
     influence_map(scorer, asked.context, asked.units)
     assert scorer.token_forwards == before + 2 * (10 * (6 + 3) + (6 + 3))
@@ -757,3 +770,115 @@ def test_without_controls_there_is_nothing_foreign(model: Any, documents: Docume
     assert found.target.tolist() == list(range(16, 30))
     assert set(found.control) == {"own"}
     assert set(found.far_part) == {"document"}
+
+
+# --- windows that begin with the text, targets of several tokens ----------------------------------
+
+EVERYTHING = Windows("all", 6, 3, prefix=(60,))
+
+
+@READINGS
+def test_windows_of_all_that_stands_before(
+    model: Any, documents: Documents, far_states: Reading
+) -> None:
+    """Losses and recovery, of runs of targets that are asked about as one."""
+    document = documents[1]
+    controls = Controls(documents, EVERYTHING, num_draws=2)
+    scorer = Scorer(model, CPU, far_states=far_states)
+    losses = context_losses(scorer, document, EVERYTHING, controls)
+    assert losses.target.tolist() == list(range(7, len(document.tokens)))
+    for row in losses.iloc[::5].itertuples():
+        brute = Brute(model, document.tokens, EVERYTHING, row.target)
+        assert row.loss_long == pytest.approx(brute.loss(list(range(len(brute.far)))), abs=1e-5)
+        assert row.loss_short == pytest.approx(brute.loss([]), abs=1e-5)
+        assert row.kl == pytest.approx(brute.kl([]), abs=1e-5)
+    spans = {"document": np.array([(13, 16), (19, 21)]), "placebo": np.array([(13, 16)])}
+    tables = recover(
+        scorer, document, EVERYTHING, spans, ks=(1, 2), selectors=("add_one", "gradient"),
+        controls=controls,
+    )  # fmt: skip
+    blocks = {block.start: block for block in EVERYTHING.blocks(document.tokens)}
+    placebo = behind_all(document, blocks[13], controls.placebo(document, blocks[13]))
+    ends, num_seen = {13: 16, 19: 21}, 0
+    for part, text in (("document", document.tokens), ("placebo", placebo)):
+        for target in sorted({first for first, _ in spans[part].tolist()}):
+            brutes = [
+                Brute(model, text, EVERYTHING, place, far_states)
+                for place in range(target, ends[target])
+            ]
+            asked = {"target": target, "far_part": part, "control": "own"}
+            for selector in ("add_one", "gradient"):
+                chosen, found = (
+                    rows_of(tables[name], selector=selector, **asked)
+                    for name in ("influence", "recovery")
+                )
+                influence = sum(brute.influences(selector) for brute in brutes)
+                np.testing.assert_allclose(
+                    chosen.influence, np.sort(influence)[::-1][:2], atol=1e-4
+                )
+                for row in found.itertuples():
+                    far = sorted(chosen.far_first[: row.k].tolist())
+                    expected = sum(brute.loss(far) for brute in brutes)
+                    assert row.loss_set == pytest.approx(expected, abs=5e-5)
+                    num_seen += 1
+    assert num_seen == 3 * 2 * 2
+    foreign = rows_of(tables["recovery"], control="foreign", target=19, selector="add_one", k=1)
+    for draw, row in enumerate(foreign.itertuples()):
+        text = behind_all(document, blocks[19], controls.unrelated(document, blocks[19], draw))
+        brutes = [Brute(model, text, EVERYTHING, place, far_states) for place in (19, 20)]
+        best = min(sum(brute.loss([j]) for brute in brutes) for j in range(13))
+        assert row.loss_set == pytest.approx(best, abs=5e-5)
+
+
+def rows_of(table: Any, **values: Any) -> Any:
+    for name, value in values.items():
+        table = table[table[name] == value]
+    return table
+
+
+def behind_all(document: Document, block: Block, text: FarText) -> np.ndarray:
+    return np.concatenate([text.tokens_F, document.tokens[block.num_far :]])
+
+
+def test_one_pass_over_a_text_serves_all_of_its_blocks(
+    model: Any, documents: Documents, prefills: list[np.ndarray]
+) -> None:
+    document, controls = documents[1], Controls(documents, EVERYTHING, num_draws=2)
+    places = {"document": np.array([8, 13, 20]), "placebo": np.array([10, 25])}
+    recover(Scorer(model, CPU), document, EVERYTHING, places, ks=(1,), controls=controls)
+    assert len(prefills) == 1 + 1 + 2  # the document, the placebo, two foreign texts
+    assert {len(tokens) for tokens in prefills} == {1 + 25 - 6}
+
+
+@READINGS
+@pytest.mark.parametrize("kind", ["tokens", "span:3", "words"])
+def test_nested_is_exact_where_it_opens_everything(
+    model: Any, document: np.ndarray, kind: str, far_states: Reading
+) -> None:
+    scorer = Scorer(model, CPU, far_states=far_states)
+    block = next(iter(Windows(16, 6, 4).blocks(document)))
+    asked = question(scorer, block, [0, 3], 3, units_of(kind)[0])
+    exact, nested = (SELECTORS[name](scorer, asked) for name in ("add_one", "add_one_nested"))
+    np.testing.assert_allclose(nested.influence_TK, exact.influence_TK, atol=2e-5)
+
+
+@READINGS
+def test_nested_asks_groups_and_opens_the_best(
+    monkeypatch: pytest.MonkeyPatch, far_states: Reading
+) -> None:
+    """Its influences are exact ones; what it opens is found here by hand."""
+    model = tiny("olmo")
+    document = np.random.default_rng(3).integers(0, VOCAB, 64)
+    windows = Windows(63, 6, 1)
+    block = next(iter(windows.blocks(document)))
+    monkeypatch.setattr("analysis.influence.GROUPS", (16, 4))
+    brute = Brute(model, document, windows, 63, far_states)
+    scorer = Scorer(model, CPU, far_states=far_states)
+    choice = SELECTORS["add_one_nested"](scorer, question(scorer, block, [0], 1))
+    # 57 far tokens are too few for eight groups of 16; of 15 groups of 4, eight are opened.
+    groups = [list(range(first, min(first + 4, 57))) for first in range(0, 57, 4)]
+    falls = [brute.loss([]) - brute.loss(group) for group in groups]
+    opened = [j for index in np.argsort(falls)[::-1][:8] for j in groups[index]]
+    exact = brute.influences("add_one")
+    assert choice.unit_TK[0, 0] == max(opened, key=lambda j: exact[j])
+    assert choice.influence_TK[0, 0] == pytest.approx(exact[opened].max(), abs=2e-5)

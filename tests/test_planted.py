@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from analysis.documents import open_documents, plant_dependencies
 from analysis.measurement import measure
+from analysis.sources import open_documents, plant_dependencies
 from analysis.summary import describe
 from analysis.windows import Windows
 from olmo_sparsity.config import PlantedConfig, PositionsConfig, RunConfig

@@ -49,6 +49,7 @@ def tiny_rows(document: int) -> dict[str, dict]:
                    "loss_short": rng.random(5), "loss_long": rng.random(5), "kl": rng.random(5),
                    "stratum": ["new"] * 5, "placebo_loss_long": rng.random(5),
                    "placebo_kl": rng.random(5), "placebo_stratum": ["new"] * 5},
+        "documents": {"name": [f"{document}.txt"]},
     }  # fmt: skip
     recovery = {
         "tokens": {"place": targets, "token_id": rng.integers(9, size=5),

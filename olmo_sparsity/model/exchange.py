@@ -24,9 +24,10 @@ from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.files import follow_umask
 from olmo_sparsity.model.checkpoint_files import check_fit, fill, unreadable
 from olmo_sparsity.model.huggingface import HuggingFaceLM, gpt_neox_config
-from olmo_sparsity.model.load import NO_CODE, find_folder, load_model
+from olmo_sparsity.model.load import find_folder, load_model
 from olmo_sparsity.model.official import is_official, official_fields, read_official_weights
 from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.model.transformers_folder import NO_CODE
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -248,7 +249,7 @@ def import_weights(source: str, config: ModelConfig) -> dict[str, Tensor]:
     if is_official(source):
         weights = read_official_weights(Path(source))
     else:
-        model = load_model(source).model
+        model = load_model(source, dtype="fp32").model
         weights = dict(model.state_dict())
         if isinstance(model, HuggingFaceLM) and config.architecture == "olmo":
             weights = dict(model.model.state_dict())

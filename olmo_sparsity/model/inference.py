@@ -1,4 +1,4 @@
-"""OLMo's hidden states at the last places only, without gradients: the same function, less work.
+"""OLMo's hidden states at the last places only, for inference: the same function, less work.
 
 Place in the flow: model → **the states that predict a target** → losses. Called by
 `PositionedOLMo.hidden(last=…)`; questions about far tokens put thousands of short rows through it.
@@ -47,7 +47,6 @@ Projected = tuple[Tensor, Tensor, Tensor]
 KeysAndValues = tuple[Tensor, Tensor]
 
 
-@torch.no_grad()
 def last_hidden(
     model: PositionedOLMo,
     tokens_BL: Tensor,
@@ -61,7 +60,7 @@ def last_hidden(
     positions_BL = positions_BL.expand_as(tokens_BL)
     if config.alibi:
         keys_at = positions_BL if far is None else torch.cat((far.positions_BF, positions_BL), 1)
-        alibi = alibi_bias(keys_at, config, num_queries=keys_at.shape[1])
+        alibi = alibi_bias(keys_at, config, num_queries=tokens_BL.shape[1])
         bias = alibi if bias is None else alibi + bias
     tokens_P, positions_P, pair_BL = _different_pairs(tokens_BL, positions_BL)
     x_PD = _embed(model, tokens_P)
@@ -195,11 +194,15 @@ def _heads(block: PositionedBlock, x: Tensor, turns: Tensor | None = None) -> Te
 
 
 def _turn(x: Tensor, turns: Tensor) -> Tensor:
-    """Rotated in fp32, in place where x is in fp32 and rotated as a whole."""
+    """Rotated in fp32; without gradients in place, where x is in fp32 and rotated as a whole."""
     rotated, kept = x.float().split((2 * turns.shape[-1], x.shape[-1] - 2 * turns.shape[-1]), -1)
     if kept.numel():
         rotated = rotated.contiguous()
-    torch.view_as_complex(rotated.unflatten(-1, (-1, 2))).mul_(turns)
+    pairs = torch.view_as_complex(rotated.unflatten(-1, (-1, 2)))
+    if x.requires_grad:
+        rotated = torch.view_as_real(pairs * turns).flatten(-2)
+    else:
+        pairs.mul_(turns)
     return torch.cat((rotated, kept), dim=-1) if kept.numel() else rotated
 
 
@@ -220,7 +223,7 @@ def _attend(
         k, v = torch.cat((past[0], k), dim=1), torch.cat((past[1], v), dim=1)
     q, k, v = (part.transpose(1, 2) for part in (q[:, -last:], k, v))
     if bias is None and 1 < last < k.shape[2]:
-        bias = causal_bias(k.shape[2], q.device)
+        bias = causal_bias(k.shape[2], q.device, last)
     if bias is not None:
         bias = block._cast_attn_bias(bias[:, :, -last:], q.dtype)
     mixed = block._scaled_dot_product_attention(q, k, v, bias, is_causal=bias is None)
@@ -275,7 +278,7 @@ def _finish(block: PositionedBlock, x: Tensor, mixed: Tensor) -> Tensor:
     h = block.ff_proj(x if block.config.norm_after else block.ff_norm(x))
     if type(block.act) is SwiGLU:
         up, gate = h.chunk(2, dim=-1)
-        h = F.silu(gate, inplace=True).mul_(up)
+        h = F.silu(gate) * up if h.requires_grad else F.silu(gate, inplace=True).mul_(up)
     else:
         h = block.act(h)
     h = block.ff_out(h)

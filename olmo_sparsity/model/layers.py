@@ -171,7 +171,7 @@ def _attend_by_matmul(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout_p: 
 
 
 def _future(q: Tensor, k: Tensor) -> Tensor:
-    return causal_bias(k.shape[2], q.device)[:, :, -q.shape[2] :].to(q.dtype)
+    return causal_bias(k.shape[2], q.device, q.shape[2]).to(q.dtype)
 
 
 def query_scales(
@@ -209,9 +209,9 @@ def alibi_bias(positions_BK: Tensor, config: ModelConfig, num_queries: int) -> T
     slopes_H = 2.0 ** (-heads * config.alibi_bias_max / config.n_heads)
     queries_BL = positions_BK[:, -num_queries:]
     distances_BLK = (queries_BL[:, :, None] - positions_BK[:, None, :]).abs().float()
-    causal_11LK = causal_bias(num_keys, positions_BK.device)[:, :, -num_queries:]
+    causal_11LK = causal_bias(num_keys, positions_BK.device, num_queries)
     bias_BHLK = causal_11LK - slopes_H[None, :, None, None] * distances_BLK[:, None]
-    return bias_BHLK.expand(-1, -1, num_keys, -1)
+    return bias_BHLK.expand(-1, -1, num_keys, -1) if num_queries == 1 else bias_BHLK
 
 
 def document_bias(documents_BL: Tensor) -> Tensor:
@@ -221,7 +221,9 @@ def document_bias(documents_BL: Tensor) -> Tensor:
     return causal_11LL.masked_fill(other_BLL[:, None], torch.finfo(torch.float).min)
 
 
-def causal_bias(length: int, device: torch.device) -> Tensor:
-    """bias_11LL: 0 where a place may look, the most negative number where it may not."""
-    bias_LL = torch.full((length, length), torch.finfo(torch.float).min, device=device)
-    return bias_LL.triu_(diagonal=1)[None, None]
+def causal_bias(num_keys: int, device: torch.device, num_queries: int | None = None) -> Tensor:
+    """bias_11LK of the last queries: 0 where a place may look, the most negative number where it
+    may not."""
+    num_queries = num_keys if num_queries is None else num_queries
+    bias_LK = torch.full((num_queries, num_keys), torch.finfo(torch.float).min, device=device)
+    return bias_LK.triu_(diagonal=1 + num_keys - num_queries)[None, None]

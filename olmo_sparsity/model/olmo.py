@@ -176,18 +176,20 @@ class PositionedOLMo(OLMo):
         far: FarStates | None = None,
         last: int | None = None,
     ) -> Tensor:
-        """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, L) is added to the
-        attention scores and replaces causality: bring your own. `added_BLD` is added to the token
-        embeddings. With a `cache`, what went through it before is seen too (no gradients), with
-        `far` those states of earlier places. `last` keeps only so many of the last places."""
-        plain = not torch.is_grad_enabled() and not self.training and added_BLD is None
+        """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, K) is added to the
+        attention scores of the L places and all K that they see, and replaces causality: bring your
+        own. `added_BLD` is added to the token embeddings. With a `cache`, what went through it
+        before is seen too (no gradients), with `far` those states of earlier places. `last` keeps
+        only so many of the last places."""
         if far is not None:
-            assert plain, "far states are for inference"
+            assert not self.training
+            assert added_BLD is None
             assert cache is None
-            assert attention_bias is None, "all of them are seen by all places"
             last = last or tokens_BL.shape[1]
-        if last is not None and plain and cache is None:
             return last_hidden(self, tokens_BL, positions_BL, attention_bias, last, far)
+        plain = not torch.is_grad_enabled() and not self.training and added_BLD is None
+        if last is not None and plain and cache is None:
+            return last_hidden(self, tokens_BL, positions_BL, attention_bias, last)
         x = self.transformer.wte(tokens_BL)
         if added_BLD is not None:
             x = x + added_BLD
@@ -216,21 +218,27 @@ class PositionedOLMo(OLMo):
     def new_cache(self) -> KeyValueCache:
         return KeyValueCache([None] * self.config.n_layers)
 
-    def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor) -> Tensor:
-        """weights_BL: attention from the last place, mean over the heads of the last layer."""
-        last = self.blocks[-1]
-        last.seen = []
+    @torch.no_grad()
+    def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
+        """weights_BK: attention from the last place to those of `far` and of the row, mean over the
+        heads of all layers."""
+        seen: list[tuple[Tensor, Tensor, Tensor | None]] = []
+        for block in self.blocks:
+            block.seen = seen
         try:
-            self.hidden(tokens_BL, positions_BL)
-            ((q_BHK, k_BHLK, bias),) = last.seen
+            self.hidden(tokens_BL, positions_BL, far=far, last=1)
         finally:
-            last.seen = None
-        k_BHLK = k_BHLK.repeat_interleave(q_BHK.shape[1] // k_BHLK.shape[1], dim=1)
-        scores_BHL = torch.einsum("bhk,bhlk->bhl", q_BHK.float(), k_BHLK.float())
-        scores_BHL = scores_BHL * q_BHK.shape[-1] ** -0.5
-        if bias is not None:
-            scores_BHL = scores_BHL + bias[:, :, -1]
-        return scores_BHL.softmax(-1).mean(1)
+            for block in self.blocks:
+                block.seen = None
+        weights = []
+        for q_BHK, k_BHLK, bias in seen:
+            k_BHLK = k_BHLK.repeat_interleave(q_BHK.shape[1] // k_BHLK.shape[1], dim=1)
+            scores_BHL = torch.einsum("bhk,bhlk->bhl", q_BHK.float(), k_BHLK.float())
+            scores_BHL = scores_BHL * q_BHK.shape[-1] ** -0.5
+            if bias is not None:
+                scores_BHL = scores_BHL + bias[:, :, -1]
+            weights.append(scores_BHL.softmax(-1).mean(1))
+        return torch.stack(weights).mean(0)
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """(…, D) → logits (…, V)."""

@@ -1,0 +1,506 @@
+"""One text or prompt, one call: which far units a prediction depends on, and whether to believe it.
+
+from analysis import explain
+e = explain("model", text=document, at="Katharina")
+e.check()
+
+Place in the flow: model + text → **explanation**. The questions are those of a measurement
+(recovery.py), about targets that are named instead of chosen.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+
+from analysis.documents import Controls, Document, Documents
+from analysis.influence import SELECTORS
+from analysis.recovery import DOCUMENT, PLACEBO, recover
+from analysis.scoring import Reading, Scorer, context_losses, repetition_drop
+from analysis.sources import open_documents
+from analysis.statistics import interval, resample_weights
+from analysis.targets import At, find_spans
+from analysis.view import described, lit_text, quoted
+from analysis.windows import Spans, Windows, span_width
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.load import LoadedModel, load_model, wrap_model
+from olmo_sparsity.progress import Progress
+
+SHORT = 32
+NUM_CHOSEN = 8
+"""Targets that are looked at where none are named: those that gain most from the far tokens."""
+
+MIN_GAP = 0.1
+PASSAGE = 128
+"""Tokens of the passages that the induction check repeats."""
+
+
+def explain(
+    model: Any,
+    tokenizer: Any = None,
+    *,
+    text: str | None = None,
+    at: At | None = None,
+    prompt: str | None = None,
+    target: str | None = None,
+    k: int = 8,
+    units: str = "tokens",
+    selector: str = "add_one",
+    long: int | Literal["all"] = "all",
+    short: int | None = None,
+    far_states: Reading = "contextual",
+    prefix: str = "auto",
+    chat: bool = False,
+    foreign: Any = "embedded",
+    max_new_tokens: int = 32,
+    device: str = "auto",
+    dtype: str = "auto",
+    batch_tokens: int | None = None,
+    seed: int = 0,
+) -> Explanation:
+    """The k far units that matter most to each target, with the loss that the first 1 … k leave.
+
+    `model`: a folder or hub name, or a causal LM in memory with its `tokenizer`.
+    `text`: one document. `at` names targets in it: words (every place where they stand), a regular
+    expression (`re.compile`), a token's number, a slice of tokens, or several of these. Without it,
+    the tokens are taken that gain most from the far part.
+    `prompt` and `target`: the target is an answer to the prompt; without one the model writes it,
+    greedily. With `chat` the prompt stands in the tokenizer's chat template.
+    `long="all"`: a target sees all that stands before it. `short`: of that, so many tokens are no
+    candidates (default 32, less for a short prompt).
+    `prefix`: `auto` is what the tokenizer puts before a text; `bos`, `none` or a text of its own.
+    `foreign`: text for `check`, in any form that `open_documents` reads.
+    """
+    if (text is None) == (prompt is None):
+        raise ConfigError("give either a text or a prompt")
+    if (text is None and at is not None) or (prompt is None and (target is not None or chat)):
+        raise ConfigError("`at` names places of a text; `target` and `chat` belong to a prompt")
+    if selector not in SELECTORS:
+        raise ConfigError(f"selector={selector} is unknown; choose from {', '.join(SELECTORS)}")
+    if k < 1:
+        raise ConfigError(f"k={k} must be at least 1")
+    span_width(units)
+    if isinstance(model, str | Path):
+        loaded = load_model(str(model), device=device, dtype=dtype)
+    else:
+        loaded = wrap_model(model, tokenizer)
+    if loaded.tokenizer is None:
+        raise DataError(f"'{loaded.name}' has no tokenizer; give one: explain(model, tokenizer, …)")
+    start_ids = loaded.prefix_ids(prefix)
+    if text is not None:
+        tokens, answer = _encode(loaded, text), None
+    else:
+        assert prompt is not None
+        start_ids, before = _prompt_ids(loaded, prompt, start_ids, chat)
+        after = (
+            _generate(loaded, [*start_ids, *before], max_new_tokens)
+            if target is None
+            else _encode(loaded, target)
+        )
+        if not after:
+            raise DataError("the target is empty, or the model ends the text at once; give one")
+        tokens, answer = [*before, *after], (len(before), len(before) + len(after))
+    document = Document(np.array(tokens, dtype=np.int64), tokenizer=loaded.tokenizer)
+    if short is None:
+        short = min(SHORT, max(1, (answer[0] if answer else len(tokens)) // 4))
+    windows = Windows(long, short, prefix=tuple(start_ids))
+    spans = [answer] if answer else None if at is None else find_spans(document, at)
+    last = max((end for _, end in spans), default=0) if spans else len(tokens)
+    windows.check()
+    loaded.check_positions(windows.num_positions(last))
+    scorer = Scorer(loaded.model, far_states=far_states, batch_tokens=batch_tokens)
+    chosen_by_gap = spans is None
+    if spans is None:
+        spans = _largest_gaps(scorer, document, windows)
+    spans = _with_far_part(document, windows, spans, units)
+    question = Asked(units, selector, k, far_states, chosen_by_gap, seed)
+    asked = {DOCUMENT: np.array(spans)}
+    with Progress("explaining", len(spans), "targets") as progress:
+        tables = recover(
+            scorer, document, windows, asked, units=units, selectors=selector,
+            ks=range(k + 1), seed=seed,
+            done=progress.update,
+        )  # fmt: skip
+    rows = tables["recovery"].pivot_table("loss_set", "target", "k")
+    targets = pd.DataFrame(spans, columns=["target", "end"])
+    targets["text"] = ["".join(document.texts[a:b]) for a, b in spans]
+    targets["loss_short"] = rows.loc[targets.target, 0].to_numpy()
+    targets["loss_long"] = _long_losses(scorer, document, windows, spans)
+    targets["gap"] = targets.loss_short - targets.loss_long
+    far = tables["influence"].rename(
+        columns={"far_first": "first", "far_end": "end", "far_text": "text", "influence": "nats"}
+    )[["target", "rank", "first", "end", "text", "nats"]]
+    left = rows.melt(ignore_index=False, var_name="rank", value_name="loss_set").reset_index()
+    far = far.merge(left.astype({"rank": int}), on=["target", "rank"])
+    return Explanation(loaded, document, windows, question, targets, far, tables, scorer, foreign)
+
+
+@dataclass(frozen=True)
+class Asked:
+    units: str
+    selector: str
+    k: int
+    far_states: Reading
+    chosen_by_gap: bool
+    """Targets were chosen by their outcome, and not named."""
+
+    seed: int
+
+
+@dataclass
+class Explanation:
+    """In a notebook the text with targets and far units lit, in a terminal a list."""
+
+    model: LoadedModel = field(repr=False)
+    document: Document = field(repr=False)
+    windows: Windows
+    asked: Asked
+    targets: pd.DataFrame
+    """target, end (tokens), text, loss_short, loss_long, gap."""
+
+    far: pd.DataFrame
+    """Of each target: rank, first, end, text of a far unit, nats by which the loss falls when it
+    alone is added, loss_set that it leaves with those before it in rank."""
+
+    tables: dict[str, pd.DataFrame] = field(repr=False)
+    """What `recover` found, as in a measurement (docs/formats.md)."""
+
+    scorer: Scorer = field(repr=False)
+    foreign: Any = field(repr=False, default="embedded")
+    checked: Check | None = None
+
+    def top(self, n: int | None = None) -> pd.DataFrame:
+        """The first n units of every target."""
+        rows = self.far[self.far["rank"] <= (n or self.asked.k)]
+        rows = rows.assign(unit=rows["first"].astype(str) + "–" + (rows["end"] - 1).astype(str))
+        single = rows["end"] - rows["first"] == 1
+        rows.loc[single, "unit"] = rows["first"].astype(str)
+        rows = rows.assign(back=rows.target - rows["first"]).rename(columns={"first": "place"})
+        return rows[["target", "rank", "unit", "text", "place", "back", "nats", "loss_set"]]
+
+    def check(self, draws: int = 8) -> Check:
+        """The same question about unrelated texts in place of the far part."""
+        self.checked = check(self, draws)
+        return self.checked
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model.name,
+            "text": "".join(self.document.texts),
+            "windows": asdict(self.windows),
+            **asdict(self.asked),
+            "token_forwards": self.scorer.token_forwards,
+            "targets": self.targets.to_dict("records"),
+            "far": self.far.to_dict("records"),
+            "check": self.checked.to_dict() if self.checked else None,
+        }
+
+    def to_html(self, path: str | Path) -> None:
+        from analysis.report import write_explanation
+
+        write_explanation(self, Path(path))
+
+    def save(self, path: str | Path) -> None:
+        """One Parquet file: a row for each far unit, with those of its target."""
+        targets = self.targets.rename(columns={"text": "target_text", "end": "target_end"})
+        self.far.merge(targets, on="target").to_parquet(path)
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+    def describe(self, bold: bool = False) -> str:
+        """For a terminal; `bold` only where it understands that."""
+        texts, far = self.document.texts, self.far
+        parts = [described(texts, row, far, bold) for row in self.targets.itertuples()]
+        if self.checked is not None:
+            parts.append(str(self.checked))
+        return "\n\n".join(parts)
+
+    def _repr_html_(self) -> str:
+        return lit_text(self.document.texts, self.targets, self.far)
+
+
+# --- targets --------------------------------------------------------------------------------------
+
+
+def _with_far_part(document: Document, windows: Windows, spans: Spans, units: str) -> Spans:
+    first = windows.first_target
+
+    def has_unit(span: tuple[int, int]) -> bool:
+        block = windows.block(document.tokens, *span)
+        return len(document.units(units, block.first, block.first + block.num_far)) > 0
+
+    kept = [span for span in spans if span[0] >= first and has_unit(span)]
+    if not kept:
+        raise DataError(
+            f"no target has far {units}: of {len(document.tokens):,} tokens the first {first:,} "
+            f"are short window or have no full window before them; lower short={windows.short}"
+            + ("" if windows.long == "all" else f" or long={windows.long}")
+            + ", or give more text"
+        )
+    return kept
+
+
+def _largest_gaps(
+    scorer: Scorer, document: Document, windows: Windows, column: str = "loss_long",
+    losses: pd.DataFrame | None = None,
+) -> Spans:  # fmt: skip
+    if losses is None:
+        losses = context_losses(scorer, document, replace(windows, stride=windows.short))
+    if not len(losses):
+        return []
+    gap = (losses.loss_short - losses[column]).to_numpy()
+    best = np.argsort(-gap, kind="stable")[:NUM_CHOSEN]
+    best = best[gap[best] >= MIN_GAP] if (gap[best] >= MIN_GAP).any() else best[:1]
+    return [(int(place), int(place) + 1) for place in np.sort(losses.target.to_numpy()[best])]
+
+
+def _long_losses(scorer: Scorer, document: Document, windows: Windows, spans: Spans) -> list[float]:
+    found = []
+    for first, end in spans:
+        context = scorer.context(windows.block(document.tokens, first, end))
+        found.append(float(scorer.losses([context.long_row()])[0].sum()))
+    return found
+
+
+def read_text(path: str, inline: bool = False) -> str:
+    """A file, or standard input for `-`; `inline`: the text itself, unless it begins with @."""
+    if inline and not path.startswith("@"):
+        return path
+    path = path.removeprefix("@") if inline else path
+    try:
+        raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
+        text = raw.decode("utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not text in UTF-8; convert it first") from None
+    if not text.strip():
+        raise DataError(f"{path} is empty")
+    return text
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+def _encode(model: LoadedModel, text: str) -> list[int]:
+    assert model.tokenizer is not None
+    return list(model.tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+def _prompt_ids(
+    model: LoadedModel, prompt: str, prefix: list[int], chat: bool
+) -> tuple[list[int], list[int]]:
+    """Prefix and candidates. A chat template's tokens before the prompt are its prefix; those after
+    it stand before the answer."""
+    if not chat:
+        return prefix, _encode(model, prompt)
+    tokenizer = model.transformers_tokenizer
+    if not getattr(tokenizer, "chat_template", None):
+        raise ConfigError(f"chat: the tokenizer of '{model.name}' has no chat template")
+    shown = tokenizer.apply_chat_template(
+        [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+    )
+    before, found, after = shown.partition(prompt.strip())
+    if not found:
+        raise DataError("the chat template changes the prompt; write the whole text into --prompt")
+    return _encode(model, before), _encode(model, found + after)
+
+
+@torch.no_grad()
+def _generate(model: LoadedModel, tokens: list[int], max_new_tokens: int) -> list[int]:
+    """Greedy, until the model ends the text."""
+    lm: Any = model.model
+    ends = _end_ids(model)
+    cache, found = lm.new_cache(), list[int]()
+    device = model.device
+    inputs = torch.tensor([tokens], device=device)
+    positions = torch.arange(len(tokens), device=device)[None]
+    for _ in range(max_new_tokens):
+        hidden = lm.hidden(inputs, positions, cache=cache)
+        best = int(lm.unembed(hidden[:, -1]).argmax())
+        if best in ends:
+            break
+        found.append(best)
+        inputs = torch.tensor([[best]], device=device)
+        positions = positions[:, -1:] + 1
+    return found
+
+
+def _end_ids(model: LoadedModel) -> set[int]:
+    lm: Any = model.model
+    found = [getattr(model.transformers_tokenizer, "eos_token_id", None)]
+    for config in (
+        getattr(lm, "config", None),
+        getattr(getattr(lm, "model", None), "config", None),
+    ):
+        ids = getattr(config, "eos_token_id", None)
+        found += ids if isinstance(ids, list) else [ids]
+    return {int(token) for token in found if token is not None}
+
+
+# --- the check ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Check:
+    """Can the answer be had by chance? Unrelated texts stand in place of the far part, and the same
+    selector chooses k units of theirs.
+
+    Of a target: `own` and `foreign` nats that the k units take off its loss (foreign: the mean
+    over draws, and the most), and `better`: how many of the draws do at least as well as the own.
+    """
+
+    table: pd.DataFrame
+    draws: int
+    k: int
+    excess: tuple[float, float, float]
+    """Own less foreign, in nats a target, with its 95% interval over draws: of these targets, which
+    are no sample of others."""
+
+    share: float
+    """Excess as a share of the gap."""
+
+    placebo: float | None
+    """The same of targets that an unrelated text seems to help most. None: targets were named, not
+    chosen by their gap."""
+
+    induction: dict[str, Any]
+    tables: dict[str, pd.DataFrame] = field(repr=False)
+    """What `recover` found, of own far parts and of unrelated texts."""
+
+    def to_dict(self) -> dict[str, Any]:
+        given = asdict(replace(self, tables={})) | {"table": self.table.to_dict("records")}
+        return {name: value for name, value in given.items() if name != "tables"}
+
+    @property
+    def num_beyond(self) -> int:
+        """Targets whose own units do more than those of every unrelated text."""
+        return int((self.table.better == 0).sum())
+
+    @property
+    def verdict(self) -> str:
+        return (
+            f"{self.num_beyond} of {len(self.table)} targets depend on their far units more than "
+            "on those of any unrelated text"
+        )
+
+    @property
+    def summary(self) -> str:
+        value, low, high = self.excess
+        said = f"excess {value:+.2f} nats a target [{low:+.2f}, {high:+.2f}]"
+        if np.isfinite(self.share):
+            said += f", {self.share:.2f} of the gap"
+        if self.placebo is not None:
+            said += f"; of placebo targets {self.placebo:+.2f}: net {value - self.placebo:+.2f}"
+        return said
+
+    @property
+    def warning(self) -> str:
+        """What the model cannot do; empty if it copies."""
+        if self.induction["has_induction"]:
+            return ""
+        return (
+            "this model does not copy from its context (a repeated passage costs it only "
+            f"{self.induction['drop']:.2f} nats a token less), so it cannot use a far token that "
+            "says the answer"
+        )
+
+    def __str__(self) -> str:
+        lines = [
+            f"check: {self.k} units chosen alike in each of {self.draws} unrelated texts that take "
+            "the place of the far part"
+        ]
+        for row in self.table.itertuples():
+            lines.append(
+                f"  {quoted(row.text)} (token {row.target:,}): own {row.own:+.2f} nats, unrelated "
+                f"{row.foreign:+.2f} (at most {row.foreign_most:+.2f}); {row.better} of "
+                f"{self.draws} do as well"
+            )
+        lines += [f"  {said}" for said in (self.summary, self.verdict, self.warning) if said]
+        return "\n".join(lines)
+
+
+def check(explanation: Explanation, draws: int) -> Check:
+    if draws < 2:
+        raise ConfigError(f"draws={draws} must be at least 2")
+    e, asked = explanation, explanation.asked
+    spans: Spans = list(zip(e.targets.target.tolist(), e.targets.end.tolist(), strict=True))
+    others = _unrelated(e.model, e.foreign, len(e.document.tokens))
+    controls = Controls(others, e.windows, num_draws=draws, seed=asked.seed)
+    parts = {DOCUMENT: np.array(spans)}
+    if asked.chosen_by_gap:
+        grid = replace(e.windows, stride=e.windows.short)
+        losses = context_losses(e.scorer, e.document, grid, replace(controls, windows=grid))
+        column = "placebo_loss_long"
+        chosen = _largest_gaps(e.scorer, e.document, e.windows, column, losses)
+        parts[PLACEBO] = np.array(chosen)
+    k = asked.k
+    with Progress("checking", sum(map(len, parts.values())), "targets") as progress:
+        tables = recover(
+            e.scorer, e.document, e.windows, parts, units=asked.units, selectors=asked.selector,
+            ks=range(k + 1), controls=controls, seed=asked.seed, done=progress.update,
+        )  # fmt: skip
+    rows = tables["recovery"]
+    falls = rows.pivot_table("loss_set", ["far_part", "target", "control", "draw"], "k")
+    falls_N = falls[0] - falls[k]
+    own, foreign = (falls_N.xs(control, level="control") for control in ("own", "foreign"))
+    own, foreign = own.droplevel("draw"), foreign.unstack("draw")
+    excess = own - foreign.mean(axis=1)
+    named = e.targets.set_index("target")
+    draws_of = foreign.loc[DOCUMENT]
+    table = named[["end", "text", "gap"]].assign(
+        own=own.loc[DOCUMENT], foreign=draws_of.mean(axis=1), foreign_most=draws_of.max(axis=1),
+        better=(draws_of.ge(own.loc[DOCUMENT], axis=0)).sum(axis=1),
+    ).reset_index()  # fmt: skip
+    value = float(excess.loc[DOCUMENT].mean())
+    return Check(
+        table, draws, k,
+        excess=_interval(own.loc[DOCUMENT], draws_of, asked.seed),
+        share=value / table.gap.mean() if table.gap.mean() > MIN_GAP else float("nan"),
+        placebo=float(excess.loc[PLACEBO].mean()) if asked.chosen_by_gap else None,
+        induction=repetition_drop(e.scorer, _passages(others), PASSAGE),
+        tables=tables,
+    )  # fmt: skip
+
+
+def _interval(own: pd.Series, foreign: pd.DataFrame, seed: int) -> tuple[float, float, float]:
+    excess_D = (own.to_numpy()[:, None] - foreign.to_numpy()).mean(0)
+    resampled_R = resample_weights(len(excess_D), seed) @ excess_D / len(excess_D)
+    return interval(resampled_R, float(excess_D.mean()))
+
+
+def _unrelated(model: LoadedModel, foreign: Any, length: int) -> Documents:
+    """Text that is long enough to stand in for the far part: documents, one after the other."""
+    wanted, found, num_tokens = max(20 * length, 20_000), [], 0
+    for document in open_documents(foreign, model, limit=max(2, wanted // 50)):
+        found.append(document.tokens)
+        num_tokens += len(document.tokens)
+        if num_tokens >= wanted:
+            break
+    if num_tokens < length:
+        raise DataError(
+            f"the check needs {length:,} tokens of unrelated text, {foreign} has {num_tokens:,}; "
+            "give more (foreign=…)"
+        )
+    return Documents("unrelated text", [Document(np.concatenate(found), number=1,
+                                                 tokenizer=model.tokenizer)])  # fmt: skip
+
+
+def _passages(others: Documents) -> list[Document]:
+    tokens = others[0].tokens
+    starts = range(0, min(len(tokens) - PASSAGE, 16 * PASSAGE), PASSAGE)
+    return [Document(tokens[start : start + PASSAGE]) for start in starts]
+
+
+def to_json(explanation: Explanation) -> str:
+    from analysis.tables import plain
+
+    return json.dumps(plain(explanation.to_dict()), ensure_ascii=False, indent=1)

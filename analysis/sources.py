@@ -1,0 +1,342 @@
+"""Text as people have it: files of any format, folders, data sets, the hub, strings.
+
+Place in the flow: **text** → documents. Never imports torch.
+
+Text is tokenized as it is read, and only the tokens are held.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+import pandas as pd
+from tokenizers import Tokenizer
+
+from analysis.documents import Document, Documents
+from analysis.windows import Windows
+from olmo_sparsity.config import CorpusConfig, DataConfig, PlantedConfig
+from olmo_sparsity.config_file import load_config
+from olmo_sparsity.data import records
+from olmo_sparsity.data.corpus import (
+    Tally,
+    good_documents,
+    is_heldout,
+    list_inputs,
+    read_records,
+)
+from olmo_sparsity.data.planted import Planting
+from olmo_sparsity.data.shards import TokenShards, open_shards
+from olmo_sparsity.data.tokenizer import tokenizer_fingerprint
+from olmo_sparsity.data.tokens import BATCH_CHARACTERS
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.launch import read_launch
+from olmo_sparsity.progress import Progress
+
+if TYPE_CHECKING:
+    from olmo_sparsity.model.load import LoadedModel
+
+Rows = Iterable[str | Mapping[str, Any]]
+
+FORMS = (
+    "a file or glob (.txt, .md, .json, .jsonl, .csv, .tsv, .parquet), a folder of .txt files, one "
+    "that save_to_disk wrote or a prepared one, owner/name or hub:NAME:CONFIG:SPLIT on the hub, - "
+    "(standard input), embedded, python, c4, c4_files:GLOB or text:PATH"
+)
+
+MOST_TOKENS = 2**28
+"""All documents are held, 8 bytes a token: 2 GiB."""
+
+TRAINED_ON = "text the model was trained on"
+
+
+def open_documents(
+    text: str | os.PathLike[str] | Rows | None,
+    model: LoadedModel,
+    limit: int | None = None,
+    *,
+    field: str = "text",
+    split_at: records.SplitAt = "whole",
+) -> Documents:
+    """`text`: what `FORMS` names, a `datasets.Dataset`, a DataFrame, or strings; None: the held-out
+    documents of the run that the model comes from. Of a corpus that the model's own run was trained
+    on, only what was held out is read.
+
+    `field` holds the text of a record. A file of plain text is one document, or, with `split_at`
+    "blank-lines", those between them. Reading stops after `limit` documents.
+    """
+    if limit is not None and limit < 2:
+        raise ConfigError(f"limit={limit} documents: at least 2 are needed, one in each half")
+    if split_at not in get_args(records.SplitAt):
+        raise ConfigError(f"split_at={split_at} is none of {', '.join(get_args(records.SplitAt))}")
+    run = _config_of_run(model.name)
+    if text is None and run is None:
+        raise ConfigError(f"'{model.name}' is not a run of ours: say which text to read ({FORMS})")
+    if isinstance(text, os.PathLike):
+        text = os.fspath(text)
+    tally, options = Tally(), dict[str, Any](field=field, split_at=split_at)
+    if text is None or (isinstance(text, str) and _holds(text, "manifest.json")):
+        data = run if text is None else DataConfig(folder=text)
+        assert data is not None
+        name = f"held-out documents of {data.folder}"
+        _refuse_unused(CorpusConfig(**options), name)
+        found = _read_shards(open_shards(data, "heldout"), model, limit, name)
+    else:
+        name = text if isinstance(text, str) else type(text).__name__
+        corpus, stream = _open(text, name, options)
+        _refuse_unused(corpus, name)
+        if run is not None and _same_corpus(corpus, run.corpus):
+            stream = _heldout(stream, corpus, run)
+        found = _read(good_documents(stream, tally, corpus), tally, model, limit, name)
+    num_training = tally.left_out.get(TRAINED_ON, 0)
+    if not found:
+        raise DataError(
+            f"{name} holds no documents" + (" that were held out" if num_training else "")
+        )
+    largest = max((int(d.tokens.max()) for d in found if len(d.tokens)), default=0)
+    vocabulary = model.model.vocab_size
+    if largest >= vocabulary:
+        raise DataError(f"{name} holds token {largest}, the model's vocabulary has {vocabulary}")
+    return Documents(name, found, num_training=num_training)
+
+
+# --- what is meant --------------------------------------------------------------------------------
+
+
+def _open(
+    text: str | Rows, name: str, options: dict[str, Any]
+) -> tuple[CorpusConfig, Iterator[records.Record]]:
+    """The records, and the config that names them. What no config can name has one that takes the
+    same options."""
+    if isinstance(text, str):
+        if _holds(text, "state.json") or _holds(text, "dataset_dict.json"):
+            text = _load_saved(text)
+        elif text == str(records.STDIN):
+            corpus = CorpusConfig("text", **options)
+            return corpus, records.read_text(records.STDIN, corpus.split_at)
+        else:
+            corpus = _corpus(text, options)
+            return corpus, read_records(corpus)
+    rows: Any = text
+    if isinstance(rows, Mapping):
+        splits = ", ".join(map(str, rows))
+        raise ConfigError(f"{name} is a data set of several splits, {splits}; give one of them")
+    if isinstance(rows, pd.DataFrame):
+        rows = rows.to_dict("records")
+    field = options["field"]
+    if field in (getattr(rows, "column_names", None) or ()):
+        rows = rows.select_columns([field])  # that no image beside it is decoded
+    dicts = ({field: row} if isinstance(row, str) else row for row in rows)
+    return CorpusConfig("c4", hub_name="", **options), (
+        records.parse_row(row, f"{name}:{number}", field)
+        for number, row in enumerate(dicts, start=1)
+    )
+
+
+def _corpus(text: str, options: dict[str, Any]) -> CorpusConfig:
+    kind, _, path = text.partition(":")
+    if text in ("embedded", "python", "c4"):
+        return CorpusConfig(text, **options)  # type: ignore[arg-type]
+    if kind in ("c4_files", "text") and path:
+        return CorpusConfig(kind, path=path, **options)  # type: ignore[arg-type]
+    if os.path.exists(text) or glob.has_magic(text) or text.endswith(records.SUFFIXES):
+        return CorpusConfig("files", path=text, **options)
+    on_hub = re.fullmatch(r"hub:([^:]+)(?::([^:]*))?(?::([^:]+))?|[\w.-]+/[\w.-]+", text)
+    if on_hub is None:
+        raise ConfigError(
+            f"text={text[:80]} is not {FORMS}; to measure a string itself, give a list of strings"
+        )
+    name, config, split = on_hub.groups()
+    options = options | {"hub_name": name or text, "hub_config": config or None}
+    return CorpusConfig("c4", hub_split=split or "train", **options)
+
+
+def _holds(folder: str, name: str) -> bool:
+    return os.path.isfile(os.path.join(folder, name))
+
+
+def _load_saved(folder: str) -> Any:
+    import datasets
+
+    try:
+        return datasets.load_from_disk(folder)
+    except Exception as error:  # of many kinds: whatever a damaged file leads to
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise DataError(f"{folder}: not a saved data set ({reason}); save it again") from None
+
+
+def _refuse_unused(corpus: CorpusConfig, name: str) -> None:
+    for item in fields(corpus):
+        sources, value = item.metadata.get("only_if", ("", ()))[1], getattr(corpus, item.name)
+        if sources and corpus.source not in sources and value != item.default:
+            raise ConfigError(f"{item.name}={value} means nothing to {name}; leave it out")
+
+
+def _heldout(
+    stream: Iterator[records.Record], corpus: CorpusConfig, run: DataConfig
+) -> Iterator[records.Record]:
+    if (corpus.field, corpus.split_at) != (run.corpus.field, run.corpus.split_at):
+        raise ConfigError(
+            f"the model was trained on this text with field={run.corpus.field}, "
+            f"split_at={run.corpus.split_at}; give the same, or it is not known what was held out"
+        )
+    for record in stream:
+        if isinstance(record, records.Document) and not is_heldout(record, run.heldout_share):
+            yield records.LeftOut(TRAINED_ON, record.name)
+        else:
+            yield record
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def _read(
+    texts: Iterator[records.Document],
+    tally: Tally,
+    model: LoadedModel,
+    limit: int | None,
+    name: str,
+) -> list[Document]:
+    tokenizer, found, num_tokens = model.tokenizer, list[Document](), 0
+    if tokenizer is None:
+        raise DataError(
+            f"'{model.name}' has no tokenizer beside it, so text cannot be read for it; give a "
+            "prepared folder, or put its tokenizer.json there"
+        )
+    tokenizer.no_truncation()  # a tokenizer.json may truncate or pad without a word
+    tokenizer.no_padding()
+    with Progress("reading", limit, "documents", enabled=read_launch().rank == 0) as progress:
+        for batch in _batches(islice(texts, limit)):
+            encoded = tokenizer.encode_batch([one.text for one in batch], add_special_tokens=False)
+            for one, tokens in zip(batch, encoded, strict=True):
+                # A source without titles groups by the text itself.
+                group = "" if one.group == one.text else one.group
+                ids = np.array(tokens.ids, dtype=np.int64)
+                found.append(Document(ids, len(found), group, tokenizer, name=one.name))
+                num_tokens += len(ids)
+            _check_size(num_tokens, name)
+            progress.update(len(found), tokens=f"{num_tokens:,}")
+        if tally.bad or tally.left_out:
+            progress.note(f"{name}: left out {tally.describe()}")
+    return found
+
+
+def _batches(texts: Iterator[records.Document]) -> Iterator[list[records.Document]]:
+    batch, size = list[records.Document](), 0
+    for text in texts:
+        batch.append(text)
+        size += len(text.text) + 64  # what an encoding costs beside its tokens
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _read_shards(
+    shards: TokenShards, model: LoadedModel, limit: int | None, name: str
+) -> list[Document]:
+    _same_tokenizer(shards, model, name)
+    if limit is None:
+        _check_size(shards.num_tokens, name)
+    return [
+        Document(shards.document(n), n, tokenizer=model.tokenizer, name=f"{name}:{n}")
+        for n in islice(range(len(shards)), limit)
+    ]
+
+
+def _check_size(num_tokens: int, name: str) -> None:
+    if num_tokens > MOST_TOKENS:
+        raise DataError(
+            f"{name}: more than {MOST_TOKENS:,} tokens, too many to hold; say how many documents "
+            "to read (limit)"
+        )
+
+
+def _config_of_run(model_name: str) -> DataConfig | None:
+    path = Path(model_name) / "config.yaml"  # a checkpoint of ours is named by its folder
+    return load_config(path).data if path.is_file() else None
+
+
+def _same_corpus(one: CorpusConfig, other: CorpusConfig) -> bool:
+    """Whether one holds text of the other: a file of both, or the same data set."""
+    if one.path and other.path:
+        try:
+            files = [{path.resolve() for path in list_inputs(config)} for config in (one, other)]
+        except DataError:  # the run's files may be gone
+            return one.path == other.path
+        return bool(files[0] & files[1])
+    return all(
+        (getattr(one, name) or "default") == (getattr(other, name) or "default")
+        for name in ("source", "path", "hub_name", "hub_config", "hub_split")
+    )
+
+
+def _same_tokenizer(shards: TokenShards, model: LoadedModel, name: str) -> None:
+    if model.tokenizer is None:
+        return
+    theirs, ours = (tokenizer_fingerprint(t) for t in (shards.tokenizer, model.tokenizer))
+    if theirs != ours and not _encode_alike(shards, model.tokenizer):
+        raise DataError(
+            f"{name} were made with another tokenizer than the model's; give the text itself "
+            "(text:PATH) or the shards the model was trained with"
+        )
+
+
+def _encode_alike(shards: TokenShards, tokenizer: Tokenizer) -> bool:
+    """A tokenizer that another library has saved anew has another fingerprint."""
+    probe = shards.tokenizer.decode(shards.document(0).tolist())
+    ids = [t.encode(probe, add_special_tokens=False).ids for t in (shards.tokenizer, tokenizer)]
+    return ids[0] == ids[1] and shards.tokenizer.get_vocab() == tokenizer.get_vocab()
+
+
+# --- ground truth ---------------------------------------------------------------------------------
+
+
+def plant_dependencies(
+    documents: Documents, model: LoadedModel, windows: Windows, seed: int = 0
+) -> Documents:
+    """Each document that is long enough, cut to one target with its long window, twice: with K
+    marks at random far places that determine the target (data/planted.py), then, all of them
+    again, without the marks, so that there is nothing to find."""
+    if model.tokenizer is None:
+        raise DataError(
+            f"'{model.name}' has no tokenizer beside it, which planting needs to choose its "
+            "tokens; put its tokenizer.json there"
+        )
+    run = _config_of_run(model.name)
+    config = run.planted if run is not None else PlantedConfig()  # as the model was trained
+    long, num_far = windows.first_target, windows.num_far
+    if config.num_tokens > num_far:
+        raise DataError(f"{config.num_tokens} planted tokens are more than the far ones")
+    planting = Planting.of(config, model.tokenizer)
+    with_marks, without = [], []
+    for document in documents:
+        if len(document.tokens) <= long:
+            continue
+        text = document.tokens[: long + 1]
+        generator = np.random.default_rng([seed, document.number])
+        planted, places_K = planting.plant(text, generator, 0, num_far, long - 1)
+        bare = np.where(np.isin(np.arange(len(text)), places_K), planting.clear(text), planted)
+        group = document.group or f"document {document.number}"
+        same = replace(document, group=group, truth=places_K, tokens=planted)
+        with_marks.append(same)
+        without.append(replace(same, truth=places_K[:0], tokens=bare))
+    if len(with_marks) < 2:
+        raise DataError(
+            f"{documents.name}: {len(with_marks)} documents are longer than long={long}, "
+            "and planting needs two; give more or longer text, or lower long"
+        )
+    items = [replace(d, number=number) for number, d in enumerate([*with_marks, *without])]
+    return Documents(
+        f"{documents.name}, {config.num_tokens} tokens planted",
+        items,
+        num_too_short=len(documents) - len(with_marks),
+    )

@@ -1,0 +1,116 @@
+"""Targets and their far units, in the text they stand in: for a terminal and for a notebook.
+
+Place in the flow: last, beneath explanations and results. Never imports torch.
+
+The tables are those of an explanation: `targets` has target, end, text, loss_short, loss_long, gap;
+`far` has target, rank, first, end, text, nats.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from olmo_sparsity.errors import printable
+
+REACH = 6
+"""Tokens that are shown on either side of a far unit."""
+
+MARGIN = 40
+"""Tokens that are shown before the first lit one, and after the last."""
+
+
+def quoted(text: str) -> str:
+    """On one line of a terminal, whatever the text holds."""
+    return _line(text).strip()
+
+
+def _line(text: str) -> str:
+    return printable(re.sub(r"\s+", " ", text))
+
+
+def number(value: Any, digits: int = 2) -> str:
+    if not isinstance(value, int | float) or not np.isfinite(value):
+        return "–"
+    # Adding 0 turns a rounded −0 into 0.
+    return f"{round(value, digits) + 0:,.{digits}f}".replace("-", "−")
+
+
+def interval(value: Any, low: Any, high: Any) -> str:
+    said = number(value)
+    return said if said == "–" else f"{said} [{number(low)}, {number(high)}]"
+
+
+def spell(name: Any) -> str:
+    return str(name).replace("_", " ")
+
+
+def sentence(text: str) -> str:
+    return re.sub(r"-(?=\d)", "−", f"{text[:1].upper()}{text[1:]}.")
+
+
+def places(first: int, end: int) -> str:
+    return f"token {first:,}" if end == first + 1 else f"tokens {first:,} to {end - 1:,}"
+
+
+# Marks that turn the direction of what follows them would reorder the page around a text.
+DIRECTIONS = {c: f"⟨U+{c:04X}⟩" for c in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+
+
+def escape(text: Any) -> str:
+    """For HTML."""
+    return html.escape(str(text).translate(DIRECTIONS), quote=True)
+
+
+def described(texts: Sequence[str], target: Any, far: pd.DataFrame, bold: bool = False) -> str:
+    """A target with its far units, one a line, in the text around them."""
+    lines = [
+        f"{_strong(quoted(target.text), bold)} ({places(target.target, target.end)}): loss "
+        f"{target.loss_short:.2f} with the short window, {target.loss_long:.2f} with the long one, "
+        f"gap {target.gap:+.2f} nats"
+    ]
+    for unit in far[far.target == target.target].itertuples():
+        before, inside, after = (
+            _line("".join(texts[a:b]))
+            for a, b in (
+                (max(0, unit.first - REACH), unit.first),
+                (unit.first, unit.end),
+                (unit.end, unit.end + REACH),
+            )
+        )
+        back = f"{target.target - unit.first:,} back"
+        around = f"…{before}{_strong(f'[{inside}]', bold)}{after}…"
+        lines.append(f"{unit.rank:>3}  {unit.nats:+7.2f} nats  {back:>11}  {around}")
+    return "\n".join(lines)
+
+
+def _strong(text: str, bold: bool) -> str:
+    return f"\x1b[1m{text}\x1b[0m" if bold else text
+
+
+def lit_text(texts: Sequence[str], targets: pd.DataFrame, far: pd.DataFrame) -> str:
+    """HTML: the text from before the first far unit to after the last target. A far unit is as
+    bright as its share of the most that one unit does for its target."""
+    lit, is_target = np.zeros(len(texts)), np.zeros(len(texts), dtype=bool)
+    most = far.groupby("target").nats.max()
+    for unit in far.itertuples():
+        share = max(0.0, unit.nats) / max(most[unit.target], 1e-9)
+        lit[unit.first : unit.end] = np.maximum(lit[unit.first : unit.end], share)
+    for target in targets.itertuples():
+        is_target[target.target : target.end] = True
+    shown = np.flatnonzero((lit > 0) | is_target)
+    first, end = max(0, shown.min() - MARGIN), min(len(texts), shown.max() + MARGIN)
+    spans = ["…"] if first else []
+    for place in range(first, end):
+        text = escape(texts[place])
+        if lit[place] > 0:
+            text = f'<mark style="background:rgba(255,150,0,{lit[place]:.2f})">{text}</mark>'
+        spans.append(f"<b><u>{text}</u></b>" if is_target[place] else text)
+    return (
+        f'<div style="white-space:pre-wrap">{"".join(spans)}{"…" if end < len(texts) else ""}</div>'
+    )

@@ -1,0 +1,246 @@
+"""What a corpus is made of, and the formats of files that hold it.
+
+Place in the flow: beneath `corpus`, which says which files, and in which order.
+
+Every text, line or row of a file becomes a `Document` or a `BadRecord`, so that nothing is lost
+without being counted. A file that is damaged is an error: how much it held is unknown.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import io
+import json
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from dataclasses import field as dataclass_field
+from itertools import groupby
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, cast
+
+from olmo_sparsity.errors import ConfigError, DataError, printable
+
+LARGEST_DOCUMENT = 2**25
+"""Bytes. A document is held in memory whole, and the promise is bounded memory. The longest novels
+have 5 MB: more is a file of many documents that lost its line breaks."""
+
+STDIN = Path("-")
+
+SplitAt = Literal["whole", "blank-lines"]
+
+
+@dataclass(frozen=True)
+class Document:
+    text: str
+    group: str
+    """What must not be on both sides of the split: the text, the article's title, the package."""
+
+    name: str = dataclass_field(default="", compare=False)
+    """Its file, with the number of its record; or its title."""
+
+
+@dataclass(frozen=True)
+class BadRecord:
+    kind: str
+    where: str
+    """File and line, or the number of the record in a stream."""
+
+    fields: tuple[str, ...] = dataclass_field(default=(), compare=False)
+    """Those that it has, where the one that was asked for is missing."""
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A record that is whole and not wanted: nothing to mend, so it never fails a run."""
+
+    kind: str
+    where: str
+
+
+Record = Document | BadRecord | LeftOut
+
+
+def check_field(where: str | Path, field: str, fields: Sequence[str]) -> None:
+    if field not in fields:
+        names = printable(", ".join(fields)[:300])
+        raise DataError(f"{where} has no field '{field}'; name one that it has: {names}")
+
+
+# --- values ---------------------------------------------------------------------------------------
+
+
+def parse_line(line: bytes, path: Path, number: int, field: str) -> Document | BadRecord:
+    if len(line) > LARGEST_DOCUMENT:
+        return BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", f"{path}:{number}")
+    try:
+        row = json.loads(line.decode())
+    except UnicodeDecodeError:
+        return BadRecord("wrong encoding", f"{path}:{number}")
+    except (ValueError, RecursionError):
+        kind = "malformed line" if line.strip() else "blank line"
+        return BadRecord(kind, f"{path}:{number}")
+    return parse_row(row, f"{path}:{number}", field)
+
+
+def parse_row(row: Any, where: str, field: str) -> Document | BadRecord:
+    if not isinstance(row, dict):
+        return BadRecord("malformed line", where)
+    if field not in row:
+        return BadRecord(f"no {field} field", where, tuple(map(str, row)))
+    return parse_text(row[field], where, field)
+
+
+def parse_text(text: Any, where: str, field: str = "text") -> Document | BadRecord:
+    if isinstance(text, bytes):
+        if len(text) > LARGEST_DOCUMENT:
+            return BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", where)
+        try:
+            text = text.decode("utf-8-sig")  # the byte order mark some editors write is not text
+        except UnicodeDecodeError:
+            return BadRecord("wrong encoding", where)
+    if not isinstance(text, str):
+        return BadRecord(f"no {field} field", where)
+    if not text or text.isspace():
+        return BadRecord("empty document", where)
+    try:
+        text.encode()
+    except UnicodeEncodeError:  # JSON can spell half of a surrogate pair, which is not a character.
+        return BadRecord("wrong encoding", where)
+    return Document(text, group=text, name=where)
+
+
+# --- formats --------------------------------------------------------------------------------------
+
+
+def read_file(path: Path, field: str, split_at: SplitAt) -> Iterator[Record]:
+    """By the end of its name, one of `SUFFIXES`."""
+    reader = next(_READERS[suffix] for suffix in SUFFIXES if path.name.endswith(suffix))
+    if reader is None and field != "text":
+        raise ConfigError(f"field={field}: {path} is plain text, without fields; leave it out")
+    if reader is not None and split_at != "whole":
+        raise ConfigError(f"split_at={split_at} cuts plain text, and {path} is none; leave it out")
+    return read_text(path, split_at) if reader is None else reader(path, field)
+
+
+def read_text(path: Path, split_at: SplitAt = "whole") -> Iterator[Document | BadRecord]:
+    """One document, whatever blank lines it has (a book is a document), or those between them."""
+    cut, number = split_at == "blank-lines", 0
+
+    def is_gap(line: bytes) -> bool:
+        return cut and line.removeprefix(codecs.BOM_UTF8).isspace()
+
+    for gap, lines in groupby(read_lines(path), is_gap):
+        if gap:
+            continue
+        number += 1
+        where, content = f"{path}:{number}" if cut else str(path), bytearray()
+        for line in lines:
+            if len(content) <= LARGEST_DOCUMENT:
+                content += line
+        yield parse_text(bytes(content.rstrip(b"\r\n") if cut else content), where)
+    if not number:
+        yield BadRecord("empty document", str(path))
+
+
+def _read_json(path: Path, field: str) -> Iterator[Record]:
+    """An object a line; or the file is one object, or a list of them, and read whole."""
+    head = next(read_lines(path), b"").strip()
+    if not head.startswith(b"[") and head != b"{":
+        for number, line in enumerate(read_lines(path), start=1):
+            yield parse_line(line, path, number, field)
+        return
+    try:
+        rows = json.loads(b"".join(read_lines(path)))
+    except (ValueError, RecursionError) as error:
+        raise _damaged(path, "", error, "write one JSON object a line") from None
+    for number, row in enumerate(rows if isinstance(rows, list) else [rows], start=1):
+        yield parse_row(row, f"{path}:{number}", field)
+
+
+def _read_csv(path: Path, field: str) -> Iterator[Record]:
+    csv.field_size_limit(LARGEST_DOCUMENT)
+    # A byte that is no UTF-8 becomes half a surrogate pair, which `parse_text` refuses.
+    lines = (line.decode("utf-8-sig", "surrogateescape") for line in read_lines(path))
+    delimiter = "\t" if ".tsv" in path.suffixes else ","
+    # Strict: a quote that is never closed is damage, and no document.
+    rows, number = filter(None, csv.reader(lines, delimiter=delimiter, strict=True)), 0
+    try:
+        names = next(rows, [field])
+        check_field(path, field, names)
+        for number, row in enumerate(rows, start=1):
+            if len(row) == len(names):
+                yield parse_text(row[names.index(field)], f"{path}:{number}", field)
+            else:
+                yield BadRecord("malformed row", f"{path}:{number}")
+    except csv.Error as error:
+        raise _damaged(path, f" after row {number:,}", error, "write it again") from None
+
+
+def _read_parquet(path: Path, field: str) -> Iterator[Record]:
+    import pyarrow
+    from pyarrow import parquet
+
+    number = 0
+    try:
+        with parquet.ParquetFile(path) as file:
+            check_field(path, field, file.schema_arrow.names)
+            for batch in file.iter_batches(batch_size=256, columns=[field]):
+                for text in batch.column(field).to_pylist():
+                    number += 1
+                    yield parse_text(text, f"{path}:{number}", field)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise _damaged(path, f" after row {number:,}", error, "copy the file again") from None
+
+
+_READERS = {
+    f"{suffix}{packed}": reader
+    for reader, suffixes, packings in (
+        (None, (".txt", ".md"), ("", ".gz", ".zst")),  # plain text
+        (_read_json, (".json", ".jsonl"), ("", ".gz", ".zst")),
+        (_read_csv, (".csv", ".tsv"), ("", ".gz", ".zst")),
+        (_read_parquet, (".parquet",), ("",)),
+    )
+    for suffix in suffixes
+    for packed in packings
+}
+SUFFIXES = tuple(_READERS)
+
+
+# --- bytes ----------------------------------------------------------------------------------------
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Lines of a file, compressed or not. A damaged file is fatal: how much it held is unknown."""
+    number = 0
+    try:
+        with _open(path) as stream:
+            while line := stream.readline(LARGEST_DOCUMENT + 1):
+                number += 1
+                yield line
+                while len(line) > LARGEST_DOCUMENT and not line.endswith(b"\n"):
+                    line = stream.readline(LARGEST_DOCUMENT + 1)  # The rest of an endless line.
+    except (OSError, EOFError, zlib.error) as error:
+        raise _damaged(path, f" after line {number:,}", error, "copy the file again") from None
+
+
+def _damaged(path: Path, where: str, error: Exception, remedy: str) -> DataError:
+    reason = " ".join(str(error).split())[:200]
+    return DataError(f"{path}: damaged{where} ({reason}); {remedy}")
+
+
+def _open(path: Path) -> BinaryIO:
+    if path == STDIN:
+        return open(0, "rb", closefd=False)
+    if path.name.endswith(".gz"):
+        return cast(BinaryIO, gzip.open(path, "rb"))
+    if path.name.endswith(".zst"):
+        import pyarrow
+
+        # zstandard's own reader takes a truncated file for one that ends there; this one complains,
+        # and holds no more than a block of what a few bytes may unfold to.
+        opened = pyarrow.CompressedInputStream(pyarrow.PythonFile(path.open("rb")), "zstd")
+        return cast(BinaryIO, io.BufferedReader(opened, 2**17))
+    return path.open("rb")

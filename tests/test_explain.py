@@ -1,0 +1,295 @@
+"""One call: its numbers against plain transformers, what it names, how it is asked from a shell."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from analysis import explain
+from analysis.explanation import Explanation
+from analysis.targets import find_spans, parse_at
+from olmo_sparsity.cli import main
+from olmo_sparsity.errors import ConfigError, DataError
+
+WORDS = [f"w{i}" for i in range(40)]
+TEXT = " ".join(np.random.default_rng(0).choice(WORDS, 60).tolist()) + " w7 w8 w9"
+FOREIGN = [" ".join(np.random.default_rng(i).choice(WORDS, 700).tolist()) for i in range(1, 4)]
+SHORT = 8
+
+
+def make_tokenizer(bos: bool = True) -> PreTrainedTokenizerFast:
+    vocabulary = {name: i for i, name in enumerate(["<unk>", "<s>", "</s>", *WORDS, "Q:", "A:"])}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    if bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A", special_tokens=[("<s>", 1)]
+        )
+    made = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
+    )
+    made.chat_template = "{{ bos_token }} Q: {{ messages[0]['content'] }} A:"
+    return made
+
+
+def make_model() -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
+        num_hidden_layers=2, vocab_size=45, max_position_embeddings=256, initializer_range=0.3,
+        bos_token_id=1, eos_token_id=2,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return make_model()
+
+
+@pytest.fixture(scope="module")
+def folder(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("model")
+    model.save_pretrained(path)
+    make_tokenizer().save_pretrained(path)
+    return str(path)
+
+
+def asked(model: Any, **changed: Any) -> Explanation:
+    given = {"text": TEXT, "at": "w7 w8", "short": SHORT, "k": 3, "foreign": FOREIGN} | changed
+    return explain(model, make_tokenizer(), **given)
+
+
+@torch.no_grad()
+def loss_of(
+    model: LlamaForCausalLM, ids: list[int], places: list[int], targets: list[int],
+    hidden: tuple[list[int], int] = ([], 0),
+) -> float:  # fmt: skip
+    """Plain transformers: the inputs at some places; `hidden` ones are not seen from a place on."""
+    inputs = torch.tensor([[ids[place] for place in places]])
+    seen = torch.ones(len(places), len(places)).tril().bool()
+    for column, place in enumerate(places):
+        if place in hidden[0]:
+            seen[np.array(places) >= hidden[1], column] = False
+    bias = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float).min)
+    logits = model(
+        input_ids=inputs, position_ids=torch.tensor([places]), attention_mask=bias[None, None]
+    ).logits[0]
+    log_p = logits.log_softmax(-1)
+    return -sum(float(log_p[places.index(place - 1), ids[place]]) for place in targets)
+
+
+@pytest.mark.parametrize("prefix", ["auto", "none", "w1 w2"])
+@pytest.mark.parametrize("far_states", ["contextual", "isolated"])
+def test_numbers_are_those_of_plain_transformers(
+    model: LlamaForCausalLM, prefix: str, far_states: Any
+) -> None:
+    found = asked(model, prefix=prefix, far_states=far_states)
+    start = {"auto": [1], "none": [], "w1 w2": [4, 5]}[prefix]
+    size = len(start)
+    ids = [*start, *make_tokenizer(bos=False)(TEXT).input_ids]
+    row = found.targets.iloc[-1]
+    assert row.text.strip() == "w7 w8"
+    targets = [size + row.target, size + row.target + 1]
+    far = list(range(size, targets[0] - SHORT))
+    near = list(range(targets[0] - SHORT, targets[1]))
+    every = [*range(size), *far, *near]
+    assert row.loss_long == pytest.approx(loss_of(model, ids, every, targets), abs=1e-5)
+    window = [*range(size), *near]
+    assert row.loss_short == pytest.approx(loss_of(model, ids, window, targets), abs=1e-5)
+
+    def fall(chosen: list[int]) -> float:
+        if far_states == "isolated":
+            places = [*range(size), *chosen, *near]
+            return row.loss_short - loss_of(model, ids, places, targets)
+        others = [place for place in far if place not in chosen]
+        return row.loss_short - loss_of(model, ids, every, targets, (others, near[0]))
+
+    falls = np.array([fall([place]) for place in far])
+    units = found.far[found.far.target == row.target]
+    np.testing.assert_allclose(units.nats, np.sort(falls)[::-1][:3], atol=2e-5)
+    np.testing.assert_allclose(falls[units["first"]], units.nats, atol=2e-5)
+    for k, left in enumerate(units.loss_set, start=1):
+        chosen = sorted(size + place for place in units["first"][:k])
+        assert row.loss_short - left == pytest.approx(fall(chosen), abs=2e-5)
+
+
+def test_top_is_a_table(model: LlamaForCausalLM) -> None:
+    found = asked(model, units="span:3")
+    table = found.top(2)
+    assert list(table) == ["target", "rank", "unit", "text", "place", "back", "nats", "loss_set"]
+    assert len(table) == 2 * len(found.targets)
+    words = TEXT.split()
+    for row in table.itertuples():
+        assert row.text.split() == words[row.place : row.place + 3]
+        assert row.unit == f"{row.place}–{row.place + 2}"
+        assert row.back == row.target - row.place
+
+
+def test_without_names_the_largest_gaps_are_looked_at(model: LlamaForCausalLM) -> None:
+    found = asked(model, at=None)
+    assert found.asked.chosen_by_gap
+    every = asked(model, at=[slice(i, i + 1) for i in range(SHORT + 1, 63)], k=1)
+    assert len(every.targets) == 63 - SHORT - 1
+    # Overview windows share their beginning: the same targets, not the same numbers.
+    top = every.targets.nlargest(20, "gap").target
+    assert set(found.targets.target) & set(top)
+    assert 0 < len(found.targets) <= 8
+
+
+def test_a_prompt_and_its_answer(model: LlamaForCausalLM) -> None:
+    """Given, or what transformers writes."""
+    prompt = " ".join(TEXT.split()[:30])
+    given = asked(model, text=None, at=None, prompt=prompt, target="w3 w4", units="words")
+    assert given.targets.text.tolist() == [" w3 w4"] or given.targets.text.tolist() == ["w3 w4"]
+    assert given.targets.target.tolist() == [30]
+    written = asked(model, text=None, at=None, prompt=prompt, max_new_tokens=5)
+    ids = torch.tensor([make_tokenizer()(prompt).input_ids])
+    expected = model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=2)[0, 31:]
+    expected = [int(i) for i in expected if i != 2]
+    assert written.document.tokens[30:].tolist() == expected
+
+
+def test_a_chat_template_is_prefix_and_end(model: LlamaForCausalLM) -> None:
+    prompt = " ".join(TEXT.split()[:30])
+    found = asked(model, text=None, at=None, prompt=prompt, target="w3", chat=True)
+    assert found.windows.prefix == (1, 43)  # <s> Q:
+    assert found.document.tokens[29:].tolist()[1:] == [44, 6]  # A: w3
+    assert found.targets.target.tolist() == [31]
+
+
+def test_names_of_targets() -> None:
+    from analysis.documents import Document
+
+    tokenizer = make_tokenizer()._tokenizer
+    ids = tokenizer.encode("w1 w2 w11 w1 w2", add_special_tokens=False).ids
+    document = Document(np.array(ids), tokenizer=tokenizer)
+    assert "".join(document.texts) == "w1 w2 w11 w1 w2"
+    assert find_spans(document, "w1 w2") == [(0, 2), (3, 5)]
+    assert find_spans(document, re.compile(r"\bw1\b")) == [(0, 1), (3, 4)]
+    assert find_spans(document, "w1") == [(0, 1), (2, 3), (3, 4)]
+    assert find_spans(document, 2) == [(2, 3)]
+    assert find_spans(document, -1) == [(4, 5)]
+    assert find_spans(document, slice(1, 3)) == [(1, 3)]
+    assert find_spans(document, ["w11", slice(-2, None)]) == [(2, 3), (3, 5)]
+    for wrong in ("w3", re.compile("z*"), 7, slice(4, 2)):
+        with pytest.raises((ConfigError, DataError)):
+            find_spans(document, wrong)
+    assert parse_at("3:5") == slice(3, 5)
+    assert parse_at("/a+/").pattern == "a+"  # type: ignore[union-attr]
+    assert parse_at("a/b") == "a/b"
+
+
+@pytest.mark.parametrize("at", ["w7 w8", None])
+def test_the_check_asks_the_same_of_unrelated_texts(model: LlamaForCausalLM, at: Any) -> None:
+    """Its numbers, made again from explanations of mixed texts."""
+    found = asked(model, at=at, k=2)
+    checked = found.check(draws=4)
+    assert str(checked).count("\n") >= len(found.targets) + 1
+    assert (checked.placebo is None) == (at is not None)
+    assert checked.draws == 4
+    by_target = found.far.groupby("target").loss_set.last()
+    for row in checked.table.itertuples():
+        own = found.targets.set_index("target").loss_short[row.target] - by_target[row.target]
+        assert row.own == pytest.approx(own, abs=1e-5)
+        assert row.foreign <= row.foreign_most
+    value, low, high = checked.excess
+    assert low <= value <= high
+    assert value == pytest.approx((checked.table.own - checked.table.foreign).mean(), abs=1e-5)
+    assert not checked.induction["has_induction"]  # random weights
+    assert "does not copy" in str(checked)
+
+
+def test_what_a_notebook_shows(model: LlamaForCausalLM) -> None:
+    found = asked(model, text=TEXT.replace("w3", "w4"), at="w8")
+    page = found._repr_html_()
+    assert page.count("<mark") >= 1
+    assert "<u>" in page
+    assert repr(found).splitlines()[0].startswith("w8 (token ")
+
+
+def test_saved_and_json(model: LlamaForCausalLM, tmp_path: Path) -> None:
+    import pandas as pd
+
+    found = asked(model)
+    found.save(tmp_path / "e.parquet")
+    rows = pd.read_parquet(tmp_path / "e.parquet")
+    assert len(rows) == len(found.far)
+    assert {"target_text", "gap", "nats", "text"} <= set(rows)
+
+
+# --- from a shell ---------------------------------------------------------------------------------
+
+
+def shell(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["explain", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_command(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    (tmp_path / "foreign.txt").write_text("\n\n".join(FOREIGN))
+    given = [folder, "--text", str(path), "--at", "w7 w8", "--short", "8", "-k", "2"]
+    code, out, err = shell(capsys, *given)
+    assert code == 0, err
+    assert "gap" in out
+    assert "\x1b" not in out  # no terminal
+    code, out, err = shell(capsys, *given, "--json", "--check", "--foreign",
+                           str(tmp_path / "foreign.txt"))  # fmt: skip
+    assert code == 0, err
+    told = json.loads(out)
+    assert [target["text"].strip() for target in told["targets"]][-1] == "w7 w8"
+    assert told["check"]["draws"] == 8
+    import io
+
+    class Input:
+        buffer = io.BytesIO(TEXT.encode())
+
+    monkeypatch.setattr("sys.stdin", Input)
+    code, piped, err = shell(capsys, folder, "--text", "-", *given[3:], "--json")
+    assert code == 0, err
+    assert json.loads(piped)["targets"] == told["targets"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--text", "nowhere.txt"], "nowhere.txt"),
+        (["--text", "TEXT", "--at", "zebra"], "does not stand in the text"),
+        (["--text", "TEXT", "--at", "/(/"], "regular expression"),
+        (["--text", "TEXT", "--at", "0:2"], "no target has far tokens"),
+        (["--text", "TEXT", "--short", "400"], "no target has far tokens"),
+        (["--text", "TEXT", "--selector", "addone"], "choose from"),
+        (["--text", "TEXT", "--units", "span"], "none of tokens"),
+        (["--text", "TEXT", "--target", "w3"], "belong to a prompt"),
+        (["--text", "TEXT", "--html", "page.txt"], "must end in .html"),
+        (["--text", "LONG"], "positions are more than"),
+        (["--text", "BINARY"], "not text in UTF-8"),
+        (["--prompt", "w1 w2", "--target", ""], "the target is empty"),
+        (["--prompt", "w1", "--target", "w2"], "no target has far tokens"),
+    ],
+)
+def test_mistakes_are_one_line(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    files = {"TEXT": TEXT.encode(), "LONG": (TEXT * 8).encode(), "BINARY": b"\xff\xfe\x00\x01" * 9}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    words = [str(tmp_path / word) if word in files else word for word in words]
+    code, out, err = shell(capsys, folder, *words)
+    assert code == 2
+    assert out == ""
+    assert said in err
+    assert len([line for line in err.splitlines() if line.strip()]) == 1
