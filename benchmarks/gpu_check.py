@@ -42,7 +42,11 @@ LIMIT_S = 150
 
 
 class Failed(Exception):
-    """What a check found wrong, in one line."""
+    """What a check found wrong, in one line, and all that its command printed."""
+
+    def __init__(self, text: str, output: str = "") -> None:
+        super().__init__(text)
+        self.output = output
 
 
 @dataclass
@@ -86,13 +90,14 @@ class Machine:
             output, _ = child.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
             child.terminate()  # torchrun ends its processes, which are no longer ours to reach
+            output = ""
             with contextlib.suppress(subprocess.TimeoutExpired):
-                child.communicate(timeout=40)
-            raise Failed(f"took longer than {limit_s:.0f} s") from None
+                output, _ = child.communicate(timeout=40)
+            raise Failed(f"took longer than {limit_s:.0f} s", output) from None
         finally:
             end(child)
         if child.returncode != 0:
-            raise Failed(f"exit code {child.returncode}: {last_words(output)}")
+            raise Failed(f"exit code {child.returncode}: {last_words(output)}", output)
         return output
 
     def train(self, name: str, *overrides: str, processes: int | None = None) -> list[float]:
@@ -142,16 +147,23 @@ def last_words(output: str) -> str:
 Check = Callable[[Machine], Iterator[Row] | str]
 
 
-def numbers(machine: Machine) -> Iterator[Row]:
-    """Rows of a child; if it dies half-way, those it had come to stay."""
-    done, died = machine.folder / "numbers.jsonl", ""
-    try:
-        machine.run(__file__, "--child", "numbers", done)
-    except Failed as error:
-        died = str(error)
-    yield from (Row(**row) for row in map(json.loads, done.read_text().splitlines()))
-    if died:
-        raise Failed(died)
+def inside(what: str, processes: int | None = None) -> Check:
+    """A check that a child of this file makes: it prints rows. Those before a crash stay."""
+
+    def check(machine: Machine) -> Iterator[Row]:
+        try:
+            words = (__file__, "--child", what, "--out", machine.folder)
+            yield from rows_in(machine.run(*words, processes=processes))
+        except Failed as error:
+            yield from rows_in(error.output)
+            raise
+
+    return check
+
+
+def rows_in(output: str) -> Iterator[Row]:
+    lines = (line for line in output.splitlines() if line.startswith('{"check"'))
+    return (Row(**json.loads(line)) for line in lines)
 
 
 def prepare(machine: Machine) -> str:
@@ -195,21 +207,6 @@ def resume(machine: Machine) -> str:
     return f"killed after step {reached}, all {len(found)} losses are the same to the bit"
 
 
-def speed(size: str, all_gpus: bool = False) -> Check:
-    def check(machine: Machine) -> str:
-        count = machine.num_processes if all_gpus else None
-        done = machine.folder / f"speed-{size}-{count}"
-        machine.run(__file__, "--child", size, done, processes=count)
-        found = json.loads(done.read_text())
-        share = f"{found['mfu']:.1%} of the stated peak" if found["mfu"] else "peak not known"
-        return (
-            f"{found['tokens_per_s']:,.0f} tokens/s, {share}, {found['memory_gib']:.1f} GiB; "
-            f"checkpoint of {found['checkpoint_gib']:.2f} GiB saved in {found['save_s']:.1f} s"
-        )
-
-    return check
-
-
 def pipeline(machine: Machine) -> str:
     """Train in the hardware's own precision, measure, draw."""
     steps = 20 if machine.small else 200
@@ -230,7 +227,7 @@ def pipeline(machine: Machine) -> str:
 
 def checks(machine: Machine) -> Iterator[tuple[str, str, Check]]:
     """(group, what stands in the table, the check)"""
-    yield "numbers", "numbers", numbers
+    yield "numbers", "numbers", inside("numbers")
     yield "", "prepare", prepare
     yield "compile", "compiled", same_curve("compiled", None, "--training.compile=true")
     num = machine.num_processes
@@ -239,11 +236,10 @@ def checks(machine: Machine) -> Iterator[tuple[str, str, Check]]:
             check = same_curve(f"{name}-{count}", count, f"--engine.name={name}")
             yield "engines", f"{name}, {count} process{'es' * (count > 1)}", check
     yield "resume", "kill -9 and resume", resume
-    sizes = ["small"] if machine.small else ["60m", "150m", "300m", "1b"]
-    for size in sizes:
-        yield "speed", f"{size}, one process", speed(size)
+    for size in ["small"] if machine.small else ["60m", "150m", "300m", "1b"]:
+        yield "speed", f"speed, {size}", inside(size)
     if num > 1 and not machine.small:
-        yield "speed", f"1b, {num} processes", speed("1b", all_gpus=True)
+        yield "speed", f"speed, 1b, {num} processes", inside("1b", num)
     yield "pipeline", "train, measure, figure", pipeline
 
 
@@ -286,11 +282,12 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=ROOT / "results/gpu_check")
     parser.add_argument("--only", default=",".join(GROUPS), help="(%(default)s)")
     parser.add_argument("--minutes", type=float, default=10.0, help="for all of it (%(default)s)")
-    parser.add_argument("--child", nargs=2, metavar=("WHAT", "FILE"), help=argparse.SUPPRESS)
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        what, done = options.child
-        compare_numbers(Path(done)) if what == "numbers" else measure_speed(what, Path(done))
+        numbers = options.child == "numbers"
+        for row in compare_numbers() if numbers else measure_speed(options.child, options.out):
+            print(json.dumps(asdict(row)), flush=True)
         return 0
     wanted = set(options.only.split(","))
     if not wanted <= set(GROUPS):
@@ -331,14 +328,13 @@ MODELS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def compare_numbers(done: Path) -> None:
+def compare_numbers() -> Iterator[Row]:
     import numpy as np
     import torch
 
     from analysis.influence import SELECTORS
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    done.touch()
     for model, fields in MODELS.items():
         expected = dict(asked_of(fields, torch.device("cpu"), "fp32"))
         for dtype, allowed in ALLOWED.items():
@@ -356,8 +352,7 @@ def compare_numbers(done: Path) -> None:
             furthest = wrong or {max(errors, key=errors.__getitem__): max(errors.values())}
             named = ", ".join(f"{what} by {error:.1e}" for what, error in furthest.items())
             text = f"{len(errors)} answers; furthest from fp32 on CPU: {named}"
-            with done.open("a") as file:
-                file.write(json.dumps(asdict(Row(f"{model}, {dtype}", not wrong, text))) + "\n")
+            yield Row(f"{model}, {dtype}", not wrong, text)
 
 
 def asked_of(fields: dict[str, Any], device: Any, dtype: str) -> Iterator[tuple[str, Any]]:
@@ -404,7 +399,7 @@ def asked_of(fields: dict[str, Any], device: Any, dtype: str) -> Iterator[tuple[
             yield f"{name}, recovery", np.asarray(tables["recovery"].loss_set)
 
 
-def measure_speed(size: str, done: Path) -> None:
+def measure_speed(size: str, out: Path) -> Iterator[Row]:
     """Steps on random tokens, as configs/c4_SIZE_pose.yaml trains, then one checkpoint."""
     import torch
 
@@ -423,9 +418,9 @@ def measure_speed(size: str, done: Path) -> None:
     config.training.precision = "bf16"
     config.training.micro_batch_size = micro = config.training.micro_batch_size or 4
 
-    def measured(processes: Processes) -> dict[str, Any]:  # the engine must not outlive its group
+    def measured(processes: Processes) -> str:  # the engine must not outlive its group
         engine = build_engine(build_model(config.model), config, processes)
-        flops_per_step_token = flops_per_token(engine.model, config)
+        flops = flops_per_token(engine.model, config)
         tokens_BL = torch.randint(config.model.vocab_size, (4 * micro, config.training.length))
         positions_BL = torch.arange(config.training.length).expand_as(tokens_BL)
         batch = Batch(tokens_BL, positions_BL, tokens_BL.roll(-1, 1))
@@ -439,23 +434,23 @@ def measure_speed(size: str, done: Path) -> None:
         seconds = time.perf_counter() - started
         rate = num_steps * tokens_BL.numel() * processes.world_size / seconds
         peak = (stated_flops(device_name(engine.device)) or 0) * processes.world_size
-        found = {"tokens_per_s": rate, "mfu": peak and rate * flops_per_step_token / peak}
-        found["memory_gib"] = peak_memory_gib(engine.device)
+        share = f"{rate * flops / peak:.1%} of the stated peak" if peak else "peak not known"
+        text = f"{rate:,.0f} tokens/s, {share}, {peak_memory_gib(engine.device):.1f} GiB; "
         started = time.perf_counter()
         weights = engine.gather_weights()
         folder = checkpoint.save(
-            done.with_suffix(".run"), checkpoint.TrainerState(1, 1, ""), 1,
+            out / "saved", checkpoint.TrainerState(1, 1, ""), config.checkpoint,
             lambda folder: save_weights(weights, folder / "model.safetensors"),
             engine.save_moments, processes,
         )  # fmt: skip
-        found["save_s"] = time.perf_counter() - started
+        seconds = time.perf_counter() - started
         size_B = sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
-        return found | {"checkpoint_gib": size_B / 2**30}
+        return f"{text}checkpoint of {size_B / 2**30:.2f} GiB saved in {seconds:.1f} s"
 
     with connect() as processes:
         found = measured(processes)
         if processes.is_first:
-            done.write_text(json.dumps(found))
+            yield Row(f"speed, {size}, {processes.world_size} process(es)", True, found)
 
 
 if __name__ == "__main__":

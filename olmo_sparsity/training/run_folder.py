@@ -10,7 +10,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -71,41 +71,39 @@ def _before_config(path: Path) -> bool:
     return empty or path.name == LOCK or is_partial(path)
 
 
-def changes(path: Path, config: RunConfig) -> dict[str, str]:
-    """Key → what it was in the config.yaml of a run folder or of a checkpoint, and is now."""
-    before, now = flatten(load_config(path)), flatten(config)
-    return {
-        key: f"{key}={before.get(key)} (now {now.get(key)})"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    }
+def refuse_other_config(path: Path, config: RunConfig) -> None:
+    """`path`: the config.yaml of a run folder or of a checkpoint in it."""
+    changed = _changed(path, config, lambda key: not key.startswith(FREE_KEYS))
+    if changed:
+        raise ConfigError(
+            f"{path.parent} holds a run with {changed}; choose another run_folder, or delete that "
+            "one to start over"
+        )
 
 
 def refuse_other_branch(path: Path, config: RunConfig) -> None:
     """A branch may change everything but the model, and which text comes next."""
-    fixed = ["seed", "training.length", "training.batch_size", "positions.skip_text", "model."]
+    fixed = {"seed", "training.length", "training.batch_size", "positions.skip_text"}
     if config.positions.skip_text:
-        fixed.append("positions.target_length")
+        fixed.add("positions.target_length")
     free = "model.max_sequence_length"
-    found = changes(path, config)
-    changed = [text for key, text in found.items() if key.startswith(tuple(fixed)) and key != free]
+    changed = _changed(
+        path, config, lambda key: key in fixed or (key.startswith("model.") and key != free)
+    )
     if changed:
         raise ConfigError(
-            f"branch_from={path.parent} was trained with {', '.join(changed)}; a branch goes on "
-            "with the same model in the same text: set them as they were, or take the weights "
-            "alone with init_from"
+            f"branch_from={path.parent} was trained with {changed}; a branch goes on with the same "
+            "model in the same text: set them as they were, or take the weights with init_from"
         )
 
 
-def refuse_other_config(path: Path, config: RunConfig) -> None:
-    """`path`: the config.yaml of a run folder or of a checkpoint in it."""
-    found = changes(path, config)
-    changed = [text for key, text in found.items() if not key.startswith(FREE_KEYS)]
-    if changed:
-        raise ConfigError(
-            f"{path.parent} holds a run with {', '.join(changed)}; choose another run_folder, or "
-            "delete that one to start over"
-        )
+def _changed(path: Path, config: RunConfig, counts: Callable[[str], bool]) -> str:
+    before, now = flatten(load_config(path)), flatten(config)
+    return ", ".join(
+        f"{key}={before.get(key)} (now {now.get(key)})"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key) and counts(key)
+    )
 
 
 # --- environment.json -----
