@@ -64,7 +64,7 @@ def main(arguments: list[str] | None = None) -> int:
     if strange:
         parser.error(f"unrecognized arguments: {' '.join(strange)}")
     options.overrides = rest
-    if not getattr(options, "out", "given"):
+    if getattr(options, "out", None) == "":
         parser.error("--out is empty; name a file or folder")
     try:
         code = options.run(options)
@@ -113,8 +113,9 @@ def build_parser() -> argparse.ArgumentParser:
     how.add_argument("--slurm", nargs="?", const="", metavar="FLAGS",
                      help="submit what is left as an array, with these sbatch flags")  # fmt: skip
 
-    sub = command("losses", losses, "print a run's held-out loss by position")
+    sub = command("losses", losses, "print a run's held-out loss by position, and its induction")
     sub.add_argument("run_folder", metavar="RUN_FOLDER")
+    sub.add_argument("--out", help="also draw them over steps: a .png, .pdf or .svg file")
 
     sub = command(
         "export", export, "write a checkpoint as a folder that transformers loads by itself"
@@ -290,9 +291,14 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 def losses(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
     from olmo_sparsity.training import run_folder
 
     print(run_folder.loss_table(options.run_folder))
+    if options.out is not None:
+        run_folder.draw_losses(options.run_folder, Path(options.out))
+        print(options.out)
     return 0
 
 

@@ -214,7 +214,7 @@ def test_another_model_or_window_in_the_same_folder_is_refused(
 ) -> None:
     with pytest.raises(DataError, match=r"short"):
         measured_into(measured, model, documents, replace(SETTINGS, windows=Windows(16, 5)))
-    other = replace(loaded(model), fingerprint="else")
+    other = replace(loaded(model), weights_sha256="else")
     with pytest.raises(DataError, match=r"model"):
         run(Plan.of(other, documents, SETTINGS), measured)
 
@@ -295,7 +295,7 @@ def test_two_models_answer_for_the_same_targets(
     model: Any, documents: Documents, measured: Path, tmp_path: Path
 ) -> None:
     given = read_results(measured)
-    other = replace(loaded(build_model(model.config).eval()), fingerprint="other")
+    other = replace(loaded(build_model(model.config).eval()), weights_sha256="other")
     ours = run(Plan.of(other, documents, SETTINGS, given), tmp_path)
     pd.testing.assert_frame_equal(ours.targets, given.targets)
     # A longer window keeps those of the targets that still have one.

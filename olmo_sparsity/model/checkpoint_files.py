@@ -192,8 +192,8 @@ def _fingerprint_file(path: Path) -> str:
 
 
 def fingerprint_weights(model: nn.Module) -> str:
-    """The same question of a model in memory: the SHA-256 of the name, type, shape and bytes of all
-    that a checkpoint of it would hold, and of what scales its PEFT adapters. Never that of files.
+    """The same question of a model in memory: the SHA-256 of all that a checkpoint of it would
+    hold, name by name and byte by byte, and of what scales its PEFT adapters. Never that of files.
     """
     state = model.state_dict()
     if any(isinstance(value, Tensor) and value.is_meta for value in state.values()):
@@ -205,14 +205,15 @@ def fingerprint_weights(model: nn.Module) -> str:
         digest.update(
             f"{name} {getattr(value, 'dtype', '')} {getattr(value, 'shape', '')}".encode()
         )
-        if type(value) in (Tensor, nn.Parameter) and not value.is_quantized:
-            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        if type(value) is Tensor:
+            raw = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+            digest.update(raw.numpy().data)
         else:  # packed in a way of its library
             buffer = io.BytesIO()
             torch.save(value, buffer)
             digest.update(buffer.getvalue())
     for name, module in model.named_modules():
-        if isinstance(getattr(module, "scaling", None), dict):  # a layer that PEFT has wrapped
-            how = [getattr(module, f, None) for f in ("scaling", "active_adapters", "merged")]
-            digest.update(f"{name} {how} {getattr(module, 'disable_adapters', None)}".encode())
+        if isinstance(getattr(module, "scaling", None), dict):
+            said = (module.scaling, module.active_adapters, module.disable_adapters, module.merged)
+            digest.update(f"{name} {said}".encode())
     return digest.hexdigest()

@@ -57,7 +57,8 @@ def position_limit(config: Any) -> PositionLimit | None:
     """
     text = config.get_text_config()
     trained = getattr(text, "max_position_embeddings", None)
-    ropes = _rope_settings(text)
+    rope = getattr(text, "rope_parameters", None) or {}
+    ropes = [rope] if "rope_type" in rope else list(rope.values())  # one for each type of layer
     # Without RoPE position IDs are rows of a table that has no more of them.
     found: list[tuple[Any, str, bool]] = [(trained, "max_position_embeddings", not ropes)]
     for rope in ropes:
@@ -70,17 +71,9 @@ def position_limit(config: Any) -> PositionLimit | None:
     types = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
     if getattr(text, "use_sliding_window", True) and _WINDOWED_LAYERS & set(types or ("local",)):
         for name in _WINDOWS:
-            found.append((getattr(text, name, None), f"{name.replace('_', ' ')}", True))
-    limits = [PositionLimit(*entry) for entry in found if entry[0]]
-    return min(
-        limits, key=lambda limit: (limit.num_positions, not limit.wrong_beyond), default=None
-    )
-
-
-def _rope_settings(text: Any) -> list[dict[str, Any]]:
-    """One, or one for each type of layer."""
-    settings = getattr(text, "rope_parameters", None) or {}
-    return [settings] if "rope_type" in settings else list(settings.values())
+            found.append((getattr(text, name, None), name.replace("_", " "), True))
+    stated = [PositionLimit(*entry) for entry in found if entry[0]]
+    return min(stated, key=lambda it: (it.num_positions, not it.wrong_beyond), default=None)
 
 
 # --- what a family does to its logits -------------------------------------------------------------
@@ -113,7 +106,6 @@ def _logit_maps(config: Any) -> list[LogitMap]:
 # --- what does not fit ----------------------------------------------------------------------------
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
-_KERNELS = (None, "eager", "sdpa")
 
 
 @torch.no_grad()
@@ -151,7 +143,7 @@ def refuse_unfit(wrapped: HuggingFaceLM, asked: nn.Module) -> LogitMap:
     )
     kernel = getattr(text, "_attn_implementation", None)
     require(
-        kernel in _KERNELS,
+        kernel in (None, "eager", "sdpa"),
         f"its attention ({kernel}) takes a gap in position IDs for the start of another text; "
         'first model.set_attn_implementation("sdpa")',
     )
@@ -174,10 +166,10 @@ def refuse_unfit(wrapped: HuggingFaceLM, asked: nn.Module) -> LogitMap:
         seen, hiding = hidden(gapped_BL, causal), hidden(gapped_BL, packed)
         earlier = wrapped.far_states(tokens_BL[:, :4], gapped_BL[:, :4])
         looked_back = wrapped.hidden(tokens_BL[:, 4:], gapped_BL[:, 4:], far=earlier).float()
-        embedded = wrapped.embedding(tokens_BL)
-        signs = torch.arange(embedded.numel(), device=embedded.device).view_as(embedded) % 2 * 2 - 1
-        nudge = embedded * signs * max(1e-4, torch.finfo(embedded.dtype).eps)
-        nudged = hidden(gapped_BL, causal, added_BLD=nudge)
+        nudge_BLD = wrapped.embedding(tokens_BL)
+        nudge_BLD[..., ::2] *= -1
+        nudge_BLD *= max(1e-4, torch.finfo(nudge_BLD.dtype).eps)
+        nudged = hidden(gapped_BL, causal, added_BLD=nudge_BLD)
         logits = asked(
             input_ids=tokens_BL,
             attention_mask=torch.ones_like(tokens_BL),

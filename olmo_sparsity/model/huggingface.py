@@ -8,6 +8,7 @@ Dimension key: B batch, L length, D width, H heads, V vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, cast
 
@@ -110,16 +111,18 @@ class HuggingFaceLM(nn.Module):
             mask = tokens_BL.new_ones(len(tokens_BL), num_earlier + tokens_BL.shape[1])
         else:
             mask = _additive(attention_bias, self.model.dtype).expand(len(tokens_BL), -1, -1, -1)
-        embedded = None if added_BLD is None else self.embedding(tokens_BL) + added_BLD
-        hidden_BLD = self.body(
-            input_ids=tokens_BL if embedded is None else None,
-            inputs_embeds=embedded,
-            position_ids=positions_BL.expand_as(tokens_BL),
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=cache is not None,
-            return_dict=True,
-        ).last_hidden_state
+        adding: Any = nullcontext()
+        if added_BLD is not None:  # not as inputs_embeds: some families look up more by the tokens
+            adding = self.embedding.register_forward_hook(lambda *called: called[-1] + added_BLD)
+        with adding:
+            hidden_BLD = self.body(
+                input_ids=tokens_BL,
+                position_ids=positions_BL.expand_as(tokens_BL),
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=cache is not None,
+                return_dict=True,
+            ).last_hidden_state
         if last is not None:
             hidden_BLD = hidden_BLD[:, -last:]
         return hidden_BLD.to(tokens_BL.device)  # elsewhere when a device map spread the layers

@@ -58,12 +58,7 @@ from olmo_sparsity.progress import say
 
 READ_BY_ANALYSIS = ("config.yaml", WEIGHTS, "tokenizer.json")
 
-DTYPES = {
-    "auto": None,
-    "fp32": torch.float32,
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-}
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # --- a fresh model ------------------------------------------------------------------------------
 
@@ -137,15 +132,13 @@ class LoadedModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Which weights these are; see `checkpoint_files`. Those of an object are all read when it
-        is first asked for."""
+        """Which weights these are; see `checkpoint_files`."""
         return self.weights_sha256 or fingerprint_weights(self.model)
 
     @property
     def device(self) -> torch.device:
         """Where its inputs go."""
-        model = self.model
-        return model.device if isinstance(model, HuggingFaceLM) else model.embedding.weight.device
+        return self.model.device
 
     def check_positions(self, num_positions: int) -> None:
         """Refuse more than it is prepared for, by the name of what limits it."""
@@ -167,8 +160,8 @@ def load_model(
     """A run or checkpoint folder of ours, a Hugging Face folder (of a model or a PEFT adapter), or
     a name on the hub. `dtype`: auto (that of the checkpoint; ours are in fp32), fp32, bf16 or fp16.
     """
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype={dtype} is not known; choose one of {', '.join(DTYPES)}")
+    if dtype not in ("auto", *DTYPES):
+        raise ConfigError(f"dtype={dtype} is not known; choose auto, {', '.join(DTYPES)}")
     if device == "auto":
         # Launchers show a process all GPUs of its machine, or its own one only.
         local = read_launch().local_rank % max(torch.cuda.device_count(), 1)
@@ -181,14 +174,14 @@ def load_model(
         raise ConfigError(f"device={device} cannot be used here; use device=cpu") from None
     folder = find_folder(path_or_hub_name)
     if is_hugging_face(folder):
-        loaded = _load_hugging_face(folder, path_or_hub_name, DTYPES[dtype], device, device_map)
+        loaded = _load_hugging_face(folder, path_or_hub_name, DTYPES.get(dtype), device, device_map)
     elif device_map is not None:
         raise ConfigError(
             f"device_map={device_map} is for Hugging Face models; '{folder}' is a checkpoint of "
             "ours, which goes to one device: remove it"
         )
     else:
-        loaded = _load_checkpoint(folder, DTYPES[dtype] or torch.float32, device)
+        loaded = _load_checkpoint(folder, DTYPES.get(dtype, torch.float32), device)
         step, num_steps = loaded.trained["step"], loaded.trained["num_steps"]
         if folder != Path(path_or_hub_name) and step is not None and step < num_steps:
             say(f"{path_or_hub_name} has not ended: reading step {step:,} of {num_steps:,}")

@@ -31,6 +31,9 @@ class SlowTokenizer:
         ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
         return SimpleNamespace(ids=ids)
 
+    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[Any]:
+        return [self.encode(text, add_special_tokens) for text in texts]
+
     def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
         return self._tokenizer.decode(
             ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
@@ -38,9 +41,6 @@ class SlowTokenizer:
 
     def id_to_token(self, token_id: int) -> str | None:
         return self._tokenizer.convert_ids_to_tokens(token_id)
-
-    def token_to_id(self, token: str) -> int | None:
-        return self.get_vocab().get(token)
 
     def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
         return self._tokenizer.get_vocab()

@@ -32,8 +32,6 @@ ADAPTER = "adapter_config.json"
 _MOST_PACKED = 32
 """Quantized weights have up to so many to a stored number; tied ones are stored once."""
 
-_STORED = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
-
 
 def is_hugging_face(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("config.json", ADAPTER))
@@ -71,8 +69,7 @@ def read_hugging_face(
     # The kernel is not for the folder to choose: it may name one that is not installed, or one on
     # the hub.
     config._attn_implementation = "eager"
-    dtype = dtype or _own_dtype(config, weight_files)
-    frame = _build_frame(config, folder, weight_files, dtype)
+    frame = _build_frame(config, folder, weight_files)
     config._attn_implementation = "sdpa" if frame._supports_sdpa else "eager"
     model: PreTrainedModel
     info: dict[str, Any]
@@ -80,7 +77,7 @@ def read_hugging_face(
     model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
         folder,
         config=config,
-        dtype=dtype,
+        dtype=dtype or "auto",
         device_map=device_map,
         use_safetensors=True,
         output_loading_info=True,
@@ -98,24 +95,7 @@ def read_hugging_face(
     return model
 
 
-def _own_dtype(config: Any, weight_files: list[Path]) -> torch.dtype:
-    """As config.json says; where it does not, that of most weights."""
-    for said in (config, config.get_text_config()):
-        if getattr(said, "dtype", None) in _STORED.values():
-            return said.dtype
-    sizes = dict.fromkeys(_STORED, 0)
-    for path in weight_files:
-        with safe_open(path, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118 (no dict)
-                part = file.get_slice(key)
-                if part.get_dtype() in sizes:
-                    sizes[part.get_dtype()] += math.prod(part.get_shape())
-    return _STORED[max(sizes, key=lambda name: sizes[name])]
-
-
-def _build_frame(
-    config: Any, folder: Path, weight_files: list[Path], dtype: torch.dtype
-) -> PreTrainedModel:
+def _build_frame(config: Any, folder: Path, weight_files: list[Path]) -> PreTrainedModel:
     """What config.json describes, without memory. It must be about as large as the weights: a
     damaged one may ask for more than any machine has."""
     from transformers import AutoModelForCausalLM
@@ -134,7 +114,7 @@ def _build_frame(
             f"{num_tensors:,} tensors; {remedy}"
         )
     with torch.device("meta"):
-        frame = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+        frame = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
     num_wanted = count_parameters(frame)
     if num_wanted > _MOST_PACKED * num_stored:
         raise DataError(
