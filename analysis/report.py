@@ -113,12 +113,11 @@ def _write_page(
         "set_names": [_spell_set(name) for name in names["sets"]],
         "windows": {name: results.meta.windows[name] for name in ("long", "short", "stride")},
         "documents": [
-            [document, called.get(document) or str(document), len(data["text"]),
-             len(data["chosen"])]
+            [document, called.get(document) or str(document), len(data["chosen"])]
             for document, data in written
         ],
         "start": _start(results, names, documents),
-    }  # fmt: skip
+    }
     meta = {name: value for name, value in asdict(results.meta).items() if value or value == 0}
     slots = slots | {
         "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "

@@ -58,9 +58,8 @@
   const gainAt = (place) => {
     const [own, foreign] = entryOf(place) || [], short = doc.short[losses.get(place)];
     const others = (foreign && foreign[3]) || page.ks.map(() => short);
-    return Math.max(
-      ...((own && own[3]) || []).map((loss, step) => others[step] - (loss ?? Infinity))
-    );
+    const curve = (own && own[3]) || [];
+    return Math.max(...curve.map((loss, step) => others[step] - (loss ?? Infinity)));
   };
   function kindAt(place) {
     const [own] = entryOf(place) || [];
@@ -117,7 +116,7 @@
       }
     });
     text.replaceChildren(chunks);
-    const largest = Math.max(0, ...doc.chosen.map((target) => gapAt(target[0]) ?? 0));
+    const largest = doc.chosen.reduce((most, [place]) => Math.max(most, gapAt(place) ?? 0), 0);
     byId("gap").max = Math.floor(largest * 100) / 100;
     fillKinds();
     filter();
@@ -133,10 +132,8 @@
 
   function fillKinds() {
     const counts = new Map();
-    for (const place of chosen.keys()) {
-      const kind = kindAt(place);
-      counts.set(kind, (counts.get(kind) || 0) + 1);
-    }
+    const kinds = [...chosen.keys()].map(kindAt);
+    for (const kind of kinds) counts.set(kind, (counts.get(kind) || 0) + 1);
     const before = byId("kind").value;
     const names = [...counts.keys()].sort((a, b) => counts.get(b) - counts.get(a));
     byId("kind").replaceChildren(
@@ -316,11 +313,8 @@
         rankedList(place, foreign, true)
       );
     }
-    parts.push(
-      element("details", {}, element("summary", { textContent: "The curve as numbers" }),
-        tableOfLosses(own, foreign))
-    );
-    panel.replaceChildren(...parts);
+    const summary = element("summary", { textContent: "The curve as numbers" });
+    panel.replaceChildren(...parts, element("details", {}, summary, tableOfLosses(own, foreign)));
   }
 
   function drawCurve(i, own, foreign) {
@@ -339,8 +333,7 @@
       shape(svg, "line", {
         class: "level", x1: left, x2: width - right, y1: y(value), y2: y(value),
       });
-      const at = { class: "strong", x: width - right + 4, y: y(value) + 4 };
-      shape(svg, "text", at, name);
+      shape(svg, "text", { class: "strong", x: width - right + 4, y: y(value) + 4 }, name);
       shape(svg, "text", { x: left - 4, y: y(value) + 4, "text-anchor": "end" }, number(value));
     }
     const every = Math.ceil(page.ks.length / 12);
@@ -452,8 +445,8 @@
     tokens[place].focus();
   }
   function move(place, by) {
-    const next = Math.min(shown.length - 1, Math.max(0, shown.indexOf(place) + by));
-    if (shown.length) focusOn(shown[next]);
+    const at = shown.findLastIndex((one) => place !== null && one <= place);
+    if (shown.length) focusOn(shown[Math.min(shown.length - 1, Math.max(0, at + by))]);
   }
   text.addEventListener("keydown", (event) => {
     const place = placeUnder(event);
@@ -491,7 +484,10 @@
   });
   byId("tools").addEventListener("click", (event) => {
     const button = event.target.closest("button");
-    if (button) move(current, Number(button.dataset.by));
+    if (!button) return;
+    move(current, Number(button.dataset.by));
+    held = true; // as above
+    show(current);
   });
   byId("tools").addEventListener("submit", (event) => event.preventDefault());
 
@@ -499,9 +495,8 @@
 
   const options = (names) =>
     names.map((name, i) => element("option", { value: String(i), textContent: name }));
-  byId("document").append(
-    ...options(page.documents.map(([, name, size, n]) => `${name} · ${size} tokens, ${n} targets`))
-  );
+  const said = page.documents.map(([, name, num]) => `${name} · ${num} targets`);
+  byId("document").append(...options(said));
   byId("selector").append(...options(page.selectors.map((name) => name.replace(/_/g, " "))));
   byId("units").append(...options(page.units));
   byId("set").append(

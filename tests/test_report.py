@@ -314,8 +314,10 @@ def test_hostile_text_stays_text(
     assert sum(tag == "script" for tag, _ in hostile.elements) == 3
     assert hostile.source("script") == page.source("script")
     (document,) = hostile.data("page-data")["documents"]
-    words = [word.replace("\u202e", "⟨U+202E⟩") for word in hostile_words(document[2])]
-    assert hostile.data(f"document-{document[0]}")["text"] == words
+    shown = hostile.data(f"document-{document[0]}")["text"]
+    assert len(shown) >= 60
+    words = hostile_words(len(shown))
+    assert shown == [word.replace("\u202e", "⟨U+202E⟩") for word in words]
     if kind == "results":
         assert HOSTILE[2] in hostile.data("page-data")["selectors"]
         assert document[1] == HOSTILE[2]
