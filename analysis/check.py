@@ -128,7 +128,7 @@ def check(
     foreign: Any,
     draws: int = 8,
 ) -> Check:
-    """`targets`: those of an explanation. `foreign`: text, in any form that open_documents reads."""
+    """`targets`: those of an explanation. `foreign`: text in any form that open_documents reads."""
     if draws < 2:
         raise ConfigError(f"draws={draws} must be at least 2")
     spans: Spans = list(zip(targets.target.tolist(), targets.end.tolist(), strict=True))
@@ -148,11 +148,11 @@ def check(
     rows = tables["recovery"]
     falls = rows.pivot_table("loss_set", ["far_part", "target", "control", "draw"], "k")
     falls_N = falls[0] - falls[k]
-    own, foreign = (falls_N.xs(control, level="control") for control in ("own", "foreign"))
-    own, foreign = own.droplevel("draw"), foreign.unstack("draw")
-    excess = own - foreign.mean(axis=1)
+    own, unrelated = (falls_N.xs(control, level="control") for control in ("own", "foreign"))
+    own, unrelated = own.groupby(["far_part", "target"]).mean(), unrelated.unstack("draw")
+    excess = own - unrelated.mean(axis=1)
     named = targets.set_index("target")
-    draws_of = foreign.loc[DOCUMENT]
+    draws_of = unrelated.loc[DOCUMENT]
     table = named[["end", "text", "gap"]].assign(
         own=own.loc[DOCUMENT], foreign=draws_of.mean(axis=1), foreign_most=draws_of.max(axis=1),
         better=(draws_of.ge(own.loc[DOCUMENT], axis=0)).sum(axis=1),

@@ -113,7 +113,8 @@ def explain(
     if spans is None:
         grid = replace(windows, stride=windows.short)
         spans = largest_gaps(context_losses(scorer, document, grid))
-    spans = _with_far_part(document, windows, spans, units)
+    longest = dict(sorted(spans))  # of those that begin with one token
+    spans = _with_far_part(document, windows, list(longest.items()), units)
     question = Asked(units, selector, k, far_states, chosen_by_gap, seed)
     asked = {DOCUMENT: np.array(spans)}
     with Progress("explaining", len(spans), "targets") as progress:

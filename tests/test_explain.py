@@ -208,6 +208,14 @@ def test_the_check_asks_the_same_of_unrelated_texts(model: LlamaForCausalLM, at:
     assert "does not copy" in str(checked)
 
 
+def test_of_targets_that_begin_alike_the_longest_is_asked_about(model: LlamaForCausalLM) -> None:
+    found = asked(model, at=["w7", "w7 w8"], selector="random", k=2)
+    assert found.targets.target.is_unique
+    assert found.targets.iloc[-1].end == found.targets.iloc[-1].target + 2
+    checked = found.check(draws=2)  # of the random rule, three draws are averaged
+    assert len(checked.table) == len(found.targets)
+
+
 def test_what_a_notebook_shows(model: LlamaForCausalLM) -> None:
     found = asked(model, text=TEXT.replace("w3", "w4"), at="w8")
     page = found._repr_html_()
