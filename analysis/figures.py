@@ -309,7 +309,7 @@ def _legend_handles(styles: Styles, beyond: str) -> list[Artist]:
         style = {"linestyle": line, "linewidth": 0.9, "color": _FAINT}
         handles.append(Line2D([], [], label=label, **style))
     handles.append(Patch(fill=False, edgecolor=_INK, label="(a): placebo"))
-    handles.append(Patch(color=_FILL, label="95% over documents\n(b): of L_short − L_k"))
+    handles.append(Patch(color=_FILL, label="95% over documents\n(b): of recovery"))
     return handles
 
 
