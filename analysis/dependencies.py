@@ -110,7 +110,7 @@ def measure_dependencies(
     recovery = recovery[recovery.units == "tokens"]
     known = sorted(recovery.k.unique())
     ks = [k for k in TOP if k in known] or known[:1]
-    chosen, far = _told_apart(tokens, influence, windows)
+    chosen, base = _classify(tokens, influence, windows)
     pairs = pair(losses, targets, recovery[recovery.k.isin(ks)])
     first = chosen.loc[chosen["rank"] == 1, [*KEYS, "far_part", "selector", "kind", "band"]]
     pairs = pairs.merge(first, on=[*KEYS, "far_part", "selector"])
@@ -121,13 +121,13 @@ def measure_dependencies(
         for k in ks:
             about = {"target_set": target_set, "selector": selector, "k": k}
             at_k = of_set[of_set.k == k]
-            for kind, shares in _shares(some[some["rank"] <= k], far, seed).items():
+            for kind, shares in _shares(some[some["rank"] <= k], base, seed).items():
                 gains = _gains(at_k[(at_k.kind == kind) | (at_k.band == kind)], seed)
                 rows.append(about | {"kind": kind} | shares | gains)
     return pd.DataFrame(rows, columns=SCHEMAS["dependencies"].names)
 
 
-def _told_apart(
+def _classify(
     tokens: pd.DataFrame, influence: pd.DataFrame, windows: Windows
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
     """The single tokens that were chosen, with their kind and band; and for each target, how many
@@ -143,26 +143,25 @@ def _told_apart(
     target_texts = tokens[["document", "place", "text"]].set_axis([*KEYS, "text"], axis=1)
     chosen = chosen.assign(nth=chosen.far_first - first).merge(target_texts, on=KEYS)
     kinds = np.where(chosen.far_text == chosen.text, "equal", "").astype(object)
-    counts = []
+    counts, of_document = [], tokens.groupby("document")
     for document, rows in chosen[chosen.far_part == "document"].groupby("document"):
-        words = Words(tokens[tokens.document == document].sort_values("place"))
+        words = Words(of_document.get_group(document).sort_values("place"))
         for target, some in rows.groupby("target"):
             end = windows.start_of(target) - windows.short
             kind_F = words.kinds(target, slice(end - num_far, end))
             kinds[some.index] = kind_F[some.nth]
-            num_of_kinds = [(kind_F == kind).sum() for kind in KINDS]
-            counts.append((document, target, *num_of_kinds))
-    far = pd.DataFrame(counts, columns=[*KEYS, *KINDS])
-    far = far.assign(**{band: (band_F == band).sum() for band in BANDS})
-    return chosen.assign(kind=kinds, band=band_F[chosen.nth]), far
+            counts.append((document, target, *((kind_F == kind).sum() for kind in KINDS)))
+    base = pd.DataFrame(counts, columns=[*KEYS, *KINDS])
+    base = base.assign(**{band: (band_F == band).sum() for band in BANDS})
+    return chosen.assign(kind=kinds, band=band_F[chosen.nth]), base
 
 
-def _shares(chosen: pd.DataFrame, far: pd.DataFrame, seed: int) -> dict[str, dict[str, float]]:
+def _shares(chosen: pd.DataFrame, base: pd.DataFrame, seed: int) -> dict[str, dict[str, float]]:
     """Of each kind and band: its share among the chosen, among all far tokens, and their ratio."""
     counts = [pd.crosstab(chosen.document, chosen[name]) for name in ("kind", "band")]
     share_RV = _share_of_all(pd.concat(counts, axis=1), seed)
-    far = far.merge(chosen[KEYS].drop_duplicates(), on=KEYS)
-    base_RV = _share_of_all(far.groupby("document").sum(), seed)
+    base = base.merge(chosen[KEYS].drop_duplicates(), on=KEYS)
+    base_RV = _share_of_all(base.groupby("document").sum(), seed)
     found = {}
     for kind, share_R, base_R in zip((*KINDS, *BANDS), share_RV.T, base_RV.T, strict=True):
         ratio = (np.nan,) * 3

@@ -51,9 +51,11 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
     losses = pd.concat(tables, names=["document"]).reset_index("document")
     chosen = plan.targets(losses)
     chosen = chosen[chosen.document.isin(list(tables))]
-    known = [n for n in tables if not plan.fits_thresholds or half_of(n) == "report"]
     places = chosen.drop_duplicates(["document", "target", "far_part"])
-    reported = [n for n in ours if not plan.fits_thresholds or half_of(n) == "report"]
+    known, reported = (
+        [n for n in numbers if not plan.fits_thresholds or half_of(n) == "report"]
+        for numbers in (tables, ours)
+    )
     asked = len(places) * num_targets(reported) / max(sum(len(tables[n]) for n in known), 1)
     spent, num_asked = _Spent(plan), 0
     for number, rows in places.groupby("document"):
@@ -70,11 +72,9 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
     seconds += spent.seconds * asked / max(num_asked, 1)
     forwards += per_target * asked
     if scorer.device.type == "cuda":
-        memory = (
-            f"{torch.cuda.max_memory_allocated(scorer.device) / 2**30:.1f} GiB of {scorer.device}"
-        )
+        memory, of = torch.cuda.max_memory_allocated(scorer.device), f" of {scorer.device}"
     else:
-        memory = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB"
+        memory, of = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10, ""
     skipped = whole.num_too_short + len(whole) - len(plan.measured)
     lines = [
         describe_gate(plan.induction(), plan.settings.far_states, whole.are_planted),
@@ -83,7 +83,7 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
         f"targets         {num_targets(ours):,} with both losses, about {asked:,.0f} asked about",
         f"token-forwards  about {forwards:.2e}, {per_target:,.0f} for each target asked about",
         f"FLOPs           about {forwards * 2 * model.num_parameters:.2e} (2 per parameter)",
-        f"memory          {memory} at its peak in a short trial",
+        f"memory          {memory / 2**30:.1f} GiB{of} at its peak in a short trial",
         f"time            about {format_duration(seconds)} in one process",
     ]
     return "\n".join(lines)

@@ -26,7 +26,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.results import Results, main_set
-from analysis.summary import BEYOND, FAR_STATES, chosen_losses, curve_name
+from analysis.summary import BEYOND, chosen_losses, curve_name, describe_windows
 from olmo_sparsity.drawing import one_label_each, render, save
 from olmo_sparsity.errors import ConfigError
 
@@ -162,12 +162,10 @@ def _write_above(axes: Axes, text: str, points: float, weight: str) -> None:
 
 
 def _describe(results: Results) -> list[str]:
-    windows, losses = results.meta.windows, results.reported
+    losses = results.reported
     num_documents, num_chosen = losses.document.nunique(), len(chosen_losses(results))
     return [
-        f"long {windows['long']}, short {windows['short']}",
-        f"stride {windows['stride']}",
-        f"far units {FAR_STATES[windows['far_states']]}",
+        *describe_windows(results.meta.windows),
         f"{num_chosen:,} of {len(losses):,} targets",
         f"{num_documents:,} document{'s' if num_documents != 1 else ''}",
     ]
@@ -189,13 +187,17 @@ def _draw_gaps(axes: Axes, results: Results) -> None:
     start = 0.0 if threshold is None else threshold
     first, last = np.floor((both.min() - start) / width), np.ceil((both.max() - start) / width)
     edges = start + width * np.arange(first, max(last, first + 1) + 1)
-    counts, by_placebo = (np.histogram(some, edges)[0] for some in (gaps, placebo))
-    colors, side = [_FILL] * len(counts), 1
+    is_chosen = gaps >= (np.inf if threshold is None else threshold)
+    counts, chosen, by_placebo = (
+        np.histogram(some, edges)[0] for some in (gaps, gaps[is_chosen], placebo)
+    )
+    axes.stairs(counts, edges, fill=True, color=_FILL)
+    axes.stairs(chosen, edges, fill=True, color=_CHOSEN)
+    axes.stairs(by_placebo, edges, color=_INK, linewidth=0.8)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda count, _: f"{count:,.0f}" if count >= 1 else "")
+    side = 1
     if threshold is not None:
-        colors = [_CHOSEN if edge > start - width / 2 else _FILL for edge in edges[:-1]]
-        is_chosen = gaps >= threshold
         axes.axvline(threshold, color=_INK, linewidth=0.8)
         # Beside the line, and above the bars where there are many.
         side = 1 if threshold < edges[0] + 0.65 * (edges[-1] - edges[0]) else -1
@@ -208,8 +210,6 @@ def _draw_gaps(axes: Axes, results: Results) -> None:
             fontsize=6.5, linespacing=1.35,
         )  # fmt: skip
     axes.set_ylim(0.6, max(counts.max(), by_placebo.max(), 3) * (3 if side > 0 else 20))
-    axes.bar(edges[:-1], counts, width, align="edge", color=colors, linewidth=0)
-    axes.stairs(by_placebo, edges, color=_INK, linewidth=0.8)
 
 
 def _draw_losses(axes: Axes, results: Results, styles: Styles) -> None:
@@ -301,9 +301,9 @@ def _say(axes: Axes, text: str) -> None:
 
 
 def _legend_handles(styles: Styles, beyond: str) -> list[Artist]:
-    handles: list[Artist] = []
-    for (selector, units), style in styles.items():
-        handles.append(Line2D([], [], label=curve_name(selector, units), **style))
+    handles: list[Artist] = [
+        Line2D([], [], label=curve_name(*curve), **style) for curve, style in styles.items()
+    ]
     lines = [(_FOREIGN, "foreign control"), (_PLACEBO, "(c): placebo")]
     for line, label in lines if beyond == "net" else lines[:1]:
         style = {"linestyle": line, "linewidth": 0.9, "color": _FAINT}

@@ -10,6 +10,7 @@ own targets unless they were given.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,7 @@ from analysis.summary import BEYOND, curve_name, with_interval
 from olmo_sparsity.drawing import save
 from olmo_sparsity.errors import DataError
 
-_ALIKE = (
-    *("data.fingerprint", "windows", "controls", "dtype"),
-    *("targets.share", "targets.min_gap", "targets.given"),
-)
+_ALIKE = r"^(data\.fingerprint|windows\.|controls\.|dtype|targets\.(share|min_gap|given))"
 _BY = ["units", "selector", "k"]
 _VALUES = [
     *("recovery", "low", "high", "foreign", "excess", "excess_low", "excess_high", "excess_nats"),
@@ -58,21 +56,16 @@ def _refuse_unlike(results: list[Results]) -> None:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{twice} is there twice; name each model's measurement once")
-    for key in _ALIKE:
-        section, _, inside = key.partition(".")
-        values = [getattr(result.meta, section) for result in results]
-        said = [
-            (value.get(inside) if inside else value, name)
-            for value, name in zip(values, names, strict=True)
-        ]
+    asked = pd.json_normalize([asdict(result.meta) for result in results], max_level=1)
+    for key in asked.filter(regex=_ALIKE):
         # None: targets were given, or were not.
-        (first, named), *others = [one for one in said if one[0] is not None] or [(None, "")]
-        for value, name in others:
-            if value != first:
-                raise DataError(
-                    f"{named} and {name} were not asked the same: {key} is {first} and {value}; "
-                    "measure both alike"
-                )
+        said = asked[key].dropna().map(str).drop_duplicates()
+        if len(said) > 1:
+            one, other = said.index[:2]
+            raise DataError(
+                f"{names[one]} and {names[other]} were not asked the same: {key} is {said[one]} "
+                f"and {said[other]}; measure both alike"
+            )
 
 
 def _rows(result: Results) -> pd.DataFrame:

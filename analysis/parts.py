@@ -36,7 +36,6 @@ from analysis.tables import (
     SCHEMAS,
     Columns,
     plain,
-    read_json,
     read_object,
     read_table,
     to_table,
@@ -98,11 +97,10 @@ class Parts:
             if not buffer:
                 continue
             tables = {
-                name: pa.concat_tables([t[name] for t in buffer.values() if name in t])
-                for name in PHASES[phase]
-                if any(name in t for t in buffer.values())
+                name: [t[name] for t in buffer.values() if name in t] for name in PHASES[phase]
             }
-            _write_part(self.folder / "parts" / phase, tables, sorted(buffer))
+            whole = {name: pa.concat_tables(some) for name, some in tables.items() if some}
+            _write_part(self.folder / "parts" / phase, whole, sorted(buffer))
             buffer.clear()
         self._flushed = time.monotonic()
 
@@ -194,7 +192,7 @@ def _write_part(parts: Path, tables: dict[str, pa.Table], documents: list[int]) 
 
 
 def _refuse_other_identity(identity: dict, path: Path) -> None:
-    ours, theirs = dict(_leaves(plain(identity))), dict(_leaves(read_json(path)))
+    ours, theirs = dict(_leaves(plain(identity))), dict(_leaves(read_object(path)))
     for field in ours | theirs:
         here, there = ours.get(field, "nothing"), theirs.get(field, "nothing")
         if here != there:
@@ -209,4 +207,4 @@ def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         for key in node:
             yield from _leaves(node[key], f"{prefix}.{key}" if prefix else key)
     else:
-        yield prefix or "identity", json.dumps(node, ensure_ascii=False)
+        yield prefix, json.dumps(node, ensure_ascii=False)

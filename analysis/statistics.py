@@ -96,11 +96,11 @@ def far_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
     """A row for each target and far part: `gap` and `kl` with the document's own far tokens, and
     with the placebo in their place."""
     short = losses.loss_short.astype(float)
-    keys, parts = losses[KEYS].assign(loss_short=short), []
+    parts = []
     for part, name in (("document", ""), ("placebo", "placebo_")):
         gap = short - losses[f"{name}loss_long"]
-        about = {"kl": losses[f"{name}kl"], "stratum": losses[f"{name}stratum"]}
-        parts.append(keys.assign(far_part=part, gap=gap, **about))
+        rows = losses[KEYS].assign(far_part=part, loss_short=short, gap=gap)
+        parts.append(rows.assign(kl=losses[f"{name}kl"], stratum=losses[f"{name}stratum"]))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -113,9 +113,11 @@ def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame, seed: int = 0) -> 
     values["placebo"] = placebo_R["excess"]
     values["net"] = own_R["excess"] - placebo_R["excess"]
     values["net_nats"] = own_R["excess_nats"] - placebo_R["excess_nats"]
-    found = {name: interval(values_R[1:], values_R[0]) for name, values_R in values.items()}
-    ends = ("", "_low", "_high")
-    return {name + ends[i]: found[name][i] for name, i in product(found, range(3))}
+    found: dict[str, float] = {}
+    for name, values_R in values.items():
+        ends = (name, f"{name}_low", f"{name}_high")
+        found |= zip(ends, interval(values_R[1:], values_R[0]), strict=True)
+    return found
 
 
 def _document_sums(rows: pd.DataFrame) -> pd.DataFrame:

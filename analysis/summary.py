@@ -29,17 +29,13 @@ LEARNED_NATS = 0.5
 
 def describe(results: Results) -> str:
     meta, summary = results.meta, results.summary
-    windows, long = meta.windows, meta.longppl
-    name = main_set(summary.target_set)
-    lines = [
-        f"{meta.model['name']} on {meta.data['source']}: long {windows['long']}, short "
-        f"{windows['short']}, stride {windows['stride']}, far tokens "
-        f"{FAR_STATES[windows['far_states']]}",
-    ]
+    long, name = meta.longppl, main_set(summary.target_set)
+    windows = ", ".join(describe_windows(meta.windows))
+    lines = [f"{meta.model['name']} on {meta.data['source']}: {windows}"]
     if left_out := meta.counts.get("documents_trained_on"):
         lines.append(f"{left_out:,} documents left out: the model was trained on them")
     if meta.gate:
-        lines.append(describe_gate(meta.gate, windows["far_states"], name == "planted"))
+        lines.append(describe_gate(meta.gate, meta.windows["far_states"], name == "planted"))
     key = "no key tokens" if long["longppl"] is None else f"LongPPL {long['longppl']:.2f}"
     gap = results.losses.loss_short - results.losses.loss_long
     lines.append(
@@ -82,6 +78,14 @@ def chosen_losses(results: Results) -> pd.DataFrame:
 
 def curve_name(selector: str, units: str) -> str:
     return selector.replace("_", " ") + ("" if units == "tokens" else f", {units}")
+
+
+def describe_windows(windows: dict[str, Any]) -> list[str]:
+    return [
+        f"long {windows['long']}, short {windows['short']}",
+        f"stride {windows['stride']}",
+        f"far units {FAR_STATES[windows['far_states']]}",
+    ]
 
 
 def describe_gap(results: Results) -> str:
