@@ -366,6 +366,9 @@ def test_the_estimate_of_long_documents_asks_few_of_their_targets(
     assert max(read) == settings.windows.long + SOME_TARGETS
     (said,) = re.findall(r"targets +([\d,]+) with both losses", text)
     assert said.replace(",", "") == str(6 * (3000 - settings.windows.long))
+    # A third of them in each reported document, and as many of the placebo: of whole documents.
+    (said,) = re.findall(r"about ([\d,]+) asked about", text)
+    assert int(said.replace(",", "")) > 0.3 * 3 * (3000 - settings.windows.long)
 
 
 def test_recover_is_what_measure_does(model: Any, documents: Documents, measured: Path) -> None:
