@@ -12,9 +12,12 @@ from dataclasses import replace
 import pandas as pd
 import torch
 
+from analysis.documents import Documents
 from analysis.measurement import Plan, share_of
+from analysis.scoring import TOGETHER
 from analysis.statistics import half_of
 from analysis.summary import describe_gate
+from analysis.windows import Windows
 from olmo_sparsity.progress import format_duration
 
 LOSSES_S, ASKING_S = 3.0, 5.0
@@ -23,6 +26,27 @@ documents, and of a few targets."""
 
 SOME_TARGETS, FEW_TARGETS = 256, 8
 """Of one document: whose losses are computed, and that are asked about. It may have thousands."""
+
+
+QUICK_FORWARDS = 3_000_000
+"""Token-forwards that a first look may take, whatever the text and the windows."""
+
+
+def first_look(documents: Documents, windows: Windows, budget: float = QUICK_FORWARDS) -> Documents:
+    """The beginnings of the documents, as much as the budget allows with the rules of `--quick`.
+
+    Of a target in five (half of the documents, and in them a tenth for each of several target sets)
+    questions are asked, of three far texts (own, placebo, one foreign): a gradient, then 17 rows of
+    the short window. Of every target the losses of two long windows and a short one are computed,
+    shared by a block.
+    """
+    long, short = windows.first_target, windows.short
+    losses = (2 * long + short) / windows.stride + 3
+    asked = 3 * (3 * short + 17 * (short + TOGETHER) + long / windows.stride)
+    num_long = sum(len(document.tokens) > long for document in documents)
+    num_targets = max(windows.stride, int(budget / max(num_long, 1) / (losses + asked / 5)))
+    items = [replace(d, tokens=d.tokens[: long + num_targets]) for d in documents.items]
+    return replace(documents, items=items)
 
 
 def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:

@@ -109,9 +109,7 @@ def build_parser(runs: Mapping[str, Callable[..., int]]) -> argparse.ArgumentPar
         "--long", type=int, default=128, help="tokens of the long window (%(default)s)"
     )
     sub.add_argument("--short", type=int, default=32, help="tokens of the short one (%(default)s)")
-    sub.add_argument(
-        "--stride", type=int, default=1, help="targets that share windows (%(default)s)"
-    )
+    sub.add_argument("--stride", type=int, help="targets that share windows (1)")
     sub.add_argument("--ks", default="1,2,4,8,16", help="numbers of far units (%(default)s)")
     sub.add_argument("--units", default="tokens", help="what is ranked and counted: tokens, words, "
                      "sentences, span:W, or several, comma-separated (%(default)s)")  # fmt: skip
@@ -135,7 +133,9 @@ def build_parser(runs: Mapping[str, Callable[..., int]]) -> argparse.ArgumentPar
     add_model_arguments(sub)
     sub.add_argument("--device-map", help="`auto` spreads a Hugging Face model over several GPUs")
     quick = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in QUICK.items())
-    sub.add_argument("--quick", action="store_true", help=f"a first look in a minute: {quick}")
+    sub.add_argument(
+        "--quick", action="store_true", help=f"a first look at the beginnings of documents: {quick}"
+    )
     sub.add_argument("--dry-run", action="store_true", help="show what it will cost")
 
     sub = command("figure", "draw Figure 2 from measurements, or accuracy by length from tasks")

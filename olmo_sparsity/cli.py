@@ -192,7 +192,7 @@ def measure(options: argparse.Namespace) -> int:
     from dataclasses import replace
     from pathlib import Path
 
-    from analysis.estimate import estimate
+    from analysis.estimate import estimate, first_look
     from analysis.measurement import Plan, run
     from analysis.results import read_results
     from analysis.settings import Settings
@@ -237,6 +237,8 @@ def measure(options: argparse.Namespace) -> int:
     )
     if options.planted:
         documents = plant_dependencies(documents, model, settings.windows, settings.seed)
+    if options.quick and not options.planted:
+        documents = first_look(documents, settings.windows)
     windows = replace(settings.windows, prefix=tuple(model.prefix_ids(options.prefix)))
     settings = replace(settings, windows=windows)
     plan = Plan.of(model, documents, settings, targets, options.batch_tokens)
