@@ -20,26 +20,19 @@ import numpy as np
 import pandas as pd
 import torch
 
-from analysis.documents import Controls, Document, Documents
+from analysis.check import Asked, Check, check
+from analysis.documents import Document
 from analysis.influence import SELECTORS
-from analysis.recovery import DOCUMENT, PLACEBO, recover
-from analysis.scoring import Reading, Scorer, context_losses, repetition_drop
-from analysis.sources import open_documents
-from analysis.statistics import interval, resample_weights
-from analysis.targets import At, find_spans
-from analysis.view import described, lit_text, quoted
+from analysis.recovery import DOCUMENT, recover
+from analysis.scoring import Reading, Scorer, context_losses
+from analysis.targets import At, find_spans, largest_gaps
+from analysis.view import described, lit_text
 from analysis.windows import Spans, Windows, span_width
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import LoadedModel, load_model, wrap_model
 from olmo_sparsity.progress import Progress
 
 SHORT = 32
-NUM_CHOSEN = 8
-"""Targets that are looked at where none are named: those that gain most from the far tokens."""
-
-MIN_GAP = 0.1
-PASSAGE = 128
-"""Tokens of the passages that the induction check repeats."""
 
 
 def explain(
@@ -118,8 +111,10 @@ def explain(
     scorer = Scorer(loaded.model, far_states=far_states, batch_tokens=batch_tokens)
     chosen_by_gap = spans is None
     if spans is None:
-        spans = _largest_gaps(scorer, document, windows)
-    spans = _with_far_part(document, windows, spans, units)
+        grid = replace(windows, stride=windows.short)
+        spans = largest_gaps(context_losses(scorer, document, grid))
+    longest = dict(sorted(spans))  # of those that begin with one token
+    spans = _with_far_part(document, windows, list(longest.items()), units)
     question = Asked(units, selector, k, far_states, chosen_by_gap, seed)
     asked = {DOCUMENT: np.array(spans)}
     with Progress("explaining", len(spans), "targets") as progress:
@@ -139,19 +134,7 @@ def explain(
     )[["target", "rank", "first", "end", "text", "nats"]]
     left = rows.melt(ignore_index=False, var_name="rank", value_name="loss_set").reset_index()
     far = far.merge(left.astype({"rank": int}), on=["target", "rank"])
-    return Explanation(loaded, document, windows, question, targets, far, scorer, foreign)
-
-
-@dataclass(frozen=True)
-class Asked:
-    units: str
-    selector: str
-    k: int
-    far_states: Reading
-    chosen_by_gap: bool
-    """Targets were chosen by their outcome, and not named."""
-
-    seed: int
+    return Explanation(loaded, document, windows, question, targets, far, tables, scorer, foreign)
 
 
 @dataclass
@@ -169,6 +152,9 @@ class Explanation:
     """Of each target: rank, first, end, text of a far unit, nats by which the loss falls when it
     alone is added, loss_set that it leaves with those before it in rank."""
 
+    tables: dict[str, pd.DataFrame] = field(repr=False)
+    """What `recover` found, as in a measurement (docs/formats.md)."""
+
     scorer: Scorer = field(repr=False)
     foreign: Any = field(repr=False, default="embedded")
     checked: Check | None = None
@@ -184,7 +170,10 @@ class Explanation:
 
     def check(self, draws: int = 8) -> Check:
         """The same question about unrelated texts in place of the far part."""
-        self.checked = check(self, draws)
+        self.checked = check(
+            self.model, self.scorer, self.document, self.windows, self.asked, self.targets,
+            self.foreign, draws,
+        )  # fmt: skip
         return self.checked
 
     def to_dict(self) -> dict[str, Any]:
@@ -243,20 +232,6 @@ def _with_far_part(document: Document, windows: Windows, spans: Spans, units: st
             + ", or give more text"
         )
     return kept
-
-
-def _largest_gaps(
-    scorer: Scorer, document: Document, windows: Windows, column: str = "loss_long",
-    losses: pd.DataFrame | None = None,
-) -> Spans:  # fmt: skip
-    if losses is None:
-        losses = context_losses(scorer, document, replace(windows, stride=windows.short))
-    if not len(losses):
-        return []
-    gap = (losses.loss_short - losses[column]).to_numpy()
-    best = np.argsort(-gap, kind="stable")[:NUM_CHOSEN]
-    best = best[gap[best] >= MIN_GAP] if (gap[best] >= MIN_GAP).any() else best[:1]
-    return [(int(place), int(place) + 1) for place in np.sort(losses.target.to_numpy()[best])]
 
 
 def _long_losses(scorer: Scorer, document: Document, windows: Windows, spans: Spans) -> list[float]:
@@ -341,144 +316,6 @@ def _end_ids(model: LoadedModel) -> set[int]:
         ids = getattr(config, "eos_token_id", None)
         found += ids if isinstance(ids, list) else [ids]
     return {int(token) for token in found if token is not None}
-
-
-# --- the check ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Check:
-    """Can the answer be had by chance? Unrelated texts stand in place of the far part, and the same
-    selector chooses k units of theirs.
-
-    Of a target: `own` and `foreign` nats that the k units take off its loss (foreign: the mean
-    over draws, and the most), and `better`: how many of the draws do at least as well as the own.
-    """
-
-    table: pd.DataFrame
-    draws: int
-    k: int
-    excess: tuple[float, float, float]
-    """Own less foreign, in nats a target, with its 95% interval over draws: of these targets, which
-    are no sample of others."""
-
-    share: float
-    """Excess as a share of the gap."""
-
-    placebo: float | None
-    """The same of targets that an unrelated text seems to help most. None: targets were named, not
-    chosen by their gap."""
-
-    induction: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"table": self.table.to_dict("records")}
-
-    @property
-    def num_beyond(self) -> int:
-        """Targets whose own units do more than those of every unrelated text."""
-        return int((self.table.better == 0).sum())
-
-    def __str__(self) -> str:
-        value, low, high = self.excess
-        lines = [
-            f"check: {self.k} units chosen alike in each of {self.draws} unrelated texts that take "
-            "the place of the far part"
-        ]
-        for row in self.table.itertuples():
-            lines.append(
-                f"  {quoted(row.text)} (token {row.target:,}): own {row.own:+.2f} nats, unrelated "
-                f"{row.foreign:+.2f} (at most {row.foreign_most:+.2f}); {row.better} of "
-                f"{self.draws} do as well"
-            )
-        said = f"excess {value:+.2f} nats a target [{low:+.2f}, {high:+.2f}]"
-        if np.isfinite(self.share):
-            said += f", {self.share:.2f} of the gap"
-        if self.placebo is not None:
-            said += f"; of placebo targets {self.placebo:+.2f}: net {value - self.placebo:+.2f}"
-        lines.append(f"  {said}")
-        lines.append(
-            f"  {self.num_beyond} of {len(self.table)} targets depend on their far units more than "
-            "on those of any unrelated text"
-        )
-        gate = self.induction
-        if not gate["has_induction"]:
-            lines.append(
-                f"  this model does not copy from its context (a repeated passage costs it only "
-                f"{gate['drop']:.2f} nats a token less), so it cannot use a far token that says "
-                "the answer"
-            )
-        return "\n".join(lines)
-
-
-def check(explanation: Explanation, draws: int) -> Check:
-    if draws < 2:
-        raise ConfigError(f"draws={draws} must be at least 2")
-    e, asked = explanation, explanation.asked
-    spans: Spans = list(zip(e.targets.target.tolist(), e.targets.end.tolist(), strict=True))
-    others = _unrelated(e.model, e.foreign, len(e.document.tokens))
-    controls = Controls(others, e.windows, num_draws=draws, seed=asked.seed)
-    parts = {DOCUMENT: np.array(spans)}
-    if asked.chosen_by_gap:
-        grid = replace(e.windows, stride=e.windows.short)
-        losses = context_losses(e.scorer, e.document, grid, replace(controls, windows=grid))
-        column = "placebo_loss_long"
-        chosen = _largest_gaps(e.scorer, e.document, e.windows, column, losses)
-        parts[PLACEBO] = np.array(chosen)
-    k = asked.k
-    with Progress("checking", sum(map(len, parts.values())), "targets") as progress:
-        rows = recover(
-            e.scorer, e.document, e.windows, parts, units=asked.units, selectors=asked.selector,
-            ks=(0, k), controls=controls, seed=asked.seed, done=progress.update,
-        )["recovery"]  # fmt: skip
-    falls = rows.pivot_table("loss_set", ["far_part", "target", "control", "draw"], "k")
-    falls_N = falls[0] - falls[k]
-    own, foreign = (falls_N.xs(control, level="control") for control in ("own", "foreign"))
-    own, foreign = own.droplevel("draw"), foreign.unstack("draw")
-    excess = own - foreign.mean(axis=1)
-    named = e.targets.set_index("target")
-    draws_of = foreign.loc[DOCUMENT]
-    table = named[["end", "text", "gap"]].assign(
-        own=own.loc[DOCUMENT], foreign=draws_of.mean(axis=1), foreign_most=draws_of.max(axis=1),
-        better=(draws_of.ge(own.loc[DOCUMENT], axis=0)).sum(axis=1),
-    ).reset_index()  # fmt: skip
-    value = float(excess.loc[DOCUMENT].mean())
-    return Check(
-        table, draws, k,
-        excess=_interval(own.loc[DOCUMENT], draws_of, asked.seed),
-        share=value / table.gap.mean() if table.gap.mean() > MIN_GAP else float("nan"),
-        placebo=float(excess.loc[PLACEBO].mean()) if asked.chosen_by_gap else None,
-        induction=repetition_drop(e.scorer, _passages(others), PASSAGE),
-    )  # fmt: skip
-
-
-def _interval(own: pd.Series, foreign: pd.DataFrame, seed: int) -> tuple[float, float, float]:
-    excess_D = (own.to_numpy()[:, None] - foreign.to_numpy()).mean(0)
-    resampled_R = resample_weights(len(excess_D), seed) @ excess_D / len(excess_D)
-    return interval(resampled_R, float(excess_D.mean()))
-
-
-def _unrelated(model: LoadedModel, foreign: Any, length: int) -> Documents:
-    """Text that is long enough to stand in for the far part: documents, one after the other."""
-    wanted, found, num_tokens = max(20 * length, 20_000), [], 0
-    for document in open_documents(foreign, model, limit=max(2, wanted // 50)):
-        found.append(document.tokens)
-        num_tokens += len(document.tokens)
-        if num_tokens >= wanted:
-            break
-    if num_tokens < length:
-        raise DataError(
-            f"the check needs {length:,} tokens of unrelated text, {foreign} has {num_tokens:,}; "
-            "give more (foreign=…)"
-        )
-    return Documents("unrelated text", [Document(np.concatenate(found), number=1,
-                                                 tokenizer=model.tokenizer)])  # fmt: skip
-
-
-def _passages(others: Documents) -> list[Document]:
-    tokens = others[0].tokens
-    starts = range(0, min(len(tokens) - PASSAGE, 16 * PASSAGE), PASSAGE)
-    return [Document(tokens[start : start + PASSAGE]) for start in starts]
 
 
 def to_json(explanation: Explanation) -> str:

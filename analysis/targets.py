@@ -27,6 +27,9 @@ from olmo_sparsity.errors import ConfigError, DataError
 At = str | int | slice | re.Pattern[str] | Sequence["At"]
 """What names targets: words, a regular expression, tokens by number, or several of these."""
 
+MIN_GAP = 0.1
+"""Nats: a target with a smaller gap has nothing to recover."""
+
 COLUMNS = [*KEYS, "far_part", "target_set"]
 
 
@@ -168,6 +171,14 @@ def parse_at(text: str) -> At:
         first, end = text.split(":")
         return slice(int(first), int(end))
     return text
+
+
+def largest_gaps(losses: pd.DataFrame, column: str = "loss_long", num_targets: int = 8) -> Spans:
+    """The tokens of one document that gain most, of these all with a gap to speak of, or the first.
+    `column`: with which far part."""
+    gaps = (losses.loss_short - losses[column]).set_axis(losses.target).nlargest(num_targets)
+    large = gaps[gaps >= MIN_GAP] if (gaps >= MIN_GAP).any() else gaps[:1]
+    return [(int(place), int(place) + 1) for place in sorted(large.index)]
 
 
 def targets_fingerprint(targets: pd.DataFrame) -> str:

@@ -40,8 +40,7 @@ def make_tokenizer(bos: bool = True) -> PreTrainedTokenizerFast:
     return made
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
+def make_model() -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
@@ -49,6 +48,11 @@ def model() -> LlamaForCausalLM:
         bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
     return LlamaForCausalLM(config).eval()
+
+
+@pytest.fixture(scope="module")
+def model() -> LlamaForCausalLM:
+    return make_model()
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +206,14 @@ def test_the_check_asks_the_same_of_unrelated_texts(model: LlamaForCausalLM, at:
     assert value == pytest.approx((checked.table.own - checked.table.foreign).mean(), abs=1e-5)
     assert not checked.induction["has_induction"]  # random weights
     assert "does not copy" in str(checked)
+
+
+def test_of_targets_that_begin_alike_the_longest_is_asked_about(model: LlamaForCausalLM) -> None:
+    found = asked(model, at=["w7", "w7 w8"], selector="random", k=2)
+    assert found.targets.target.is_unique
+    assert found.targets.iloc[-1].end == found.targets.iloc[-1].target + 2
+    checked = found.check(draws=2)  # of the random rule, three draws are averaged
+    assert len(checked.table) == len(found.targets)
 
 
 def test_what_a_notebook_shows(model: LlamaForCausalLM) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from analysis.documents import Document, Documents
-from analysis.estimate import FEW_TARGETS, SOME_TARGETS, estimate
+from analysis.estimate import FEW_TARGETS, SOME_TARGETS, estimate, first_look
 from analysis.measurement import Plan, measure, run
 from analysis.parts import Parts
 from analysis.recovery import recover
@@ -366,6 +366,9 @@ def test_the_estimate_of_long_documents_asks_few_of_their_targets(
     assert max(read) == settings.windows.long + SOME_TARGETS
     (said,) = re.findall(r"targets +([\d,]+) with both losses", text)
     assert said.replace(",", "") == str(6 * (3000 - settings.windows.long))
+    # A third of them in each reported document, and as many of the placebo: of whole documents.
+    (said,) = re.findall(r"about ([\d,]+) asked about", text)
+    assert int(said.replace(",", "")) > 0.3 * 3 * (3000 - settings.windows.long)
 
 
 def test_recover_is_what_measure_does(model: Any, documents: Documents, measured: Path) -> None:
@@ -613,3 +616,25 @@ def test_settings_that_mean_nothing_are_refused(
 def test_shares_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="targets="):
         parse_share(text)
+
+
+@pytest.mark.parametrize("windows", [Windows(16, 6), Windows(40, 8, 4), Windows(60, 30)], ids=str)
+def test_a_first_look_bounds_the_work_and_not_the_documents(model: Any, windows: Windows) -> None:
+    """However many documents there are, and however long."""
+    rng = np.random.default_rng(0)
+    budget = 100_000
+    for num_documents, length in ((4, 2000), (12, 400)):
+        texts = Documents.of([rng.integers(0, VOCAB, length) for _ in range(num_documents)])
+        cut = first_look(texts, windows, budget)
+        assert [d.number for d in cut] == [d.number for d in texts]
+        settings = replace(
+            SETTINGS, windows=windows, min_gap=0.0, num_foreign=1, ks=(1, 2, 4, 8),
+            target_share=0.1, units=("tokens",), selectors=("add_one_screened", "random"),
+        )  # fmt: skip
+        plan = Plan.of(loaded(model), cut, settings)
+        losses = pd.concat([pd.DataFrame(dict(plan.losses(d.number)["losses"])).assign(
+            document=d.number) for d in cut])  # fmt: skip
+        targets = plan.targets(losses)
+        for number in sorted(set(targets.document)):
+            plan.answers(number, targets[targets.document == number])
+        assert budget / 4 < plan.scorer.token_forwards < 2 * budget

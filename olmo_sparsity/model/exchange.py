@@ -145,9 +145,8 @@ def export(checkpoint: Path, out: Path) -> str:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"'{out}' exists; name a folder that does not, or empty it")
     config = load_config(folder / "config.yaml").model
-    if config.architecture == "olmo":
-        _class_of(config)  # what cannot be exported is refused before anything is read
-    loaded = load_model(str(folder))
+    check_exportable(config)
+    loaded = load_model(str(folder), device="cpu")
     assert loaded.tokenizer is not None
     if isinstance(loaded.model, HuggingFaceLM):
         model = loaded.model.model
@@ -158,6 +157,12 @@ def export(checkpoint: Path, out: Path) -> str:
         follow_umask(path)
     _save_tokenizer(loaded.tokenizer, config, out)
     return type(model).__name__
+
+
+def check_exportable(config: ModelConfig) -> None:
+    """What cannot be exported is refused before anything is read, or trained."""
+    if config.architecture == "olmo":
+        _class_of(config)
 
 
 def hugging_face_model(
