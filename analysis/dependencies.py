@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.pieces import first_characters
-from analysis.statistics import KEYS, beyond_controls, interval, pair, resample_weights
+from analysis.statistics import KEYS, beyond_controls, interval, pair, resample
 from analysis.tables import SCHEMAS
 from analysis.windows import Windows
 
@@ -174,8 +174,7 @@ def _shares(chosen: pd.DataFrame, base: pd.DataFrame, seed: int) -> dict[str, di
 
 
 def _share_of_all(counts: pd.DataFrame, seed: int) -> np.ndarray:
-    counts_DV = counts.reindex(columns=[*KINDS, *BANDS], fill_value=0).to_numpy(float)
-    sums_RV = resample_weights(len(counts_DV), seed) @ counts_DV
+    sums_RV = resample(counts.reindex(columns=[*KINDS, *BANDS], fill_value=0), seed)
     return 2 * sums_RV / sums_RV.sum(1, keepdims=True)  # each token is of a kind and of a band
 
 

@@ -27,6 +27,7 @@ from matplotlib.patches import Patch
 
 from analysis.results import Results, main_set
 from analysis.summary import BEYOND, chosen_losses, curve_name, describe_windows
+from analysis.view import spell
 from olmo_sparsity.drawing import one_label_each, render, save
 from olmo_sparsity.errors import ConfigError
 
@@ -262,7 +263,7 @@ def _draw_kinds(axes: Axes, rows: pd.DataFrame, styles: Styles, kinds: list[str]
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     if kinds:
-        axes.set_yticks(range(len(kinds)), [kind.replace("_", " ") for kind in kinds], fontsize=6.5)
+        axes.set_yticks(range(len(kinds)), [spell(kind) for kind in kinds], fontsize=6.5)
         axes.set_ylim(len(kinds) - 0.5, -0.5)  # the first kind on top
     rows = rows.dropna(subset=["excess_recovery"])
     if not len(rows):

@@ -133,8 +133,7 @@ def _document_sums(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _quantities(sums: pd.DataFrame, documents: pd.Index, seed: int) -> dict[str, np.ndarray]:
-    sums_D4 = sums.reindex(documents, fill_value=0.0).to_numpy(float)
-    own_R, foreign_R, gap_R, targets_R = (resample_weights(len(documents), seed) @ sums_D4).T
+    own_R, foreign_R, gap_R, targets_R = resample(sums.reindex(documents, fill_value=0.0), seed).T
     with np.errstate(divide="ignore", invalid="ignore"):
         gap_R = np.where(gap_R >= NO_GAP_NATS * targets_R, gap_R, np.nan)  # nothing to recover
         return {
@@ -145,13 +144,18 @@ def _quantities(sums: pd.DataFrame, documents: pd.Index, seed: int) -> dict[str,
         }
 
 
+def resample(counts: pd.DataFrame, seed: int = 0) -> np.ndarray:
+    """Sums of each column over the documents: of the whole, which comes first, and of resamples."""
+    counts_DV = counts.to_numpy(float)
+    return np.vstack([counts_DV.sum(0), resample_weights(len(counts_DV), seed) @ counts_DV])
+
+
 @lru_cache(maxsize=4)
 def resample_weights(num_documents: int, seed: int = 0) -> np.ndarray:
-    """weights_RD: how often each document counts. First comes the whole, where each counts once."""
+    """weights_RD: how often each document is drawn in each resample."""
     generator = np.random.default_rng(seed)
     share = np.full(num_documents, 1 / num_documents)
-    drawn_RD = generator.multinomial(num_documents, share, size=NUM_RESAMPLES)
-    return np.vstack([np.ones(num_documents), drawn_RD])
+    return generator.multinomial(num_documents, share, size=NUM_RESAMPLES).astype(float)
 
 
 def interval(resampled_R: np.ndarray, value: float) -> tuple[float, float, float]:
@@ -181,8 +185,9 @@ def hit_rates(
         for k in ks:
             hits = best[best <= k].groupby("document").size().reindex(documents.index, fill_value=0)
             shares_D = (hits / documents).to_numpy()
-            rate_R = resample_weights(len(shares_D), seed) @ shares_D / len(shares_D)
-            rows.append(("planted", units, selector, k, *interval(rate_R[1:], rate_R[0])))
+            resampled_R = resample_weights(len(shares_D), seed) @ shares_D / len(shares_D)
+            rate = interval(resampled_R, shares_D.mean())
+            rows.append(("planted", units, selector, k, *rate))
     return pd.DataFrame(rows, columns=[*GROUPS, "hit_rate", "hit_low", "hit_high"])
 
 

@@ -12,6 +12,7 @@ import pandas as pd
 
 from analysis.results import SETS, Results, main_set
 from analysis.statistics import KEYS
+from analysis.view import spell
 
 FEW_DOCUMENTS = 10
 
@@ -77,7 +78,7 @@ def chosen_losses(results: Results) -> pd.DataFrame:
 
 
 def curve_name(selector: str, units: str) -> str:
-    return selector.replace("_", " ") + ("" if units == "tokens" else f", {units}")
+    return spell(selector) + ("" if units == "tokens" else f", {units}")
 
 
 def describe_windows(windows: dict[str, Any]) -> list[str]:
