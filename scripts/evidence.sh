@@ -85,6 +85,7 @@ text() {
   cp results/contextual/meta.json docs/figures/figure2.meta.json # command, commit, machine
   chromium --headless --no-sandbox --hide-scrollbars --window-size=1200,760 \
     --screenshot=docs/figures/explain.png results/explain.html # README's picture
+  step python docs/write_notebook.py
 
   # With more documents, and beside it a model of the same size that does not copy.
   step olmo-sparsity train configs/quick.yaml

@@ -185,6 +185,21 @@ def test_python_of_a_page_runs(
         assert len(list(tmp_path.glob("*.html"))) == 1
 
 
+def test_the_notebook_runs(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(model__max_sequence_length=1024)
+    train(config)
+    monkeypatch.chdir(ROOT)
+    cells = json.loads((ROOT / "docs/explain.ipynb").read_text())["cells"]
+    codes = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] for cell in cells if cell["cell_type"] == "code")
+    names: dict[str, Any] = {}
+    for code in codes:
+        exec(code.replace("runs/induction", config.run_folder), names)
+    assert names["e"].checked is not None
+
+
 def test_pypi_has_what_is_pinned() -> None:
     """A local version (`2.13.0+cpu`) would be one that PyPI does not hold."""
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
