@@ -21,7 +21,7 @@ from olmo_sparsity.tasks.results import format_table, read_results
 ROOT = Path(__file__).parents[1]
 RESULTS, FIGURES = ROOT / "docs/results", ROOT / "docs/figures"
 POSITIONS = {"pose": "RoPE + PoSE", "contiguous": "RoPE alone", "rope": "RoPE alone"}
-COPIES = {"induction": "copies", "no_induction": "does not"}
+COPIES = {"induction": "copies", "figure2": "copies (make figure2)", "no_induction": "does not"}
 _BEGIN, _END = "<!-- table: ", "<!-- end -->"
 
 
@@ -104,7 +104,7 @@ def recovery(name: str, units: str = "tokens") -> str:
     return table(" | ".join(["selector", "", *(f"k = {k}" for k in ks)]), lines, left=2)
 
 
-NULLS = ("net_induction_contextual", "net_no_induction_contextual")
+NULLS = ("net_induction_contextual", "net_figure2_isolated", "net_no_induction_contextual")
 
 
 def nulls(target_set: str = "gap") -> str:
