@@ -21,7 +21,7 @@ from olmo_sparsity.tasks.results import format_table, read_results
 ROOT = Path(__file__).parents[1]
 RESULTS, FIGURES = ROOT / "docs/results", ROOT / "docs/figures"
 POSITIONS = {"pose": "RoPE + PoSE", "contiguous": "RoPE alone", "rope": "RoPE alone"}
-COPIES = {"induction": "copies", "figure2": "copies (make figure2)", "no_induction": "does not"}
+COPIES = {"induction": "copies", "no_induction": "does not"}
 _BEGIN, _END = "<!-- table: ", "<!-- end -->"
 
 
@@ -109,14 +109,14 @@ NULLS = ("net_induction_contextual", "net_figure2_isolated", "net_no_induction_c
 
 def nulls(target_set: str = "gap") -> str:
     """Beyond the foreign control, and beyond the placebo: add_one over tokens and over spans."""
-    lines = []
+    lines, models = [], COPIES | {"figure2": "copies (`make figure2`)"}
     for name in NULLS:
         model, _, far = name.removeprefix("net_").rpartition("_")
         for units in read_meta(name)["units"]:
             rows = read_summary(name, target_set, units).loc["add_one"]
             for k in (1, 4):
                 row = rows.loc[k]
-                line = [COPIES[model], FAR_STATES[far], units, str(k)]
+                line = [models[model], FAR_STATES[far], units, str(k)]
                 line += [shown(row, "recovery", ".2f"), shown(row, "foreign", ".2f")]
                 line += [shown(row, column) for column in ("excess", "placebo", "net", "net_nats")]
                 lines.append([*line, str(row.num_targets)])
