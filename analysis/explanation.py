@@ -30,9 +30,13 @@ from analysis.view import described, lit_text
 from analysis.windows import Spans, Windows, span_width
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import LoadedModel, load_model, wrap_model
-from olmo_sparsity.progress import Progress
+from olmo_sparsity.progress import Progress, say
 
 SHORT = 32
+
+ASK_EVERY_UNIT = ("add_one", "drop_one", "divergence", "greedy")
+MANY_UNITS = 4096
+"""From so many on a cheaper rule is named."""
 
 
 def explain(
@@ -115,6 +119,12 @@ def explain(
         spans = largest_gaps(context_losses(scorer, document, grid))
     longest = dict(sorted(spans))  # of those that begin with one token
     spans = _with_far_part(document, windows, list(longest.items()), units)
+    num_far = max(first for first, _ in spans) - short
+    if selector in ASK_EVERY_UNIT and num_far > MANY_UNITS:
+        say(
+            f"{selector} asks about each of up to {num_far:,} far tokens; add_one_nested asks "
+            "about a few hundred"
+        )
     question = Asked(units, selector, k, far_states, chosen_by_gap, seed)
     asked = {DOCUMENT: np.array(spans)}
     with Progress("explaining", len(spans), "targets") as progress:

@@ -145,6 +145,18 @@ def test_without_names_the_largest_gaps_are_looked_at(model: LlamaForCausalLM) -
     assert 0 < len(found.targets) <= 8
 
 
+def test_where_a_rule_asks_very_often_a_cheaper_one_is_named(
+    model: LlamaForCausalLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked(model)
+    assert "add_one_nested" not in capsys.readouterr().err
+    monkeypatch.setattr("analysis.explanation.MANY_UNITS", 40)
+    asked(model)
+    assert "each of up to 52 far tokens; add_one_nested" in capsys.readouterr().err
+    asked(model, selector="add_one_nested")
+    assert "each of up to" not in capsys.readouterr().err
+
+
 def test_a_prompt_and_its_answer(model: LlamaForCausalLM) -> None:
     """Given, or what transformers writes."""
     prompt = " ".join(TEXT.split()[:30])
