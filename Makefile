@@ -56,6 +56,8 @@ figure2: install
 	$(BIN)/olmo-sparsity figure results/contextual results/isolated \
 		--labels "with their context,shown alone" --out results/figure2.png
 	$(BIN)/olmo-sparsity report results/contextual --out results/report.html --max-documents 20
+	$(BIN)/olmo-sparsity explain runs/induction --text docs/examples/hospital.txt --at Hartsfield \
+		--units words -k 2 --check --html results/explain.html
 
 evidence: install
 	scripts/evidence.sh

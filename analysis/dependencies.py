@@ -5,20 +5,21 @@ Place in the flow: influence + recovery tables → **the table of dependencies**
 The kind of a far token is relative to its target: the same token, a word of the same family, else
 what its own word is (a number, a name, a function word, other). Beside the kinds stand three bands
 of distance. For each, with one influential token and with four: its share among them, its share
-among all far tokens of the same targets (the base rate), and the excess recovery at that k of the
-targets whose first token is of that kind.
+among all far tokens of the same targets (the base rate), and the excess and net excess recovery at
+that k of the targets whose first token is of that kind.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import defaultdict
 
 import numpy as np
 import pandas as pd
 
-from analysis.statistics import KEYS, interval, resample_weights
+from analysis.pieces import first_characters
+from analysis.statistics import KEYS, beyond_controls, interval, pair, resample
+from analysis.tables import SCHEMAS
 from analysis.windows import Windows
 
 TOP = (1, 4)
@@ -43,67 +44,56 @@ ism ment ments ness able ible ful ity or ors ive ic ical ally
 """
 ENDINGS = frozenset(["", *_ENDINGS.split()])
 
-COLUMNS = (
-    "target_set", "selector", "k", "kind", "share", "base_share", "enrichment", "low", "high",
-    "excess_recovery", "excess_low", "excess_high", "num_targets",
-)  # fmt: skip
 
-
-@dataclass(frozen=True)
 class Words:
-    """One document's tokens and the word that each is part of."""
+    """The tokens of one document, each with the word that it is part of."""
 
-    token_id: np.ndarray
-    word: list[str]
-    starts_sentence: list[bool]
-
-    @staticmethod
-    def of(tokens: pd.DataFrame) -> Words:
+    def __init__(self, tokens: pd.DataFrame) -> None:
         """`tokens`: the rows of one document, in order of place."""
         pieces = tokens.text.tolist()
         text = "".join(pieces)
         spans = [match.span() for match in re.finditer(r"\S+", text)]
-        starts = np.array([start for start, _ in spans] or [0])
-        words, firsts, begin = [], [], 0
-        for piece in pieces:
-            # A token that begins with white space belongs to the word after it.
-            inside = begin + len(piece) - len(piece.lstrip()) if piece.strip() else begin
-            index = int(np.searchsorted(starts, inside, side="right")) - 1
-            start, end = spans[index] if spans else (0, 0)
-            words.append(text[start:end].strip(".,;:!?\"'()[]“”‘’"))
-            before = text[:start].rstrip()
-            firsts.append(not before or before[-1] in '.!?:"”')
-            begin += len(piece)
-        return Words(tokens.token_id.to_numpy(), words, firsts)
+        words = [text[start:end].strip(".,;:!?\"'()[]“”‘’") for start, end in spans]
+        last = ["."] + [text[end - 1] for _, end in spans]  # what stands before each
+        kinds = [_kind_of_word(*word) for word in zip(words, last, strict=False)]
+        starts = [start for start, _ in spans]
+        word_L = np.searchsorted(starts, first_characters(pieces), side="right") - 1
+        word_L[[piece.isspace() for piece in pieces]] = -1  # no word, which is put last
+        self.kind = np.array([*kinds, "other"])[word_L]
+        spelt = np.array([*(word.lower() for word in words), ""], dtype=object)
+        spelling_W, self.spellings = pd.factorize(spelt)
+        self.spelling = spelling_W[word_L]
+        self.token_id = tokens.token_id.to_numpy()
+        self.family: dict[str, list[int]] = defaultdict(list)
+        for spelling, word in enumerate(self.spellings):
+            for stem in stems(word):
+                self.family[stem].append(spelling)
 
-    def kind(self, far: int, target: int) -> str:
-        if self.token_id[far] == self.token_id[target]:
-            return "equal"
-        word, wanted = self.word[far], self.word[target]
-        if same_family(word, wanted):
-            return "same_family"
-        if any(character.isdigit() for character in word):
-            return "number"
-        if word.lower() in FUNCTION_WORDS:
-            return "function_word"
-        if word[:1].isupper() and not self.starts_sentence[far]:
-            return "name"
-        return "other"
+    def kinds(self, target: int, far: slice) -> np.ndarray:
+        """Of the tokens `far`, relative to the target."""
+        word = self.spellings[self.spelling[target]]
+        relatives = [one for stem in stems(word) for one in self.family[stem]]
+        is_relative = np.isin(self.spelling[far], relatives)
+        kinds = np.where(is_relative, "same_family", self.kind[far])
+        return np.where(self.token_id[far] == self.token_id[target], "equal", kinds)
 
 
-def same_family(one: str, other: str) -> bool:
-    """Equal beginnings of at least four letters, and after them nothing but an English ending:
-    teach, teacher, teaching; but not interest, internal. A rule of thumb."""
-    one, other = one.lower(), other.lower()
-    if not (one.isalpha() and other.isalpha()):
-        return False
-    pairs = enumerate(zip(one, other, strict=False))
-    common = next((i for i, (a, b) in pairs if a != b), min(len(one), len(other)))
-    # The stem may end before the letters stop being equal: nation-al, nation-s.
-    return any(
-        one[stem:] in ENDINGS and other[stem:] in ENDINGS
-        for stem in range(max(4, common - 3), common + 1)
-    )
+def _kind_of_word(word: str, before: str) -> str:
+    """`before`: the character that the word before ends with."""
+    if any(character.isdigit() for character in word):
+        return "number"
+    if word.lower() in FUNCTION_WORDS:
+        return "function_word"
+    return "name" if word[:1].isupper() and before not in '.!?:"”' else "other"
+
+
+def stems(word: str) -> set[str]:
+    """The beginnings, of four letters or more, after which nothing but an English ending stands.
+    Words of one family share one: teach, teacher, teaching; but not interest, internal. A rule of
+    thumb."""
+    if not word.isalpha():
+        return set()
+    return {word[:end] for end in range(4, len(word) + 1) if word[end:] in ENDINGS}
 
 
 def measure_dependencies(
@@ -117,119 +107,82 @@ def measure_dependencies(
 ) -> pd.DataFrame:
     """One row for each target set, selector, k and kind or band, of the single tokens that were
     chosen in the document itself."""
-    targets = targets[targets.far_part == "document"][[*KEYS, "target_set"]]
-    chosen = influence[_of_document(influence) & (influence.control == "own")]
-    recovery = recovery[_of_document(recovery)]
-    words = {
-        int(document): Words.of(rows.sort_values("place"))
-        for document, rows in tokens[tokens.document.isin(targets.document)].groupby("document")
-    }
+    recovery = recovery[recovery.units == "tokens"]
     known = sorted(recovery.k.unique())
     ks = [k for k in TOP if k in known] or known[:1]
-    gains = {k: _gains(losses, targets, recovery[recovery.k == k]) for k in ks}
+    chosen, base = _classify(tokens, influence, windows)
+    pairs = pair(losses, targets, recovery[recovery.k.isin(ks)])
+    first = chosen.loc[chosen["rank"] == 1, [*KEYS, "far_part", "selector", "kind", "band"]]
+    pairs = pairs.merge(first, on=[*KEYS, "far_part", "selector"])
+    chosen = chosen[chosen.far_part == "document"].merge(targets, on=[*KEYS, "far_part"])
     rows = []
-    for kind_of, values in ((_kind_of(words), KINDS), (_band_of(windows), BANDS)):
-        base = _base_counts(targets, windows, kind_of, values)
-        places = zip(chosen.document, chosen.target, chosen.far_first, strict=True)
-        of_kind = chosen.assign(kind=[kind_of(*place) for place in places])
-        of_kind = of_kind.merge(targets, on=KEYS)
-        for (target_set, selector), some in of_kind.groupby(["target_set", "selector"]):
-            for k in ks:
-                of_these = gains[k].target_set.eq(target_set) & gains[k].selector.eq(selector)
-                first = some[some["rank"] <= k]
-                for value in values:
-                    row = {"target_set": target_set, "selector": selector, "k": k, "kind": value}
-                    rows.append(row | _row(first, base, gains[k][of_these], value, seed))
-    return pd.DataFrame(rows, columns=list(COLUMNS))
+    for (target_set, selector), some in chosen.groupby(["target_set", "selector"]):
+        of_set = pairs[(pairs.target_set == target_set) & (pairs.selector == selector)]
+        for k in ks:
+            about = {"target_set": target_set, "selector": selector, "k": k}
+            at_k = of_set[of_set.k == k]
+            for kind, shares in _shares(some[some["rank"] <= k], base, seed).items():
+                gains = _gains(at_k[(at_k.kind == kind) | (at_k.band == kind)], seed)
+                rows.append(about | {"kind": kind} | shares | gains)
+    return pd.DataFrame(rows, columns=SCHEMAS["dependencies"].names)
 
 
-def _of_document(rows: pd.DataFrame) -> pd.Series:
-    return (rows.far_part == "document") & (rows.units == "tokens")
+def _classify(
+    tokens: pd.DataFrame, influence: pd.DataFrame, windows: Windows
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """The single tokens that were chosen, with their kind and band; and for each target, how many
+    of all its far tokens are of which.
 
-
-KindOf = Callable[[int, int, int], str]
-
-
-def _kind_of(words: dict[int, Words]) -> KindOf:
-    return lambda document, target, far: words[document].kind(far, target)
-
-
-def _band_of(windows: Windows) -> KindOf:
+    Of the placebo only tokens equal to the target have a kind: the others are told by their word,
+    and no table holds the words of that text.
+    """
+    chosen = influence[(influence.units == "tokens") & (influence.control == "own")]
     num_far = windows.num_far
-
-    def band(document: int, target: int, far: int) -> str:
-        place = far - (windows.start_of(target) - windows.long)  # 0 is the farthest
-        return BANDS[min(2, (num_far - 1 - place) * 3 // num_far)]
-
-    return band
-
-
-def _base_counts(
-    targets: pd.DataFrame, windows: Windows, kind_of: KindOf, values: tuple[str, ...]
-) -> pd.DataFrame:
-    """Counts of each value among all far tokens of each target."""
-    found = []
-    for document, target in targets[KEYS].drop_duplicates().to_numpy():
-        start = windows.start_of(target)
-        far = range(start - windows.long, start - windows.short)
-        kinds = [kind_of(document, target, place) for place in far]
-        found.append((document, target, *(kinds.count(value) for value in values)))
-    return pd.DataFrame(found, columns=[*KEYS, *values])
+    band_F = np.array(BANDS)[np.arange(num_far)[::-1] * 3 // num_far]  # the farthest comes first
+    first = windows.start_of(chosen.target) - windows.short - num_far
+    target_texts = tokens[["document", "place", "text"]].set_axis([*KEYS, "text"], axis=1)
+    chosen = chosen.assign(nth=chosen.far_first - first).merge(target_texts, on=KEYS)
+    kinds = np.where(chosen.far_text == chosen.text, "equal", "").astype(object)
+    counts, of_document = [], tokens.groupby("document")
+    for document, rows in chosen[chosen.far_part == "document"].groupby("document"):
+        words = Words(of_document.get_group(document).sort_values("place"))
+        for target, some in rows.groupby("target"):
+            end = windows.start_of(target) - windows.short
+            kind_F = words.kinds(target, slice(end - num_far, end))
+            kinds[some.index] = kind_F[some.nth]
+            counts.append((document, target, *((kind_F == kind).sum() for kind in KINDS)))
+    base = pd.DataFrame(counts, columns=[*KEYS, *KINDS])
+    base = base.assign(**{band: (band_F == band).sum() for band in BANDS})
+    return chosen.assign(kind=kinds, band=band_F[chosen.nth]), base
 
 
-def _gains(losses: pd.DataFrame, targets: pd.DataFrame, at_k: pd.DataFrame) -> pd.DataFrame:
-    """own − foreign recovery in nats, and the gap, of each target."""
-    by = ["selector", *KEYS]
-    sets = at_k.groupby([*by, "control"]).loss_set.mean().unstack("control").reset_index()
-    gaps = losses.assign(gap=losses.loss_short - losses.loss_long)
-    sets = sets.merge(gaps[[*KEYS, "gap"]], on=KEYS).merge(targets, on=KEYS)
-    return sets.assign(gain=sets.foreign - sets.own)
+def _shares(chosen: pd.DataFrame, base: pd.DataFrame, seed: int) -> dict[str, dict[str, float]]:
+    """Of each kind and band: its share among the chosen, among all far tokens, and their ratio."""
+    counts = [pd.crosstab(chosen.document, chosen[name]) for name in ("kind", "band")]
+    share_RV = _share_of_all(pd.concat(counts, axis=1), seed)
+    base = base.merge(chosen[KEYS].drop_duplicates(), on=KEYS)
+    base_RV = _share_of_all(base.groupby("document").sum(), seed)
+    found = {}
+    for kind, share_R, base_R in zip((*KINDS, *BANDS), share_RV.T, base_RV.T, strict=True):
+        ratio = (np.nan,) * 3
+        if base_R[0] > 0:  # a kind that does not occur is not enriched
+            ratio_R = share_R[base_R > 0] / base_R[base_R > 0]
+            ratio = interval(ratio_R[1:], ratio_R[0])
+        found[kind] = dict(zip(("enrichment", "low", "high"), ratio, strict=True))
+        found[kind] |= {"share": share_R[0], "base_share": base_R[0]}
+    return found
 
 
-def _row(
-    some: pd.DataFrame, base: pd.DataFrame, gains: pd.DataFrame, value: str, seed: int
-) -> dict:
-    keys = KEYS
-    hits = (
-        some.assign(hit=some.kind == value)
-        .groupby(keys, as_index=False)
-        .agg(hits=("hit", "sum"), asked=("hit", "size"))
-        .merge(base, on=keys)
-    )
-    counts = [name for name in base.columns if name not in keys]
-    hits["far"] = hits[counts].sum(axis=1)
-    sums_D4 = hits.groupby("document")[["hits", "asked", value, "far"]].sum().to_numpy(float)
-    weights_RD = resample_weights(len(sums_D4), seed)
-    share, base_share = _shares(sums_D4.sum(0))
-    enrichment = low = high = float("nan")  # a kind that does not occur is not enriched
-    if base_share > 0:
-        share_R, base_R = _shares((weights_RD @ sums_D4).T)
-        occurs_R = base_R > 0
-        enrichment, low, high = interval(share_R[occurs_R] / base_R[occurs_R], share / base_share)
-    first = some[(some["rank"] == 1) & (some.kind == value)][keys]
-    excess, excess_low, excess_high = _excess(gains.merge(first, on=keys), seed)
-    return {
-        "share": share,
-        "base_share": base_share,
-        "enrichment": enrichment,
-        "low": low,
-        "high": high,
-        "excess_recovery": excess,
-        "excess_low": excess_low,
-        "excess_high": excess_high,
-        "num_targets": len(first),
-    }
+def _share_of_all(counts: pd.DataFrame, seed: int) -> np.ndarray:
+    sums_RV = resample(counts.reindex(columns=[*KINDS, *BANDS], fill_value=0), seed)
+    return 2 * sums_RV / sums_RV.sum(1, keepdims=True)  # each token is of a kind and of a band
 
 
-def _shares(sums: np.ndarray) -> tuple:
-    return sums[0] / sums[1], sums[2] / sums[3]
-
-
-def _excess(gains: pd.DataFrame, seed: int) -> tuple[float, float, float]:
-    nothing = float("nan")
-    if gains.document.nunique() < 2 or gains.gap.sum() <= 0:
-        return nothing, nothing, nothing
-    sums_D2 = gains.groupby("document")[["gain", "gap"]].sum().to_numpy()
-    totals_R2 = resample_weights(len(sums_D2), seed) @ sums_D2
-    whole = sums_D2.sum(0)
-    return interval(totals_R2[:, 0] / totals_R2[:, 1], whole[0] / whole[1])
+def _gains(rows: pd.DataFrame, seed: int) -> dict[str, float]:
+    """What targets of two documents or more gain by their first tokens."""
+    own, placebo = (rows[rows.far_part == part] for part in ("document", "placebo"))
+    found: dict[str, float] = {"num_targets": len(own)}
+    if own.document.nunique() > 1:
+        found |= beyond_controls(own, placebo, seed)
+        found["excess_recovery"] = found["excess"]
+    return found

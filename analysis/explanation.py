@@ -11,9 +11,7 @@ Place in the flow: model + text → **explanation**. The questions are those of 
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,28 +20,23 @@ import numpy as np
 import pandas as pd
 import torch
 
-from analysis.documents import Controls, Document, Documents
+from analysis.check import Asked, Check, check
+from analysis.documents import Document
 from analysis.influence import SELECTORS
-from analysis.pieces import first_characters
-from analysis.recovery import DOCUMENT, PLACEBO, recover
-from analysis.scoring import Reading, Scorer, context_losses, repetition_drop
-from analysis.sources import open_documents
-from analysis.statistics import interval
-from analysis.view import described, lit_text, quoted
+from analysis.recovery import DOCUMENT, recover
+from analysis.scoring import Reading, Scorer, context_losses
+from analysis.targets import At, find_spans, largest_gaps
+from analysis.view import described, lit_text
 from analysis.windows import Spans, Windows, span_width
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import LoadedModel, load_model, wrap_model
-from olmo_sparsity.progress import Progress
+from olmo_sparsity.progress import Progress, say
 
 SHORT = 32
-NUM_CHOSEN = 8
-"""Targets that are looked at where none are named: those that gain most from the far tokens."""
 
-MIN_GAP = 0.1
-PASSAGE = 128
-"""Tokens of the passages that the induction check repeats."""
-
-At = str | int | slice | re.Pattern[str] | Sequence["At"]
+ASK_EVERY_UNIT = ("add_one", "drop_one", "divergence", "greedy")
+MANY_UNITS = 4096
+"""From so many on a cheaper rule is named."""
 
 
 def explain(
@@ -97,7 +90,7 @@ def explain(
         loaded = wrap_model(model, tokenizer)
     if loaded.tokenizer is None:
         raise DataError(f"'{loaded.name}' has no tokenizer; give one: explain(model, tokenizer, …)")
-    start_ids = prefix_ids(loaded, prefix)
+    start_ids = loaded.prefix_ids(prefix)
     if text is not None:
         tokens, answer = _encode(loaded, text), None
     else:
@@ -117,18 +110,27 @@ def explain(
     windows = Windows(long, short, prefix=tuple(start_ids))
     spans = [answer] if answer else None if at is None else find_spans(document, at)
     last = max((end for _, end in spans), default=0) if spans else len(tokens)
-    windows.check(loaded.max_positions, longest=last)
+    windows.check()
+    loaded.check_positions(windows.num_positions(last))
     scorer = Scorer(loaded.model, far_states=far_states, batch_tokens=batch_tokens)
     chosen_by_gap = spans is None
     if spans is None:
-        spans = _largest_gaps(scorer, document, windows)
-    spans = _with_far_part(document, windows, spans)
+        grid = replace(windows, stride=windows.short)
+        spans = largest_gaps(context_losses(scorer, document, grid))
+    longest = dict(sorted(spans))  # of those that begin with one token
+    spans = _with_far_part(document, windows, list(longest.items()), units)
+    num_far = max(first for first, _ in spans) - short
+    if selector in ASK_EVERY_UNIT and num_far > MANY_UNITS:
+        say(
+            f"{selector} asks about each of up to {num_far:,} far tokens; add_one_nested asks "
+            "about a few hundred"
+        )
     question = Asked(units, selector, k, far_states, chosen_by_gap, seed)
     asked = {DOCUMENT: np.array(spans)}
     with Progress("explaining", len(spans), "targets") as progress:
         tables = recover(
             scorer, document, windows, asked, units=units, selectors=selector,
-            ks=range(min(k, _num_units(document, windows, spans, units)) + 1), seed=seed,
+            ks=range(k + 1), seed=seed,
             done=progress.update,
         )  # fmt: skip
     rows = tables["recovery"].pivot_table("loss_set", "target", "k")
@@ -142,19 +144,7 @@ def explain(
     )[["target", "rank", "first", "end", "text", "nats"]]
     left = rows.melt(ignore_index=False, var_name="rank", value_name="loss_set").reset_index()
     far = far.merge(left.astype({"rank": int}), on=["target", "rank"])
-    return Explanation(loaded, document, windows, question, targets, far, scorer, foreign)
-
-
-@dataclass(frozen=True)
-class Asked:
-    units: str
-    selector: str
-    k: int
-    far_states: Reading
-    chosen_by_gap: bool
-    """Targets were chosen by their outcome, and not named."""
-
-    seed: int
+    return Explanation(loaded, document, windows, question, targets, far, tables, scorer, foreign)
 
 
 @dataclass
@@ -172,6 +162,9 @@ class Explanation:
     """Of each target: rank, first, end, text of a far unit, nats by which the loss falls when it
     alone is added, loss_set that it leaves with those before it in rank."""
 
+    tables: dict[str, pd.DataFrame] = field(repr=False)
+    """What `recover` found, as in a measurement (docs/formats.md)."""
+
     scorer: Scorer = field(repr=False)
     foreign: Any = field(repr=False, default="embedded")
     checked: Check | None = None
@@ -187,7 +180,10 @@ class Explanation:
 
     def check(self, draws: int = 8) -> Check:
         """The same question about unrelated texts in place of the far part."""
-        self.checked = check(self, draws)
+        self.checked = check(
+            self.model, self.scorer, self.document, self.windows, self.asked, self.targets,
+            self.foreign, draws,
+        )  # fmt: skip
         return self.checked
 
     def to_dict(self) -> dict[str, Any]:
@@ -230,64 +226,22 @@ class Explanation:
 # --- targets --------------------------------------------------------------------------------------
 
 
-def find_spans(document: Document, at: At) -> Spans:
-    """Token spans of what is named. Words may stand in several places."""
-    if isinstance(at, int | slice):
-        size = len(document.tokens)
-        places = range(size)[at] if isinstance(at, slice) else range(size)[at : (at + 1) or None]
-        if not places or places.step != 1:
-            raise ConfigError(f"at={at}: the text has {size:,} tokens")
-        return [(places[0], places[-1] + 1)]
-    if not isinstance(at, str | re.Pattern):
-        return sorted({span for one in at for span in find_spans(document, one)})
-    text = "".join(document.texts)
-    found = [m.span() for m in re.finditer(re.escape(at) if isinstance(at, str) else at, text)]
-    named = at if isinstance(at, str) else at.pattern
-    if not found or not all(a < b for a, b in found):
-        raise DataError(f"'{named}' does not stand in the text; check spelling and upper case")
-    # White space at the beginning of a token belongs to the token: it is not what is named.
-    begins = first_characters(document.texts)
-    ends = np.cumsum([len(piece) for piece in document.texts])
-    firsts = [int(np.searchsorted(ends, a, side="right")) for a, _ in found]
-    lasts = [int(np.searchsorted(begins, b, side="left")) for _, b in found]
-    return sorted({(a, max(b, a + 1)) for a, b in zip(firsts, lasts, strict=True)})
-
-
-def _with_far_part(document: Document, windows: Windows, spans: Spans) -> Spans:
+def _with_far_part(document: Document, windows: Windows, spans: Spans, units: str) -> Spans:
     first = windows.first_target
-    kept = [span for span in spans if span[0] >= first]
+
+    def has_unit(span: tuple[int, int]) -> bool:
+        block = windows.block(document.tokens, *span)
+        return len(document.units(units, block.first, block.first + block.num_far)) > 0
+
+    kept = [span for span in spans if span[0] >= first and has_unit(span)]
     if not kept:
         raise DataError(
-            f"no target has far tokens: of {len(document.tokens):,} tokens the first {first:,} are "
-            f"short window or have no full window before them; lower short={windows.short}"
+            f"no target has far {units}: of {len(document.tokens):,} tokens the first {first:,} "
+            f"are short window or have no full window before them; lower short={windows.short}"
             + ("" if windows.long == "all" else f" or long={windows.long}")
             + ", or give more text"
         )
     return kept
-
-
-def _largest_gaps(
-    scorer: Scorer, document: Document, windows: Windows, column: str = "loss_long",
-    losses: pd.DataFrame | None = None,
-) -> Spans:  # fmt: skip
-    if losses is None:
-        losses = context_losses(scorer, document, replace(windows, stride=windows.short))
-    if not len(losses):
-        return _with_far_part(document, windows, [])
-    gap = (losses.loss_short - losses[column]).to_numpy()
-    best = np.argsort(-gap, kind="stable")[:NUM_CHOSEN]
-    best = best[gap[best] >= MIN_GAP] if (gap[best] >= MIN_GAP).any() else best[:1]
-    return [(int(place), int(place) + 1) for place in np.sort(losses.target.to_numpy()[best])]
-
-
-def _num_units(document: Document, windows: Windows, spans: Spans, units: str) -> int:
-    """Of the target with the fewest."""
-    blocks = (windows.block(document.tokens, first, end) for first, end in spans)
-    counts = (len(document.units(units, b.first, b.first + b.num_far)) for b in blocks)
-    fewest = min(counts)
-    if fewest < 1:
-        raise DataError(f"a target has no far unit ({units}); give more text or smaller units")
-    return fewest
 
 
 def _long_losses(scorer: Scorer, document: Document, windows: Windows, spans: Spans) -> list[float]:
@@ -296,19 +250,6 @@ def _long_losses(scorer: Scorer, document: Document, windows: Windows, spans: Sp
         context = scorer.context(windows.block(document.tokens, first, end))
         found.append(float(scorer.losses([context.long_row()])[0].sum()))
     return found
-
-
-def parse_at(text: str) -> At:
-    """/a regular expression/, FIRST:END of tokens, or words."""
-    if len(text) > 2 and text[0] == text[-1] == "/":
-        try:
-            return re.compile(text[1:-1])
-        except re.error as error:
-            raise ConfigError(f"--at={text} is no regular expression ({error})") from None
-    if re.fullmatch(r"-?\d+:-?\d+", text):
-        first, end = text.split(":")
-        return slice(int(first), int(end))
-    return text
 
 
 def read_text(path: str, inline: bool = False) -> str:
@@ -329,20 +270,6 @@ def read_text(path: str, inline: bool = False) -> str:
 
 
 # --- tokens ---------------------------------------------------------------------------------------
-
-
-def prefix_ids(model: LoadedModel, prefix: str) -> list[int]:
-    """Tokens in front of every window: what the model was trained to see first."""
-    if prefix == "none":
-        return []
-    if prefix == "auto":
-        return model.bos_prefix
-    if prefix != "bos":
-        return _encode(model, prefix)
-    bos = getattr(model.transformers_tokenizer, "bos_token_id", None)
-    if bos is None:
-        raise ConfigError(f"prefix=bos: '{model.name}' names no beginning-of-text token")
-    return [int(bos)]
 
 
 def _encode(model: LoadedModel, text: str) -> list[int]:
@@ -399,143 +326,6 @@ def _end_ids(model: LoadedModel) -> set[int]:
         ids = getattr(config, "eos_token_id", None)
         found += ids if isinstance(ids, list) else [ids]
     return {int(token) for token in found if token is not None}
-
-
-# --- the check ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Check:
-    """Can the answer be had by chance? Unrelated texts stand in place of the far part, and the same
-    selector chooses k units of theirs.
-
-    Of a target: `own` and `foreign` nats that the k units take off its loss (foreign: the mean
-    over draws, and the most), and `better`: how many of the draws do at least as well as the own.
-    """
-
-    table: pd.DataFrame
-    draws: int
-    k: int
-    excess: tuple[float, float, float]
-    """Own less foreign, in nats a target, with its 95% interval over targets and draws."""
-
-    share: float
-    """Excess as a share of the gap."""
-
-    placebo: float | None
-    """The same of targets that an unrelated text seems to help most. None: targets were named, not
-    chosen by their gap."""
-
-    induction: dict[str, Any]
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"table": self.table.to_dict("records")}
-
-    def __str__(self) -> str:
-        value, low, high = self.excess
-        lines = [
-            f"check: {self.k} units of {self.draws} unrelated texts, chosen alike, in place of the "
-            "own far part"
-        ]
-        for row in self.table.itertuples():
-            lines.append(
-                f"  {quoted(row.text)}: own {row.own:+.2f} nats, unrelated {row.foreign:+.2f} (at "
-                f"most {row.foreign_most:+.2f}); {row.better} of {self.draws} do as well"
-            )
-        said = f"excess {value:+.2f} nats a target [{low:+.2f}, {high:+.2f}]"
-        if np.isfinite(self.share):
-            said += f", {self.share:.2f} of the gap"
-        if self.placebo is not None:
-            said += f"; of placebo targets {self.placebo:+.2f}: net {value - self.placebo:+.2f}"
-        verdict = "the far units matter" if low > (self.placebo or 0.0) else (
-            "no more than an unrelated text's: the far units are not shown to matter"
-        )  # fmt: skip
-        lines.append(f"  {said}: {verdict}")
-        gate = self.induction
-        if not gate["has_induction"]:
-            lines.append(
-                f"  this model does not copy from its context (a repeated passage costs it only "
-                f"{gate['drop']:.2f} nats a token less), so it cannot use a far token that says "
-                "the answer"
-            )
-        return "\n".join(lines)
-
-
-def check(explanation: Explanation, draws: int) -> Check:
-    if draws < 2:
-        raise ConfigError(f"draws={draws} must be at least 2")
-    e, asked = explanation, explanation.asked
-    spans: Spans = list(zip(e.targets.target.tolist(), e.targets.end.tolist(), strict=True))
-    others = _unrelated(e.model, e.foreign, len(e.document.tokens))
-    controls = Controls(others, e.windows, num_draws=draws, seed=asked.seed)
-    parts = {DOCUMENT: np.array(spans)}
-    if asked.chosen_by_gap:
-        grid = replace(e.windows, stride=e.windows.short)
-        losses = context_losses(e.scorer, e.document, grid, replace(controls, windows=grid))
-        column = "placebo_loss_long"
-        chosen = _largest_gaps(e.scorer, e.document, e.windows, column, losses)
-        parts[PLACEBO] = np.array(chosen)
-    k = int(e.far["rank"].max())
-    with Progress("checking", sum(map(len, parts.values())), "targets") as progress:
-        rows = recover(
-            e.scorer, e.document, e.windows, parts, units=asked.units, selectors=asked.selector,
-            ks=(0, k), controls=controls, seed=asked.seed, done=progress.update,
-        )["recovery"]  # fmt: skip
-    falls = rows.pivot_table("loss_set", ["far_part", "target", "control", "draw"], "k")
-    falls_N = falls[0] - falls[k]
-    own, foreign = (falls_N.xs(control, level="control") for control in ("own", "foreign"))
-    own, foreign = own.droplevel("draw"), foreign.unstack("draw")
-    excess = own - foreign.mean(axis=1)
-    named = e.targets.set_index("target")
-    draws_of = foreign.loc[DOCUMENT]
-    table = named[["end", "text", "gap"]].assign(
-        own=own.loc[DOCUMENT], foreign=draws_of.mean(axis=1), foreign_most=draws_of.max(axis=1),
-        better=(draws_of.ge(own.loc[DOCUMENT], axis=0)).sum(axis=1),
-    ).reset_index()  # fmt: skip
-    value = float(excess.loc[DOCUMENT].mean())
-    return Check(
-        table, draws, k,
-        excess=_interval(own.loc[DOCUMENT], draws_of, asked.seed),
-        share=value / table.gap.mean() if table.gap.mean() > MIN_GAP else float("nan"),
-        placebo=float(excess.loc[PLACEBO].mean()) if asked.chosen_by_gap else None,
-        induction=repetition_drop(e.scorer, _passages(others), PASSAGE),
-    )  # fmt: skip
-
-
-def _interval(own: pd.Series, foreign: pd.DataFrame, seed: int) -> tuple[float, float, float]:
-    """Targets and draws are both resampled."""
-    generator = np.random.default_rng(seed)
-    own_T, foreign_TD = own.to_numpy(), foreign.to_numpy()
-    num_targets, num_draws = foreign_TD.shape
-    resampled = []
-    for _ in range(2000):
-        targets = generator.integers(num_targets, size=num_targets)
-        some = generator.integers(num_draws, size=num_draws)
-        resampled.append((own_T[targets] - foreign_TD[np.ix_(targets, some)].mean(1)).mean())
-    return interval(np.array(resampled), float((own_T - foreign_TD.mean(1)).mean()))
-
-
-def _unrelated(model: LoadedModel, foreign: Any, length: int) -> Documents:
-    """Text that is long enough to stand in for the far part: documents, one after the other."""
-    wanted, found, num_tokens = max(20 * length, 20_000), [], 0
-    for document in open_documents(foreign, model, limit=max(2, wanted // 50)):
-        found.append(document.tokens)
-        num_tokens += len(document.tokens)
-        if num_tokens >= wanted:
-            break
-    if num_tokens < length:
-        raise DataError(
-            f"the check needs {length:,} tokens of unrelated text, {foreign} has {num_tokens:,}; "
-            "give more (foreign=…)"
-        )
-    return Documents("unrelated text", [Document(np.concatenate(found), number=1,
-                                                 tokenizer=model.tokenizer)])  # fmt: skip
-
-
-def _passages(others: Documents) -> list[Document]:
-    tokens = others[0].tokens
-    starts = range(0, min(len(tokens) - PASSAGE, 16 * PASSAGE), PASSAGE)
-    return [Document(tokens[start : start + PASSAGE]) for start in starts]
 
 
 def to_json(explanation: Explanation) -> str:

@@ -10,7 +10,9 @@ column each, rows share their axes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Callable
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -24,8 +26,8 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
 from analysis.results import Results, main_set
-from analysis.statistics import KEYS, interval, resample_weights
-from analysis.summary import FAR_STATES
+from analysis.summary import BEYOND, chosen_losses, curve_name, describe_windows
+from analysis.view import spell
 from olmo_sparsity.drawing import one_label_each, render, save
 from olmo_sparsity.errors import ConfigError
 
@@ -49,67 +51,63 @@ _SELECTORS = {
 _UNITS: Any = [("-", "full"), ("-.", "left"), ((0, (9, 2)), "top"), ((0, (4, 1, 1, 1)), "right")]
 _FOREIGN: Any = (0, (3, 1.6))
 _PLACEBO: Any = ":"
-_ON_DARK = {"#0072B2": "#56B4E9", "#56B4E9": "#B3E0FF", "#882255": "#E28AAE", "#888888": "#A8A8A8"}
+_INK, _FAINT, _FILL, _CHOSEN, _PAPER = "#1a1a1a", "#767676", "#d9d9d9", "#7d7d7d", "#ffffff"
+_SETTINGS = {
+    **dict.fromkeys(("text.color", "xtick.labelcolor", "ytick.labelcolor"), _INK),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), _FAINT),
+    **dict.fromkeys(("axes.facecolor", "figure.facecolor", "savefig.facecolor"), _PAPER),
+    "axes.labelcolor": _INK,
+}
+_ON_DARK = {
+    _INK: "#e8e6e1", _FAINT: "#a5a29b", _FILL: "#45474d", _CHOSEN: "#8f939c", _PAPER: "#1d1f24",
+    "#0072b2": "#56b4e9", "#56b4e9": "#b3e0ff", "#882255": "#e28aae", "#888888": "#a8a8a8",
+}  # fmt: skip
 
 Styles = dict[tuple[str, str], dict[str, Any]]
 """Of each (selector, units), in the order of the legend."""
 
 
-@dataclass(frozen=True)
-class _Theme:
-    ink: str = "#1a1a1a"
-    faint: str = "#767676"
-    fill: str = "#d9d9d9"
-    chosen: str = "#7d7d7d"
-    paper: str = "white"
-    lighter: bool = False
-
-    def settings(self) -> dict[str, Any]:
-        return {
-            "text.color": self.ink, "axes.labelcolor": self.ink, "axes.edgecolor": self.faint,
-            "xtick.color": self.faint, "ytick.color": self.faint, "xtick.labelcolor": self.ink,
-            "ytick.labelcolor": self.ink, "axes.facecolor": self.paper,
-            "figure.facecolor": self.paper, "savefig.facecolor": self.paper,
-            "svg.hashsalt": "figure2",
-        }  # fmt: skip
-
-
-_PRINT = _Theme()
-_DARK = _Theme(
-    ink="#e8e6e1", faint="#a5a29b", fill="#45474d", chosen="#8f939c", paper="#1d1f24", lighter=True
-)
-
-
 def draw_figure2(results: list[Results], out: Path, labels: list[str] | None = None) -> None:
     """`labels` name the models (default: their own names)."""
-    names = _names(results, labels)
-    save(lambda: _figure(results, names, _PRINT), out, **_PRINT.settings())
+    save(_drawing(results, labels), out, **_SETTINGS)
 
 
 def figure2_svg(results: list[Results], *, dark: bool = False) -> bytes:
     """For the report page."""
-    theme = _DARK if dark else _PRINT
-    names = _names(results, None)
-    return render(lambda: _figure(results, names, theme), "svg", theme.settings())
+    svg = render(_drawing(results), "svg", _SETTINGS).decode()
+    if dark:
+        svg = re.sub(r"(?<=: )#[0-9a-f]{6}", lambda color: _ON_DARK.get(color[0], color[0]), svg)
+    return svg.encode()
 
 
-def _names(results: list[Results], labels: list[str] | None) -> list[str]:
+def _drawing(results: list[Results], labels: list[str] | None = None) -> Callable[[], Figure]:
     if not results:
         raise ConfigError("no results to draw; name at least one folder")
-    return one_label_each(labels, [str(result.meta.model["name"]) for result in results])
+    names = one_label_each(labels, [str(result.meta.model["name"]) for result in results])
+    main = [_of_main_set(result) for result in results]
+    return lambda: _figure(main, names)
 
 
-def _figure(results: list[Results], names: list[str], theme: _Theme) -> Figure:
+def _of_main_set(results: Results) -> Results:
+    """With summary and dependencies of the target set that the measurement is about."""
+    about = main_set(results.targets.target_set)
+    tables = {"summary": results.summary, "dependencies": results.dependencies}
+    rows = {name: table[table.target_set == about] for name, table in tables.items()}
+    return replace(results, **rows)
+
+
+def _figure(results: list[Results], names: list[str]) -> Figure:
     many = len(results) > 1
-    styles = _styles(results, theme)
-    tables = [_of_main_set(result, result.dependencies) for result in results]
-    ks = set().union(*(table.k for table in tables))
+    styles = _styles(results)
+    ks = set().union(*(result.dependencies.k for result in results))
     k = 1 if 1 in ks else max(ks, default=1)
-    tables = [table[table.k == k].dropna(subset=["excess_recovery"]) for table in tables]
-    kinds = pd.concat(tables).kind.unique().tolist()
-    summaries = [_of_main_set(result, result.summary) for result in results]
-    beyond = "net" if all(rows.net.notna().any() for rows in summaries if len(rows)) else "excess"
-    handles = _legend_handles(styles, theme, beyond)
+    by_kind = [result.dependencies[result.dependencies.k == k] for result in results]
+    every = pd.concat(by_kind)
+    drawn = set(every.kind[every.excess_recovery.notna()])
+    kinds = [kind for kind in every.kind.unique() if kind in drawn]
+    has_placebo = [result.summary.net.notna().any() for result in results if len(result.summary)]
+    beyond = "net" if all(has_placebo) else "excess"
+    handles = _legend_handles(styles, beyond)
     titles = (
         "(a) What the long context gains",
         "(b) Loss with k far units",
@@ -133,11 +131,11 @@ def _figure(results: list[Results], names: list[str], theme: _Theme) -> Figure:
         head = f"{_shorten(names[0], 90)}\n{' · '.join(_describe(results[0]))}"
         figure.suptitle(head, fontsize=7, linespacing=1.35)
     for i, (result, name) in enumerate(zip(results, names, strict=True)):
-        gaps, losses, excess, by_kind = columns[i]
-        _draw_gaps(gaps, result, theme)
-        _draw_losses(losses, result, theme, styles)
-        _draw_excess(excess, result, theme, styles, beyond)
-        _draw_kinds(by_kind, tables[i], theme, styles, kinds)
+        gaps, losses, excess, kind = columns[i]
+        _draw_gaps(gaps, result)
+        _draw_losses(losses, result, styles)
+        _draw_excess(excess, result.summary, styles, beyond)
+        _draw_kinds(kind, by_kind[i], styles, kinds)
         for axes, title in zip(columns[i], titles, strict=True):
             if i == 0:  # with several models, the first panel of a row names the row
                 axes.set_title(title, loc="left", fontweight="bold", pad=7)
@@ -165,25 +163,23 @@ def _write_above(axes: Axes, text: str, points: float, weight: str) -> None:
 
 
 def _describe(results: Results) -> list[str]:
-    windows, losses = results.meta.windows, results.reported
-    num_documents, num_chosen = losses.document.nunique(), len(_chosen_losses(results))
+    losses = results.reported
+    num_documents, num_chosen = losses.document.nunique(), len(chosen_losses(results))
     return [
-        f"long {windows['long']}, short {windows['short']}",
-        f"stride {windows['stride']}",
-        f"far units {FAR_STATES[windows['far_states']]}",
+        *describe_windows(results.meta.windows),
         f"{num_chosen:,} of {len(losses):,} targets",
         f"{num_documents:,} document{'s' if num_documents != 1 else ''}",
     ]
 
 
-def _draw_gaps(axes: Axes, results: Results, theme: _Theme) -> None:
+def _draw_gaps(axes: Axes, results: Results) -> None:
     losses = results.reported
     gaps = (losses.loss_short - losses.loss_long).to_numpy(float)
     placebo = (losses.loss_short - losses.placebo_loss_long).to_numpy(float)
     axes.set_xlabel("gap  L_short − L_long  (nats)")
     axes.set_ylabel("targets")
     if not len(gaps):
-        _say(axes, "not measured", theme)
+        _say(axes, "not measured")
         return
     # The threshold is an edge of a bin, so that no bar is half chosen.
     threshold = results.meta.targets.get("threshold")
@@ -192,14 +188,18 @@ def _draw_gaps(axes: Axes, results: Results, theme: _Theme) -> None:
     start = 0.0 if threshold is None else threshold
     first, last = np.floor((both.min() - start) / width), np.ceil((both.max() - start) / width)
     edges = start + width * np.arange(first, max(last, first + 1) + 1)
-    counts, by_placebo = (np.histogram(some, edges)[0] for some in (gaps, placebo))
-    colors, side = [theme.fill] * len(counts), 1
+    is_chosen = gaps >= (np.inf if threshold is None else threshold)
+    counts, chosen, by_placebo = (
+        np.histogram(some, edges)[0] for some in (gaps, gaps[is_chosen], placebo)
+    )
+    axes.stairs(counts, edges, fill=True, color=_FILL)
+    axes.stairs(chosen, edges, fill=True, color=_CHOSEN)
+    axes.stairs(by_placebo, edges, color=_INK, linewidth=0.8)
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(lambda count, _: f"{count:,.0f}" if count >= 1 else "")
+    side = 1
     if threshold is not None:
-        colors = [theme.chosen if edge > start - width / 2 else theme.fill for edge in edges[:-1]]
-        is_chosen = gaps >= threshold
-        axes.axvline(threshold, color=theme.ink, linewidth=0.8)
+        axes.axvline(threshold, color=_INK, linewidth=0.8)
         # Beside the line, and above the bars where there are many.
         side = 1 if threshold < edges[0] + 0.65 * (edges[-1] - edges[0]) else -1
         axes.annotate(
@@ -211,82 +211,74 @@ def _draw_gaps(axes: Axes, results: Results, theme: _Theme) -> None:
             fontsize=6.5, linespacing=1.35,
         )  # fmt: skip
     axes.set_ylim(0.6, max(counts.max(), by_placebo.max(), 3) * (3 if side > 0 else 20))
-    axes.bar(edges[:-1], counts, width, align="edge", color=colors, linewidth=0)
-    axes.stairs(by_placebo, edges, color=theme.ink, linewidth=0.8)
 
 
-def _draw_losses(axes: Axes, results: Results, theme: _Theme, styles: Styles) -> None:
-    _draw_k_axis(axes, results)
+def _draw_losses(axes: Axes, results: Results, styles: Styles) -> None:
+    _draw_k_axis(axes, results.summary)
     axes.set_ylabel("mean loss (nats)")
-    chosen, losses = _chosen(results), _chosen_losses(results)
-    if not len(chosen):
-        _say(axes, "no targets chosen", theme)
+    losses, rows = chosen_losses(results), results.summary
+    if not len(losses) or not len(rows):
+        _say(axes, "no targets chosen")
         return
-    for name in ("short", "long"):
-        level = losses[f"loss_{name}"].mean()
-        axes.axhline(level, color=theme.ink, linewidth=0.8, zorder=1)
+    short = losses.loss_short.mean()
+    for name, level in (("short", short), ("long", losses.loss_long.mean())):
+        axes.axhline(level, color=_INK, linewidth=0.8, zorder=1)
         axes.annotate(
             f"L_{name}", (1, level), xycoords=("axes fraction", "data"), fontsize=7,
             xytext=(3, 0), textcoords="offset points", va="center",
         )  # fmt: skip
     alpha = 0.13 if len(styles) <= 5 else 0.06
-    curves = _loss_curves(chosen)
-    for (curve, style), control in product(reversed(styles.items()), ("foreign", "own")):
-        rows = curves.get((*curve, control))  # the first on top
-        if rows is None:
-            continue
-        if control == "foreign":
-            hollow = {"linestyle": _FOREIGN, "markerfacecolor": theme.paper, "fillstyle": "full"}
-            axes.plot(rows.k, rows["mean"], **style | hollow, linewidth=0.9, markeredgewidth=0.8)
-            continue
-        axes.plot(rows.k, rows["mean"], **style)
-        band = (rows.k, rows.low, rows.high)
-        axes.fill_between(*band, color=style["color"], alpha=alpha, linewidth=0, zorder=0)
+    for curve, style in reversed(_curves(rows, styles)):  # the first on top
+        # Recovery is measured in gaps, from L_short down.
+        own, low, high, foreign = (
+            short - curve.gap * curve[name] for name in ("recovery", "low", "high", "foreign")
+        )
+        hollow = {"linestyle": _FOREIGN, "markerfacecolor": _PAPER, "fillstyle": "full"}
+        axes.plot(curve.k, foreign, **style | hollow, linewidth=0.9, markeredgewidth=0.8)
+        axes.plot(curve.k, own, **style)
+        axes.fill_between(
+            curve.k, low, high, color=style["color"], alpha=alpha, linewidth=0, zorder=0
+        )
     axes.margins(y=0.12)
 
 
-def _draw_excess(axes: Axes, results: Results, theme: _Theme, styles: Styles, beyond: str) -> None:
-    _draw_k_axis(axes, results)
-    axes.set_ylabel("net excess recovery" if beyond == "net" else "excess recovery")
-    axes.axhline(0, color=theme.ink, linewidth=0.8, zorder=1)
-    rows = _of_main_set(results, results.summary).dropna(subset=[beyond])
+def _draw_excess(axes: Axes, summary: pd.DataFrame, styles: Styles, beyond: str) -> None:
+    _draw_k_axis(axes, summary)
+    axes.set_ylabel(f"{BEYOND[beyond]} recovery")
+    axes.axhline(0, color=_INK, linewidth=0.8, zorder=1)
+    rows = summary.dropna(subset=[beyond])
     if not len(rows):
-        _say(axes, "not measured", theme)
+        _say(axes, "not measured")
         return
-    curves = dict(iter(rows.sort_values("k").groupby(_CURVE)))
-    shown = [name for name in styles if name in curves]
-    for i, name in enumerate(shown):
-        curve, style = curves[name], styles[name]
-        k = curve.k * 2 ** (_side_by_side(i, len(shown)) * 0.35)
-        axes.errorbar(
-            k, curve[beyond], _lengths(curve, beyond, f"{beyond}_low", f"{beyond}_high"),
-            elinewidth=0.8, capsize=0, **style,
-        )  # fmt: skip
+    curves = _curves(rows, styles)
+    for i, (curve, style) in enumerate(curves):
+        k = curve.k * 2 ** (_side_by_side(i, len(curves)) * 0.35)
+        reach = error_lengths(curve, beyond)
+        axes.errorbar(k, curve[beyond], reach, elinewidth=0.8, capsize=0, **style)
         axes.plot(k, curve.placebo, color=style["color"], linestyle=_PLACEBO, linewidth=0.9)
 
 
-def _draw_kinds(
-    axes: Axes, rows: pd.DataFrame, theme: _Theme, styles: Styles, kinds: list[str]
-) -> None:
+def _draw_kinds(axes: Axes, rows: pd.DataFrame, styles: Styles, kinds: list[str]) -> None:
     axes.set_xlabel("excess recovery")
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     if kinds:
-        axes.set_yticks(range(len(kinds)), [_spell(kind) for kind in kinds], fontsize=6.5)
+        axes.set_yticks(range(len(kinds)), [spell(kind) for kind in kinds], fontsize=6.5)
         axes.set_ylim(len(kinds) - 0.5, -0.5)  # the first kind on top
+    rows = rows.dropna(subset=["excess_recovery"])
     if not len(rows):
-        _say(axes, "not measured", theme)
+        _say(axes, "not measured")
         if not kinds:
             axes.set_axis_off()
         return
-    axes.axvline(0, color=theme.ink, linewidth=0.8, zorder=1)
+    axes.axvline(0, color=_INK, linewidth=0.8, zorder=1)
     shown = [curve for curve in styles if curve[1] == "tokens" and curve[0] in set(rows.selector)]
     for i, curve in enumerate(shown):
         some = rows[rows.selector == curve[0]]
         y = [kinds.index(kind) + _side_by_side(i, len(shown)) for kind in some.kind]
         axes.errorbar(
             some.excess_recovery, y, elinewidth=0.8, **styles[curve] | {"linestyle": "none"},
-            xerr=_lengths(some, "excess_recovery", "excess_low", "excess_high"),
+            xerr=error_lengths(some, "excess_recovery", "excess"),
         )  # fmt: skip
 
 
@@ -295,8 +287,8 @@ def _side_by_side(i: int, num: int) -> float:
     return min(0.2, 0.8 / num) * (i - (num - 1) / 2)
 
 
-def _draw_k_axis(axes: Axes, results: Results) -> None:
-    ks = sorted(results.recovery.k.unique()) or [1]
+def _draw_k_axis(axes: Axes, summary: pd.DataFrame) -> None:
+    ks = sorted(summary.k.unique()) or [1]
     axes.set_xscale("log", base=2)
     axes.set_xticks(ks, [str(k) for k in ks])
     axes.minorticks_off()
@@ -304,22 +296,21 @@ def _draw_k_axis(axes: Axes, results: Results) -> None:
     axes.set_xlabel("k, number of far units")
 
 
-def _say(axes: Axes, text: str, theme: _Theme) -> None:
+def _say(axes: Axes, text: str) -> None:
     place: Any = {"transform": axes.transAxes, "ha": "center", "va": "center"}
-    axes.text(0.5, 0.5, text, color=theme.faint, **place)
+    axes.text(0.5, 0.5, text, color=_FAINT, **place)
 
 
-def _legend_handles(styles: Styles, theme: _Theme, beyond: str) -> list[Artist]:
-    handles: list[Artist] = []
-    for (selector, units), style in styles.items():
-        name = _spell(selector) + ("" if units == "tokens" else f", {units}")
-        handles.append(Line2D([], [], label=name, **style))
+def _legend_handles(styles: Styles, beyond: str) -> list[Artist]:
+    handles: list[Artist] = [
+        Line2D([], [], label=curve_name(*curve), **style) for curve, style in styles.items()
+    ]
     lines = [(_FOREIGN, "foreign control"), (_PLACEBO, "(c): placebo")]
     for line, label in lines if beyond == "net" else lines[:1]:
-        style = {"linestyle": line, "linewidth": 0.9, "color": theme.faint}
+        style = {"linestyle": line, "linewidth": 0.9, "color": _FAINT}
         handles.append(Line2D([], [], label=label, **style))
-    handles.append(Patch(fill=False, edgecolor=theme.ink, label="(a): placebo"))
-    handles.append(Patch(color=theme.fill, label="95% over documents\n(b): of L_short − L_k"))
+    handles.append(Patch(fill=False, edgecolor=_INK, label="(a): placebo"))
+    handles.append(Patch(color=_FILL, label="95% over documents\n(b): of recovery"))
     return handles
 
 
@@ -328,69 +319,32 @@ def _shorten(name: str, limit: int) -> str:
     return name if len(name) <= limit else "…" + name[1 - limit :]
 
 
-def _spell(name: str) -> str:
-    return str(name).replace("_", " ")
-
-
-def _styles(results: list[Results], theme: _Theme) -> Styles:
-    tables = [t[_CURVE] for result in results for t in (result.summary, result.recovery)]
-    tables += [result.dependencies[["selector"]].assign(units="tokens") for result in results]
-    found = pd.concat([table.drop_duplicates() for table in tables])
-    selectors = list(dict.fromkeys([*_SELECTORS, *found.selector]))
-    units = ["tokens", *sorted({*found.units} - {"tokens"})]
+def _styles(results: list[Results]) -> Styles:
+    found = pd.concat([result.summary[_CURVE] for result in results])
     pairs = set(found.itertuples(index=False, name=None))
+    selectors = dict.fromkeys([*_SELECTORS, *found.selector])
+    units = list(dict.fromkeys(["tokens", *sorted(found.units)]))
     styles: Styles = {}
     for selector, unit in (pair for pair in product(selectors, units) if pair in pairs):
-        color, marker = _SELECTORS.get(selector, (theme.ink, "."))
+        color, marker = _SELECTORS.get(selector, (_INK, "."))
         line, fill = _UNITS[min(units.index(unit), len(_UNITS) - 1)]
         styles[selector, unit] = {
-            "color": _ON_DARK.get(color, color) if theme.lighter else color, "marker": marker,
+            "color": color, "marker": marker,
             "markersize": 3.5, "linestyle": line, "fillstyle": fill,
-            "markerfacecoloralt": theme.paper,
+            "markerfacecoloralt": _PAPER,
         }  # fmt: skip
     return styles
 
 
-def _lengths(rows: pd.DataFrame, value: str, low: str, high: str) -> np.ndarray:
-    """What matplotlib wants of an interval: how far it reaches to each side."""
-    lengths = np.array([rows[value] - rows[low], rows[high] - rows[value]], dtype=float)
+def _curves(rows: pd.DataFrame, styles: Styles) -> list[tuple[pd.DataFrame, dict[str, Any]]]:
+    """Rows of a summary by selector and units, each with its style, in the order of the legend."""
+    curves = dict(iter(rows.sort_values("k").groupby(_CURVE)))
+    return [(curves[name], style) for name, style in styles.items() if name in curves]
+
+
+def error_lengths(rows: pd.DataFrame, value: str, name: str | None = None) -> np.ndarray:
+    """What matplotlib wants of the interval `name`_low … `name`_high (default: that of the value):
+    how far it reaches to each side."""
+    low, high = (rows[f"{name or value}_{end}"] for end in ("low", "high"))
+    lengths = np.array([rows[value] - low, high - rows[value]], dtype=float)
     return np.maximum(np.nan_to_num(lengths), 0)
-
-
-def _of_main_set(results: Results, rows: pd.DataFrame) -> pd.DataFrame:
-    return rows[rows.target_set == main_set(results.targets.target_set)]
-
-
-def _chosen_losses(results: Results) -> pd.DataFrame:
-    """Rows of losses that the panels speak of."""
-    targets = _of_main_set(results, results.targets)
-    return results.losses.merge(targets.loc[targets.far_part == "document", KEYS], on=KEYS)
-
-
-def _chosen(results: Results) -> pd.DataFrame:
-    """Rows of recovery that the panels speak of, with the target's loss_short."""
-    rows = results.recovery[results.recovery.far_part == "document"]
-    return rows.merge(_chosen_losses(results)[[*KEYS, "loss_short"]], on=KEYS)
-
-
-def _loss_curves(chosen: pd.DataFrame) -> dict[tuple[str, ...], pd.DataFrame]:
-    """(selector, units, control) → mean loss by k with its 95% interval. Draws of one target are
-    averaged before anything else, and whole documents are resampled. The interval is that of the
-    distance to L_short: how hard a document is moves both lines alike and says nothing about k."""
-    by = [*_CURVE, "control", "k", *KEYS]
-    regained = chosen.assign(regained=chosen.loss_short - chosen.loss_set)
-    of_targets = regained.groupby(by).regained.mean()
-    of_documents = of_targets.groupby([*_CURVE, "control", "k", "document"]).agg(["sum", "count"])
-    of_documents = of_documents.unstack("document", fill_value=0)
-    loss_short = chosen.drop_duplicates(KEYS).loss_short.mean()
-    weights_RD = resample_weights(chosen.document.nunique())
-    curves: dict[tuple[str, ...], list] = {}
-    for (*curve, k), row in of_documents.iterrows():
-        total_D, count_D = row["sum"].to_numpy(), row["count"].to_numpy()
-        with np.errstate(invalid="ignore"):
-            mean_R = (weights_RD @ total_D) / (weights_RD @ count_D)
-        # What is regained is lost from the loss.
-        mean, high, low = loss_short - np.array(interval(mean_R, total_D.sum() / count_D.sum()))
-        curves.setdefault(tuple(curve), []).append((k, mean, low, high))
-    columns = ["k", "mean", "low", "high"]
-    return {curve: pd.DataFrame(rows, columns=columns) for curve, rows in curves.items()}

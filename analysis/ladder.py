@@ -10,6 +10,7 @@ own targets unless they were given.
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -18,15 +19,14 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.results import Meta, Results, main_set
+from analysis.figures import error_lengths
+from analysis.results import Results, main_set
 from analysis.statistics import INDUCTION_NATS
+from analysis.summary import BEYOND, curve_name, with_interval
 from olmo_sparsity.drawing import save
 from olmo_sparsity.errors import DataError
 
-_ALIKE = (
-    *("data.fingerprint", "windows", "controls", "dtype"),
-    *("targets.share", "targets.min_gap", "targets.given"),
-)
+_ALIKE = r"^(data\.fingerprint|windows\.|controls\.|dtype|targets\.(share|min_gap|given))"
 _BY = ["units", "selector", "k"]
 _VALUES = [
     *("recovery", "low", "high", "foreign", "excess", "excess_low", "excess_high", "excess_nats"),
@@ -39,7 +39,7 @@ _STYLES = {
     "pose": ("#0072B2", "o", "RoPE + PoSE", 1.04),
     "contiguous": ("#D55E00", "s", "RoPE", 0.96),
 }
-_TITLES = {"net": "net excess", "excess": "excess"}
+_DROP = "drop on a repeated passage (nats)"
 _GREY: dict[str, Any] = {"color": "#888888", "marker": "x", "markersize": 3}
 
 
@@ -56,25 +56,16 @@ def _refuse_unlike(results: list[Results]) -> None:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{twice} is there twice; name each model's measurement once")
-    for key in _ALIKE:
-        said = [
-            (_look_up(result.meta, key), name) for result, name in zip(results, names, strict=True)
-        ]
-        said = [(value, name) for value, name in said if value is not None]
-        for value, name in said[1:]:
-            first, named = said[0]
-            if value != first:
-                raise DataError(
-                    f"{named} and {name} were not asked the same: {key} is {first} and {value}; "
-                    "measure both alike"
-                )
-
-
-def _look_up(meta: Meta, key: str) -> Any:
-    """None where targets were given, or were not."""
-    section, _, name = key.partition(".")
-    found = getattr(meta, section)
-    return found.get(name) if name else found
+    asked = pd.json_normalize([asdict(result.meta) for result in results], max_level=1)
+    for key in asked.filter(regex=_ALIKE):
+        # None: targets were given, or were not.
+        said = asked[key].dropna().map(str).drop_duplicates()
+        if len(said) > 1:
+            one, other = said.index[:2]
+            raise DataError(
+                f"{names[one]} and {names[other]} were not asked the same: {key} is {said[one]} "
+                f"and {said[other]}; measure both alike"
+            )
 
 
 def _rows(result: Results) -> pd.DataFrame:
@@ -103,16 +94,11 @@ def made_by(results: list[Results]) -> dict[str, Any]:
 def rank_correlation(x: pd.Series, y: pd.Series) -> tuple[float, float, float]:
     """Spearman's, with a 95% bootstrap over models."""
     drawn = np.random.default_rng(0).integers(0, len(x), (len(x), _NUM_RESAMPLES))
-    of_all = _spearman(x.to_numpy()[:, None], y.to_numpy()[:, None])
-    values = _spearman(x.to_numpy()[drawn], y.to_numpy()[drawn])
-    low, high = np.nanquantile(values, [0.025, 0.975])  # one model drawn n times has no order
-    return float(of_all[0]), float(low), float(high)
-
-
-def _spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Of each column."""
-    ranks = [pd.DataFrame(values).rank() for values in (x, y)]
-    return ranks[0].corrwith(ranks[1]).to_numpy()
+    drawn = np.hstack([np.arange(len(x))[:, None], drawn])  # the whole comes first
+    ranks = [pd.DataFrame(values.to_numpy()[drawn]).rank() for values in (x, y)]
+    whole, *resampled = ranks[0].corrwith(ranks[1])
+    low, high = np.nanquantile(resampled, [0.025, 0.975])  # one model drawn n times has no order
+    return float(whole), float(low), float(high)
 
 
 def rungs_of(table: pd.DataFrame) -> pd.Series:
@@ -137,13 +123,12 @@ def describe_ladder(table: pd.DataFrame, selector: str, k: int, units: str = "to
             f"{name:<{width}}  {size:>12,}{len(some):>6}  {mean['drop']:>6.2f}  "
             f"{mean.loss_long:>6.3f}  {mean.gap:>5.2f}  {mean.recovery:>8.2f}  "
             f"{mean.foreign:>7.2f}  {mean.excess:>+6.2f}  {mean.placebo:>+7.2f}  "
-            f"{mean[beyond]:+.2f} [{some[beyond].min():+.2f}, {some[beyond].max():+.2f}]"
+            + with_interval(mean[beyond], some[beyond].min(), some[beyond].max())
         )
     if len(rows) > 2:
-        value, low, high = rank_correlation(rows["drop"], rows[beyond])
+        correlation = with_interval(*rank_correlation(rows["drop"], rows[beyond]))
         lines.append(
-            f"rank correlation of {beyond} with the drop over {len(rows)} models: {value:+.2f} "
-            f"[{low:+.2f}, {high:+.2f}]"
+            f"rank correlation of {beyond} with the drop over {len(rows)} models: {correlation}"
         )
     return "\n".join(lines)
 
@@ -171,39 +156,50 @@ def _of(table: pd.DataFrame, selector: str, k: int, units: str) -> tuple[pd.Data
 def draw_ladder(
     table: pd.DataFrame, out: Path, selector: str, k: int, units: str = "tokens"
 ) -> None:
-    save(lambda: _figure(table, selector, k, units), out, **{"svg.hashsalt": "ladder"})
+    save(lambda: _figure(table, selector, k, units), out)
 
 
 def _figure(table: pd.DataFrame, selector: str, k: int, units: str) -> Figure:
     """Models of one size differ in nothing that the panels about size could show."""
     rows, beyond = _of(table, selector, k, units)
     control = table[(table.selector == "random") & (table.k == k) & (table.units == units)]
-    everyone = set(control.model) == set(rows.model)
-    control = control[: len(control) if everyone and selector != "random" else 0]
-    name = selector.replace("_", " ") + ("" if units == "tokens" else f", {units}")
+    if selector == "random" or set(control.model) != set(rows.model):
+        control = control[:0]
+    name = curve_name(selector, units)
     if rows.num_parameters.nunique() == 1:
         figure = Figure(figsize=(3.4, 2.9), layout="constrained")
-        axes = figure.subplots()
-        _draw_against_drop(axes, rows, control, name, beyond)
-        axes.set_title(f"{name}, k = {k}, with 95% over documents", loc="left", fontweight="bold")
-        figure.legend(loc="outside lower center", ncols=2, frameon=False)
-        return figure
-    figure = Figure(figsize=(5.5, 4.8), layout="constrained")
-    drops, recoveries, sizes, excesses = figure.subplots(2, 2).flat
+        axes, ncols = figure.subplots(), 2
+        title = f"{name}, k = {k}, with 95% over documents"
+    else:
+        figure = Figure(figsize=(5.5, 4.8), layout="constrained")
+        *by_size, axes = figure.subplots(2, 2).flat
+        _draw_by_size(by_size, rows, control, k, beyond)
+        ncols, title = 3, "(d) … against the drop, with 95%"
+    _draw_against_drop(axes, rows, control, name, beyond)
+    axes.set_title(title, loc="left", fontweight="bold")
+    handles = axes.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", ncols=ncols, frameon=False)
+    return figure
+
+
+def _draw_by_size(
+    panels: list[Axes], rows: pd.DataFrame, control: pd.DataFrame, k: int, beyond: str
+) -> None:
+    drops, recoveries, excesses = panels
+    counts = sorted(rows.num_parameters.unique())
     for axes, title, label in (
-        (drops, "(a) Does it look anything up?", "drop on a repeated passage (nats)"),
+        (drops, "(a) Does it look anything up?", _DROP),
         (recoveries, f"(b) Recovery, k = {k}; open: foreign", "recovery"),
-        (sizes, f"(c) Beyond the controls, k = {k}", f"{_TITLES[beyond]} recovery"),
+        (excesses, f"(c) Beyond the controls, k = {k}", f"{BEYOND[beyond]} recovery"),
     ):
         axes.set_title(title, loc="left", fontweight="bold")
         axes.set_xscale("log")
         axes.set_xlabel("parameters")
         axes.set_ylabel(label)
-        counts = sorted(rows.num_parameters.unique())
         axes.set_xticks(counts, [_short(count) for count in counts])
         axes.minorticks_off()
     drops.axhline(INDUCTION_NATS, color="0.5", linewidth=0.7, linestyle=":")
-    sizes.axhline(0, color="black", linewidth=0.7, zorder=0)
+    excesses.axhline(0, color="black", linewidth=0.7, zorder=0)
     for positions, some in rows.groupby("positions"):
         color, marker, _, beside = _style(positions)
         some = some.assign(num_parameters=some.num_parameters * beside)
@@ -211,14 +207,9 @@ def _figure(table: pd.DataFrame, selector: str, k: int, units: str) -> Figure:
         _with_mean(drops, some, "drop", at)
         _with_mean(recoveries, some, "recovery", at)
         _with_mean(recoveries, some, "foreign", at | {"markerfacecolor": "white"}, "--")
-        _with_mean(sizes, some, beyond, at)
+        _with_mean(excesses, some, beyond, at)
     if len(control):
-        _with_mean(sizes, control, beyond, _GREY, "none")
-    _draw_against_drop(excesses, rows, control, name, beyond)
-    excesses.set_title("(d) … against the drop, with 95%", loc="left", fontweight="bold")
-    handles = excesses.get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", ncols=3, frameon=False)
-    return figure
+        _with_mean(excesses, control, beyond, _GREY, "none")
 
 
 def _draw_against_drop(
@@ -226,16 +217,14 @@ def _draw_against_drop(
 ) -> None:
     for positions, some in rows.groupby("positions"):
         color, marker, scheme, _ = _style(positions)
-        value = some[beyond]
-        reach = np.stack([value - some[f"{beyond}_low"], some[f"{beyond}_high"] - value])
         axes.errorbar(
-            some["drop"], value, np.maximum(reach, 0), linestyle="none", elinewidth=0.6,
-            color=color, marker=marker, markersize=3.5, label=f"{name}, {scheme}",
+            some["drop"], some[beyond], error_lengths(some, beyond), linestyle="none",
+            elinewidth=0.6, color=color, marker=marker, markersize=3.5, label=f"{name}, {scheme}",
         )  # fmt: skip
     if len(control):
         axes.plot(control["drop"], control[beyond], linestyle="none", label="random", **_GREY)
-    axes.set_xlabel("drop on a repeated passage (nats)")
-    axes.set_ylabel(f"{_TITLES[beyond]} recovery")
+    axes.set_xlabel(_DROP)
+    axes.set_ylabel(f"{BEYOND[beyond]} recovery")
     axes.axvline(INDUCTION_NATS, color="0.5", linewidth=0.7, linestyle=":")
     axes.axhline(0, color="black", linewidth=0.7, zorder=0)
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,12 +33,14 @@ from analysis.scoring import Reading, Scorer, context_losses, repetition_drop
 from analysis.settings import Settings
 from analysis.statistics import GROUPS, half_of, hit_rates, longppl, summarize
 from analysis.summary import describe_gate
-from analysis.tables import Columns
+from analysis.tables import Columns, plain
 from analysis.targets import (
+    At,
     Thresholds,
     choose_targets,
     fit_thresholds,
     given_targets,
+    named_targets,
     of_document,
     planted_targets,
     targets_fingerprint,
@@ -65,6 +67,8 @@ def measure(
     selectors: str | Sequence[str] = Settings.selectors,
     ks: Sequence[int] = Settings.ks,
     targets: float | Results = Settings.target_share,
+    at: At | None = None,
+    prefix: str = "auto",
     min_gap: float = Settings.min_gap,
     far_states: Reading = Settings.far_states,
     foreign: ForeignText = Settings.foreign,
@@ -78,13 +82,17 @@ def measure(
     left to other processes; the last of them has the results.
 
     `targets`: the share of targets that gain most, or another measurement of the same text, whose
-    targets are asked about. `shard=(i, n)`: the i-th of n processes that measure into one folder.
+    targets are asked about; `at` names targets instead, as in `explain`. `prefix`: tokens in front
+    of every window (`LoadedModel.prefix_ids`). `shard=(i, n)`: the i-th of n processes that measure
+    into one folder.
     """
     if not 0 <= shard[0] < shard[1] or (out is None and shard[1] > 1):
         raise ConfigError(
             f"shard={shard} must be (i, n) with 0 <= i < n, and needs a folder, `out`"
         )
-    given = targets if isinstance(targets, Results) else None
+    given = targets if isinstance(targets, Results) else at
+    if not windows.prefix:
+        windows = replace(windows, prefix=tuple(model.prefix_ids(prefix)))
     settings = Settings(
         windows, _names(units), _names(selectors), tuple(ks),
         1.0 if isinstance(targets, Results) else float(targets), min_gap, far_states, foreign,
@@ -111,40 +119,45 @@ class Plan:
     scorer: Scorer
     controls: Controls
     given: pd.DataFrame | None = None
-    """Targets of another measurement."""
+    """Targets that were not chosen here."""
 
     @staticmethod
     def of(
         model: LoadedModel,
         documents: Documents,
         settings: Settings,
-        given: Results | None = None,
+        given: Results | At | None = None,
         batch_tokens: int | None = None,
     ) -> Plan:
+        """`given`: targets, those of another measurement or named ones."""
         settings.check()
-        settings.windows.check(model.max_positions)
+        model.check_positions(settings.windows.num_positions())
         device = next(model.model.parameters()).device
         far_states = settings.far_states
         scorer = Scorer(model.model, device, far_states=far_states, batch_tokens=batch_tokens)
         controls = Controls(
             documents, settings.windows, settings.foreign, settings.num_foreign, settings.seed
         )
+        plan = Plan(model, documents, settings, scorer, controls)
         if given is None:
-            return Plan(model, documents, settings, scorer, controls)
+            return plan
+        if not isinstance(given, Results):
+            plan.given = named_targets(documents, given, settings.windows)
+            return plan
         if given.meta.data.get("fingerprint") != documents.fingerprint:
             raise DataError(
                 f"the targets were chosen in {given.meta.data.get('source')}, other text than "
                 f"{documents.name}, or of another tokenizer; give the same text and number of "
                 "documents, and a model that shares the tokenizer"
             )
-        asked = asdict(settings.windows) | {
+        asked = plain(asdict(settings.windows)) | {
             "seed": settings.seed,
             "num_foreign": settings.num_foreign,
         }
-        theirs = given.meta.windows | {"seed": given.meta.seed} | given.meta.controls
+        theirs = {"prefix": [], "seed": given.meta.seed} | given.meta.windows | given.meta.controls
         asked_alike = all(theirs.get(name) == value for name, value in asked.items())
-        targets = given_targets(given.targets, settings.windows, asked_alike)
-        return Plan(model, documents, settings, scorer, controls, targets)
+        plan.given = given_targets(given.targets, settings.windows, asked_alike)
+        return plan
 
     @cached_property
     def measured(self) -> list[int]:

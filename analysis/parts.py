@@ -21,6 +21,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,6 @@ from analysis.tables import (
     SCHEMAS,
     Columns,
     plain,
-    read_json,
     read_object,
     read_table,
     to_table,
@@ -63,24 +63,19 @@ class Parts:
         for phase in PHASES:
             (self.folder / "parts" / phase).mkdir(parents=True, exist_ok=True)
         path = self.folder / "identity.json"
-        if path.exists():
-            _refuse_other_identity(identity, "this measurement", read_json(path), str(path))
-        else:
+        if not path.exists():
             if any(self.folder.glob("*.parquet")) or any((self.folder / "parts").glob("*/*")):
                 raise DataError(f"{path} is missing beside results; use another folder")
             write_json(path, identity)
-            _refuse_other_identity(identity, "this measurement", read_json(path), str(path))
+        _refuse_other_identity(identity, path)  # another process may have written it just now
         self._buffer: dict[str, dict[int, dict[str, pa.Table]]] = {phase: {} for phase in PHASES}
-        self._known: dict[Path, set[int]] = {}
         self._began = self._flushed = time.monotonic()
 
     def finished(self, phase: str) -> set[int]:
         """Documents that need not be measured again, those still in the buffer included."""
         found = set(self._buffer[phase])
         for part in _part_folders(self.folder, phase):
-            if part not in self._known:
-                self._known[part] = set(_read_contents(part)[0])
-            found |= self._known[part]
+            found.update(_read_contents(part)[0])
         return found
 
     def write(self, phase: str, document: int, tables: Mapping[str, Columns]) -> None:
@@ -102,11 +97,10 @@ class Parts:
             if not buffer:
                 continue
             tables = {
-                name: pa.concat_tables([t[name] for t in buffer.values() if name in t])
-                for name in PHASES[phase]
-                if any(name in t for t in buffer.values())
+                name: [t[name] for t in buffer.values() if name in t] for name in PHASES[phase]
             }
-            _write_part(self.folder / "parts" / phase, tables, sorted(buffer))
+            whole = {name: pa.concat_tables(some) for name, some in tables.items() if some}
+            _write_part(self.folder / "parts" / phase, whole, sorted(buffer))
             buffer.clear()
         self._flushed = time.monotonic()
 
@@ -124,15 +118,12 @@ def collect(folder: Path, name: str) -> pa.Table:
         documents, num_rows = _read_contents(part)
         if name in num_rows:
             table = read_table(part / f"{name}.parquet", name)
-            if table.num_rows != num_rows[name] or not set(table["document"].to_pylist()) <= set(
-                documents
-            ):
+            document = table["document"].to_numpy()
+            if len(document) != num_rows[name] or not np.isin(document, documents).all():
                 raise DataError(
                     f"{part}: {name}.parquet holds other rows than were written; {_REMEDY}"
                 )
-            if seen.intersection(documents):
-                table = table.filter(pa.array(~np.isin(table["document"].to_numpy(), list(seen))))
-            tables.append(table)
+            tables.append(table.filter(pa.array(~np.isin(document, list(seen)))))
         seen.update(documents)
     table = pa.concat_tables(tables)
     # Within a document the rows are sorted already.
@@ -172,16 +163,15 @@ def _part_folders(folder: Path, phase: str) -> list[Path]:
 _REMEDY = "remove this folder, and the same command measures its documents again"
 
 
+@cache
 def _read_contents(part: Path) -> tuple[list[int], dict[str, int]]:
-    """The documents of a part, and how many rows it has of each table."""
-    found = read_json(part / "finished.json")
-    documents = found.get("documents") if isinstance(found, dict) else None
-    rows = found.get("rows") if isinstance(found, dict) else None
+    """The documents of a part, and how many rows it has of each table. A part never changes."""
+    found = read_object(part / "finished.json")
+    documents, rows = found.get("documents"), found.get("rows")
     if not (
         isinstance(documents, list)
-        and all(isinstance(document, int) for document in documents)
         and isinstance(rows, dict)
-        and all(isinstance(count, int) for count in rows.values())
+        and all(isinstance(number, int) for number in [*documents, *rows.values()])
     ):
         raise DataError(f"{part / 'finished.json'}: must list documents and rows; {_REMEDY}")
     return documents, rows
@@ -201,14 +191,14 @@ def _write_part(parts: Path, tables: dict[str, pa.Table], documents: list[int]) 
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _refuse_other_identity(ours: dict, our_name: str, theirs: Any, their_name: str) -> None:
-    left, right = dict(_leaves(plain(ours))), dict(_leaves(theirs))
-    for field in [*left, *(field for field in right if field not in left)]:
-        ours_here, theirs_here = left.get(field, "nothing"), right.get(field, "nothing")
-        if ours_here != theirs_here:
+def _refuse_other_identity(identity: dict, path: Path) -> None:
+    ours, theirs = dict(_leaves(plain(identity))), dict(_leaves(read_object(path)))
+    for field in ours | theirs:
+        here, there = ours.get(field, "nothing"), theirs.get(field, "nothing")
+        if here != there:
             raise DataError(
-                f"{field} differs: {ours_here} in {our_name}, {theirs_here} in {their_name}; "
-                "results of two measurements need two folders"
+                f"{field} differs: {here} in this measurement, {there} in {path}; results of two "
+                "measurements need two folders"
             )
 
 
@@ -217,4 +207,4 @@ def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
         for key in node:
             yield from _leaves(node[key], f"{prefix}.{key}" if prefix else key)
     else:
-        yield prefix or "identity", json.dumps(node, ensure_ascii=False)
+        yield prefix, json.dumps(node, ensure_ascii=False)

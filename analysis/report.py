@@ -1,9 +1,9 @@
 """One page for people: the text, and for each target the far units that mattered.
 
-Place in the flow: results → here, last. Never imports torch.
+Place in the flow: results, or an explanation → here, last. Never imports torch.
 
 The page is one file that asks the network for nothing. Everything from a document, tokenizer,
-model name or meta.json is untrusted: what Python writes goes through `html.escape`, what the page's
+model name or meta.json is untrusted: what Python writes goes through `escape`, what the page's
 script shows is JSON that becomes `textContent`, and the Content-Security-Policy lets run only the
 one script and style whose hashes it names. report_page.html and report_page.js are the page.
 """
@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import json
 import re
 from collections.abc import Iterable
@@ -20,27 +19,58 @@ from dataclasses import asdict, replace
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from analysis.figures import figure2_svg
-from analysis.results import SETS, Results, main_set
+from analysis.results import SETS, Meta, Results, main_set
 from analysis.statistics import KEYS
 from analysis.summary import FAR_STATES, describe_gap
+from analysis.tables import SCHEMAS
+from analysis.view import DIRECTIONS, escape, interval, number, places, quoted, sentence, spell
 from olmo_sparsity.files import write_atomically
 
+if TYPE_CHECKING:
+    from analysis.explanation import Check, Explanation
+
 _FOLDER = Path(__file__).parent
+_PART = re.compile(r"<!-- (\w+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
 
 
 def write_report(results: Results, out: Path, max_documents: int | None = None) -> None:
     """`max_documents`: at most so many on the page, those with chosen targets first."""
-    out = Path(out)
-    out.parent.mkdir(parents=True, exist_ok=True)
     tables = ("influence", "recovery", "targets")
-    of_documents = {name: _of_documents(getattr(results, name)) for name in tables}
-    write_atomically(out, _page(results, replace(results, **of_documents), max_documents))
+    shown = replace(results, **{name: _of_documents(getattr(results, name)) for name in tables})
+    documents, reported = _choose_documents(shown, max_documents), results.reported
+    counted = f"{len(reported):,} targets in {reported.document.nunique():,} reported documents"
+    slots = {
+        "subtitle": escape(_subtitle(results, counted)),
+        "note": _gate(results),
+        "headline": _headline(shown),
+        "shown": escape(_shown(results, documents)),
+        "figure": _image(figure2_svg([results])),
+        "figure_dark": _image(figure2_svg([results], dark=True)),
+        "numbers_title": "The numbers",
+        "numbers": _summary_tables(shown),
+    }
+    _write_page(Path(out), shown, documents, slots, {"measurement", "numbers"})
+
+
+def write_explanation(explanation: Explanation, path: Path) -> None:
+    """The same page, of one text and the targets that were named in it."""
+    results, check = _as_results(explanation), explanation.checked
+    asked, num_tokens = explanation.asked, len(explanation.document.tokens)
+    how = f"{asked.units} ranked by {spell(asked.selector)} · text of {num_tokens:,} tokens"
+    slots = {
+        "subtitle": escape(_subtitle(results, how)),
+        "note": _verdict(check), "headline": "", "shown": "",
+        "numbers_title": "Against unrelated texts",
+        "numbers": _check_table(check) if check else "",
+    }  # fmt: skip
+    parts = {"explanation"} | ({"numbers"} if check else set())
+    _write_page(Path(path), results, [0], slots, parts)
 
 
 def _of_documents(rows: pd.DataFrame) -> pd.DataFrame:
@@ -48,34 +78,52 @@ def _of_documents(rows: pd.DataFrame) -> pd.DataFrame:
     return rows[rows.far_part == "document"]
 
 
-def _page(everything: Results, results: Results, max_documents: int | None) -> str:
+def _as_results(explanation: Explanation) -> Results:
+    """An explanation in the tables of a measurement of one document, as far as the page reads
+    them. Its targets were named: they are in no target set."""
+    e, asked, check = explanation, explanation.asked, explanation.checked
+    texts = e.document.texts
+    found = {"place": range(len(texts)), "token_id": e.document.tokens, "text": texts}
+    tables = {"tokens": pd.DataFrame(found), "losses": e.targets}
+    # The check asks about the own far part again, beside the unrelated texts.
+    for name in ("influence", "recovery"):
+        tables[name] = _of_documents((check or e).tables[name])
+    meta = Meta(
+        model={"name": e.model.name, "num_parameters": e.model.num_parameters},
+        windows=asdict(e.windows) | {"far_states": asked.far_states},
+        units=[asked.units], selectors=[asked.selector], seed=asked.seed,
+        controls={"num_foreign": check.draws} if check else {},
+        targets={"chosen_by_gap": asked.chosen_by_gap},
+    )  # fmt: skip
+    empty = {name: pd.DataFrame(columns=schema.names) for name, schema in SCHEMAS.items()}
+    return Results(**empty | {n: rows.assign(document=0) for n, rows in tables.items()}, meta=meta)
+
+
+def _write_page(
+    out: Path, results: Results, documents: list[int], slots: dict[str, str], parts: set[str]
+) -> None:
+    """`parts` of the template that this page has."""
     template = (_FOLDER / "report_page.html").read_text(encoding="utf-8")
     script = (_FOLDER / "report_page.js").read_text(encoding="utf-8")
     style = template.split("<style>")[1].split("</style>")[0]
     names = _names(results)
-    documents = _choose_documents(results, max_documents)
     written = [(d, _document_data(results, d, names)) for d in documents]
+    called = dict(zip(results.documents.document, results.documents.name, strict=True))
     page_data = names | {
-        "words": SETS,
+        "set_names": [_spell_set(name) for name in names["sets"]],
         "windows": {name: results.meta.windows[name] for name in ("long", "short", "stride")},
         "documents": [
-            [document, len(data["text"]), len(data["chosen"])] for document, data in written
+            [document, called.get(document) or str(document), len(data["chosen"])]
+            for document, data in written
         ],
         "start": _start(results, names, documents),
     }
-    slots = {
+    meta = {name: value for name, value in asdict(results.meta).items() if value or value == 0}
+    slots = slots | {
         "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
         "img-src data:; base-uri 'none'; form-action 'none'",
-        "title": f"{_escape(results.meta.model['name'])} · far units",
-        "subtitle": _escape(_subtitle(results)),
-        "gate": _gate(results),
-        "headline": _headline(results),
-        "shown": _escape(_shown(results, documents)),
-        "figure": _image(figure2_svg([everything])),
-        "figure_dark": _image(figure2_svg([everything], dark=True)),
-        "figure_text": _escape(f"Figure 2 for {_subtitle(results)}."),
-        "summary": _summary_tables(results),
-        "meta": _escape(json.dumps(asdict(results.meta), indent=2, ensure_ascii=False)),
+        "title": f"{escape(results.meta.model['name'])} · far units",
+        "meta": escape(json.dumps(meta, indent=2, ensure_ascii=False)),
         "page_data": _json_for_html(page_data),
         "document_data": "\n".join(
             f'<script type="application/json" id="document-{document}">'
@@ -84,8 +132,11 @@ def _page(everything: Results, results: Results, max_documents: int | None) -> s
         ),
         "script": script,
     }
+    page = _PART.sub(lambda part: part[2] if part[1] in parts else "", template)
     # One pass: what fills a slot is never searched for slots.
-    return re.sub(r"\{\{(\w+)\}\}", lambda slot: slots[slot[1]], template)
+    page = re.sub(r"\{\{(\w+)\}\}", lambda slot: slots[slot[1]], page)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, page)
 
 
 # ------------------------------------------------------------------ what the script reads
@@ -114,11 +165,11 @@ def _choose_documents(results: Results, max_documents: int | None) -> list[int]:
 
 
 def _start(results: Results, names: dict[str, list], documents: list[int]) -> int:
-    """The place of the document whose target gains most by its own first units, net of foreign."""
+    """The place of the document whose target gains most by its own units, net of foreign ones."""
     rows = results.recovery[results.recovery.document.isin(documents)]
-    for column, values in (("k", "ks"), ("units", "units"), ("selector", "selectors")):
+    for column, values in (("units", "units"), ("selector", "selectors")):
         rows = rows[rows[column].isin(names[values][:1])]
-    losses = rows.groupby([*KEYS, "control"]).loss_set.mean().unstack("control")
+    losses = rows.groupby([*KEYS, "k", "control"]).loss_set.mean().unstack("control")
     if not {"own", "foreign"} <= set(losses):
         return 0
     gains = (losses.foreign - losses.own).dropna()
@@ -156,8 +207,10 @@ def _document_data(results: Results, document: int, names: dict[str, list]) -> d
     draws = draws.reindex(columns=names["ks"])
     for key, curve in zip(draws.index, draws.to_numpy(), strict=True):
         side(*key)[3] = _rounded(curve)
+    ends = zip(*_columns(losses, "target", "end"), strict=True) if "end" in losses else ()
     return {
         "text": _pieces(tokens),
+        "ends": {target: end for target, end in ends if end > target + 1},
         "targets": losses.target.tolist(),
         "long": _rounded(losses.loss_long),
         "short": _rounded(losses.loss_short),
@@ -190,17 +243,16 @@ def _rounded(values: Any) -> list[float | None]:
 # ------------------------------------------------------------------ what stands on the page
 
 
-def _subtitle(results: Results) -> str:
-    meta, windows, reported = results.meta, results.meta.windows, results.reported
-    parts = [
-        str(meta.model["name"]),
-        f"{_number(meta.model['num_parameters'], 0)} parameters",
-        f"text: {meta.data['source']}",
-        f"long window {windows['long']}, short window {windows['short']}, "
-        f"stride {windows['stride']}",
-        f"far units {FAR_STATES[windows['far_states']]}",
-        f"{len(reported):,} targets in {reported.document.nunique():,} reported documents",
-    ]
+def _subtitle(results: Results, counted: str) -> str:
+    meta, windows = results.meta, results.meta.windows
+    long = "of all before a target" if windows["long"] == "all" else windows["long"]
+    said = f"long window {long}, short window {windows['short']}"
+    said += f", stride {windows['stride']}" if windows["stride"] > 1 else ""
+    if num_prefix := len(windows.get("prefix", ())):
+        said += f", both behind a prefix of {num_prefix} token{'s' if num_prefix > 1 else ''}"
+    parts = [str(meta.model["name"]), f"{number(meta.model['num_parameters'], 0)} parameters"]
+    parts += [f"text: {meta.data['source']}"] if meta.data else []
+    parts += [said, f"far units {FAR_STATES[windows['far_states']]}", counted]
     return " · ".join(parts)
 
 
@@ -208,23 +260,52 @@ def _shown(results: Results, documents: list[int]) -> str:
     num_documents = results.losses.document.nunique()
     too_short = results.meta.counts.get("documents_too_short")
     said = f"{len(documents):,} of {num_documents:,} measured documents are on this page."
-    return said + (f" {_number(too_short, 0)} more were too short." if too_short else "")
+    return said + (f" {number(too_short, 0)} more were too short." if too_short else "")
 
 
 def _gate(results: Results) -> str:
     gate = results.meta.gate
-    verdict, why = "Whether this model can copy from its context was not measured.", ""
-    if gate:
-        first, repeated, drop = (_number(gate[n]) for n in ("loss_first", "loss_repeated", "drop"))
-        why = f"A passage costs it {first} nats per token, repeated once {repeated}: "
-        why += f"a drop of {drop}."
-        verdict = "This model can copy from its context."
-        if not gate["has_induction"] and not len(results.planted):
-            verdict = "This model has no induction."
-            why += " It cannot use a far unit that says the answer, so the numbers below do not "
-            why += "speak for or against the claim."
-    state = "gate" if gate.get("has_induction") else "gate closed"
-    return f'<p class="{state}" role="note"><strong>{verdict}</strong> {_escape(why)}</p>'
+    if not gate:
+        return _note(False, "Whether this model can copy from its context was not measured.")
+    first, repeated, drop = (number(gate[n]) for n in ("loss_first", "loss_repeated", "drop"))
+    why = f"A passage costs it {first} nats per token, repeated once {repeated}: a drop of {drop}."
+    if gate["has_induction"]:
+        return _note(True, "This model can copy from its context.", why)
+    if not len(results.planted):
+        why += " It cannot use a far unit that says the answer, so the numbers below do not "
+        why += "speak for or against the claim."
+    return _note(False, "This model has no induction.", why)
+
+
+def _verdict(check: Check | None) -> str:
+    if check is None:
+        why = "any text takes something off a loss. Ask with --check, or check() in Python."
+        return _note(False, "Not checked against unrelated texts:", why)
+    why = " ".join(sentence(said) for said in (check.summary, check.warning) if said)
+    return _note(check.excess[1] > (check.placebo or 0.0), sentence(check.verdict), why)
+
+
+def _note(is_good: bool, verdict: str, why: str = "") -> str:
+    state = "gate" if is_good else "gate closed"
+    return f'<p class="{state}" role="note"><strong>{escape(verdict)}</strong> {escape(why)}</p>'
+
+
+def _check_table(check: Check) -> str:
+    table = check.table
+    caption = (
+        f"Nats that {check.k} far units take off the loss, and as many units of {check.draws} "
+        "unrelated texts in place of the far part, chosen alike"
+    )
+    columns = {
+        "target": table.text.map(quoted),
+        "where": map(places, table.target, table.end),
+        "gap": table.gap,
+        "own units": table.own,
+        "unrelated": table.foreign,
+        "at most": table.foreign_most,
+        "do as well": [f"{num} of {check.draws}" for num in table.better],
+    }
+    return _table(caption, columns, True)
 
 
 def _headline(results: Results) -> str:
@@ -242,17 +323,16 @@ def _headline(results: Results) -> str:
         name, title, placebo = "excess", "Excess", "there is no placebo"
         if not pd.isna(row.net):
             name, title = "net", "Net excess"
-            placebo = f"with an unrelated text as far part the excess is {_number(row.placebo)}"
-        beyond = _interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
+            placebo = f"with an unrelated text as far part the excess is {number(row.placebo)}"
+        beyond = interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
         sentences.append(
-            f'<p class="headline">{title} recovery of '
-            f"<b>{_escape(_spell(selector))}</b> with k = {k} ({_escape(units)}): "
-            f'<span class="headline-number">{beyond}</span>. Its far units recover '
-            f"{_number(row.recovery)} of the gap, those that it chose in another text "
-            f"{_number(row.foreign)}; {placebo}.</p>"
+            f'<p class="headline">{title} recovery of <b>{escape(spell(selector))}</b> with '
+            f"k = {k} ({escape(units)}), targets of {escape(_spell_set(row.target_set))}: "
+            f"<b>{beyond}</b>. Its far units recover {number(row.recovery)} of the gap, those it "
+            f"chose in another text {number(row.foreign)}; {placebo}.</p>"
         )
     if results.meta.targets.get("threshold") is not None:
-        sentences.append(f"<p>{_escape(describe_gap(results))}.</p>")
+        sentences.append(f'<p class="soft">{escape(sentence(describe_gap(results)))}</p>')
     return "\n".join(sentences)
 
 
@@ -270,94 +350,66 @@ def _summary_tables(results: Results) -> str:
             "Intervals: 95%, over documents."
         )
         columns = {
-            "selector": [_spell(name) for name in some.selector],
-            "units": some.units.tolist(),
-            "k": [str(k) for k in some.k],
-            "net excess": _intervals(some, "net", "net_low", "net_high"),
-            "excess": _intervals(some, "excess", "excess_low", "excess_high"),
-            "placebo": _numbers(some.placebo),
-            "recovery": _intervals(some, "recovery", "low", "high"),
-            "foreign control": _numbers(some.foreign),
-            "KL removed": _numbers(some.kl_removed),
-            "token-forwards per target": _numbers(some.token_forwards_per_target, 0),
+            "selector": some.selector.map(spell),
+            "units": some.units,
+            "k": some.k,
+            "net excess": zip(some.net, some.net_low, some.net_high, strict=True),
+            "excess": zip(some.excess, some.excess_low, some.excess_high, strict=True),
+            "placebo": some.placebo,
+            "recovery": zip(some.recovery, some.low, some.high, strict=True),
+            "foreign control": some.foreign,
+            "KL removed": some.kl_removed,
+            "token-forwards per target": [number(n, 0) for n in some.token_forwards_per_target],
         }
         tables.append(_table(caption, columns, target_set == main_set(summary.target_set)))
-    kinds = results.dependencies
-    for target_set, some in kinds.groupby("target_set", sort=False):
+    for target_set, some in results.dependencies.groupby("target_set", sort=False):
+        beyond = (some.excess_recovery, some.excess_low, some.excess_high)
         columns = {
-            "selector": [_spell(name) for name in some.selector],
-            "k": [str(k) for k in some.k],
-            "kind": [_spell(kind) for kind in some.kind],
-            "enrichment": _intervals(some, "enrichment", "low", "high"),
-            "share of selected": _numbers(some.share),
-            "share of far tokens": _numbers(some.base_share),
-            "excess recovery": _intervals(some, "excess_recovery", "excess_low", "excess_high"),
-            "targets": [f"{num:,}" for num in some.num_targets],
+            "selector": some.selector.map(spell),
+            "k": some.k,
+            "kind": some.kind.map(spell),
+            "enrichment": zip(some.enrichment, some.low, some.high, strict=True),
+            "share of selected": some.share,
+            "share of far tokens": some.base_share,
+            "excess recovery": zip(*beyond, strict=True),
+            "targets": some.num_targets,
         }
-        tables.append(
-            _table(f"Kinds of far tokens, targets: {_spell_set(target_set)}", columns, False)
-        )
+        title = f"Kinds of far tokens, targets: {_spell_set(target_set)}"
+        tables.append(_table(title, columns, False))
     return "\n".join(tables) or "<p>Nothing was measured.</p>"
 
 
-def _table(caption: str, columns: dict[str, list[str]], is_open: bool) -> str:
-    """The first column groups the rows; its cell is written once per group."""
-    head = "".join(f'<th scope="col">{_escape(name)}</th>' for name in columns)
-    groups, *cells = columns.values()
-    lines = []
-    for i, group in enumerate(groups):
-        begins = i == 0 or groups[i - 1] != group
-        span = next((n for n, g in enumerate(groups[i:]) if g != group), len(groups) - i)
-        first = f'<th scope="rowgroup" rowspan="{span}">{_escape(group)}</th>' if begins else ""
-        others = "".join(f"<td>{_escape(column[i])}</td>" for column in cells)
-        lines.append(f"<tr{' class=group' if begins else ''}>{first}{others}</tr>")
+def _table(caption: str, columns: dict[str, Iterable], is_open: bool) -> str:
+    """The first column groups the rows; it is seen once per group."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
+    lines, before = [], None
+    for group, *values in zip(*columns.values(), strict=True):
+        cells = "".join(f"<td>{escape(_cell(value))}</td>" for value in values)
+        begins = "" if group == before else " class=group"
+        lines.append(f'<tr{begins}><th scope="row">{escape(group)}</th>{cells}</tr>')
+        before = group
     return (
-        f"<details{' open' if is_open else ''}><summary>{_escape(caption)}</summary>"
-        f'<div class="wide" tabindex="0" role="region" aria-label="{_escape(caption)}"><table>'
+        f"<details{' open' if is_open else ''}><summary>{escape(caption)}</summary>"
+        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
         f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></details>"
     )
 
 
-def _intervals(rows: pd.DataFrame, *columns: str) -> list[str]:
-    return [_interval(*row) for row in zip(*_columns(rows, *columns), strict=True)]
-
-
-def _numbers(values: pd.Series, digits: int = 2) -> list[str]:
-    return [_number(value, digits) for value in values]
-
-
-def _interval(value: Any, low: Any, high: Any) -> str:
-    said = _number(value)
-    return said if said == "–" else f"{said} [{_number(low)}, {_number(high)}]"
-
-
-def _number(value: Any, digits: int = 2) -> str:
-    if not isinstance(value, int | float) or not np.isfinite(value):
-        return "–"
-    # Adding 0 turns a rounded −0 into 0.
-    return f"{round(value, digits) + 0:,.{digits}f}".replace("-", "−")
-
-
-def _spell(name: Any) -> str:
-    return str(name).replace("_", " ")
+def _cell(value: Any) -> str:
+    if isinstance(value, tuple):
+        return interval(*value)
+    digits = 0 if isinstance(value, int) else 2
+    return value if isinstance(value, str) else number(value, digits)
 
 
 def _spell_set(name: Any) -> str:
-    return SETS.get(str(name), _spell(name))
-
-
-# Marks that turn the direction of what follows them would reorder the page around a text.
-_DIRECTIONS = {c: f"⟨U+{c:04X}⟩" for c in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
-
-
-def _escape(text: Any) -> str:
-    return html.escape(str(text).translate(_DIRECTIONS), quote=True)
+    return SETS.get(str(name), spell(name))
 
 
 def _json_for_html(value: Any) -> str:
     """JSON that no HTML parser and no old script parser can mistake for anything else."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    text = text.translate(_DIRECTIONS)
+    text = text.translate(DIRECTIONS)
     for character in "<>&\u2028\u2029":
         text = text.replace(character, f"\\u{ord(character):04x}")
     return text

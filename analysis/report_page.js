@@ -12,6 +12,7 @@
   let tokens = []; // its elements, by place
   let placeOf = new WeakMap();
   let chosen = new Map(); // place → [place, sets, by units and selector]
+  let owners = new Map(); // place within a target of several tokens → its first place
   let losses = new Map(); // place → index into doc.long and doc.short
   let shown = []; // places of the targets that pass the filters
   let current = null, held = false, lit = [];
@@ -45,31 +46,32 @@
     const seen = piece.replace(/\n/g, "⏎").replace(/\t/g, "⇥");
     return /^\s+$/.test(seen) ? seen.replace(/\s/g, "␣") : seen.trim();
   }
-  const spellSet = (name) => page.words[name] || name;
-  function kindOf(target, run) {
-    const b = run.join("").trim();
-    const has = (form) => run.some((piece) => form(piece.trim()) === form(target.trim()));
-    if (has(String)) return "the target again";
-    if (has((word) => word.toLowerCase())) return "the target, in other case";
-    if (/^\p{N}/u.test(b)) return "a number";
-    if (/^\p{Lu}/u.test(b)) return "capitalised";
-    return "anything else";
-  }
   const entryOf = (place) => {
     const target = chosen.get(place);
     return target ? target[2][`${byId("units").value} ${byId("selector").value}`] || null : null;
   };
-  // What its own first units regain beyond foreign ones.
+  const endOf = (place) => doc.ends[place] ?? place + 1;
+  const textOf = (first, end = endOf(first)) => doc.text.slice(first, end).join("");
+  const runOf = ([firsts, widths], rank) => [firsts[rank], firsts[rank] + widths[rank]];
+
+  // The most that its own units regain beyond foreign ones, at any k; without a control, at all.
   const gainAt = (place) => {
-    const [own, foreign] = entryOf(place) || [];
-    return own && own[3] && foreign && foreign[3] ? foreign[3][0] - own[3][0] : -Infinity;
+    const [own, foreign] = entryOf(place) || [], short = doc.short[losses.get(place)];
+    const others = (foreign && foreign[3]) || page.ks.map(() => short);
+    const curve = (own && own[3]) || [];
+    return Math.max(...curve.map((loss, step) => others[step] - (loss ?? Infinity)));
   };
-  const runOf = (list, [firsts, widths], rank) =>
-    list.slice(firsts[rank], firsts[rank] + widths[rank]);
   function kindAt(place) {
-    const entry = entryOf(place);
-    if (!entry || !entry[0] || !entry[0][0].length) return "not searched";
-    return kindOf(doc.text[place], runOf(doc.text, entry[0], 0));
+    const [own] = entryOf(place) || [];
+    if (!own || !own[0].length) return "not searched";
+    const target = textOf(place).trim(), [first, end] = runOf(own, 0);
+    const run = doc.text.slice(first, end).map((piece) => piece.trim());
+    if (run.includes(target)) return "the target again";
+    const small = (word) => word.toLowerCase();
+    if (run.map(small).includes(small(target))) return "the target, in other case";
+    const words = textOf(first, end).trim();
+    if (/^\p{N}/u.test(words)) return "a number";
+    return /^\p{Lu}/u.test(words) ? "capitalised" : "anything else";
   }
   function gapAt(place) {
     const i = losses.get(place);
@@ -84,13 +86,13 @@
     placeOf = new WeakMap();
     losses = new Map(doc.targets.map((place, i) => [place, i]));
     chosen = new Map(doc.chosen.map((target) => [target[0], target]));
-    current = null;
-    held = false;
-    lit = [];
-    shown = [];
+    owners = new Map();
+    for (const place of Object.keys(doc.ends).map(Number)) {
+      for (let at = place + 1; at < endOf(place); at++) if (!chosen.has(at)) owners.set(at, place);
+    }
+    [current, held, lit, shown] = [null, false, [], []];
     const chunks = document.createDocumentFragment();
     let chunk = null, inChunk = 0;
-    const first = page.windows.long;
     doc.text.forEach((piece, place) => {
       if (chunk === null) {
         chunk = element("div", { className: "chunk" });
@@ -103,7 +105,7 @@
       if (space !== "") chunk.append(space);
       const node = document.createElement("span");
       node.textContent = word === "" ? piece : word;
-      if (place < first) node.className = "early";
+      if (place < firstTarget) node.className = "early";
       tokens[place] = node;
       placeOf.set(node, place);
       chunk.append(node);
@@ -114,8 +116,8 @@
       }
     });
     text.replaceChildren(chunks);
-    const largest = Math.max(0, ...doc.chosen.map((target) => gapAt(target[0]) ?? 0));
-    byId("gap").max = Math.max(0.01, Math.ceil(largest * 100) / 100);
+    const largest = doc.chosen.reduce((most, [place]) => Math.max(most, gapAt(place) ?? 0), 0);
+    byId("gap").max = Math.floor(largest * 100) / 100;
     fillKinds();
     filter();
     // The most striking target, low enough on the screen to see what stands before it.
@@ -123,18 +125,15 @@
     if (start === undefined) return;
     for (const place of shown) tokens[place].tabIndex = place === start ? 0 : -1;
     show(start);
-    const below = tokens[start].getBoundingClientRect().top - chunksTop();
+    const top = (node) => node.getBoundingClientRect().top;
+    const below = top(tokens[start]) - top(text.firstElementChild);
     text.scrollTo({ top: below - text.clientHeight * 0.7, behavior: "instant" });
   }
 
-  const chunksTop = () => text.firstElementChild.getBoundingClientRect().top;
-
   function fillKinds() {
     const counts = new Map();
-    for (const place of chosen.keys()) {
-      const kind = kindAt(place);
-      counts.set(kind, (counts.get(kind) || 0) + 1);
-    }
+    const kinds = [...chosen.keys()].map(kindAt);
+    for (const kind of kinds) counts.set(kind, (counts.get(kind) || 0) + 1);
     const before = byId("kind").value;
     const names = [...counts.keys()].sort((a, b) => counts.get(b) - counts.get(a));
     byId("kind").replaceChildren(
@@ -164,26 +163,41 @@
     const already = new Set(shown);
     for (const place of passing) if (!already.has(place)) dress(place);
     shown = passing.sort((a, b) => a - b);
-    byId("count").textContent = `${shown.length} of ${chosen.size} targets`;
+    const all = shown.length === chosen.size ? "" : ` of ${chosen.size}`;
+    byId("count").textContent = `${shown.length}${all} target${chosen.size === 1 ? "" : "s"}`;
     const tabbable = kept.has(current) ? current : shown[0];
     for (const place of shown) tokens[place].tabIndex = place === tabbable ? 0 : -1;
     show(current !== null && (kept.has(current) || !chosen.has(current)) ? current : null);
   }
   function dress(place) {
-    tokens[place].classList.add("target");
+    for (const node of nodesOf(place, endOf(place))) node.classList.add("target");
     tokens[place].setAttribute("role", "button");
     tokens[place].setAttribute("aria-pressed", "false");
+    if (endOf(place) > place + 1) tokens[place].setAttribute("aria-label", spell(textOf(place)));
   }
   function strip(place) {
-    tokens[place].classList.remove("target");
+    for (const node of nodesOf(place, endOf(place))) node.classList.remove("target");
     for (const name of ["role", "aria-pressed", "tabindex"]) tokens[place].removeAttribute(name);
+  }
+
+  // The elements of a run: its tokens, and the spaces between them, which are text until needed.
+  function nodesOf(first, end) {
+    return tokens.slice(first, end).flatMap((node, i) => {
+      const before = i > 0 && node.previousSibling;
+      if (!before || placeOf.has(before)) return [node];
+      if (before.nodeType !== Node.TEXT_NODE) return [before, node];
+      const space = element("span", { className: "space" });
+      before.replaceWith(space);
+      space.append(before);
+      return [space, node];
+    });
   }
 
   // ------------------------------------------------------- one target is looked at
 
   function show(place, aloud = false) {
     for (const node of lit) {
-      node.classList.remove("far", "first", "joined", "current", "pointed");
+      node.classList.remove("far", "first", "current", "pointed");
       node.removeAttribute("data-rank");
       node.style.removeProperty("--share");
       if (node.hasAttribute("aria-pressed")) node.setAttribute("aria-pressed", "false");
@@ -193,8 +207,8 @@
     markWindows(place);
     if (place !== null) {
       const node = tokens[place];
-      node.classList.add("current");
-      lit.push(node);
+      lit = nodesOf(place, endOf(place));
+      for (const one of lit) one.classList.add("current");
       if (node.hasAttribute("aria-pressed")) node.setAttribute("aria-pressed", String(held));
       const entry = entryOf(place);
       if (entry && entry[0]) light(entry[0]);
@@ -207,26 +221,28 @@
   function light(side) {
     const [firsts, , influences] = side, most = Math.max(...influences, 1e-9);
     firsts.forEach((_, rank) => {
-      const run = runOf(tokens, side, rank).filter((node) => !node.classList.contains("far"));
-      for (const node of run) {
+      const nodes = nodesOf(...runOf(side, rank)).filter((n) => !n.classList.contains("far"));
+      for (const node of nodes) {
         node.style.setProperty("--share", Math.max(0, influences[rank] / most).toFixed(3));
         node.classList.add("far");
         node.classList.toggle("first", rank === 0);
-        node.classList.toggle("joined", node !== run[0] && /^ /.test(doc.text[placeOf.get(node)]));
         lit.push(node);
       }
-      if (run.length) run[0].dataset.rank = String(rank + 1);
+      const begin = nodes.find((node) => placeOf.has(node));
+      if (begin) begin.dataset.rank = String(rank + 1);
     });
   }
 
   const { long, short, stride } = page.windows;
+  const firstTarget = long === "all" ? short + 1 : long;
   // Targets of one block share their windows.
-  const blockOf = (place) => long + Math.floor((place - long) / stride) * stride;
+  const blockOf = (place) => place - ((place - firstTarget) % stride);
+  const startOf = (block) => (long === "all" ? 0 : block - long);
 
   function markWindows(place) {
     if (!globalThis.CSS || !CSS.highlights) return;
     CSS.highlights.clear();
-    if (place === null || place < long || !long) return;
+    if (place === null || place < firstTarget) return;
     const block = blockOf(place);
     const between = (a, b) => {
       const range = new Range();
@@ -234,28 +250,21 @@
       range.setEndBefore(tokens[b]);
       return new Highlight(range);
     };
-    CSS.highlights.set("far-window", between(block - long, block - short));
+    CSS.highlights.set("far-window", between(startOf(block), block - short));
     CSS.highlights.set("short-window", between(block - short, place));
   }
 
   function aloudOf(place) {
-    const entry = entryOf(place), i = losses.get(place);
-    const parts = [`${spell(doc.text[place])}.`];
+    const [own] = entryOf(place) || [], i = losses.get(place);
+    let said = `${spell(textOf(place))}.`;
     if (i !== undefined) {
-      parts.push(
-        `Gap ${number(gapAt(place))} nats: ${number(doc.short[i])} with the short window, ` +
-          `${number(doc.long[i])} with the long one.`
-      );
+      said += ` Gap ${number(gapAt(place))} nats: ${number(doc.short[i])} with the short window, ` +
+        `${number(doc.long[i])} with the long one.`;
     }
-    const own = (entry && entry[0]) || [[]];
-    if (own[0].length) {
-      const first = own[0].slice(0, 3).map((far, rank) => {
-        const word = spell(runOf(doc.text, own, rank).join(""));
-        return `${word}, ${place - far} back, influence ${score(own[2][rank])}`;
-      });
-      parts.push(`Most influential: ${first.join("; ")}.`);
-    }
-    return parts.join(" ");
+    if (!own || !own[0].length) return said;
+    const first = own[0].slice(0, 3).map((far, rank) => `${spell(textOf(...runOf(own, rank)))}, ` +
+      `${place - far} back, influence ${score(own[2][rank])}`);
+    return `${said} Most influential: ${first.join("; ")}.`;
   }
 
   function fillPanel(place) {
@@ -267,24 +276,20 @@
     const i = losses.get(place), entry = entryOf(place), target = chosen.get(place);
     const parts = [
       element("h3", { className: "unseen", textContent: "Target" }),
-      element("p", { className: "word quoted", textContent: spell(doc.text[place]) }),
+      element("p", { className: "word quoted", textContent: spell(textOf(place)) }),
     ];
-    const sets = target ? target[1].map((set) => spellSet(page.sets[set])).join(", ") : "";
-    parts.push(remark(`token ${place}${sets && " · " + sets}`));
+    const sets = target ? target[1].map((set) => page.set_names[set]) : [];
+    const last = endOf(place) - 1, where = last > place ? `s ${place} to ${last}` : ` ${place}`;
+    parts.push(remark([`token${where}`, ...sets].join(" · ")));
     if (i === undefined) {
-      panel.replaceChildren(...parts, remark("Not a target: no full long window before it."));
+      const why = place < firstTarget ? "no full long window before it" : "nobody asked about it";
+      panel.replaceChildren(...parts, remark(`Not a target: ${why}.`));
       return;
     }
-    const numbers = element("dl", { className: "numbers" });
-    for (const [name, value] of [
-      ["L_short", doc.short[i]], ["L_long", doc.long[i]], ["gap", gapAt(place)],
-    ]) {
-      numbers.append(
-        element("div", {}, element("dt", { textContent: name }),
-          element("dd", { textContent: number(value) }))
-      );
-    }
-    parts.push(numbers);
+    const values = { L_short: doc.short[i], L_long: doc.long[i], gap: gapAt(place) };
+    const numbers = Object.entries(values).map(([name, value]) => element("div", {},
+      element("dt", { textContent: name }), element("dd", { textContent: number(value) })));
+    parts.push(element("dl", { className: "numbers" }, ...numbers));
     if (!entry) {
       const why = target ? "this selector did not search for this target." : "not a chosen target.";
       panel.replaceChildren(...parts, remark(`No influential units: ${why}`));
@@ -294,7 +299,7 @@
     parts.push(
       heading("Loss with k far units"), drawCurve(i, own, foreign),
       element("p", { className: "sides" }, element("b", { textContent: "● own units" }),
-        element("i", { textContent: "○ foreign control" }))
+        element("i", { textContent: foreign ? "○ foreign control" : "" }))
     );
     if (own && own[0].length) {
       parts.push(
@@ -308,11 +313,8 @@
         rankedList(place, foreign, true)
       );
     }
-    parts.push(
-      element("details", {}, element("summary", { textContent: "The curve as numbers" }),
-        tableOfLosses(own, foreign))
-    );
-    panel.replaceChildren(...parts);
+    const summary = element("summary", { textContent: "The curve as numbers" });
+    panel.replaceChildren(...parts, element("details", {}, summary, tableOfLosses(own, foreign)));
   }
 
   function drawCurve(i, own, foreign) {
@@ -331,13 +333,14 @@
       shape(svg, "line", {
         class: "level", x1: left, x2: width - right, y1: y(value), y2: y(value),
       });
-      const at = { class: "strong", x: width - right + 4, y: y(value) + 4 };
-      shape(svg, "text", at, name);
+      shape(svg, "text", { class: "strong", x: width - right + 4, y: y(value) + 4 }, name);
       shape(svg, "text", { x: left - 4, y: y(value) + 4, "text-anchor": "end" }, number(value));
     }
-    page.ks.forEach((k, step) =>
-      shape(svg, "text", { x: x(step), y: height - 3, "text-anchor": "middle" }, String(k))
-    );
+    const every = Math.ceil(page.ks.length / 12);
+    page.ks.forEach((k, step) => {
+      const at = { x: x(step), y: height - 3, "text-anchor": "middle" };
+      if (step % every === 0) shape(svg, "text", at, String(k));
+    });
     shape(svg, "text", { x: left - 4, y: height - 3, "text-anchor": "end" }, "k");
     for (const [side, name] of curves) {
       const points = side[3].map((value, step) => [x(step), value]).filter((p) => p[1] !== null);
@@ -369,7 +372,7 @@
   function drawStrip(place, [firsts, widths, influences]) {
     const width = 330, base = 44;
     const svg = picture(width, 60, "Places of the influential units in the long window");
-    const block = blockOf(place), start = block - long;
+    const block = blockOf(place), start = startOf(block);
     const x = (at) => ((at - start) / (place - start)) * (width - 8) + 4;
     shape(svg, "rect", { class: "reach", x: x(start), y: 8, height: base - 8,
       width: x(block - short) - x(start) });
@@ -393,7 +396,7 @@
     const [firsts, , influences, , names] = side;
     const most = Math.max(...influences, 1e-9);
     const rows = firsts.map((far, rank) => {
-      const word = isForeign ? names[rank] : runOf(doc.text, side, rank).join("");
+      const word = isForeign ? names[rank] : textOf(...runOf(side, rank));
       const bar = element("span", { className: "bar" });
       bar.style.width = `${Math.max(0, (influences[rank] / most) * 100).toFixed(1)}%`;
       const cells = [
@@ -413,10 +416,7 @@
 
   // ------------------------------------------------------------------ hands and keys
 
-  const placeUnder = (event) => {
-    const place = placeOf.get(event.target);
-    return place === undefined ? null : place;
-  };
+  const placeUnder = ({ target }) => owners.get(placeOf.get(target)) ?? placeOf.get(target) ?? null;
   text.addEventListener("pointerover", (event) => {
     const place = placeUnder(event);
     // Only what was searched answers to pointing; losses of other tokens are shown on a click.
@@ -444,6 +444,10 @@
     tokens[place].tabIndex = 0;
     tokens[place].focus();
   }
+  function move(place, by) {
+    const at = shown.findLastIndex((one) => place !== null && one <= place);
+    if (shown.length) focusOn(shown[Math.min(shown.length - 1, Math.max(0, at + by))]);
+  }
   text.addEventListener("keydown", (event) => {
     const place = placeUnder(event);
     if (event.altKey || event.ctrlKey || event.metaKey) return;
@@ -457,12 +461,10 @@
       held = !(held && place === current);
       show(place, true);
     } else {
-      const at = shown.indexOf(place);
       const steps = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, PageDown: 10,
         PageUp: -10, Home: -shown.length, End: shown.length };
       if (!(event.key in steps)) return;
-      const next = Math.min(shown.length - 1, Math.max(0, at + steps[event.key]));
-      if (shown.length) focusOn(shown[next]);
+      move(place, steps[event.key]);
     }
     event.preventDefault();
   });
@@ -471,7 +473,7 @@
     if (!button) return;
     held = true; // or the pointer's way back over the text would change the target
     for (const node of text.querySelectorAll(".pointed")) node.classList.remove("pointed");
-    const run = runOf(tokens, entryOf(current)[0], Number(button.dataset.rank));
+    const run = nodesOf(...runOf(entryOf(current)[0], Number(button.dataset.rank)));
     for (const node of run) node.classList.add("pointed");
     run[0].scrollIntoView({ block: "center" });
   });
@@ -480,22 +482,31 @@
     if (event.target.id === "selector" || event.target.id === "units") fillKinds();
     filter();
   });
+  byId("tools").addEventListener("click", (event) => {
+    const button = event.target.closest("button");
+    if (!button) return;
+    move(current, Number(button.dataset.by));
+    held = true; // as above
+    show(current);
+  });
   byId("tools").addEventListener("submit", (event) => event.preventDefault());
 
   // ------------------------------------------------------------------ the beginning
 
   const options = (names) =>
     names.map((name, i) => element("option", { value: String(i), textContent: name }));
-  byId("document").append(
-    ...options(page.documents.map(([id, size, num]) => `${id} · ${size} tokens, ${num} targets`))
-  );
+  const said = page.documents.map(([, name, num]) => `${name} · ${num} targets`);
+  byId("document").append(...options(said));
   byId("selector").append(...options(page.selectors.map((name) => name.replace(/_/g, " "))));
   byId("units").append(...options(page.units));
-  byId("units").parentElement.hidden = page.units.length < 2;
   byId("set").append(
     element("option", { value: "", textContent: "all that were searched" }),
-    ...options(page.sets.map(spellSet))
+    ...options(page.set_names)
   );
+  const hide = (id) => (byId(id).parentElement.hidden = true);
+  for (const id of ["document", "selector", "units"]) if (byId(id).length < 2) hide(id);
+  // Targets that somebody named are few, and in no set.
+  if (!page.sets.length) ["set", "kind", "gap"].forEach(hide);
   byId("document").value = String(page.start);
   if (page.documents.length) openDocument(page.start);
   else text.textContent = "No documents were measured.";

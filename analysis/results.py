@@ -24,6 +24,7 @@ SETS = {
     "kl": "prediction changes most (label-free)",
     "recurs": "the token recurs",
     "new": "the token is new",
+    "named": "named",
     "planted": "planted dependency",
     "planted_removed": "planted dependency, taken out",
 }
@@ -32,7 +33,7 @@ SETS = {
 
 def main_set(target_sets: Iterable[str]) -> str | None:
     """The target set that a measurement is about; the others stand beside it."""
-    return next((name for name in ("gap", "planted") if name in set(target_sets)), None)
+    return next((name for name in ("gap", "planted", "named") if name in set(target_sets)), None)
 
 
 @dataclass

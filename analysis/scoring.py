@@ -31,7 +31,12 @@ from analysis.statistics import INDUCTION_NATS
 from analysis.windows import NOTHING, Block, Windows
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.far_states import FarStates
-from olmo_sparsity.model.losses import LanguageModel, rows_per_chunk, token_losses
+from olmo_sparsity.model.losses import (
+    LanguageModel,
+    repetition_losses,
+    rows_per_chunk,
+    token_losses,
+)
 
 Reading = Literal["isolated", "contextual"]
 
@@ -329,24 +334,20 @@ def repetition_drop(
     `length` tokens, in one context. A model that does not use what it has just read verbatim (no
     induction) cannot show that long-range dependency is sparse."""
     passages = [d.tokens[:length] for d in documents if len(d.tokens) >= length][:max_passages]
-    first, second, count = 0.0, 0.0, 0
     size = max(1, scorer.batch_tokens // (2 * length))
-    for start in range(0, len(passages), size):
-        batch = np.stack(passages[start : start + size]).astype(np.int64)
-        tokens_BL = torch.from_numpy(np.concatenate([batch, batch], axis=1)).to(scorer.device)
-        positions_BL = torch.arange(2 * length, device=scorer.device).expand_as(tokens_BL)
-        nll_BL = token_losses(
-            scorer.model, tokens_BL[:, :-1], positions_BL[:, :-1], tokens_BL[:, 1:]
+    batches = [np.stack(passages[i : i + size]) for i in range(0, len(passages), size)]
+    losses = [
+        repetition_losses(
+            lambda *inputs: token_losses(scorer.model, *inputs),
+            torch.from_numpy(batch.astype(np.int64)).to(scorer.device),
         )
-        # nll_BL[:, i] is token i + 1: tokens 1 … L−1 and the same tokens L later.
-        first += float(nll_BL[:, : length - 1].sum())
-        second += float(nll_BL[:, length : 2 * length - 1].sum())
-        count += len(batch) * (length - 1)
-    count = max(count, 1)
-    drop = (first - second) / count
+        for batch in batches
+    ]
+    first, repeated = torch.cat(losses).mean(0).tolist() if losses else (0.0, 0.0)
+    drop = first - repeated
     return {
-        "loss_first": first / count,
-        "loss_repeated": second / count,
+        "loss_first": first,
+        "loss_repeated": repeated,
         "drop": drop,
         "has_induction": drop >= INDUCTION_NATS,
         "num_passages": len(passages),

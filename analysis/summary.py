@@ -5,11 +5,14 @@ Place in the flow: last, beside the figure and the page.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pandas as pd
 
 from analysis.results import SETS, Results, main_set
+from analysis.statistics import KEYS
+from analysis.view import spell
 
 FEW_DOCUMENTS = 10
 
@@ -18,23 +21,22 @@ FEW_NATS = 0.1
 FAR_STATES = {"isolated": "shown alone", "contextual": "with their context"}
 """In words, what a chosen far token is to the window."""
 
+BEYOND = {"net": "net excess", "excess": "excess"}
+"""In words, the columns that say what is beyond the controls: excess where there is no placebo."""
+
 LEARNED_NATS = 0.5
 """What planted tokens must be worth to a model that is asked where they are."""
 
 
 def describe(results: Results) -> str:
     meta, summary = results.meta, results.summary
-    windows, long = meta.windows, meta.longppl
-    name = main_set(summary.target_set)
-    lines = [
-        f"{meta.model['name']} on {meta.data['source']}: long {windows['long']}, short "
-        f"{windows['short']}, stride {windows['stride']}, far tokens "
-        f"{FAR_STATES[windows['far_states']]}",
-    ]
+    long, name = meta.longppl, main_set(summary.target_set)
+    windows = ", ".join(describe_windows(meta.windows))
+    lines = [f"{meta.model['name']} on {meta.data['source']}: {windows}"]
     if left_out := meta.counts.get("documents_trained_on"):
         lines.append(f"{left_out:,} documents left out: the model was trained on them")
     if meta.gate:
-        lines.append(describe_gate(meta.gate, windows["far_states"], name == "planted"))
+        lines.append(describe_gate(meta.gate, meta.windows["far_states"], name == "planted"))
     key = "no key tokens" if long["longppl"] is None else f"LongPPL {long['longppl']:.2f}"
     gap = results.losses.loss_short - results.losses.loss_long
     lines.append(
@@ -68,19 +70,32 @@ def describe(results: Results) -> str:
     return "\n".join(lines)
 
 
+def chosen_losses(results: Results) -> pd.DataFrame:
+    """Rows of losses of the targets that the measurement is about."""
+    targets = results.targets
+    main = (targets.far_part == "document") & (targets.target_set == main_set(targets.target_set))
+    return results.losses.merge(targets.loc[main, KEYS], on=KEYS)
+
+
+def curve_name(selector: str, units: str) -> str:
+    return spell(selector) + ("" if units == "tokens" else f", {units}")
+
+
+def describe_windows(windows: dict[str, Any]) -> list[str]:
+    return [
+        f"long {windows['long']}, short {windows['short']}",
+        f"stride {windows['stride']}",
+        f"far units {FAR_STATES[windows['far_states']]}",
+    ]
+
+
 def describe_gap(results: Results) -> str:
     """What the chosen targets gain, beside what all of them do, and what an unrelated text does."""
-    rows, chosen = results.reported, results.targets
+    rows, chosen = results.reported, chosen_losses(results)
     if not len(rows):
         return "no target is reported"
-    gap = rows.loss_short - rows.loss_long
+    gap, of_chosen = (some.loss_short - some.loss_long for some in (rows, chosen))
     placebo = rows.loss_short - rows.placebo_loss_long
-    chosen = chosen[(chosen.target_set == "gap") & (chosen.far_part == "document")]
-    of_chosen = gap[
-        pd.MultiIndex.from_frame(rows[["document", "target"]]).isin(
-            pd.MultiIndex.from_frame(chosen[["document", "target"]])
-        )
-    ]
     least = results.meta.targets.get("threshold")
     said = "" if least is None else (
         f"; an unrelated text gains as much ({least:.2f} nats) on {(placebo >= least).mean():.1%}"
@@ -124,21 +139,24 @@ def format_summary(rows: pd.DataFrame, title: str) -> str:
         lines.append(f"  below {FEW_NATS} nats ratios to the gap say little; compare in nats")
     if one.num_documents < FEW_DOCUMENTS:
         lines.append("  intervals are over documents, of which these are too few to trust them")
-    hits = rows.hit_rate.notna().any()
-    head = f"{'selector':<18}{'units':<10}{'k':>3}  {'recovery':>19}  {'foreign':>7}"
-    head += f"  {'excess':>22}  {'placebo':>7}  {'net':>22}  {'nats':>6}"
-    lines.append(head + (f"  {'planted found':>20}" if hits else ""))
+    columns: dict[str, tuple[int, Callable[[Any], str]]] = {
+        "recovery": (19, lambda row: with_interval(row.recovery, row.low, row.high, "")),
+        "foreign": (7, lambda row: _number(row.foreign)),
+        "excess": (22, lambda row: with_interval(row.excess, row.excess_low, row.excess_high)),
+        "placebo": (7, lambda row: _number(row.placebo, "+")),
+        "net": (22, lambda row: with_interval(row.net, row.net_low, row.net_high)),
+        "nats": (6, lambda row: _number(row.net_nats, "+")),
+        "planted found": (
+            20, lambda row: with_interval(row.hit_rate, row.hit_low, row.hit_high, "")
+        ),
+    }  # fmt: skip
+    if rows.hit_rate.isna().all():
+        del columns["planted found"]
+    head = "".join(f"  {name:>{width}}" for name, (width, _) in columns.items())
+    lines.append(f"{'selector':<18}{'units':<10}{'k':>3}{head}")
     for row in rows.itertuples():
-        line = (
-            f"{row.selector:<18}{row.units:<10}{row.k:>3}"
-            f"  {_interval(row.recovery, row.low, row.high, ''):>19}  {_number(row.foreign):>7}"
-            f"  {_interval(row.excess, row.excess_low, row.excess_high):>22}"
-            f"  {_number(row.placebo, '+'):>7}  {_interval(row.net, row.net_low, row.net_high):>22}"
-            f"  {_number(row.net_nats, '+'):>6}"
-        )
-        if hits:
-            line += f"  {_interval(row.hit_rate, row.hit_low, row.hit_high, ''):>20}"
-        lines.append(line)
+        cells = "".join(f"  {show(row):>{width}}" for width, show in columns.values())
+        lines.append(f"{row.selector:<18}{row.units:<10}{row.k:>3}{cells}")
     return "\n".join(lines)
 
 
@@ -146,7 +164,7 @@ def _number(value: float, sign: str = "") -> str:
     return "–" if pd.isna(value) else f"{value:{sign}.2f}"
 
 
-def _interval(value: float, low: float, high: float, sign: str = "+") -> str:
+def with_interval(value: float, low: float, high: float, sign: str = "+") -> str:
     if pd.isna(value):
         return "–"
     return f"{value:{sign}.2f} [{low:{sign}.2f}, {high:{sign}.2f}]"

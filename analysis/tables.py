@@ -81,7 +81,8 @@ SCHEMAS = MADE_OF_PARTS | {
     "dependencies": _schema(
         target_set="text", selector="text", k="int", kind="text", share="wide?",
         base_share="wide?", enrichment="wide?", low="wide?", high="wide?",
-        excess_recovery="wide?", excess_low="wide?", excess_high="wide?", num_targets="int",
+        excess_recovery="wide?", excess_low="wide?", excess_high="wide?", net="wide?",
+        net_low="wide?", net_high="wide?", num_targets="int",
     ),
 }
 # fmt: on

@@ -11,15 +11,24 @@ targets are chosen by the same rules from what an unrelated text does in place o
 from __future__ import annotations
 
 import hashlib
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 
 from analysis.documents import Document, Documents
+from analysis.pieces import first_characters
 from analysis.statistics import KEYS, far_part_losses, half_of
-from analysis.windows import Windows
-from olmo_sparsity.errors import ConfigError
+from analysis.windows import Spans, Windows
+from olmo_sparsity.errors import ConfigError, DataError
+
+At = str | int | slice | re.Pattern[str] | Sequence["At"]
+"""What names targets: words, a regular expression, tokens by number, or several of these."""
+
+MIN_GAP = 0.1
+"""Nats: a target with a smaller gap has nothing to recover."""
 
 COLUMNS = [*KEYS, "far_part", "target_set"]
 
@@ -105,10 +114,71 @@ def given_targets(targets: pd.DataFrame, windows: Windows, asked_alike: bool) ->
     """Of another measurement of the same text, so that two models answer the same. Where that was
     asked otherwise (windows, seed, controls), its placebo is another text and its strata are other
     ones: those are left out, and so are targets that have no full long window here."""
-    kept = targets.target >= windows.long
+    kept = targets.target >= windows.first_target
     if not asked_alike:
         kept &= (targets.far_part == "document") & ~targets.target_set.str.contains("recurs|new")
     return targets[kept][COLUMNS].sort_values(COLUMNS, ignore_index=True)
+
+
+def named_targets(documents: Documents, at: At, windows: Windows) -> pd.DataFrame:
+    """The tokens of what is named, wherever it stands behind a full long window."""
+    places = [
+        (document.number, place, "document", "named")
+        for document in documents
+        for first, end in find_spans(document, at, missing_ok=True)
+        for place in range(max(first, windows.first_target), end)
+    ]
+    if not places:
+        raise DataError(f"{documents.name}: what is named stands nowhere behind a full long window")
+    return pd.DataFrame(places, columns=COLUMNS).drop_duplicates(ignore_index=True)
+
+
+def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
+    """Token spans of what is named. Words may stand in several places."""
+    if isinstance(at, int | slice):
+        size = len(document.tokens)
+        places = range(size)[at] if isinstance(at, slice) else range(size)[at : (at + 1) or None]
+        if missing_ok and not places:
+            return []
+        if not places or places.step != 1:
+            raise ConfigError(f"at={at}: the text has {size:,} tokens")
+        return [(places[0], places[-1] + 1)]
+    if not isinstance(at, str | re.Pattern):
+        return sorted({span for one in at for span in find_spans(document, one, missing_ok)})
+    text = "".join(document.texts)
+    found = [m.span() for m in re.finditer(re.escape(at) if isinstance(at, str) else at, text)]
+    named = at if isinstance(at, str) else at.pattern
+    if missing_ok and not found:
+        return []
+    if not found or not all(a < b for a, b in found):
+        raise DataError(f"'{named}' does not stand in the text; check spelling and upper case")
+    # White space at the beginning of a token belongs to the token: it is not what is named.
+    begins = first_characters(document.texts)
+    ends = np.cumsum([len(piece) for piece in document.texts])
+    firsts = [int(np.searchsorted(ends, a, side="right")) for a, _ in found]
+    lasts = [int(np.searchsorted(begins, b, side="left")) for _, b in found]
+    return sorted({(a, max(b, a + 1)) for a, b in zip(firsts, lasts, strict=True)})
+
+
+def parse_at(text: str) -> At:
+    """/a regular expression/, FIRST:END of tokens, or words."""
+    if len(text) > 2 and text[0] == text[-1] == "/":
+        try:
+            return re.compile(text[1:-1])
+        except re.error as error:
+            raise ConfigError(f"--at={text} is no regular expression ({error})") from None
+    if re.fullmatch(r"-?\d+:-?\d+", text):
+        first, end = text.split(":")
+        return slice(int(first), int(end))
+    return text
+
+
+def largest_gaps(losses: pd.DataFrame, column: str = "loss_long", num_targets: int = 8) -> Spans:
+    """The tokens of one document that gain most, of these all with a gap to speak of, or the first.
+    `column`: with which far part."""
+    gaps = (losses.loss_short - losses[column]).set_axis(losses.target).nlargest(num_targets)
+    large = gaps[gaps >= MIN_GAP] if (gaps >= MIN_GAP).any() else gaps[:1]
+    return [(int(place), int(place) + 1) for place in sorted(large.index)]
 
 
 def targets_fingerprint(targets: pd.DataFrame) -> str:

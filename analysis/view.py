@@ -9,6 +9,7 @@ The tables are those of an explanation: `targets` has target, end, text, loss_sh
 from __future__ import annotations
 
 import html
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,21 +27,56 @@ MARGIN = 40
 
 def quoted(text: str) -> str:
     """On one line of a terminal, whatever the text holds."""
-    return printable(" ".join(text.split()))
+    return _line(text).strip()
+
+
+def _line(text: str) -> str:
+    return printable(re.sub(r"\s+", " ", text))
+
+
+def number(value: Any, digits: int = 2) -> str:
+    if not isinstance(value, int | float) or not np.isfinite(value):
+        return "–"
+    # Adding 0 turns a rounded −0 into 0.
+    return f"{round(value, digits) + 0:,.{digits}f}".replace("-", "−")
+
+
+def interval(value: Any, low: Any, high: Any) -> str:
+    said = number(value)
+    return said if said == "–" else f"{said} [{number(low)}, {number(high)}]"
+
+
+def spell(name: Any) -> str:
+    return str(name).replace("_", " ")
+
+
+def sentence(text: str) -> str:
+    return re.sub(r"-(?=\d)", "−", f"{text[:1].upper()}{text[1:]}.")
+
+
+def places(first: int, end: int) -> str:
+    return f"token {first:,}" if end == first + 1 else f"tokens {first:,} to {end - 1:,}"
+
+
+# Marks that turn the direction of what follows them would reorder the page around a text.
+DIRECTIONS = {c: f"⟨U+{c:04X}⟩" for c in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+
+
+def escape(text: Any) -> str:
+    """For HTML."""
+    return html.escape(str(text).translate(DIRECTIONS), quote=True)
 
 
 def described(texts: Sequence[str], target: Any, far: pd.DataFrame, bold: bool = False) -> str:
     """A target with its far units, one a line, in the text around them."""
-    places = f"token {target.target:,}"
-    if target.end > target.target + 1:
-        places = f"tokens {target.target:,} to {target.end - 1:,}"
     lines = [
-        f"{_strong(quoted(target.text), bold)} ({places}): loss {target.loss_short:.2f} with the "
-        f"short window, {target.loss_long:.2f} with the long one, gap {target.gap:+.2f} nats"
+        f"{_strong(quoted(target.text), bold)} ({places(target.target, target.end)}): loss "
+        f"{target.loss_short:.2f} with the short window, {target.loss_long:.2f} with the long one, "
+        f"gap {target.gap:+.2f} nats"
     ]
     for unit in far[far.target == target.target].itertuples():
         before, inside, after = (
-            quoted("".join(texts[a:b]))
+            _line("".join(texts[a:b]))
             for a, b in (
                 (max(0, unit.first - REACH), unit.first),
                 (unit.first, unit.end),
@@ -48,7 +84,7 @@ def described(texts: Sequence[str], target: Any, far: pd.DataFrame, bold: bool =
             )
         )
         back = f"{target.target - unit.first:,} back"
-        around = f"…{before} {_strong(f'[{inside}]', bold)} {after}…"
+        around = f"…{before}{_strong(f'[{inside}]', bold)}{after}…"
         lines.append(f"{unit.rank:>3}  {unit.nats:+7.2f} nats  {back:>11}  {around}")
     return "\n".join(lines)
 
@@ -71,7 +107,7 @@ def lit_text(texts: Sequence[str], targets: pd.DataFrame, far: pd.DataFrame) -> 
     first, end = max(0, shown.min() - MARGIN), min(len(texts), shown.max() + MARGIN)
     spans = ["…"] if first else []
     for place in range(first, end):
-        text = html.escape(texts[place])
+        text = escape(texts[place])
         if lit[place] > 0:
             text = f'<mark style="background:rgba(255,150,0,{lit[place]:.2f})">{text}</mark>'
         spans.append(f"<b><u>{text}</u></b>" if is_target[place] else text)

@@ -49,9 +49,8 @@ class Windows:
         """The first place of a document that has a far token and a full window before it."""
         return self.short + 1 if self.long == "all" else self.long
 
-    def check(self, max_positions: int | None = None, longest: int = 0) -> None:
-        """Refuse windows that mean nothing, or that the model is not prepared for. `longest`: the
-        number of tokens of the longest document, which `long="all"` depends on."""
+    def check(self) -> None:
+        """Refuse windows that mean nothing."""
         if self.short < 1 or self.stride < 1:
             raise ConfigError(f"short={self.short} and stride={self.stride} must be at least 1")
         if self.long != "all" and self.short >= self.long:
@@ -59,17 +58,12 @@ class Windows:
                 f"short={self.short} must be below long={self.long}: the far tokens are those in "
                 "the long window and not in the short one"
             )
-        needed = longest - 1 if self.long == "all" else self.long + self.stride - 1
-        needed += len(self.prefix)
-        if max_positions is not None and needed > max_positions:
-            said = f"long={self.long}"
-            said += f" with stride={self.stride}" if self.long != "all" else ""
-            said += f" and a prefix of {len(self.prefix)}" if self.prefix else ""
-            remedy = "lower long" + (" or stride" if self.stride > 1 else "")
-            raise ConfigError(
-                f"{said} needs {needed} positions, the model is prepared for {max_positions}; "
-                + ("give less text" if self.long == "all" else remedy)
-            )
+
+    def num_positions(self, longest: int = 0) -> int:
+        """One more than the largest position ID of a forward; `longest` is the number of tokens of
+        the longest document, which `long="all"` depends on."""
+        inputs = longest - 1 if self.long == "all" else self.long + self.stride - 1
+        return len(self.prefix) + inputs
 
     def start_of(self, target: Any) -> Any:
         """The first target of the block that a target (or each of an array) belongs to."""

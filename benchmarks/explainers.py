@@ -89,9 +89,9 @@ def ours(selector: str, model: Any, tokenizer: Any, *, most: int | None = None) 
     from analysis.influence import Question as Asked
     from analysis.scoring import Scorer
     from analysis.windows import Units, Windows
-    from olmo_sparsity.model.huggingface import HuggingFaceLM
+    from olmo_sparsity.model.load import wrap_model
 
-    wrapped = HuggingFaceLM(model)
+    wrapped = wrap_model(model, tokenizer).model
 
     def scores(question: Question) -> np.ndarray:
         tokens, num_far = np.array(question.ids), len(question.far)

@@ -104,19 +104,19 @@ def recovery(name: str, units: str = "tokens") -> str:
     return table(" | ".join(["selector", "", *(f"k = {k}" for k in ks)]), lines, left=2)
 
 
-NULLS = ("net_induction_contextual", "net_no_induction_contextual")
+NULLS = ("net_induction_contextual", "net_figure2_isolated", "net_no_induction_contextual")
 
 
 def nulls(target_set: str = "gap") -> str:
     """Beyond the foreign control, and beyond the placebo: add_one over tokens and over spans."""
-    lines = []
+    lines, models = [], COPIES | {"figure2": "copies (`make figure2`)"}
     for name in NULLS:
         model, _, far = name.removeprefix("net_").rpartition("_")
         for units in read_meta(name)["units"]:
             rows = read_summary(name, target_set, units).loc["add_one"]
             for k in (1, 4):
                 row = rows.loc[k]
-                line = [COPIES[model], FAR_STATES[far], units, str(k)]
+                line = [models[model], FAR_STATES[far], units, str(k)]
                 line += [shown(row, "recovery", ".2f"), shown(row, "foreign", ".2f")]
                 line += [shown(row, column) for column in ("excess", "placebo", "net", "net_nats")]
                 lines.append([*line, str(row.num_targets)])

@@ -11,10 +11,9 @@ import atexit
 import os
 import sys
 import traceback
-from collections.abc import Callable
 from typing import NoReturn
 
-from olmo_sparsity import __version__
+from olmo_sparsity import arguments
 from olmo_sparsity.ending import (
     EXIT_BAD_INPUT,
     EXIT_DEFECT,
@@ -25,16 +24,12 @@ from olmo_sparsity.ending import (
     let_go_of_streams,
     name_streams,
 )
-from olmo_sparsity.errors import ConfigError, printable
+from olmo_sparsity.errors import ConfigError
 
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 
 # Commands that go on where they were stopped.
 RESUMED = ("prepare", "train", "sweep", "measure", "task")
-
-# What `measure` takes where nothing is said, and with --quick.
-THOROUGH = {"selectors": "add_one,divergence,random,nearest", "foreign": 3, "max_documents": None}
-QUICK = {"selectors": "add_one_screened,random", "foreign": 1, "max_documents": 30}
 
 
 def entry(arguments: list[str] | None = None) -> NoReturn:
@@ -64,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     if strange:
         parser.error(f"unrecognized arguments: {' '.join(strange)}")
     options.overrides = rest
-    if not getattr(options, "out", "given"):
+    if getattr(options, "out", None) == "":
         parser.error("--out is empty; name a file or folder")
     try:
         code = options.run(options)
@@ -74,169 +69,16 @@ def main(arguments: list[str] | None = None) -> int:
         return answer(error, resumes=options.command in RESUMED)
 
 
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
-
-
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="olmo-sparsity",
-        description="Train models whose position IDs are explicit, then ask which far-away tokens "
-        "their predictions depend on.",
-        epilog="CONFIG is a YAML file; any of its keys can follow as --key.sub=value.",
-    )
-    parser.add_argument("--version", action="version", version=f"olmo-sparsity {__version__}")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-
-    def command(
-        name: str, run: Callable[[argparse.Namespace], int], help: str
-    ) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
-        sub.set_defaults(run=run, command=name)
-        return sub
-
-    sub = command("prepare", prepare, "turn a corpus into token shards")
-    sub.add_argument("config", metavar="CONFIG")
-
-    sub = command("train", train, "train a model on prepared shards (goes on where it stopped)")
-    sub.add_argument("config", metavar="CONFIG")
-    sub.add_argument(
-        "--dry-run", action="store_true", help="show the resolved config and what the run will cost"
-    )
-
-    sub = command("sweep", sweep, "train every run of a grid, one after the other or on SLURM")
-    sub.add_argument("config", metavar="GRID", help="a YAML file: configs × choices")
-    how = sub.add_mutually_exclusive_group()
-    how.add_argument("--list", action="store_true", help="say what is done, running, failed")
-    how.add_argument("--only", type=int, metavar="N", help="train the N-th run, from 0, here")
-    how.add_argument("--slurm", nargs="?", const="", metavar="FLAGS",
-                     help="submit what is left as an array, with these sbatch flags")  # fmt: skip
-
-    sub = command("losses", losses, "print a run's held-out loss by position")
-    sub.add_argument("run_folder", metavar="RUN_FOLDER")
-
-    sub = command(
-        "export", export, "write a checkpoint as a folder that transformers loads by itself"
-    )
-    sub.add_argument("checkpoint", metavar="RUN_OR_CHECKPOINT_FOLDER")
-    sub.add_argument("out", metavar="OUT")
-
-    sub = command("explain", explain, "show which far tokens one prediction depends on")
-    sub.add_argument(
-        "model", metavar="MODEL", help="run, checkpoint, Hugging Face folder or hub name"
-    )
-    what = sub.add_mutually_exclusive_group(required=True)
-    what.add_argument("--text", metavar="FILE", help="one document; - is standard input")
-    what.add_argument("--prompt", metavar="TEXT", help="@FILE reads it from a file")
-    sub.add_argument("--at", action="append", metavar="WORDS", help="targets: words, /a regular "
-                     "expression/, or tokens FIRST:END; may be given several times (default: the "
-                     "tokens that gain most)")  # fmt: skip
-    sub.add_argument("--target", metavar="TEXT", help="the answer (default: what the model says)")
-    sub.add_argument("--chat", action="store_true", help="the prompt in the model's chat template")
-    sub.add_argument("-k", type=int, default=8, help="far units of each target (%(default)s)")
-    sub.add_argument("--units", default="tokens", help="tokens, words, sentences or span:W "
-                     "(%(default)s)")  # fmt: skip
-    sub.add_argument("--selector", default="add_one", help="(%(default)s); add_one_nested for long "
-                     "texts")  # fmt: skip
-    sub.add_argument(
-        "--long", default="all", help="tokens before a target that count (%(default)s)"
-    )
-    sub.add_argument("--short", type=int, help="of those, the last ones are no candidates (32)")
-    add_model_arguments(sub)
-    sub.add_argument("--check", action="store_true", help="ask the same of unrelated texts")
-    sub.add_argument("--foreign", default="embedded", metavar="TEXT", help="where those come from: "
-                     "what --text of `measure` reads (%(default)s)")  # fmt: skip
-    sub.add_argument("--seed", type=int, default=0)
-    sub.add_argument("--html", metavar="FILE", help="write a page to read in a browser")
-    sub.add_argument("--json", action="store_true", help="print JSON")
-
-    sub = command("measure", measure, "ask a model which far tokens its held-out losses depend on")
-    sub.add_argument(
-        "model", metavar="MODEL", help="run, checkpoint, Hugging Face folder or hub name"
-    )
-    sub.add_argument("--out", required=True, help="folder of the results; a second start resumes")
-    sub.add_argument("--text", help="a file or glob of .txt, .md, .jsonl, .csv, .tsv or .parquet, "
-                     "a folder of .txt files, a saved data set, a prepared folder, a name on the "
-                     "hub, - for standard input, … (all in README; default: the run's own held-out "
-                     "documents)")  # fmt: skip
-    sub.add_argument("--field", default="text", help="of a record: which holds the text (text)")
-    sub.add_argument("--split-at", choices=("whole", "blank-lines"), default="whole",
-                     help="a file of plain text is one document, or each part between blank lines "
-                     "(%(default)s)")  # fmt: skip
-    sub.add_argument(
-        "--long", type=int, default=128, help="tokens of the long window (%(default)s)"
-    )
-    sub.add_argument("--short", type=int, default=32, help="tokens of the short one (%(default)s)")
-    sub.add_argument(
-        "--stride", type=int, default=1, help="targets that share windows (%(default)s)"
-    )
-    sub.add_argument("--ks", default="1,2,4,8,16", help="numbers of far units (%(default)s)")
-    sub.add_argument("--units", default="tokens", help="what is ranked and counted: tokens, words, "
-                     "sentences, span:W, or several, comma-separated (%(default)s)")  # fmt: skip
-    sub.add_argument("--selectors", help="comma-separated (add_one,divergence,random,nearest)")
-    sub.add_argument("--targets", default="top10%", help="`all`, like `top10%%` (%(default)s), or "
-                     "a folder of results: the same targets as there")  # fmt: skip
-    sub.add_argument("--planted", action="store_true",
-                     help="ground truth: plant a far dependency into each document")  # fmt: skip
-    sub.add_argument("--min-gap", type=float, default=0.1, help="nats (%(default)s)")
-    sub.add_argument("--foreign", type=int, help="draws of the foreign control (3)")
-    sub.add_argument("--foreign-text", choices=("unrelated", "matched", "shuffled"),
-                     default="unrelated", help="of another document, of one around the target's "
-                     "token, or the own far part in another order (%(default)s)")  # fmt: skip
-    sub.add_argument("--max-documents", type=int, help="read no more than this many")
-    sub.add_argument("--shard", default="0/1", help="i/n: the i-th (from 0) of n processes "
-                     "that measure into one folder; the last one sums up")  # fmt: skip
-    sub.add_argument("--seed", type=int, default=0)
-    add_model_arguments(sub)
-    sub.add_argument("--device-map", help="`auto` spreads a Hugging Face model over several GPUs")
-    quick = ", ".join(f"--{name.replace('_', '-')} {value}" for name, value in QUICK.items())
-    sub.add_argument("--quick", action="store_true", help=f"a first look in a minute: {quick}")
-    sub.add_argument("--dry-run", action="store_true", help="show what it will cost")
-
-    sub = command(
-        "figure", figure, "draw Figure 2 from measurements, or accuracy by length from tasks"
-    )
-    sub.add_argument("results", metavar="RESULTS", nargs="+")
-    sub.add_argument("--out", required=True, help="a .png, .pdf or .svg file")
-    sub.add_argument("--labels", help="comma-separated names of the models")
-
-    sub = command(
-        "ladder", ladder, "compare many models: excess against size and against induction"
-    )
-    sub.add_argument("results", metavar="RESULTS", nargs="+")
-    sub.add_argument("--out", required=True, help="a .png, .pdf or .svg file; its numbers "
-                     "and what was run go beside it as .csv and .meta.json")  # fmt: skip
-    sub.add_argument("--selector", default="add_one", help="(%(default)s)")
-    sub.add_argument("--units", default="tokens", help="(%(default)s)")
-    sub.add_argument("--k", type=int, default=8, help="(%(default)s)")
-
-    sub = command("report", report, "write a measurement as one page to read in a browser")
-    sub.add_argument("results", metavar="RESULTS")
-    sub.add_argument("--out", required=True, help="an .html file")
-    sub.add_argument("--max-documents", type=int)
-
-    sub = command("task", task, "train and test a synthetic task under every position scheme")
-    sub.add_argument("config", metavar="CONFIG")
-    sub.add_argument("--shard", default="0/1", help="i/n: the i-th of n parts (from 0)")
-
-    sub = command("theory", theory, "the theorems in numbers: risk by length against both bounds")
-    sub.add_argument("config", metavar="CONFIG")
-    return parser
-
-
-def add_model_arguments(sub: argparse.ArgumentParser) -> None:
-    """How the model is read and asked, alike in `explain` and `measure`."""
-    sub.add_argument("--far-states", choices=("contextual", "isolated"), default="contextual",
-                     help="a far token has its states in the long window, or is shown alone "
-                     "(%(default)s)")  # fmt: skip
-    sub.add_argument("--prefix", default="auto", metavar="WHAT", help="in front of every window: "
-                     "auto (what the tokenizer puts before a text), bos, none, or a text "
-                     "(%(default)s)")  # fmt: skip
-    sub.add_argument("--dtype", choices=("auto", "fp32", "bf16", "fp16"), default="auto",
-                     help="(the checkpoint's own)")  # fmt: skip
-    sub.add_argument("--device", default="auto", help="(a GPU where there is one)")
-    sub.add_argument("--batch-tokens", type=int, help="per forward (4096 on CPU, else 16384)")
+    return arguments.build_parser(
+        {
+            run.__name__: run
+            for run in (
+                prepare, train, sweep, losses, export, explain, measure, figure, ladder, report,
+                task, theory,
+            )
+        }
+    )  # fmt: skip
 
 
 def prepare(options: argparse.Namespace) -> int:
@@ -287,9 +129,14 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 def losses(options: argparse.Namespace) -> int:
+    from pathlib import Path
+
     from olmo_sparsity.training import run_folder
 
     print(run_folder.loss_table(options.run_folder))
+    if options.out is not None:
+        run_folder.draw_losses(options.run_folder, Path(options.out))
+        print(options.out)
     return 0
 
 
@@ -305,7 +152,8 @@ def export(options: argparse.Namespace) -> int:
 
 def explain(options: argparse.Namespace) -> int:
     from analysis.explanation import explain as explained
-    from analysis.explanation import parse_at, read_text, to_json
+    from analysis.explanation import read_text, to_json
+    from analysis.targets import parse_at
 
     if options.html is not None and not options.html.endswith(".html"):
         raise ConfigError(f"--html={options.html} must end in .html: it is a page")
@@ -341,25 +189,29 @@ def explain(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace) -> int:
+    from dataclasses import replace
     from pathlib import Path
 
-    from analysis.estimate import estimate
+    from analysis.estimate import estimate, first_look
     from analysis.measurement import Plan, run
     from analysis.results import read_results
     from analysis.settings import Settings
     from analysis.sources import open_documents, plant_dependencies
     from analysis.summary import describe
-    from analysis.targets import parse_share
+    from analysis.targets import parse_at, parse_share
     from analysis.windows import Windows
     from olmo_sparsity.model.load import load_model
     from olmo_sparsity.versions import typed_command
 
-    for name, value in (QUICK if options.quick else THOROUGH).items():
+    for name, value in (arguments.QUICK if options.quick else arguments.THOROUGH).items():
         if getattr(options, name) is None:
             setattr(options, name, value)
     given = Path(options.targets).is_dir()
-    if given and options.planted:
-        raise ConfigError("--planted has targets of its own; leave --targets out")
+    if (given or options.at) and options.planted:
+        raise ConfigError("--planted has targets of its own; leave --targets and --at out")
+    if options.at and options.targets != "top10%":
+        raise ConfigError("--at names the targets; leave --targets out")
+    at = [parse_at(words) for words in options.at or ()]
     settings = Settings(
         Windows(options.long, options.short, options.stride),
         units=tuple(options.units.split(",")),
@@ -376,7 +228,7 @@ def measure(options: argparse.Namespace) -> int:
     shard = parse_shard(options.shard)
     if Path(options.out).is_file():
         raise ConfigError(f"--out={options.out} is a file; name a folder for the results")
-    targets = read_results(options.targets) if given else None
+    targets = read_results(options.targets) if given else at or None
     model = load_model(
         options.model, device=options.device, dtype=options.dtype, device_map=options.device_map
     )
@@ -385,6 +237,10 @@ def measure(options: argparse.Namespace) -> int:
     )
     if options.planted:
         documents = plant_dependencies(documents, model, settings.windows, settings.seed)
+    if options.quick and not options.planted:
+        documents = first_look(documents, settings.windows)
+    windows = replace(settings.windows, prefix=tuple(model.prefix_ids(options.prefix)))
+    settings = replace(settings, windows=windows)
     plan = Plan.of(model, documents, settings, targets, options.batch_tokens)
     if options.dry_run:
         print(estimate(plan, shard))

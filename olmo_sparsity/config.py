@@ -110,6 +110,10 @@ class DataConfig:
     """Official OLMo token files (globs of raw memmaps) instead of a prepared folder."""
 
     heldout_files: list[str] | None = None
+    mask_documents: bool = False
+    """Let no place see another document of its sequence, in training and held out. Position IDs are
+    those of the sequence: they do not begin anew. On a GPU the mask costs flash attention."""
+
     planted: PlantedConfig = field(default_factory=PlantedConfig)
     repeated: RepeatedConfig = field(default_factory=RepeatedConfig)
     token_dtype: Literal["uint16", "uint32"] = "uint16"
@@ -204,6 +208,9 @@ class TrainingConfig:
     device: str = "auto"
     activation_checkpointing: bool = False
     compile: bool = False
+    deterministic: bool = False
+    """Only kernels that give the same bits each time. On a GPU, gradients of attention do not
+    otherwise, and a resumed run ends near the undisturbed one, not on it. On CPU they always do."""
 
 
 @dataclass
@@ -235,7 +242,37 @@ class CheckpointConfig:
     """None: only after the last step (and whenever a signal asks)."""
 
     keep: int = 2
-    """How many of the latest checkpoints stay on disk."""
+    """How many of the latest checkpoints stay on disk. These stay for ever, and are written whether
+    or not the interval would:"""
+
+    keep_every_steps: int | None = None
+    """The multiples of this."""
+
+    keep_steps: list[int] | None = None
+    """These."""
+
+    keep_powers_of_two: bool = False
+    """Steps 1, 2, 4, 8, …"""
+
+    export_at_end: bool = False
+    """After the last step also write the model for transformers, into `huggingface/` of the run."""
+
+    def stays(self, step: int) -> bool:
+        """Whether the checkpoint of this step is kept for ever."""
+        every = self.keep_every_steps
+        return (
+            (every is not None and step % every == 0)
+            or step in (self.keep_steps or ())
+            or (self.keep_powers_of_two and step & (step - 1) == 0)
+        )
+
+    def num_staying(self, after: int, until: int) -> int:
+        """At most so many of the steps after + 1 … until stay."""
+        every = self.keep_every_steps
+        multiples = 0 if every is None else until // every - after // every
+        named = sum(after < step <= until for step in self.keep_steps or ())
+        powers = until.bit_length() - after.bit_length() if self.keep_powers_of_two else 0
+        return multiples + named + powers
 
 
 @dataclass
@@ -250,7 +287,12 @@ class RunConfig:
     run_folder: str = "runs/run"
     seed: int = 0
     init_from: str | None = None
-    """Start from an official OLMo checkpoint folder, one of ours, or a Hugging Face folder."""
+    """Start from the weights of an official OLMo checkpoint folder, of one of ours, or of a Hugging
+    Face folder: step 0, a fresh optimizer."""
+
+    branch_from: str | None = None
+    """Go on from a checkpoint folder of another run (weights, optimizer, step, place in the text)
+    with this run's settings. The text must be the same, in the same order."""
 
     data: DataConfig = field(default_factory=DataConfig)
     positions: PositionsConfig = field(default_factory=PositionsConfig)

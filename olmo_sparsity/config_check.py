@@ -13,7 +13,7 @@ from olmo_sparsity.errors import ConfigError
 _AT_LEAST_ONE = {
     "training": ("length", "batch_size", "num_steps", "micro_batch_size"),
     "evaluation": ("interval_steps", "num_sequences", "batch_size"),
-    "checkpoint": ("interval_steps", "keep"),
+    "checkpoint": ("interval_steps", "keep", "keep_every_steps"),
     "logging": ("interval_steps",),
 }
 _MODEL_AT_LEAST_ONE = (
@@ -73,6 +73,17 @@ def check(config: RunConfig, origin: str) -> None:
             f"{section}.{name}={value}".lstrip(".") + f" must lie between {lowest} and {highest}",
         )
     require(training.length >= 2, f"training.length={training.length} leaves nothing to predict")
+    require(
+        config.init_from is None or config.branch_from is None,
+        f"init_from={config.init_from} and branch_from={config.branch_from} exclude each other: "
+        "the first takes weights alone, the second goes on from where that run was",
+    )
+    beyond = [s for s in config.checkpoint.keep_steps or [] if not 1 <= s <= training.num_steps]
+    require(
+        not beyond,
+        f"checkpoint.keep_steps={beyond} never come: steps run from 1 to "
+        f"training.num_steps={training.num_steps}",
+    )
     micro = training.micro_batch_size or training.batch_size
     require(
         training.batch_size % micro == 0,
@@ -104,6 +115,16 @@ def check(config: RunConfig, origin: str) -> None:
         data.train_files is not None or data.token_dtype == "uint16",
         f"data.token_dtype={data.token_dtype} is for data.train_files; a prepared folder "
         "knows its own",
+    )
+    require(
+        not (data.mask_documents and positions.skip_text),
+        "data.mask_documents=true needs every end of a document, and positions.skip_text=true "
+        "leaves some out; set one of them to false",
+    )
+    require(
+        not data.mask_documents or model.query_scale_length is None,
+        f"model.query_scale_length={model.query_scale_length} counts the keys of a whole sequence, "
+        "which data.mask_documents=true hides; set one of them back",
     )
     for name, share in (("planted", data.planted.share), ("repeated", data.repeated.share)):
         require(

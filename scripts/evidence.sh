@@ -83,6 +83,10 @@ text() {
   cp results/figure2.png docs/figures/figure2.png
   cp results/report.html docs/figures/figure2.html
   cp results/contextual/meta.json docs/figures/figure2.meta.json # command, commit, machine
+  chromium --headless --no-sandbox --hide-scrollbars --window-size=1200,760 \
+    --screenshot=docs/figures/explain.png results/explain.html # README's picture
+  step python docs/write_notebook.py
+  keep isolated net_figure2_isolated rows
 
   # With more documents, and beside it a model of the same size that does not copy.
   step olmo-sparsity train configs/quick.yaml

@@ -98,7 +98,8 @@ def recovery_rows(document: int, targets: pd.DataFrame, losses: pd.DataFrame) ->
     influence, recovery = [], []
     asked = targets[["target", "far_part"]].drop_duplicates()
     for (t, part), units in product(asked.itertuples(index=False), UNITS):
-        far, near, width = np.arange(t - LONG, t - SHORT), losses.loc[t], WIDTHS[units]
+        start, near, width = Windows(LONG, SHORT, STRIDE).start_of(t), losses.loc[t], WIDTHS[units]
+        far = np.arange(start - LONG, start - SHORT)
         again = far[words[far] == words[t]][:-3:-1]
         is_own = part == "document"
         gap = near.loss_short - (near.loss_long if is_own else near.placebo_loss_long)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+from collections.abc import Generator
 from copy import copy
 from itertools import islice
 from pathlib import Path
@@ -12,8 +15,9 @@ import torch
 from olmo.data.iterable_dataset import IterableDataset
 from olmo.data.memmap_dataset import MemMapDataset
 
-from olmo_sparsity.config import IGNORED, PositionsConfig
+from olmo_sparsity.config import IGNORED, PlantedConfig, PositionsConfig, RepeatedConfig
 from olmo_sparsity.config_file import config_from_dict
+from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import (
     Batch,
     Sequences,
@@ -23,6 +27,7 @@ from olmo_sparsity.data.batches import (
 )
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.errors import DataError
+from olmo_sparsity.training.loop import draw
 
 from .conftest import data_section
 
@@ -135,6 +140,35 @@ def test_skip_text_takes_the_text_at_its_positions(shards: TokenShards) -> None:
             assert batch.labels_BL[row, place] == expected
 
 
+def test_documents_are_numbered_where_they_are_to_be_masked(shards: TokenShards) -> None:
+    batch = next(batches(shards, length=200, mask_documents=True).from_step(0))
+    ends = batch.tokens_BL == shards.eos_id
+    assert ends.any()
+    for row, numbers in enumerate(batch.documents_BL):
+        number = 0
+        for place, token in enumerate(batch.tokens_BL[row].tolist()):
+            assert numbers[place] == number
+            number += token == shards.eos_id
+    assert next(batches(shards, length=200).from_step(0)).documents_BL is None
+    (part, *_) = batch.split(3)
+    assert torch.equal(part.to(torch.device("cpu")).documents_BL, batch.documents_BL[:3])
+    (heldout, *_) = heldout_batches(
+        shards, length=300, num_sequences=3, batch_size=3, mask_documents=True
+    )
+    assert (
+        heldout.documents_BL[:, -1].max()
+        == (heldout.tokens_BL[:, :-1] == shards.eos_id).sum(1).max()
+    )
+
+
+def test_what_is_planted_or_repeated_is_seen_from_everywhere(shards: TokenShards) -> None:
+    for name, settings in (("planted", PlantedConfig(1.0)), ("repeated", RepeatedConfig(1.0))):
+        source = TrainingBatches(
+            shards, POSE, length=200, batch_size=8, seed=5, mask_documents=True, **{name: settings}
+        )
+        assert not next(source.from_step(0)).documents_BL.any()
+
+
 def test_heldout_batches_have_contiguous_positions_and_all_lengths(shards: TokenShards) -> None:
     found = list(heldout_batches(shards, length=20, num_sequences=7, batch_size=3))
     assert [len(batch.tokens_BL) for batch in found] == [3, 3, 1]
@@ -156,6 +190,48 @@ def test_a_token_beyond_the_vocabulary_is_named(tmp_path: Path, shards: TokenSha
     with pytest.raises(DataError, match="holds token 65535 near place 32, its tokenizer has 512"):
         Sequences(damaged, 16)[2]
     assert len(Sequences(damaged, 16)[1]) == 16
+
+
+# --- drawn ahead ----------------------------------------------------------------------------------
+
+
+def test_what_is_drawn_ahead_is_the_same_and_nothing_is_drawn_beyond_the_end(
+    shards: TokenShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    collate = TrainingBatches._collate
+
+    def noting(self: TrainingBatches, epoch: int, indices: np.ndarray) -> Batch:
+        threads.append(threading.current_thread())
+        return collate(self, epoch, indices)
+
+    monkeypatch.setattr(TrainingBatches, "_collate", noting)
+    source = batches(shards)
+    plain = list(islice(source.from_step(3), 4))
+    threads.clear()
+    ahead = list(in_background(draw(source, 3, 7, torch.device("cpu")), depth=1))
+    assert len(ahead) == len(plain) == len(threads) == 4
+    assert all(map(same, ahead, plain))
+    assert threading.main_thread() not in threads
+
+
+def test_a_thread_that_draws_ahead_hands_on_errors_and_ends() -> None:
+    def some(error: bool) -> Generator[int, None, None]:
+        for number in range(100):
+            made.append(number)
+            yield number
+            if error:
+                raise DataError("of the text")
+
+    before, made = threading.active_count(), []
+    with contextlib.closing(in_background(some(error=False), depth=1)) as numbers:
+        assert next(numbers) == 0
+    assert threading.active_count() == before, "also where not all was wanted"
+    assert len(made) <= 4, "and no more was made than waits"
+    numbers = in_background(some(error=True), depth=1)
+    assert next(numbers) == 0
+    with pytest.raises(DataError, match="of the text"):
+        next(numbers)
 
 
 def test_too_little_text_is_an_error_that_says_so(shards: TokenShards) -> None:

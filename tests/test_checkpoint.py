@@ -23,6 +23,7 @@ from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.lock import LOCK
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.model.exchange import export
+from olmo_sparsity.model.load import load_model
 from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.loop import Outcome, train
 from olmo_sparsity.training.run_folder import read_metrics
@@ -70,7 +71,7 @@ def final_state(folder: Path) -> tuple[dict, dict, list]:
     assert last.name == f"step{NUM_STEPS:06d}"
     moments = load_file(last / "engine/moments-00000-of-00001.safetensors")
     rows = [
-        {key: value for key, value in row.items() if key != "tokens_per_s"}
+        {key: value for key, value in row.items() if key not in ("tokens_per_s", "peak_memory_gib")}
         for row in read_metrics(folder / "metrics.jsonl")
     ]
     return load_file(last / "model.safetensors"), moments, rows
@@ -231,6 +232,118 @@ def test_only_the_latest_are_kept(make_config: MakeConfig) -> None:
     config = make_config(checkpoint__keep=3, checkpoint__interval_steps=1)
     train(config)
     assert [path.name[-1] for path in list_checkpoints(config.run_folder)] == ["6", "5", "4"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"checkpoint__keep_every_steps": 3}, [9, 8, 6, 3]),
+        ({"checkpoint__keep_steps": [1, 5]}, [9, 8, 5, 1]),
+        ({"checkpoint__keep_powers_of_two": True}, [9, 8, 4, 2, 1]),
+    ],
+)
+def test_some_checkpoints_stay_for_ever(
+    make_config: MakeConfig, settings: dict, steps: list[int]
+) -> None:
+    config = make_config(training__num_steps=9, checkpoint__interval_steps=2, **settings)
+    train(config)
+    kept = [int(path.name[4:]) for path in list_checkpoints(config.run_folder)]
+    assert kept == steps
+    staying = [step for step in range(1, 10) if config.checkpoint.stays(step)]
+    for after in range(9):
+        count = len([step for step in staying if step > after])
+        assert config.checkpoint.num_staying(after, 9) == count
+
+
+def test_steps_that_never_come_cannot_be_kept(make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match=r"keep_steps=\[0, 7\] never come: steps run from 1 to"):
+        make_config(checkpoint__keep_steps=[0, 3, 7])
+
+
+# --- branches -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trunk(make_config: MakeConfig, tmp_path: Path) -> Path:
+    """Step 4 of a run of 6, kept."""
+    config = make_config(run_folder=str(tmp_path / "trunk"), checkpoint__keep_steps=[4])
+    train(config)
+    return tmp_path / "trunk/checkpoints/step000004"
+
+
+def test_a_branch_goes_on_as_its_trunk_did(
+    make_config: MakeConfig, tmp_path: Path, trunk: Path
+) -> None:
+    same = make_config(run_folder=str(tmp_path / "same"), branch_from=str(trunk))
+    train(same)
+    before, after = (
+        load_file(trunk.with_name("step000006") / "model.safetensors"),
+        load_file(list_checkpoints(same.run_folder)[0] / "model.safetensors"),
+    )
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    rows = list(read_metrics(tmp_path / "same/metrics.jsonl"))
+    assert [row["step"] for row in rows] == [5, 6, 6]
+
+    other = make_config(
+        run_folder=str(tmp_path / "other"),
+        optimizer__learning_rate=1e-3,
+        positions__target_length=48,
+        training__num_steps=8,
+    )
+    train(other)
+    rows = list(read_metrics(tmp_path / "other/metrics.jsonl"))
+    assert [row["step"] for row in rows] == [5, 6, 7, 8, 8]
+    shutil.rmtree(list_checkpoints(other.run_folder)[0])
+    shutil.rmtree(trunk)
+    assert train(other) is Outcome.FINISHED, "from its own checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"seed": 4}, r"was trained with seed=3 \(now 4\); a branch goes on"),
+        ({"training__batch_size": 2}, r"training\.batch_size=4 \(now 2\)"),
+        ({"model__n_layers": 1}, r"model\.n_layers=2 \(now 1\)"),
+        ({"training__num_steps": 4}, r"is at step 4, where training\.num_steps=4 ends; raise it"),
+        ({"init_from": "runs/x"}, r"exclude each other"),
+        ({"branch_from": "runs/x"}, r"branch_from=runs/x is no whole checkpoint"),
+    ],
+)
+def test_what_a_branch_cannot_be_is_refused(
+    make_config: MakeConfig, tmp_path: Path, trunk: Path, settings: dict, message: str
+) -> None:
+    given = {"run_folder": str(tmp_path / "branch"), "branch_from": str(trunk)} | settings
+    with pytest.raises(ConfigError, match=message):
+        train(make_config(checkpoint__keep_steps=None, **given))
+
+
+# --- export at the end ----------------------------------------------------------------------------
+
+
+def test_a_run_exports_itself_at_its_end(make_config: MakeConfig) -> None:
+    config = make_config(
+        model__layer_norm_with_affine=True, checkpoint__export_at_end=True, training__num_steps=2
+    )
+    train(config)
+    folder = Path(config.run_folder)
+    ours, theirs = (
+        load_model(str(path), device="cpu").model for path in (folder, folder / "huggingface")
+    )
+    tokens_BL, positions_BL = torch.arange(12)[None], torch.arange(12)[None]
+    torch.testing.assert_close(ours(tokens_BL, positions_BL), theirs(tokens_BL, positions_BL))
+    shutil.rmtree(folder / "huggingface")
+    (folder / "huggingface.tmp").mkdir()  # killed while it was written
+    (folder / "huggingface.tmp/half").touch()
+    train(config)
+    assert (folder / "huggingface/config.json").is_file()
+    assert not (folder / "huggingface.tmp").exists()
+
+
+def test_what_cannot_be_exported_is_refused_before_training(make_config: MakeConfig) -> None:
+    config = make_config(checkpoint__export_at_end=True, model__rotary_fraction=0.5)
+    with pytest.raises(ConfigError, match=r"model\.rotary_fraction=0\.5 cannot be exported"):
+        train(config)
+    assert not (Path(config.run_folder) / "metrics.jsonl").exists()
 
 
 def test_every_file_of_a_run_follows_the_umask(make_config: MakeConfig, tmp_path: Path) -> None:

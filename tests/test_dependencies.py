@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from analysis.dependencies import BANDS, KINDS, Words, measure_dependencies, same_family
+from analysis.dependencies import BANDS, KINDS, Words, measure_dependencies, stems
 from analysis.statistics import summarize
 from analysis.windows import Windows
 
@@ -16,43 +16,48 @@ WINDOWS = Windows(12, 4)
 @pytest.mark.parametrize(
     ("one", "other", "expected"),
     [
-        ("teacher", "Teaching", True),
+        ("teacher", "teaching", True),
         ("nation", "nations", True),
         ("run", "runs", False),  # three letters are no family
         ("interest", "internal", False),
-        ("Sikma", "Sikma", True),
+        ("national", "nations", True),  # the letters are equal for longer than the stem
+        ("sikma", "sikma", True),
         ("2017", "2018", False),
     ],
 )
 def test_families(one: str, other: str, expected: bool) -> None:
-    assert same_family(one, other) is expected
+    assert bool(stems(one) & stems(other)) is expected
 
 
 def words(pieces: list[str], ids: list[int] | None = None) -> Words:
-    frame = pd.DataFrame({"token_id": ids or list(range(len(pieces))), "text": pieces})
-    return Words.of(frame)
+    return Words(pd.DataFrame({"token_id": ids or list(range(len(pieces))), "text": pieces}))
 
 
 def test_tokens_know_the_word_they_are_part_of() -> None:
-    found = words(["The", " bas", "ket", "ball,", " she", " said", ".", " It", "  ", "rained"])
-    assert found.word == [
-        *("The", "basketball", "basketball", "basketball", "she", "said", "said"),
-        *("It", "It", "rained"),
-    ]
-    assert [w for w, first in zip(found.word, found.starts_sentence, strict=True) if first] == [
-        "The",
-        "It",
-        "It",
+    found = words(["The", " bas", "", "ket", "ball,", " she", " said", ".", "  ", "Ann", "\n"])
+    assert found.spellings[found.spelling].tolist() == [
+        *("the", "basketball", "basketball", "basketball", "basketball", "she", "said", "said"),
+        *("", "ann", ""),  # white space alone is no word
     ]
 
 
 def test_kinds_in_their_order_of_precedence() -> None:
-    pieces = ["Of", " Paris", " of", " 1999", " teacher", " tree", " Paris", " the", " teaching"]
+    pieces = ["Of", " Paris", " of", " 1999", " Teacher", " tree", " Paris", " the", " teaching"]
     found = words(pieces, [0, 1, 2, 3, 4, 5, 1, 7, 8])
-    kinds = [found.kind(far, 6) for far in range(6)]
-    assert kinds == ["function_word", "equal", "function_word", "number", "other", "other"]
-    assert found.kind(4, 8) == "same_family"
-    assert found.kind(1, 8) == "name"
+    assert found.kinds(6, slice(0, 6)).tolist() == [
+        *("function_word", "equal", "function_word", "number", "name", "other")
+    ]
+    assert found.kinds(8, slice(1, 5)).tolist() == [
+        *("name", "function_word", "number", "same_family")
+    ]
+
+
+def test_what_begins_a_sentence_is_no_name_and_white_space_is_of_no_kind_but_equal() -> None:
+    found = words(["Paris", " is", ".", " Paris", "\n", " Is", " Paris", "\n"], [*range(7), 4])
+    assert found.kinds(7, slice(0, 7)).tolist() == [
+        *("other", "function_word", "function_word", "other", "equal", "function_word", "name")
+    ]
+    assert found.kinds(0, slice(3, 5)).tolist() == ["same_family", "other"]
 
 
 def fake_tables(
@@ -150,6 +155,29 @@ def test_the_excess_is_that_of_its_k() -> None:
     assert rows.excess_recovery[1, "equal"] == pytest.approx(0.5)
     assert rows.excess_recovery[4, "equal"] == pytest.approx(0.8)
     assert rows.num_targets[1, "equal"] == rows.num_targets[4, "equal"]
+
+
+def test_net_is_beyond_the_placebo_where_that_has_such_tokens() -> None:
+    tables = fake_tables(rank_all=False)
+    tables["losses"]["placebo_loss_long"] = 1.0
+    recovery, influence = tables["recovery"], tables["influence"]
+    of_placebo = recovery.far_part == "placebo"
+    recovery.loc[of_placebo & (recovery.control == "own"), "loss_set"] = 1.5
+    recovery.loc[of_placebo & (recovery.control == "foreign"), "loss_set"] = 1.7
+    rows = measured(tables)
+    # The placebo's first tokens are the farthest, and none has the target's text.
+    assert rows.net[1, "far_third"] == pytest.approx(0.5 - 0.2)
+    assert rows.net.drop("far_third", level="kind").isna().all()
+    texts = tables["tokens"].set_index(["document", "place"]).text
+    first = (influence.far_part == "placebo") & (influence["rank"] == 1)
+    asked = pd.MultiIndex.from_frame(influence.loc[first, ["document", "target"]])
+    influence.loc[first, "far_text"] = texts[asked].to_numpy()
+    rows = measured(tables)
+    for k in (1, 4):
+        row = rows.loc[k, "equal"]
+        assert row.net == pytest.approx(0.5 - 0.2)
+        assert row.net_low <= row.net <= row.net_high
+        assert np.isnan(rows.net[k, "other"])
 
 
 def test_of_four_tokens_the_share_is_that_of_all_four() -> None:

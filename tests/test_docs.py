@@ -23,17 +23,17 @@ from olmo_sparsity.theory.settings import load_theory_config
 from olmo_sparsity.training.loop import train
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
 
 
 def test_the_file_tree_names_what_exists() -> None:
-    tree = README[README.index("## File tree") :]
+    text = (ROOT / "docs/development.md").read_text()
+    tree = text[text.index("## File tree") :]
     for path in [*ROOT.glob("olmo_sparsity/**/*.py"), *ROOT.glob("analysis/**/*.py")]:
         if path.name != "__init__.py":
-            assert path.name in tree, f"README's file tree lacks {path.relative_to(ROOT)}"
+            assert path.name in tree, f"the file tree lacks {path.relative_to(ROOT)}"
     for name in re.findall(r"\b[\w/]+\.py\b", tree):
         found = [ROOT.glob(f"{part}/**/{name}") for part in ("olmo_sparsity", "analysis", "docs")]
-        assert any(map(any, found)), f"README's file tree names {name}"
+        assert any(map(any, found)), f"the file tree names {name}"
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs/tasks").glob("*.yaml")), ids=str)
@@ -49,7 +49,19 @@ def commands_in(text: str) -> list[str]:
 
 
 GUIDES = ["README.md", "slurm/README.md"]
-GUIDES += [f"docs/{name}.md" for name in ("tutorial", "natural_language", "results", "theory")]
+GUIDES += [
+    f"docs/{name}.md"
+    for name in (
+        "explain",
+        "measure",
+        "natural_language",
+        "overview",
+        "results",
+        "theory",
+        "train",
+        "tutorial",
+    )
+]
 COMMANDS = [command for name in GUIDES for command in commands_in((ROOT / name).read_text())]
 
 
@@ -82,7 +94,7 @@ def evidence(tmp_path_factory: pytest.TempPathFactory) -> list[list[str]]:
     folder = tmp_path_factory.mktemp("evidence")
     bin_folder, record = folder / ".venv/bin", folder / "record"
     bin_folder.mkdir(parents=True)
-    for name in ("olmo-sparsity", "python", "torchrun", "make", "cp", "mkdir"):
+    for name in ("olmo-sparsity", "python", "torchrun", "make", "cp", "mkdir", "chromium"):
         said = f'#!/bin/bash\nprintf "%s\\0" {name} "$@" >>{record}; printf "\\n" >>{record}\n'
         (bin_folder / name).write_text(said)
         (bin_folder / name).chmod(0o755)
@@ -117,7 +129,7 @@ def test_the_report_makes_every_stored_result(evidence: list[list[str]]) -> None
             words = json.loads((folder / "meta.json").read_text())["command"].split()
             asked = [word for word in words if not word.startswith("--num_workers")]
             assert " ".join(sorted(asked)) in commands, folder.name
-    written = " ".join(words[-1] for words in evidence)
+    written = " ".join(word for words in evidence for word in words)
     for figure in (ROOT / "docs/figures").glob("*.png"):
         name = str(figure.relative_to(ROOT))
         assert name in written or figure.name.startswith("theory_"), name
@@ -149,18 +161,43 @@ def test_the_tutorial_runs_from_top_to_bottom(
     assert set(names["spans"].summary.units) == {"span:4"}
 
 
-def test_readme_python_runs(
-    make_config: Callable[..., RunConfig], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", ["README.md", "docs/explain.md", "docs/measure.md"])
+def test_python_of_a_page_runs(
+    name: str,
+    make_config: Callable[..., RunConfig],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    config = make_config()
+    config = make_config(model__max_sequence_length=1024)
     train(config)
-    monkeypatch.chdir(ROOT)
-    (code,) = python_in("README.md")
+    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    (tmp_path / "README.md").symlink_to(ROOT / "README.md")
+    monkeypatch.chdir(tmp_path)
+    (code,) = python_in(name)
     names: dict[str, Any] = {}
     exec(code.replace("runs/induction", config.run_folder), names)
-    assert names["influence_FW"].shape == (32, 8)
-    assert {"recovery", "influence", "costs"} == set(names["answers"])
-    assert len(names["losses"]) == len(names["document"].tokens) - 48
+    if name == "docs/measure.md":
+        assert names["influence_FW"].shape == (32, 8)
+        assert {"recovery", "influence", "costs"} == set(names["answers"])
+        assert len(names["losses"]) == len(names["document"].tokens) - 48
+    else:
+        assert names["e"].checked.draws in (4, 8)
+        assert len(list(tmp_path.glob("*.html"))) == 1
+
+
+def test_the_notebook_runs(
+    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(model__max_sequence_length=1024)
+    train(config)
+    monkeypatch.chdir(ROOT)
+    cells = json.loads((ROOT / "docs/explain.ipynb").read_text())["cells"]
+    codes = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] for cell in cells if cell["cell_type"] == "code")
+    names: dict[str, Any] = {}
+    for code in codes:
+        exec(code.replace("runs/induction", config.run_folder), names)
+    assert names["e"].checked is not None
 
 
 def test_pypi_has_what_is_pinned() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -63,6 +64,27 @@ def test_what_processes_cannot_share_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         check_engine(make_config(**changes), processes)
+
+
+def test_ddp_of_one_process_is_for_those_who_launched_it(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    check_engine(make_config(engine__name="ddp"), ALONE)
+
+
+def test_deterministic_training_turns_on_deterministic_kernels(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    try:
+        train(make_config(training__deterministic=True, training__num_steps=2))
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"]
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+    train(make_config(training__deterministic=False, training__num_steps=2))  # it may go on without
 
 
 def test_unknown_engines_and_settings_without_use_are_refused(make_config: MakeConfig) -> None:
@@ -193,6 +215,10 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused(
         else:
             with pytest.raises(UserError, match=r"0\.03 GiB free, .* need 0\.03 .*keep=2"):
                 check_room(Path("/"), config, 10**6, step=0)
+    config = make_config(checkpoint__keep_steps=[1, 3])
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=needed))
+    with pytest.raises(UserError, match=r"need 0\.06 .*keep=2, 2 to stay for ever"):
+        check_room(Path("/"), config, 10**6, step=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10**6))
     with pytest.raises(UserError, match="run_folder="):
         train(config)

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
-from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
-import pandas as pd
 import pytest
+from matplotlib.axes import Axes
 
-from analysis.figures import _PRINT, _chosen, _figure, _loss_curves, draw_figure2, figure2_svg
+from analysis.figures import _drawing, draw_figure2, figure2_svg
 from analysis.results import Results
 from olmo_sparsity.errors import ConfigError
-from tests.fake_results import KS, META, SELECTORS, THRESHOLD, UNITS, fake_results
+from tests.fake_results import META, SELECTORS, THRESHOLD, UNITS, fake_results
 
 
 @pytest.fixture(scope="module")
@@ -30,6 +30,12 @@ def texts_of(svg: bytes) -> str:
     return "\n".join(
         "".join(node.itertext()) for node in root.iter("{http://www.w3.org/2000/svg}text")
     )
+
+
+def panel(results: Results, name: str) -> Axes:
+    figure = _drawing([results])()
+    (axes,) = [axes for axes in figure.axes if axes.get_title(loc="left").startswith(name)]
+    return axes
 
 
 def test_every_format_is_written_the_same_each_time(results: Results, tmp_path: Path) -> None:
@@ -85,7 +91,7 @@ def test_a_name_is_never_a_formula_nor_markup(results: Results, tmp_path: Path) 
     draw_figure2([hostile], tmp_path / "figure.pdf", [name])
 
 
-@pytest.mark.parametrize("name", ["losses", "targets", "recovery", "summary", "dependencies"])
+@pytest.mark.parametrize("name", ["losses", "targets", "summary", "dependencies"])
 def test_what_was_not_measured_is_said(results: Results, name: str) -> None:
     empty = replace(results, **{name: getattr(results, name).iloc[:0]})
     wanted = "not measured" if name in ("summary", "dependencies") else "no targets chosen"
@@ -97,7 +103,6 @@ def test_a_single_k_and_a_single_document_can_be_drawn(results: Results) -> None
     one = replace(
         results,
         losses=results.losses[results.losses.document == 1],
-        recovery=results.recovery.query("k == 4 and document == 1 and selector == 'add_one'"),
         summary=results.summary.query("k == 4"),
     )
     assert "1 document" in texts_of(figure2_svg([one]))
@@ -105,9 +110,7 @@ def test_a_single_k_and_a_single_document_can_be_drawn(results: Results) -> None
 
 def test_the_placebo_is_drawn_and_where_there_is_none_that_is_said(results: Results) -> None:
     def dotted(some: Results) -> int:
-        figure = _figure([some], ["one"], _PRINT)
-        (axes,) = [axes for axes in figure.axes if axes.get_title(loc="left").startswith("(c)")]
-        lines = [line for line in axes.lines if line.get_linestyle() == ":"]
+        lines = [line for line in panel(some, "(c)").lines if line.get_linestyle() == ":"]
         return sum(np.isfinite(line.get_ydata()).all() for line in lines)
 
     assert dotted(results) == len(SELECTORS) * len(UNITS)
@@ -128,30 +131,23 @@ def test_nothing_global_changes(results: Results) -> None:
     assert printed == "False\n"
 
 
-def test_curves_are_means_over_targets_with_draws_averaged_first(results: Results) -> None:
-    chosen = _chosen(results)
-    curves = _loss_curves(chosen)
-    assert set(curves) == set(product(SELECTORS, UNITS, ("own", "foreign")))
-    for name, rows in chosen.groupby(["selector", "units", "control"]):
-        curve = curves[name]
-        assert tuple(curve.k) == KS
-        expected = rows[rows.k == 4].groupby(["document", "target"]).loss_set.mean().mean()
-        at_4 = curve[curve.k == 4].iloc[0]
-        assert at_4["mean"] == pytest.approx(expected)
-        assert at_4.low <= at_4["mean"] <= at_4.high
+def test_curves_are_mean_losses_of_the_chosen_targets(results: Results) -> None:
+    """Draws of a target are averaged first, and its bands hold the curves of own units."""
+    axes = panel(results, "(b)")
+    rows = results.recovery[results.recovery.far_part == "document"]
+    chosen = results.targets.query("far_part == 'document' and target_set == 'gap'")
+    rows = rows.merge(chosen, on=["document", "target"])
+    by = ["selector", "units", "control", "k"]
+    means = rows.groupby([*by, "document", "target"]).loss_set.mean().groupby(by).mean()
+    drawn = sorted(tuple(line.get_ydata()) for line in axes.lines if len(line.get_xdata()) > 2)
+    expected = sorted(means.unstack("k").itertuples(index=False, name=None))
+    assert len(expected) == 2 * len(SELECTORS) * len(UNITS)
+    np.testing.assert_allclose(drawn, expected, atol=1e-5)
+    assert len(axes.collections) == len(SELECTORS) * len(UNITS)
 
 
-def test_interval_covers_the_truth_about_as_often_as_it_says() -> None:
-    rng = np.random.default_rng(0)
-    hits = 0
-    for _ in range(60):
-        num_documents, num_targets = 40, 5
-        level = rng.normal(2, 0.5, num_documents)  # targets of one document are alike
-        loss = level[:, None] + rng.normal(0, 0.2, (num_documents, num_targets))
-        document, target = np.indices(loss.shape)
-        chosen = pd.DataFrame(
-            {"document": document.ravel(), "target": target.ravel(), "loss_set": loss.ravel()}
-        ).assign(selector="add_one", units="tokens", control="own", k=1, loss_short=5.0)
-        curve = _loss_curves(chosen)["add_one", "tokens", "own"].iloc[0]
-        hits += curve.low <= 2 <= curve.high
-    assert hits >= 50
+def test_colours_on_dark_are_others_for_the_same_drawing(results: Results) -> None:
+    light, dark = (figure2_svg([results], dark=dark).decode() for dark in (False, True))
+    color = r"#[0-9a-f]{6}\b"
+    assert re.sub(color, "", light) == re.sub(color, "", dark)
+    assert {"#ffffff", "#1a1a1a"}.isdisjoint(re.findall(color, dark))

@@ -173,28 +173,6 @@ def test_an_attention_bias_replaces_causality(dtype: torch.dtype) -> None:
     assert torch.equal(hidden_from, model(tokens_BL, GAPPED, bias)[:, 1:])
 
 
-REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "BloomForCausalLM": (
-        {"vocab_size": 61, "hidden_size": 32, "n_layer": 2, "n_head": 4, **TOKEN_IDS},
-        "uses no position_ids",
-    ),
-    "FalconForCausalLM": (
-        {**SIZES, "alibi": True, "num_kv_heads": 4, "new_decoder_architecture": False},
-        "uses no position_ids",
-    ),
-    "Gemma2ForCausalLM": ({**SIZES, "head_dim": 8}, r"caps its logits .*\(30.0\)"),
-    "CohereForCausalLM": (SIZES, "not the last linear map"),
-    "GraniteForCausalLM": ({**SIZES, "logits_scaling": 3.0}, "not the last linear map"),
-}
-
-
-@pytest.mark.parametrize("class_name", REFUSED)
-def test_families_that_do_not_fit_are_refused_by_name(class_name: str) -> None:
-    settings, problem = REFUSED[class_name]
-    with pytest.raises(ConfigError, match=f"{class_name} .*{problem}"):
-        HuggingFaceLM(tiny(class_name, **settings))
-
-
 @torch.no_grad()
 def test_learned_absolute_positions_are_read_too(save: Callable[[PreTrainedModel], str]) -> None:
     theirs = tiny("GPT2LMHeadModel", **OLDER_SIZES, **TOKEN_IDS)

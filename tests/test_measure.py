@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from analysis.documents import Document, Documents
-from analysis.estimate import FEW_TARGETS, SOME_TARGETS, estimate
+from analysis.estimate import FEW_TARGETS, SOME_TARGETS, estimate, first_look
 from analysis.measurement import Plan, measure, run
 from analysis.parts import Parts
 from analysis.recovery import recover
@@ -214,7 +214,7 @@ def test_another_model_or_window_in_the_same_folder_is_refused(
 ) -> None:
     with pytest.raises(DataError, match=r"short"):
         measured_into(measured, model, documents, replace(SETTINGS, windows=Windows(16, 5)))
-    other = replace(loaded(model), fingerprint="else")
+    other = replace(loaded(model), weights_sha256="else")
     with pytest.raises(DataError, match=r"model"):
         run(Plan.of(other, documents, SETTINGS), measured)
 
@@ -295,7 +295,7 @@ def test_two_models_answer_for_the_same_targets(
     model: Any, documents: Documents, measured: Path, tmp_path: Path
 ) -> None:
     given = read_results(measured)
-    other = replace(loaded(build_model(model.config).eval()), fingerprint="other")
+    other = replace(loaded(build_model(model.config).eval()), weights_sha256="other")
     ours = run(Plan.of(other, documents, SETTINGS, given), tmp_path)
     pd.testing.assert_frame_equal(ours.targets, given.targets)
     # A longer window keeps those of the targets that still have one.
@@ -366,6 +366,9 @@ def test_the_estimate_of_long_documents_asks_few_of_their_targets(
     assert max(read) == settings.windows.long + SOME_TARGETS
     (said,) = re.findall(r"targets +([\d,]+) with both losses", text)
     assert said.replace(",", "") == str(6 * (3000 - settings.windows.long))
+    # A third of them in each reported document, and as many of the placebo: of whole documents.
+    (said,) = re.findall(r"about ([\d,]+) asked about", text)
+    assert int(said.replace(",", "")) > 0.3 * 3 * (3000 - settings.windows.long)
 
 
 def test_recover_is_what_measure_does(model: Any, documents: Documents, measured: Path) -> None:
@@ -576,7 +579,7 @@ def test_a_trained_run_is_measured_on_its_own_held_out_text(
     assert "".join(one.text) == trained.tokenizer.decode(document.tokens.tolist())
     words = results.influence.query("units == 'words' and control == 'own'")
     assert (words.far_end - words.far_first).max() > 1
-    with pytest.raises(ConfigError, match="needs 68 positions"):
+    with pytest.raises(ConfigError, match="68 positions are more than"):
         measure(trained, text, Windows(65, 8, 4), **choices)
 
 
@@ -613,3 +616,25 @@ def test_settings_that_mean_nothing_are_refused(
 def test_shares_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="targets="):
         parse_share(text)
+
+
+@pytest.mark.parametrize("windows", [Windows(16, 6), Windows(40, 8, 4), Windows(60, 30)], ids=str)
+def test_a_first_look_bounds_the_work_and_not_the_documents(model: Any, windows: Windows) -> None:
+    """However many documents there are, and however long."""
+    rng = np.random.default_rng(0)
+    budget = 100_000
+    for num_documents, length in ((4, 2000), (12, 400)):
+        texts = Documents.of([rng.integers(0, VOCAB, length) for _ in range(num_documents)])
+        cut = first_look(texts, windows, budget)
+        assert [d.number for d in cut] == [d.number for d in texts]
+        settings = replace(
+            SETTINGS, windows=windows, min_gap=0.0, num_foreign=1, ks=(1, 2, 4, 8),
+            target_share=0.1, units=("tokens",), selectors=("add_one_screened", "random"),
+        )  # fmt: skip
+        plan = Plan.of(loaded(model), cut, settings)
+        losses = pd.concat([pd.DataFrame(dict(plan.losses(d.number)["losses"])).assign(
+            document=d.number) for d in cut])  # fmt: skip
+        targets = plan.targets(losses)
+        for number in sorted(set(targets.document)):
+            plan.answers(number, targets[targets.document == number])
+        assert budget / 4 < plan.scorer.token_forwards < 2 * budget

@@ -9,6 +9,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +17,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from analysis.report import _json_for_html, write_report
+from analysis import explain
+from analysis.explanation import Explanation
+from analysis.report import _json_for_html, write_explanation, write_report
 from analysis.results import SETS, Results
 from tests.fake_results import (
     DOCUMENTS,
@@ -28,6 +31,7 @@ from tests.fake_results import (
     fake_words,
     one_document,
 )
+from tests.test_explain import FOREIGN, SHORT, TEXT, make_model, make_tokenizer
 
 HOSTILE = (
     *("</script><script>canary=1</script>", "<!--<script>", "<img src=x onerror=canary=1>"),
@@ -78,22 +82,64 @@ def page(results: Results, tmp_path_factory: pytest.TempPathFactory) -> Page:
     return page_of(results, tmp_path_factory.mktemp("page"))
 
 
+@pytest.fixture(scope="module")
+def explanation() -> Explanation:
+    return tiny_explanation()
+
+
+@pytest.fixture(scope="module")
+def explained(explanation: Explanation, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return page_of(explanation, tmp_path_factory.mktemp("explained"))
+
+
 @pytest.fixture
 def _no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drawing takes the longest, and tests of other parts have no use for it."""
     monkeypatch.setattr("analysis.report.figure2_svg", lambda results, dark=False: b"<svg/>")
 
 
-def page_of(results: Results, folder: Path, max_documents: int | None = None) -> Page:
+def page_of(results: Results | Explanation, folder: Path, max_documents: int | None = None) -> Page:
     out = folder / "deep" / "report.html"
-    write_report(results, out, max_documents)
+    if isinstance(results, Explanation):
+        write_explanation(results, out)
+    else:
+        write_report(results, out, max_documents)
     assert [path.name for path in out.parent.iterdir()] == ["report.html"]
     return Page(out.read_text(encoding="utf-8"))
 
 
+def tiny_explanation(check: bool = True, **changed: Any) -> Explanation:
+    """Of a model with random weights. Two of its three targets are of two tokens."""
+    given = {"text": f"{TEXT} w3 w7 w8", "at": ["w7 w8", 40], "short": SHORT, "k": 3,
+             "units": "span:3", "foreign": FOREIGN}  # fmt: skip
+    found = explain(make_model(), make_tokenizer(), **given | changed)
+    if check:
+        found.check(3)
+    return found
+
+
+def hostile_explanation() -> Explanation:
+    """Every string that came from outside is one of `HOSTILE`."""
+    found = tiny_explanation()
+    check = found.checked
+    assert check is not None
+    words = hostile_words(len(found.document.tokens))
+    found.document.texts = words
+    found.model.name = HOSTILE[0]
+    for table in (found.targets, found.far, check.table):
+        table["text"] = words[: len(table)]
+    influence = check.tables["influence"]
+    influence["far_text"] = hostile_words(len(influence))
+    return found
+
+
+def hostile_words(num: int) -> list[str]:
+    return [HOSTILE[i % len(HOSTILE)] for i in range(num)]
+
+
 def hostile_results(results: Results) -> Results:
     """Every string that came from outside is one of `HOSTILE`."""
-    words = [HOSTILE[i % len(HOSTILE)] for i in range(60)]
+    words = hostile_words(60)
     meta = replace(
         META,
         **{name: dict.fromkeys(getattr(META, name), HOSTILE[0]) for name in ("model", "data")},
@@ -114,6 +160,7 @@ def hostile_results(results: Results) -> Results:
     kinds = [HOSTILE[i % len(HOSTILE)] for i in range(len(results.dependencies))]
     return replace(
         one,
+        documents=pd.DataFrame({"document": [1], "name": [HOSTILE[2]]}),
         summary=summary,
         targets=pd.concat([one.targets, one.targets.assign(target_set=HOSTILE[0])]),
         influence=pd.concat(influence),
@@ -121,7 +168,9 @@ def hostile_results(results: Results) -> Results:
     )
 
 
-def test_only_the_named_script_and_style_may_run(page: Page) -> None:
+@pytest.mark.parametrize("kind", ["page", "explained"])
+def test_only_the_named_script_and_style_may_run(kind: str, request: pytest.FixtureRequest) -> None:
+    page: Page = request.getfixturevalue(kind)
     policy = next(a["content"] for _, a in page.elements if "http-equiv" in a)
     assert policy
     rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
@@ -142,7 +191,8 @@ def test_the_page_holds_the_results(page: Page, results: Results) -> None:
     data = page.data("page-data")
     assert data["ks"] == list(KS)
     assert data["units"] == list(UNITS)
-    assert [document[0] for document in data["documents"]] == list(DOCUMENTS[1::2])
+    named = [[number, f"{number}.txt"] for number in DOCUMENTS[1::2]]
+    assert [document[:2] for document in data["documents"]] == named
     document = page.data("document-3")
     assert "".join(document["text"]) == "".join(fake_words(3))
     losses = results.losses.query("document == 3")
@@ -153,6 +203,7 @@ def test_the_page_holds_the_results(page: Page, results: Results) -> None:
     influence = results.influence.query(f"{own_part} and selector == 'add_one'")
     targets = results.targets.query(own_part).groupby("target").target_set.agg(set)
     assert [target for target, *_ in document["chosen"]] == targets.index.tolist()
+    assert document["ends"] == {}
     for target, sets, entries in document["chosen"]:
         assert {data["sets"][i] for i in sets} == targets[target]
         for number, units in enumerate(UNITS):
@@ -171,7 +222,8 @@ def test_headline_never_shows_recovery_without_its_controls(page: Page, results:
     row = results.summary.query(
         "target_set == 'gap' and units == 'tokens' and selector == 'add_one' and k == 1"
     ).iloc[0]
-    sentence = re.search(r"Net excess recovery of add one with k = 1 \(tokens\).*", page.text)
+    asked = r"with k = 1 \(tokens\), targets of large gap"
+    sentence = re.search(f"Net excess recovery of add one {asked}.*", page.text)
     assert sentence
     net = f"{row.net:.2f} [{row.net_low:.2f}, {row.net_high:.2f}]"
     said = [net, f"recover {row.recovery:.2f} of the gap", f"another text {row.foreign:.2f}",
@@ -191,7 +243,8 @@ def test_headline_and_open_table_are_of_the_same_targets(
     raw = (tmp_path / "deep" / "report.html").read_text(encoding="utf-8")
     (table,) = re.findall(r"<details open>.*?</details>", raw)
     assert f"Targets: {SETS[main]} ·" in table
-    headline = re.search(r"ecovery of add one with k = 1 \(tokens\): (.*?\])\.", page.text)
+    asked = rf"with k = 1 \(tokens\), targets of {SETS[main]}"
+    headline = re.search(rf"ecovery of add one {asked}: (.*?\])\.", page.text)
     assert headline
     assert f"<td>{headline[1]}</td>" in table
     assert ("there is no placebo" in page.text) == (main == "planted")
@@ -200,11 +253,17 @@ def test_headline_and_open_table_are_of_the_same_targets(
 @pytest.mark.usefixtures("_no_figure")
 def test_it_opens_on_the_document_of_the_largest_gain(results: Results, tmp_path: Path) -> None:
     rows = results.recovery
-    own = (rows.document == 7) & (rows.control == "own") & (rows.k == 1)
-    first = own & (rows.target == rows.target[own].iloc[0]) & (rows.far_part == "document")
+    own = (rows.document == 7) & (rows.control == "own") & (rows.k == 4)  # whatever k it is
+    own &= (rows.units == "tokens") & (rows.selector == "add_one") & (rows.far_part == "document")
+    first = own & (rows.target == rows.target[own].iloc[0])
     far = replace(results, recovery=rows.assign(loss_set=rows.loss_set.mask(first, -50.0)))
     data = page_of(far, tmp_path).data("page-data")
     assert data["documents"][data["start"]][0] == 7
+    # What foreign units give as well is no gain.
+    same = first | (first.groupby([rows.document, rows.target]).transform("any"))
+    both = replace(results, recovery=rows.assign(loss_set=rows.loss_set.mask(same, -50.0)))
+    data = page_of(both, tmp_path).data("page-data")
+    assert data["documents"][data["start"]][0] != 7
     placebo = rows.assign(loss_set=rows.loss_set.mask(rows.far_part == "placebo", -50.0))
     start = page_of(results, tmp_path).data("page-data")["start"]
     again = page_of(replace(results, recovery=placebo), tmp_path).data("page-data")["start"]
@@ -241,22 +300,100 @@ def test_a_table_without_rows_makes_a_page_all_the_same(
     page_of(replace(results, **{name: getattr(results, name).iloc[:0]}), tmp_path)
 
 
-def test_hostile_text_stays_text(page: Page, results: Results, tmp_path: Path) -> None:
-    hostile = page_of(hostile_results(results), tmp_path)
+@pytest.mark.usefixtures("_no_figure")
+@pytest.mark.parametrize("kind", ["results", "explanation"])
+def test_hostile_text_stays_text(
+    kind: str, results: Results, explanation: Explanation, tmp_path: Path
+) -> None:
+    page = page_of(results if kind == "results" else explanation, tmp_path)
+    made = hostile_results(results) if kind == "results" else hostile_explanation()
+    hostile = page_of(made, tmp_path)
     # One document here, ten there; tables have rows of their own. Nothing else may differ.
     expected = {tag for tag, _ in page.elements}
     assert {tag for tag, _ in hostile.elements} == expected
     assert sum(tag == "script" for tag, _ in hostile.elements) == 3
     assert hostile.source("script") == page.source("script")
-    words = [HOSTILE[i % len(HOSTILE)].replace("\u202e", "⟨U+202E⟩") for i in range(60)]
-    assert hostile.data("document-1")["text"] == words
-    assert HOSTILE[2] in hostile.data("page-data")["selectors"]
+    (document,) = hostile.data("page-data")["documents"]
+    shown = hostile.data(f"document-{document[0]}")["text"]
+    assert len(shown) >= 60
+    words = hostile_words(len(shown))
+    assert shown == [word.replace("\u202e", "⟨U+202E⟩") for word in words]
+    if kind == "results":
+        assert HOSTILE[2] in hostile.data("page-data")["selectors"]
+        assert document[1] == HOSTILE[2]
     for _, attributes in hostile.elements:
         assert not [name for name in attributes if name.startswith(("on", "autofocus"))]
     raw = (tmp_path / "deep" / "report.html").read_text(encoding="utf-8")
     assert raw.count("</script>") == 3
     for data in re.findall(r'<script type="application/json".*?>(.*?)</script>', raw, re.DOTALL):
         assert not set(data) & set("<>&\u2028\u2029")
+
+
+def test_an_explanation_holds_what_was_found(explained: Page, explanation: Explanation) -> None:
+    data, document = explained.data("page-data"), explained.data("document-0")
+    assert data["windows"] == {"long": "all", "short": SHORT, "stride": 1}
+    assert data["ks"] == [0, 1, 2, 3]
+    assert "".join(document["text"]) == f"{TEXT} w3 w7 w8"
+    spans = explanation.targets[["target", "end"]].to_numpy().tolist()
+    wide = {str(target): end for target, end in spans if end > target + 1}
+    assert document["ends"] == wide
+    assert 0 < len(wide) < len(spans)
+    assert explanation.checked is not None
+    table = explanation.checked.table.set_index("target")
+    by_target = explanation.far.groupby("target")
+    assert [target for target, *_ in document["chosen"]] == [target for target, _ in spans]
+    for (target, sets, entries), row in zip(
+        document["chosen"], explanation.targets.itertuples(), strict=True
+    ):
+        assert sets == []
+        (own, foreign), far = entries["0 0"], by_target.get_group(target)
+        assert own[0] == far["first"].tolist()
+        assert set(own[1]) == {3}
+        np.testing.assert_allclose(own[3], [row.loss_short, *far.loss_set], atol=1e-4)
+        assert foreign[3][-1] == pytest.approx(row.loss_short - table.foreign[target], abs=1e-4)
+        assert len(foreign[4]) == 3
+
+
+def test_an_explanation_says_whether_to_believe_it(
+    explained: Page, explanation: Explanation
+) -> None:
+    check = explanation.checked
+    assert check is not None
+    text = explained.text
+    subtitle = (
+        f"long window of all before a target, short window {SHORT}, both behind a prefix of 1"
+    )
+    assert subtitle in text
+    assert f"{check.verdict}." in text
+    assert f"{check.excess[0]:+.2f} nats a target".replace("-", "−") in text
+    assert f"This model {check.warning.removeprefix('this model ')}." in text
+    assert text.index(check.verdict) < text.index("Token by token")
+    own = explained.text.split("Against unrelated texts")[1]
+    for row in check.table.itertuples():
+        said = f"{row.own:.2f}{row.foreign:.2f}{row.foreign_most:.2f}{row.better} of 3"
+        assert said.replace("-", "−") in own
+    assert "figure" not in {tag for tag, _ in explained.elements}
+
+
+def test_an_explanation_that_was_not_checked_says_so(
+    explanation: Explanation, tmp_path: Path
+) -> None:
+    page = page_of(replace(explanation, checked=None), tmp_path)
+    assert "Not checked against unrelated texts: " in page.text
+    assert not {"table", "figure"} & {tag for tag, _ in page.elements}
+    for entries in (entries for *_, entries in page.data("document-0")["chosen"]):
+        own, foreign = entries["0 0"]
+        assert foreign is None
+        assert len(own[3]) == 4
+
+
+def test_nothing_of_the_template_is_left(page: Page, explained: Page) -> None:
+    """Neither places to fill, nor marks of parts."""
+    for one in (page, explained):
+        written = one.text + "".join(str(attributes) for _, attributes in one.elements)
+        assert not re.search(r"\{\{|<!--", written)
+    assert "Recovery" not in explained.text
+    assert "Placebo targets" not in page.text
 
 
 @pytest.mark.usefixtures("_no_figure")

@@ -351,6 +351,8 @@ def test_pieces_joined_are_the_document(
     ids = tokenizer.encode(text).ids
     start = data.draw(st.integers(0, len(ids)))  # a document may begin and end within a character
     ids = ids[start : data.draw(st.integers(start, len(ids)))]
+    for place in data.draw(st.sets(st.integers(0, len(ids)), max_size=2)):
+        ids.insert(place, 10**6)  # no token of the vocabulary
     pieces = token_pieces(tokenizer, ids)
     assert len(pieces) == len(ids)
     assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=False)
@@ -370,3 +372,10 @@ def test_a_character_belongs_to_the_token_that_completes_it(
             assert "".join(pieces[: i + 1]) == tokenizer.decode(ids[: i + 1])
             assert tokenizer.decode(ids[:i]) != tokenizer.decode(ids[: i + 1])
     assert whole == "a🚀�🚀"
+
+
+def test_a_token_keeps_the_characters_that_it_completes() -> None:
+    """It ends within the next one."""
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "ĠðŁ": 1, "ļĢ": 2}, "a"))
+    tokenizer.decoder = decoders.ByteLevel()
+    assert token_pieces(tokenizer, [0, 1, 2]) == ["a", " ", "🚀"]

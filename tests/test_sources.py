@@ -172,7 +172,7 @@ def test_text_is_cut_at_blank_lines(model: LoadedModel) -> None:
     packed("a.txt.zst", content)
     for text in ("a.txt", "a.txt.zst", "text:a.txt"):
         documents = open_documents(text, model, split_at="blank-lines")
-        assert read(documents)[-3:] == ["one\ntwo\n", "three\n", "four"]
+        assert read(documents)[-3:] == ["one\ntwo", "three", "four"]
         path = text.removeprefix("text:")
         assert names(documents)[-1] == f"{path}:{len(documents)}"
         whole = open_documents(text, model)
@@ -183,7 +183,7 @@ def test_text_is_cut_at_blank_lines(model: LoadedModel) -> None:
 def test_standard_input_is_text(model: LoadedModel) -> None:
     kept = os.dup(0)
     try:
-        for split_at, wanted in (("whole", ["one\n\ntwo"]), ("blank-lines", ["one\n", "two"])):
+        for split_at, wanted in (("whole", ["one\n\ntwo"]), ("blank-lines", ["one", "two"])):
             Path("in").write_text("one\n\ntwo")
             given = os.open("in", os.O_RDONLY)
             os.dup2(given, 0)

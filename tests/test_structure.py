@@ -19,6 +19,7 @@ CONFIG = {f"olmo_sparsity.config{part}" for part in ("", "_check", "_file")}
 TRAINING = {*CONFIG, "olmo_sparsity.data", "olmo_sparsity.model"}
 ALLOWED = {
     **{name: {"olmo_sparsity.errors"} - {name} for name in GROUND},
+    "olmo_sparsity.arguments": {"olmo_sparsity.errors"},
     "olmo_sparsity.lock": {f"olmo_sparsity.{name}" for name in ("errors", "files", "launch")},
     **dict.fromkeys(CONFIG, CONFIG),
     "olmo_sparsity.data": CONFIG,  # neither of these two knows the other

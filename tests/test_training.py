@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 import sys
 import types
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -19,12 +22,18 @@ from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.model.load import build_model, load_model
 from olmo_sparsity.model.losses import token_losses
+from olmo_sparsity.training import loop
 from olmo_sparsity.training.engine import Engine, choose_device, choose_precision
-from olmo_sparsity.training.estimate import count_parameters, estimate, flops_per_token
-from olmo_sparsity.training.evaluate import evaluate
+from olmo_sparsity.training.estimate import (
+    count_parameters,
+    estimate,
+    flops_per_token,
+    stated_flops,
+)
+from olmo_sparsity.training.evaluate import evaluate, induction_drop
 from olmo_sparsity.training.loop import Outcome, dry_run, resolve, train
 from olmo_sparsity.training.optim import build_optimizer, learning_rate
-from olmo_sparsity.training.run_folder import Metrics, loss_table, read_metrics
+from olmo_sparsity.training.run_folder import Metrics, draw_losses, loss_table, read_metrics
 
 MakeConfig = Callable[..., RunConfig]
 
@@ -204,6 +213,108 @@ def test_decay_groups(make_config: MakeConfig) -> None:
     assert decayed(decay_embeddings=False) == everything - embedding
 
 
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"training__length": 64}, "matmul"),
+        ({"training__length": 256}, "flash_attention"),
+        ({"training__length": 64, "model__n_kv_heads": 1}, "flash_attention"),
+        ({"training__length": 256, "model__rope": False, "model__alibi": True}, "flash_attention"),
+    ],
+)
+def test_the_attention_kernel_that_is_named_is_the_one_that_runs(
+    make_config: MakeConfig, changes: dict, expected: str
+) -> None:
+    length = changes["training__length"]
+    changes |= {"positions__target_length": length, "model__max_sequence_length": length}
+    engine = engine_for(make_config(**changes, training__batch_size=2))
+    tokens_BL = torch.randint(0, 300, (2, length))
+    with torch.profiler.profile() as profiled:
+        engine.step(Batch(tokens_BL, torch.arange(length).expand(2, length), tokens_BL), 1e-3)
+    ran = {event.key for event in profiled.key_averages()}
+    assert engine.describe()["attention"] == expected
+    assert ("aten::_scaled_dot_product_flash_attention_for_cpu" in ran) == (expected != "matmul")
+
+
+# --- attention within documents -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "model",
+    [{}, {"rope": False, "alibi": True}, {"rope": False}, {"n_kv_heads": 1},
+     {"architecture": "gpt_neox", "include_bias": True, "activation_type": "gelu"}],
+    ids=["rope", "alibi", "nope", "grouped", "gpt_neox"],
+)  # fmt: skip
+def test_the_loss_of_a_masked_document_is_its_loss_alone(
+    make_config: MakeConfig, run_dict: dict, model: dict, precision: str
+) -> None:
+    """In training and held out; its position IDs may even begin anew, since only their differences
+    count."""
+    if model.get("architecture"):
+        run_dict["model"] = {"d_model": 32, "n_heads": 2, "n_layers": 2, "max_sequence_length": 64}
+    run_dict["model"] |= model
+    engine = engine_for(make_config(training__batch_size=2, training__precision=precision))
+    lengths, generator = (5, 1, 18), torch.Generator().manual_seed(1)
+    tokens_BL = torch.randint(1, 300, (2, sum(lengths)), generator=generator)
+    labels_BL = tokens_BL.roll(-1, 1)
+    numbers_L = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
+    positions_BL = torch.arange(24).expand(2, 24)
+    packed = Batch(tokens_BL, positions_BL, labels_BL, numbers_L.expand(2, 24))
+    places = [slice(0, 5), slice(5, 6), slice(6, 24)]
+    apart = [
+        Batch(tokens_BL[:, some], positions_BL[:, : some.stop - some.start], labels_BL[:, some])
+        for some in places
+    ]
+    near = {"rtol": 2e-2, "atol": 2e-2} if precision == "bf16" else {"rtol": 1e-4, "atol": 1e-5}
+    nll_BL = engine.token_losses(packed)
+    torch.testing.assert_close(
+        nll_BL, torch.cat([engine.token_losses(b) for b in apart], 1), **near
+    )
+    unmasked = engine.token_losses(Batch(tokens_BL, positions_BL, labels_BL))
+    assert (nll_BL[:, 6:] - unmasked[:, 6:]).abs().max() > 0.05, "the mask hides something"
+
+    def gradients(batches: list[Batch]) -> torch.Tensor:
+        engine.model.zero_grad()
+        for batch in batches:
+            with engine.autocast():
+                engine.losses(batch, 48).backward()
+        return torch.cat([p.grad.flatten() for p in engine.model.parameters()])
+
+    one, other = gradients([packed]), gradients(apart)
+    assert (one - other).norm() < near["rtol"] * other.norm()
+
+
+def test_a_run_within_documents_trains_and_resumes(make_config: MakeConfig, tmp_path: Path) -> None:
+    settings = {"data__mask_documents": True, "training__length": 32}
+    curves = []
+    for name in ("whole", "resumed"):
+        config = make_config(run_folder=str(tmp_path / name), **settings)
+        train(config)
+        if name == "resumed":
+            shutil.rmtree(list_checkpoints(config.run_folder)[0])
+            train(make_config(**settings))
+        curves.append(losses(config))
+    assert curves[0] == curves[1]
+    plain = make_config(run_folder=str(tmp_path / "plain"), data__mask_documents=False)
+    train(plain)
+    assert losses(plain) != curves[0]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"positions__skip_text": True}, r"positions\.skip_text=true leaves some out"),
+        ({"model__query_scale_length": 16}, r"query_scale_length=16\.0 counts the keys"),
+    ],
+)
+def test_what_masked_documents_do_not_go_with(
+    make_config: MakeConfig, settings: dict, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_config(data__mask_documents=True, **settings)
+
+
 # --- schedule -------------------------------------------------------------------------------------
 
 
@@ -244,6 +355,39 @@ def test_losses_by_position_are_means_over_those_positions(make_config: MakeConf
     for row, columns in zip(found, (slice(0, 15), slice(15, 31), slice(31, 49)), strict=True):
         assert row["loss"] == pytest.approx(float(nll_BL[:, columns].mean()), rel=1e-5)
         assert row["num_tokens"] == nll_BL[:, columns].numel()
+        # The same with the bytes counted document by document.
+        texts = [
+            heldout.tokenizer.decode(heldout.document(i).tolist()) for i in range(len(heldout))
+        ]
+        num_bytes = sum(len(text.encode()) for text in texts)
+        bits = row["loss"] / math.log(2) * heldout.num_tokens / num_bytes
+        assert row["bits_per_byte"] == pytest.approx(bits, rel=1e-3)
+
+
+def test_induction_is_the_fall_in_loss_on_a_second_reading(make_config: MakeConfig) -> None:
+    """Of a parrot, which knows what followed a token the last time, and of a fresh model."""
+    config = make_config(training__length=20, evaluation__batch_size=1)
+    heldout = open_shards(config.data, "heldout")
+    resolve(config, heldout, torch.device("cpu"))
+    engine = Engine(build_model(config.model), config)
+    assert abs(induction_drop(engine, heldout, config)) < 0.1
+
+    def parrot(batch: Batch) -> torch.Tensor:
+        nll_BL = torch.zeros(batch.labels_BL.shape)
+        for row, labels in enumerate(batch.labels_BL.tolist()):
+            for place, label in enumerate(labels):
+                nll_BL[row, place] = 3.0 * (label != IGNORED and place < 10)
+        return nll_BL
+
+    engine.token_losses = parrot
+    assert induction_drop(engine, heldout, config) == pytest.approx(3.0)
+    shares = []
+    for rank in range(30):  # more processes than the last batch has passages
+        engine.processes = SimpleNamespace(
+            rank=rank, world_size=30, add_up=lambda sums: shares.append(sums) or torch.ones(3)
+        )
+        induction_drop(engine, heldout, config)
+    assert sum(shares).tolist() == [3 * 64, 0, 64]
 
 
 # --- starting from weights ------------------------------------------------------------------------
@@ -395,7 +539,68 @@ def test_sinks_are_asked_for_and_receive_every_row(
     monkeypatch.setitem(sys.modules, "wandb", fake)
     train(make_config(logging__wandb_project="test"))
     assert [step for _, step in received] == [1, 2, 3, 4, 5, 6, 6]
-    assert set(received[-1][0]) == {"heldout/0-16", "heldout/16-32", "heldout/32-64"}
+    assert {"train/tokens_per_s", "train/peak_memory_gib"} <= received[-2][0].keys()
+    places = ("0-16", "16-32", "32-64")
+    assert set(received[-1][0]) == {
+        *(f"{name}/{place}" for name in ("heldout", "heldout_bits_per_byte") for place in places),
+        "heldout/induction_drop",
+    }
+
+
+def test_the_share_of_the_stated_peak_is_logged_where_it_is_known(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(training__num_steps=1, training__batch_size=4, training__length=16)
+    train(config)
+    assert not [row for row in rows(config) if "mfu" in row]
+    monkeypatch.setattr(loop, "device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    config = make_config(run_folder=config.run_folder + "-a100")
+    train(config)
+    (row,) = [row for row in rows(config) if "mfu" in row]
+    model = load_model(config.run_folder, device="cpu").model
+    expected = row["tokens_per_s"] * flops_per_token(model, config) / 312e12
+    assert row["mfu"] == pytest.approx(expected)
+    assert 0.1 < row["peak_memory_gib"] < 100
+
+
+def test_stated_peaks_go_by_the_device_name() -> None:
+    for name, tflops in {
+        "NVIDIA A100-SXM4-80GB": 312,
+        "NVIDIA H100 80GB HBM3": 989,
+        "NVIDIA H100 PCIe": 756,
+        "NVIDIA H200": 989,
+    }.items():
+        assert stated_flops(name) == tflops * 1e12
+    for name in ("cpu", "NVIDIA A10G", "NVIDIA H100 80GB HBM3 MIG 1g.10gb"):
+        assert stated_flops(name) is None
+
+
+# --- the curves of a run --------------------------------------------------------------------------
+
+
+def test_the_curves_are_printed_and_drawn_for_every_evaluation(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config(evaluation__interval_steps=2)
+    train(config)
+    table = loss_table(config.run_folder).splitlines()
+    evaluations = [row for row in rows(config) if "heldout" in row]
+    assert [row["step"] for row in evaluations] == [2, 4, 6]
+    for row, line in zip(evaluations, table[-3:], strict=True):
+        losses_and_drop = [*(part["loss"] for part in row["heldout"]), row["induction_drop"]]
+        assert line.split() == [str(row["step"]), *(f"{value:.4f}" for value in losses_and_drop)]
+    draw_losses(config.run_folder, tmp_path / "curves.svg")
+    drawn = (tmp_path / "curves.svg").read_text()
+    assert "held out, 16 … 31" in drawn
+    metrics = Path(config.run_folder) / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for row in lines:
+        row.pop("induction_drop", None)
+        for part in row.get("heldout", []):
+            part.pop("bits_per_byte")
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    assert "nan" in loss_table(config.run_folder), "a run of before has neither"
+    draw_losses(config.run_folder, tmp_path / "curves.svg")
 
 
 @pytest.mark.parametrize("key", ["tensorboard", "wandb_project"])

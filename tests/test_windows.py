@@ -78,28 +78,26 @@ def test_another_far_part_changes_nothing_else(given: tuple[Windows, int]) -> No
 
 
 @pytest.mark.parametrize(
-    ("windows", "limit", "message"),
+    ("windows", "message"),
     [
-        (Windows(8, 8), None, "short=8 must be below long=8"),
-        (Windows(8, 0), None, "at least 1"),
-        (Windows(8, 4, 0), None, "at least 1"),
-        (Windows(9, 4), 8, "needs 9 positions, the model is prepared for 8; lower long$"),
-        (
-            Windows(8, 4, 2),
-            8,
-            "needs 9 positions, the model is prepared for 8; lower long or stride",
-        ),
-        (Windows(8, 4, prefix=(1,)), 8, "a prefix of 1 needs 9 positions"),
-        (Windows("all", 4), 8, "needs 9 positions, the model is prepared for 8; give less text"),
+        (Windows(8, 8), "short=8 must be below long=8"),
+        (Windows(8, 0), "at least 1"),
+        (Windows("all", 4, 0), "at least 1"),
     ],
 )
-def test_windows_that_mean_nothing_are_refused(
-    windows: Windows, limit: int | None, message: str
-) -> None:
+def test_windows_that_mean_nothing_are_refused(windows: Windows, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        windows.check(limit, longest=10)
-    Windows(8, 4, 2).check(9)
-    Windows("all", 4, 2, (1,)).check(10, longest=10)
+        windows.check()
+    Windows("all", 4, 2).check()
+
+
+@given(windows_and_length())
+def test_as_many_positions_are_needed_as_are_used(given: tuple[Windows, int]) -> None:
+    windows, length = given
+    blocks = list(windows.blocks(np.arange(length)))
+    used = max((len(block.tokens) - 1 for block in blocks), default=0)
+    if windows.long == "all" or length >= windows.long + windows.stride:
+        assert used == (windows.num_positions(length) if blocks else 0)
 
 
 # --- units ----------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ Dimension key: B batch, L length.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,15 +39,24 @@ class Batch:
     labels_BL: Tensor
     """The next token of the text, or IGNORED."""
 
+    documents_BL: Tensor | None = None
+    """Which of its sequence's documents a token belongs to, and alone may see. None: sees all."""
+
     def to(self, device: torch.device) -> Batch:
-        return Batch(
-            self.tokens_BL.to(device, non_blocking=True),
-            self.positions_BL.to(device, non_blocking=True),
-            self.labels_BL.to(device, non_blocking=True),
-        )
+        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+
+    def pinned(self) -> Batch:
+        """In memory that a GPU copies from by itself."""
+        return self._each(Tensor.pin_memory)
 
     def rows(self, rows: slice) -> Batch:
-        return Batch(self.tokens_BL[rows], self.positions_BL[rows], self.labels_BL[rows])
+        return self._each(lambda tensor: tensor[rows])
+
+    def _each(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        changed = Batch(*map(change, (self.tokens_BL, self.positions_BL, self.labels_BL)))
+        if self.documents_BL is not None:
+            changed.documents_BL = change(self.documents_BL)
+        return changed
 
     def split(self, size: int) -> Iterator[Batch]:
         """Micro-batches, in order."""
@@ -93,12 +102,14 @@ class TrainingBatches:
         seed: int,
         planted: PlantedConfig | None = None,
         repeated: RepeatedConfig | None = None,
+        mask_documents: bool = False,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
         self.positions, self.length = positions, length
         self.batch_size, self.seed = batch_size, seed
         self.rank, self.world_size = rank, world_size
+        self.mask_documents, self.eos_id = mask_documents, shards.eos_id
         self.planted_share = 0.0 if planted is None else planted.share
         if planted is not None and planted.share > 0:
             self.planting = Planting.of(planted, shards.tokenizer)
@@ -132,30 +143,42 @@ class TrainingBatches:
     def _collate(self, epoch: int, indices: np.ndarray) -> Batch:
         shape = (len(indices), self.length)
         tokens_BL, positions_BL = np.empty(shape, np.int64), np.empty(shape, np.int64)
-        labels_BL = np.empty(shape, np.int64)
+        labels_BL, documents_BL = np.empty(shape, np.int64), np.zeros(shape, np.int64)
         for row, index in enumerate(indices.tolist()):
             positions_BL[row] = draw_positions(
                 self.positions, self.length, seed=self.seed, epoch=epoch, index=index
             )
-            text, labels = self._text(epoch, index)
+            text, labels, is_one = self._text(epoch, index)
             # A label is the next token of the text, also where skip_text leaves that token out.
             places = positions_BL[row] if self.skips_text else np.arange(self.length)
             tokens_BL[row], labels_BL[row] = text[places], labels[places]
-        return Batch(*map(torch.from_numpy, (tokens_BL, positions_BL, labels_BL)))
+            if not is_one:
+                documents_BL[row] = number_documents(tokens_BL[row], self.eos_id)
+        batch = Batch(*map(torch.from_numpy, (tokens_BL, positions_BL, labels_BL)))
+        if self.mask_documents:
+            batch.documents_BL = torch.from_numpy(documents_BL)
+        return batch
 
-    def _text(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray]:
+    def _text(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray, bool]:
         """A sequence and its labels: of the shards as they are, or with something planted, or a
-        passage that repeats instead."""
-        text = self.sequences[index]
+        passage that repeats instead. Last, whether it counts as one document: what is planted or
+        repeated is there to be seen from anywhere in it."""
+        text, is_planted = self.sequences[index], False
         if self.repeated_share > 0:
             generator = np.random.default_rng([self.seed, epoch, index, REPEATED])
             if generator.random() < self.repeated_share:
-                return self.repeating.draw(text, generator)
+                return *self.repeating.draw(text, generator), True
         if self.planted_share > 0:
             generator = np.random.default_rng([self.seed, epoch, index, PLANTED])
             if generator.random() < self.planted_share / (1 - self.repeated_share):
-                text = self.planting.plant_anywhere(text, generator)
-        return text, np.append(text[1:], IGNORED)
+                text, is_planted = self.planting.plant_anywhere(text, generator), True
+        return text, np.append(text[1:], IGNORED), is_planted
+
+
+def number_documents(tokens_BL: np.ndarray, eos_id: int) -> np.ndarray:
+    """documents_BL, counted from 0 along the last axis; EOS belongs to the one it ends."""
+    ends_BL = tokens_BL == eos_id
+    return ends_BL.cumsum(-1) - ends_BL
 
 
 def epoch_order(num_sequences: int, seed: int, epoch: int) -> np.ndarray:
@@ -166,7 +189,12 @@ def epoch_order(num_sequences: int, seed: int, epoch: int) -> np.ndarray:
 
 
 def heldout_batches(
-    shards: TokenShards, *, length: int, num_sequences: int, batch_size: int
+    shards: TokenShards,
+    *,
+    length: int,
+    num_sequences: int,
+    batch_size: int,
+    mask_documents: bool = False,
 ) -> Iterator[Batch]:
     """Held-out text from its start, cut into stretches of `length`, contiguous IDs."""
     sequences = Sequences(shards, length)
@@ -183,4 +211,8 @@ def heldout_batches(
         labels_BL = torch.full_like(tokens_BL, IGNORED)
         labels_BL[:, :-1] = tokens_BL[:, 1:]
         positions_BL = torch.from_numpy(contiguous(length)).expand(len(rows), length)
-        yield Batch(tokens_BL, positions_BL, labels_BL)
+        batch = Batch(tokens_BL, positions_BL, labels_BL)
+        if mask_documents:
+            documents_BL = number_documents(tokens_BL.numpy(), shards.eos_id)
+            batch.documents_BL = torch.from_numpy(documents_BL)
+        yield batch

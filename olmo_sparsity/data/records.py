@@ -140,7 +140,7 @@ def read_text(path: Path, split_at: SplitAt = "whole") -> Iterator[Document | Ba
         for line in lines:
             if len(content) <= LARGEST_DOCUMENT:
                 content += line
-        yield parse_text(bytes(content), where)
+        yield parse_text(bytes(content.rstrip(b"\r\n") if cut else content), where)
     if not number:
         yield BadRecord("empty document", str(path))
 

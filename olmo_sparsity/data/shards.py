@@ -245,6 +245,18 @@ class TokenShards:
         return [_find_ends(array, self.eos_id) for array in self.arrays]
 
     @cached_property
+    def bytes_per_token(self) -> float:
+        """Bytes of UTF-8 text that a token stands for, over the first million tokens; the end of a
+        text stands for none."""
+        tokens = self.arrays[0][: 2**20]
+        text = self.tokenizer.decode(tokens[tokens != self.eos_id].tolist())
+        if not text:
+            raise DataError(
+                f"{self.paths[0]} decodes to no text; is its tokenizer the one it was made with?"
+            )
+        return len(text.encode()) / len(tokens)
+
+    @cached_property
     def _first_documents(self) -> list[int]:
         return [0, *np.cumsum([len(ends) for ends in self.ends]).tolist()]
 

@@ -13,15 +13,14 @@ import contextlib
 import fcntl
 import hashlib
 import os
-import queue
-import threading
 from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Encoding, Tokenizer
 
+from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.corpus import (
     CHECK_EVERY_RECORDS,
     Document,
@@ -68,8 +67,6 @@ has more: this makes it a tenth faster, for some 50 MB."""
 TOKENIZER_SAMPLE_CHARACTERS = 100_000_000
 """The tokenizer is trained on the first so many characters of the training split: memory grows with
 the number of distinct words, and the common ones, which alone become tokens, are all in there."""
-
-T = TypeVar("T")
 
 
 # --- prepare ------------------------------------------------------------------------------------
@@ -304,44 +301,6 @@ def _encode_batches(
             yield batch, tokenizer.encode_batch_fast(batch.pieces, add_special_tokens=False)
 
 
-def _in_background(items: Generator[T, None, None], depth: int) -> Generator[T, None, None]:
-    """The same items, made ahead by a thread, at most `depth` of them waiting."""
-    ready: queue.Queue[Any] = queue.Queue(depth)
-    stopped = threading.Event()
-    end = object()
-
-    def put(item: Any) -> bool:
-        while not stopped.is_set():
-            with contextlib.suppress(queue.Full):
-                ready.put(item, timeout=0.1)
-                return True
-        return False
-
-    def work() -> None:
-        try:
-            with contextlib.closing(items):
-                for item in items:
-                    if not put((item, None)):
-                        return
-            put((end, None))
-        except BaseException as error:
-            put((end, error))
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    try:
-        while True:
-            item, error = ready.get()
-            if error is not None:
-                raise error
-            if item is end:
-                return
-            yield item
-    finally:
-        stopped.set()
-        thread.join()
-
-
 def _write_shards(
     data: DataConfig, folder: Path, manifest: Manifest, tokenizer: Tokenizer, progress: Progress
 ) -> None:
@@ -364,7 +323,7 @@ def _write_shards(
     # writing (ids to bytes, SHA-256) overlap; the queues hold a few batches and never more. Reading
     # and writing share the interpreter lock: some 40 MB/s, which a dozen cores can tokenize.
     batches = _read_batches(data, manifest.tally.num_records, wanted)
-    encoded = _in_background(_encode_batches(tokenizer, _in_background(batches, 2)), 1)
+    encoded = in_background(_encode_batches(tokenizer, in_background(batches, 2)), 1)
     writers, total = new_writers(), manifest.tally.copy()
     with contextlib.closing(encoded), contextlib.ExitStack() as last:
         last.callback(lambda: ShardWriter.close_all(writers))

@@ -9,6 +9,7 @@ A checkpoint folder `step000300/` holds `config.yaml`, `model.safetensors`, `tok
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import re
 from collections.abc import Collection, Mapping
@@ -187,4 +188,32 @@ def _fingerprint_file(path: Path) -> str:
         for block in range(_NUM_BLOCKS):
             file.seek(block * (size - _BLOCK_BYTES) // (_NUM_BLOCKS - 1))
             digest.update(file.read(_BLOCK_BYTES))
+    return digest.hexdigest()
+
+
+def fingerprint_weights(model: nn.Module) -> str:
+    """The same question of a model in memory: the SHA-256 of all that a checkpoint of it would
+    hold, name by name and byte by byte, and of what scales its PEFT adapters. Never that of files.
+    """
+    state = model.state_dict()
+    if any(isinstance(value, Tensor) and value.is_meta for value in state.values()):
+        from accelerate.utils.modeling import get_state_dict_offloaded_model
+
+        state = get_state_dict_offloaded_model(model)
+    digest = hashlib.sha256()
+    for name, value in sorted(state.items()):
+        digest.update(
+            f"{name} {getattr(value, 'dtype', '')} {getattr(value, 'shape', '')}".encode()
+        )
+        if type(value) is Tensor:
+            raw = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+            digest.update(raw.numpy().data)
+        else:  # packed in a way of its library
+            buffer = io.BytesIO()
+            torch.save(value, buffer)
+            digest.update(buffer.getvalue())
+    for name, module in model.named_modules():
+        if isinstance(getattr(module, "scaling", None), dict):
+            said = (module.scaling, module.active_adapters, module.disable_adapters, module.merged)
+            digest.update(f"{name} {said}".encode())
     return digest.hexdigest()

@@ -24,9 +24,10 @@ from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.files import follow_umask
 from olmo_sparsity.model.checkpoint_files import check_fit, fill, unreadable
 from olmo_sparsity.model.huggingface import HuggingFaceLM, gpt_neox_config
-from olmo_sparsity.model.load import NO_CODE, find_folder, load_model
+from olmo_sparsity.model.load import find_folder, load_model
 from olmo_sparsity.model.official import is_official, official_fields, read_official_weights
 from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.model.transformers_folder import NO_CODE
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -144,9 +145,8 @@ def export(checkpoint: Path, out: Path) -> str:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"'{out}' exists; name a folder that does not, or empty it")
     config = load_config(folder / "config.yaml").model
-    if config.architecture == "olmo":
-        _class_of(config)  # what cannot be exported is refused before anything is read
-    loaded = load_model(str(folder))
+    check_exportable(config)
+    loaded = load_model(str(folder), device="cpu")
     assert loaded.tokenizer is not None
     if isinstance(loaded.model, HuggingFaceLM):
         model = loaded.model.model
@@ -157,6 +157,12 @@ def export(checkpoint: Path, out: Path) -> str:
         follow_umask(path)
     _save_tokenizer(loaded.tokenizer, config, out)
     return type(model).__name__
+
+
+def check_exportable(config: ModelConfig) -> None:
+    """What cannot be exported is refused before anything is read, or trained."""
+    if config.architecture == "olmo":
+        _class_of(config)
 
 
 def hugging_face_model(
@@ -243,7 +249,7 @@ def import_weights(source: str, config: ModelConfig) -> dict[str, Tensor]:
     if is_official(source):
         weights = read_official_weights(Path(source))
     else:
-        model = load_model(source).model
+        model = load_model(source, dtype="fp32").model
         weights = dict(model.state_dict())
         if isinstance(model, HuggingFaceLM) and config.architecture == "olmo":
             weights = dict(model.model.state_dict())

@@ -7,7 +7,8 @@ Dimension key: B batch, L length, D width, H heads, V vocabulary.
 
 from __future__ import annotations
 
-import inspect
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,38 +17,66 @@ from torch import Tensor, nn
 
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.compatibility import position_limit, refuse_unfit
 from olmo_sparsity.model.far_states import FarStates
-from olmo_sparsity.model.layers import causal_bias
 
 if TYPE_CHECKING:  # importing transformers costs two seconds, which only its own models should pay
+    from peft import PeftModel
     from transformers import Cache, GPTNeoXConfig, PreTrainedModel
 
 
 class HuggingFaceLM(nn.Module):
     """A transformers causal LM as a TrainableModel. Construction refuses what would not fit."""
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    def __init__(self, model: PreTrainedModel | PeftModel) -> None:
+        """Of a PEFT model, the model that the adapters are part of."""
         super().__init__()
-        self.model = model
-        refuse_unfit(self)
+        get_base: Callable[[], Any] = getattr(model, "get_base_model", lambda: model)
+        self.model: PreTrainedModel = get_base()
+        self.limit = position_limit(self.model.config)
+        self.logit_map = refuse_unfit(self, asked=model)
 
     @property
     def vocab_size(self) -> int:
-        return self.unembedding[0].shape[0]
+        head = self.model.get_output_embeddings()
+        return getattr(head, "out_features", self.embedding.weight.shape[0])
 
     @property
     def embedding(self) -> nn.Embedding:
         return cast(nn.Embedding, self.model.get_input_embeddings())
 
     @property
+    def body(self) -> nn.Module:
+        """All but the last linear map."""
+        body = self.model.base_model
+        return body if body is not self.model else getattr(self.model, "model", body)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its inputs go. Offloaded weights lie elsewhere, and their hook knows."""
+        hook = getattr(self.embedding, "_hf_hook", None)
+        where = getattr(hook, "execution_device", None)
+        return self.embedding.weight.device if where is None else torch.device(where)
+
+    @property
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
         """weight_VD and bias_V of the last linear map."""
-        head = cast(nn.Linear, self.model.get_output_embeddings())
-        return head.weight, getattr(head, "bias", None)
+        head = self.model.get_output_embeddings()
+        if not isinstance(head, nn.Linear):
+            raise ConfigError(
+                f"the last map of {type(self.model).__name__} is a {type(head).__name__}, which "
+                "cannot be trained here; merge its adapter first"
+            )
+        return head.weight, head.bias
 
     @property
     def logit_scale(self) -> float:
-        return 1.0  # families that scale their logits do not pass construction
+        if self.logit_map.cap is not None:
+            raise ConfigError(
+                f"{type(self.model).__name__} caps its logits at {self.logit_map.cap}, which the "
+                "loss of training does not do here; choose a family that does not"
+            )
+        return self.logit_map.scale
 
     def forward(
         self, tokens_BL: Tensor, positions_BL: Tensor, attention_bias: Tensor | None = None
@@ -73,27 +102,35 @@ class HuggingFaceLM(nn.Module):
         if far is not None:
             assert cache is None
             cache = _as_cache(far)
+        num_earlier = cache.get_seq_length() if cache is not None else 0
+        self._refuse_beyond(positions_BL, num_earlier + tokens_BL.shape[1])
         if attention_bias is None:
             # Without a mask transformers takes every gap in the position IDs for the start of
             # another packed sequence. A mask of ones says there is one sequence, and is then
             # dropped again, so that attention still runs the fused causal kernel.
-            num_earlier = cache.get_seq_length() if cache is not None else 0
             mask = tokens_BL.new_ones(len(tokens_BL), num_earlier + tokens_BL.shape[1])
         else:
             mask = _additive(attention_bias, self.model.dtype).expand(len(tokens_BL), -1, -1, -1)
-        embedded = None if added_BLD is None else self.embedding(tokens_BL) + added_BLD
-        hidden_BLD = self.model.base_model(
-            input_ids=tokens_BL if embedded is None else None,
-            inputs_embeds=embedded,
-            position_ids=positions_BL.expand_as(tokens_BL),
-            attention_mask=mask,
-            past_key_values=cache,
-            use_cache=cache is not None,
-            return_dict=True,
-        ).last_hidden_state
+        adding: Any = nullcontext()
+        if added_BLD is not None:  # not as inputs_embeds: some families look up more by the tokens
+            adding = self.embedding.register_forward_hook(lambda *called: called[-1] + added_BLD)
+        with adding:
+            hidden_BLD = self.body(
+                input_ids=tokens_BL,
+                position_ids=positions_BL.expand_as(tokens_BL),
+                attention_mask=mask,
+                past_key_values=cache,
+                use_cache=cache is not None,
+                return_dict=True,
+            ).last_hidden_state
         if last is not None:
             hidden_BLD = hidden_BLD[:, -last:]
         return hidden_BLD.to(tokens_BL.device)  # elsewhere when a device map spread the layers
+
+    def _refuse_beyond(self, positions_BL: Tensor, num_places: int) -> None:
+        if self.limit is not None and self.limit.wrong_beyond:
+            num_positions = max(int(positions_BL.max()) + 1, num_places)
+            self.limit.check(num_positions, type(self.model).__name__)
 
     @torch.no_grad()
     def far_states(self, tokens_BL: Tensor, positions_BL: Tensor) -> FarStates:
@@ -115,13 +152,14 @@ class HuggingFaceLM(nn.Module):
     def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
         """weights_BK: attention from the last place to those of `far` and of the row, mean over the
         heads of all layers."""
+        self._refuse_beyond(positions_BL, far.num_places + tokens_BL.shape[1])
         cache = _as_cache(far)
         if tokens_BL.shape[1] > 1:
             self.hidden(tokens_BL[:, :-1], positions_BL[:, :-1], cache=cache)
         before = self.model.config._attn_implementation
         self.model.set_attn_implementation("eager")  # the fused kernels keep no weights
         try:
-            attentions = self.model.base_model(
+            attentions = self.body(
                 input_ids=tokens_BL[:, -1:],
                 position_ids=positions_BL[:, -1:],
                 attention_mask=tokens_BL.new_ones(
@@ -134,11 +172,16 @@ class HuggingFaceLM(nn.Module):
             ).attentions
         finally:
             self.model.set_attn_implementation(before)
-        return torch.stack([weights_BH1K[:, :, 0].mean(1) for weights_BH1K in attentions]).mean(0)
+        means = [weights_BH1K[:, :, 0].mean(1).to(tokens_BL.device) for weights_BH1K in attentions]
+        return torch.stack(means).mean(0)
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """(…, D) → logits (…, V)."""
-        head = cast(nn.Linear, self.model.get_output_embeddings())
+        return self.logit_map(self.raw_logits(hidden))
+
+    def raw_logits(self, hidden: Tensor) -> Tensor:
+        """What the last linear map gives, before a family scales or caps it."""
+        head = cast(nn.Module, self.model.get_output_embeddings())
         return head(hidden).to(hidden.device)
 
     def checkpoint_activations(self) -> None:
@@ -161,72 +204,6 @@ def _additive(bias: Tensor, dtype: torch.dtype) -> Tensor:
     if torch.is_autocast_enabled(bias.device.type):
         dtype = torch.get_autocast_dtype(bias.device.type)
     return bias.clamp(min=torch.finfo(dtype).min).to(dtype)
-
-
-@torch.no_grad()
-def refuse_unfit(wrapped: HuggingFaceLM) -> None:
-    """Logits must be linear in the hidden states, position IDs must reach the attention, and a gap
-    in them must hide nothing: read off the config where it says so, else measured."""
-    model, config = wrapped.model, wrapped.model.config
-    family = f"{type(model).__name__} (model_type {config.model_type})"
-
-    def require(holds: bool, problem: str) -> None:
-        if not holds:
-            raise ConfigError(f"{family} is not supported: {problem}")
-
-    head = model.get_output_embeddings()
-    require(isinstance(head, nn.Linear), "it has no linear map from hidden states to logits")
-    parameters = inspect.signature(model.base_model.forward).parameters
-    require(
-        "position_ids" in parameters and not getattr(config, "alibi", False),
-        "it uses no position_ids (ALiBi or recurrent); choose a family with RoPE",
-    )
-    other_layers = set(getattr(config, "layer_types", None) or ()) - _ATTENTION_LAYERS
-    require(
-        not other_layers,
-        f"its layers of type {', '.join(sorted(other_layers))} count places, not position IDs",
-    )
-    cap = getattr(config, "final_logit_softcapping", None)
-    require(cap is None, f"it caps its logits after the last linear map ({cap})")
-
-    was_training = model.training
-    model.eval()
-    device = cast(nn.Embedding, model.get_input_embeddings()).weight.device
-    tokens_BL = torch.arange(8, device=device)[None] % wrapped.vocab_size
-    contiguous_BL = torch.arange(8, device=device)[None]
-    gapped_BL = contiguous_BL + 4 * (contiguous_BL > 3)
-    full = model(
-        input_ids=tokens_BL,
-        attention_mask=torch.ones_like(tokens_BL),
-        position_ids=contiguous_BL,
-        use_cache=False,
-    ).logits
-    halves = wrapped(tokens_BL, contiguous_BL)
-    gapped = wrapped(tokens_BL, gapped_BL)
-    explicit = wrapped(tokens_BL, gapped_BL, causal_bias(8, device))
-    model.train(was_training)
-
-    require(
-        _close(halves, full),
-        "its logits are not the last linear map of its hidden states (scaled or capped)",
-    )
-    require(
-        not torch.equal(gapped[:, 4:], halves[:, 4:]),
-        "position IDs do not reach its attention (ALiBi, or positions counted by place)",
-    )
-    require(
-        _close(gapped, explicit) and _close(gapped[:, :4], halves[:, :4]),
-        "a gap in its position IDs changes who may attend to whom",
-    )
-
-
-_ATTENTION_LAYERS = {"full_attention", "sliding_attention"}
-
-
-def _close(a: Tensor, b: Tensor) -> bool:
-    """Up to rounding of the dtype; different kernels add up in different orders."""
-    share = min(0.1, 1024 * torch.finfo(a.dtype).eps)
-    return float((a.float() - b.float()).abs().max()) <= share * float(b.float().abs().max())
 
 
 # --- GPT-NeoX from the same fields ----------------------------------------------------------------

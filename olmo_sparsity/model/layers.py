@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from olmo.model import RMSLayerNorm
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from olmo_sparsity.config import ModelConfig
 
@@ -110,11 +111,37 @@ def attend(
     (a third of the whole training step at 128). Forward only, the fused one is always ahead; when
     it is told of causality by blocks of queries and a mask, by another third.
     """
-    if q.device.type == "cpu" and torch.is_grad_enabled() and q.shape[-2] <= 192 and not grouped:
+    if torch.is_grad_enabled() and _matmul_is_faster(q.device, q.shape[-2], grouped):
         return _attend_by_matmul(q, k, v, bias if bias is not None else _future(q, k), dropout_p)
     if q.device.type == "cpu" and not torch.is_grad_enabled() and is_causal and q.shape[-2] >= 96:
         return _attend_by_blocks(q, k, v, dropout_p, grouped)
     return F.scaled_dot_product_attention(q, k, v, bias, dropout_p, is_causal, enable_gqa=grouped)
+
+
+def _matmul_is_faster(device: torch.device, length: int, grouped: bool) -> bool:
+    return device.type == "cpu" and length <= 192 and not grouped
+
+
+def kernel_in_training(
+    config: ModelConfig, length: int, device: torch.device, dtype: torch.dtype, masked: bool
+) -> str:
+    """The name of the kernel that `attend` chooses for the sequences of a training step."""
+    num_keys = config.effective_n_kv_heads
+    grouped = num_keys != config.n_heads
+    if _matmul_is_faster(device, length, grouped):
+        return "matmul"
+    q, k, v = (
+        torch.empty(1, heads, length, config.d_model // config.n_heads, device=device, dtype=dtype)
+        for heads in (config.n_heads, num_keys, num_keys)
+    )
+    bias = None
+    if masked or config.alibi:
+        bias = torch.empty(1, 1, length, length, device=device, dtype=dtype)
+        bias = bias.expand(1, config.n_heads, length, length)
+    q.requires_grad_()
+    is_causal, dropout_p = bias is None, config.attention_dropout
+    chosen = torch._fused_sdp_choice(q, k, v, bias, dropout_p, is_causal, enable_gqa=grouped)
+    return SDPBackend(chosen).name.lower()
 
 
 def _attend_by_blocks(
@@ -185,6 +212,13 @@ def alibi_bias(positions_BK: Tensor, config: ModelConfig, num_queries: int) -> T
     causal_11LK = causal_bias(num_keys, positions_BK.device, num_queries)
     bias_BHLK = causal_11LK - slopes_H[None, :, None, None] * distances_BLK[:, None]
     return bias_BHLK.expand(-1, -1, num_keys, -1) if num_queries == 1 else bias_BHLK
+
+
+def document_bias(documents_BL: Tensor) -> Tensor:
+    """bias_B1LL: causal, and no place sees another document than its own."""
+    other_BLL = documents_BL[:, :, None] != documents_BL[:, None, :]
+    causal_11LL = causal_bias(documents_BL.shape[1], documents_BL.device)
+    return causal_11LL.masked_fill(other_BLL[:, None], torch.finfo(torch.float).min)
 
 
 def causal_bias(num_keys: int, device: torch.device, num_queries: int | None = None) -> Tensor:

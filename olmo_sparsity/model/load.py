@@ -1,57 +1,62 @@
 """Any model of ours or of Hugging Face's behind one call, with position IDs as an argument.
 
-Place in the flow: a folder or hub name → **model** (+ tokenizer) → per-token losses.
+Place in the flow: a folder, hub name or object → **model** (+ tokenizer) → per-token losses.
 
-`build_model` makes a fresh model from a config; `load_model` reads a trained one. Nothing here
-unpickles: weights are safetensors or they are refused.
+`build_model` makes a fresh model from a config; `load_model` reads a trained one, `wrap_model`
+takes one that is in memory. Nothing here unpickles: weights are safetensors or they are refused.
 
 Dimension key: B batch, L length, D width, H heads, V vocabulary.
 """
 
 from __future__ import annotations
 
-import json
-import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from tokenizers import Tokenizer
-from torch import nn
 
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.config_file import load_config
 from olmo_sparsity.errors import ConfigError, DataError, UserError, is_out_of_memory
-from olmo_sparsity.files import stays_inside
 from olmo_sparsity.launch import read_launch
 from olmo_sparsity.model.checkpoint_files import (
     MANIFEST,
     WEIGHTS,
     fingerprint,
+    fingerprint_weights,
     latest_checkpoint,
     list_checkpoints,
     load_weights,
-    unreadable,
     verify_manifest,
 )
+from olmo_sparsity.model.compatibility import PositionLimit
 from olmo_sparsity.model.huggingface import HuggingFaceLM, gpt_neox_config
 from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.model.tokenizer_of import (
+    as_tokenizer,
+    bos_prefix,
+    find_tokenizer,
+    has_tokenizer,
+    read_tokenizer,
+    read_transformers_tokenizer,
+)
+from olmo_sparsity.model.transformers_folder import (
+    ADAPTER,
+    add_adapter,
+    base_of_adapter,
+    check_weight_files,
+    count_parameters,
+    is_hugging_face,
+    read_hugging_face,
+)
 from olmo_sparsity.progress import say
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 READ_BY_ANALYSIS = ("config.yaml", WEIGHTS, "tokenizer.json")
-
-NO_CODE: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-"""To everything of transformers that opens a folder: unsaid, `auto_map` in a config.json makes it
-ask on the terminal whether to run the folder's code."""
-
-_MOST_PACKED = 32
-"""Quantized weights have up to so many to a stored number; tied ones are stored once."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -85,11 +90,60 @@ class LoadedModel:
     max_positions: int | None
     """One more than the largest position ID it is prepared for; None if it does not say."""
 
-    fingerprint: str
-    """SHA-256 of the weights; see `checkpoint_files.fingerprint`."""
+    weights_sha256: str | None
+    """Of the files that were read; None for an object in memory."""
 
     trained: dict[str, Any] = field(default_factory=dict)
     """How, where the checkpoint says: steps, position scheme, lengths, seed, init_from."""
+
+    limited_by: str = ""
+    """What sets max_positions."""
+
+    find_transformers_tokenizer: Callable[[], Any | None] = field(default=lambda: None, repr=False)
+
+    @cached_property
+    def transformers_tokenizer(self) -> Any:
+        """The tokenizer as transformers has it, with its chat template; None where there is only
+        `tokenizer`. Of a folder, it is read when it is first asked for."""
+        return self.find_transformers_tokenizer()
+
+    @cached_property
+    def bos_prefix(self) -> list[int]:
+        """The tokens that its tokenizer puts before every text; most often none or one."""
+        theirs = self.transformers_tokenizer
+        found = self.tokenizer if theirs is None else theirs
+        return [] if found is None else bos_prefix(found)
+
+    def prefix_ids(self, prefix: str) -> list[int]:
+        """What a window may begin with: `auto` (what the tokenizer puts before a text), `bos`,
+        `none`, or a text of its own."""
+        if prefix == "none":
+            return []
+        if prefix == "auto":
+            return self.bos_prefix
+        if prefix == "bos":
+            bos = getattr(self.transformers_tokenizer, "bos_token_id", None)
+            if bos is None:
+                raise ConfigError(f"prefix=bos: '{self.name}' names no beginning-of-text token")
+            return [int(bos)]
+        if self.tokenizer is None:
+            raise ConfigError(f"prefix={prefix}: '{self.name}' has no tokenizer to read it with")
+        return list(self.tokenizer.encode(prefix, add_special_tokens=False).ids)
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Which weights these are; see `checkpoint_files`."""
+        return self.weights_sha256 or fingerprint_weights(self.model)
+
+    @property
+    def device(self) -> torch.device:
+        """Where its inputs go."""
+        return self.model.device
+
+    def check_positions(self, num_positions: int) -> None:
+        """Refuse more than it is prepared for, by the name of what limits it."""
+        if self.max_positions is not None:
+            PositionLimit(self.max_positions, self.limited_by).check(num_positions, self.name)
 
 
 def device_name(device: torch.device) -> str:
@@ -100,12 +154,14 @@ def load_model(
     path_or_hub_name: str,
     *,
     device: str = "auto",
-    dtype: Literal["fp32", "bf16", "fp16"] = "fp32",
+    dtype: str = "auto",
     device_map: str | None = None,
 ) -> LoadedModel:
-    """A run or checkpoint folder of ours, a Hugging Face folder, or a name on the hub."""
-    if dtype not in DTYPES:
-        raise ConfigError(f"dtype={dtype} is not known; choose one of {', '.join(DTYPES)}")
+    """A run or checkpoint folder of ours, a Hugging Face folder (of a model or a PEFT adapter), or
+    a name on the hub. `dtype`: auto (that of the checkpoint; ours are in fp32), fp32, bf16 or fp16.
+    """
+    if dtype not in ("auto", *DTYPES):
+        raise ConfigError(f"dtype={dtype} is not known; choose auto, {', '.join(DTYPES)}")
     if device == "auto":
         # Launchers show a process all GPUs of its machine, or its own one only.
         local = read_launch().local_rank % max(torch.cuda.device_count(), 1)
@@ -117,23 +173,71 @@ def load_model(
     except (RuntimeError, AssertionError):
         raise ConfigError(f"device={device} cannot be used here; use device=cpu") from None
     folder = find_folder(path_or_hub_name)
-    if (folder / "config.json").is_file():
-        loaded = _load_hugging_face(folder, path_or_hub_name, DTYPES[dtype], device, device_map)
+    if is_hugging_face(folder):
+        loaded = _load_hugging_face(folder, path_or_hub_name, DTYPES.get(dtype), device, device_map)
     elif device_map is not None:
         raise ConfigError(
             f"device_map={device_map} is for Hugging Face models; '{folder}' is a checkpoint of "
             "ours, which goes to one device: remove it"
         )
     else:
-        loaded = _load_checkpoint(folder, DTYPES[dtype], device)
+        loaded = _load_checkpoint(folder, DTYPES.get(dtype, torch.float32), device)
         step, num_steps = loaded.trained["step"], loaded.trained["num_steps"]
         if folder != Path(path_or_hub_name) and step is not None and step < num_steps:
             say(f"{path_or_hub_name} has not ended: reading step {step:,} of {num_steps:,}")
+    return _with_room_for_tokens(loaded)
+
+
+def wrap_model(model: Any, tokenizer: Any = None, name: str | None = None) -> LoadedModel:
+    """A causal LM of transformers that is in memory: as it is, quantized, spread over devices by
+    `accelerate`, or with PEFT adapters (applied, not merged). It is put in evaluation mode. A model
+    of this project is taken too. `tokenizer`: one of transformers or of tokenizers."""
+    if isinstance(model, LoadedModel):
+        if tokenizer is not None or name is not None:
+            raise ConfigError(f"'{model.name}' is loaded already: leave tokenizer and name out")
+        return model
+    if not isinstance(model, PositionedOLMo | HuggingFaceLM):
+        model = _wrap_transformers(model)
+    theirs = None if isinstance(tokenizer, Tokenizer) else tokenizer
+    inner = model.model if isinstance(model, HuggingFaceLM) else model
+    return _with_room_for_tokens(
+        _about(
+            model.eval(),
+            tokenizer=None if tokenizer is None else as_tokenizer(tokenizer),
+            name=name or getattr(inner.config, "_name_or_path", "") or type(inner).__name__,
+            weights_sha256=None,
+            find_transformers_tokenizer=lambda: theirs,
+        )
+    )
+
+
+def _wrap_transformers(model: Any) -> HuggingFaceLM:
+    from transformers import PreTrainedModel
+
+    if isinstance(model, str | Path):
+        raise ConfigError(f"wrap_model takes a model in memory; load_model reads '{model}'")
+    if not isinstance(getattr(model, "get_base_model", lambda: model)(), PreTrainedModel):
+        raise ConfigError(
+            f"{type(model).__name__} is no model of transformers; give one that "
+            "AutoModelForCausalLM made, or a PeftModel of one"
+        )
+    try:
+        return HuggingFaceLM(model)
+    except UserError:
+        raise
+    except Exception as error:  # any family may take, or lack, anything
+        raise ConfigError(
+            f"{type(model).__name__} is not supported: eight tokens with position IDs do not pass "
+            f"through it ({_reason(error)})"
+        ) from None
+
+
+def _with_room_for_tokens(loaded: LoadedModel) -> LoadedModel:
     size = loaded.tokenizer.get_vocab_size() if loaded.tokenizer is not None else 0
     if size > loaded.model.vocab_size:
         raise ConfigError(
-            f"'{path_or_hub_name}': its tokenizer has {size} tokens, its embedding only "
-            f"{loaded.model.vocab_size} rows; put the tokenizer it was trained with beside it"
+            f"'{loaded.name}': its tokenizer has {size} tokens, its embedding only "
+            f"{loaded.model.vocab_size} rows; give the tokenizer it was trained with"
         )
     return loaded
 
@@ -147,7 +251,7 @@ def find_folder(path_or_hub_name: str) -> Path:
         if re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", path_or_hub_name):
             return _download(path_or_hub_name)
         raise DataError(f"'{path}' does not exist; give a run, a checkpoint or a model folder")
-    if (path / "config.json").is_file() or (path / MANIFEST).is_file():
+    if is_hugging_face(path) or (path / MANIFEST).is_file():
         return path
     if (path / "checkpoints").is_dir():
         return _latest_or_fail(path)
@@ -180,13 +284,11 @@ def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> LoadedMod
     number = re.fullmatch(r"step(\d+)", folder.name)
     model = build_model(config.model)
     load_weights(model, folder / WEIGHTS)
-    return LoadedModel(
-        model=model.to(device=device, dtype=dtype).eval(),
-        tokenizer=_read_tokenizer(folder / "tokenizer.json"),
+    return _about(
+        model.to(device=device, dtype=dtype).eval(),
+        tokenizer=read_tokenizer(folder / "tokenizer.json"),
         name=str(folder),
-        num_parameters=_num_parameters(model),
-        max_positions=config.model.max_sequence_length,
-        fingerprint=fingerprint([folder / WEIGHTS]),
+        weights_sha256=fingerprint([folder / WEIGHTS]),
         trained={
             "step": int(number[1]) if number else None,
             "num_steps": config.training.num_steps,
@@ -200,176 +302,58 @@ def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> LoadedMod
 
 
 def _load_hugging_face(
-    folder: Path, name: str, dtype: torch.dtype, device: str, device_map: str | None
+    folder: Path, name: str, dtype: torch.dtype | None, device: str, device_map: str | None
 ) -> LoadedModel:
-    weight_files = check_weight_files(folder)
+    is_adapter, whole = (folder / ADAPTER).is_file(), folder
+    if is_adapter:
+        whole = find_folder(base_of_adapter(folder))
+        if (whole / ADAPTER).is_file() or not is_hugging_face(whole):
+            raise DataError(f"'{folder / ADAPTER}': '{whole}' is no base model of transformers")
+    weight_files = check_weight_files(whole)
     try:
-        model = _read_hugging_face(folder, weight_files, dtype, device, device_map)
+        model: Any = read_hugging_face(whole, weight_files, dtype, device, device_map)
+        if is_adapter:
+            weight_files += check_weight_files(folder)
+            model = add_adapter(model, folder, device)
         wrapped = HuggingFaceLM(model).eval()
-        max_positions = _max_positions(model.config)
     except UserError:
         raise
     except Exception as error:  # a config.json can make transformers fail anywhere, in any way
-        if is_out_of_memory(error):
-            raise
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         raise DataError(
-            f"transformers cannot load '{folder}' (config.json): {reason}; mend it, install the "
-            "library it asks for, or download the folder again (code of its own is never run here)"
+            f"transformers cannot load '{folder}' (config.json): {_reason(error)}; mend it, "
+            "install the library it asks for, or download the folder again (code of its own is "
+            "never run here)"
         ) from None
-    return LoadedModel(
-        model=wrapped,
-        tokenizer=_find_tokenizer(folder),
+    with_tokenizer = folder if has_tokenizer(folder) else whole
+    return _about(
+        wrapped,
+        tokenizer=find_tokenizer(with_tokenizer),
         name=name,
-        num_parameters=_num_parameters(model),
-        max_positions=max_positions,
-        fingerprint=fingerprint(weight_files),
+        weights_sha256=fingerprint(weight_files),
+        find_transformers_tokenizer=partial(read_transformers_tokenizer, with_tokenizer),
     )
 
 
-def _read_hugging_face(
-    folder: Path,
-    weight_files: list[Path],
-    dtype: torch.dtype,
-    device: str,
-    device_map: str | None,
-) -> PreTrainedModel:
-    from transformers import AutoConfig, AutoModelForCausalLM
+def _reason(error: Exception) -> str:
+    if is_out_of_memory(error):
+        raise error
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
-    config = AutoConfig.from_pretrained(folder, **NO_CODE)
-    # The kernel is not for the folder to choose: it may name one that is not installed, or one on
-    # the hub.
-    config._attn_implementation = "eager"
-    frame = _build_frame(config, folder, weight_files, dtype)
-    config._attn_implementation = "sdpa" if frame._supports_sdpa else "eager"
-    model: PreTrainedModel
-    info: dict[str, Any]
-    # Typed as one model; with output_loading_info it returns two things.
-    model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
-        folder,
-        config=config,
-        dtype=dtype,
-        device_map=device_map,
-        use_safetensors=True,
-        output_loading_info=True,
-        **NO_CODE,
+
+def _about(model: PositionedOLMo | HuggingFaceLM, **others: Any) -> LoadedModel:
+    limit: PositionLimit | None
+    if isinstance(model, HuggingFaceLM):  # which knows how many numbers 4 bits are packed in
+        limit, num_parameters = model.limit, model.model.num_parameters()
+    else:
+        limit = PositionLimit(model.config.max_sequence_length, "max_sequence_length")
+        num_parameters = count_parameters(model)
+    return LoadedModel(
+        model=model,
+        num_parameters=num_parameters,
+        max_positions=limit.num_positions if limit else None,
+        limited_by=limit.cause if limit else "",
+        **others,
     )
-    if info["missing_keys"]:
-        # transformers would go on with random numbers in their place.
-        missing = sorted(info["missing_keys"])
-        raise DataError(
-            f"'{folder}': its files lack {len(missing)} weights of {type(model).__name__}, such as "
-            f"{missing[0]}; download it again"
-        )
-    if device_map is None:
-        nn.Module.to(model, device)
-    return model
-
-
-def _build_frame(
-    config: Any, folder: Path, weight_files: list[Path], dtype: torch.dtype
-) -> PreTrainedModel:
-    """What config.json describes, without memory. It must be about as large as the weights: a
-    damaged one may ask for more than any machine has."""
-    from transformers import AutoModelForCausalLM
-
-    num_tensors = num_stored = 0
-    for path in weight_files:
-        with safe_open(path, framework="pt") as file:
-            for key in file.keys():  # noqa: SIM118 (no dict)
-                num_tensors += 1
-                num_stored += math.prod(file.get_slice(key).get_shape())
-    remedy = "config.json is not of these weights; download it again"
-    num_layers = getattr(config.get_text_config(), "num_hidden_layers", 1)
-    if not 1 <= num_layers <= num_tensors:  # each layer is built, also without memory
-        raise DataError(
-            f"'{folder}': {num_layers:,} layers (num_hidden_layers), but its files hold "
-            f"{num_tensors:,} tensors; {remedy}"
-        )
-    with torch.device("meta"):
-        frame = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    num_wanted = _num_parameters(frame)
-    if num_wanted > _MOST_PACKED * num_stored:
-        raise DataError(
-            f"'{folder}': a model of {num_wanted:,} parameters, but its files hold "
-            f"{num_stored:,} numbers; {remedy}"
-        )
-    return frame
-
-
-def check_weight_files(folder: Path) -> list[Path]:
-    """The safetensors files, each with a whole header: a damaged one is named."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
-        pickled = sorted(path.name for path in folder.glob("*.bin"))
-        if pickled:
-            raise DataError(
-                f"'{folder / pickled[0]}' is a pickle, which is never read here; convert it with "
-                "transformers: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new)"
-            )
-        raise DataError(f"'{folder}' has a config.json but no *.safetensors; download it again")
-    for index in sorted(folder.glob("*.safetensors.index.json")):
-        try:
-            named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise unreadable(index, error) from None
-        outside = [name for name in named if not stays_inside(name)]
-        if outside:
-            raise DataError(
-                f"'{index}' names '{outside[0]}', which is outside of its folder; do not use it, "
-                "or download it again from a source you trust"
-            )
-    for path in files:
-        try:
-            with safe_open(path, framework="pt"):
-                pass
-        except (SafetensorError, OSError, ValueError) as error:
-            raise unreadable(path, error) from None
-    return files
-
-
-def _max_positions(config: Any) -> int | None:
-    """A sliding window counts places; only within the window do places and position IDs agree about
-    who may attend to whom."""
-    limits = [getattr(config, "max_position_embeddings", None)]
-    types = getattr(config, "layer_types", None)
-    if types is None or "sliding_attention" in types:
-        limits.append(getattr(config, "sliding_window", None))
-    return min((limit for limit in limits if limit), default=None)
-
-
-def _num_parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
-
-
-def _read_tokenizer(path: Path) -> Tokenizer:
-    if not path.is_file():
-        raise DataError(f"'{path}' does not exist; copy the tokenizer it was trained with there")
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise unreadable(path, error) from None
-
-
-_OTHER_TOKENIZERS = ("tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
-
-
-def _find_tokenizer(folder: Path) -> Tokenizer | None:
-    if (folder / "tokenizer.json").is_file():
-        return _read_tokenizer(folder / "tokenizer.json")
-    if not any((folder / name).is_file() for name in _OTHER_TOKENIZERS):
-        return None  # transformers would invent one whose only tokens are the special ones
-    from transformers import AutoTokenizer
-
-    try:
-        slow = AutoTokenizer.from_pretrained(folder, **NO_CODE)
-    except Exception as error:  # of many kinds: a missing library, a damaged file
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(
-            f"'{folder}': transformers cannot read its tokenizer ({reason}); save it once with "
-            "AutoTokenizer, which writes a tokenizer.json"
-        ) from None
-    return getattr(slow, "backend_tokenizer", None)
 
 
 def _download(name: str) -> Path:
@@ -378,7 +362,8 @@ def _download(name: str) -> Path:
 
     try:
         # Not *.safetensors: some repositories hold the weights twice, in their own format as well.
-        patterns = ["*.json", "*.txt", "*.model", "model*.safetensors"]
+        patterns = ["*.json", "*.txt", "*.model", "*.jinja"]
+        patterns += ["model*.safetensors", "adapter_model*.safetensors"]
         return Path(snapshot_download(name, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)

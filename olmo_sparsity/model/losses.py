@@ -11,6 +11,7 @@ Dimension key: B batch, L length, N = B·L rows, C rows of a chunk, D width, V v
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -58,10 +59,14 @@ class TrainableModel(LanguageModel, Protocol):
 
 @torch.no_grad()
 def token_losses(
-    model: LanguageModel, tokens_BL: Tensor, positions_BL: Tensor, labels_BL: Tensor
+    model: LanguageModel,
+    tokens_BL: Tensor,
+    positions_BL: Tensor,
+    labels_BL: Tensor,
+    attention_bias: Tensor | None = None,
 ) -> Tensor:
     """nll_BL in nats, fp32; 0 where the label is IGNORED."""
-    hidden_ND = model.hidden(tokens_BL, positions_BL).flatten(0, 1)
+    hidden_ND = model.hidden(tokens_BL, positions_BL, attention_bias).flatten(0, 1)
     labels_N = labels_BL.flatten()
     wanted_N = labels_N != IGNORED
     nll_N = torch.zeros(labels_N.shape, device=hidden_ND.device)
@@ -84,16 +89,32 @@ def row_losses(model: LanguageModel, hidden_ND: Tensor, labels_N: Tensor) -> Ten
     )
 
 
+def repetition_losses(
+    losses: Callable[[Tensor, Tensor, Tensor], Tensor], passages_BL: Tensor
+) -> Tensor:
+    """nll_B2: mean loss on the first and on the second of two readings of each passage, one after
+    the other in one context. `losses` gives nll_BL of (tokens_BL, positions_BL, labels_BL). The
+    first token of a passage is left out: the first reading cannot predict it."""
+    length = passages_BL.shape[1]
+    tokens_BL = passages_BL.repeat(1, 2)
+    labels_BL = tokens_BL.roll(-1, 1)
+    labels_BL[:, length - 1 :: length] = IGNORED
+    positions_BL = torch.arange(2 * length, device=passages_BL.device).expand_as(tokens_BL)
+    nll_BL = losses(tokens_BL, positions_BL, labels_BL)
+    return nll_BL.unflatten(1, (2, length)).sum(-1) / (length - 1)
+
+
 def mean_loss(
     model: TrainableModel,
     tokens_BL: Tensor,
     positions_BL: Tensor,
     labels_BL: Tensor,
     num_labels: int,
+    attention_bias: Tensor | None = None,
 ) -> Tensor:
     """Σ nll / num_labels, differentiable. `num_labels` is that of the whole optimizer step, so that
     micro-batches and processes add up to the mean over all of its labels."""
-    hidden_ND = model.hidden(tokens_BL, positions_BL).flatten(0, 1)
+    hidden_ND = model.hidden(tokens_BL, positions_BL, attention_bias).flatten(0, 1)
     weight_VD, bias_V = model.unembedding
     return _ChunkedLoss.apply(
         hidden_ND, weight_VD, bias_V, labels_BL.flatten(), 1.0 / num_labels, model.logit_scale

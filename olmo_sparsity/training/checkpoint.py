@@ -19,7 +19,8 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from olmo_sparsity.errors import DataError, UserError
+from olmo_sparsity.config import CheckpointConfig
+from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.files import publish, sync
 from olmo_sparsity.model.checkpoint_files import (
     list_checkpoints,
@@ -51,7 +52,7 @@ class TrainerState:
 def save(
     run_folder: Path,
     state: TrainerState,
-    keep: int,
+    kept: CheckpointConfig,
     write_once: Callable[[Path], None],
     write_own: Callable[[Path], None],
     processes: Processes,
@@ -73,7 +74,8 @@ def save(
             if processes.is_first:
                 (partial / "trainer.json").write_text(json.dumps(asdict(state), indent=1))
                 _publish(partial, final)
-                _delete(list_checkpoints(run_folder)[keep:])
+                old = list_checkpoints(run_folder)[kept.keep :]
+                _delete([path for path in old if not kept.stays(step_of(path))])
     except UserError:
         if processes.is_first:
             shutil.rmtree(partial, ignore_errors=True)
@@ -87,6 +89,10 @@ def _publish(partial: Path, final: Path) -> None:
         sync(path)
     shutil.rmtree(final, ignore_errors=True)  # a corrupted one of the same step
     publish(partial, final)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix("step"))
 
 
 def _delete(checkpoints: list[Path]) -> None:
@@ -108,6 +114,17 @@ def resume_point(run_folder: Path, say: Callable[[str], None]) -> Path | None:
             return folder
         say(f"checkpoint {folder} is damaged ({problem}); trying the one before")
     return None
+
+
+def branch_point(folder: str) -> Path:
+    """A checkpoint of another run, proven whole."""
+    problem = verify_manifest(folder)
+    if problem is not None:
+        raise ConfigError(
+            f"branch_from={folder} is no whole checkpoint ({problem}); name one like "
+            "runs/quick/checkpoints/step000200"
+        )
+    return Path(folder)
 
 
 @contextlib.contextmanager

@@ -5,6 +5,7 @@ Place in the flow: what training/loop.py asks before the first step.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from olmo_sparsity.config import RunConfig
@@ -35,7 +36,7 @@ def check_engine(config: RunConfig, processes: Processes) -> None:
             f"engine.name=single, but {world_size} processes were launched; set engine.name=ddp or "
             "zero1, zero2, zero3, or launch one"
         )
-    if name == "ddp" and world_size == 1:
+    if name == "ddp" and world_size == 1 and "WORLD_SIZE" not in os.environ:
         raise ConfigError(
             "engine.name=ddp, but this is one process; launch several (torchrun "
             "--nproc_per_node=N scripts/train.py …), or set engine.name=auto"

@@ -122,7 +122,7 @@ def among(launch: Launch) -> Processes:
 
 
 def start_alone() -> None:
-    """DeepSpeed wants a process group even for one process."""
+    """DDP and DeepSpeed want a process group even for one process."""
     if not dist.is_initialized():
         dist.init_process_group(_backend(), store=dist.HashStore(), rank=0, world_size=1)
 

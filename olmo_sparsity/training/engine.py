@@ -14,6 +14,7 @@ Dimension key: B batch, L length.
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -28,8 +29,9 @@ from olmo_sparsity.config import IGNORED, Precision, RunConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.checkpoint_files import unique_weights
+from olmo_sparsity.model.layers import document_bias, kernel_in_training
 from olmo_sparsity.model.losses import mean_loss, token_losses
-from olmo_sparsity.training.distributed import Processes
+from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.moments import KEYS, Piece, SavedMoments, write_moments
 from olmo_sparsity.training.optim import build_optimizer
 
@@ -45,7 +47,10 @@ class Losses(nn.Module):
     def forward(self, batch: Batch, num_labels: int | None = None) -> Tensor:
         """nll_BL, or for training the sum of it divided by the labels of the whole step."""
         inputs = (self.model, batch.tokens_BL, batch.positions_BL, batch.labels_BL)
-        return token_losses(*inputs) if num_labels is None else mean_loss(*inputs, num_labels)
+        bias = None if batch.documents_BL is None else document_bias(batch.documents_BL)
+        if num_labels is None:
+            return token_losses(*inputs, bias)
+        return mean_loss(*inputs, num_labels, bias)
 
 
 class Engine:
@@ -58,6 +63,8 @@ class Engine:
         self.config = config
         self.processes = processes or Processes()
         self.device = choose_device(config.training.device, self.processes)
+        if config.training.deterministic:
+            be_deterministic()
         self.model = model.to(self.device)
         self.losses = Losses(model)
         if config.training.activation_checkpointing:
@@ -147,7 +154,16 @@ class Engine:
             "class": type(self).__name__,
             "world_size": self.processes.world_size,
             "backend": dist.get_backend() if dist.is_initialized() else None,
+            "attention": self.attention_kernel(),
         }
+
+    def attention_kernel(self) -> str:
+        config = self.config
+        if config.model.architecture != "olmo":
+            return "as transformers chooses"
+        dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
+        length, masked = config.training.length, config.data.mask_documents
+        return kernel_in_training(config.model, length, self.device, dtype, masked)
 
 
 class DDPEngine(Engine):
@@ -155,7 +171,9 @@ class DDPEngine(Engine):
 
     def prepare(self) -> None:
         super().prepare()
-        self.title = f"DistributedDataParallel, {self.processes.world_size} processes"
+        start_alone()  # of one process, launched as a group of one
+        num = self.processes.world_size
+        self.title = f"DistributedDataParallel, {num} process{'es' * (num > 1)}"
         on_gpu = self.device.type == "cuda"
         self.parallel = DistributedDataParallel(
             self.losses,
@@ -220,6 +238,13 @@ def own_gpu(num_seen: int, processes: Processes) -> int:
             f"{num_seen} GPUs; launch as many processes as GPUs, or ask for more GPUs"
         )
     return processes.local_rank
+
+
+def be_deterministic() -> None:
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
+    torch.use_deterministic_algorithms(True)
+    # For debugging, and slow.
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
 def choose_precision(name: Precision, device: torch.device) -> Precision:

@@ -1,10 +1,12 @@
-"""What a run will cost, before it is started: parameters, FLOPs, memory.
+"""What a run costs: parameters, FLOPs, memory; and the FLOP/s that a GPU's vendor states.
 
-Place in the flow: `train --dry-run`, and the share of peak in the progress line.
+Place in the flow: `train --dry-run`, and the throughput in the log.
 """
 
 from __future__ import annotations
 
+import re
+import resource
 from dataclasses import replace
 from typing import cast
 
@@ -30,6 +32,30 @@ def flops_per_token(model: nn.Module, config: RunConfig) -> float:
         matmul_weights += weight_VD.numel()  # tied: looked up once, multiplied once
     attention = config.model.n_layers * config.training.length * config.model.d_model
     return 6.0 * matmul_weights + 6.0 * attention
+
+
+# Dense bf16, from the data sheets; of names that begin alike the longer first.
+STATED_TFLOPS = {
+    **{"GB200": 2500, "B200": 2250, "GH200": 989, "H200 NVL": 835, "H200": 989},
+    **{"H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "H800 PCIe": 756, "H800": 989},
+    **{"A100": 312, "A800": 312, "A30": 165, "A40": 150, "A10": 125},
+    **{"L40S": 362, "L40": 181, "L4": 121},
+}
+
+
+def stated_flops(device_name: str) -> float | None:
+    """FLOP/s in bf16 as the vendor states them; None where that is not known, or where the device
+    is a slice of a GPU (MIG)."""
+    words = set(re.split(r"\W+", device_name))
+    known = (t for name, t in STATED_TFLOPS.items() if words >= set(name.split()))
+    return None if "MIG" in words else next((1e12 * t for t in known), None)
+
+
+def peak_memory_gib(device: torch.device) -> float:
+    """The most this process has held so far: of the GPU, or of main memory where there is none."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # in KiB on Linux
 
 
 def activation_bytes(config: RunConfig, micro_batch_size: int, device: str = "cpu") -> float:

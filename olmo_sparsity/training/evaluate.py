@@ -1,4 +1,5 @@
-"""Held-out loss by position: inside the training length, up to the PoSE target, and beyond.
+"""Held-out loss by position: inside the training length, up to the PoSE target, and beyond. And
+whether the model copies: how far the loss falls when a passage is read twice.
 
 Place in the flow: model → per-token losses → the training log.
 
@@ -7,48 +8,76 @@ Dimension key: B batch, L length.
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 
 import torch
 
 from olmo_sparsity.config import RunConfig
-from olmo_sparsity.data.batches import heldout_batches
+from olmo_sparsity.data.batches import Batch, heldout_batches
 from olmo_sparsity.data.shards import TokenShards
+from olmo_sparsity.model.losses import repetition_losses
 from olmo_sparsity.training.engine import Engine
 
 
 def evaluate(engine: Engine, heldout: TokenShards, config: RunConfig) -> list[dict]:
-    """[{"from", "to", "loss", "num_tokens"}, …], one row a range of positions of the *target*."""
+    """[{"from", "to", "loss", "bits_per_byte", "num_tokens"}, …], one row a range of positions of
+    the *target*."""
     length = config.evaluation.length or 2 * config.largest_length
-    rank, world_size = engine.processes.rank, engine.processes.world_size
     sum_L = torch.zeros(length, dtype=torch.float64)
     count_L = torch.zeros(length, dtype=torch.int64)
     for batch in heldout_batches(
         heldout,
         length=length,
         num_sequences=config.evaluation.num_sequences,
-        batch_size=config.evaluation.batch_size * world_size,
+        batch_size=config.evaluation.batch_size * engine.processes.world_size,
+        mask_documents=config.data.mask_documents,
     ):
-        # Every process runs every forward (ZeRO-3 fetches weights from all of them), so one that
-        # has no row left computes the first once more and does not count it.
-        own = batch.rows(slice(rank, None, world_size))
-        num_own = len(own.tokens_BL)
-        nll_BL = engine.token_losses(own if num_own else batch.rows(slice(1)))
+        own, num_own = own_rows(batch, engine)
+        nll_BL = engine.token_losses(own)
         # nll_BL[:, i] is the loss of the token at position i + 1.
         sum_L[1:] += nll_BL[:num_own, :-1].double().sum(0).cpu()
         count_L[1:] += num_own
     engine.processes.add_up(sum_L)
     engine.processes.add_up(count_L)
     edges = sorted({0, config.training.length, config.largest_length, length})
-    return [
-        {
-            "from": first,
-            "to": last,
-            "loss": float(sum_L[first:last].sum() / count_L[first:last].sum()),
-            "num_tokens": int(count_L[first:last].sum()),
-        }
-        for first, last in pairwise(edge for edge in edges if edge <= length)
-    ]
+    rows = []
+    for first, last in pairwise(edge for edge in edges if edge <= length):
+        num_tokens = int(count_L[first:last].sum())
+        loss = float(sum_L[first:last].sum() / num_tokens)
+        bits = loss / math.log(2) / heldout.bytes_per_token
+        rows.append({"from": first, "to": last, "loss": loss, "bits_per_byte": bits,
+                     "num_tokens": num_tokens})  # fmt: skip
+    return rows
+
+
+def induction_drop(engine: Engine, heldout: TokenShards, config: RunConfig) -> float:
+    """Nats by which the mean loss on held-out passages of half the training length falls when each
+    is read twice: near 0 for a model that does not use what it has just read."""
+    sums = torch.zeros(3, dtype=torch.float64)  # first reading, second reading, passages
+    for passages in heldout_batches(
+        heldout,
+        length=max(2, config.training.length // 2),
+        num_sequences=64,
+        batch_size=config.evaluation.batch_size * engine.processes.world_size,
+    ):
+        own, num_own = own_rows(passages, engine)
+        nll_B2 = repetition_losses(
+            lambda *inputs: engine.token_losses(Batch(*inputs)), own.tokens_BL
+        )
+        sums[:2] += nll_B2[:num_own].double().sum(0).cpu()
+        sums[2] += num_own
+    first, second, count = engine.processes.add_up(sums).tolist()
+    return (first - second) / count
+
+
+def own_rows(batch: Batch, engine: Engine) -> tuple[Batch, int]:
+    """This process's rows of a batch, and how many of them count. Every process runs every forward
+    (ZeRO-3 fetches weights from all of them), so one that has no row left computes the first once
+    more and does not count it."""
+    own = batch.rows(slice(engine.processes.rank, None, engine.processes.world_size))
+    num_own = len(own.tokens_BL)
+    return (own, num_own) if num_own else (batch.rows(slice(1)), 0)
 
 
 def format_losses(rows: list[dict]) -> str:

@@ -9,10 +9,12 @@ checkpoint; the loop itself holds nothing else. Exit codes are those of `Outcome
 from __future__ import annotations
 
 import contextlib
+import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from enum import IntEnum
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 
@@ -23,22 +25,30 @@ from torch import nn
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_check import check_model
 from olmo_sparsity.config_file import config_text, save_config
-from olmo_sparsity.data.batches import TrainingBatches
+from olmo_sparsity.data.background import in_background
+from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import count_vocabulary, load_tokenizer
 from olmo_sparsity.data.tokens import refuse_other_settings
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.files import publish
 from olmo_sparsity.model.checkpoint_files import fill, load_weights, save_weights
-from olmo_sparsity.model.exchange import import_weights
-from olmo_sparsity.model.load import build_model
+from olmo_sparsity.model.exchange import check_exportable, export, import_weights
+from olmo_sparsity.model.load import build_model, device_name
 from olmo_sparsity.progress import Progress, say
 from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
 from olmo_sparsity.training.choose_engine import build_engine, check_engine
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import choose_device, choose_precision, measure_matmul_peak
-from olmo_sparsity.training.estimate import count_parameters, estimate, flops_per_token
-from olmo_sparsity.training.evaluate import evaluate, format_losses
+from olmo_sparsity.training.estimate import (
+    count_parameters,
+    estimate,
+    flops_per_token,
+    peak_memory_gib,
+    stated_flops,
+)
+from olmo_sparsity.training.evaluate import evaluate, format_losses, induction_drop
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.preflight import (
     attempt,
@@ -53,6 +63,7 @@ from olmo_sparsity.training.run_folder import (
     describe_environment,
     open_run_folder,
     refuse_divergence,
+    refuse_other_branch,
     refuse_other_config,
 )
 from olmo_sparsity.training.sinks import open_sinks
@@ -78,6 +89,8 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
     run_folder = Path(config.run_folder)
     with processes.agree():
         check_engine(config, processes)
+        if config.checkpoint.export_at_end:
+            check_exportable(config.model)
         device = choose_device(config.training.device, processes)
         shards, heldout = open_shards(config.data, "train"), open_shards(config.data, "heldout")
         check_readable(shards)
@@ -92,6 +105,7 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
             seed=config.seed,
             planted=config.data.planted,
             repeated=config.data.repeated,
+            mask_documents=config.data.mask_documents,
             rank=processes.rank,
             world_size=processes.world_size,
         )
@@ -104,9 +118,11 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
     check_same_config(config, processes)
     check_shared(run_folder, processes)
 
-    # --- where to begin: the newest whole checkpoint, else init_from, else random ---------------
+    # --- where to begin: the newest whole checkpoint, else branch_from or init_from, else random
     with processes.agree():
         latest = checkpoint.resume_point(run_folder, tell) if processes.is_first else None
+        if processes.is_first and latest is None and config.branch_from is not None:
+            latest = checkpoint.branch_point(config.branch_from)
     latest = processes.gather(latest)[0]
     with processes.agree():
         start = restore_weights(latest, model, shards, config)
@@ -128,6 +144,7 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
         if processes.is_first:
             describe_environment(run_folder, engine.describe(), device, resumed_at=start)
     peak = measure_matmul_peak(device, config.training.precision) * processes.world_size
+    stated_peak = (stated_flops(device_name(device)) or 0) * processes.world_size
 
     def save_checkpoint(step: int) -> None:
         with processes.agree():
@@ -144,7 +161,7 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
             shards.tokenizer.save(str(folder / "tokenizer.json"))
 
         checkpoint.save(
-            run_folder, state, config.checkpoint.keep, write_once, engine.save_moments, processes
+            run_folder, state, config.checkpoint, write_once, engine.save_moments, processes
         )
 
     # --- the loop -------------------------------------------------------------------------------
@@ -152,15 +169,16 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
         attempt(run_folder, start, processes),
         Progress("training", num_steps, "steps", enabled=processes.is_first) as progress,
         stop_signals() as stop,
+        contextlib.closing(
+            in_background(draw(batches, start, num_steps, device), depth=1)
+        ) as drawn,
     ):
         with processes.agree():
             sinks = open_sinks(config) if processes.is_first else []
             metrics = Metrics(run_folder, start, sinks, writes=processes.is_first)
         progress.resume_at(start)
         shown_at, shown_step = time.perf_counter(), start
-        for step, batch in enumerate(batches.from_step(start), start=start + 1):
-            if step > num_steps:
-                break
+        for step, batch in enumerate(drawn, start=start + 1):
             seed_step(config.seed, step, processes.rank)
             rate = learning_rate(config.optimizer, step, num_steps)
             loss, norm = engine.step(batch, rate)
@@ -170,8 +188,12 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
                 now = time.perf_counter()
                 steps_per_s = (step - shown_step) / (now - shown_at)
                 shown_at, shown_step = now, step
+                speed = {"tokens_per_s": steps_per_s * tokens_per_step}
+                speed["peak_memory_gib"] = peak_memory_gib(device)
+                if stated_peak:
+                    speed["mfu"] = steps_per_s * flops_per_step / stated_peak
                 with processes.agree():
-                    shown = metrics.flush(tokens_per_s=steps_per_s * tokens_per_step)
+                    shown = metrics.flush(**speed)
                 progress.update(
                     step,
                     loss=f"{shown['loss']:.4f}",
@@ -182,21 +204,38 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
             paused_at = time.perf_counter()
             if due(step, config.evaluation.interval_steps, num_steps):
                 losses = evaluate(engine, heldout, config)
+                drop = induction_drop(engine, heldout, config)
                 with processes.agree():
-                    metrics.write_heldout(step, losses)
+                    metrics.write_heldout(step, losses, drop)
                 if step < num_steps:
-                    progress.note(f"step {step}: held-out loss {format_losses(losses)}")
+                    progress.note(
+                        f"step {step}: held-out loss {format_losses(losses)}; on second reading "
+                        f"{drop:.2f} lower"
+                    )
             asked = processes.first_text(stop.requested)  # asked of one, all stop, at one step
-            if asked or due(step, config.checkpoint.interval_steps, num_steps):
+            kept = config.checkpoint
+            if asked or due(step, kept.interval_steps, num_steps) or kept.stays(step):
                 save_checkpoint(step)
             if asked and step < num_steps:
                 progress.note(f"{asked}: saved step {step}; the same command goes on")
                 return Outcome.STOPPED_BY_SIGNAL
             shown_at += time.perf_counter() - paused_at  # the rates shown are of training alone
 
+    with processes.agree():
+        if processes.is_first and config.checkpoint.export_at_end:
+            export_once(run_folder)
     if processes.is_first:
         tell(f"held-out loss by position: {format_losses(metrics.last_heldout())}")
     return Outcome.FINISHED
+
+
+def export_once(run_folder: Path) -> None:
+    """Whole or absent, and not again by another start of a finished run."""
+    out, partial = run_folder / "huggingface", run_folder / "huggingface.tmp"
+    if not out.exists():
+        shutil.rmtree(partial, ignore_errors=True)
+        export(run_folder, partial)
+        publish(partial, out)
 
 
 def dry_run(config: RunConfig) -> None:
@@ -213,6 +252,17 @@ def dry_run(config: RunConfig) -> None:
     print(config_text(config))
     for name, value in estimate(config).items():
         print(f"# {name}: {value}")
+
+
+def draw(
+    batches: TrainingBatches, start: int, num_steps: int, device: torch.device
+) -> Generator[Batch, None, None]:
+    """The batches of the steps after `start`, in the thread that runs this."""
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)  # else a thread takes memory of the first GPU
+    for batch in islice(batches.from_step(start), num_steps - start):
+        yield batch.pinned() if on_gpu else batch
 
 
 def due(step: int, interval_steps: int | None, num_steps: int) -> bool:
@@ -237,12 +287,19 @@ def restore_weights(
         if config.init_from is not None:
             fill(model, import_weights(config.init_from, config.model), config.init_from)
         return 0
-    refuse_other_config(latest / "config.yaml", config)  # it may have been put there by hand
+    own = latest.parent.parent == Path(config.run_folder)
+    # Also of the own: it may have been put there by hand.
+    (refuse_other_config if own else refuse_other_branch)(latest / "config.yaml", config)
     state = TrainerState.read(latest)
     if state.data_fingerprint != shards.fingerprint:
         raise DataError(
             f"{latest} was trained on other tokens than those now in {config.data.folder}; restore "
-            "the data or start another run_folder"
+            "the data, or take its weights alone with init_from in another run_folder"
+        )
+    if not own and state.step >= config.training.num_steps:
+        raise ConfigError(
+            f"branch_from={latest} is at step {state.step}, where training.num_steps="
+            f"{config.training.num_steps} ends; raise it"
         )
     load_weights(model, latest / "model.safetensors")
     return state.step

@@ -25,6 +25,7 @@ from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.files import write_atomically
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.training.checkpoint import step_of
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.run_folder import read_metrics
 
@@ -91,18 +92,19 @@ def check_readable(shards: TokenShards) -> None:
 
 def check_room(run_folder: Path, config: RunConfig, num_parameters: int, step: int) -> None:
     """For the checkpoints this run will keep, and the one being written beside them."""
-    interval = config.checkpoint.interval_steps or config.training.num_steps
-    still_to_come = -(-(config.training.num_steps - step) // interval)
-    existing = len(list_checkpoints(run_folder))
-    num_new = min(config.checkpoint.keep + 1 - existing, still_to_come)
-    needed = max(num_new, 1) * num_parameters * BYTES_PER_PARAMETER
+    kept, num_steps = config.checkpoint, config.training.num_steps
+    still_to_come = -(-(num_steps - step) // (kept.interval_steps or num_steps))
+    existing = sum(not kept.stays(step_of(path)) for path in list_checkpoints(run_folder))
+    num_new = max(min(kept.keep + 1 - existing, still_to_come), 0)
+    for_ever = kept.num_staying(step, num_steps)
+    needed = max(num_new + for_ever, 1) * num_parameters * BYTES_PER_PARAMETER
     free = shutil.disk_usage(run_folder).free
     if free < needed and still_to_come > 0:
         raise UserError(
             f"run_folder={config.run_folder}: its disk has {free / 2**30:.2f} GiB free, the "
             f"checkpoints to come need {needed / 2**30:.2f} (checkpoint.keep="
-            f"{config.checkpoint.keep}, {num_parameters:,} parameters); free space, lower "
-            "checkpoint.keep, or choose a run_folder on another disk"
+            f"{kept.keep}, {for_ever} to stay for ever, {num_parameters:,} parameters); free "
+            "space, keep fewer, or choose a run_folder on another disk"
         )
 
 

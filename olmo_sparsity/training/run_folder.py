@@ -10,7 +10,7 @@ import math
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ FREE_KEYS = (
     "evaluation",
     "engine",
     "data.folder",
+    "training.deterministic",
     "training.device",
     "training.micro_batch_size",
 )
@@ -72,17 +73,37 @@ def _before_config(path: Path) -> bool:
 
 def refuse_other_config(path: Path, config: RunConfig) -> None:
     """`path`: the config.yaml of a run folder or of a checkpoint in it."""
-    before, now = flatten(load_config(path)), flatten(config)
-    changed = [
-        f"{key}={before.get(key)} (now {now.get(key)})"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and not key.startswith(FREE_KEYS)
-    ]
+    changed = _changed(path, config, lambda key: not key.startswith(FREE_KEYS))
     if changed:
         raise ConfigError(
-            f"{path.parent} holds a run with {', '.join(changed)}; choose another run_folder, or "
-            "delete that one to start over"
+            f"{path.parent} holds a run with {changed}; choose another run_folder, or delete that "
+            "one to start over"
         )
+
+
+def refuse_other_branch(path: Path, config: RunConfig) -> None:
+    """A branch may change everything but the model, and which text comes next."""
+    fixed = {"seed", "training.length", "training.batch_size", "positions.skip_text"}
+    if config.positions.skip_text:
+        fixed.add("positions.target_length")
+    free = "model.max_sequence_length"
+    changed = _changed(
+        path, config, lambda key: key in fixed or (key.startswith("model.") and key != free)
+    )
+    if changed:
+        raise ConfigError(
+            f"branch_from={path.parent} was trained with {changed}; a branch goes on with the same "
+            "model in the same text: set them as they were, or take the weights with init_from"
+        )
+
+
+def _changed(path: Path, config: RunConfig, counts: Callable[[str], bool]) -> str:
+    before, now = flatten(load_config(path)), flatten(config)
+    return ", ".join(
+        f"{key}={before.get(key)} (now {now.get(key)})"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key) and counts(key)
+    )
 
 
 # --- environment.json -----
@@ -162,10 +183,10 @@ class Metrics:
         self.write(*rows)
         return {"loss": sum(row["loss"] for row in rows) / len(rows)}
 
-    def write_heldout(self, step: int, losses: list[dict]) -> None:
+    def write_heldout(self, step: int, losses: list[dict], induction_drop: float) -> None:
         # What the last update did, no training loss shows any more.
         refuse_divergence(step, {"held-out loss": sum(row["loss"] for row in losses)})
-        self.write({"step": step, "heldout": losses})
+        self.write({"step": step, "heldout": losses, "induction_drop": induction_drop})
 
     def write(self, *rows: dict) -> None:
         if not self.writes:
@@ -200,8 +221,72 @@ def read_metrics(path: Path) -> Iterator[dict]:
             raise DataError(f"{path}, line {number} is damaged; delete that line")
 
 
+# --- the curves of a run -----
+
+
 def loss_table(run_folder: str | Path) -> str:
-    """The last held-out losses of a run, as a table for people."""
+    """The held-out losses of a run, as tables for people: the last in detail, then all of them."""
+    rows = _evaluations(run_folder)
+    lines = [f"{run_folder}, step {rows[-1]['step']}: held-out loss by position"]
+    lines.append(
+        f"{'positions':>14} {'tokens':>10} {'loss (nats)':>12} {'perplexity':>11} {'bits/byte':>10}"
+    )
+    for part in rows[-1]["heldout"]:
+        perplexity = math.exp(min(part["loss"], 700))
+        lines.append(
+            f"{_name(part):>14} {part['num_tokens']:>10,} {part['loss']:>12.4f} {perplexity:>11.2f}"
+            f" {part.get('bits_per_byte', math.nan):>10.4f}"
+        )
+    lines.append("loss by step, and how far it falls when a passage is read twice (induction)")
+    names = [_name(part) for part in rows[-1]["heldout"]]
+    lines.append("".join(f" {name:>13}" for name in ["step", *names, "induction"]))
+    for row in rows:
+        losses = {_name(part): part["loss"] for part in row["heldout"]}
+        shown = [losses.get(name, math.nan) for name in names]
+        shown.append(row.get("induction_drop", math.nan))
+        lines.append(f" {row['step']:>13,}" + "".join(f" {value:>13.4f}" for value in shown))
+    return "\n".join(lines)
+
+
+def draw_losses(run_folder: str | Path, out: Path) -> None:
+    """The same over steps, as a figure, and the training loss beside it."""
+    from matplotlib.figure import Figure
+
+    from olmo_sparsity.drawing import save
+
+    rows = _evaluations(run_folder)
+    steps = [row["step"] for row in rows]
+    training = [row for row in read_metrics(Path(run_folder) / "metrics.jsonl") if "loss" in row]
+
+    def draw() -> Figure:
+        figure = Figure(figsize=(5.5, 2.3), layout="constrained")
+        losses, induction = figure.subplots(1, 2)
+        losses.plot(
+            [row["step"] for row in training], [row["loss"] for row in training],
+            color="0.8", linewidth=0.6, label="training",
+        )  # fmt: skip
+        for name in [_name(part) for part in rows[-1]["heldout"]]:
+            found = [
+                next((p["loss"] for p in row["heldout"] if _name(p) == name), math.nan)
+                for row in rows
+            ]
+            losses.plot(steps, found, marker=".", label=f"held out, {name}")
+        losses.set(xlabel="step", ylabel="loss (nats)")
+        losses.legend(frameon=False)
+        drops = [row.get("induction_drop", math.nan) for row in rows]
+        induction.plot(steps, drops, marker=".")
+        induction.axhline(0, color="0.8", linewidth=0.6)
+        induction.set(xlabel="step", ylabel="fall in loss on second reading (nats)")
+        return figure
+
+    save(draw, out)
+
+
+def _name(part: dict) -> str:
+    return f"{part['from']} … {part['to'] - 1}"
+
+
+def _evaluations(run_folder: str | Path) -> list[dict]:
     path = Path(run_folder) / "metrics.jsonl"
     if not path.is_file():
         raise DataError(
@@ -210,12 +295,4 @@ def loss_table(run_folder: str | Path) -> str:
     rows = [row for row in read_metrics(path) if "heldout" in row]
     if not rows:
         raise DataError(f"{path} holds no held-out loss yet; let the run reach an evaluation")
-    lines = [f"{run_folder}, step {rows[-1]['step']}: held-out loss by position"]
-    lines.append(f"{'positions':>14} {'tokens':>10} {'loss (nats)':>12} {'perplexity':>11}")
-    for part in rows[-1]["heldout"]:
-        perplexity = math.exp(min(part["loss"], 700))
-        lines.append(
-            f"{part['from']:>6} … {part['to'] - 1:<6}{part['num_tokens']:>10,} "
-            f"{part['loss']:>12.4f} {perplexity:>11.2f}"
-        )
-    return "\n".join(lines)
+    return rows

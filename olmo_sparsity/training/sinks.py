@@ -58,6 +58,10 @@ def _scalars(row: dict) -> Iterator[tuple[str, float]]:
     for name, value in row.items():
         if name == "heldout":
             for part in value:
-                yield f"heldout/{part['from']}-{part['to']}", part["loss"]
+                places = f"{part['from']}-{part['to']}"
+                yield f"heldout/{places}", part["loss"]
+                yield f"heldout_bits_per_byte/{places}", part["bits_per_byte"]
+        elif name == "induction_drop":
+            yield f"heldout/{name}", value
         elif name != "step":
             yield f"train/{name}", value

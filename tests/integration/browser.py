@@ -102,6 +102,17 @@ class Browser:
     def resize(self, width: int, height: int) -> None:
         self._post(self.session + "/window/rect", {"width": width, "height": height})
 
+    def emulate_width(self, width: int | None) -> None:
+        """Of a phone, say, which no window can be as narrow as; None: the window's own."""
+        command = "clearDeviceMetricsOverride"
+        screen = {"width": width or 0, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+        if width is not None:
+            command = "setDeviceMetricsOverride"
+        self._post(
+            self.session + "/goog/cdp/execute",
+            {"cmd": f"Emulation.{command}", "params": screen if width else {}},
+        )
+
     def console(self) -> list[str]:
         """What the page complained of since the last call, refused resources included."""
         entries = self._post(self.session + "/se/log", {"type": "browser"})

@@ -5,17 +5,26 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from analysis.report import write_report
+from analysis.explanation import Explanation
+from analysis.report import write_explanation, write_report
 from analysis.results import Results
 from tests.fake_results import META, fake_results, fake_words, one_document
 from tests.integration.browser import INSTALL, MISSING, Browser, is_required
-from tests.test_report import HOSTILE, hostile_results
+from tests.test_explain import SHORT
+from tests.test_report import (
+    HOSTILE,
+    hostile_explanation,
+    hostile_results,
+    hostile_words,
+    tiny_explanation,
+)
 
 pytestmark = pytest.mark.skipif(
     bool(MISSING) and not is_required(),
@@ -24,9 +33,10 @@ pytestmark = pytest.mark.skipif(
 
 # Finds what a test needs among the elements of the text.
 PLACES = """
-    const nodes = [...document.querySelectorAll('#text .chunk > span')];
+    const nodes = [...document.querySelectorAll('#text .chunk > span:not(.space)')];
     const placeOf = new Map(nodes.map((node, place) => [node, place]));
-    const all = (selector) => [...document.querySelectorAll('#text ' + selector)];
+    const all = (selector) => [...document.querySelectorAll('#text ' + selector)]
+        .filter((node) => placeOf.has(node));
 """
 LIT = f"""{PLACES}
     return all('.far').map((node) => [placeOf.get(node), node.dataset.rank,
@@ -60,6 +70,19 @@ def report(results: Results, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("page") / "report.html"
     write_report(results, path)
     return path
+
+
+@pytest.fixture(scope="module")
+def explanation() -> Explanation:
+    return tiny_explanation()
+
+
+@pytest.fixture
+def explained(browser: Browser, explanation: Explanation, tmp_path: Path) -> Iterator[Browser]:
+    write_explanation(explanation, tmp_path / "explanation.html")
+    browser.open(tmp_path / "explanation.html")
+    yield browser
+    assert browser.console() == []
 
 
 @pytest.fixture
@@ -140,12 +163,13 @@ def test_units_are_lit_as_runs_the_first_on_top(page: Browser, results: Results)
 def test_it_opens_on_the_largest_gain(browser: Browser, report: Path, results: Results) -> None:
     browser.open(report)
     rows = results.recovery.query(
-        "far_part == 'document' and units == 'tokens' and selector == 'add_one' and k == 1"
+        "far_part == 'document' and units == 'tokens' and selector == 'add_one'"
     )
-    losses = rows.groupby(["document", "target", "control"]).loss_set.mean().unstack("control")
-    document, target = (losses.foreign - losses.own).idxmax()
+    by = ["document", "target", "k", "control"]
+    losses = rows.groupby(by).loss_set.mean().unstack("control")
+    document, target, _ = (losses.foreign - losses.own).idxmax()
     opened = browser.run("return document.getElementById('document').selectedOptions[0].label")
-    assert opened.startswith(f"{document} · ")
+    assert opened.startswith(f"{document}.txt · ")
     assert browser.run(CURRENT) == target
 
 
@@ -196,7 +220,12 @@ def test_filters_leave_what_they_say(page: Browser, results: Results) -> None:
     assert page.run(TARGETS) == expected
     count = page.run("return document.getElementById('count').textContent")
     assert count == f"{len(expected)} of {len(searched)} targets"
+    page.run(CHOOSE, "gap", "1000")  # as far as the slider goes
+    assert page.run(TARGETS) == [gaps[searched].idxmax()]
     page.run(CHOOSE, "gap", "0")
+    assert page.run("return document.getElementById('count').textContent") == (
+        f"{len(searched)} targets"
+    )
     page.run(CHOOSE, "set", str(["gap", "recurs"].index("recurs")))
     assert page.run(TARGETS) == sorted(chosen.target[chosen.target_set == "recurs"])
     page.run(CHOOSE, "set", "")
@@ -217,7 +246,7 @@ def test_another_document_can_be_opened(page: Browser) -> None:
 
 
 def test_the_keyboard_reaches_a_target_and_it_is_spoken(page: Browser, results: Results) -> None:
-    page.run("document.getElementById('gap').focus()")
+    page.run("document.querySelector('[aria-label=\"Next target\"]').focus()")
     page.press("Tab")
     targets = page.run(TARGETS)
     reached = page.run(f"{PLACES} return placeOf.get(document.activeElement)")
@@ -313,22 +342,134 @@ CONTRAST = """
 """
 
 
-def test_a_narrow_screen_needs_no_sideways_scrolling(page: Browser) -> None:
-    page.resize(420, 800)
+@pytest.mark.parametrize("kind", ["page", "explained"])
+def test_a_narrow_screen_needs_no_sideways_scrolling(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    page: Browser = request.getfixturevalue(kind)
+    page.emulate_width(380)
     try:
         page.hover(NODE, page.run(TARGETS)[0])
-        overflow = "return document.documentElement.scrollWidth - window.innerWidth"
-        assert page.run(overflow) <= 0
+        page.run("document.querySelectorAll('details').forEach((one) => { one.open = true; })")
+        widths = "return [document.documentElement.scrollWidth, window.innerWidth]"
+        assert page.run(widths) == [380, 380]
     finally:
-        page.resize(1360, 960)
+        page.emulate_width(None)
+
+
+def test_a_target_of_two_tokens_is_one_run(explained: Browser, explanation: Explanation) -> None:
+    spans = explanation.targets[["target", "end"]].to_numpy().tolist()
+    covered = [place for first, end in spans for place in range(first, end)]
+    assert explained.run(TARGETS) == covered
+    buttons = f"{PLACES} return all('[role=button]').map((node) => placeOf.get(node))"
+    assert explained.run(buttons) == [first for first, _ in spans]
+    first, end = next(span for span in spans if span[1] > span[0] + 1)
+    explained.press("Escape")
+    explained.click(NODE, end - 1)  # any of its tokens
+    looked_at = f"{PLACES} return all('.current').map((node) => placeOf.get(node))"
+    assert explained.run(looked_at) == [first, end - 1]
+    word = explanation.targets.set_index("target").text[first].strip()
+    assert panel(explained).startswith(f"Target\n\n{word}\n\ntokens {first} to {end - 1}")
+    assert spoken(explained).startswith(f"{word}. Gap ")
+    assert explained.run(f"{NODE}.getAttribute('aria-label')", first) == word
+    assert explained.run("return document.activeElement.textContent") == word.split()[0]
+    places = [span[0] for span in spans]
+    at = places.index(first)
+    explained.press("ArrowRight" if at + 1 < len(places) else "ArrowLeft")
+    assert explained.run(CURRENT) == places[at + 1 if at + 1 < len(places) else at - 1]
+    explained.press("Escape")
+    assert explained.run(CURRENT) is None
+
+
+def test_a_unit_is_one_run_without_gaps(explained: Browser, explanation: Explanation) -> None:
+    """Nothing unlit between its first and last token; one number."""
+    target = int(explanation.targets.target.iloc[-1])
+    explained.click(NODE, target)
+    units = explanation.far[explanation.far.target == target].sort_values("rank")
+    owner: dict[int, int] = {}
+    for row in units.itertuples():
+        for place in range(row.first, row.end):
+            owner.setdefault(place, row.rank)
+    labels = {rank: place for place, rank in sorted(owner.items(), reverse=True)}
+    lit = explained.run(LIT)
+    assert [one[0] for one in lit] == sorted(owner)
+    assert {int(one[1]): one[0] for one in lit if one[1]} == labels
+    inside = explained.run("""
+        return [...document.querySelectorAll('#text .far')].map((node) => {
+            const {left, right, top} = node.getBoundingClientRect();
+            return [left, right, top];
+        });
+    """)
+    gaps = [b[0] - a[1] for a, b in pairwise(inside) if a[2] == b[2]]
+    runs = sum(place - 1 not in owner for place in owner)
+    # Boxes on one line follow each other, but for where a run ends.
+    assert sum(abs(gap) > 0.1 for gap in gaps) <= runs - 1
+    spaces = explained.run("return document.querySelectorAll('#text .far.space').length")
+    assert spaces >= sum(place + 1 in owner for place in owner) - len(units)
+    assert spaces > 0
+    explained.press("Escape")
+    assert (
+        explained.run("return document.querySelectorAll('#text .far, #text .current').length") == 0
+    )
+    shown = explained.run("return document.getElementById('text').textContent")
+    assert shown == "".join(explanation.document.texts)
+
+
+def test_the_window_of_all_before_a_target(explained: Browser, explanation: Explanation) -> None:
+    target = int(explanation.targets.target.iloc[0])
+    explained.click(NODE, target)
+    windows = explained.run("""
+        return ['far-window', 'short-window']
+            .map((name) => [...CSS.highlights.get(name)].map(String).join());
+    """)
+    texts = explanation.document.texts
+    far, near = texts[: target - SHORT], texts[target - SHORT : target]
+    assert [window.split() for window in windows] == ["".join(far).split(), "".join(near).split()]
+    assert f"{target} back" in panel(explained)
+
+
+def test_what_has_no_use_for_few_targets_is_not_there(
+    explained: Browser, explanation: Explanation
+) -> None:
+    visible = explained.run("""
+        return [...document.querySelectorAll('#tools select, #tools input')]
+            .filter((node) => node.offsetParent).map((node) => node.id);
+    """)
+    assert visible == []
+    places = explanation.targets.target.tolist()
+    count = explained.run("return document.getElementById('count').textContent")
+    assert count == f"{len(places)} targets"
+    explained.click(NODE, places[0])
+    explained.click("return document.querySelector('[aria-label=\"Next target\"]')")
+    assert explained.run(CURRENT) == places[1]
+    explained.hover(NODE, places[2])  # on the way to its far units
+    assert explained.run(CURRENT) == places[1]
+    explained.click("return document.querySelector('[aria-label=\"Previous target\"]')")
+    assert explained.run(CURRENT) == places[0]
+
+
+def test_a_hostile_explanation_does_nothing(browser: Browser, tmp_path: Path) -> None:
+    write_explanation(hostile_explanation(), tmp_path / "explanation.html")
+    browser.open(tmp_path / "explanation.html")
+    words = [word.replace("\u202e", "⟨U+202E⟩") for word in hostile_words(67)]
+    assert browser.run("return document.getElementById('text').textContent").startswith(
+        "".join(words[:60])
+    )
+    for target in browser.run(TARGETS):
+        browser.click(NODE, target)
+        browser.press("Escape")
+    assert browser.run("return typeof canary") == "undefined"
+    tags = "return [...new Set([...document.querySelectorAll('#text *')].map((n) => n.localName))]"
+    assert sorted(browser.run(tags)) == ["div", "span"]
+    assert browser.console() == []
 
 
 def test_hostile_text_does_nothing(browser: Browser, results: Results, tmp_path: Path) -> None:
     write_report(hostile_results(results), tmp_path / "report.html")
     browser.open(tmp_path / "report.html")
     assert len(browser.run(TARGETS)) == 30
-    texts = hostile_results(results).tokens.text
-    words = texts.str.replace("\u202e", "⟨U+202E⟩").tolist()  # or it would turn the page around
+    # A mark that turns the direction would turn the page around.
+    words = [word.replace("\u202e", "⟨U+202E⟩") for word in hostile_words(60)]
     assert browser.run("return document.getElementById('text').textContent") == "".join(words)
     for target in browser.run(TARGETS)[: len(HOSTILE)]:
         browser.hover(NODE, target)
@@ -357,9 +498,10 @@ def test_hostile_text_does_nothing(browser: Browser, results: Results, tmp_path:
     assert all("Content Security Policy" in line for line in browser.console())
 
 
-def test_a_book_stays_responsive(browser: Browser, tmp_path: Path) -> None:
+@pytest.mark.parametrize("long", [2048, "all"])
+def test_a_book_stays_responsive(browser: Browser, tmp_path: Path, long: int | str) -> None:
     words = [word for _ in range(170) for word in fake_words(0)][:100_000]
-    meta = replace(META, windows=META.windows | {"long": 2048, "short": 256})
+    meta = replace(META, windows=META.windows | {"long": long, "short": 256})
     far_of = {
         target: [target - 300 - 100 * rank for rank in range(16)]
         for target in range(2048, len(words), 10)

@@ -1,0 +1,457 @@
+"""Claim: on the GPUs of this machine the numbers are those of the CPU, every engine trains the same
+curve, and a killed run goes on along it; how fast training is, the table says.
+
+Each check is a process of its own with a time limit: one that fails, hangs or crashes is a row, and
+the others go on. Ends with code 0 if all hold, else 1. Run it by scripts/gpu_check.sh; `--small`
+runs the same on CPU, where it says nothing of speed.
+
+    python benchmarks/gpu_check.py [--small] [--only numbers,compile] [--minutes 10] [--out FOLDER]
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+SMALL = [
+    *("--model.d_model=32", "--model.n_heads=2", "--model.n_layers=2", "--training.length=32"),
+    *("--training.batch_size=8", "--positions.target_length=64", "--evaluation.num_sequences=4"),
+    *("--data.tokenizer.train_vocab=512", "--data.corpus.max_documents=300"),
+]
+
+ALLOWED = {"fp32": 1e-3, "bf16": 0.05}
+"""Of ‖found − expected‖ / ‖expected‖; five times that for what selectors rank by, differences of
+losses that are nearly equal."""
+
+LIMIT_S = 150
+"""For one command. Compiling the largest model takes the longest."""
+
+
+class Failed(Exception):
+    """What a check found wrong, in one line, and all that its command printed."""
+
+    def __init__(self, text: str, output: str = "") -> None:
+        super().__init__(text)
+        self.output = output
+
+
+@dataclass
+class Row:
+    check: str
+    holds: bool
+    found: str
+    seconds: float = 0.0
+
+
+@dataclass
+class Machine:
+    """Runs commands of the project, within the time there is."""
+
+    folder: Path
+    small: bool
+    deadline: float
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def num_processes(self) -> int:
+        """All GPUs; on CPU two processes."""
+        return 2 if self.small else len(self.facts["gpus"])
+
+    def start(self, *words: object, processes: int | None = None) -> subprocess.Popen[str]:
+        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+        command = [sys.executable, *(launcher if processes else []), *map(str, words)]
+        hidden = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if self.small else {}
+        return subprocess.Popen(
+            command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)} | hidden, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
+        )  # fmt: skip
+
+    def run(self, *words: object, processes: int | None = None) -> str:
+        """What the command prints; Failed with the end of it where it fails or takes too long."""
+        limit_s = min(LIMIT_S, self.deadline - time.monotonic())
+        if limit_s <= 0:
+            raise Failed("not run: no time was left")
+        child = self.start(*words, processes=processes)
+        try:
+            output, _ = child.communicate(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            child.terminate()  # torchrun ends its processes, which are no longer ours to reach
+            output = ""
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                output, _ = child.communicate(timeout=40)
+            raise Failed(f"took longer than {limit_s:.0f} s", output) from None
+        finally:
+            end(child)
+        if child.returncode != 0:
+            raise Failed(f"exit code {child.returncode}: {last_words(output)}", output)
+        return output
+
+    def train(self, name: str, *overrides: str, processes: int | None = None) -> list[float]:
+        """The losses of a run of configs/quick.yaml."""
+        self.run(*self.training(name, *overrides), processes=processes)
+        return self.losses(name)
+
+    def losses(self, name: str) -> list[float]:
+        path, found = self.folder / name / "metrics.jsonl", []
+        for line in path.read_text().splitlines() if path.exists() else []:
+            with contextlib.suppress(ValueError, KeyError):  # a line half written, an evaluation
+                found.append(json.loads(line)["loss"])
+        return found
+
+    def training(self, name: str, *overrides: str) -> list[object]:
+        batch_size = -(-32 // self.num_processes) * self.num_processes
+        size = SMALL if self.small else [f"--training.batch_size={batch_size}"]
+        return [
+            *(ROOT / "scripts/train.py", ROOT / "configs/quick.yaml", *size),
+            f"--data.folder={self.folder / 'data'}",
+            f"--run_folder={self.folder / name}",
+            *("--training.num_steps=20", "--training.precision=fp32"),
+            *("--logging.interval_steps=1", "--checkpoint.interval_steps=10", *overrides),
+        ]
+
+    @cached_property
+    def reference(self) -> list[float]:
+        """One process, not compiled."""
+        return self.train("reference")
+
+
+def end(child: subprocess.Popen[str]) -> None:
+    """With all that it started."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def last_words(output: str) -> str:
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if "Error: " in line or line.startswith("olmo-sparsity:")]
+    return (errors or lines or ["it said nothing"])[-1][:300]
+
+
+# --- the checks -----------------------------------------------------------------------------------
+
+Check = Callable[[Machine], Iterator[Row] | str]
+
+
+def inside(what: str, processes: int | None = None) -> Check:
+    """A check that a child of this file makes: it prints rows. Those before a crash stay."""
+
+    def check(machine: Machine) -> Iterator[Row]:
+        try:
+            words = (__file__, "--child", what, "--out", machine.folder)
+            yield from rows_in(machine.run(*words, processes=processes))
+        except Failed as error:
+            yield from rows_in(error.output)
+            raise
+
+    return check
+
+
+def rows_in(output: str) -> Iterator[Row]:
+    lines = (line for line in output.splitlines() if line.startswith('{"check"'))
+    return (Row(**json.loads(line)) for line in lines)
+
+
+def prepare(machine: Machine) -> str:
+    words = [word for word in machine.training("run") if str(word).startswith("--data.")]
+    output = machine.run("-m", "olmo_sparsity.cli", "prepare", "configs/quick.yaml", *words)
+    return next(line for line in output.splitlines() if "heldout" in line).partition(": ")[2]
+
+
+def same_curve(name: str, processes: int | None, *overrides: str) -> Check:
+    def check(machine: Machine) -> str:
+        expected = machine.reference
+        found = machine.train(name, *overrides, processes=processes)
+        furthest = max(abs(a - b) / b for a, b in zip(found, expected, strict=True))
+        text = f"{len(found)} losses within {furthest:.1e} of one process, relative"
+        if furthest > ALLOWED["fp32"]:
+            raise Failed(f"{text}; {ALLOWED['fp32']} is allowed")
+        return text
+
+    return check
+
+
+def resume(machine: Machine) -> str:
+    settings = ("--training.num_steps=100", "--training.deterministic=true")
+    expected = machine.train("undisturbed", *settings)
+    child = machine.start(*machine.training("killed", *settings))
+    try:
+        while child.poll() is None and len(machine.losses("killed")) < 25:
+            if time.monotonic() > machine.deadline:
+                raise Failed("not run: no time was left")
+            time.sleep(0.005)
+    finally:
+        end(child)
+    reached = len(machine.losses("killed"))
+    if child.returncode != -signal.SIGKILL:
+        raise Failed(f"the run ended before it could be killed: exit code {child.returncode}")
+    found = machine.train("killed", *settings)
+    steps = enumerate(zip(found, expected, strict=True), start=1)
+    other = [step for step, (again, before) in steps if again != before]
+    if other:
+        raise Failed(f"killed after step {reached}, the loss of step {other[0]} is another")
+    return f"killed after step {reached}, all {len(found)} losses are the same to the bit"
+
+
+def pipeline(machine: Machine) -> str:
+    """Train in the hardware's own precision, measure, draw."""
+    steps = 20 if machine.small else 200
+    losses = machine.train("pipeline", f"--training.num_steps={steps}", "--training.precision=auto")
+    results, figure = machine.folder / "results", machine.folder / "figure2.png"
+    windows = ["--long=48", "--short=16"] if machine.small else ["--long=128", "--short=32"]
+    machine.run(
+        *("-m", "olmo_sparsity.cli", "measure", machine.folder / "pipeline", "--quick"),
+        *("--out", results, *windows, "--stride=16", "--max-documents=16", "--min-gap=0"),
+        *("--ks=1,4", "--targets=top5%"),
+    )
+    machine.run("-m", "olmo_sparsity.cli", "figure", results, "--out", figure)
+    text = f"the loss went from {losses[0]:.2f} to {losses[-1]:.2f} in {steps} steps"
+    if not losses[-1] < losses[0]:
+        raise Failed(text)
+    return f"{text}; the figure has {figure.stat().st_size:,} bytes"
+
+
+def checks(machine: Machine) -> Iterator[tuple[str, str, Check]]:
+    """(group, what stands in the table, the check)"""
+    yield "numbers", "numbers", inside("numbers")
+    yield "", "prepare", prepare
+    yield "compile", "compiled", same_curve("compiled", None, "--training.compile=true")
+    num = machine.num_processes
+    for name in ("ddp", "zero1", "zero2", "zero3"):
+        for count in sorted({num} if machine.small else {1, num}):
+            check = same_curve(f"{name}-{count}", count, f"--engine.name={name}")
+            yield "engines", f"{name}, {count} process{'es' * (count > 1)}", check
+    yield "resume", "kill -9 and resume", resume
+    for size in ["small"] if machine.small else ["60m", "150m", "300m", "1b"]:
+        yield "speed", f"speed, {size}", inside(size)
+    if num > 1 and not machine.small:
+        yield "speed", f"speed, 1b, {num} processes", inside("1b", num)
+    yield "pipeline", "train, measure, figure", pipeline
+
+
+GROUPS = ("numbers", "compile", "engines", "resume", "speed", "pipeline")
+
+
+def perform(name: str, check: Check, machine: Machine) -> list[Row]:
+    started, rows = time.monotonic(), []
+    try:
+        found = check(machine)
+        if isinstance(found, str):
+            rows.append(Row(name, True, found))
+        else:
+            rows.extend(found)
+    except Exception as error:  # a defect of a check is a row, too
+        text = str(error) if isinstance(error, Failed) else repr(error)
+        rows.append(Row(name, False, text))
+    for row in rows:
+        row.seconds = round((time.monotonic() - started) / len(rows), 1)
+        print(f"{'holds ' if row.holds else 'FAILED'} {row.check}: {row.found}", flush=True)
+    return rows
+
+
+def report(rows: list[Row], machine: Machine, out: Path) -> None:
+    """Written after each check, so that what is known stays."""
+    out.mkdir(parents=True, exist_ok=True)
+    content = {"machine": machine.facts, "rows": [asdict(row) for row in rows]}
+    (out / "gpu_check.json").write_text(json.dumps(content, indent=1) + "\n")
+    lines = ["| check | holds | found | seconds |", "| --- | --- | --- | ---: |"]
+    for row in rows:
+        cells = [row.check, "yes" if row.holds else "**no**", row.found, f"{row.seconds:.0f}"]
+        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+    facts = ", ".join(f"{name} {value}" for name, value in machine.facts.items())
+    (out / "gpu_check.md").write_text("\n".join([facts, "", *lines]) + "\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--small", action="store_true", help="on CPU, with a tiny model")
+    parser.add_argument("--out", type=Path, default=ROOT / "results/gpu_check")
+    parser.add_argument("--only", default=",".join(GROUPS), help="(%(default)s)")
+    parser.add_argument("--minutes", type=float, default=10.0, help="for all of it (%(default)s)")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        numbers = options.child == "numbers"
+        for row in compare_numbers() if numbers else measure_speed(options.child, options.out):
+            print(json.dumps(asdict(row)), flush=True)
+        return 0
+    wanted = set(options.only.split(","))
+    if not wanted <= set(GROUPS):
+        parser.error(f"--only: choose from {', '.join(GROUPS)}")
+    folder = Path(tempfile.mkdtemp(prefix="gpu_check-"))
+    machine = Machine(folder, options.small, time.monotonic() + 60 * options.minutes)
+    rows: list[Row] = []
+    try:
+        machine.facts = json.loads(machine.run("-c", FACTS).splitlines()[-1])
+        if not machine.facts["gpus"] and not options.small:
+            parser.error("PyTorch sees no GPU here; --small runs the same checks on CPU")
+        for group, name, check in checks(machine):
+            if group in wanted or (not group and wanted - {"numbers", "speed"}):
+                rows += perform(name, check, machine)
+                report(rows, machine, options.out)
+    except Failed as error:
+        parser.error(f"PyTorch does not start: {error}")
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    failed = sum(not row.holds for row in rows)
+    print(f"{len(rows) - failed} of {len(rows)} hold; {options.out / 'gpu_check.md'}")
+    return int(failed > 0)
+
+
+# --- inside a child -------------------------------------------------------------------------------
+
+FACTS = """
+import json, torch
+gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+print(json.dumps({"gpus": gpus, "torch": torch.__version__, "cuda": torch.version.cuda}))
+"""
+
+MODELS: dict[str, dict[str, Any]] = {
+    "OLMo-2": {"layer_norm_type": "rms", "attention_layer_norm": True, "norm_after": True},
+    "ALiBi, grouped heads": {"rope": False, "alibi": True, "n_kv_heads": 2},
+    "GPT-NeoX": {"architecture": "gpt_neox", "rotary_fraction": 0.5, "include_bias": True,
+                 "activation_type": "gelu"},
+}  # fmt: skip
+
+
+def compare_numbers() -> Iterator[Row]:
+    import numpy as np
+    import torch
+
+    from analysis.influence import SELECTORS
+
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for model, fields in MODELS.items():
+        expected = dict(asked_of(fields, torch.device("cpu"), "fp32"))
+        for dtype, allowed in ALLOWED.items():
+            if (device.type, dtype) == ("cpu", "fp32"):
+                continue  # that is what the others are compared with
+            errors = {
+                what: float(np.linalg.norm(found - expected[what]) / np.linalg.norm(expected[what]))
+                for what, found in asked_of(fields, device, dtype)
+            }
+            wrong = {
+                what: error
+                for what, error in errors.items()
+                if not error <= allowed * (5 if what in SELECTORS else 1)
+            }
+            furthest = wrong or {max(errors, key=errors.__getitem__): max(errors.values())}
+            named = ", ".join(f"{what} by {error:.1e}" for what, error in furthest.items())
+            text = f"{len(errors)} answers; furthest from fp32 on CPU: {named}"
+            yield Row(f"{model}, {dtype}", not wrong, text)
+
+
+def asked_of(fields: dict[str, Any], device: Any, dtype: str) -> Iterator[tuple[str, Any]]:
+    """Name and numbers: of a training step, of far states, and what each selector ranks first."""
+    import numpy as np
+    import torch
+
+    from analysis.documents import Document
+    from analysis.influence import SELECTORS
+    from analysis.recovery import recover
+    from analysis.scoring import Scorer
+    from analysis.windows import Windows
+    from olmo_sparsity.config import ModelConfig
+    from olmo_sparsity.data.batches import Batch
+    from olmo_sparsity.model.load import build_model
+    from olmo_sparsity.training.engine import Losses
+
+    sizes = {"d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 256, "init_std": 0.1}
+    torch.manual_seed(0)
+    model: Any = build_model(ModelConfig(**sizes, max_sequence_length=128, **fields))
+    tokens_BL = torch.randint(256, (4, 80))
+    positions_BL = torch.arange(80).expand(4, 80) * 3 // 2
+    batch = Batch(tokens_BL, positions_BL, tokens_BL.roll(-1, 1)).to(device)
+    model.to(device)
+    with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bf16"):
+        loss = Losses(model)(batch, batch.tokens_BL.numel())
+    loss.backward()
+    yield "loss", loss.detach().float().cpu().numpy()
+    gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
+    yield "gradients", torch.cat(gradients).float().cpu().numpy()
+    model.eval().to(torch.bfloat16 if dtype == "bf16" else torch.float32)
+    model.requires_grad_(False)
+    with torch.no_grad():
+        states = model.far_states(batch.tokens_BL[:1], batch.positions_BL[:1])
+        places_BF = torch.tensor([[3, 40], [7, 79]], device=device)
+        near = (batch.tokens_BL[2:, :8], batch.positions_BL[2:, -8:] + 1)
+        hidden_BLD = model.hidden(*near, far=states.choose(places_BF), last=4)
+    yield "hidden after far states", hidden_BLD.float().cpu().numpy()
+    document, scorer = Document(tokens_BL[0].numpy()), Scorer(model)
+    for name in SELECTORS:
+        tables = recover(scorer, document, Windows(32, 8, 8), selectors=name, ks=(1, 4))
+        yield name, tables["influence"].influence.to_numpy()
+        if dtype == "fp32":  # elsewhere two units that matter alike may change places
+            yield f"{name}, recovery", np.asarray(tables["recovery"].loss_set)
+
+
+def measure_speed(size: str, out: Path) -> Iterator[Row]:
+    """Steps on random tokens, as configs/c4_SIZE_pose.yaml trains, then one checkpoint."""
+    import torch
+
+    from olmo_sparsity.config_file import load_config
+    from olmo_sparsity.data.batches import Batch
+    from olmo_sparsity.model.checkpoint_files import save_weights
+    from olmo_sparsity.model.load import build_model, device_name
+    from olmo_sparsity.training import checkpoint
+    from olmo_sparsity.training.choose_engine import build_engine
+    from olmo_sparsity.training.distributed import Processes, connect
+    from olmo_sparsity.training.estimate import flops_per_token, peak_memory_gib, stated_flops
+
+    small = size == "small"
+    config = load_config(ROOT / f"configs/{'quick' if small else f'c4_{size}_pose'}.yaml")
+    config.model.vocab_size, config.model.embedding_size = (512, 512) if small else (50280, 50304)
+    config.training.precision = "bf16"
+    config.training.micro_batch_size = micro = config.training.micro_batch_size or 4
+
+    def measured(processes: Processes) -> str:  # the engine must not outlive its group
+        engine = build_engine(build_model(config.model), config, processes)
+        flops = flops_per_token(engine.model, config)
+        tokens_BL = torch.randint(config.model.vocab_size, (4 * micro, config.training.length))
+        positions_BL = torch.arange(config.training.length).expand_as(tokens_BL)
+        batch = Batch(tokens_BL, positions_BL, tokens_BL.roll(-1, 1))
+        num_steps = 2 if small else 10
+        for _ in range(3):
+            float(engine.step(batch, 1e-4)[0])
+        started = time.perf_counter()
+        for _ in range(num_steps):
+            loss, _ = engine.step(batch, 1e-4)
+        assert float(loss) < 20, f"a loss of {float(loss)}"  # waits for the GPU, too
+        seconds = time.perf_counter() - started
+        rate = num_steps * tokens_BL.numel() * processes.world_size / seconds
+        peak = (stated_flops(device_name(engine.device)) or 0) * processes.world_size
+        share = f"{rate * flops / peak:.1%} of the stated peak" if peak else "peak not known"
+        text = f"{rate:,.0f} tokens/s, {share}, {peak_memory_gib(engine.device):.1f} GiB; "
+        started = time.perf_counter()
+        weights = engine.gather_weights()
+        folder = checkpoint.save(
+            out / "saved", checkpoint.TrainerState(1, 1, ""), config.checkpoint,
+            lambda folder: save_weights(weights, folder / "model.safetensors"),
+            engine.save_moments, processes,
+        )  # fmt: skip
+        seconds = time.perf_counter() - started
+        size_B = sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
+        return f"{text}checkpoint of {size_B / 2**30:.2f} GiB saved in {seconds:.1f} s"
+
+    with connect() as processes:
+        found = measured(processes)
+        if processes.is_first:
+            yield Row(f"speed, {size}, {processes.world_size} process(es)", True, found)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

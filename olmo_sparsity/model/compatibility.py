@@ -1,0 +1,220 @@
+"""Which transformers models give right numbers here, and up to which length; others are refused.
+
+Place in the flow: beneath `HuggingFaceLM`, once for each model. What a config says is read; what it
+does not say is measured on eight tokens.
+
+Dimension key: B batch, L length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.layers import causal_bias
+
+if TYPE_CHECKING:
+    from olmo_sparsity.model.huggingface import HuggingFaceLM
+
+# --- how long a text may be -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PositionLimit:
+    num_positions: int
+    """One more than the largest position ID that the model is prepared for."""
+
+    cause: str
+    wrong_beyond: bool = False
+    """Beyond it the model computes something else than it is asked for; otherwise it has only not
+    been trained there."""
+
+    def check(self, num_positions: int, name: str) -> None:
+        if num_positions > self.num_positions:
+            raise ConfigError(
+                f"{num_positions} positions are more than '{name}' is "
+                f"{'right' if self.wrong_beyond else 'prepared'} for: {self.num_positions} "
+                f"({self.cause}); take a shorter long window"
+            )
+
+
+_WINDOWS = ("sliding_window", "window_size", "attention_chunk_size", "keep_window_size")
+_WINDOWED_LAYERS = {"sliding_attention", "chunked_attention", "local"}
+
+
+def position_limit(config: Any) -> PositionLimit | None:
+    """The tightest one that a config states; None if it states none.
+
+    A sliding window counts places; only within it do places and position IDs agree about who may
+    attend to whom. LongRoPE and dynamic RoPE rotate a short row by other angles than a long one, so
+    rows of one text would not fit together beyond the length where they begin to.
+    """
+    text = config.get_text_config()
+    trained = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or {}
+    ropes = [rope] if "rope_type" in rope else list(rope.values())  # one for each type of layer
+    # Without RoPE position IDs are rows of a table that has no more of them.
+    found: list[tuple[Any, str, bool]] = [(trained, "max_position_embeddings", not ropes)]
+    for rope in ropes:
+        if rope.get("rope_type") == "longrope":
+            original = rope.get("original_max_position_embeddings")
+            original = original or getattr(text, "original_max_position_embeddings", trained)
+            found.append((original, "original_max_position_embeddings of its LongRoPE", True))
+        if rope.get("rope_type") == "dynamic":
+            found.append((trained, "max_position_embeddings of its dynamic RoPE", True))
+    types = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
+    if getattr(text, "use_sliding_window", True) and _WINDOWED_LAYERS & set(types or ("local",)):
+        for name in _WINDOWS:
+            found.append((getattr(text, name, None), name.replace("_", " "), True))
+    stated = [PositionLimit(*entry) for entry in found if entry[0]]
+    return min(stated, key=lambda it: (it.num_positions, not it.wrong_beyond), default=None)
+
+
+# --- what a family does to its logits -------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LogitMap:
+    """logits = cap · tanh(scale · x / cap), or scale · x without a cap."""
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x if self.scale == 1.0 else x * self.scale
+        return x if self.cap is None else torch.tanh(x / self.cap) * self.cap
+
+
+def _logit_maps(config: Any) -> list[LogitMap]:
+    """Those that a config can mean: one family multiplies by what another divides by."""
+    text = config.get_text_config()
+
+    def read(*names: str) -> list[float]:
+        return [value for name in names if (value := getattr(text, name, None)) is not None]
+
+    caps: Sequence[float | None] = read("final_logit_softcapping", "logits_soft_cap") or [None]
+    scales = read("logit_scale", "logits_scaling", "lm_head_multiplier") or [1.0]
+    return [LogitMap(s, cap) for cap in caps for scale in scales for s in (scale, 1 / scale)]
+
+
+# --- what does not fit ----------------------------------------------------------------------------
+
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+@torch.no_grad()
+def refuse_unfit(wrapped: HuggingFaceLM, asked: nn.Module) -> LogitMap:
+    """Position IDs must reach the attention, a gap in them must hide nothing, states of earlier
+    places must do for the places themselves, and the logits must be those of the model that the
+    user gave (`asked`: with its adapters). Returns how they follow from the last linear map."""
+    model, config = wrapped.model, wrapped.model.config
+    text = config.get_text_config()
+    family = f"{type(model).__name__} (model_type {config.model_type})"
+
+    def require(holds: bool, problem: str) -> None:
+        if not holds:
+            raise ConfigError(f"{family} is not supported: {problem}")
+
+    require(not config.is_encoder_decoder, "it reads its text with an encoder")
+    require(
+        model.get_output_embeddings() is not None and wrapped.body is not model,
+        "it has no last linear map from states to logits",
+    )
+    parameters = inspect.signature(wrapped.body.forward).parameters
+    require(
+        "position_ids" in parameters and not getattr(text, "alibi", False),
+        "it uses no position_ids (ALiBi or recurrent); choose a family with RoPE",
+    )
+    other_layers = set(getattr(text, "layer_types", None) or ()) - _ATTENTION_LAYERS
+    require(
+        not other_layers,
+        f"its layers of type {', '.join(sorted(other_layers))} count places, not position IDs",
+    )
+    adapter = getattr(asked, "active_peft_config", None)
+    require(
+        not getattr(adapter, "is_prompt_learning", False),
+        f"its adapter ({type(adapter).__name__}) puts places of its own before the text",
+    )
+    kernel = getattr(text, "_attn_implementation", None)
+    require(
+        kernel in (None, "eager", "sdpa"),
+        f"its attention ({kernel}) takes a gap in position IDs for the start of another text; "
+        'first model.set_attn_implementation("sdpa")',
+    )
+
+    device = wrapped.device
+    tokens_BL = torch.arange(8, device=device)[None] % wrapped.embedding.weight.shape[0]
+    counted_BL = torch.arange(8, device=device)[None]
+    gapped_BL = counted_BL + 4 * (counted_BL > 3)
+    causal = causal_bias(8, device)
+    packed = causal.clone()  # as transformers reads gaps by itself: the start of another text
+    packed[..., 4:, :4] = causal[..., 0, 1]
+
+    def hidden(positions_BL: Tensor, bias: Tensor | None = None, **more: Any) -> Tensor:
+        return wrapped.hidden(tokens_BL, positions_BL, bias, **more).float()
+
+    was_training = asked.training
+    asked.eval()
+    try:
+        counted, again, gapped = hidden(counted_BL), hidden(counted_BL), hidden(gapped_BL)
+        seen, hiding = hidden(gapped_BL, causal), hidden(gapped_BL, packed)
+        earlier = wrapped.far_states(tokens_BL[:, :4], gapped_BL[:, :4])
+        looked_back = wrapped.hidden(tokens_BL[:, 4:], gapped_BL[:, 4:], far=earlier).float()
+        nudge_BLD = wrapped.embedding(tokens_BL)
+        nudge_BLD[..., ::2] *= -1
+        nudge_BLD *= max(1e-4, torch.finfo(nudge_BLD.dtype).eps)
+        nudged = hidden(gapped_BL, causal, added_BLD=nudge_BLD)
+        logits = asked(
+            input_ids=tokens_BL,
+            attention_mask=torch.ones_like(tokens_BL),
+            position_ids=counted_BL,
+            use_cache=False,
+        ).logits.to(device)
+        raw = wrapped.raw_logits(wrapped.hidden(tokens_BL, counted_BL))
+    finally:
+        asked.train(was_training)
+
+    # Two kernels round differently, and a layer that rounds to 8 bits makes more of it, now and
+    # then: what a nudge about as small changes is no difference.
+    rounding = min(0.1, 1024 * torch.finfo(logits.dtype).eps)
+    noise = 2 * _distance(nudged, seen)
+
+    def alike(a: Tensor, b: Tensor) -> bool:
+        return _distance(a, b) <= rounding * _distance(b) + noise
+
+    logit_map = min(_logit_maps(config), key=lambda found: _distance(found(raw), logits))
+    require(
+        _distance(logit_map(raw), logits) <= rounding * _distance(logits),
+        "its logits are not the last linear map of its hidden states, nor that scaled or capped "
+        "as its config says (or its adapter is not part of its layers)",
+    )
+    require(
+        _distance(gapped[:, 4:], counted[:, 4:]) > _distance(again, counted),
+        "position IDs do not reach its attention (ALiBi, or positions counted by place)",
+    )
+    error, effect = _distance(gapped[:, 4:], seen[:, 4:]), _distance(hiding[:, 4:], seen[:, 4:])
+    require(
+        alike(gapped, seen) and (error <= max(noise, effect / 4)),
+        "its attention is not causal, or a gap in its position IDs changes who may attend to whom",
+    )
+    require(
+        alike(gapped[:, :4], counted[:, :4]),
+        "a gap in its position IDs changes the places before it",
+    )
+    require(
+        alike(looked_back, seen[:, 4:]),
+        "the keys and values that it keeps of earlier places do not stand for them",
+    )
+    return logit_map
+
+
+def _distance(a: Tensor, b: Tensor | float = 0.0) -> float:
+    """Root of the mean square, so that one place that a mixture of experts sends elsewhere counts
+    for little."""
+    return float((a.float() - b).square().mean().sqrt())

@@ -1,0 +1,125 @@
+"""The tokenizer of a trained model, whatever library it comes from, as a `tokenizers.Tokenizer`.
+
+Place in the flow: beside `load_model`: text ↔ token ids of a model that somebody trained elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tokenizers import Tokenizer
+
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.checkpoint_files import unreadable
+from olmo_sparsity.model.transformers_folder import NO_CODE
+
+_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+
+
+class SlowTokenizer:
+    """A transformers tokenizer written in Python, with the methods of `Tokenizer` used here."""
+
+    decoder = None
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> Any:
+        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return SimpleNamespace(ids=ids)
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[Any]:
+        return [self.encode(text, add_special_tokens) for text in texts]
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return self._tokenizer.decode(
+            ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+
+    def id_to_token(self, token_id: int) -> str | None:
+        return self._tokenizer.convert_ids_to_tokens(token_id)
+
+    def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
+        return self._tokenizer.get_vocab()
+
+    def get_vocab_size(self, with_added_tokens: bool = True) -> int:
+        return len(self._tokenizer)
+
+    def get_added_tokens_decoder(self) -> dict[int, Any]:
+        return self._tokenizer.added_tokens_decoder
+
+    def to_str(self) -> str:
+        """All that tells it from another one, as far as it can be seen."""
+        return json.dumps([type(self._tokenizer).__name__, sorted(self.get_vocab().items())])
+
+
+def as_tokenizer(given: Any) -> Tokenizer:
+    """A copy of a fast one: calls of the original may set truncation and padding, which stay."""
+    fast = getattr(given, "backend_tokenizer", given)
+    if isinstance(fast, Tokenizer):
+        return _set_plain(Tokenizer.from_str(fast.to_str()))
+    wanted = ("encode", "decode", "convert_ids_to_tokens", "get_vocab", "added_tokens_decoder")
+    missing = [name for name in wanted if not hasattr(given, name)]
+    if missing:
+        raise ConfigError(
+            f"tokenizer: {type(given).__name__} has no {missing[0]}; give a tokenizers.Tokenizer, "
+            "or one of transformers (AutoTokenizer)"
+        )
+    return cast(Tokenizer, SlowTokenizer(given))
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise DataError(f"'{path}' does not exist; copy the tokenizer it was trained with there")
+    try:
+        return _set_plain(Tokenizer.from_file(str(path)))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise unreadable(path, error) from None
+
+
+def _set_plain(tokenizer: Tokenizer) -> Tokenizer:
+    """A tokenizer.json may truncate or pad without a word."""
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def find_tokenizer(folder: Path) -> Tokenizer | None:
+    if (folder / "tokenizer.json").is_file():
+        return read_tokenizer(folder / "tokenizer.json")
+    found = read_transformers_tokenizer(folder)
+    return None if found is None else as_tokenizer(found)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _FILES)
+
+
+def read_transformers_tokenizer(folder: Path) -> Any | None:
+    if not has_tokenizer(folder):
+        return None  # transformers would invent one whose only tokens are the special ones
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(folder, **NO_CODE)
+    except Exception as error:  # of many kinds: a missing library, a damaged file
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(
+            f"'{folder}': transformers cannot read its tokenizer ({reason}); save it once with "
+            "AutoTokenizer, which writes a tokenizer.json"
+        ) from None
+
+
+def bos_prefix(tokenizer: Any) -> list[int]:
+    """What a tokenizer, of either library, puts before every text."""
+
+    def encode(special: bool) -> list[int]:
+        found = tokenizer.encode("a", add_special_tokens=special)
+        return list(getattr(found, "ids", found))
+
+    plain, whole = encode(False), encode(True)
+    starts = (i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
+    return whole[: next(starts, 0)]

@@ -1,0 +1,159 @@
+"""A Hugging Face folder becomes a transformers model, or one line that says why not.
+
+Place in the flow: a folder that somebody else wrote → **transformers model** → `load_model`.
+Nothing is unpickled, no code of the folder runs, and nothing is built that its files cannot fill.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import nn
+
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.files import stays_inside
+from olmo_sparsity.model.checkpoint_files import unreadable
+
+if TYPE_CHECKING:
+    from peft import PeftModel
+    from transformers import PreTrainedModel
+
+NO_CODE: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
+"""To everything of transformers that opens a folder: unsaid, `auto_map` in a config.json makes it
+ask on the terminal whether to run the folder's code."""
+
+ADAPTER = "adapter_config.json"
+
+_MOST_PACKED = 32
+"""Quantized weights have up to so many to a stored number; tied ones are stored once."""
+
+
+def is_hugging_face(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in ("config.json", ADAPTER))
+
+
+def base_of_adapter(folder: Path) -> str:
+    """The folder or hub name of the model that a PEFT adapter changes."""
+    try:
+        config = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
+        return str(config["base_model_name_or_path"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise unreadable(folder / ADAPTER, error) from None
+
+
+def add_adapter(model: PreTrainedModel, folder: Path, device: str) -> PeftModel:
+    try:
+        from peft import PeftModel
+    except ImportError:
+        raise ConfigError(f"'{folder}' is a PEFT adapter; pip install peft") from None
+    return PeftModel.from_pretrained(model, folder, torch_device=device)
+
+
+def read_hugging_face(
+    folder: Path,
+    weight_files: list[Path],
+    dtype: torch.dtype | None,
+    device: str,
+    device_map: str | None,
+) -> PreTrainedModel:
+    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()  # one for each model, of many small weights, on stderr
+    config = AutoConfig.from_pretrained(folder, **NO_CODE)
+    # The kernel is not for the folder to choose: it may name one that is not installed, or one on
+    # the hub.
+    config._attn_implementation = "eager"
+    frame = _build_frame(config, folder, weight_files)
+    config._attn_implementation = "sdpa" if frame._supports_sdpa else "eager"
+    model: PreTrainedModel
+    info: dict[str, Any]
+    # Typed as one model; with output_loading_info it returns two things.
+    model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
+        folder,
+        config=config,
+        dtype=dtype or "auto",
+        device_map=device_map,
+        use_safetensors=True,
+        output_loading_info=True,
+        **NO_CODE,
+    )
+    if info["missing_keys"]:
+        # transformers would go on with random numbers in their place.
+        missing = sorted(info["missing_keys"])
+        raise DataError(
+            f"'{folder}': its files lack {len(missing)} weights of {type(model).__name__}, such as "
+            f"{missing[0]}; download it again"
+        )
+    if device_map is None:
+        nn.Module.to(model, device)
+    return model
+
+
+def _build_frame(config: Any, folder: Path, weight_files: list[Path]) -> PreTrainedModel:
+    """What config.json describes, without memory. It must be about as large as the weights: a
+    damaged one may ask for more than any machine has."""
+    from transformers import AutoModelForCausalLM
+
+    num_tensors = num_stored = 0
+    for path in weight_files:
+        with safe_open(path, framework="pt") as file:
+            for key in file.keys():  # noqa: SIM118 (no dict)
+                num_tensors += 1
+                num_stored += math.prod(file.get_slice(key).get_shape())
+    remedy = "config.json is not of these weights; download it again"
+    num_layers = getattr(config.get_text_config(), "num_hidden_layers", 1)
+    if not 1 <= num_layers <= num_tensors:  # each layer is built, also without memory
+        raise DataError(
+            f"'{folder}': {num_layers:,} layers (num_hidden_layers), but its files hold "
+            f"{num_tensors:,} tensors; {remedy}"
+        )
+    with torch.device("meta"):
+        frame = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+    num_wanted = count_parameters(frame)
+    if num_wanted > _MOST_PACKED * num_stored:
+        raise DataError(
+            f"'{folder}': a model of {num_wanted:,} parameters, but its files hold "
+            f"{num_stored:,} numbers; {remedy}"
+        )
+    return frame
+
+
+def check_weight_files(folder: Path) -> list[Path]:
+    """The safetensors files, each with a whole header: a damaged one is named."""
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        pickled = sorted(path.name for path in folder.glob("*.bin"))
+        if pickled:
+            raise DataError(
+                f"'{folder / pickled[0]}' is a pickle, which is never read here; convert it with "
+                "transformers: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new)"
+            )
+        raise DataError(f"'{folder}' has a config.json but no *.safetensors; download it again")
+    for index in sorted(folder.glob("*.safetensors.index.json")):
+        try:
+            named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise unreadable(index, error) from None
+        outside = [name for name in named if not stays_inside(name)]
+        if outside:
+            raise DataError(
+                f"'{index}' names '{outside[0]}', which is outside of its folder; do not use it, "
+                "or download it again from a source you trust"
+            )
+    for path in files:
+        try:
+            with safe_open(path, framework="pt"):
+                pass
+        except (SafetensorError, OSError, ValueError) as error:
+            raise unreadable(path, error) from None
+    return files
+
+
+def count_parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
