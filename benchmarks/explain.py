@@ -252,7 +252,8 @@ def cost_table(names: list[str], limit: int, num_questions: int, other_python: s
         for name, (rows, _) in found.items()
         if rows
     }
-    cheapest = min(one["cpu_s"] for name, one in median.items() if name != "random")
+    told = [one["cpu_s"] for name, one in median.items() if name != "random"]
+    cheapest = min(told, default=float("nan"))
     print(f"\n{LENGTH:,} tokens, an answer of {NUM_ANSWER}: what one question costs\n")
     print("| | version | CPU s | wall s | × the cheapest | token-forwards | MiB |")
     print("|---|---|---:|---:|---:|---:|---:|")
