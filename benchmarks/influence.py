@@ -99,7 +99,9 @@ def one_at_a_time(model: Any, block: Block, far: list[int], target: int) -> np.n
     gaps in the position IDs a mask of ones must say that this is one sequence.)"""
     found = []
     for chosen in [[], *([j] for j in far)]:
-        places = block.set_places(np.array(chosen, dtype=np.int64), target + 1)
+        places = np.concatenate(
+            [block.earlier(np.array(chosen, dtype=np.int64)), block.near(target + 1)]
+        )
         tokens_1L = torch.from_numpy(block.tokens[places].astype(np.int64))[None]
         logits = model(
             input_ids=tokens_1L,
@@ -172,10 +174,10 @@ def dense(model: PositionedOLMo, tokens_BL: Tensor, positions_BL: Tensor, labels
 def under_a_mask(model: PositionedOLMo, block: Block) -> np.ndarray:
     """influence_FW of far tokens with their context, the plain way: the long window for each, in
     batches, with a mask that hides the other far tokens from the short window."""
-    places = block.long_places()
+    places = np.arange(len(block.tokens) - 1)
     tokens_1L = torch.from_numpy(block.tokens[places].astype(np.int64))[None]
     targets_W = torch.from_numpy(block.targets_W.astype(np.int64))
-    num_far, length, num_targets = block.windows.num_far, len(places), block.num_targets
+    num_far, length, num_targets = block.num_far, len(places), block.num_targets
     found = []
     for chosen in torch.arange(-1, num_far).split(2048 // length):  # the first sees none
         visible = torch.ones(length, length, dtype=torch.bool).tril().repeat(len(chosen), 1, 1)
@@ -191,7 +193,7 @@ def under_a_mask(model: PositionedOLMo, block: Block) -> np.ndarray:
 
 def ours(scorer: Scorer, block: Block) -> np.ndarray:
     """influence_FW, with the far text read anew."""
-    return influence_map(scorer, scorer.context(block), Units.of_tokens(block.windows.num_far))
+    return influence_map(scorer, anew(scorer, block), Units.of_tokens(block.num_far))
 
 
 def screened(scorer: Scorer, block: Block) -> np.ndarray:
@@ -200,8 +202,14 @@ def screened(scorer: Scorer, block: Block) -> np.ndarray:
 
 def asked(scorer: Scorer, block: Block) -> Question:
     """Which 4 far tokens matter to the first target?"""
-    units = Units.of_tokens(block.windows.num_far)
-    return Question(scorer.context(block), units, np.array([0]), 4, np.random.default_rng(0))
+    units = Units.of_tokens(block.num_far)
+    return Question(anew(scorer, block), units, [(0, 1)], 4, np.random.default_rng(0))
+
+
+def anew(scorer: Scorer, block: Block) -> Context:
+    """States of the text that was read last are kept; here each question pays for its own."""
+    scorer._last = None
+    return scorer.context(block)
 
 
 # --- the claims -----------------------------------------------------------------------------------
@@ -231,7 +239,7 @@ def one_target(setting: Setting) -> None:
     errors, bf16_errors = [], []
     for number in range(setting.rounds):
         block = setting.question(number)
-        num_far = block.windows.num_far
+        num_far = block.num_far
         alone = contest.time(
             "(i) one at a time",
             len(far) + 1,
@@ -265,7 +273,7 @@ def shared_windows(setting: Setting) -> None:
     far, targets = list(range(11, LONG - SHORT, 24)), list(range(4, SHORT, 8))
     for number in range(setting.rounds):
         block = setting.question(number, stride=SHORT)
-        work = block.num_targets * block.windows.num_far
+        work = block.num_targets * block.num_far
         alone = contest.time(
             "(i) one at a time, equal windows",
             len(targets) * (len(far) + 1),
@@ -411,7 +419,7 @@ def against_dense(setting: Setting) -> None:
         for name, model in (("fp32", setting.fp32), ("bf16", setting.bf16)):
             scorer = shown_alone(model)
             context = scorer.context(block)
-            rows = [context.set_row(np.array([j])) for j in range(block.windows.num_far)]
+            rows = [context.set_row(np.array([j])) for j in range(block.num_far)]
             tensors = (*as_tensors(rows, CPU), torch.from_numpy(block.targets_W.astype(np.int64)))
             labels_B = tensors[2].expand(len(rows))
             contest.time(
