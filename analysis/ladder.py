@@ -58,8 +58,10 @@ def _refuse_unlike(results: list[Results]) -> None:
         raise DataError(f"{twice} is there twice; name each model's measurement once")
     asked = pd.json_normalize([asdict(result.meta) for result in results], max_level=1)
     for key in asked.filter(regex=_ALIKE):
-        # None: targets were given, or were not.
-        said = asked[key].dropna().map(str).drop_duplicates()
+        said = asked[key].map(str)
+        if key.startswith("targets."):  # given targets have no share, and others were not given
+            said = said[asked[key].notna()]
+        said = said.drop_duplicates()
         if len(said) > 1:
             one, other = said.index[:2]
             raise DataError(
