@@ -109,7 +109,9 @@ def build_parser(runs: Mapping[str, Callable[..., int]]) -> argparse.ArgumentPar
         "--long", type=int, default=128, help="tokens of the long window (%(default)s)"
     )
     sub.add_argument("--short", type=int, default=32, help="tokens of the short one (%(default)s)")
-    sub.add_argument("--stride", type=int, help="targets that share windows (1)")
+    sub.add_argument(
+        "--stride", type=int, default=1, help="targets that share windows (%(default)s)"
+    )
     sub.add_argument("--ks", default="1,2,4,8,16", help="numbers of far units (%(default)s)")
     sub.add_argument("--units", default="tokens", help="what is ranked and counted: tokens, words, "
                      "sentences, span:W, or several, comma-separated (%(default)s)")  # fmt: skip
