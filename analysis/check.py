@@ -16,7 +16,7 @@ from analysis.recovery import DOCUMENT, PLACEBO, recover
 from analysis.scoring import Reading, Scorer, context_losses, repetition_drop
 from analysis.sources import open_documents
 from analysis.statistics import interval, resample_weights
-from analysis.targets import MIN_GAP, largest_gaps
+from analysis.targets import MIN_GAP, first_place, largest_gaps
 from analysis.view import quoted
 from analysis.windows import Spans, Windows
 from olmo_sparsity.errors import ConfigError, DataError
@@ -138,6 +138,7 @@ def check(
     if asked.chosen_by_gap:
         grid = replace(windows, stride=windows.short)
         losses = context_losses(scorer, document, grid, replace(controls, windows=grid))
+        losses = losses[losses.target >= first_place(windows, asked.units)]
         parts[PLACEBO] = np.array(largest_gaps(losses, "placebo_loss_long"))
     k = asked.k
     with Progress("checking", sum(map(len, parts.values())), "targets") as progress:

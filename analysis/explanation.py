@@ -25,7 +25,7 @@ from analysis.documents import Document
 from analysis.influence import SELECTORS
 from analysis.recovery import DOCUMENT, recover
 from analysis.scoring import Reading, Scorer, context_losses
-from analysis.targets import At, find_spans, largest_gaps
+from analysis.targets import At, find_spans, first_place, largest_gaps
 from analysis.view import described, lit_text
 from analysis.windows import Spans, Windows, span_width
 from olmo_sparsity.errors import ConfigError, DataError
@@ -71,7 +71,7 @@ def explain(
     `prompt` and `target`: the target is an answer to the prompt; without one the model writes it,
     greedily. With `chat` the prompt stands in the tokenizer's chat template.
     `long="all"`: a target sees all that stands before it. `short`: of that, so many tokens are no
-    candidates (default 32, less for a short prompt).
+    candidates (default 32, less for a short prompt, but all that a chat template puts behind it).
     `prefix`: `auto` is what the tokenizer puts before a text; `bos`, `none` or a text of its own.
     `foreign`: text for `check`, in any form that `open_documents` reads.
     """
@@ -84,18 +84,29 @@ def explain(
     if k < 1:
         raise ConfigError(f"k={k} must be at least 1")
     span_width(units)
+    if chat and prefix != "auto":
+        raise ConfigError(
+            f"prefix={prefix}: with `chat` the template says what the text begins with"
+        )
     if isinstance(model, str | Path):
+        if tokenizer is not None:
+            raise ConfigError(f"'{model}' brings its own tokenizer; leave yours out")
         loaded = load_model(str(model), device=device, dtype=dtype)
     else:
+        if (device, dtype) != ("auto", "auto"):
+            raise ConfigError("device and dtype of a model in memory are its own; leave them out")
         loaded = wrap_model(model, tokenizer)
     if loaded.tokenizer is None:
         raise DataError(f"'{loaded.name}' has no tokenizer; give one: explain(model, tokenizer, …)")
-    start_ids = loaded.prefix_ids(prefix)
+    start_ids, num_closing = loaded.prefix_ids(prefix), 0
     if text is not None:
         tokens, answer = _encode(loaded, text), None
     else:
         assert prompt is not None
-        start_ids, before = _prompt_ids(loaded, prompt, start_ids, chat)
+        before = _encode(loaded, prompt)
+        if chat:
+            start_ids, before, closing = _chat_ids(loaded, prompt)
+            before, num_closing = before + closing, len(closing)
         after = (
             _generate(loaded, [*start_ids, *before], max_new_tokens)
             if target is None
@@ -106,7 +117,7 @@ def explain(
         tokens, answer = [*before, *after], (len(before), len(before) + len(after))
     document = Document(np.array(tokens, dtype=np.int64), tokenizer=loaded.tokenizer)
     if short is None:
-        short = min(SHORT, max(1, (answer[0] if answer else len(tokens)) // 4))
+        short = max(num_closing, min(SHORT, max(1, (answer[0] if answer else len(tokens)) // 4)))
     windows = Windows(long, short, prefix=tuple(start_ids))
     spans = [answer] if answer else None if at is None else find_spans(document, at)
     last = max((end for _, end in spans), default=0) if spans else len(tokens)
@@ -116,7 +127,8 @@ def explain(
     chosen_by_gap = spans is None
     if spans is None:
         grid = replace(windows, stride=windows.short)
-        spans = largest_gaps(context_losses(scorer, document, grid))
+        losses = context_losses(scorer, document, grid)
+        spans = largest_gaps(losses[losses.target >= first_place(windows, units)])
     longest = dict(sorted(spans))  # of those that begin with one token
     spans = _with_far_part(document, windows, list(longest.items()), units)
     num_far = max(first for first, _ in spans) - short
@@ -227,13 +239,8 @@ class Explanation:
 
 
 def _with_far_part(document: Document, windows: Windows, spans: Spans, units: str) -> Spans:
-    first = windows.first_target
-
-    def has_unit(span: tuple[int, int]) -> bool:
-        block = windows.block(document.tokens, *span)
-        return len(document.units(units, block.first, block.first + block.num_far)) > 0
-
-    kept = [span for span in spans if span[0] >= first and has_unit(span)]
+    first = first_place(windows, units)
+    kept = [span for span in spans if span[0] >= first]
     if not kept:
         raise DataError(
             f"no target has far {units}: of {len(document.tokens):,} tokens the first {first:,} "
@@ -277,13 +284,8 @@ def _encode(model: LoadedModel, text: str) -> list[int]:
     return list(model.tokenizer.encode(text, add_special_tokens=False).ids)
 
 
-def _prompt_ids(
-    model: LoadedModel, prompt: str, prefix: list[int], chat: bool
-) -> tuple[list[int], list[int]]:
-    """Prefix and candidates. A chat template's tokens before the prompt are its prefix; those after
-    it stand before the answer."""
-    if not chat:
-        return prefix, _encode(model, prompt)
+def _chat_ids(model: LoadedModel, prompt: str) -> tuple[list[int], list[int], list[int]]:
+    """What the chat template puts before the prompt, the prompt, what it puts behind it."""
     tokenizer = model.transformers_tokenizer
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(f"chat: the tokenizer of '{model.name}' has no chat template")
@@ -293,7 +295,7 @@ def _prompt_ids(
     before, found, after = shown.partition(prompt.strip())
     if not found:
         raise DataError("the chat template changes the prompt; write the whole text into --prompt")
-    return _encode(model, before), _encode(model, found + after)
+    return _encode(model, before), _encode(model, found), _encode(model, after)
 
 
 @torch.no_grad()

@@ -91,6 +91,8 @@ def measure(
             f"shard={shard} must be (i, n) with 0 <= i < n, and needs a folder, `out`"
         )
     given = targets if isinstance(targets, Results) else at
+    if windows.prefix and prefix != "auto":
+        raise ConfigError(f"prefix={prefix}: the windows have a prefix of their own")
     if not windows.prefix:
         windows = replace(windows, prefix=tuple(model.prefix_ids(prefix)))
     settings = Settings(

@@ -363,7 +363,6 @@ def _summary_tables(results: Results) -> str:
         }
         tables.append(_table(caption, columns, target_set == main_set(summary.target_set)))
     for target_set, some in results.dependencies.groupby("target_set", sort=False):
-        beyond = (some.excess_recovery, some.excess_low, some.excess_high)
         columns = {
             "selector": some.selector.map(spell),
             "k": some.k,
@@ -371,7 +370,8 @@ def _summary_tables(results: Results) -> str:
             "enrichment": zip(some.enrichment, some.low, some.high, strict=True),
             "share of selected": some.share,
             "share of far tokens": some.base_share,
-            "excess recovery": zip(*beyond, strict=True),
+            "excess recovery": some[["excess_recovery", "excess_low", "excess_high"]].to_numpy(),
+            "net excess": some[["net", "net_low", "net_high"]].to_numpy(),
             "targets": some.num_targets,
         }
         title = f"Kinds of far tokens, targets: {_spell_set(target_set)}"

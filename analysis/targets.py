@@ -21,7 +21,7 @@ import pandas as pd
 from analysis.documents import Document, Documents
 from analysis.pieces import first_characters
 from analysis.statistics import KEYS, far_part_losses, half_of
-from analysis.windows import Spans, Windows
+from analysis.windows import Spans, Windows, span_width
 from olmo_sparsity.errors import ConfigError, DataError
 
 At = str | int | slice | re.Pattern[str] | Sequence["At"]
@@ -173,9 +173,16 @@ def parse_at(text: str) -> At:
     return text
 
 
+def first_place(windows: Windows, units: str) -> int:
+    """The first place with a far unit and a full window before it."""
+    return max(windows.first_target, windows.short + (span_width(units) or 1))
+
+
 def largest_gaps(losses: pd.DataFrame, column: str = "loss_long", num_targets: int = 8) -> Spans:
     """The tokens of one document that gain most, of these all with a gap to speak of, or the first.
     `column`: with which far part."""
+    if not len(losses):
+        return []
     gaps = (losses.loss_short - losses[column]).set_axis(losses.target).nlargest(num_targets)
     large = gaps[gaps >= MIN_GAP] if (gaps >= MIN_GAP).any() else gaps[:1]
     return [(int(place), int(place) + 1) for place in sorted(large.index)]

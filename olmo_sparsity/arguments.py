@@ -86,8 +86,8 @@ def build_parser(runs: Mapping[str, Callable[..., int]]) -> argparse.ArgumentPar
     sub.add_argument("--short", type=int, help="of those, the last ones are no candidates (32)")
     add_model_arguments(sub)
     sub.add_argument("--check", action="store_true", help="ask the same of unrelated texts")
-    sub.add_argument("--foreign", default="embedded", metavar="TEXT", help="where those come from: "
-                     "what --text of `measure` reads (%(default)s)")  # fmt: skip
+    sub.add_argument("--foreign", metavar="TEXT", help="where those come from: what --text of "
+                     "`measure` reads (embedded)")  # fmt: skip
     sub.add_argument("--seed", type=int, default=0)
     sub.add_argument("--html", metavar="FILE", help="write a page to read in a browser")
     sub.add_argument("--json", action="store_true", help="print JSON")

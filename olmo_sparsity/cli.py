@@ -157,6 +157,8 @@ def explain(options: argparse.Namespace) -> int:
 
     if options.html is not None and not options.html.endswith(".html"):
         raise ConfigError(f"--html={options.html} must end in .html: it is a page")
+    if options.foreign is not None and not options.check:
+        raise ConfigError("--foreign is text for --check; add it, or leave --foreign out")
     if options.long != "all" and not options.long.isdecimal():
         raise ConfigError(f"--long={options.long} must be `all` or a number of tokens")
     found = explained(
@@ -173,7 +175,7 @@ def explain(options: argparse.Namespace) -> int:
         far_states=options.far_states,
         prefix=options.prefix,
         chat=options.chat,
-        foreign=options.foreign,
+        foreign=options.foreign or "embedded",
         device=options.device,
         dtype=options.dtype,
         batch_tokens=options.batch_tokens,

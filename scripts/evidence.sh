@@ -13,8 +13,8 @@
 #   scripts/evidence.sh gpu        models of web text, trained here and published: a GPU, the hub, about
 #                                  a day. Not run yet.
 #
-# What is quoted lands in docs/results and docs/figures, and from there in the tables of the pages; the
-# tests hold the sentences to it.
+# What is quoted lands in docs/results and docs/figures, and from there in the tables of the pages; tests
+# hold the tables to it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PWD/.venv/bin:$PATH

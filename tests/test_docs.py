@@ -200,6 +200,16 @@ def test_the_notebook_runs(
     assert names["e"].checked is not None
 
 
+def test_the_output_in_readme_is_that_of_the_notebook() -> None:
+    """Which is stored as it came, with another target beside it."""
+    cells = json.loads((ROOT / "docs/explain.ipynb").read_text())["cells"]
+    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    texts = [o.get("text") or o["data"]["text/plain"] for o in outputs]
+    (shown,) = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    missing = set(filter(None, shown.splitlines())) - set("\n".join(texts).splitlines())
+    assert not missing
+
+
 def test_pypi_has_what_is_pinned() -> None:
     """A local version (`2.13.0+cpu`) would be one that PyPI does not hold."""
     pinned = (ROOT / "constraints.txt").read_text().splitlines()

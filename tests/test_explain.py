@@ -176,6 +176,28 @@ def test_a_chat_template_is_prefix_and_end(model: LlamaForCausalLM) -> None:
     assert found.windows.prefix == (1, 43)  # <s> Q:
     assert found.document.tokens[29:].tolist()[1:] == [44, 6]  # A: w3
     assert found.targets.target.tolist() == [31]
+    # What the template puts behind the prompt is no candidate, unless that is asked for.
+    prompt = " ".join(TEXT.split()[:3])
+    given = {"text": None, "at": None, "prompt": prompt, "target": "w3", "chat": True}
+    assert asked(model, **given, short=None).windows.short == 1
+    with pytest.raises(ConfigError, match="the template says"):
+        asked(model, **given, prefix="none")
+
+
+def test_what_would_be_ignored_is_refused(model: LlamaForCausalLM, folder: str) -> None:
+    with pytest.raises(ConfigError, match="brings its own tokenizer"):
+        explain(folder, make_tokenizer(), text=TEXT)
+    with pytest.raises(ConfigError, match="of a model in memory"):
+        asked(model, dtype="bf16")
+
+
+def test_spans_that_do_not_fit_before_a_target_are_not_asked_about(model: LlamaForCausalLM) -> None:
+    """Neither of named targets, nor of those of the placebo."""
+    found = asked(model, at=[slice(SHORT + 1, SHORT + 2), slice(40, 41)], units="span:20")
+    assert found.targets.target.tolist() == [40]
+    found = asked(model, at=None, units="span:20")
+    assert found.targets.target.min() >= SHORT + 20
+    assert found.check(draws=2).placebo is not None
 
 
 def test_names_of_targets() -> None:
@@ -294,6 +316,7 @@ def test_the_command(
         (["--text", "TEXT", "--selector", "addone"], "choose from"),
         (["--text", "TEXT", "--units", "span"], "none of tokens"),
         (["--text", "TEXT", "--target", "w3"], "belong to a prompt"),
+        (["--text", "TEXT", "--foreign", "embedded"], "is text for --check"),
         (["--text", "TEXT", "--html", "page.txt"], "must end in .html"),
         (["--text", "LONG"], "positions are more than"),
         (["--text", "BINARY"], "not text in UTF-8"),

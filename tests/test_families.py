@@ -23,6 +23,7 @@ from olmo_sparsity.model.compatibility import position_limit
 from olmo_sparsity.model.huggingface import HuggingFaceLM
 from olmo_sparsity.model.layers import causal_bias
 from olmo_sparsity.model.losses import mean_loss
+from tests.test_load import SIZES, TOKEN_IDS
 
 PAGE = Path(__file__).parents[1] / "docs/models.md"
 
@@ -32,20 +33,6 @@ COUNTED = torch.arange(LENGTH)[None]
 GAPPED = torch.tensor([[0, 1, 2, 3, 6, 7, 8, 9, 12, 13, 14, 15]])
 TOKENS = torch.randint(0, 61, (1, LENGTH), generator=torch.Generator().manual_seed(1))
 
-SIZES: dict[str, Any] = {
-    "vocab_size": 61,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.2,  # attention must matter enough to show what it attends to
-    "bos_token_id": None,
-    "eos_token_id": 0,
-    "pad_token_id": 0,
-}
-TOKEN_IDS = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
 OLDER = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64, **TOKEN_IDS}
 HEADS = {"head_dim": 8}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}

@@ -22,8 +22,6 @@ _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vo
 class SlowTokenizer:
     """A transformers tokenizer written in Python, with the methods of `Tokenizer` used here."""
 
-    decoder = None
-
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
 
@@ -38,9 +36,6 @@ class SlowTokenizer:
         return self._tokenizer.decode(
             ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
         )
-
-    def id_to_token(self, token_id: int) -> str | None:
-        return self._tokenizer.convert_ids_to_tokens(token_id)
 
     def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
         return self._tokenizer.get_vocab()
@@ -61,7 +56,7 @@ def as_tokenizer(given: Any) -> Tokenizer:
     fast = getattr(given, "backend_tokenizer", given)
     if isinstance(fast, Tokenizer):
         return _set_plain(Tokenizer.from_str(fast.to_str()))
-    wanted = ("encode", "decode", "convert_ids_to_tokens", "get_vocab", "added_tokens_decoder")
+    wanted = ("encode", "decode", "get_vocab", "added_tokens_decoder")
     missing = [name for name in wanted if not hasattr(given, name)]
     if missing:
         raise ConfigError(
