@@ -166,6 +166,7 @@ def _describe(results: Results) -> list[str]:
     losses = results.reported
     num_documents, num_chosen = losses.document.nunique(), len(chosen_losses(results))
     return [
+        *([results.missing] if results.missing else []),
         *describe_windows(results.meta.windows),
         f"{num_chosen:,} of {len(losses):,} targets",
         f"{num_documents:,} document{'s' if num_documents != 1 else ''}",

@@ -312,8 +312,27 @@ def run(
         "gate": gate,
         "seconds_of_last_start": time.perf_counter() - started,
     }
-    _sum_up(plan, parts, chosen, about)
+    _sum_up(plan, parts, chosen, about, out)
     return read_results(out)
+
+
+def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Results:
+    """Results of the documents that are finished so far, in `out/partial`. No model is asked."""
+    if not (out / "identity.json").exists():
+        raise DataError(f"{out} holds no measurement yet; start it without --partial")
+    parts = Parts(out, plan.identity())
+    finished = parts.finished("recovery")
+    if not finished:
+        raise DataError(
+            f"{out}: the losses of {len(parts.finished('losses'))} of {len(plan.measured)} "
+            "documents are there, and no target was asked about yet; go on with the measurement"
+        )
+    targets = plan.targets(parts.read("losses"))
+    left = set(targets.document) - finished | set(plan.measured) - parts.finished("losses")
+    about = provenance(device_name(plan.scorer.device)) | {"command": list(command)}
+    targets = targets[targets.document.isin(finished)]
+    _sum_up(plan, parts, targets, about, out / "partial", len(left))
+    return read_results(out / "partial")
 
 
 def share_of(numbers: list[int], index: int, of: int) -> list[int]:
@@ -329,12 +348,14 @@ def _work(
     todo = [number for number in numbers if number not in finished]
     with Progress(TITLES[phase], len(numbers), "documents", enabled=shown) as progress:
         progress.resume_at(len(numbers) - len(todo))
-        for done, number in enumerate(todo, start=len(numbers) - len(todo) + 1):
-            began = time.monotonic()
-            do(number)
-            slowest = max(slowest, time.monotonic() - began)
-            progress.update(done)
-    parts.flush()
+        try:
+            for done, number in enumerate(todo, start=len(numbers) - len(todo) + 1):
+                began = time.monotonic()
+                do(number)
+                slowest = max(slowest, time.monotonic() - began)
+                progress.update(done)
+        finally:  # an interrupt included
+            parts.flush()
     return slowest
 
 
@@ -355,8 +376,10 @@ def _wait_for(
             arrived = len(missing) - 1  # one after the other, until somebody else's comes
 
 
-def _sum_up(plan: Plan, parts: Parts, targets: pd.DataFrame, about: dict[str, Any]) -> None:
-    """Parts → summary and final tables."""
+def _sum_up(
+    plan: Plan, parts: Parts, targets: pd.DataFrame, about: dict[str, Any], out: Path, left: int = 0
+) -> None:
+    """Parts → summary and final tables in `out`. `left`: documents that are not finished."""
     settings, model, documents = plan.settings, plan.model, plan.documents
     losses, recovery = parts.read("losses"), parts.read("recovery")
     influence, planted = parts.read("influence"), parts.read("planted")
@@ -385,7 +408,7 @@ def _sum_up(plan: Plan, parts: Parts, targets: pd.DataFrame, about: dict[str, An
         made["dependencies"] = measure_dependencies(
             parts.read("tokens"), losses, targets, influence, recovery, settings.windows
         )
-    finish(parts.folder, made, Meta(
+    finish(parts.folder, made, out=out, meta=Meta(
         model={"name": model.name, "fingerprint": model.fingerprint,
                "num_parameters": model.num_parameters, "trained": model.trained},
         data={"source": documents.name, "fingerprint": documents.fingerprint},
@@ -399,7 +422,8 @@ def _sum_up(plan: Plan, parts: Parts, targets: pd.DataFrame, about: dict[str, An
         targets=_about_targets(plan, thresholds),
         longppl=longppl(losses),
         counts={
-            "documents_measured": len(plan.measured),
+            "documents_measured": len(plan.measured) - left,
+            "documents_left": left,
             "documents_too_short": documents.num_too_short + len(documents) - len(plan.measured),
             "documents_trained_on": documents.num_training,
         },

@@ -131,18 +131,22 @@ def collect(folder: Path, name: str) -> pa.Table:
     return table.take(order).combine_chunks()
 
 
-def finish(folder: Path, made: Mapping[str, pd.DataFrame], meta: Meta) -> None:
-    """The final tables: those that parts hold, and those `made` from them."""
-    folder = Path(folder)
+def finish(
+    folder: Path, made: Mapping[str, pd.DataFrame], meta: Meta, out: Path | None = None
+) -> None:
+    """The final tables in `out` (None: in `folder`): those that the parts of `folder` hold, and
+    those `made` from them."""
+    out = folder if out is None else out
+    out.mkdir(exist_ok=True)
     for name in MADE_OF_PARTS:
-        write_table(folder / f"{name}.parquet", collect(folder, name))
+        write_table(out / f"{name}.parquet", collect(folder, name))
     for name, schema in SCHEMAS.items():
         if name not in MADE_OF_PARTS:
             table = made.get(name, pd.DataFrame(columns=schema.names))
             columns: Columns = {column: table[column].tolist() for column in schema.names}
-            write_table(folder / f"{name}.parquet", to_table(name, columns, f"table {name}"))
+            write_table(out / f"{name}.parquet", to_table(name, columns, f"table {name}"))
     meta.identity = read_object(folder / "identity.json")
-    write_json(folder / "meta.json", dataclasses.asdict(meta))
+    write_json(out / "meta.json", dataclasses.asdict(meta))
 
 
 # --- files ----------------------------------------------------------------------------------------

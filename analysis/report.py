@@ -252,6 +252,7 @@ def _subtitle(results: Results, counted: str) -> str:
         said += f", both behind a prefix of {num_prefix} token{'s' if num_prefix > 1 else ''}"
     parts = [str(meta.model["name"]), f"{number(meta.model['num_parameters'], 0)} parameters"]
     parts += [f"text: {meta.data['source']}"] if meta.data else []
+    parts += [results.missing] if results.missing else []
     parts += [said, f"far units {FAR_STATES[windows['far_states']]}", counted]
     return " · ".join(parts)
 

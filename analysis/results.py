@@ -95,6 +95,14 @@ class Results:
     meta: Meta
 
     @property
+    def missing(self) -> str:
+        """What a reader must know of a measurement that is not finished; empty if it is."""
+        counts = self.meta.counts
+        left = counts.get("documents_left", 0)
+        of = left + counts.get("documents_measured", 0)
+        return f"partial: {left:,} of {of:,} documents are not finished" if left else ""
+
+    @property
     def reported(self) -> pd.DataFrame:
         """The losses of the documents that the summary speaks of, chosen targets or not."""
         documents = self.losses.document
@@ -168,7 +176,8 @@ def read_results(folder: str | Path) -> Results:
             raise DataError(f"{folder} holds no results (identity.json is missing)")
         raise DataError(
             f"{folder}: the measurement has no meta.json yet; run the same `olmo-sparsity measure` "
-            "command again to finish it"
+            f"command again to finish it, or with --partial to sum up what is there in "
+            f"{folder / 'partial'}"
         )
     if (folder / "summary.csv").exists() and not (folder / "losses.parquet").exists():
         raise DataError(

@@ -33,6 +33,7 @@ def describe(results: Results) -> str:
     long, name = meta.longppl, main_set(summary.target_set)
     windows = ", ".join(describe_windows(meta.windows))
     lines = [f"{meta.model['name']} on {meta.data['source']}: {windows}"]
+    lines += [results.missing] if results.missing else []
     if left_out := meta.counts.get("documents_trained_on"):
         lines.append(f"{left_out:,} documents left out: the model was trained on them")
     if meta.gate:

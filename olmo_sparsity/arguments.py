@@ -138,7 +138,10 @@ def build_parser(runs: Mapping[str, Callable[..., int]]) -> argparse.ArgumentPar
     sub.add_argument(
         "--quick", action="store_true", help=f"a first look at the beginnings of documents: {quick}"
     )
-    sub.add_argument("--dry-run", action="store_true", help="show what it will cost")
+    how = sub.add_mutually_exclusive_group()
+    how.add_argument("--dry-run", action="store_true", help="show what it will cost")
+    how.add_argument("--partial", action="store_true", help="measure nothing: sum up the documents "
+                     "that are finished, in OUT/partial")  # fmt: skip
 
     sub = command("figure", "draw Figure 2 from measurements, or accuracy by length from tasks")
     sub.add_argument("results", metavar="RESULTS", nargs="+")

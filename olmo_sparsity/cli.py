@@ -195,8 +195,8 @@ def measure(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from analysis.estimate import estimate, first_look
-    from analysis.measurement import Plan, run
-    from analysis.results import read_results
+    from analysis.measurement import Plan, run, sum_up_partial
+    from analysis.results import Results, read_results
     from analysis.settings import Settings
     from analysis.sources import open_documents, plant_dependencies
     from analysis.summary import describe
@@ -247,7 +247,10 @@ def measure(options: argparse.Namespace) -> int:
     if options.dry_run:
         print(estimate(plan, shard))
         return 0
-    found = run(plan, Path(options.out), shard, typed_command())
+    if options.partial:
+        found: Results | None = sum_up_partial(plan, Path(options.out), typed_command())
+    else:
+        found = run(plan, Path(options.out), shard, typed_command())
     if found is not None:
         print(describe(found))
     return 0

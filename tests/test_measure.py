@@ -16,7 +16,7 @@ import torch
 
 from analysis.documents import Document, Documents
 from analysis.estimate import FEW_TARGETS, SOME_TARGETS, estimate, first_look
-from analysis.measurement import Plan, measure, run
+from analysis.measurement import Plan, measure, run, sum_up_partial
 from analysis.parts import Parts
 from analysis.recovery import recover
 from analysis.results import read_results
@@ -86,6 +86,7 @@ def test_results_hold_what_they_should(measured: Path, documents: Documents) -> 
     assert set(results.reported.document) == {i for i in long_enough if i % 2}
     assert results.meta.counts == {
         "documents_measured": len(long_enough),
+        "documents_left": 0,
         "documents_too_short": 12 - len(long_enough),
         "documents_trained_on": 0,
     }
@@ -160,6 +161,42 @@ def test_a_measurement_resumes_to_the_same_tables(
     measured_into(tmp_path, model, documents)
     assert len(calls) == len(set(calls)), "a finished document was measured again"
     assert_same_tables(tmp_path, measured)
+
+
+def test_what_is_finished_can_be_summed_up(
+    model: Any, documents: Documents, measured: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    whole, plan = read_results(measured), Plan.of(loaded(model), documents, SETTINGS)
+    with pytest.raises(DataError, match="holds no measurement yet"):
+        sum_up_partial(plan, tmp_path / "none")
+    really = Parts.write
+    for stop_in, num_finished in (("recovery", 0), ("recovery", 2)):
+        finished: list[int] = []
+
+        def stop(self: Parts, phase: str, document: int, tables: dict) -> None:
+            if phase == stop_in and len(finished) == num_finished:  # noqa: B023
+                raise KeyboardInterrupt
+            finished.extend([document] * (phase == stop_in))  # noqa: B023
+            really(self, phase, document, tables)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Parts, "write", stop)
+            with pytest.raises(KeyboardInterrupt):
+                run(plan, tmp_path / "out")
+        if not num_finished:
+            with pytest.raises(DataError, match="no target was asked about yet"):
+                sum_up_partial(plan, tmp_path / "out")
+    part = sum_up_partial(plan, tmp_path / "out")
+    left = whole.targets.document.nunique() - 2
+    assert part.missing.startswith(f"partial: {left} of ")
+    assert part.missing in describe(part)
+    assert set(part.targets.document) == set(finished)
+    expected = whole.recovery[whole.recovery.document.isin(finished)].reset_index(drop=True)
+    pd.testing.assert_frame_equal(part.recovery, expected)
+    run(plan, tmp_path / "out")
+    assert_same_tables(tmp_path / "out", measured)
+    assert not read_results(tmp_path / "out").missing
 
 
 def count_losses(monkeypatch: pytest.MonkeyPatch) -> list[int]:
