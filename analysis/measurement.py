@@ -70,6 +70,7 @@ def measure(
     at: At | None = None,
     prefix: str = "auto",
     min_gap: float = Settings.min_gap,
+    max_targets: int | None = Settings.max_targets,
     far_states: Reading = Settings.far_states,
     foreign: ForeignText = Settings.foreign,
     num_foreign: int = Settings.num_foreign,
@@ -97,8 +98,8 @@ def measure(
         windows = replace(windows, prefix=tuple(model.prefix_ids(prefix)))
     settings = Settings(
         windows, _names(units), _names(selectors), tuple(ks),
-        1.0 if isinstance(targets, Results) else float(targets), min_gap, far_states, foreign,
-        num_foreign, seed,
+        1.0 if isinstance(targets, Results) else float(targets), min_gap, max_targets, far_states,
+        foreign, num_foreign, seed,
     )  # fmt: skip
     plan = Plan.of(model, documents, settings, given, batch_tokens)
     if out is not None:
@@ -215,8 +216,11 @@ class Plan:
             return planted_targets(self.documents)
         if self.given is not None:
             return self.given
-        share, seed = self.settings.target_share, self.settings.seed
-        return choose_targets(losses, self.thresholds(losses), share, seed)
+        settings = self.settings
+        return choose_targets(
+            losses, self.thresholds(losses), settings.target_share, settings.seed,
+            settings.max_targets,
+        )  # fmt: skip
 
     def answers(self, number: int, targets: pd.DataFrame) -> dict[str, Columns]:
         """The rows of one document in the tables of the second phase."""
@@ -434,5 +438,10 @@ def _sum_up(
 def _about_targets(plan: Plan, thresholds: Thresholds) -> dict[str, Any]:
     if plan.given is not None:
         return {"given": targets_fingerprint(plan.given)}
-    share = {"share": plan.settings.target_share, "min_gap": plan.settings.min_gap}
+    settings = plan.settings
+    share = {
+        "share": settings.target_share,
+        "min_gap": settings.min_gap,
+        "max_targets": settings.max_targets,
+    }
     return share | {"threshold": thresholds.gap, "kl_threshold": thresholds.kl}

@@ -25,6 +25,9 @@ class Settings:
     min_gap: float = 0.1
     """Nats: a target with a smaller gap has nothing to recover, however high it ranks."""
 
+    max_targets: int | None = None
+    """Of a set, in one document; drawn at random. None: all."""
+
     far_states: Reading = "contextual"
     foreign: ForeignText = "unrelated"
     num_foreign: int = 3
@@ -38,6 +41,8 @@ class Settings:
             raise ConfigError(f"seed={self.seed} must not be negative")
         if not 0 < self.target_share <= 1:
             raise ConfigError(f"a share of {self.target_share} of the targets must be in (0, 1]")
+        if self.max_targets is not None and self.max_targets < 1:
+            raise ConfigError(f"max_targets={self.max_targets} of a document must be at least 1")
         if not 0 <= self.min_gap < float("inf"):
             raise ConfigError(f"min_gap={self.min_gap} must be a number of nats, 0 or more")
         for name, values in (("ks", self.ks), ("selectors", self.selectors), ("units", self.units)):

@@ -95,9 +95,11 @@ def describe_gap(results: Results) -> str:
     rows, chosen = results.reported, chosen_losses(results)
     if not len(rows):
         return "no target is reported"
-    gap, of_chosen = (some.loss_short - some.loss_long for some in (rows, chosen))
-    placebo = rows.loss_short - rows.placebo_loss_long
     least = results.meta.targets.get("threshold")
+    gap = rows.loss_short - rows.loss_long
+    # With a threshold all that pass it, whether they were asked about or not.
+    of_chosen = chosen.loss_short - chosen.loss_long if least is None else gap[gap >= least]
+    placebo = rows.loss_short - rows.placebo_loss_long
     said = "" if least is None else (
         f"; an unrelated text gains as much ({least:.2f} nats) on {(placebo >= least).mean():.1%}"
     )  # fmt: skip

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -65,32 +65,43 @@ def fit_thresholds(losses: pd.DataFrame, share: float, min_gap: float) -> Thresh
 
 
 def choose_targets(
-    losses: pd.DataFrame, thresholds: Thresholds, share: float, seed: int = 0
+    losses: pd.DataFrame,
+    thresholds: Thresholds,
+    share: float,
+    seed: int = 0,
+    max_targets: int | None = None,
 ) -> pd.DataFrame:
     """Of the documents of the report half. Strata are fixed by the text alone, and of each a
-    `share` of all targets of the document is drawn."""
+    `share` of all targets of the document is drawn. Of a set, no more than `max_targets` of a
+    document are kept, drawn at random."""
     reported = losses[losses.document.map(half_of) == "report"]
     rows = far_part_losses(reported)
+    sizes = reported.groupby("document").size()
+    most = len(losses) if max_targets is None else max_targets
     least = -np.inf if thresholds.gap is None else thresholds.gap
     least_kl = -np.inf if thresholds.kl is None else thresholds.kl
-    by_gap = rows[rows.gap >= least]
-    found = [by_gap.assign(target_set="gap"), rows[rows.kl >= least_kl].assign(target_set="kl")]
+    by_gap = _sample(rows[rows.gap >= least], "gap", lambda _: most, seed)
+    found = [by_gap, _sample(rows[rows.kl >= least_kl], "kl", lambda _: most, seed)]
     for stratum in ("recurs", "new"):
         found.append(by_gap[by_gap.stratum == stratum].assign(target_set=f"gap_{stratum}"))
-        found.append(_sample(rows[rows.stratum == stratum], reported, share, seed, stratum))
+        found.append(
+            _sample(
+                rows[rows.stratum == stratum], stratum,
+                lambda document: min(int(np.ceil(share * sizes[document])), most), seed,
+            )
+        )  # fmt: skip
     return pd.concat(found)[COLUMNS].sort_values(COLUMNS, ignore_index=True)
 
 
 def _sample(
-    rows: pd.DataFrame, reported: pd.DataFrame, share: float, seed: int, stratum: str
+    rows: pd.DataFrame, target_set: str, wanted: Callable[[int], int], seed: int
 ) -> pd.DataFrame:
-    sizes = reported.groupby("document").size()
+    """As many targets of each document as are `wanted`, of the own far part and of the placebo."""
     found = [rows[:0]]
     for (document, part), some in rows.groupby(["document", "far_part"]):
-        wanted = int(np.ceil(share * sizes[document]))
-        draw = np.random.default_rng([seed, int(document), len(stratum), len(part)])
-        found.append(some.iloc[np.sort(draw.permutation(len(some))[:wanted])])
-    return pd.concat(found).assign(target_set=stratum)
+        draw = np.random.default_rng([seed, int(document), len(target_set), len(part)])
+        found.append(some.iloc[np.sort(draw.permutation(len(some))[: wanted(int(document))])])
+    return pd.concat(found).assign(target_set=target_set)
 
 
 def planted_targets(documents: Documents) -> pd.DataFrame:

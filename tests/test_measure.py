@@ -568,6 +568,15 @@ def test_targets_are_chosen_as_said(model: Any) -> None:
             found[found.target_set == stratum].reset_index(drop=True),
             other[other.target_set == stratum].reset_index(drop=True),
         )
+    # A sample of each set; that of a stratum lies within that of its set.
+    few = choose_targets(losses, thresholds, share=0.2, max_targets=1)
+    assert (few.groupby(["far_part", "target_set", "document"]).size() == 1).all()
+    assert len(few.merge(found)) == len(few)
+    assert set(few[few.target_set.str.startswith("gap_")].target) == set(
+        few[few.target_set == "gap"].target
+    )
+    seeds = [choose_targets(losses, thresholds, 0.2, seed, max_targets=1) for seed in range(9)]
+    assert len({tuple(one[one.target_set == "gap"].target) for one in seeds}) > 1
     assert (parse_share("all"), parse_share("top10%")) == (1.0, 0.1)
     assert {half_of(0), half_of(1)} == {"threshold", "report"}
 
