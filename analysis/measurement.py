@@ -70,6 +70,7 @@ def measure(
     at: At | None = None,
     prefix: str = "auto",
     min_gap: float = Settings.min_gap,
+    sets: Sequence[str] = Settings.sets,
     max_targets: int | None = Settings.max_targets,
     far_states: Reading = Settings.far_states,
     foreign: ForeignText = Settings.foreign,
@@ -98,8 +99,8 @@ def measure(
         windows = replace(windows, prefix=tuple(model.prefix_ids(prefix)))
     settings = Settings(
         windows, _names(units), _names(selectors), tuple(ks),
-        1.0 if isinstance(targets, Results) else float(targets), min_gap, max_targets, far_states,
-        foreign, num_foreign, seed,
+        1.0 if isinstance(targets, Results) else float(targets), min_gap, _names(sets), max_targets,
+        far_states, foreign, num_foreign, seed,
     )  # fmt: skip
     plan = Plan.of(model, documents, settings, given, batch_tokens)
     if out is not None:
@@ -218,7 +219,7 @@ class Plan:
             return self.given
         settings = self.settings
         return choose_targets(
-            losses, self.thresholds(losses), settings.target_share, settings.seed,
+            losses, self.thresholds(losses), settings.target_share, settings.seed, settings.sets,
             settings.max_targets,
         )  # fmt: skip
 

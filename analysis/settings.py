@@ -11,6 +11,7 @@ from analysis.documents import FOREIGN_TEXTS, ForeignText
 from analysis.influence import SELECTORS
 from analysis.recovery import KS
 from analysis.scoring import Reading
+from analysis.targets import CHOSEN_SETS
 from analysis.windows import Windows, span_width
 from olmo_sparsity.errors import ConfigError
 
@@ -25,6 +26,7 @@ class Settings:
     min_gap: float = 0.1
     """Nats: a target with a smaller gap has nothing to recover, however high it ranks."""
 
+    sets: tuple[str, ...] = CHOSEN_SETS
     max_targets: int | None = None
     """Of a set, in one document; drawn at random. None: all."""
 
@@ -45,7 +47,8 @@ class Settings:
             raise ConfigError(f"max_targets={self.max_targets} of a document must be at least 1")
         if not 0 <= self.min_gap < float("inf"):
             raise ConfigError(f"min_gap={self.min_gap} must be a number of nats, 0 or more")
-        for name, values in (("ks", self.ks), ("selectors", self.selectors), ("units", self.units)):
+        for name in ("ks", "selectors", "units", "sets"):
+            values = getattr(self, name)
             if not values:
                 raise ConfigError(f"{name} names none; name at least one")
             if len(set(values)) < len(values):
@@ -55,6 +58,10 @@ class Settings:
                 raise ConfigError(
                     f"selectors: '{name}' is unknown; choose from {', '.join(SELECTORS)}"
                 )
+        if "gap" not in self.sets or not {*self.sets} <= {*CHOSEN_SETS}:
+            raise ConfigError(
+                f"sets={','.join(self.sets)} must be gap, and any of {', '.join(CHOSEN_SETS[1:])}"
+            )
         if min(self.ks) < 1:
             raise ConfigError(f"ks={','.join(map(str, self.ks))} must be numbers from 1 up")
         if self.foreign not in FOREIGN_TEXTS:

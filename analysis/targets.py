@@ -30,6 +30,10 @@ At = str | int | slice | re.Pattern[str] | Sequence["At"]
 MIN_GAP = 0.1
 """Nats: a target with a smaller gap has nothing to recover."""
 
+CHOSEN_SETS = ("gap", "kl", "recurs", "new")
+"""Sets of targets: by their gap (all of them, and by stratum), by how much the prediction changes,
+and by the text alone."""
+
 COLUMNS = [*KEYS, "far_part", "target_set"]
 
 
@@ -69,6 +73,7 @@ def choose_targets(
     thresholds: Thresholds,
     share: float,
     seed: int = 0,
+    sets: Sequence[str] = CHOSEN_SETS,
     max_targets: int | None = None,
 ) -> pd.DataFrame:
     """Of the documents of the report half. Strata are fixed by the text alone, and of each a
@@ -90,7 +95,9 @@ def choose_targets(
                 lambda document: min(int(np.ceil(share * sizes[document])), most), seed,
             )
         )  # fmt: skip
-    return pd.concat(found)[COLUMNS].sort_values(COLUMNS, ignore_index=True)
+    chosen = pd.concat(found)[COLUMNS]
+    asked = chosen.target_set.str.split("_").str[0].isin(sets)
+    return chosen[asked].sort_values(COLUMNS, ignore_index=True)
 
 
 def _sample(

@@ -124,6 +124,9 @@ def build_parser(runs: Mapping[str, Callable[..., int]]) -> argparse.ArgumentPar
     sub.add_argument("--planted", action="store_true",
                      help="ground truth: plant a far dependency into each document")  # fmt: skip
     sub.add_argument("--min-gap", type=float, default=0.1, help="nats (%(default)s)")
+    sub.add_argument("--sets", default="gap,kl,recurs,new", help="of targets: by their gap, by how "
+                     "much the prediction changes, by the text alone (%(default)s); `gap` costs a "
+                     "quarter")  # fmt: skip
     sub.add_argument("--max-targets", type=int, metavar="N", help="of each set, in a document, N "
                      "drawn at random (all)")  # fmt: skip
     sub.add_argument("--foreign", type=int, help="draws of the foreign control (3)")

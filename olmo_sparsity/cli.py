@@ -221,6 +221,7 @@ def measure(options: argparse.Namespace) -> int:
         ks=parse_numbers("--ks", options.ks, ","),
         target_share=1.0 if given else parse_share(options.targets),
         min_gap=options.min_gap,
+        sets=tuple(options.sets.split(",")),
         max_targets=options.max_targets,
         far_states=options.far_states,
         foreign=options.foreign_text,

@@ -568,6 +568,9 @@ def test_targets_are_chosen_as_said(model: Any) -> None:
             found[found.target_set == stratum].reset_index(drop=True),
             other[other.target_set == stratum].reset_index(drop=True),
         )
+    only = choose_targets(losses, thresholds, share=0.2, sets=["gap"])
+    by_gap = found[found.target_set.str.startswith("gap")].reset_index(drop=True)
+    pd.testing.assert_frame_equal(only, by_gap)
     # A sample of each set; that of a stratum lies within that of its set.
     few = choose_targets(losses, thresholds, share=0.2, max_targets=1)
     assert (few.groupby(["far_part", "target_set", "document"]).size() == 1).all()
@@ -645,6 +648,9 @@ def test_a_trained_run_is_measured_on_its_own_held_out_text(
         (replace(SETTINGS, min_gap=float("nan")), "min_gap=nan"),
         (replace(SETTINGS, seed=-1), "seed=-1"),
         (replace(SETTINGS, target_share=10.0), "share of 10.0"),
+        (replace(SETTINGS, sets=("kl",)), "sets=kl must be gap"),
+        (replace(SETTINGS, sets=("gap", "kll")), "sets=gap,kll must be gap"),
+        (replace(SETTINGS, max_targets=0), "must be at least 1"),
         (replace(SETTINGS, num_foreign=7), "8 documents can stand in for each other"),
         (replace(SETTINGS, windows=Windows(16, 16)), "short=16 must be below"),
         (replace(SETTINGS, windows=Windows(60, 6)), "longer than long=60"),
