@@ -9,6 +9,7 @@ import resource
 import time
 from dataclasses import replace
 
+import numpy as np
 import pandas as pd
 import torch
 
@@ -73,14 +74,24 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
     seconds, forwards = spent.seconds * share_of_losses, spent.forwards * share_of_losses
 
     losses = pd.concat(tables, names=["document"]).reset_index("document")
+    settings, most = plan.settings, plan.settings.max_targets or np.inf
+    plan.settings = replace(settings, max_targets=None)
     chosen = plan.targets(losses)
-    chosen = chosen[chosen.document.isin(list(tables))]
+    plan.settings = settings
+    # Sets by stratum lie within the set by gap.
+    within = chosen.target_set.str.startswith("gap_")
+    chosen = chosen[chosen.document.isin(list(tables)) & ~within]
     places = chosen.drop_duplicates(["document", "target", "far_part"])
     known, reported = (
         [n for n in numbers if not plan.fits_thresholds or half_of(n) == "report"]
         for numbers in (tables, ours)
     )
-    asked = len(places) * num_targets(reported) / max(sum(len(tables[n]) for n in known), 1)
+    # Of each set, as many of every document as of those known, and no more than `max_targets`.
+    density = chosen.groupby(["far_part", "target_set"]).size() / max(
+        sum(len(tables[n]) for n in known), 1
+    )
+    asked = sum(np.minimum(density * num_targets([n]), most).sum() for n in reported)
+    asked *= len(places) / max(len(chosen), 1)  # a target may be in several sets
     spent, num_asked = _Spent(plan), 0
     for number, rows in places.groupby("document"):
         # Those of the first blocks, as many as it takes: targets of a block share costs.

@@ -143,6 +143,11 @@ class Plan:
             documents, settings.windows, settings.foreign, settings.num_foreign, settings.seed
         )
         plan = Plan(model, documents, settings, scorer, controls)
+        if not plan.fits_thresholds or given is not None:
+            chosen = Settings(settings.windows)
+            for name in ("sets", "max_targets"):
+                if getattr(settings, name) != getattr(chosen, name):
+                    raise ConfigError(f"{name} is for targets that are chosen; these are given")
         if given is None:
             return plan
         if not isinstance(given, Results):

@@ -406,6 +406,11 @@ def test_the_estimate_of_long_documents_asks_few_of_their_targets(
     # A third of them in each reported document, and as many of the placebo: of whole documents.
     (said,) = re.findall(r"about ([\d,]+) asked about", text)
     assert int(said.replace(",", "")) > 0.3 * 3 * (3000 - settings.windows.long)
+    few = replace(settings, max_targets=5, sets=("gap",))
+    (said,) = re.findall(
+        r"about ([\d,]+) asked about", estimate(Plan.of(loaded(model), texts, few))
+    )
+    assert int(said) == 3 * 5 * 2  # documents, targets, own and placebo
 
 
 def test_recover_is_what_measure_does(model: Any, documents: Documents, measured: Path) -> None:
