@@ -252,9 +252,8 @@ def _subtitle(results: Results, counted: str) -> str:
         said += f", both behind a prefix of {num_prefix} token{'s' if num_prefix > 1 else ''}"
     parts = [str(meta.model["name"]), f"{number(meta.model['num_parameters'], 0)} parameters"]
     parts += [f"text: {meta.data['source']}"] if meta.data else []
-    parts += [results.missing] if results.missing else []
-    parts += [said, f"far units {FAR_STATES[windows['far_states']]}", counted]
-    return " · ".join(parts)
+    parts += [said, f"far units {FAR_STATES[windows['far_states']]}", counted, results.missing]
+    return " · ".join(filter(None, parts))
 
 
 def _shown(results: Results, documents: list[int]) -> str:

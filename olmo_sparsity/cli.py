@@ -101,6 +101,10 @@ def train(options: argparse.Namespace) -> int:
         with connect() as processes:
             with processes.agree():
                 config = load_config(options.config, options.overrides)
+            if config.evaluation.sparsity_targets:
+                from analysis.probe import SparsityProbe
+
+                return int(loop.train(config, processes, SparsityProbe))
             return int(loop.train(config, processes))
     except LostProcess as lost:
         return complain(

@@ -235,6 +235,11 @@ class EvaluationConfig:
     batch_size: int = 32
     """Sequences per forward on one process."""
 
+    sparsity_targets: int = 0
+    """About how many held-out targets are asked, at every evaluation, whether one far token or four
+    that stand together bring back what the far part gives (analysis/probe.py): net excess in the
+    metrics. 0: none. Costs a few hundred forwards of a quarter of the training length a target."""
+
 
 @dataclass
 class CheckpointConfig:

@@ -44,6 +44,7 @@ _RANGES = [
     ("training", "num_steps", 1, 10**12),
     ("evaluation", "length", 2, 10**9),
     ("evaluation", "num_sequences", 1, 10**9),
+    ("evaluation", "sparsity_targets", 0, 10**6),
     ("data", "heldout_share", 0.0, 0.999),
     ("data.planted", "share", 0.0, 1.0),
     ("data.planted", "num_tokens", 1, 16),
@@ -77,6 +78,11 @@ def check(config: RunConfig, origin: str) -> None:
         config.init_from is None or config.branch_from is None,
         f"init_from={config.init_from} and branch_from={config.branch_from} exclude each other: "
         "the first takes weights alone, the second goes on from where that run was",
+    )
+    require(
+        not config.evaluation.sparsity_targets or training.length >= 32,
+        f"evaluation.sparsity_targets={config.evaluation.sparsity_targets} asks in windows within "
+        f"training.length={training.length}, which must be at least 32",
     )
     beyond = [s for s in config.checkpoint.keep_steps or [] if not 1 <= s <= training.num_steps]
     require(

@@ -15,6 +15,8 @@ import pytest
 import torch
 from torch import nn
 
+from analysis.measurement import measure
+from analysis.probe import SparsityProbe, probe_documents, probe_settings
 from olmo_sparsity.config import IGNORED, OptimizerConfig, RunConfig
 from olmo_sparsity.data.batches import Batch, heldout_batches
 from olmo_sparsity.data.shards import open_shards
@@ -601,6 +603,46 @@ def test_the_curves_are_printed_and_drawn_for_every_evaluation(
     metrics.write_text("".join(json.dumps(row) + "\n" for row in lines))
     assert "nan" in loss_table(config.run_folder), "a run of before has neither"
     draw_losses(config.run_folder, tmp_path / "curves.svg")
+
+
+def test_sparsity_is_probed_at_every_evaluation(make_config: MakeConfig, tmp_path: Path) -> None:
+    """The numbers of a run's metrics are those that `measure` finds of its checkpoint."""
+    changes = {
+        "training__length": 64, "positions__target_length": 64, "training__num_steps": 2,
+        "evaluation__interval_steps": 1,
+    }  # fmt: skip
+    plain = make_config(**changes)
+    train(plain)
+    config = make_config(evaluation__sparsity_targets=8, run_folder=str(tmp_path / "probed"))
+    with pytest.raises(ConfigError, match="needs the command"):
+        train(config)
+    train(config, probe=SparsityProbe)
+    for name, weight in final_weights(plain).items():
+        torch.testing.assert_close(final_weights(config)[name], weight, rtol=0, atol=0)
+    found = [row["sparsity"] for row in rows(config) if "heldout" in row]
+    assert len(found) == 2
+    heldout = open_shards(config.data, "heldout")
+    settings = probe_settings(config)
+    documents = probe_documents(config, heldout, settings.windows)
+    measured = measure(
+        load_model(config.run_folder, device="cpu"), documents, settings.windows,
+        units=settings.units, selectors=settings.selectors, ks=settings.ks, sets=settings.sets,
+        max_targets=settings.max_targets, num_foreign=settings.num_foreign,
+    )  # fmt: skip
+    assert measured is not None
+    summary = measured.summary.set_index(["target_set", "units"])
+    for units in settings.units:
+        for name, value in found[-1][units].items():
+            assert value == pytest.approx(summary.loc["gap", units][name], abs=1e-6)
+    assert "net span:4" in loss_table(config.run_folder)
+    draw_losses(config.run_folder, tmp_path / "curves.svg")
+    assert "best of span:4" in (tmp_path / "curves.svg").read_text()
+    with pytest.raises(ConfigError, match="must be at least 32"):
+        make_config(training__length=16)
+    with pytest.raises(DataError, match="needs four"):
+        train(make_config(training__length=4096, positions__target_length=4096,
+                          model__max_sequence_length=4096, run_folder=str(tmp_path / "long")),
+              probe=SparsityProbe)  # fmt: skip
 
 
 @pytest.mark.parametrize("key", ["tensorboard", "wandb_project"])

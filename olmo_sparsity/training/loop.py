@@ -12,7 +12,7 @@ import contextlib
 import shutil
 import signal
 import time
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from enum import IntEnum
 from itertools import islice
 from pathlib import Path
@@ -20,7 +20,7 @@ from types import FrameType
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_check import check_model
@@ -77,12 +77,20 @@ class Outcome(IntEnum):
     """Saved and left at the wish of SIGTERM, SIGINT or SIGUSR2; the same command goes on."""
 
 
-def train(config: RunConfig, processes: Processes | None = None) -> Outcome:
+Probe = Callable[[RunConfig, TokenShards, torch.device], Callable[[Mapping[str, Tensor]], dict]]
+"""Makes what is asked of the weights at every evaluation (evaluation.sparsity_targets)."""
+
+
+def train(
+    config: RunConfig, processes: Processes | None = None, probe: Probe | None = None
+) -> Outcome:
     with contextlib.ExitStack() as held:  # the run folder, until all is written
-        return _train(config, processes or Processes(), held)
+        return _train(config, processes or Processes(), probe, held)
 
 
-def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) -> Outcome:
+def _train(
+    config: RunConfig, processes: Processes, probe: Probe | None, held: contextlib.ExitStack
+) -> Outcome:
     tell = say if processes.is_first else be_silent
 
     # --- what to train on, and what to train ----------------------------------------------------
@@ -91,10 +99,18 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
         check_engine(config, processes)
         if config.checkpoint.export_at_end:
             check_exportable(config.model)
+        if config.evaluation.sparsity_targets and probe is None:
+            raise ConfigError(
+                "evaluation.sparsity_targets needs the command `olmo-sparsity train`, or train(…, "
+                "probe=analysis.probe.SparsityProbe)"
+            )
         device = choose_device(config.training.device, processes)
         shards, heldout = open_shards(config.data, "train"), open_shards(config.data, "heldout")
         check_readable(shards)
         resolve(config, shards, device)
+        sparsity_of = None
+        if config.evaluation.sparsity_targets and probe is not None and processes.is_first:
+            sparsity_of = probe(config, heldout, device)
         if processes.is_first:
             held.enter_context(open_run_folder(config))
         batches = TrainingBatches(
@@ -164,6 +180,13 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
             run_folder, state, config.checkpoint, write_once, engine.save_moments, processes
         )
 
+    def measure_sparsity() -> dict | None:
+        if not config.evaluation.sparsity_targets:
+            return None
+        weights = engine.gather_weights()
+        with processes.agree():
+            return None if sparsity_of is None else sparsity_of(weights)
+
     # --- the loop -------------------------------------------------------------------------------
     with (
         attempt(run_folder, start, processes),
@@ -205,8 +228,9 @@ def _train(config: RunConfig, processes: Processes, held: contextlib.ExitStack) 
             if due(step, config.evaluation.interval_steps, num_steps):
                 losses = evaluate(engine, heldout, config)
                 drop = induction_drop(engine, heldout, config)
+                sparsity = measure_sparsity()
                 with processes.agree():
-                    metrics.write_heldout(step, losses, drop)
+                    metrics.write_heldout(step, losses, drop, sparsity)
                 if step < num_steps:
                     progress.note(
                         f"step {step}: held-out loss {format_losses(losses)}; on second reading "

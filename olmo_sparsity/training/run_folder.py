@@ -183,10 +183,13 @@ class Metrics:
         self.write(*rows)
         return {"loss": sum(row["loss"] for row in rows) / len(rows)}
 
-    def write_heldout(self, step: int, losses: list[dict], induction_drop: float) -> None:
+    def write_heldout(
+        self, step: int, losses: list[dict], induction_drop: float, sparsity: dict | None
+    ) -> None:
         # What the last update did, no training loss shows any more.
         refuse_divergence(step, {"held-out loss": sum(row["loss"] for row in losses)})
-        self.write({"step": step, "heldout": losses, "induction_drop": induction_drop})
+        row = {"step": step, "heldout": losses, "induction_drop": induction_drop}
+        self.write(row if sparsity is None else row | {"sparsity": sparsity})
 
     def write(self, *rows: dict) -> None:
         if not self.writes:
@@ -239,11 +242,15 @@ def loss_table(run_folder: str | Path) -> str:
         )
     lines.append("loss by step, and how far it falls when a passage is read twice (induction)")
     names = [_name(part) for part in rows[-1]["heldout"]]
-    lines.append("".join(f" {name:>13}" for name in ["step", *names, "induction"]))
+    units = sorted({name for row in rows for name in row.get("sparsity", ())})
+    columns = ["step", *names, "induction", *(f"net {name}" for name in units)]
+    lines.append("".join(f" {name:>13}" for name in columns))
     for row in rows:
         losses = {_name(part): part["loss"] for part in row["heldout"]}
         shown = [losses.get(name, math.nan) for name in names]
         shown.append(row.get("induction_drop", math.nan))
+        found = row.get("sparsity", {})
+        shown += [found[name]["net"] if name in found else math.nan for name in units]
         lines.append(f" {row['step']:>13,}" + "".join(f" {value:>13.4f}" for value in shown))
     return "\n".join(lines)
 
@@ -258,9 +265,12 @@ def draw_losses(run_folder: str | Path, out: Path) -> None:
     steps = [row["step"] for row in rows]
     training = [row for row in read_metrics(Path(run_folder) / "metrics.jsonl") if "loss" in row]
 
+    probed = [row for row in rows if row.get("sparsity")]
+
     def draw() -> Figure:
-        figure = Figure(figsize=(5.5, 2.3), layout="constrained")
-        losses, induction = figure.subplots(1, 2)
+        num_panels = 3 if probed else 2
+        figure = Figure(figsize=(2.75 * num_panels, 2.3), layout="constrained")
+        losses, induction, *beside = figure.subplots(1, num_panels)
         losses.plot(
             [row["step"] for row in training], [row["loss"] for row in training],
             color="0.8", linewidth=0.6, label="training",
@@ -277,6 +287,18 @@ def draw_losses(run_folder: str | Path, out: Path) -> None:
         induction.plot(steps, drops, marker=".")
         induction.axhline(0, color="0.8", linewidth=0.6)
         induction.set(xlabel="step", ylabel="fall in loss on second reading (nats)")
+        for axes in beside:
+            for units in probed[-1]["sparsity"]:
+                at = [row["step"] for row in probed if units in row["sparsity"]]
+                net, low, high = (
+                    [row["sparsity"][units][name] for row in probed if units in row["sparsity"]]
+                    for name in ("net", "net_low", "net_high")
+                )
+                (line,) = axes.plot(at, net, marker=".", label=f"best of {units}")
+                axes.fill_between(at, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+            axes.axhline(0, color="0.8", linewidth=0.6)
+            axes.set(xlabel="step", ylabel="net excess (share of the gap)")
+            axes.legend(frameon=False)
         return figure
 
     save(draw, out)

@@ -63,5 +63,8 @@ def _scalars(row: dict) -> Iterator[tuple[str, float]]:
                 yield f"heldout_bits_per_byte/{places}", part["bits_per_byte"]
         elif name == "induction_drop":
             yield f"heldout/{name}", value
+        elif name == "sparsity":
+            for units, numbers in value.items():
+                yield f"heldout/net_excess/{units}", numbers["net"]
         elif name != "step":
             yield f"train/{name}", value

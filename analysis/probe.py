@@ -1,0 +1,95 @@
+"""Does a model in training depend on few far tokens? The same questions at every evaluation.
+
+Place in the flow: weights → net excess, for the training log. Called by the command `train`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+
+import pandas as pd
+import torch
+
+from analysis.documents import Document, Documents
+from analysis.measurement import Plan
+from analysis.settings import Settings
+from analysis.statistics import summarize
+from analysis.tables import Columns
+from analysis.windows import Windows
+from olmo_sparsity.config import RunConfig
+from olmo_sparsity.data.shards import TokenShards
+from olmo_sparsity.errors import DataError
+from olmo_sparsity.model.checkpoint_files import fill
+from olmo_sparsity.model.load import LoadedModel, build_model
+
+COLUMNS = ["net", "net_low", "net_high", "excess", "gap", "num_targets"]
+
+TARGETS_OF_DOCUMENT = 2
+
+PLACES_OF_DOCUMENT = 256
+"""Targets of which a document's threshold and sample are drawn."""
+
+
+class SparsityProbe:
+    def __init__(self, config: RunConfig, heldout: TokenShards, device: torch.device) -> None:
+        self.config, self.heldout, self.device = config, heldout, device
+        self.settings = probe_settings(config)
+        self.documents = probe_documents(config, heldout, self.settings.windows)
+
+    def __call__(self, weights: Mapping[str, torch.Tensor]) -> dict[str, dict[str, float]]:
+        """{units: {"net", "net_low", "net_high", "excess", "gap", "num_targets"}} of the best
+        single far token and of the best four that stand together. Empty while the far part helps
+        no target enough to be asked about."""
+        model = build_model(self.config.model)
+        fill(model, weights, "the weights of the engine")
+        name, tokenizer = self.config.run_folder, self.heldout.tokenizer
+        loaded = LoadedModel(model.to(self.device).eval(), tokenizer, name, 0, None, None)
+        plan = Plan.of(loaded, self.documents, self.settings)
+        losses = _table({number: plan.losses(number)["losses"] for number in plan.measured})
+        targets = plan.targets(losses)
+        asked = sorted(set(targets.document))
+        if not asked:
+            return {}
+        recovery = _table({number: plan.answers(number, targets)["recovery"] for number in asked})
+        summary = summarize(losses, targets, recovery)
+        rows = summary[summary.target_set == "gap"].set_index("units")[COLUMNS].astype(float)
+        return {str(units): row.to_dict() for units, row in rows.iterrows()}
+
+
+def _table(of_documents: Mapping[int, Columns]) -> pd.DataFrame:
+    tables = {number: pd.DataFrame(dict(rows)) for number, rows in of_documents.items()}
+    return pd.concat(tables, names=["document"]).reset_index("document")
+
+
+def probe_settings(config: RunConfig) -> Settings:
+    """Windows that end within the training length."""
+    length = config.training.length
+    return Settings(
+        Windows(length * 3 // 4, length // 4, max(1, length // 8)),
+        units=("tokens", "span:4"),
+        selectors=("add_one_screened",),
+        ks=(1,),
+        sets=("gap",),
+        max_targets=TARGETS_OF_DOCUMENT,
+        num_foreign=1,
+    )
+
+
+def probe_documents(config: RunConfig, heldout: TokenShards, windows: Windows) -> Documents:
+    """The beginnings of the first held-out documents that are long enough: half of them only fix
+    the threshold."""
+    size = windows.first_target + PLACES_OF_DOCUMENT
+    tokens = (heldout.document(number) for number in range(len(heldout)))
+    long_enough = (found[:size] for found in tokens if len(found) > windows.first_target)
+    wanted = 2 * config.evaluation.sparsity_targets // TARGETS_OF_DOCUMENT
+    items = [
+        Document(found, number, tokenizer=heldout.tokenizer)
+        for number, found in enumerate(islice(long_enough, max(wanted, 4)))
+    ]
+    if len(items) < 4:
+        raise DataError(
+            f"{len(items)} held-out documents are longer than {windows.first_target} tokens, and "
+            "evaluation.sparsity_targets needs four; prepare more text, or set it to 0"
+        )
+    return Documents("held-out documents", items)
