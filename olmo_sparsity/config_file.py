@@ -22,6 +22,7 @@ from yaml import YAMLError
 
 from olmo_sparsity.config import REFUSED_FIELDS, RunConfig
 from olmo_sparsity.config_check import check
+from olmo_sparsity.config_olmo import translate
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.files import write_atomically
 
@@ -34,6 +35,9 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
 
 
 def config_from_dict(given: DictConfig | dict, origin: str = "config") -> RunConfig:
+    plain = OmegaConf.to_container(OmegaConf.create(given))
+    assert isinstance(plain, dict)
+    given = translate({str(key): value for key, value in plain.items()}, origin)
     config = fill_in(RunConfig, given, origin)
     _refuse_unused(config, given, origin)
     check(config, origin)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,15 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from olmo_sparsity.config import ModelConfig, RunConfig
-from olmo_sparsity.config_file import save_config
+from olmo_sparsity.config_file import load_config, save_config
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.checkpoint_files import fill, save_weights, write_manifest
-from olmo_sparsity.model.exchange import config_of, export, import_weights
+from olmo_sparsity.model.exchange import _essence, config_of, export, import_weights
 from olmo_sparsity.model.load import build_model, load_model
 
 # PyTorch has newer names for these functions; the calls are upstream's.
+
+CONFIGS = Path(__file__).parents[1] / "configs"
 
 TINY: dict[str, Any] = {
     "d_model": 32,
@@ -370,3 +373,18 @@ def test_hugging_face_models_without_counterpart_are_refused(
     config_class(hidden_size=32, num_attention_heads=4, **settings).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=problem):
         import_weights(str(tmp_path), ModelConfig(**TINY))
+
+
+def test_the_config_that_extends_olmo_1b_is_of_its_shape(tmp_path: Path) -> None:
+    published = {  # config.json of allenai/OLMo-1B-hf
+        "architectures": ["OlmoForCausalLM"], "model_type": "olmo", "hidden_size": 2048,
+        "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "hidden_act": "silu", "max_position_embeddings": 2048,
+        "rope_theta": 10000.0, "tie_word_embeddings": True, "clip_qkv": None, "vocab_size": 50304,
+        "attention_bias": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    config = load_config(CONFIGS / "extend_olmo_1b.yaml").model
+    config.vocab_size, config.embedding_size = 50280, 50304  # of its tokenizer
+    implied = _essence(ModelConfig(**config_of(str(tmp_path))))
+    assert {name: implied.get(name) for name in _essence(config)} == _essence(config)

@@ -15,7 +15,7 @@ GROUND = {
     f"olmo_sparsity.{name}"
     for name in ("drawing", "ending", "errors", "files", "launch", "lock", "progress", "versions")
 }
-CONFIG = {f"olmo_sparsity.config{part}" for part in ("", "_check", "_file")}
+CONFIG = {f"olmo_sparsity.config{part}" for part in ("", "_check", "_file", "_olmo")}
 TRAINING = {*CONFIG, "olmo_sparsity.data", "olmo_sparsity.model"}
 ALLOWED = {
     **{name: {"olmo_sparsity.errors"} - {name} for name in GROUND},
