@@ -179,6 +179,41 @@ def divergence(scorer: Scorer, question: Question) -> Choice:
     return _best(question.total(short_W[None] - np.stack(alone)), question.k)
 
 
+NUM_ABLATIONS, LASSO = 64, 0.01
+"""Those of ContextCite (Cohen-Wang et al. 2024): random halves, and the weight of the penalty where
+every column has a variance of 1."""
+
+
+def lasso(scorer: Scorer, question: Question) -> Choice:
+    """ContextCite's surrogate: a sparse linear fit of the target's loss to which half of the far
+    units, drawn at random, it sees. The largest weights."""
+    units, draw = question.units, question.generator
+    kept_AU = draw.random((NUM_ABLATIONS, len(units))) < 0.5
+    sets = [units.places(*np.flatnonzero(kept_U).tolist()) for kept_U in kept_AU]
+    falls = _falls(scorer, question, [sets] * len(question.spans))
+    return _best(np.stack([lasso_fit(kept_AU, fall_A, LASSO) for fall_A in falls]), question.k)
+
+
+def lasso_fit(
+    x_AU: np.ndarray, y_A: np.ndarray, penalty: float, num_rounds: int = 200
+) -> np.ndarray:
+    """The weights that minimise half the mean squared error and the penalty on their absolute
+    values, of columns scaled to variance 1; by coordinate descent."""
+    scale_U = x_AU.std(0)
+    z_AU = (x_AU - x_AU.mean(0)) / np.where(scale_U > 0, scale_U, 1)
+    rest_A, weight_U = y_A - y_A.mean(), np.zeros(x_AU.shape[1])
+    for _ in range(num_rounds):
+        before_U = weight_U.copy()
+        for unit in np.flatnonzero(scale_U):
+            pull = z_AU[:, unit] @ rest_A / len(y_A) + weight_U[unit]
+            weight = np.sign(pull) * max(abs(pull) - penalty, 0.0)
+            rest_A = rest_A + z_AU[:, unit] * (weight_U[unit] - weight)
+            weight_U[unit] = weight
+        if np.abs(weight_U - before_U).max() < 1e-7:
+            break
+    return weight_U / np.where(scale_U > 0, scale_U, 1)
+
+
 def gradient(scorer: Scorer, question: Question) -> Choice:
     """Gradient × input on the long window: the rise in loss, to first order, when embeddings are
     taken away."""
@@ -245,6 +280,7 @@ SELECTORS: dict[str, Selector] = {
     "add_one_nested": add_one_nested,
     "drop_one": drop_one,
     "greedy": greedy,
+    "lasso": lasso,
     "gradient": gradient,
     "attention": attention,
     "divergence": divergence,

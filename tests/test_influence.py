@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from analysis.documents import Controls, Document, Documents, FarText
-from analysis.influence import SELECTORS, Choice, Question, influence_map
+from analysis.influence import LASSO, NUM_ABLATIONS, SELECTORS, Choice, Question, influence_map
 from analysis.recovery import recover
 from analysis.scoring import Context, Reading, Scorer, context_losses
 from analysis.windows import NOTHING, Block, Units, Windows
@@ -312,6 +312,37 @@ def test_greedy_picks_the_best_next_unit_each_time(
             assert after[choice.unit_TK[row, count]] == pytest.approx(min(after), abs=1e-5)
             gain = brute.loss(sorted(seen)) - min(after)
             assert choice.influence_TK[row, count] == pytest.approx(gain, abs=2e-5)
+
+
+@READINGS
+@pytest.mark.parametrize("kind", ["tokens", "span:3"])
+def test_lasso_is_the_sparse_fit_to_losses_of_random_halves(
+    model: Any, document: np.ndarray, kind: str, far_states: Reading
+) -> None:
+    scorer, windows = Scorer(model, CPU, far_states=far_states), Windows(16, 6, 4)
+    block = next(iter(windows.blocks(document)))
+    units, by_hand = units_of(kind)
+    asked = question(scorer, block, [0, 3], len(units), units)
+    seen_AU = np.random.default_rng(0).random((NUM_ABLATIONS, len(units))) < 0.5
+    choice = SELECTORS["lasso"](scorer, asked)
+    for row, target in enumerate([0, 3]):
+        brute = Brute(model, document, windows, block.start + target, far_states)
+        fall_A = brute.loss([]) - np.array([
+            brute.loss(sorted({j for unit in np.flatnonzero(seen_U) for j in by_hand[unit]}))
+            for seen_U in seen_AU
+        ])  # fmt: skip
+        weight_U = np.empty(len(units))
+        weight_U[choice.unit_TK[row]] = choice.influence_TK[row]
+        # At the minimum the rest correlates with a column by the penalty, or less where its weight
+        # is zero. Columns have a variance of 1.
+        x_AU = (seen_AU - seen_AU.mean(0)) / seen_AU.std(0)
+        weight_U = weight_U * seen_AU.std(0)
+        pull_U = x_AU.T @ (fall_A - fall_A.mean() - x_AU @ weight_U) / len(fall_A)
+        assert np.abs(pull_U).max() < LASSO + 1e-5
+        np.testing.assert_allclose(
+            pull_U[weight_U != 0], LASSO * np.sign(weight_U[weight_U != 0]), atol=1e-5
+        )
+        assert (weight_U != 0).any()
 
 
 @READINGS
