@@ -59,5 +59,7 @@ figure2: install
 	$(BIN)/olmo-sparsity explain runs/induction --text docs/examples/hospital.txt --at Hartsfield \
 		--units words -k 2 --check --html results/explain.html
 
+# The other parts: configs/evidence.yaml.
 evidence: install
-	scripts/evidence.sh
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(nproc)} $(BIN)/olmo-sparsity sweep configs/evidence.yaml
+	$(BIN)/python docs/write_tables.py

@@ -115,21 +115,29 @@ def train(options: argparse.Namespace) -> int:
 
 
 def sweep(options: argparse.Namespace) -> int:
-    from olmo_sparsity import sweep as sweeps
+    from olmo_sparsity import experiments, jobs
+    from olmo_sparsity.sweep import Run
 
-    runs = sweeps.expand(options.config, options.overrides)
+    found = experiments.read_jobs(options.config, options.overrides)
     if options.list:
-        print(sweeps.format_states(runs))
+        print(jobs.format_states(found))
         return 0
     if options.slurm is not None:
-        return sweeps.submit(options.config, options.overrides, runs, options.slurm)
+        return jobs.submit(options.config, options.overrides, found, options.slurm)
     if options.only is None:
-        return sweeps.run_here(options.config, options.overrides, runs)
-    if not 0 <= options.only < len(runs):
-        raise ConfigError(f"--only={options.only}: {options.config} has runs 0 to {len(runs) - 1}")
-    run = runs[options.only]
-    with sweeps.noting_failure(run):
-        return train(argparse.Namespace(config=run.config, overrides=run.overrides, dry_run=False))
+        return jobs.run_here(options.config, options.overrides, found)
+    if not 0 <= options.only < len(found):
+        raise ConfigError(f"--only={options.only}: {options.config} has runs 0 to {len(found) - 1}")
+    job = found[options.only]
+    with jobs.noting_failure(job):
+        if isinstance(job, Run):
+            return train(
+                argparse.Namespace(config=job.config, overrides=job.overrides, dry_run=False)
+            )
+        assert isinstance(job, experiments.Experiment)
+        if waits_for := jobs.lacking(job, found):
+            raise ConfigError(f"{job.name} needs {', '.join(waits_for)}; run that first")
+        return job.run()
 
 
 def losses(options: argparse.Namespace) -> int:

@@ -191,7 +191,13 @@ def _flatten_plain(node: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
             yield f"{prefix}{key}", value
 
 
-_MADE_FOR = {"grid": "sweep", "schemes": "task", "run_folder": "train", "figure": "theory"}
+_MADE_FOR = {
+    "grid": "sweep",
+    "experiments": "sweep",
+    "schemes": "task",
+    "run_folder": "train",
+    "figure": "theory",
+}
 """Which command takes configs that have this key."""
 
 

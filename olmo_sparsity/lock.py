@@ -84,6 +84,13 @@ def locked(folder: Path) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
+def holder(folder: Path) -> tuple[Owner | None, bool]:
+    """Who has the folder, or had it when it died; and whether that launch is alive."""
+    path = folder / LOCK
+    owner = _read(path)
+    return owner, owner is not None and not _is_gone(owner, path, Owner.here())
+
+
 def _take(path: Path, own: Owner) -> None:
     while True:
         try:

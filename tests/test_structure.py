@@ -27,7 +27,9 @@ ALLOWED = {
     "olmo_sparsity.training": TRAINING,
     "olmo_sparsity.tasks": {*TRAINING, "olmo_sparsity.training"},
     "olmo_sparsity.theory": {*TRAINING, "olmo_sparsity.training"},
-    "olmo_sparsity.sweep": {*TRAINING, "olmo_sparsity.training"},
+    "olmo_sparsity.jobs": set(),
+    "olmo_sparsity.sweep": {*TRAINING, "olmo_sparsity.training", "olmo_sparsity.jobs"},
+    "olmo_sparsity.experiments": {*CONFIG, "olmo_sparsity.jobs", "olmo_sparsity.sweep"},
     "analysis": TRAINING,  # never training itself; only the command line knows everything
 }
 

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
 
 from olmo_sparsity.cli import EXIT_BAD_INPUT, main
+from olmo_sparsity.ending import EXIT_STOPPED
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.sweep import EXIT_STOPPED, SILENT_S, Run, expand, format_states, state_of
+from olmo_sparsity.jobs import format_states
+from olmo_sparsity.lock import LOCK, STALE_S, Owner
+from olmo_sparsity.sweep import Run, expand
 from olmo_sparsity.training.loop import Outcome
 from olmo_sparsity.training.run_folder import read_metrics
 
@@ -92,7 +96,7 @@ def test_the_grids_that_are_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
         "stages": 21,
         "reviews": 6,
     }
-    assert expand("configs/sweeps/quick.yaml", [])[3].command == (
+    assert expand("configs/sweeps/quick.yaml", [])[3].text == (
         "olmo-sparsity train configs/quick.yaml --positions.scheme=contiguous "
         "--positions.target_length=null --evaluation.length=256 --seed=1 "
         "--run_folder=runs/sweep_quick/quick_rope_seed1"
@@ -131,40 +135,38 @@ def run(make_grid: MakeGrid) -> Run:
     return run
 
 
-def start(run: Run, **facts: object) -> None:
+def start(run: Run, **owner: Any) -> None:
     run.folder.mkdir(parents=True)
     (run.folder / "metrics.jsonl").write_text('{"step": 4, "loss": 3.0}\n')
-    (run.folder / "attempts.json").write_text("{}")
-    (run.folder / "environment.json").write_text(json.dumps([facts]))
+    (run.folder / LOCK).write_text(json.dumps(asdict(replace(Owner.here(), **owner))))
 
 
 def test_a_run_that_never_started_waits(run: Run) -> None:
-    assert state_of(run).name == "waiting"
+    assert run.state().name == "waiting"
 
 
 @pytest.mark.parametrize(("pid", "expected"), [(os.getpid(), "running"), (2**22 + 1, "failed")])
 def test_on_this_machine_the_process_is_asked(run: Run, pid: int, expected: str) -> None:
-    start(run, host=socket.gethostname(), pid=pid)
-    assert (state_of(run).name, state_of(run).step) == (expected, 4)
+    start(run, pid=pid)
+    assert (run.state().name, run.state().step) == (expected, 4)
 
 
-@pytest.mark.parametrize(("age_s", "expected"), [(60, "running"), (SILENT_S + 60, "failed")])
-def test_on_another_machine_the_log_must_move(run: Run, age_s: int, expected: str) -> None:
-    start(run, host="elsewhere", pid=os.getpid(), slurm_job="17")
-    for path in run.folder.iterdir():
-        os.utime(path, (time.time() - age_s,) * 2)
-    state = state_of(run)
+@pytest.mark.parametrize(("age_s", "expected"), [(60, "running"), (STALE_S + 60, "failed")])
+def test_on_another_machine_the_lock_must_be_refreshed(run: Run, age_s: int, expected: str) -> None:
+    start(run, host="elsewhere", slurm_job="17")
+    os.utime(run.folder / LOCK, (time.time() - age_s,) * 2)
+    state = run.state()
     assert state.name == expected
     assert state.detail.endswith("on elsewhere, job 17")
 
 
 def test_a_run_that_ended_without_a_word_to_the_log_is_known_by_its_checkpoint(run: Run) -> None:
-    start(run)
+    run.folder.mkdir(parents=True)
     (run.folder / "checkpoints/step000002").mkdir(parents=True)
     (run.folder / "checkpoints/step000006.tmp").mkdir()
-    assert state_of(run).name != "done"
+    assert run.state().name != "done"
     (run.folder / "checkpoints/step000006").mkdir()
-    assert (state_of(run).name, state_of(run).step) == ("done", 6)
+    assert (run.state().name, run.state().step) == ("done", 6)
 
 
 # --- running them ---------------------------------------------------------------------------------
@@ -184,17 +186,17 @@ def test_a_sweep_is_stopped_goes_on_and_says_what_failed(
         while len(list(read_metrics(metrics))) < 3:
             assert sweep.poll() is None
             time.sleep(0.05)
-        assert state_of(first).name == "running"
+        assert first.state().name == "running"
         sweep.send_signal(signal.SIGTERM)
         assert sweep.wait() == EXIT_STOPPED
-    assert state_of(first).name == "waiting"
-    assert 0 < state_of(first).step < 200
-    assert state_of(second).step == 0
+    assert first.state().name == "waiting"
+    assert 0 < first.state().step < 200
+    assert second.state().step == 0
 
     assert main(words) == EXIT_BAD_INPUT
-    assert state_of(first).name == "done"
-    assert state_of(second).name == "failed"
-    assert "Lower optimizer.learning_rate" in state_of(second).detail
+    assert first.state().name == "done"
+    assert second.state().name == "failed"
+    assert "Lower optimizer.learning_rate" in second.state().detail
     told = capfd.readouterr()
     assert "1 done, 0 running, 1 failed, 0 waiting" in told.out
     assert "tiny_bad: failed; the same command tries again" in told.err

@@ -27,7 +27,7 @@ from omegaconf import OmegaConf
 from analysis.results import read_results
 from olmo_sparsity.cli import build_parser, main
 from olmo_sparsity.config_file import load_config
-from olmo_sparsity.sweep import expand, state_of
+from olmo_sparsity.sweep import expand
 from olmo_sparsity.training.run_folder import read_metrics
 from tests.conftest import data_section
 from tests.integration.slurm_cluster import INSTALL, MISSING, ROOT, Cluster, is_required
@@ -468,7 +468,7 @@ def test_a_sweep_is_an_array(job: Job) -> None:
     assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "1")
     runs = expand(str(job.run_folder.parents[1] / "grid.yaml"), [])
     assert [run.name for run in runs] == ["config_seed1", "config_seed2"]
-    assert [state_of(run).name for run in runs] == ["done", "done"]
+    assert [run.state().name for run in runs] == ["done", "done"]
     assert runs[1].folder == job.run_folder
     assert len(job.starts()) == 2
 

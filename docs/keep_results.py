@@ -1,0 +1,42 @@
+"""The part of a result that is stored: python docs/keep_results.py FOUND KEPT [--rows]
+
+Of a measurement: summary, mean losses, kinds of dependency and provenance, in text that a reader
+can diff; with --rows also the rows of its targets, from which all of it can be made again. Of a
+task: its table and provenance.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+from pathlib import Path
+
+import pandas as pd
+
+
+def keep(found: Path, kept: Path, rows: bool) -> None:
+    kept.mkdir(parents=True, exist_ok=True)
+    shutil.copy(found / "meta.json", kept)
+    if (found / "accuracy.parquet").is_file():
+        shutil.copy(found / "accuracy.parquet", kept)
+        return
+    for name in ("summary", "dependencies"):
+        table = pd.read_parquet(found / f"{name}.parquet").round(4)
+        table.to_csv(kept / f"{name}.csv", index=False)
+    losses = pd.read_parquet(found / "losses.parquet")[["loss_short", "loss_long"]]
+    losses.agg(["mean", "count"]).round(4).to_csv(kept / "losses.csv")
+    for name in ("losses", "targets", "recovery", "influence") if rows else ():
+        table = pd.read_parquet(found / f"{name}.parquet")
+        if "selector" in table:
+            table = table[table.selector == "add_one"]
+        if name == "influence":
+            table = table[(table.control == "own") & (table["rank"] <= 4)]
+        table.to_parquet(kept / f"{name}.parquet", compression="zstd", index=False)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("found", type=Path)
+    parser.add_argument("kept", type=Path)
+    parser.add_argument("--rows", action="store_true")
+    keep(**vars(parser.parse_args()))

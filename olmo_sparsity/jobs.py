@@ -1,0 +1,199 @@
+"""Jobs that go on where they stopped: run one after the other here, or submitted to SLURM.
+
+Place in the flow: beneath sweep.py and experiments.py, which make jobs of a file. How a job stands
+is read from its folder alone, so it does not matter who ran it, where, or how often it was stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from olmo_sparsity.ending import EXIT_STOPPED
+from olmo_sparsity.errors import ConfigError, SaidElsewhere, UserError
+from olmo_sparsity.files import write_atomically
+from olmo_sparsity.lock import holder
+from olmo_sparsity.progress import say
+
+
+@dataclass(frozen=True)
+class State:
+    name: str
+    """done, running, failed or waiting."""
+
+    step: int = 0
+    detail: str = ""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One resumable piece of work that fills a folder, and has it locked while it runs."""
+
+    name: str
+    folder: Path
+    num_steps: int
+    needs: tuple[str, ...]
+    """Names of jobs that must be done before this one."""
+
+    @property
+    def text(self) -> str:
+        """What it runs, for people."""
+        raise NotImplementedError
+
+    def saved(self) -> int:
+        """Steps that need not be done again."""
+        raise NotImplementedError
+
+    def reached(self) -> int:
+        """Steps that were done, saved or not."""
+        return self.saved()
+
+    @property
+    def note(self) -> Path:
+        """Beside the folder: what was wrong when the job last ended badly."""
+        return self.folder.with_name(self.folder.name + ".failed")
+
+    def is_done(self) -> bool:
+        return self.saved() >= self.num_steps
+
+    def state(self) -> State:
+        saved = self.saved()
+        if saved >= self.num_steps:
+            return State("done", saved)
+        owner, alive = holder(self.folder)
+        if owner is not None:
+            where = f"on {owner.host}" + (f", job {owner.slurm_job}" if owner.slurm_job else "")
+            name, detail = ("running", where) if alive else ("failed", f"died {where}")
+            return State(name, self.reached(), detail)
+        if self.note.exists():
+            return State("failed", self.reached(), self.note.read_text())
+        return State("waiting", saved)
+
+
+def format_states(jobs: Sequence[Job]) -> str:
+    states = [job.state() for job in jobs]
+    width = max(len(job.name) for job in jobs)
+    lines = [
+        f"{job.name:<{width}}  {state.name:<8}{state.step:>9,}/{job.num_steps:<9,} {state.detail}"
+        for job, state in zip(jobs, states, strict=True)
+    ]
+    counts = Counter(state.name for state in states)
+    told = ", ".join(f"{counts[name]} {name}" for name in ("done", "running", "failed", "waiting"))
+    return "\n".join([*(line.rstrip() for line in lines), f"{len(jobs)} runs: {told}"])
+
+
+@contextlib.contextmanager
+def noting_failure(job: Job) -> Iterator[None]:
+    """Around one job, in its process: `state` reads what is left here."""
+    job.note.unlink(missing_ok=True)
+    try:
+        yield
+    except SaidElsewhere:
+        raise
+    except Exception as error:
+        job.folder.parent.mkdir(parents=True, exist_ok=True)
+        write_atomically(job.note, str(error) or type(error).__name__)
+        raise
+
+
+def run_here(path: str, overrides: list[str], jobs: Sequence[Job]) -> int:
+    """All that are not done, one after the other, each in a process of its own. A job whose needs
+    failed waits."""
+    failed = []
+    for number, job in enumerate(jobs):
+        if job.state().name in ("done", "running"):
+            continue
+        if lacking(job, jobs):
+            continue
+        say(f"{job.name}: {job.text}")
+        words = ["sweep", path, f"--only={number}", *overrides]
+        code = run_process([sys.executable, "-m", "olmo_sparsity.cli", *words])
+        if code == EXIT_STOPPED:
+            return EXIT_STOPPED
+        if code != 0:
+            failed.append(job.name)
+    print(format_states(jobs))
+    if failed:
+        raise UserError(f"{', '.join(failed)}: failed; the same command tries again")
+    return 0
+
+
+def lacking(job: Job, jobs: Sequence[Job]) -> list[str]:
+    """What it needs and is not done."""
+    return [other.name for other in jobs if other.name in job.needs if not other.is_done()]
+
+
+def run_process(command: Sequence[str], environment: dict[str, str] | None = None) -> int:
+    """Its exit code; EXIT_STOPPED where a signal reached this process and was passed on."""
+    signals: list[int] = []
+    # In a process group of its own, or Ctrl-C would reach it twice: the second is not for saving.
+    with subprocess.Popen(command, process_group=0, env=environment) as child:
+
+        def pass_on(number: int, _: object) -> None:
+            signals.append(number)
+            child.send_signal(number)
+
+        names = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+        before = {name: signal.signal(name, pass_on) for name in names}
+        try:
+            code = child.wait()
+        finally:
+            for name, handler in before.items():
+                signal.signal(name, handler)
+    return EXIT_STOPPED if signals and code != 0 else code
+
+
+def submit(path: str, overrides: list[str], jobs: Sequence[Job], flags: str) -> int:
+    """All that are neither done nor running, as arrays of SLURM: one for all jobs that wait for the
+    same others."""
+    script = Path("slurm/train.sbatch")
+    if not script.exists():
+        raise ConfigError(f"{script} is not here; submit from the root of olmo-sparsity")
+    # One that is running may have been started by hand: there is no job to wait for.
+    todo = {i: job for i, job in enumerate(jobs) if job.state().name not in ("done", "running")}
+    if not todo:
+        print(format_states(jobs))
+        return 0
+    arrays: dict[tuple[str, ...], list[int]] = {}
+    names = {job.name for job in todo.values()}
+    for i, job in todo.items():
+        arrays.setdefault(tuple(name for name in job.needs if name in names), []).append(i)
+    submitted: dict[str, str] = {}
+    for needs, numbers in arrays.items():  # in order: a job comes after what it needs
+        words = ["sbatch", *shlex.split(flags)]
+        if needs:
+            waits = ":".join(submitted[name] for name in needs)
+            words += [f"--dependency=afterok:{waits}", "--kill-on-invalid-dep=yes"]
+        words += [f"--array={','.join(map(str, numbers))}", str(script), path, *overrides]
+        say(shlex.join(words))
+        try:
+            done = subprocess.run(words, stdout=subprocess.PIPE, text=True)
+        except FileNotFoundError:
+            raise ConfigError("sbatch is not here; leave --slurm out to run one by one") from None
+        print(done.stdout, end="")
+        if done.returncode != 0:
+            return done.returncode
+        found = re.search(r"Submitted batch job (\d+)", done.stdout)
+        if found is None:
+            raise UserError(f"sbatch did not say which job it submitted: {done.stdout.strip()}")
+        submitted |= {jobs[i].name: f"{found[1]}_{i}" for i in numbers}
+    return 0
+
+
+def own_environment() -> dict[str, str]:
+    """For a command that is one process of its own, whatever launched this one."""
+    launched = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_PROCID")
+    environment = {name: text for name, text in os.environ.items() if name not in launched}
+    environment["PATH"] = os.pathsep.join(
+        [str(Path(sys.executable).parent), environment.get("PATH", os.defpath)]
+    )
+    return environment
