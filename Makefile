@@ -59,7 +59,7 @@ figure2: install
 	$(BIN)/olmo-sparsity explain runs/induction --text docs/examples/hospital.txt --at Hartsfield \
 		--units words -k 2 --check --html results/explain.html
 
-# The other parts: configs/evidence.yaml.
+# The other parts: configs/experiments/evidence.yaml.
 evidence: install
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(nproc)} $(BIN)/olmo-sparsity sweep configs/evidence.yaml
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(nproc)} $(BIN)/olmo-sparsity sweep configs/experiments/evidence.yaml
 	$(BIN)/python docs/write_tables.py

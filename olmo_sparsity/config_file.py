@@ -21,7 +21,7 @@ from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
 from olmo_sparsity.config import REFUSED_FIELDS, RunConfig
-from olmo_sparsity.config_check import check
+from olmo_sparsity.config_check import check, check_range
 from olmo_sparsity.config_olmo import translate
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.files import write_atomically
@@ -82,8 +82,10 @@ def fill_in(schema: type[Schema], given: DictConfig | dict, origin: str) -> Sche
             f"{origin}: has a list where `key: value` lines belong, or the other way round"
         ) from None
     assert isinstance(config, schema)
-    for key, _, _, value in _walk(config):  # OmegaConf lets a list into any list
-        if isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
+    for key, section, item, value in _walk(config):
+        check_range(origin, key, section, item, value)
+        # OmegaConf lets a list into any list.
+        if isinstance(value, list) and any(isinstance(one, list | dict) for one in value):
             raise ConfigError(f"{origin}: {key} must be a plain list, not one that holds {value}")
     return config
 

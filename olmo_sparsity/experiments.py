@@ -15,7 +15,7 @@ done is not run again and one that was stopped goes on with the command it was a
         needs: [taught]
         grid:                              # one experiment for each choice of each axis:
           far: [contextual, isolated]      # values, names each with `key: value` pairs, or a sweep,
-          # run: sweeps/quick.yaml         # (as seen from this file) whose runs are the values
+          # run: ../sweeps/quick.yaml      # (as seen from this file) whose runs are the values
         commands:
           - olmo-sparsity measure runs/x ${options.windows} --far-states {far} --out results/{far}
         outputs: [results/{far}/meta.json]

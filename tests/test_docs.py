@@ -92,7 +92,7 @@ PARTS = ["text", "tasks", "long", "reviews", "gpu"]
 
 @pytest.fixture(scope="module")
 def evidence() -> list[Experiment]:
-    path = os.path.relpath(ROOT / "configs/evidence.yaml")
+    path = os.path.relpath(ROOT / "configs/experiments/evidence.yaml")
     return read_experiments(path, [f"--parts=[{','.join(PARTS)}]"])
 
 

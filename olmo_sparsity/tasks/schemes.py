@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from olmo_sparsity.config import number
 from olmo_sparsity.data.positions import (
     contiguous_batch,
     pose_batch,
@@ -41,7 +42,7 @@ class PositionSettings:
     num_ids: int | None = None
     """IDs are drawn below this. None: what the longest test needs."""
 
-    num_chunks: int = 4
+    num_chunks: int = number(4, 1)
     """Runs of consecutive IDs that a training sample is cut into (pose, coupled, ppc)."""
 
     aligned_cuts: bool = False

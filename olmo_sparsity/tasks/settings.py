@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 from omegaconf import MISSING
 
-from olmo_sparsity.config import ModelConfig, OptimizerConfig
+from olmo_sparsity.config import ModelConfig, OptimizerConfig, number, within
 from olmo_sparsity.config_check import check_model
 from olmo_sparsity.config_file import fill_in, read_given
 from olmo_sparsity.errors import ConfigError
@@ -58,9 +58,9 @@ class CouplingSettings:
 
 @dataclass
 class StepSettings:
-    num_steps: int = 2000
-    batch_size: int = 128
-    lengths_per_batch: int = 8
+    num_steps: int = number(2000, 1)
+    batch_size: int = number(128, 1)
+    lengths_per_batch: int = number(8, 1)
     """So many lengths are drawn for each batch, whose shorter samples are filled up. 1 costs a
     quarter less CPU, and learns less a step."""
 
@@ -82,7 +82,7 @@ class ExperimentSettings:
     """Settings of the task that are different at test: more names than in training, say."""
 
     schemes: list[str] = MISSING
-    seeds: list[int] = field(default_factory=lambda: [1, 2, 3])
+    seeds: list[int] = field(default_factory=lambda: [1, 2, 3], metadata=within(0))
     train_lengths: list[int] = MISSING
     """Shortest and longest, and those between: all alike, several in every batch."""
 
@@ -92,7 +92,7 @@ class ExperimentSettings:
     sample has places)."""
 
     test_ks: list[int] = field(default_factory=list)
-    num_test_samples: int = 500
+    num_test_samples: int = number(500, 1)
     """Of every length and k."""
 
     positions: PositionSettings = field(default_factory=PositionSettings)
@@ -101,7 +101,7 @@ class ExperimentSettings:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: StepSettings = field(default_factory=StepSettings)
     device: str = "auto"
-    num_workers: int = 1
+    num_workers: int = number(1, 1)
     """Processes that train side by side, of one thread each."""
 
 
@@ -178,18 +178,8 @@ def check(settings: ExperimentSettings, origin: str) -> None:
         require(
             scheme in SCHEMES, f"scheme {scheme} is not known; choose among {', '.join(SCHEMES)}"
         )
-    require(min(settings.seeds) >= 0, f"seeds={settings.seeds} must not be negative")
-    training, positions, optimizer = settings.training, settings.positions, settings.optimizer
-    for section, name, value in (
-        ("", "num_test_samples", settings.num_test_samples),
-        ("", "num_workers", settings.num_workers),
-        ("training.", "num_steps", training.num_steps),
-        ("training.", "batch_size", training.batch_size),
-        ("training.", "lengths_per_batch", training.lengths_per_batch),
-        ("positions.", "num_chunks", positions.num_chunks),
-    ):
-        require(value >= 1, f"{section}{name}={value} must be at least 1")
-    require(optimizer.learning_rate > 0, f"optimizer.learning_rate={optimizer.learning_rate}")
+    rate = settings.optimizer.learning_rate
+    require(rate > 0, f"optimizer.learning_rate={rate} trains nothing; raise it")
     require(
         len(settings.train_lengths) == 2
         and 1 <= settings.train_lengths[0] <= settings.train_lengths[1],

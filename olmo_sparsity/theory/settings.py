@@ -12,14 +12,15 @@ from typing import Literal
 
 from omegaconf import MISSING
 
+from olmo_sparsity.config import number, within
 from olmo_sparsity.config_file import fill_in, read_given
 from olmo_sparsity.errors import ConfigError
 
 
 @dataclass
 class LearningConfig:
-    num_steps: int = 300
-    batch_per_length: int = 32
+    num_steps: int = number(300, 1)
+    batch_per_length: int = number(32, 1)
     learning_rate: float = 0.15
     """Of Adam, on log keys and on value logits; falls linearly to zero."""
 
@@ -50,7 +51,7 @@ class CaseConfig:
     marker_rate: float = 0.01
     """How often a background place carries a token that could have been planted."""
 
-    train_length: int | None = None
+    train_length: int | None = number(None, 1)
     """L of this case; None: that of the run."""
 
     background: list[float] | None = None
@@ -61,19 +62,19 @@ class CaseConfig:
 class BridgeConfig:
     """A small transformer on the same data (bridge.py)."""
 
-    num_steps: int = 1500
-    batch_size: int = 64
+    num_steps: int = number(1500, 1)
+    batch_size: int = number(64, 1)
     learning_rate: float = 2e-3
     width: int = 64
-    num_layers: int = 2
+    num_layers: int = number(2, 1)
     num_heads: int = 4
     rotary_fraction: float = 0.5
     """Share of each head that RoPE rotates. 1.0 is OLMo's; less helped every synthetic task."""
 
-    num_chunks: int = 4
+    num_chunks: int = number(4, 1)
     """Of PoSE."""
 
-    num_strings: int = 512
+    num_strings: int = number(512, 1)
     """Measured per length."""
 
     seeds: list[int] = field(default_factory=lambda: [0])
@@ -86,14 +87,15 @@ class BridgeConfig:
 
 @dataclass
 class WorstCaseConfig:
-    """The search for the hypothesis whose risk grows fastest (worst_case.py): pairs within L/4."""
+    """The search for the hypothesis whose risk grows fastest (worst_case.py): pairs within L/4,
+    which is at least 2."""
 
-    seeds: list[int] = field(default_factory=list)
+    seeds: list[int] = field(default_factory=list, metadata=within(0))
     """Of the starting points. Empty: no search."""
 
-    train_length: int = 8
+    train_length: int = number(8, 8)
     marker_rate: float = 0.0
-    num_steps: int = 40
+    num_steps: int = number(40, 1)
     learning_rate: float = 0.25
 
 
@@ -105,20 +107,20 @@ class TheoryConfig:
     figure: str = "docs/figures/theory"
     """Figure and summary go to this name with .svg, .png, .csv and .meta.json."""
 
-    train_length: int = 16
+    train_length: int = number(16, 1, 10**5)
     """L: training mixes all lengths from L/2 to L."""
 
-    test_multiples: list[int] = field(default_factory=lambda: [1, 2, 4, 8])
+    test_multiples: list[int] = field(default_factory=lambda: [1, 2, 4, 8], metadata=within(1))
     """L̄ as multiples of L."""
 
-    local_span: int = 4
+    local_span: int = number(4, 1)
     """L_local: places that a planted set of the local settings may cover, ends included."""
 
-    coupled_window: int = 1
+    coupled_window: int = number(1, 1)
     """Position IDs that a key function of the coupled settings may span."""
 
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2, 3, 4])
-    num_strings: int = 2000
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2, 3, 4], metadata=within(0))
+    num_strings: int = number(2000, 1, 10**7)
     """Sampled per length and seed, where a risk has no exact value."""
 
     bound_constant: float = 1.0
@@ -141,39 +143,17 @@ def _check(config: TheoryConfig, origin: str) -> None:
         if not holds:
             raise ConfigError(f"{origin}: {message}")
 
-    require(min(config.seeds, default=0) >= 0, f"seeds={config.seeds} must not be negative")
-    require(config.num_strings <= 10**7, f"num_strings={config.num_strings} is beyond 10,000,000")
-    require(config.train_length <= 10**5, f"train_length={config.train_length} is beyond 100,000")
-
-    for section, names in (
-        (config, ("train_length", "local_span", "coupled_window", "num_strings")),
-        (config.learning, ("num_steps", "batch_per_length")),
-        (config.bridge, ("num_steps", "batch_size", "num_layers", "num_chunks", "num_strings")),
-    ):
-        for name in names:
-            value = getattr(section, name)
-            require(value >= 1, f"{name}={value} must be at least 1")
     schemes = config.bridge.schemes
     require(
         bool(schemes) and set(schemes) <= {"rope", "pose"},
         f"bridge.schemes={schemes} must be among rope, pose",
     )
-    worst = config.worst_case
-    require(
-        worst.train_length >= 8,
-        f"worst_case.train_length={worst.train_length} must be at least 8: pairs need "
-        "L_local = L/4 of at least 2",
-    )
-    require(worst.num_steps >= 1, f"worst_case.num_steps={worst.num_steps} must be at least 1")
     require(bool(config.cases), "cases is empty; list at least one {setting, num_places}")
     require(bool(config.seeds), "seeds is empty; an interval needs at least two")
     require(
         len(set(config.seeds)) == len(config.seeds), f"seeds={config.seeds} holds one seed twice"
     )
-    require(
-        bool(config.test_multiples) and min(config.test_multiples) >= 1,
-        f"test_multiples={config.test_multiples} must be whole numbers of at least 1",
-    )
+    require(bool(config.test_multiples), "test_multiples is empty; list at least one")
     for index, case in enumerate([*config.cases, *config.bridge.cases]):
         longest = case.train_length if case.train_length is not None else config.train_length
         require(longest >= 1, f"cases[{index}].train_length={longest} must be at least 1")
