@@ -545,5 +545,5 @@ def test_folders_prepared_before_fields_had_names_are_still_the_same(tmp_path: P
     settings = json.loads(Path("data/manifest.json").read_text())["settings"]["corpus"]
     assert settings == {"source": "c4_files", "path": "a.jsonl", "max_documents": None}
     prepared(field="text")
-    with pytest.raises(DataError, match=re.escape("corpus.field was None, now body")):
+    with pytest.raises(DataError, match=re.escape("corpus.field=None (now body)")):
         prepared(field="body")

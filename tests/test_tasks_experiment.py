@@ -21,7 +21,7 @@ from olmo_sparsity.cli import main
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.coupling import PositionCoupling
 from olmo_sparsity.tasks import experiment
-from olmo_sparsity.tasks.results import SCHEMA, Row, format_table, read_results, wilson
+from olmo_sparsity.tasks.results import Row, format_table, read_results, wilson
 from olmo_sparsity.tasks.samples import Samples
 from olmo_sparsity.tasks.schemes import SCHEMES, PositionSettings, place
 from olmo_sparsity.tasks.scratchpad_parity import ScratchpadParity
@@ -316,7 +316,7 @@ def test_the_parts_of_an_array_add_up_to_one_run(tmp_path: Path) -> None:
 
 def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path) -> None:
     experiment.run_settings(make(tmp_path, schemes=["rope"], seeds=[1]))
-    with pytest.raises(ConfigError, match=r"holds trials with test_lengths=\[4, 8\], now"):
+    with pytest.raises(ConfigError, match=r"holds trials with test_lengths=\[4, 8\] \(now \[4\]\)"):
         experiment.run_settings(make(tmp_path, test_lengths=[4]))
 
 
@@ -460,7 +460,6 @@ def test_wilson_is_the_textbook_interval() -> None:
 def test_the_table_is_read_back_as_written(tmp_path: Path) -> None:
     rows = experiment.run_settings(make(tmp_path, schemes=["ppc"], seeds=[1]))
     assert read_results(tmp_path / "run")[0] == rows
-    assert SCHEMA.names == list(Row.__annotations__)
     assert "ppc" in format_table(rows)
     with pytest.raises(DataError, match=r"has no accuracy.parquet"):
         read_results(tmp_path)

@@ -45,7 +45,7 @@ from olmo_sparsity.data.tokenizer import (
     tokenizer_fingerprint,
     train_tokenizer,
 )
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.errors import ConfigError, DataError, differences
 from olmo_sparsity.files import sync, write_atomically
 from olmo_sparsity.progress import Progress
 
@@ -130,7 +130,7 @@ def _begin_or_resume(data: DataConfig, folder: Path) -> Manifest:
         return _begin(data, folder, settings)
 
     manifest = Manifest.load(folder)
-    differences = list(_differences(manifest.settings, settings))
+    changed = differences(manifest.settings, settings)
     try:
         inputs_sha256 = _hash_inputs(data.corpus)
     except DataError:
@@ -138,18 +138,18 @@ def _begin_or_resume(data: DataConfig, folder: Path) -> Manifest:
             raise
         inputs_sha256 = manifest.inputs_sha256  # Finished: the source may be gone.
     if inputs_sha256 != manifest.inputs_sha256:
-        differences.append("the source files have other names or sizes than then")
+        changed.append("the source files have other names or sizes than then")
     named = data.tokenizer.name and find_tokenizer_file(data.tokenizer.name)
     if named and manifest.tokenizer_sha256 not in (
         None,
         tokenizer_fingerprint(load_tokenizer(str(named))),
     ):
-        differences.append(f"{named} is not the tokenizer it was then")
-    if differences and not manifest.files:
+        changed.append(f"{named} is not the tokenizer it was then")
+    if changed and not manifest.files:
         return _begin(data, folder, settings)  # There is nothing in it that could be lost.
-    if differences:
+    if changed:
         raise DataError(
-            f"{folder} was prepared with other settings: {'; '.join(differences)}; set data.folder "
+            f"{folder} was prepared with other settings: {'; '.join(changed)}; set data.folder "
             "to a new folder, or delete this one"
         )
     check_files(folder, manifest, verify=SPLITS if manifest.complete else ())
@@ -169,10 +169,10 @@ def refuse_other_settings(data: DataConfig) -> None:
     if data.train_files is not None:
         return
     manifest = Manifest.load(Path(data.folder))
-    differences = list(_differences(manifest.settings, _decisive_settings(data)))
-    if differences:
+    changed = differences(manifest.settings, _decisive_settings(data))
+    if changed:
         raise DataError(
-            f"{data.folder} was prepared with other settings: {'; '.join(differences)}; make the "
+            f"{data.folder} was prepared with other settings: {'; '.join(changed)}; make the "
             "config say what the folder holds, or prepare another data.folder"
         )
 
@@ -193,15 +193,6 @@ def _decisive_settings(data: DataConfig) -> dict[str, Any]:
         "heldout_share": data.heldout_share,
         "shard_characters": SHARD_CHARACTERS,
     }
-
-
-def _differences(then: dict[str, Any], now: dict[str, Any], prefix: str = "") -> Iterator[str]:
-    for key in sorted({*then, *now}):
-        old, new = then.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            yield from _differences(old, new, f"{prefix}{key}.")
-        elif old != new:
-            yield f"{prefix}{key} was {old}, now {new}"
 
 
 def _hash_inputs(corpus: CorpusConfig) -> str | None:

@@ -26,7 +26,7 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from olmo_sparsity.errors import ConfigError, DataError, UserError
+from olmo_sparsity.errors import ConfigError, DataError, UserError, differences
 from olmo_sparsity.files import write_atomically
 from olmo_sparsity.model.load import device_name
 from olmo_sparsity.progress import Progress
@@ -254,12 +254,11 @@ def _refuse_other_settings(folder: Path, fixed: dict[str, Any]) -> None:
         before = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"'{path}' cannot be read ({error}); choose another output") from None
-    for key in sorted(set(before) | set(fixed)):
-        if before.get(key) != fixed.get(key):
-            raise ConfigError(
-                f"output={folder} holds trials with {key}={before.get(key)}, now "
-                f"{key}={fixed.get(key)}; choose another output, or delete that folder"
-            )
+    if changed := differences(before, fixed):
+        raise ConfigError(
+            f"output={folder} holds trials with {', '.join(changed)}; choose another output, or "
+            "delete that folder"
+        )
 
 
 def _read_trial(path: Path) -> dict[str, Any]:

@@ -5,17 +5,12 @@ Place in the flow: experiment.py → accuracy.parquet + meta.json → figure.py.
 
 from __future__ import annotations
 
-import json
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from olmo_sparsity.errors import DataError
-from olmo_sparsity.files import write_atomically, writing
+from olmo_sparsity.rows import markdown, read_rows, write_rows
 
 TABLE = "accuracy.parquet"
 
@@ -51,37 +46,12 @@ class Row:
     num_samples: int
 
 
-_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
-SCHEMA = pa.schema(
-    (name, _TYPES[kind.removesuffix(" | None")], kind.endswith("None"))
-    for name, kind in Row.__annotations__.items()
-)
-
-
 def write_results(folder: Path, rows: list[Row], meta: dict[str, Any]) -> None:
-    table = pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
-    with writing(folder / TABLE) as partial:
-        pq.write_table(table, partial)
-    write_atomically(folder / "meta.json", json.dumps(meta, indent=2, ensure_ascii=False) + "\n")
+    write_rows(folder / TABLE, Row, rows, meta)
 
 
 def read_results(folder: Path) -> tuple[list[Row], dict[str, Any]]:
-    for name in (TABLE, "meta.json"):
-        if not (folder / name).is_file():
-            raise DataError(f"'{folder}' has no {name}; make it with `olmo-sparsity task CONFIG`")
-    try:
-        table = pq.read_table(folder / TABLE)
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    except (pa.ArrowInvalid, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"'{folder}' cannot be read ({reason}); run the task again") from None
-    if table.schema.names != SCHEMA.names:
-        strange = sorted(set(table.schema.names) ^ set(SCHEMA.names))
-        raise DataError(
-            f"{folder / TABLE}: columns {strange} are missing or unknown; it was written by "
-            "another version, run the task again"
-        )
-    return [Row(**row) for row in table.to_pylist()], meta
+    return read_rows(folder / TABLE, Row, "olmo-sparsity task CONFIG")
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:
@@ -109,10 +79,10 @@ def format_table(rows: list[Row]) -> str:
     names = ["scheme"]
     names += ["trained k ≤"] if any(row.train_k is not None for row in rows) else []
     names += ["k"] if any(row.test_k is not None for row in rows) else []
-    lines = [names + [str(length) for length in lengths], ["---"] * (len(names) + len(lengths))]
+    lines = [names + [str(length) for length in lengths]]
     for name, by_length in cells.items():
         lines.append([*name, *(_cell(by_length.get(length, [])) for length in lengths)])
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    return markdown(lines)
 
 
 def _cell(rows: list[Row]) -> str:

@@ -6,24 +6,23 @@ Place in the flow: experiment.py → table.parquet + meta.json → figure.py. Ne
 from __future__ import annotations
 
 import csv
-import json
 import math
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from olmo_sparsity.errors import DataError
-from olmo_sparsity.files import write_atomically, writing
+from olmo_sparsity.rows import markdown, read_rows, write_rows
 from olmo_sparsity.theory import bounds
+
+TABLE = "table.parquet"
 
 
 @dataclass
-class Row:
-    """One hypothesis measured at one length."""
+class Case:
+    """What names a line of the figure."""
 
     model: str
     """attention: the class of Definition 3.3; rope, pose: the transformer of the bridge."""
@@ -40,6 +39,15 @@ class Row:
 
     objective: str
     marker_rate: float
+
+
+CASE = tuple(item.name for item in fields(Case))
+
+
+@dataclass
+class Row(Case):
+    """One hypothesis measured at one length."""
+
     seed: int
     length: int
     risk: float
@@ -66,46 +74,12 @@ class Row:
     refusal: str
 
 
-_TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
-SCHEMA = pa.schema([(name, _TYPES[kind]) for name, kind in Row.__annotations__.items()])
-
-CASE = (
-    "model",
-    "setting",
-    "num_places",
-    "attention_places",
-    "train_length",
-    "objective",
-    "marker_rate",
-)
-"""The columns that name a line of the figure."""
-
-
 def write_results(folder: str | Path, rows: list[Row], meta: dict[str, Any]) -> None:
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
-    table = pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
-    with writing(folder / "table.parquet") as partial:
-        pq.write_table(table, partial)
-    write_atomically(folder / "meta.json", json.dumps(meta, indent=2, ensure_ascii=False) + "\n")
+    write_rows(Path(folder) / TABLE, Row, rows, meta)
 
 
 def read_results(folder: str | Path) -> tuple[list[Row], dict[str, Any]]:
-    folder = Path(folder)
-    for name in ("table.parquet", "meta.json"):
-        if not (folder / name).is_file():
-            raise DataError(
-                f"'{folder}' has no {name}; make it with `olmo-sparsity theory CONFIG "
-                f"--output={folder}`"
-            )
-    table = pq.read_table(folder / "table.parquet")
-    if table.schema.names != SCHEMA.names:
-        strange = sorted(set(table.schema.names) ^ set(SCHEMA.names))
-        raise DataError(
-            f"{folder / 'table.parquet'}: columns {strange} are missing or unknown; it was written "
-            "by another version, make it again"
-        )
-    return [Row(**row) for row in table.to_pylist()], json.loads((folder / "meta.json").read_text())
+    return read_rows(Path(folder) / TABLE, Row, f"olmo-sparsity theory CONFIG --output={folder}")
 
 
 # --- over seeds -----------------------------------------------------------------------------------
@@ -115,16 +89,9 @@ _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.2
 
 
 @dataclass
-class Summary:
+class Summary(Case):
     """A case at one length: mean over seeds with its 95% interval (Student's t over seeds)."""
 
-    model: str
-    setting: str
-    num_places: int
-    attention_places: int
-    train_length: int
-    objective: str
-    marker_rate: float
     length: int
     num_seeds: int
     risk: float
@@ -182,7 +149,7 @@ def _summarise(group: list[Row]) -> Summary:
 
 def write_summary(path: str | Path, rows: list[Row]) -> None:
     with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(Summary.__annotations__), lineterminator="\n")
+        writer = csv.DictWriter(file, [item.name for item in fields(Summary)], lineterminator="\n")
         writer.writeheader()
         for summary in summarise(rows):
             values = asdict(summary)
@@ -192,12 +159,11 @@ def write_summary(path: str | Path, rows: list[Row]) -> None:
 
 
 def read_summary(path: str | Path) -> list[Summary]:
-    kinds = {"str": str, "int": int, "float": float}
+    kinds: dict[Any, Callable] = {"str": str, "int": int, "float": float}
+    types = {item.name: kinds[item.type] for item in fields(Summary)}
     with open(path, newline="", encoding="utf-8") as file:
         return [
-            Summary(
-                **{name: kinds[Summary.__annotations__[name]](text) for name, text in line.items()}
-            )
+            Summary(**{name: types[name](text) for name, text in line.items()})
             for line in csv.DictReader(file)
         ]
 
@@ -216,7 +182,7 @@ def markdown_tables(summaries: list[Summary], meta: dict[str, Any]) -> str:
     heads += [f"risk at {'' if m == 1 else m}L" for m in multiples]
     heads += ["growth", "mean δ", "worst δ"]
     heads += [f"stated at {multiples[-1]}L", f"improved at {multiples[-1]}L"]
-    lines = [heads, ["---"] * len(heads)]
+    lines = [heads]
     cases: dict[tuple, dict[int, Summary]] = {}
     for summary in summaries:
         case = tuple(getattr(summary, name) for name in CASE)
@@ -242,13 +208,14 @@ def markdown_tables(summaries: list[Summary], meta: dict[str, Any]) -> str:
                 _short(last.bound_improved),
             ]
         )
-    text = "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"
+    text = markdown(lines) + "\n"
     worst = [s for s in summaries if s.model == "worst_case"]
     if worst:
-        text += "\n| L̄/L | fastest growth found | (L̄/L)² |\n| --- | --- | --- |\n"
+        lines = [["L̄/L", "fastest growth found", "(L̄/L)²"]]
         for s in worst:
             ratio = s.length / s.train_length
-            text += f"| {ratio:g} | {s.risk / s.delta_worst:.1f} | {ratio**2:g} |\n"
+            lines.append([f"{ratio:g}", f"{s.risk / s.delta_worst:.1f}", f"{ratio**2:g}"])
+        text += f"\n{markdown(lines)}\n"
     explained = [
         s
         for at in cases.values()
@@ -261,8 +228,9 @@ def markdown_tables(summaries: list[Summary], meta: dict[str, Any]) -> str:
         steps = bounds.steps_between(
             at_lengths, s.delta_mean, s.delta_worst, s.eta_train, s.eta_test
         )
-        text += f"\n| the bound at {s.length}, local, k = 2 | value |\n| --- | --- |\n"
-        text += "".join(f"| {name} | {_short(value)} |\n" for name, value in steps.items())
+        lines = [[f"the bound at {s.length}, local, k = 2", "value"]]
+        lines += [[name, _short(value)] for name, value in steps.items()]
+        text += f"\n{markdown(lines)}\n"
     return text
 
 

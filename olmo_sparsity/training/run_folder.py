@@ -20,7 +20,7 @@ from torch import Tensor
 
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import flatten, load_config, save_config
-from olmo_sparsity.errors import ConfigError, DataError, UserError
+from olmo_sparsity.errors import ConfigError, DataError, UserError, differences
 from olmo_sparsity.files import is_partial, remove_partial, write_atomically
 from olmo_sparsity.lock import LOCK, locked
 from olmo_sparsity.model.load import device_name
@@ -98,12 +98,11 @@ def refuse_other_branch(path: Path, config: RunConfig) -> None:
 
 
 def _changed(path: Path, config: RunConfig, counts: Callable[[str], bool]) -> str:
-    before, now = flatten(load_config(path)), flatten(config)
-    return ", ".join(
-        f"{key}={before.get(key)} (now {now.get(key)})"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key) and counts(key)
+    before, now = (
+        {key: value for key, value in flatten(each).items() if counts(key)}
+        for each in (load_config(path), config)
     )
+    return ", ".join(differences(before, now))
 
 
 # --- environment.json -----
