@@ -28,24 +28,23 @@ from matplotlib.patches import Patch
 from analysis.results import Results, main_set
 from analysis.summary import BEYOND, chosen_losses, curve_name, describe_windows
 from analysis.view import spell
-from olmo_sparsity.drawing import one_label_each, render, save
+from olmo_sparsity import drawing
 from olmo_sparsity.errors import ConfigError
 
 _CURVE = ["selector", "units"]
 
-# Okabe and Ito's palette where it is dark enough for a line; every selector has its own marker too.
-# Controls that need no model are grey.
+# Every selector has its own marker too. Controls that need no model are grey.
 _SELECTORS = {
-    "add_one": ("#0072B2", "o"),
-    "divergence": ("#D55E00", "s"),
-    "add_one_screened": ("#56B4E9", "^"),
-    "greedy": ("#009E73", "D"),
-    "drop_one": ("#CC79A7", "v"),
-    "gradient": ("#E69F00", "P"),
+    "add_one": (drawing.BLUE, "o"),
+    "divergence": (drawing.RED, "s"),
+    "add_one_screened": (drawing.SKY, "^"),
+    "greedy": (drawing.GREEN, "D"),
+    "drop_one": (drawing.PINK, "v"),
+    "gradient": (drawing.ORANGE, "P"),
     "attention": ("#882255", "X"),
-    "most_frequent": ("#888888", "1"),
-    "nearest": ("#888888", "+"),
-    "random": ("#888888", "x"),
+    "most_frequent": (drawing.GREY, "1"),
+    "nearest": (drawing.GREY, "+"),
+    "random": (drawing.GREY, "x"),
 }
 # Of single tokens, then of every other kind of units: a line and how its markers are filled.
 _UNITS: Any = [("-", "full"), ("-.", "left"), ((0, (9, 2)), "top"), ((0, (4, 1, 1, 1)), "right")]
@@ -60,7 +59,7 @@ _SETTINGS = {
 }
 _ON_DARK = {
     _INK: "#e8e6e1", _FAINT: "#a5a29b", _FILL: "#45474d", _CHOSEN: "#8f939c", _PAPER: "#1d1f24",
-    "#0072b2": "#56b4e9", "#56b4e9": "#b3e0ff", "#882255": "#e28aae", "#888888": "#a8a8a8",
+    "#0072b2": "#56b4e9", "#56b4e9": "#b3e0ff", "#882255": "#e28aae", drawing.GREY: "#a8a8a8",
 }  # fmt: skip
 
 Styles = dict[tuple[str, str], dict[str, Any]]
@@ -69,12 +68,12 @@ Styles = dict[tuple[str, str], dict[str, Any]]
 
 def draw_figure2(results: list[Results], out: Path, labels: list[str] | None = None) -> None:
     """`labels` name the models (default: their own names)."""
-    save(_drawing(results, labels), out, **_SETTINGS)
+    drawing.save(_drawing(results, labels), out, **_SETTINGS)
 
 
 def figure2_svg(results: list[Results], *, dark: bool = False) -> bytes:
     """For the report page."""
-    svg = render(_drawing(results), "svg", _SETTINGS).decode()
+    svg = drawing.render(_drawing(results), "svg", _SETTINGS).decode()
     if dark:
         svg = re.sub(r"(?<=: )#[0-9a-f]{6}", lambda color: _ON_DARK.get(color[0], color[0]), svg)
     return svg.encode()
@@ -83,7 +82,7 @@ def figure2_svg(results: list[Results], *, dark: bool = False) -> bytes:
 def _drawing(results: list[Results], labels: list[str] | None = None) -> Callable[[], Figure]:
     if not results:
         raise ConfigError("no results to draw; name at least one folder")
-    names = one_label_each(labels, [str(result.meta.model["name"]) for result in results])
+    names = drawing.one_label_each(labels, [str(result.meta.model["name"]) for result in results])
     main = [_of_main_set(result) for result in results]
     return lambda: _figure(main, names)
 
@@ -237,9 +236,7 @@ def _draw_losses(axes: Axes, results: Results, styles: Styles) -> None:
         hollow = {"linestyle": _FOREIGN, "markerfacecolor": _PAPER, "fillstyle": "full"}
         axes.plot(curve.k, foreign, **style | hollow, linewidth=0.9, markeredgewidth=0.8)
         axes.plot(curve.k, own, **style)
-        axes.fill_between(
-            curve.k, low, high, color=style["color"], alpha=alpha, linewidth=0, zorder=0
-        )
+        drawing.band(axes, curve.k, low, high, style["color"], alpha)
     axes.margins(y=0.12)
 
 

@@ -23,7 +23,7 @@ from analysis.figures import error_lengths
 from analysis.results import Results, main_set
 from analysis.statistics import INDUCTION_NATS
 from analysis.summary import BEYOND, curve_name, with_interval
-from olmo_sparsity.drawing import save
+from olmo_sparsity.drawing import BLUE, GREEN, GREY, RED, save
 from olmo_sparsity.errors import DataError
 
 _ALIKE = r"^(data\.fingerprint|windows\.|controls\.|dtype|targets\.(share|min_gap|given))"
@@ -36,11 +36,11 @@ _VALUES = [
 _NUM_RESAMPLES = 10_000
 # Of each position scheme: colour, marker, name, and how far beside its size it stands.
 _STYLES = {
-    "pose": ("#0072B2", "o", "RoPE + PoSE", 1.04),
-    "contiguous": ("#D55E00", "s", "RoPE", 0.96),
+    "pose": (BLUE, "o", "RoPE + PoSE", 1.04),
+    "contiguous": (RED, "s", "RoPE", 0.96),
 }
 _DROP = "drop on a repeated passage (nats)"
-_GREY: dict[str, Any] = {"color": "#888888", "marker": "x", "markersize": 3}
+_GREY: dict[str, Any] = {"color": GREY, "marker": "x", "markersize": 3}
 
 
 def ladder_table(results: list[Results]) -> pd.DataFrame:
@@ -232,7 +232,7 @@ def _draw_against_drop(
 
 
 def _style(positions: object) -> tuple[str, str, str, float]:
-    return _STYLES.get(str(positions), ("#009E73", "^", str(positions), 1.0))
+    return _STYLES.get(str(positions), (GREEN, "^", str(positions), 1.0))
 
 
 def _with_mean(axes: Axes, rows: pd.DataFrame, value: str, style: dict, line: str = "-") -> None:

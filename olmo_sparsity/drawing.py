@@ -1,7 +1,7 @@
 """A matplotlib figure becomes a file, the same bytes for the same numbers.
 
-Place in the flow: the last step of Figure 2, of ladders and of the figures of tasks (theory writes
-its own set of files). Never imports torch; no pyplot, nothing global changes.
+Place in the flow: the last step of Figure 2, of ladders and of the figures of tasks and theory.
+Never imports torch; no pyplot, nothing global changes.
 """
 
 from __future__ import annotations
@@ -13,9 +13,16 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from olmo_sparsity.errors import ConfigError
+
+# Okabe and Ito's palette: told apart by colour-blind readers; markers differ as well.
+BLACK, GREY = "#000000", "#888888"
+BLUE, RED, GREEN = "#0072B2", "#D55E00", "#009E73"
+PINK, ORANGE, SKY = "#CC79A7", "#E69F00", "#56B4E9"
+PALETTE = (BLACK, BLUE, RED, GREEN, PINK, ORANGE, SKY)
 
 SUFFIXES = (".png", ".pdf", ".svg")
 
@@ -25,7 +32,7 @@ PRINT: dict[str, Any] = {
     "axes.linewidth": 0.6, "xtick.major.width": 0.6, "ytick.major.width": 0.6,
     "axes.spines.top": False, "axes.spines.right": False, "lines.linewidth": 1.2,
     "svg.fonttype": "none", "svg.hashsalt": "olmo-sparsity", "pdf.fonttype": 42,
-    "text.parse_math": False, "axes.unicode_minus": True,
+    "text.parse_math": False, "axes.unicode_minus": True, "savefig.dpi": 300,
 }  # fmt: skip
 """Small type for a column of print; text stays text."""
 
@@ -48,8 +55,20 @@ def render(draw: Callable[[], Figure], suffix: str, settings: dict[str, Any]) ->
     everything: Any = PRINT | settings
     with matplotlib.rc_context(everything), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-        draw().savefig(stream, format=suffix, dpi=300, metadata=metadata)
+        draw().savefig(stream, format=suffix, metadata=metadata)
     return stream.getvalue()
+
+
+def band(
+    axes: Axes,
+    at: Sequence[float],
+    low: Sequence[float],
+    high: Sequence[float],
+    color: str,
+    alpha: float = 0.15,
+) -> None:
+    """An interval around a curve."""
+    axes.fill_between(at, low, high, color=color, alpha=alpha, linewidth=0, zorder=0)
 
 
 def one_label_each(labels: Sequence[str] | None, default: Sequence[str]) -> list[str]:

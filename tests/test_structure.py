@@ -13,12 +13,23 @@ ROOT = Path(__file__).parents[1]
 # What each part may import of this project, besides itself and the ground they all stand on.
 GROUND = {
     f"olmo_sparsity.{name}"
-    for name in ("drawing", "ending", "errors", "files", "launch", "lock", "progress", "versions")
+    for name in (
+        "drawing",
+        "ending",
+        "errors",
+        "files",
+        "launch",
+        "lock",
+        "progress",
+        "rows",
+        "versions",
+    )
 }
 CONFIG = {f"olmo_sparsity.config{part}" for part in ("", "_check", "_file", "_olmo")}
 TRAINING = {*CONFIG, "olmo_sparsity.data", "olmo_sparsity.model"}
 ALLOWED = {
     **{name: {"olmo_sparsity.errors"} - {name} for name in GROUND},
+    "olmo_sparsity.rows": {"olmo_sparsity.errors", "olmo_sparsity.files"},
     "olmo_sparsity.arguments": {"olmo_sparsity.errors"},
     "olmo_sparsity.lock": {f"olmo_sparsity.{name}" for name in ("errors", "files", "launch")},
     **dict.fromkeys(CONFIG, CONFIG),

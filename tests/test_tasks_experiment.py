@@ -21,7 +21,7 @@ from olmo_sparsity.cli import main
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.coupling import PositionCoupling
 from olmo_sparsity.tasks import experiment
-from olmo_sparsity.tasks.results import Row, format_table, read_results, wilson
+from olmo_sparsity.tasks.results import format_table, read_results, wilson
 from olmo_sparsity.tasks.samples import Samples
 from olmo_sparsity.tasks.schemes import SCHEMES, PositionSettings, place
 from olmo_sparsity.tasks.scratchpad_parity import ScratchpadParity

@@ -18,22 +18,20 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from olmo_sparsity.drawing import one_label_each, save
+from olmo_sparsity import drawing
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.tasks.results import Row, read_results
 
-# Okabe and Ito's palette: told apart by colour-blind readers; markers differ as well.
 _STYLES = {
-    "rope": ("#D55E00", "s", "RoPE"),
-    "nope": ("#888888", "x", "NoPE"),
-    "alibi": ("#E69F00", "P", "ALiBi"),
-    "pose": ("#0072B2", "o", "RoPE + PoSE"),
-    "randomized": ("#56B4E9", "D", "randomized IDs"),
-    "coupled": ("#CC79A7", "v", "coupled IDs, given"),
-    "ppc": ("#009E73", "^", "coupled IDs, predicted (PPC)"),
+    "rope": (drawing.RED, "s", "RoPE"),
+    "nope": (drawing.GREY, "x", "NoPE"),
+    "alibi": (drawing.ORANGE, "P", "ALiBi"),
+    "pose": (drawing.BLUE, "o", "RoPE + PoSE"),
+    "randomized": (drawing.SKY, "D", "randomized IDs"),
+    "coupled": (drawing.PINK, "v", "coupled IDs, given"),
+    "ppc": (drawing.GREEN, "^", "coupled IDs, predicted (PPC)"),
 }
-# Several results: a colour each, and a line for every scheme.
-_COLORS = ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Several results: a colour of the palette each, and a line for every scheme.
 _LINES = dict(zip(_STYLES, ("--", ":", "-.", "-", ":", "--", "-"), strict=True))
 _MANY = 3
 """From so many results on, bands would hide each other and are left out."""
@@ -46,16 +44,17 @@ def draw(folders: list[Path], out: Path, labels: list[str] | None = None) -> Non
     """`labels` name the results where there are several."""
     results = [read_results(folder) for folder in folders]
     several = [folder.name for folder in folders] if len(folders) > 1 else [""]
-    names = one_label_each(labels, several)
+    names = drawing.one_label_each(labels, several)
     tasks = {row.task for rows, _ in results for row in rows}
     if len(tasks) != 1:
         raise ConfigError(
             f"the results are of several tasks ({', '.join(sorted(tasks))}); draw one at a time"
         )
-    if len(results) > len(_COLORS):
-        raise ConfigError(f"{len(results)} results in one figure; {len(_COLORS)} can be told apart")
+    if len(results) > len(drawing.PALETTE):
+        most = len(drawing.PALETTE)
+        raise ConfigError(f"{len(results)} results in one figure; {most} can be told apart")
     larger = {"font.size": 8, "axes.titlesize": 8}
-    save(lambda: _figure(results, names), out, **larger)
+    drawing.save(lambda: _figure(results, names), out, **larger)
 
 
 def _figure(results: list[Result], labels: list[str]) -> Figure:
@@ -140,7 +139,7 @@ def _curves(
             means = [np.mean([value(row) or 0.0 for row in group]) for group in at]
             ends = [_ends(group, value) for group in at]
             line = "-" if len(results) == 1 else _LINES[scheme]
-            color = color if len(results) == 1 else _COLORS[index]
+            color = color if len(results) == 1 else drawing.PALETTE[index]
             axis.plot(
                 lengths, means, style or line, color=color, marker=marker, markersize=3,
                 label=f"{label}{', ' if label else ''}{name}",
@@ -148,7 +147,7 @@ def _curves(
             if len(results) >= _MANY:
                 continue
             low, high = zip(*ends, strict=True)
-            axis.fill_between(lengths, low, high, color=color, alpha=0.15, linewidth=0)
+            drawing.band(axis, lengths, low, high, color)
 
 
 def _ends(group: list[Row], value: Value) -> tuple[float, float]:

@@ -31,6 +31,7 @@ from olmo_sparsity.tasks.settings import (
     tests,
     training_lengths,
 )
+from olmo_sparsity.training.fit import fit
 from olmo_sparsity.training.optim import build_optimizer, learning_rate
 
 _TRAIN, _TEST, _TEST_IDS = 0, 1, 2  # streams of random numbers that never meet
@@ -96,19 +97,23 @@ def train(
     num_steps = settings.training.num_steps
     history: list[tuple[int, float]] = []
     recent: list[float] = []
-    for step in range(1, num_steps + 1):
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(settings.optimizer, step, num_steps)
-        loss = model.loss(*_draw_batch(bench, trial, generator, model.num_ids, step)).total
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), settings.training.max_grad_norm)
-        optimizer.step()
-        recent.append(loss.item())
-        report(step, recent[-1])
+
+    def note(step: int, loss: float) -> None:
+        recent.append(loss)
+        report(step, loss)
         if step % _LOG_EVERY == 0 or step == num_steps:
             history.append((step, float(np.mean(recent))))
-            recent = []
+            recent.clear()
+
+    fit(
+        model,
+        (_draw_batch(bench, trial, generator, model.num_ids, n + 1) for n in range(num_steps)),
+        optimizer,
+        loss_of=lambda batch: model.loss(*batch).total,
+        rate=lambda step: learning_rate(settings.optimizer, step, num_steps),
+        max_grad_norm=settings.training.max_grad_norm,
+        report=note,
+    )
     return model.eval(), history
 
 

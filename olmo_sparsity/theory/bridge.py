@@ -27,6 +27,7 @@ from olmo_sparsity.theory.learning import training_lengths
 from olmo_sparsity.theory.planted import Planted
 from olmo_sparsity.theory.results import Row
 from olmo_sparsity.theory.settings import BridgeConfig, CaseConfig, TheoryConfig
+from olmo_sparsity.training.fit import fit
 
 
 def run_bridge(config: TheoryConfig) -> list[Row]:
@@ -114,25 +115,31 @@ def _train(
     torch.manual_seed(seed)
     model = build_transformer(bridge, planted, longest)
     optimizer = torch.optim.AdamW(model.parameters(), lr=bridge.learning_rate, weight_decay=0.1)
-    warmup = max(1, bridge.num_steps // 20)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / warmup, 1 - step / bridge.num_steps)
-    )
+    num_steps = bridge.num_steps
+    warmup = max(1, num_steps // 20)
     title = f"{case.setting} k={case.num_places} {scheme} seed {seed}"
-    for step in range(bridge.num_steps):
-        length = int(rng.choice(lengths))  # Eq. (3), one length a step: no padding to attend to
+
+    def loss_of(length: int) -> torch.Tensor:
         tokens_BL, positions_BL, labels_B = draw_batch(
             planted, length, bridge.batch_size, rng,
             spread_over=longest if scheme == "pose" else None, num_chunks=bridge.num_chunks,
         )  # fmt: skip
-        logits_BY = label_logits(model, tokens_BL, positions_BL, planted.num_labels)
-        loss = F.cross_entropy(logits_BY, labels_B)
-        optimizer.zero_grad()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        progress.update(steps_before + step + 1, case=title, loss=f"{loss.item():.3f}")
+        return F.cross_entropy(
+            label_logits(model, tokens_BL, positions_BL, planted.num_labels), labels_B
+        )
+
+    fit(
+        model,
+        # Eq. (3), one length a step: no padding to attend to
+        (int(rng.choice(lengths)) for _ in range(num_steps)),
+        optimizer,
+        loss_of=loss_of,
+        rate=lambda step: bridge.learning_rate * min(step / warmup, 1 - (step - 1) / num_steps),
+        max_grad_norm=1.0,
+        report=lambda step, loss: progress.update(
+            steps_before + step, case=title, loss=f"{loss:.3f}"
+        ),
+    )
     return model
 
 

@@ -7,20 +7,16 @@ the transformer of the bridge. Panels without data are left out.
 
 from __future__ import annotations
 
-import json
-import warnings
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
+from olmo_sparsity import drawing
+from olmo_sparsity.rows import write_meta
 from olmo_sparsity.theory.results import (
     Summary,
     markdown_tables,
@@ -29,18 +25,20 @@ from olmo_sparsity.theory.results import (
     write_summary,
 )
 
-# Okabe and Ito's palette: told apart by colour-blind readers; markers differ as well.
 _STYLES = {
-    "local": ("#0072B2", "o", "(a) local"),
-    "nonlocal": ("#D55E00", "s", "(b) non-local"),
-    "coupled": ("#009E73", "^", "(c) non-local, coupled IDs"),
-    "local_wide_keys": ("#56B4E9", "D", "local data, keys not local"),
-    "nonlocal_wide_keys": ("#E69F00", "v", "non-local, far keys untrained"),
-    "nonlocal_token_keys": ("#CC79A7", "P", "non-local, keys blind to places"),
-    "drifting": ("#000000", "X", "lengths that disagree"),
-    "order": ("#0072B2", "o", "order of a pair"),
+    "local": (drawing.BLUE, "o", "(a) local"),
+    "nonlocal": (drawing.RED, "s", "(b) non-local"),
+    "coupled": (drawing.GREEN, "^", "(c) non-local, coupled IDs"),
+    "local_wide_keys": (drawing.SKY, "D", "local data, keys not local"),
+    "nonlocal_wide_keys": (drawing.ORANGE, "v", "non-local, far keys untrained"),
+    "nonlocal_token_keys": (drawing.PINK, "P", "non-local, keys blind to places"),
+    "drifting": (drawing.BLACK, "X", "lengths that disagree"),
+    "order": (drawing.BLUE, "o", "order of a pair"),
 }
-_ENDS = (".svg", ".png", ".csv", ".md", ".meta.json")
+_OF_K = {1: (drawing.GREEN, "^"), 2: (drawing.BLUE, "o"), 3: (drawing.PINK, "s")}
+# A figure to look into on a screen, not for a column of print.
+_SETTINGS = {"font.size": 10, "axes.labelsize": 10, "xtick.labelsize": 10, "ytick.labelsize": 10,
+             "text.parse_math": True, "savefig.dpi": 100}  # fmt: skip
 _FLOOR = 1e-4  # lowest risk drawn: a risk of 0 has no place on a logarithmic axis
 
 
@@ -48,24 +46,19 @@ def draw(folder: str | Path, prefix: str | Path) -> list[Path]:
     """Write PREFIX.svg, .png, .csv, .md and .meta.json from a results folder."""
     rows, meta = read_results(folder)
     summaries = summarise(rows)
-    figure = _figure(summaries, meta)
     prefix = Path(prefix)
-    prefix.parent.mkdir(parents=True, exist_ok=True)
-    paths = [prefix.with_name(prefix.name + end) for end in _ENDS]
-    with warnings.catch_warnings():  # fonts that lack a combining macron still draw the letter
-        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-        # Without a date and with a fixed salt, equal results give equal bytes.
-        with matplotlib.rc_context({"svg.hashsalt": "theory"}):
-            figure.savefig(paths[0], metadata={"Date": None})
-        figure.savefig(paths[1], dpi=100)
-    plt.close(figure)
-    write_summary(paths[2], rows)
-    paths[3].write_text(markdown_tables(summaries, meta))
-    paths[4].write_text(json.dumps(meta, indent=2, ensure_ascii=False) + "\n")
+    svg, png, csv, tables, made_by = paths = [
+        prefix.with_name(prefix.name + end) for end in (".svg", ".png", ".csv", ".md", ".meta.json")
+    ]
+    for path in (svg, png):
+        drawing.save(lambda: _figure(summaries, meta), path, **_SETTINGS)
+    write_summary(csv, rows)
+    tables.write_text(markdown_tables(summaries, meta))
+    write_meta(made_by, meta)
     return paths
 
 
-def _figure(summaries: list[Summary], meta: dict[str, Any]) -> plt.Figure:
+def _figure(summaries: list[Summary], meta: dict[str, Any]) -> Figure:
     L = meta["train_length"]
     attention = [s for s in summaries if s.model == "attention"]
     bridge = [s for s in summaries if s.model in ("rope", "pose")]
@@ -98,9 +91,8 @@ def _figure(summaries: list[Summary], meta: dict[str, Any]) -> plt.Figure:
         rows[2].append((f"a transformer, k = {k}", panel))
     rows = [row for row in rows if row]
     columns = max(len(row) for row in rows)
-    figure, axes = plt.subplots(
-        len(rows), columns, figsize=(4.3 * columns, 4.1 * len(rows)), squeeze=False
-    )
+    figure = Figure(figsize=(4.3 * columns, 4.1 * len(rows)))
+    axes = figure.subplots(len(rows), columns, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
     for row, line in zip(rows, axes, strict=True):
@@ -148,14 +140,8 @@ def _line(
         lengths, [max(s.risk, _FLOOR) for s in line], style,
         color=color, marker=marker, markersize=4, linewidth=1.3, label=label,
     )  # fmt: skip
-    axis.fill_between(
-        lengths,
-        [max(s.risk_low, _FLOOR) for s in line],
-        [max(s.risk_high, _FLOOR) for s in line],
-        color=color,
-        alpha=0.2,
-        linewidth=0,
-    )
+    low, high = ([max(getattr(s, end), _FLOOR) for s in line] for end in ("risk_low", "risk_high"))
+    drawing.band(axis, lengths, low, high, color)
 
 
 def _bound_lines(axis: Axes, line: list[Summary], color: str, label: str) -> None:
@@ -191,8 +177,8 @@ def _draw_growth(axis: Axes, summaries: list[Summary], meta: dict[str, Any]) -> 
     axis.plot(multiples, [m**2 for m in multiples], "k--", linewidth=1, label="(L̄/L)², the bound")
     axis.plot(multiples, multiples, "k:", linewidth=1, label="L̄/L")
     worst = [s for s in summaries if s.model == "worst_case"]
-    _growth(axis, worst, "#D55E00", "*", "worst found")
-    for k, color, marker in ((1, "#009E73", "^"), (2, "#0072B2", "o"), (3, "#CC79A7", "s")):
+    _growth(axis, worst, drawing.RED, "*", "worst found")
+    for k, (color, marker) in _OF_K.items():
         learned = _pick(
             summaries, model="attention", setting="local", objective="mixture", num_places=k
         )
@@ -217,7 +203,8 @@ def _draw_training_length(axis: Axes, summaries: list[Summary], meta: dict[str, 
     axis.set_ylabel("over worst training risk")
     axis.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
     longest = [s for s in summaries if s.length == multiple * s.train_length]
-    for k, color, marker in ((1, "#009E73", "^"), (2, "#0072B2", "o")):
+    for k in (1, 2):
+        color, marker = _OF_K[k]
         line = sorted(_pick(longest, num_places=k), key=lambda s: s.train_length)
         lengths = [s.train_length for s in line]
         for name, style, label in (
@@ -233,7 +220,7 @@ def _draw_training_length(axis: Axes, summaries: list[Summary], meta: dict[str, 
 
 def _draw_objectives(axis: Axes, summaries: list[Summary], L: int) -> None:
     _axis(axis, L, bottom=1e-3, top=30)
-    for k, color, marker in ((1, "#009E73", "^"), (2, "#0072B2", "o"), (3, "#D55E00", "s")):
+    for k, (color, marker) in _OF_K.items():
         for objective, style in (("mixture", "-"), ("minimax", "--")):
             line = _pick(summaries, setting="local", num_places=k, objective=objective)
             _line(axis, line, color, marker, f"local, k = {k}, {objective}", style)
@@ -254,7 +241,8 @@ def _draw_locality(axis: Axes, summaries: list[Summary], L: int) -> None:
 def _draw_order(axis: Axes, summaries: list[Summary], L: int) -> None:
     _axis(axis, L, bottom=1e-3, top=5)
     axis.axhline(0.5, color="0.5", linewidth=0.8, linestyle=":")
-    for k, color, marker in ((1, "#D55E00", "s"), (2, "#0072B2", "o")):
+    for k in (1, 2):
+        color, marker = _OF_K[k]
         line = _pick(summaries, setting="order", attention_places=k)
         _line(axis, line, color, marker, f"attention over subsets of {k}")
 

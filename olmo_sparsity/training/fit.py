@@ -1,0 +1,36 @@
+"""The plain loop of small models on one device: of tasks and of theory's bridge.
+
+Place in the flow: batches → **steps** → whoever asked. What is resumed is loop.py's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+Batch = TypeVar("Batch")
+
+
+def fit(
+    model: nn.Module,
+    batches: Iterable[Batch],
+    optimizer: torch.optim.Optimizer,
+    *,
+    loss_of: Callable[[Batch], Tensor],
+    rate: Callable[[int], float],
+    max_grad_norm: float,
+    report: Callable[[int, float], None],
+) -> None:
+    """One step a batch. `rate` and `report` are given the number of the step, from 1."""
+    for step, batch in enumerate(batches, 1):
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step)
+        loss = loss_of(batch)
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), max_grad_norm)
+        optimizer.step()
+        report(step, loss.item())
