@@ -16,14 +16,12 @@ in which order, leaves no trace in the bytes. docs/formats.md explains every col
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -44,6 +42,7 @@ from analysis.tables import (
 )
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.files import publish
+from olmo_sparsity.nested import differences
 
 
 class Parts:
@@ -196,19 +195,9 @@ def _write_part(parts: Path, tables: dict[str, pa.Table], documents: list[int]) 
 
 
 def _refuse_other_identity(identity: dict, path: Path) -> None:
-    ours, theirs = dict(_leaves(plain(identity))), dict(_leaves(read_object(path)))
-    for field in ours | theirs:
-        here, there = ours.get(field, "nothing"), theirs.get(field, "nothing")
-        if here != there:
-            raise DataError(
-                f"{field} differs: {here} in this measurement, {there} in {path}; results of two "
-                "measurements need two folders"
-            )
-
-
-def _leaves(node: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    if isinstance(node, dict) and node:
-        for key in node:
-            yield from _leaves(node[key], f"{prefix}.{key}" if prefix else key)
-    else:
-        yield prefix, json.dumps(node, ensure_ascii=False)
+    changed = differences(read_object(path), plain(identity))
+    if changed:
+        raise DataError(
+            f"{path} is of a measurement with {', '.join(changed)}; results of two measurements "
+            "need two folders"
+        )

@@ -25,6 +25,7 @@ from olmo_sparsity.config_check import check, check_range
 from olmo_sparsity.config_olmo import translate
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.files import write_atomically
+from olmo_sparsity.nested import leaves
 
 Schema = TypeVar("Schema")
 
@@ -169,7 +170,7 @@ def _applicable(config: RunConfig) -> dict:
 def _refuse_unused(config: RunConfig, given: DictConfig | dict, origin: str) -> None:
     plain = OmegaConf.to_container(given) if isinstance(given, DictConfig) else given
     assert isinstance(plain, dict)
-    given_keys = dict(_flatten_plain(plain))
+    given_keys = dict(leaves(plain))
     for key, section, item, _ in _walk(config):
         if given_keys.get(key) is None:
             continue  # `--key=null` takes back what the file beneath sets
@@ -183,14 +184,6 @@ def _refuse_unused(config: RunConfig, given: DictConfig | dict, origin: str) -> 
                 f"use it; remove it, take it back with --{key}=null, or set {sibling_key} to "
                 f"{' or '.join(values)}"
             )
-
-
-def _flatten_plain(node: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in node.items():
-        if isinstance(value, dict):
-            yield from _flatten_plain(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 _MADE_FOR = {

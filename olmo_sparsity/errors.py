@@ -1,8 +1,5 @@
 """Errors that are the user's to mend: one line with cause and remedy, exit code 2, no traceback."""
 
-from collections.abc import Mapping
-from typing import Any
-
 
 class UserError(Exception):
     """Anything the command line reports in one line. An invariant of ours is an `assert`."""
@@ -18,18 +15,6 @@ class DataError(UserError):
 
 class SaidElsewhere(UserError):
     """Another process of the same run has said what is wrong; this one leaves in silence."""
-
-
-def differences(then: Mapping[str, Any], now: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """What two settings, sections in them included, do not have in common, for a message."""
-    found = []
-    for key in sorted({*then, *now}):
-        old, new = then.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            found += differences(old, new, f"{prefix}{key}.")
-        elif old != new:
-            found.append(f"{prefix}{key}={old} (now {new})")
-    return found
 
 
 def printable(text: str) -> str:

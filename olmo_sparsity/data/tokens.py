@@ -45,8 +45,9 @@ from olmo_sparsity.data.tokenizer import (
     tokenizer_fingerprint,
     train_tokenizer,
 )
-from olmo_sparsity.errors import ConfigError, DataError, differences
+from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.files import sync, write_atomically
+from olmo_sparsity.nested import differences
 from olmo_sparsity.progress import Progress
 
 if TYPE_CHECKING:

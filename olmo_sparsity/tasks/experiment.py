@@ -26,9 +26,10 @@ from typing import Any
 import torch
 from omegaconf import OmegaConf
 
-from olmo_sparsity.errors import ConfigError, DataError, UserError, differences
+from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.files import write_atomically
 from olmo_sparsity.model.load import device_name
+from olmo_sparsity.nested import differences
 from olmo_sparsity.progress import Progress
 from olmo_sparsity.tasks.results import Row, write_results
 from olmo_sparsity.tasks.settings import (

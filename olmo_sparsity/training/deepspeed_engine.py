@@ -24,6 +24,7 @@ from torch import Tensor
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.nested import leaves
 from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.engine import Engine, adam_state
 from olmo_sparsity.training.moments import KEYS, Piece, write_moments
@@ -188,7 +189,7 @@ def deepspeed_settings(config: RunConfig, processes: Processes) -> dict[str, Any
     path = Path(config.engine.deepspeed_config or CONFIG_FOLDER / f"{name}.json")
     try:
         settings = json.loads(path.read_text())
-        given = dict(_leaves(settings))
+        given = dict(leaves(settings))
     except (OSError, ValueError, AttributeError) as error:
         raise ConfigError(
             f"engine.deepspeed_config={path} cannot be read as JSON settings: {error}"
@@ -233,11 +234,3 @@ def deepspeed_settings(config: RunConfig, processes: Processes) -> dict[str, Any
                 "gradient_clipping"):  # fmt: skip
         merged[key] = ours[key][0]
     return merged | {"bf16": {"enabled": ours["bf16.enabled"][0]}}
-
-
-def _leaves(node: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in node.items():
-        if isinstance(value, dict):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value

@@ -20,10 +20,11 @@ from torch import Tensor
 
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import flatten, load_config, save_config
-from olmo_sparsity.errors import ConfigError, DataError, UserError, differences
+from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.files import is_partial, remove_partial, write_atomically
 from olmo_sparsity.lock import LOCK, locked
 from olmo_sparsity.model.load import device_name
+from olmo_sparsity.nested import differences
 from olmo_sparsity.training.sinks import Sink
 from olmo_sparsity.versions import provenance, typed_command
 
