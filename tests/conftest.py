@@ -7,9 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import config_from_dict
+from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokens import prepare
 
 VOCAB = 512
@@ -35,6 +37,21 @@ def data_section(folder: Path) -> dict:
         "tokenizer": {"train_vocab": VOCAB},
         "heldout_share": 0.2,
     }
+
+
+@pytest.fixture(scope="session")
+def shards(data_folder: Path) -> TokenShards:
+    return open_shards(config_from_dict({"data": data_section(data_folder)}).data, "train")
+
+
+@pytest.fixture(scope="session")
+def heldout(data_folder: Path) -> TokenShards:
+    return open_shards(config_from_dict({"data": data_section(data_folder)}).data, "heldout")
+
+
+@pytest.fixture(scope="session")
+def tokenizer(shards: TokenShards) -> Tokenizer:
+    return shards.tokenizer
 
 
 @pytest.fixture

@@ -15,22 +15,12 @@ from analysis.sources import plant_dependencies
 from analysis.windows import Block, Units, Windows
 from olmo_sparsity.config_file import config_from_dict
 from olmo_sparsity.data.planted import Planting
-from olmo_sparsity.data.shards import TokenShards, open_shards
+from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.model.load import LoadedModel
 from tests.conftest import VOCAB, data_section
 
 WINDOWS = Windows(20, 8, 3)
-
-
-@pytest.fixture(scope="module")
-def shards(data_folder: Path) -> TokenShards:
-    return open_shards(config_from_dict({"data": data_section(data_folder)}).data, "heldout")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(shards: TokenShards) -> Tokenizer:
-    return shards.tokenizer
 
 
 # --- texts and units ------------------------------------------------------------------------------
@@ -47,20 +37,20 @@ def encoded(text: str, tokenizer: Tokenizer) -> Document:
     return Document(np.array(tokenizer.encode(text).ids), tokenizer=tokenizer)
 
 
-def test_texts_joined_are_the_document(shards: TokenShards) -> None:
+def test_texts_joined_are_the_document(heldout: TokenShards) -> None:
     for number in range(5):
-        tokens = shards.document(number)
-        document = Document(tokens, number, tokenizer=shards.tokenizer)
+        tokens = heldout.document(number)
+        document = Document(tokens, number, tokenizer=heldout.tokenizer)
         assert len(document.texts) == len(tokens)
-        assert "".join(document.texts) == shards.tokenizer.decode(tokens.tolist())
+        assert "".join(document.texts) == heldout.tokenizer.decode(tokens.tolist())
 
 
 @pytest.mark.parametrize("kind", ["words", "sentences", "tokens", "span:3"])
-def test_units_of_real_text(shards: TokenShards, kind: str) -> None:
+def test_units_of_real_text(heldout: TokenShards, kind: str) -> None:
     """Of a stretch that begins and ends anywhere, counted from its first place."""
     generator = np.random.default_rng(0)
     for number in range(5):
-        document = Document(shards.document(number), number, tokenizer=shards.tokenizer)
+        document = Document(heldout.document(number), number, tokenizer=heldout.tokenizer)
         first = int(generator.integers(len(document.tokens) // 2))
         end = int(generator.integers(first + 3, len(document.tokens) + 1))
         units = document.units(kind, first, end)
@@ -121,8 +111,8 @@ def test_sentences_end_where_a_reader_ends_them(tokenizer: Tokenizer, family: st
         assert [unit.strip() for unit in texts_of(units, document)] == expected
 
 
-def test_a_far_text_has_the_units_and_the_text_of_its_places(shards: TokenShards) -> None:
-    document = Document(shards.document(2), tokenizer=shards.tokenizer)
+def test_a_far_text_has_the_units_and_the_text_of_its_places(heldout: TokenShards) -> None:
+    document = Document(heldout.document(2), tokenizer=heldout.tokenizer)
     far = FarText.at(document, 7, 30)
     assert far.tokens_F.tolist() == document.tokens[7:37].tolist()
     assert far.text(2, 9) == "".join(document.texts[9:16])
@@ -324,32 +314,32 @@ def test_shuffled_text_is_the_far_part_in_another_order(documents: Documents) ->
 # --- ground truth ---------------------------------------------------------------------------------
 
 
-def loaded(shards: TokenShards, tokenizer: Tokenizer | None, vocab_size: int) -> LoadedModel:
+def loaded(tokenizer: Tokenizer | None, vocab_size: int) -> LoadedModel:
     model: Any = type("Sized", (), {"vocab_size": vocab_size})()
     return LoadedModel(model, tokenizer, "somebody/elses", 1, 64, "weights")
 
 
 @pytest.fixture(scope="module")
-def prepared(shards: TokenShards) -> Documents:
-    texts = [shards.document(number) for number in range(8)]
+def prepared(heldout: TokenShards) -> Documents:
+    texts = [heldout.document(number) for number in range(8)]
     groups = ["a", "a", *("" for _ in texts[2:])]
     return Documents(
         "prepared",
         [
-            Document(text[: 10 if number == 3 else 60], number, group, shards.tokenizer)
+            Document(text[: 10 if number == 3 else 60], number, group, heldout.tokenizer)
             for number, (text, group) in enumerate(zip(texts, groups, strict=True))
         ],
     )
 
 
-def test_what_is_planted_has_a_twin_without_it(shards: TokenShards, prepared: Documents) -> None:
-    model, windows = loaded(shards, shards.tokenizer, VOCAB), Windows(30, 10)
+def test_what_is_planted_has_a_twin_without_it(heldout: TokenShards, prepared: Documents) -> None:
+    model, windows = loaded(heldout.tokenizer, VOCAB), Windows(30, 10)
     planted = plant_dependencies(prepared, model, windows)
     assert planted.are_planted
     assert (len(planted), planted.num_too_short) == (14, 1)
     assert [d.number for d in planted] == list(range(14))
     config = config_from_dict({"data": data_section(Path("unused"))}).data.planted
-    planting = Planting.of(config, shards.tokenizer)
+    planting = Planting.of(config, heldout.tokenizer)
     for original, marked, bare in zip(
         [d for d in prepared if d.number != 3], planted[:7], planted[7:], strict=True
     ):
@@ -364,7 +354,7 @@ def test_what_is_planted_has_a_twin_without_it(shards: TokenShards, prepared: Do
         cleared = planting.clear(original.tokens[: windows.long + 1])
         assert bare.tokens[:-2].tolist() == cleared[:-2].tolist()
         assert marked.group == bare.group != ""
-        assert "".join(marked.texts) == shards.tokenizer.decode(marked.tokens.tolist())
+        assert "".join(marked.texts) == heldout.tokenizer.decode(marked.tokens.tolist())
     assert planted[0].group == planted[1].group != planted[2].group
     again = plant_dependencies(prepared, model, windows)
     assert again.fingerprint == planted.fingerprint
@@ -374,10 +364,10 @@ def test_what_is_planted_has_a_twin_without_it(shards: TokenShards, prepared: Do
 
 @pytest.mark.parametrize("kind", ["unrelated", "matched"])
 def test_no_foreign_text_holds_what_is_planted(
-    shards: TokenShards, prepared: Documents, kind: Any
+    heldout: TokenShards, prepared: Documents, kind: Any
 ) -> None:
     windows = Windows(30, 10)
-    planted = plant_dependencies(prepared, loaded(shards, shards.tokenizer, VOCAB), windows)
+    planted = plant_dependencies(prepared, loaded(heldout.tokenizer, VOCAB), windows)
     controls = Controls(planted, windows, kind)
     for document, block in blocks_of(planted, windows):
         texts = [controls.placebo(document, block)]
@@ -387,11 +377,11 @@ def test_no_foreign_text_holds_what_is_planted(
             assert far.document.group != document.group
 
 
-def test_planting_where_it_cannot_be_is_refused(shards: TokenShards, prepared: Documents) -> None:
-    model = loaded(shards, shards.tokenizer, VOCAB)
+def test_planting_where_it_cannot_be_is_refused(heldout: TokenShards, prepared: Documents) -> None:
+    model = loaded(heldout.tokenizer, VOCAB)
     with pytest.raises(DataError, match="0 documents are longer than long=60"):
         plant_dependencies(prepared, model, Windows(60, 10))
     with pytest.raises(DataError, match="planted tokens are more than the far ones"):
         plant_dependencies(prepared, model, Windows(30, 29))
     with pytest.raises(DataError, match="has no tokenizer beside it"):
-        plant_dependencies(prepared, loaded(shards, None, VOCAB), Windows(30, 10))
+        plant_dependencies(prepared, loaded(None, VOCAB), Windows(30, 10))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -13,13 +12,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks import gpu_check
+
 ROOT = Path(__file__).parents[1]
-spec = importlib.util.spec_from_file_location("gpu_check", ROOT / "benchmarks/gpu_check.py")
-assert spec is not None
-assert spec.loader is not None
-gpu_check: Any = importlib.util.module_from_spec(spec)
-sys.modules["gpu_check"] = gpu_check  # dataclasses look their module up
-spec.loader.exec_module(gpu_check)
 
 
 def machine_at(folder: Path, seconds: float = 60) -> Any:

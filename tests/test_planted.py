@@ -15,24 +15,12 @@ from analysis.sources import open_documents, plant_dependencies
 from analysis.summary import describe
 from analysis.windows import Windows
 from olmo_sparsity.config import PlantedConfig, PositionsConfig, RunConfig
-from olmo_sparsity.config_file import config_from_dict
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.planted import Planting
-from olmo_sparsity.data.shards import TokenShards, open_shards
+from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.load import load_model
 from olmo_sparsity.training.loop import train
-from tests.conftest import data_section
-
-
-@pytest.fixture(scope="module")
-def shards(data_folder: Path) -> TokenShards:
-    return open_shards(config_from_dict({"data": data_section(data_folder)}).data, "train")
-
-
-@pytest.fixture(scope="module")
-def tokenizer(shards: TokenShards) -> Tokenizer:
-    return shards.tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
@@ -11,14 +9,8 @@ from olmo_sparsity.config import IGNORED, PlantedConfig, PositionsConfig, Repeat
 from olmo_sparsity.config_file import config_from_dict
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.repeated import Repeating
-from olmo_sparsity.data.shards import TokenShards, open_shards
+from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.errors import ConfigError
-from tests.conftest import data_section
-
-
-@pytest.fixture(scope="module")
-def shards(data_folder: Path) -> TokenShards:
-    return open_shards(config_from_dict({"data": data_section(data_folder)}).data, "train")
 
 
 def test_every_label_followed_the_same_token_the_last_time(shards: TokenShards) -> None:

@@ -27,12 +27,12 @@ from analysis.windows import Windows
 from olmo_sparsity.config import CorpusConfig, RunConfig
 from olmo_sparsity.config_file import config_from_dict
 from olmo_sparsity.data.corpus import is_heldout, read_documents
-from olmo_sparsity.data.shards import TokenShards, open_shards
+from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.model.load import LoadedModel, load_model
 from olmo_sparsity.training.loop import train
-from tests.conftest import VOCAB, data_section
+from tests.conftest import VOCAB
 
 TEXTS = ["One, two;\n“three”.", "NA", '\tfour\n five, "six" seven\n', "eight\nnine"]
 ROWS = [{"id": number, "text": text} for number, text in enumerate(TEXTS)]
@@ -236,7 +236,10 @@ def test_text_is_tokenized_in_batches_as_it_is_read(
 
 
 def test_more_than_can_be_held_is_refused_before_it_is_read(
-    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, data_folder: Path, shards: TokenShards
+    model: LoadedModel,
+    monkeypatch: pytest.MonkeyPatch,
+    data_folder: Path,
+    heldout: TokenShards,
 ) -> None:
     monkeypatch.setattr(sources, "BATCH_CHARACTERS", 200)
     monkeypatch.setattr(sources, "MOST_TOKENS", 10)
@@ -246,7 +249,7 @@ def test_more_than_can_be_held_is_refused_before_it_is_read(
     assert len(taken) == 6  # the batch that is too much, and none after it
     assert len(open_documents(["abc"] * 1000, model, limit=3)) == 3
     with pytest.raises(DataError, match="more than 10 tokens"):
-        open_documents(str(data_folder), named("x", shards.tokenizer))
+        open_documents(str(data_folder), named("x", heldout.tokenizer))
 
 
 def test_a_tokenizer_that_truncates_or_pads_does_not(model: LoadedModel) -> None:
@@ -450,11 +453,6 @@ def test_the_hub_offline_is_one_line(tmp_path: Path) -> None:
 # --- what a run has, and what it was trained on ---------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def shards(data_folder: Path) -> TokenShards:
-    return open_shards(config_from_dict({"data": data_section(data_folder)}).data, "heldout")
-
-
 @pytest.fixture
 def run(make_config: Callable[..., RunConfig]) -> LoadedModel:
     config = make_config(training__num_steps=2)
@@ -462,15 +460,15 @@ def run(make_config: Callable[..., RunConfig]) -> LoadedModel:
     return load_model(config.run_folder, device="cpu")
 
 
-def test_a_run_is_measured_on_its_own_held_out_text(run: LoadedModel, shards: TokenShards) -> None:
+def test_a_run_is_measured_on_its_own_held_out_text(run: LoadedModel, heldout: TokenShards) -> None:
     own = open_documents(None, run)
     assert [d.tokens.tolist() for d in own] == [
-        shards.document(number).tolist() for number in range(len(shards))
+        heldout.document(number).tolist() for number in range(len(heldout))
     ]
-    assert [d.number for d in own] == list(range(len(shards)))
+    assert [d.number for d in own] == list(range(len(heldout)))
     assert len(set(names(own))) == len(own)
     assert (own.num_training, own.num_too_short, own.are_planted) == (0, 0, False)
-    assert "".join(own[0].texts) == shards.tokenizer.decode(own[0].tokens.tolist())
+    assert "".join(own[0].texts) == heldout.tokenizer.decode(own[0].tokens.tolist())
     assert len(open_documents(None, run, limit=3)) == 3
     with pytest.raises(ConfigError, match="field=body means nothing to held-out documents"):
         open_documents(None, run, field="body")
@@ -516,18 +514,18 @@ def test_a_file_that_was_trained_on_is_known_in_every_form(
         open_documents("a.jsonl", run)
 
 
-def test_a_model_of_others_is_measured_on_any_text(shards: TokenShards, data_folder: Path) -> None:
-    model = named("somebody/elses", shards.tokenizer)
+def test_a_model_of_others_is_measured_on_any_text(heldout: TokenShards, data_folder: Path) -> None:
+    model = named("somebody/elses", heldout.tokenizer)
     with pytest.raises(ConfigError, match="is not a run of ours: say which text"):
         open_documents(None, model)
     some = open_documents("embedded", model, limit=10)
     assert (len(some), some.num_training) == (10, 0)
     prepared = open_documents(str(data_folder), model, limit=10)
-    assert prepared[9].tokens.tolist() == shards.document(9).tolist()
+    assert prepared[9].tokens.tolist() == heldout.document(9).tolist()
     with pytest.raises(DataError, match="has no tokenizer beside it"):
         open_documents("embedded", named("x", None))
     with pytest.raises(DataError, match="the model's vocabulary has 9"):
-        open_documents("embedded", named("x", shards.tokenizer, 9), limit=2)
+        open_documents("embedded", named("x", heldout.tokenizer, 9), limit=2)
 
 
 def test_folders_prepared_before_fields_had_names_are_still_the_same(tmp_path: Path) -> None:

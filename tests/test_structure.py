@@ -11,20 +11,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 # What each part may import of this project, besides itself and the ground they all stand on.
-GROUND = {
-    f"olmo_sparsity.{name}"
-    for name in (
-        "drawing",
-        "ending",
-        "errors",
-        "files",
-        "launch",
-        "lock",
-        "progress",
-        "rows",
-        "versions",
-    )
-}
+_GROUND = "drawing ending errors files launch lock nested progress rows versions"
+GROUND = {f"olmo_sparsity.{name}" for name in _GROUND.split()}
 CONFIG = {f"olmo_sparsity.config{part}" for part in ("", "_check", "_file", "_olmo")}
 TRAINING = {*CONFIG, "olmo_sparsity.data", "olmo_sparsity.model"}
 ALLOWED = {

@@ -165,7 +165,6 @@ def _measure(
         probs_BY = torch.cat(parts).double().softmax(dim=-1)
         wrong[length] = 1 - probs_BY.gather(1, labels_B[:, None])[:, 0].numpy()
     deltas = [float(wrong[length].mean()) for length in lengths]
-    nan = float("nan")
     rows = []
     for length in tested:
         risk = float(wrong[length].mean())
@@ -187,11 +186,6 @@ def _measure(
                 method="sampled",
                 delta_mean=float(np.mean(deltas)),
                 delta_worst=max(deltas),
-                local_span=0,
-                eta_train=nan,
-                eta_test=nan,
-                bound_stated=nan,
-                bound_improved=nan,
                 refusal="a transformer is not in the class of Definition 3.3",
             )
         )

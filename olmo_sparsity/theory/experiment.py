@@ -182,12 +182,9 @@ def _bounds(
     config: TheoryConfig, plan: _Plan, length: int, delta_mean: float, delta_worst: float
 ) -> dict[str, Any]:
     """Both bounds where they apply; where they refuse, the reason."""
-    nan = float("nan")
-    values: dict[str, Any] = {
-        "eta_train": nan, "eta_test": nan, "bound_stated": nan, "bound_improved": nan, "refusal": ""
-    }  # fmt: skip
     if length < plan.train_length:
-        return {**values, "refusal": "a training length"}
+        return {"refusal": "a training length"}
+    values: dict[str, Any] = {}
     lengths = bounds.Lengths(plan.train_length, length, plan.local_span)
     constant = config.bound_constant
     try:

@@ -62,16 +62,16 @@ class Row(Case):
     delta_worst: float
     """and the largest of them."""
 
-    local_span: int
-    """L_local of data and class together, in tokens."""
+    local_span: int = 0
+    """L_local of data and class together, in tokens. 0: there is none."""
 
-    eta_train: float
-    eta_test: float
-    bound_stated: float
+    eta_train: float = math.nan
+    eta_test: float = math.nan
+    bound_stated: float = math.nan
     """NaN where the bound does not apply; why is in `refusal`."""
 
-    bound_improved: float
-    refusal: str
+    bound_improved: float = math.nan
+    refusal: str = ""
 
 
 def write_results(folder: str | Path, rows: list[Row], meta: dict[str, Any]) -> None:

@@ -79,7 +79,6 @@ def search_worst_cases(
                         eta_test=etas[1],
                         bound_stated=stated.value,
                         bound_improved=improved.value,
-                        refusal="",
                     )
                 )
     return rows
