@@ -387,12 +387,12 @@ def test_a_finished_folder_is_left_alone(
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda d: setattr(d, "heldout_share", 0.2), "heldout_share was 0.3, now 0.2"),
-        (lambda d: setattr(d.tokenizer, "train_vocab", 301), "train_vocab was 300, now 301"),
-        (lambda d: setattr(d.corpus, "max_documents", 80), "corpus.max_documents was None, now 80"),
+        (lambda d: setattr(d, "heldout_share", 0.2), "heldout_share=0.3 (now 0.2)"),
+        (lambda d: setattr(d.tokenizer, "train_vocab", 301), "train_vocab=300 (now 301)"),
+        (lambda d: setattr(d.corpus, "max_documents", 80), "corpus.max_documents=None (now 80)"),
         (
             lambda d: setattr(d, "corpus", CorpusConfig()),
-            "corpus.source was c4_files, now embedded",
+            "corpus.source=c4_files (now embedded)",
         ),
     ],
 )
