@@ -27,6 +27,9 @@ def keep(found: Path, kept: Path, rows: bool) -> None:
     losses.agg(["mean", "count"]).round(4).to_csv(kept / "losses.csv")
     for name in ("losses", "targets", "recovery", "influence") if rows else ():
         table = pd.read_parquet(found / f"{name}.parquet")
+        if name == "losses":
+            targets = pd.read_parquet(found / "targets.parquet")[["document", "target"]]
+            table = table.merge(targets.drop_duplicates())
         if "selector" in table:
             table = table[table.selector == "add_one"]
         if name == "influence":

@@ -142,21 +142,8 @@ class PositionsConfig:
     """Position IDs are drawn below this: the length the model is prepared for."""
 
     num_chunks: int = only_if("scheme", "pose", default=2, least=1)
-    """Into how many runs of consecutive IDs a sequence is cut."""
-
-    chunk_lengths: Literal["published", "uniform"] = only_if("scheme", "pose", default="published")
-    """published: every chunk but the last is U{1 ... (length + 1) // num_chunks} long; uniform: the
-    cuts are a uniform sample of the places between tokens."""
-
-    skips: Literal["published", "sorted"] = only_if("scheme", "pose", default="published")
-    """How far each chunk after the first jumps. published: chunk by chunk, each total skip uniform
-    between the one before and target - length; sorted: all total skips uniform, then sorted."""
-
-    first_offset: Literal["zero", "uniform"] = only_if("scheme", "pose", default="zero")
-    """Where the first chunk starts: always at 0 (published), or skipped ahead like the others."""
-
-    skip_text: bool = only_if("scheme", "pose", default=False)
-    """Whether a skip in position IDs also skips that much of the text."""
+    """Into how many runs of consecutive IDs a sequence is cut. Each but the last is
+    U{1 ... (length + 1) // num_chunks} long, the first begins at 0."""
 
 
 @dataclass

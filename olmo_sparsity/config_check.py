@@ -84,21 +84,10 @@ def check(config: RunConfig, origin: str) -> None:
         "knows its own",
     )
     require(
-        not (data.mask_documents and positions.skip_text),
-        "data.mask_documents=true needs every end of a document, and positions.skip_text=true "
-        "leaves some out; set one of them to false",
-    )
-    require(
         not data.mask_documents or model.query_scale_length is None,
         f"model.query_scale_length={model.query_scale_length} counts the keys of a whole sequence, "
         "which data.mask_documents=true hides; set one of them back",
     )
-    for name, share in (("planted", data.planted.share), ("repeated", data.repeated.share)):
-        require(
-            share == 0 or not positions.skip_text,
-            f"data.{name}.share={share} is set, but positions.skip_text=true would skip what is "
-            f"{name}",
-        )
     require(
         data.planted.share == 0 or training.length >= data.planted.num_tokens + 2,
         f"data.planted.num_tokens={data.planted.num_tokens} does not fit into "

@@ -118,21 +118,6 @@ def test_a_global_batch_does_not_depend_on_the_world_size(
             assert torch.equal(part.positions_BL, batch.positions_BL[rank::world_size])
 
 
-def test_skip_text_takes_the_text_at_its_positions(shards: TokenShards) -> None:
-    positions = PositionsConfig(scheme="pose", target_length=40, skip_text=True)
-    source = batches(shards, positions)
-    order = epoch_order(len(source.sequences), 5, 0)[:8]
-    batch = next(source.from_step(0))
-    for row, index in enumerate(order.tolist()):
-        text = source.sequences[index]
-        ids = batch.positions_BL[row].numpy()
-        assert len(text) == 40
-        assert (batch.tokens_BL[row].numpy() == text[ids]).all()
-        for place, position in enumerate(ids):
-            expected = text[position + 1] if position + 1 < 40 else IGNORED
-            assert batch.labels_BL[row, place] == expected
-
-
 def test_documents_are_numbered_where_they_are_to_be_masked(shards: TokenShards) -> None:
     batch = next(batches(shards, length=200, mask_documents=True).from_step(0))
     ends = batch.tokens_BL == shards.eos_id

@@ -83,12 +83,5 @@ def test_what_cannot_be_drawn_is_refused(shards: TokenShards) -> None:
             config_from_dict({"data": {"repeated": section}})
     with pytest.raises(ConfigError, match="repeats nothing"):
         config_from_dict({"data": {"repeated": {"of": "text"}}})
-    with pytest.raises(ConfigError, match="would skip what is repeated"):
-        config_from_dict(
-            {
-                "data": {"repeated": {"share": 0.5}},
-                "positions": {"scheme": "pose", "target_length": 1024, "skip_text": True},
-            }
-        )
     with pytest.raises(ConfigError, match="more than 1"):
         config_from_dict({"data": {"repeated": {"share": 0.6}, "planted": {"share": 0.6}}})

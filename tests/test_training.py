@@ -109,7 +109,6 @@ def test_runs_repeat_and_seeds_differ(make_config: MakeConfig, tmp_path: Path) -
         {"model__rope": False},
         {"model__rotary_fraction": 0.5},
         {"model__n_kv_heads": 1},
-        {"positions__skip_text": True},
         {"training__activation_checkpointing": True},
         {"training__precision": "bf16"},
         {"optimizer__schedule": "cosine"},
@@ -303,18 +302,9 @@ def test_a_run_within_documents_trains_and_resumes(make_config: MakeConfig, tmp_
     assert losses(plain) != curves[0]
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"positions__skip_text": True}, r"positions\.skip_text=true leaves some out"),
-        ({"model__query_scale_length": 16}, r"query_scale_length=16\.0 counts the keys"),
-    ],
-)
-def test_what_masked_documents_do_not_go_with(
-    make_config: MakeConfig, settings: dict, message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make_config(data__mask_documents=True, **settings)
+def test_masked_documents_do_not_go_with_scaled_queries(make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match=r"query_scale_length=16\.0 counts the keys"):
+        make_config(data__mask_documents=True, model__query_scale_length=16)
 
 
 # --- schedule -------------------------------------------------------------------------------------

@@ -116,16 +116,12 @@ class TrainingBatches:
         self.repeated_share = 0.0 if repeated is None else repeated.share
         if repeated is not None and repeated.share > 0:
             self.repeating = Repeating.of(repeated, shards.tokenizer)
-        self.skips_text = positions.scheme == "pose" and positions.skip_text
-        # With skip_text a sequence is picked out of a stretch of text as long as its largest ID.
-        text_length = positions.target_length if self.skips_text else length
-        assert text_length is not None
-        self.sequences = Sequences(shards, text_length)
+        self.sequences = Sequences(shards, length)
         self.steps_per_epoch = len(self.sequences) // batch_size
         if self.steps_per_epoch == 0:
             raise DataError(
                 f"{shards.paths[0].parent}: the training text has {len(self.sequences)} sequences "
-                f"of {text_length} tokens, fewer than one batch of {batch_size}; prepare more text "
+                f"of {length} tokens, fewer than one batch of {batch_size}; prepare more text "
                 "or lower training.batch_size or training.length"
             )
 
@@ -148,10 +144,7 @@ class TrainingBatches:
             positions_BL[row] = draw_positions(
                 self.positions, self.length, seed=self.seed, epoch=epoch, index=index
             )
-            text, labels, is_one = self._text(epoch, index)
-            # A label is the next token of the text, also where skip_text leaves that token out.
-            places = positions_BL[row] if self.skips_text else np.arange(self.length)
-            tokens_BL[row], labels_BL[row] = text[places], labels[places]
+            tokens_BL[row], labels_BL[row], is_one = self._text(epoch, index)
             if not is_one:
                 documents_BL[row] = number_documents(tokens_BL[row], self.eos_id)
         batch = Batch(*map(torch.from_numpy, (tokens_BL, positions_BL, labels_BL)))

@@ -27,15 +27,7 @@ def draw_positions(
     generator = np.random.default_rng([seed, epoch, index])
     if config.scheme == "randomized":
         return randomized(generator, length, target)
-    return pose(
-        generator,
-        length,
-        target,
-        num_chunks=config.num_chunks,
-        chunk_lengths=config.chunk_lengths,
-        skips=config.skips,
-        first_offset=config.first_offset,
-    )
+    return pose(generator, length, target, num_chunks=config.num_chunks)
 
 
 def contiguous(length: int, start: int = 0) -> np.ndarray:
@@ -48,48 +40,19 @@ def randomized(generator: np.random.Generator, length: int, target: int) -> np.n
 
 
 def pose(
-    generator: np.random.Generator,
-    length: int,
-    target: int,
-    *,
-    num_chunks: int = 2,
-    chunk_lengths: str = "published",
-    skips: str = "published",
-    first_offset: str = "zero",
+    generator: np.random.Generator, length: int, target: int, *, num_chunks: int = 2
 ) -> np.ndarray:
     """Positional skip-wise training (PoSE, Zhu et al. 2023): C runs of consecutive IDs below T.
 
-    The defaults are the published two-chunk sampler: a first chunk U{1 ... (L+1)//2} long that
-    starts at 0, a second one shifted by U{0 ... T-L}.
+    The published sampler: the first chunk starts at 0. Each but the last is U{1 ... (L+1)//C} long,
+    and each total skip is uniform between that of the chunk before and T-L.
     """
-    cuts = _draw_cuts(generator, length, num_chunks, chunk_lengths)
-    total_skips = _draw_skips(generator, target - length, num_chunks, skips, first_offset)
-    chunk_of_place = np.searchsorted(cuts, np.arange(length), side="right")
-    return np.arange(length) + total_skips[chunk_of_place]
-
-
-def _draw_cuts(
-    generator: np.random.Generator, length: int, num_chunks: int, how: str
-) -> np.ndarray:
-    """Where chunks 2 ... C begin: C-1 increasing places in 1 ... L-1."""
-    if how == "uniform":
-        return np.sort(generator.choice(length - 1, size=num_chunks - 1, replace=False)) + 1
     longest = max(1, (length + 1) // num_chunks)
-    return np.cumsum(generator.integers(1, longest + 1, size=num_chunks - 1))
-
-
-def _draw_skips(
-    generator: np.random.Generator, room: int, num_chunks: int, how: str, first_offset: str
-) -> np.ndarray:
-    """How far each chunk is shifted from contiguous IDs: C non-decreasing numbers in 0 ... room."""
-    first_is_zero = first_offset == "zero"
-    if how == "sorted":
-        total_skips = np.sort(generator.integers(0, room + 1, size=num_chunks - first_is_zero))
-        return np.concatenate([[0], total_skips]) if first_is_zero else total_skips
+    cuts = np.cumsum(generator.integers(1, longest + 1, size=num_chunks - 1))
     total_skips = np.zeros(num_chunks, dtype=np.int64)
-    for chunk in range(1 if first_is_zero else 0, num_chunks):
-        total_skips[chunk] = generator.integers(total_skips[chunk - 1] if chunk else 0, room + 1)
-    return total_skips
+    for chunk in range(1, num_chunks):
+        total_skips[chunk] = generator.integers(total_skips[chunk - 1], target - length + 1)
+    return np.arange(length) + total_skips[np.searchsorted(cuts, np.arange(length), side="right")]
 
 
 # --- whole batches at once, for tasks that draw millions of short sequences ----------------------
@@ -107,7 +70,7 @@ def randomized_batch(
     return np.sort(keys_BT.argsort(1)[:, :length], axis=1)
 
 
-def pose_batch(
+def uniform_pose_batch(
     generator: np.random.Generator,
     num_sequences: int,
     length: int,
@@ -116,9 +79,9 @@ def pose_batch(
     num_chunks: int,
     unit: int = 1,
 ) -> np.ndarray:
-    """PoSE for B sequences: positions_BL. Cuts uniform, total skips uniform and sorted, the first
-    chunk skipped ahead like the others. Cuts fall only between units of `unit` tokens; where there
-    are fewer such places than cuts, every one of them is cut."""
+    """Another PoSE than that of text, for B sequences: positions_BL. Cuts uniform, total skips
+    uniform and sorted, the first chunk skipped ahead like the others. Cuts fall only between units
+    of `unit` tokens; where there are fewer such places than cuts, every one of them is cut."""
     places = np.arange(unit, length, unit)
     num_cuts = min(num_chunks - 1, len(places))
     keys_BP = generator.random((num_sequences, len(places)), dtype=np.float32)

@@ -22,9 +22,9 @@ import numpy as np
 from olmo_sparsity.config import number
 from olmo_sparsity.data.positions import (
     contiguous_batch,
-    pose_batch,
     randomized_batch,
     spread_ids,
+    uniform_pose_batch,
 )
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.tasks.samples import Samples, Task
@@ -83,12 +83,12 @@ def place(
         if not training:
             return ids_BL
         largest = int(ids_BL.max())
-        spread_BM = pose_batch(
+        spread_BM = uniform_pose_batch(
             generator, num_samples, largest, num_ids, num_chunks=settings.num_chunks, unit=unit
         )
         return spread_ids(ids_BL, spread_BM)
     if scheme == "pose" and training:
-        return pose_batch(
+        return uniform_pose_batch(
             generator, num_samples, length, num_ids, num_chunks=settings.num_chunks, unit=unit
         )
     return contiguous_batch(num_samples, length)

@@ -84,9 +84,7 @@ def refuse_other_config(path: Path, config: RunConfig) -> None:
 
 def refuse_other_branch(path: Path, config: RunConfig) -> None:
     """A branch may change everything but the model, and which text comes next."""
-    fixed = {"seed", "training.length", "training.batch_size", "positions.skip_text"}
-    if config.positions.skip_text:
-        fixed.add("positions.target_length")
+    fixed = {"seed", "training.length", "training.batch_size"}
     free = "model.max_sequence_length"
     changed = _changed(
         path, config, lambda key: key in fixed or (key.startswith("model.") and key != free)
