@@ -104,13 +104,17 @@ def recovery(name: str, units: str = "tokens") -> str:
     return table(" | ".join(["selector", "", *(f"k = {k}" for k in ks)]), lines, left=2)
 
 
-NULLS = ("net_induction_contextual", "net_figure2_isolated", "net_no_induction_contextual")
+NULLS = {
+    "taught": ("net_induction_contextual", "net_figure2_isolated", "net_no_induction_contextual"),
+    "untaught": ("net_python_contextual", "net_python_isolated"),
+}
 
 
-def nulls(target_set: str = "gap") -> str:
+def nulls(target_set: str = "gap", of: str = "taught") -> str:
     """Beyond the foreign control, and beyond the placebo: add_one over tokens and over spans."""
-    lines, models = [], COPIES | {"figure2": "copies (`make figure2`)"}
-    for name in NULLS:
+    models = COPIES | {"figure2": "copies (`make figure2`)", "python": "untaught"}
+    lines = []
+    for name in NULLS[of]:
         model, _, far = name.removeprefix("net_").rpartition("_")
         for units in read_meta(name)["units"]:
             rows = read_summary(name, target_set, units).loc["add_one"]

@@ -87,7 +87,7 @@ def check_command(words: list[str]) -> None:
 # --- the report -----------------------------------------------------------------------------------
 
 
-PARTS = ["text", "tasks", "long", "reviews", "gpu"]
+PARTS = ["text", "tasks", "long", "reviews", "untaught", "gpu"]
 
 
 @pytest.fixture(scope="module")
