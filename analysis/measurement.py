@@ -26,9 +26,9 @@ import pandas as pd
 
 from analysis.dependencies import measure_dependencies
 from analysis.documents import Controls, Documents, ForeignText
-from analysis.parts import Parts, finish
+from analysis.parts import Parts
 from analysis.recovery import recover
-from analysis.results import Meta, Results, main_set, read_results
+from analysis.results import FILES, Meta, Results, main_set, read_results
 from analysis.scoring import Reading, Scorer, context_losses, repetition_drop
 from analysis.settings import Settings
 from analysis.statistics import GROUPS, half_of, hit_rates, longppl, summarize
@@ -43,13 +43,16 @@ from analysis.targets import (
     named_targets,
     of_document,
     planted_targets,
+    refuse_unanswered,
     targets_fingerprint,
 )
 from analysis.windows import Windows
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.launch import read_launch
+from olmo_sparsity.lock import locked
+from olmo_sparsity.manifest import MANIFEST, verify_manifest
 from olmo_sparsity.model.load import LoadedModel, device_name
-from olmo_sparsity.progress import Progress
+from olmo_sparsity.progress import Progress, say
 from olmo_sparsity.versions import provenance
 
 TITLES = {"losses": "losses", "recovery": "asking"}
@@ -270,11 +273,11 @@ def run(
     made_by = provenance(device_name(plan.scorer.device))
     measured = plan.measured
     parts = Parts(out, plan.identity())
-    if (out / "meta.json").exists():
+    if (out / MANIFEST).exists():
         try:
             return read_results(out) if launch.rank == 0 else None
         except DataError as error:  # made again from the parts
-            print(error, file=sys.stderr)
+            say(str(error))
     gate = plan.induction() if launch.rank == 0 else {}
     if gate:
         print(describe_gate(gate, plan.settings.far_states, plan.documents.are_planted),
@@ -322,8 +325,10 @@ def run(
         "gate": gate,
         "seconds_of_last_start": time.perf_counter() - started,
     }
-    _sum_up(plan, parts, chosen, about, out)
-    return read_results(out)
+    with locked(out, waits=True):  # another launch may have found every document too
+        if verify_manifest(out, FILES) is not None:
+            _sum_up(plan, parts, chosen, about, out)
+        return read_results(out)
 
 
 def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Results:
@@ -341,8 +346,10 @@ def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Result
     left = set(targets.document) - finished | set(plan.measured) - parts.finished("losses")
     about = provenance(device_name(plan.scorer.device)) | {"command": list(command)}
     targets = targets[targets.document.isin(finished)]
-    _sum_up(plan, parts, targets, about, out / "partial", len(left))
-    return read_results(out / "partial")
+    (out / "partial").mkdir(exist_ok=True)
+    with locked(out / "partial", waits=True):
+        _sum_up(plan, parts, targets, about, out / "partial", len(left))
+        return read_results(out / "partial")
 
 
 def share_of(numbers: list[int], index: int, of: int) -> list[int]:
@@ -393,6 +400,7 @@ def _sum_up(
     settings, model, documents = plan.settings, plan.model, plan.documents
     losses, recovery = parts.read("losses"), parts.read("recovery")
     influence, planted = parts.read("influence"), parts.read("planted")
+    refuse_unanswered(parts.folder, targets, recovery)
     thresholds = plan.thresholds(losses)
     if main_set(targets.target_set[targets.far_part == "document"]) is None:
         if plan.given is not None:
@@ -418,7 +426,7 @@ def _sum_up(
         made["dependencies"] = measure_dependencies(
             parts.read("tokens"), losses, targets, influence, recovery, settings.windows
         )
-    finish(parts.folder, made, out=out, meta=Meta(
+    parts.finish(made, out=out, meta=Meta(
         model={"name": model.name, "fingerprint": model.fingerprint,
                "num_parameters": model.num_parameters, "trained": model.trained},
         data={"source": documents.name, "fingerprint": documents.fingerprint},
