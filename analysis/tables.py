@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.files import write_atomically
+from olmo_sparsity.manifest import read_parquet
 
 Columns = Mapping[str, np.ndarray | list | pd.Series]
 
@@ -115,11 +116,7 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 def read_table(path: Path, name: str) -> pa.Table:
     """Of a folder whose manifest has vouched for it."""
-    try:
-        table = pq.ParquetFile(path).read()
-    except (pa.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{path} cannot be read ({reason}); measure again") from None
+    table = read_parquet(path, "measure again")
     found = {field.name: field.type for field in table.schema}
     for field in SCHEMAS[name]:
         if found.get(field.name) != field.type:

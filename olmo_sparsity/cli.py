@@ -286,12 +286,13 @@ def ladder(options: argparse.Namespace) -> int:
 
     from analysis.ladder import describe_ladder, draw_ladder, ladder_table, made_by
     from analysis.results import read_results
+    from olmo_sparsity.files import write_atomically
 
     results = [read_results(folder) for folder in options.results]
     table, out = ladder_table(results), Path(options.out)
     draw_ladder(table, out, options.selector, options.k, options.units)
-    table.round(4).to_csv(out.with_suffix(".csv"), index=False)
-    out.with_suffix(".meta.json").write_text(json.dumps(made_by(results), indent=1))
+    write_atomically(out.with_suffix(".csv"), table.round(4).to_csv(index=False))
+    write_atomically(out.with_suffix(".meta.json"), json.dumps(made_by(results), indent=1))
     print(describe_ladder(table, options.selector, options.k, options.units))
     return 0
 

@@ -19,14 +19,15 @@ STALE_S = 180.0
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """A name to write to, beside `path`; what stands there at the end becomes `path`. Nobody else
-    has that name, so of several processes that write the same file at once, the last one wins."""
+    """A name to write a file or folder to, beside `path`; what stands there at the end becomes
+    `path`. Nobody else has that name, so of several processes that write the same file at once, the
+    last one wins."""
     partial = partial_name(path)
     try:
         yield partial
         publish(partial, path)
     finally:
-        partial.unlink(missing_ok=True)
+        _remove(partial)
 
 
 def partial_name(path: Path) -> Path:
@@ -55,10 +56,15 @@ def remove_partial(folder: Path) -> None:
             gone = process_start(int(pid)) != started
         else:
             gone = age_s(path) > STALE_S
-        if gone and path.is_dir() and not path.is_symlink():
-            shutil.rmtree(path, ignore_errors=True)
-        elif gone:
-            path.unlink(missing_ok=True)
+        if gone:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def age_s(path: Path) -> float:
@@ -84,7 +90,8 @@ def write_atomically(path: Path, text: str) -> None:
 
 def publish(partial: Path, final: Path) -> None:
     """A finished file or folder takes its real name."""
-    sync(partial)
+    for path in [*partial.rglob("*"), partial]:
+        sync(path)
     partial.replace(final)
     sync(final.parent)
 

@@ -6,6 +6,7 @@ Place in the flow: the ground under every reader of a file that may be damaged, 
 from __future__ import annotations
 
 import json
+import zlib
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -40,7 +41,24 @@ def parse_json(content: bytes, kind: type[T]) -> T:
     except ValueError as error:
         raise ValueError(f"not readable JSON ({error})") from None
     _refuse_depth(value)
-    return conform(value, kind)
+    return conform(check_crc(value) if isinstance(value, dict) else value, kind)
+
+
+def with_crc(value: dict[str, Any]) -> dict[str, Any]:
+    """With a CRC-32 of the rest as its last key, for a file or line without a manifest."""
+    return {**value, "crc32": _crc(value)}
+
+
+def check_crc(value: dict[str, Any]) -> dict[str, Any]:
+    """Without it. ValueError where it is not of the rest; what has none is of an older version."""
+    rest = {key: item for key, item in value.items() if key != "crc32"}
+    if len(rest) < len(value) and value["crc32"] != _crc(rest):
+        raise ValueError("it is not what was written (its crc32 differs)")
+    return rest
+
+
+def _crc(value: dict[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(value).encode()):08x}"
 
 
 def conform(value: Any, kind: Any, where: str = "") -> Any:

@@ -36,8 +36,9 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.config_file import fill_in, load_config, read_given
-from olmo_sparsity.errors import ConfigError, SaidElsewhere, UserError
+from olmo_sparsity.errors import ConfigError, DataError, SaidElsewhere, UserError
 from olmo_sparsity.files import write_atomically
+from olmo_sparsity.json_files import read_json
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.progress import say
 from olmo_sparsity.training.run_folder import read_metrics
@@ -161,8 +162,8 @@ def state_of(run: Run) -> State:
 
 def _heartbeat(folder: Path) -> tuple[bool, str]:
     start: dict = {}
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        start = json.loads((folder / "environment.json").read_text())[-1]
+    with contextlib.suppress(DataError, IndexError):
+        start = read_json(folder / "environment.json", list[dict], "")[-1]
     host, pid, job = start.get("host"), start.get("pid"), start.get("slurm_job")
     where = f"on {host}" + (f", job {job}" if job else "")
     if host == socket.gethostname() and pid is not None:

@@ -17,7 +17,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from olmo_sparsity import manifest
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import config_from_dict
 from olmo_sparsity.errors import ConfigError, UserError
@@ -25,6 +24,7 @@ from olmo_sparsity.lock import LOCK
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.model.exchange import export
 from olmo_sparsity.model.load import load_model
+from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.loop import Outcome, train
 from olmo_sparsity.training.run_folder import read_metrics
 from tests.children import forkserver
@@ -193,7 +193,7 @@ def test_a_full_disk_is_said_and_the_last_good_checkpoint_is_kept(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = make_config()
-    really, calls = manifest.write_manifest, []
+    really, calls = checkpoint.write_manifest, []
 
     def full_at_the_second(folder: Path) -> None:
         calls.append(folder)
@@ -201,7 +201,7 @@ def test_a_full_disk_is_said_and_the_last_good_checkpoint_is_kept(
             raise OSError(errno.ENOSPC, "No space left on device")
         really(folder)
 
-    monkeypatch.setattr(manifest, "write_manifest", full_at_the_second)
+    monkeypatch.setattr(checkpoint, "write_manifest", full_at_the_second)
     with pytest.raises(UserError, match=r"no space left on the disk; .*step000002 is intact"):
         train(config)
     assert [path.name for path in (Path(config.run_folder) / "checkpoints").iterdir()] == [

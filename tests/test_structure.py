@@ -21,6 +21,7 @@ TRAINING = {*CONFIG, "olmo_sparsity.data", "olmo_sparsity.model"}
 ALLOWED = {
     **{name: {"olmo_sparsity.errors"} - {name} for name in GROUND},
     "olmo_sparsity.arguments": {"olmo_sparsity.errors"},
+    "olmo_sparsity.drawing": {"olmo_sparsity.errors", "olmo_sparsity.files"},
     "olmo_sparsity.files": {"olmo_sparsity.launch"},
     "olmo_sparsity.lock": {f"olmo_sparsity.{name}" for name in ("errors", "files", "launch")},
     "olmo_sparsity.manifest": {

@@ -16,6 +16,8 @@ import pyarrow.parquet as pq
 
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.files import write_atomically, writing
+from olmo_sparsity.json_files import read_json
+from olmo_sparsity.manifest import read_vouched, write_manifest
 
 TABLE = "accuracy.parquet"
 
@@ -52,6 +54,7 @@ class Row:
 
 
 _TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
+_REMEDY = "run the task again"
 SCHEMA = pa.schema(
     (name, _TYPES[kind.removesuffix(" | None")], kind.endswith("None"))
     for name, kind in Row.__annotations__.items()
@@ -63,18 +66,15 @@ def write_results(folder: Path, rows: list[Row], meta: dict[str, Any]) -> None:
     with writing(folder / TABLE) as partial:
         pq.write_table(table, partial)
     write_atomically(folder / "meta.json", json.dumps(meta, indent=2, ensure_ascii=False) + "\n")
+    write_manifest(folder, (TABLE, "meta.json"))
 
 
 def read_results(folder: Path) -> tuple[list[Row], dict[str, Any]]:
     for name in (TABLE, "meta.json"):
         if not (folder / name).is_file():
             raise DataError(f"'{folder}' has no {name}; make it with `olmo-sparsity task CONFIG`")
-    try:
-        table = pq.read_table(folder / TABLE)
-        meta = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
-    except (pa.ArrowInvalid, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(f"'{folder}' cannot be read ({reason}); run the task again") from None
+    table = read_vouched(folder, TABLE, _REMEDY)
+    meta = read_json(folder / "meta.json", dict, _REMEDY)
     if table.schema.names != SCHEMA.names:
         strange = sorted(set(table.schema.names) ^ set(SCHEMA.names))
         raise DataError(

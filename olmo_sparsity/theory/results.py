@@ -17,7 +17,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.files import write_atomically, writing
+from olmo_sparsity.files import remove_partial, write_atomically, writing
+from olmo_sparsity.json_files import read_json
+from olmo_sparsity.manifest import read_vouched, write_manifest
 from olmo_sparsity.theory import bounds
 
 
@@ -84,10 +86,12 @@ CASE = (
 def write_results(folder: str | Path, rows: list[Row], meta: dict[str, Any]) -> None:
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    remove_partial(folder)
     table = pa.Table.from_pylist([asdict(row) for row in rows], schema=SCHEMA)
     with writing(folder / "table.parquet") as partial:
         pq.write_table(table, partial)
     write_atomically(folder / "meta.json", json.dumps(meta, indent=2, ensure_ascii=False) + "\n")
+    write_manifest(folder, ("table.parquet", "meta.json"))
 
 
 def read_results(folder: str | Path) -> tuple[list[Row], dict[str, Any]]:
@@ -98,14 +102,16 @@ def read_results(folder: str | Path) -> tuple[list[Row], dict[str, Any]]:
                 f"'{folder}' has no {name}; make it with `olmo-sparsity theory CONFIG "
                 f"--output={folder}`"
             )
-    table = pq.read_table(folder / "table.parquet")
+    table = read_vouched(folder, "table.parquet", "make it again")
     if table.schema.names != SCHEMA.names:
         strange = sorted(set(table.schema.names) ^ set(SCHEMA.names))
         raise DataError(
             f"{folder / 'table.parquet'}: columns {strange} are missing or unknown; it was written "
             "by another version, make it again"
         )
-    return [Row(**row) for row in table.to_pylist()], json.loads((folder / "meta.json").read_text())
+    return [Row(**row) for row in table.to_pylist()], read_json(
+        folder / "meta.json", dict, "make it again"
+    )
 
 
 # --- over seeds -----------------------------------------------------------------------------------

@@ -21,8 +21,9 @@ from safetensors import SafetensorError
 
 from olmo_sparsity.config import CheckpointConfig
 from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.files import publish
 from olmo_sparsity.json_files import read_json
-from olmo_sparsity.manifest import publish_folder, verify_manifest
+from olmo_sparsity.manifest import verify_manifest, write_manifest
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.distributed import Processes
 
@@ -67,7 +68,8 @@ def save(
             if processes.is_first:
                 (partial / "trainer.json").write_text(json.dumps(asdict(state), indent=1))
                 shutil.rmtree(final, ignore_errors=True)  # a corrupted one of the same step
-                publish_folder(partial, final)
+                write_manifest(partial)
+                publish(partial, final)
                 old = list_checkpoints(run_folder)[kept.keep :]
                 _delete([path for path in old if not kept.stays(step_of(path))])
     except UserError:
