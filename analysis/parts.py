@@ -173,9 +173,7 @@ class Parts:
         order = np.argsort(table["document"].to_numpy(), kind="stable")
         return table.take(order).combine_chunks()
 
-    def finish(
-        self, made: Mapping[str, pd.DataFrame], meta: Meta, out: Path | None = None
-    ) -> None:
+    def finish(self, made: Mapping[str, pd.DataFrame], meta: Meta, out: Path | None = None) -> None:
         """The final tables in `out` (None: in the folder itself): those that parts hold, and those
         `made` from them. By one process at a time; the manifest comes last, and until then nothing
         reads them."""

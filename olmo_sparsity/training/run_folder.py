@@ -243,6 +243,7 @@ class _Row:
     mfu: float = 0.0
     heldout: list[dict[str, float]] = field(default_factory=list)
     induction_drop: float = 0.0
+    sparsity: dict = field(default_factory=dict)
     line: int = 0
 
 
