@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install fmt check test fuzz bench figure2 evidence
+.PHONY: install fmt check test fuzz faults bench figure2 evidence
 
 install: .venv/installed
 
@@ -29,6 +29,9 @@ test: install
 
 fuzz: install
 	$(BIN)/python -m tests.fuzz --cases 3000
+
+faults: install
+	$(BIN)/python -m tests.faults --damages 2700 --kills 300 --races 60
 
 bench: install
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"

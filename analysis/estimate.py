@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from analysis.documents import Documents
-from analysis.measurement import Plan, share_of
+from analysis.plan import Plan, share_of
 from analysis.scoring import TOGETHER
 from analysis.statistics import half_of
 from analysis.summary import describe_gate

@@ -107,6 +107,8 @@ def explain(
         if chat:
             start_ids, before, closing = _chat_ids(loaded, prompt)
             before, num_closing = before + closing, len(closing)
+        if not before:
+            raise DataError("the prompt is empty; there is nothing that its answer depends on")
         after = (
             _generate(loaded, [*start_ids, *before], max_new_tokens)
             if target is None

@@ -16,40 +16,29 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from analysis.dependencies import measure_dependencies
-from analysis.documents import Controls, Documents, ForeignText
-from analysis.parts import Parts, finish
-from analysis.recovery import recover
-from analysis.results import Meta, Results, main_set, read_results
-from analysis.scoring import Reading, Scorer, context_losses, repetition_drop
+from analysis.documents import Documents, ForeignText
+from analysis.parts import Parts
+from analysis.plan import Plan, about_targets, share_of
+from analysis.results import FILES, Meta, Results, main_set, read_results
+from analysis.scoring import Reading
 from analysis.settings import Settings
 from analysis.statistics import GROUPS, half_of, hit_rates, longppl, summarize
 from analysis.summary import describe_gate
-from analysis.tables import Columns, plain
-from analysis.targets import (
-    At,
-    Thresholds,
-    choose_targets,
-    fit_thresholds,
-    given_targets,
-    named_targets,
-    of_document,
-    planted_targets,
-    targets_fingerprint,
-)
+from analysis.targets import At, refuse_unanswered
 from analysis.windows import Windows
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.launch import read_launch
+from olmo_sparsity.lock import locked
+from olmo_sparsity.manifest import MANIFEST, verify_manifest
 from olmo_sparsity.model.load import LoadedModel, device_name
-from olmo_sparsity.progress import Progress
+from olmo_sparsity.progress import Progress, say
 from olmo_sparsity.versions import provenance
 
 TITLES = {"losses": "losses", "recovery": "asking"}
@@ -113,155 +102,6 @@ def _names(names: str | Sequence[str]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-@dataclass
-class Plan:
-    """All that a measurement asks of the model, document by document."""
-
-    model: LoadedModel
-    documents: Documents
-    settings: Settings
-    scorer: Scorer
-    controls: Controls
-    given: pd.DataFrame | None = None
-    """Targets that were not chosen here."""
-
-    @staticmethod
-    def of(
-        model: LoadedModel,
-        documents: Documents,
-        settings: Settings,
-        given: Results | At | None = None,
-        batch_tokens: int | None = None,
-    ) -> Plan:
-        """`given`: targets, those of another measurement or named ones."""
-        settings.check()
-        model.check_positions(settings.windows.num_positions())
-        device = next(model.model.parameters()).device
-        far_states = settings.far_states
-        scorer = Scorer(model.model, device, far_states=far_states, batch_tokens=batch_tokens)
-        controls = Controls(
-            documents, settings.windows, settings.foreign, settings.num_foreign, settings.seed
-        )
-        plan = Plan(model, documents, settings, scorer, controls)
-        if not plan.fits_thresholds or given is not None:
-            chosen = Settings(settings.windows)
-            for name in ("sets", "max_targets"):
-                if getattr(settings, name) != getattr(chosen, name):
-                    raise ConfigError(f"{name} is for targets that are chosen; these are given")
-        if given is None:
-            return plan
-        if not isinstance(given, Results):
-            plan.given = named_targets(documents, given, settings.windows)
-            return plan
-        if given.meta.data.get("fingerprint") != documents.fingerprint:
-            raise DataError(
-                f"the targets were chosen in {given.meta.data.get('source')}, other text than "
-                f"{documents.name}, or of another tokenizer; give the same text and number of "
-                "documents, and a model that shares the tokenizer"
-            )
-        asked = plain(asdict(settings.windows)) | {
-            "seed": settings.seed,
-            "num_foreign": settings.num_foreign,
-        }
-        theirs = {"prefix": [], "seed": given.meta.seed} | given.meta.windows | given.meta.controls
-        asked_alike = all(theirs.get(name) == value for name, value in asked.items())
-        plan.given = given_targets(given.targets, settings.windows, asked_alike)
-        return plan
-
-    @cached_property
-    def measured(self) -> list[int]:
-        """Documents that are longer than the long window."""
-        long = self.settings.windows.first_target
-        if len(self.documents) == 1:
-            raise DataError(
-                f"{self.documents.name} is one document, and measuring needs two or more: "
-                "give more, or cut plain text at its blank lines (split_at=blank-lines)"
-            )
-        found = [d.number for d in self.documents if len(d.tokens) > long]
-        if {half_of(number) for number in found} != {"threshold", "report"}:
-            raise DataError(
-                f"{self.documents.name}: {len(found)} of {len(self.documents)} documents are "
-                f"longer than long={long}; one at an even and one at an odd place are needed, "
-                "since half of them only fix the threshold. Give more documents (a text file is "
-                "one), or lower long"
-            )
-        needed = self.settings.num_foreign + 2  # itself, foreign ones, and the placebo
-        if self.controls.num_candidates < needed:
-            raise DataError(
-                f"{self.documents.name}: {self.controls.num_candidates} documents can stand in for "
-                f"each other, and the controls need {needed}, or the placebo would be a foreign "
-                "text; give more documents, or fewer draws of the foreign control"
-            )
-        return found
-
-    @property
-    def fits_thresholds(self) -> bool:
-        return self.given is None and not self.documents.are_planted
-
-    def induction(self) -> dict[str, Any]:
-        documents = [self.documents[number] for number in self.measured]
-        return repetition_drop(self.scorer, documents, self.settings.windows.first_target // 2)
-
-    def losses(self, number: int) -> dict[str, Columns]:
-        """The rows of one document in the tables of the first phase."""
-        document, windows = self.documents[number], self.settings.windows
-        return {
-            "documents": {"name": [document.name]},
-            "losses": dict(context_losses(self.scorer, document, windows, self.controls)),
-        }
-
-    def thresholds(self, losses: pd.DataFrame) -> Thresholds:
-        if not self.fits_thresholds:
-            return Thresholds(None, None)
-        half = losses[losses.document.map(half_of) == "threshold"]
-        return fit_thresholds(half, self.settings.target_share, self.settings.min_gap)
-
-    def targets(self, losses: pd.DataFrame) -> pd.DataFrame:
-        """Of the documents whose losses are there, those of the threshold half among them."""
-        if self.documents.are_planted:
-            return planted_targets(self.documents)
-        if self.given is not None:
-            return self.given
-        settings = self.settings
-        return choose_targets(
-            losses, self.thresholds(losses), settings.target_share, settings.seed, settings.sets,
-            settings.max_targets,
-        )  # fmt: skip
-
-    def answers(self, number: int, targets: pd.DataFrame) -> dict[str, Columns]:
-        """The rows of one document in the tables of the second phase."""
-        document, settings = self.documents[number], self.settings
-        found = recover(
-            self.scorer, document, settings.windows, of_document(targets, document),
-            units=settings.units, selectors=settings.selectors, ks=settings.ks,
-            controls=self.controls, seed=settings.seed,
-        )  # fmt: skip
-        tables: dict[str, Columns] = {name: dict(rows) for name, rows in found.items()}
-        tables["tokens"] = {
-            "place": np.arange(len(document.tokens)),
-            "token_id": document.tokens,
-            "text": document.texts,
-        }
-        if document.truth is not None:
-            tables["planted"] = {"place": document.truth}
-        return tables
-
-    def identity(self) -> dict[str, Any]:
-        """What must be equal for two processes to measure into one folder."""
-        return {
-            "model": self.model.fingerprint,
-            "dtype": self.dtype,
-            "data": self.documents.fingerprint,
-            "num_documents": len(self.documents),
-            "settings": asdict(self.settings),
-            "targets": None if self.given is None else targets_fingerprint(self.given),
-        }
-
-    @property
-    def dtype(self) -> str:
-        return str(next(self.model.model.parameters()).dtype).removeprefix("torch.")
-
-
 def run(
     plan: Plan, out: Path, shard: tuple[int, int] = (0, 1), command: Sequence[str] = ()
 ) -> Results | None:
@@ -270,11 +110,11 @@ def run(
     made_by = provenance(device_name(plan.scorer.device))
     measured = plan.measured
     parts = Parts(out, plan.identity())
-    if (out / "meta.json").exists():
+    if (out / MANIFEST).exists():
         try:
             return read_results(out) if launch.rank == 0 else None
         except DataError as error:  # made again from the parts
-            print(error, file=sys.stderr)
+            say(str(error))
     gate = plan.induction() if launch.rank == 0 else {}
     if gate:
         print(describe_gate(gate, plan.settings.far_states, plan.documents.are_planted),
@@ -322,8 +162,10 @@ def run(
         "gate": gate,
         "seconds_of_last_start": time.perf_counter() - started,
     }
-    _sum_up(plan, parts, chosen, about, out)
-    return read_results(out)
+    with locked(out, waits=True):  # another launch may have found every document too
+        if verify_manifest(out, FILES) is not None:
+            _sum_up(plan, parts, chosen, about, out)
+        return read_results(out)
 
 
 def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Results:
@@ -341,13 +183,10 @@ def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Result
     left = set(targets.document) - finished | set(plan.measured) - parts.finished("losses")
     about = provenance(device_name(plan.scorer.device)) | {"command": list(command)}
     targets = targets[targets.document.isin(finished)]
-    _sum_up(plan, parts, targets, about, out / "partial", len(left))
-    return read_results(out / "partial")
-
-
-def share_of(numbers: list[int], index: int, of: int) -> list[int]:
-    """Every of-th pair, so that each share has documents of both halves."""
-    return [number for number in numbers if number // 2 % of == index]
+    (out / "partial").mkdir(exist_ok=True)
+    with locked(out / "partial", waits=True):
+        _sum_up(plan, parts, targets, about, out / "partial", len(left))
+        return read_results(out / "partial")
 
 
 def _work(
@@ -393,6 +232,7 @@ def _sum_up(
     settings, model, documents = plan.settings, plan.model, plan.documents
     losses, recovery = parts.read("losses"), parts.read("recovery")
     influence, planted = parts.read("influence"), parts.read("planted")
+    refuse_unanswered(parts.folder, targets, recovery)
     thresholds = plan.thresholds(losses)
     if main_set(targets.target_set[targets.far_part == "document"]) is None:
         if plan.given is not None:
@@ -418,7 +258,7 @@ def _sum_up(
         made["dependencies"] = measure_dependencies(
             parts.read("tokens"), losses, targets, influence, recovery, settings.windows
         )
-    finish(parts.folder, made, out=out, meta=Meta(
+    parts.finish(made, out=out, meta=Meta(
         model={"name": model.name, "fingerprint": model.fingerprint,
                "num_parameters": model.num_parameters, "trained": model.trained},
         data={"source": documents.name, "fingerprint": documents.fingerprint},
@@ -429,7 +269,7 @@ def _sum_up(
         ks=list(settings.ks),
         controls={"foreign": settings.foreign, "num_foreign": settings.num_foreign},
         seed=settings.seed,
-        targets=_about_targets(plan, thresholds),
+        targets=about_targets(plan, thresholds),
         longppl=longppl(losses),
         counts={
             "documents_measured": len(plan.measured) - left,
@@ -439,15 +279,3 @@ def _sum_up(
         },
         **about,
     ))  # fmt: skip
-
-
-def _about_targets(plan: Plan, thresholds: Thresholds) -> dict[str, Any]:
-    if plan.given is not None:
-        return {"given": targets_fingerprint(plan.given)}
-    settings = plan.settings
-    share = {
-        "share": settings.target_share,
-        "min_gap": settings.min_gap,
-        "max_targets": settings.max_targets,
-    }
-    return share | {"threshold": thresholds.gap, "kl_threshold": thresholds.kl}

@@ -12,7 +12,7 @@ import pandas as pd
 import torch
 
 from analysis.documents import Document, Documents
-from analysis.measurement import Plan
+from analysis.plan import Plan
 from analysis.settings import Settings
 from analysis.statistics import summarize
 from analysis.tables import Columns

@@ -5,7 +5,6 @@ Place in the flow: after the final tables, before figures and report. Never impo
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,9 +12,11 @@ from pathlib import Path
 import pandas as pd
 
 from analysis.statistics import half_of
-from analysis.tables import SCHEMAS, read_object, read_table
+from analysis.tables import SCHEMAS, read_table
 from analysis.view import described, lit_text
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.json_files import read_json
+from olmo_sparsity.manifest import MANIFEST, verify_manifest
 
 SETS = {
     "gap": "large gap",
@@ -63,19 +64,6 @@ class Meta:
     command: list = field(default_factory=list)
     seconds_of_last_start: float = 0.0
     identity: dict = field(default_factory=dict)
-
-    @staticmethod
-    def read(path: Path) -> Meta:
-        found = read_object(path)
-        fields = {one.name: one for one in dataclasses.fields(Meta)}
-        for name in fields.keys() & found.keys():
-            default = getattr(Meta(), name)
-            if default is not None and not isinstance(found[name], type(default)):
-                raise DataError(
-                    f"{path}: {name} must be of type {type(default).__name__}, not "
-                    f"{type(found[name]).__name__}; measure again"
-                )
-        return Meta(**{name: found[name] for name in fields.keys() & found.keys()})
 
 
 @dataclass
@@ -169,19 +157,28 @@ class Shown:
         return lit_text(self.texts, self.targets, self.far)
 
 
+FILES = ("meta.json", *(f"{name}.parquet" for name in SCHEMAS))
+"""Of a finished measurement; its manifest lists them."""
+
+REMEDY = "the same `olmo-sparsity measure` command makes it again; or copy the folder whole"
+
+
 def read_results(folder: str | Path) -> Results:
     folder = Path(folder)
-    if not (folder / "meta.json").exists():
-        if not (folder / "identity.json").exists():
-            raise DataError(f"{folder} holds no results (identity.json is missing)")
+    if not (folder / "identity.json").exists() and not (folder / MANIFEST).exists():
+        if (folder / "summary.csv").exists():
+            raise DataError(
+                f"{folder} is the summary of a measurement, kept to be read; it has no rows"
+            )
+        raise DataError(f"{folder} holds no results (identity.json is missing)")
+    if not (folder / MANIFEST).exists():
         raise DataError(
-            f"{folder}: the measurement has no meta.json yet; run the same `olmo-sparsity measure` "
-            f"command again to finish it, or with --partial to sum up what is there in "
-            f"{folder / 'partial'}"
+            f"{folder}: the measurement is not finished ({MANIFEST} is missing); run the same "
+            "`olmo-sparsity measure` command again to finish it, or with --partial to sum up what "
+            f"is there in {folder / 'partial'}"
         )
-    if (folder / "summary.csv").exists() and not (folder / "losses.parquet").exists():
-        raise DataError(
-            f"{folder} is the summary of a measurement, kept to be read; it has no rows"
-        )
+    problem = verify_manifest(folder, FILES)
+    if problem is not None:
+        raise DataError(f"{folder} is damaged: {problem}; {REMEDY}")
     tables = {name: read_table(folder / f"{name}.parquet", name).to_pandas() for name in SCHEMAS}
-    return Results(**tables, meta=Meta.read(folder / "meta.json"))
+    return Results(**tables, meta=read_json(folder / "meta.json", Meta, REMEDY))

@@ -17,7 +17,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.files import write_atomically, writing
+from olmo_sparsity.files import write_atomically
+from olmo_sparsity.manifest import read_parquet
 
 Columns = Mapping[str, np.ndarray | list | pd.Series]
 
@@ -110,21 +111,12 @@ def to_table(name: str, columns: Columns, origin: str) -> pa.Table:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    with writing(path) as partial:
-        pq.write_table(
-            table.combine_chunks(), partial, compression="zstd", write_page_checksum=True
-        )
+    pq.write_table(table.combine_chunks(), path, compression="zstd")
 
 
 def read_table(path: Path, name: str) -> pa.Table:
-    if not path.exists():
-        raise DataError(f"{path} is missing; measure again, or copy the folder whole")
-    try:
-        with pq.ParquetFile(path, page_checksum_verification=True) as file:
-            table = file.read()
-    except (pa.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{path}: not a readable Parquet file ({reason}); measure again") from None
+    """Of a folder whose manifest has vouched for it."""
+    table = read_parquet(path, "measure again")
     found = {field.name: field.type for field in table.schema}
     for field in SCHEMAS[name]:
         if found.get(field.name) != field.type:
@@ -151,19 +143,4 @@ def plain(value: Any) -> Any:
 
 def write_json(path: Path, value: Any) -> None:
     indent = None if isinstance(value, list) else 2  # a list of documents may be long: one line
-    text = json.dumps(plain(value), ensure_ascii=False, indent=indent)
-    write_atomically(path, text + "\n")
-
-
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: not readable JSON ({error}); measure again") from None
-
-
-def read_object(path: Path) -> dict:
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise DataError(f"{path}: must hold one JSON object; measure again")
-    return value
+    write_atomically(path, json.dumps(plain(value), ensure_ascii=False, indent=indent) + "\n")

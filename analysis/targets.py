@@ -14,6 +14,7 @@ import hashlib
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -214,3 +215,19 @@ def of_document(targets: pd.DataFrame, document: Document) -> dict[str, np.ndarr
     """far part → places, each once."""
     rows = targets[targets.document == document.number]
     return {str(part): np.unique(some.target.to_numpy()) for part, some in rows.groupby("far_part")}
+
+
+def refuse_unanswered(folder: Path, targets: pd.DataFrame, recovery: pd.DataFrame) -> None:
+    """Losses that two machines measured, or that one measured again, may differ in their last
+    digits: a target beside the threshold was then chosen by one of them alone."""
+    by = ["document", "target", "far_part"]
+    unanswered = pd.MultiIndex.from_frame(targets[by]).difference(
+        pd.MultiIndex.from_frame(recovery[by])
+    )
+    if len(unanswered):
+        document, target, _ = unanswered[0]
+        raise DataError(
+            f"{folder}: {len(unanswered)} targets were not asked about, such as {target} of "
+            f"document {document}: its losses were measured twice, and not to the same last digit; "
+            f"delete {folder / 'parts/recovery'}, and the same command asks again"
+        )

@@ -207,7 +207,8 @@ def measure(options: argparse.Namespace) -> int:
     from pathlib import Path
 
     from analysis.estimate import estimate, first_look
-    from analysis.measurement import Plan, run, sum_up_partial
+    from analysis.measurement import run, sum_up_partial
+    from analysis.plan import Plan
     from analysis.results import Results, read_results
     from analysis.settings import Settings
     from analysis.sources import open_documents, plant_dependencies
@@ -294,12 +295,13 @@ def ladder(options: argparse.Namespace) -> int:
 
     from analysis.ladder import describe_ladder, draw_ladder, ladder_table, made_by
     from analysis.results import read_results
+    from olmo_sparsity.files import write_atomically
 
     results = [read_results(folder) for folder in options.results]
     table, out = ladder_table(results), Path(options.out)
     draw_ladder(table, out, options.selector, options.k, options.units)
-    table.round(4).to_csv(out.with_suffix(".csv"), index=False)
-    out.with_suffix(".meta.json").write_text(json.dumps(made_by(results), indent=1))
+    write_atomically(out.with_suffix(".csv"), table.round(4).to_csv(index=False))
+    write_atomically(out.with_suffix(".meta.json"), json.dumps(made_by(results), indent=1))
     print(describe_ladder(table, options.selector, options.k, options.units))
     return 0
 

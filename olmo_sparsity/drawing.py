@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.files import writing
 
 # Okabe and Ito's palette: told apart by colour-blind readers; markers differ as well.
 BLACK, GREY = "#000000", "#888888"
@@ -44,7 +45,8 @@ def save(draw: Callable[[], Figure], out: Path, **settings: Any) -> None:
         raise ConfigError(f"--out {out}: a figure ends in {', '.join(SUFFIXES)}")
     picture = render(draw, out.suffix[1:], settings)
     out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_bytes(picture)
+    with writing(out) as partial:
+        partial.write_bytes(picture)
 
 
 def render(draw: Callable[[], Figure], suffix: str, settings: dict[str, Any]) -> bytes:

@@ -41,9 +41,10 @@ from typing import Any
 
 from olmo_sparsity.config_file import fill_in, read_given
 from olmo_sparsity.ending import EXIT_STOPPED
-from olmo_sparsity.errors import ConfigError, DataError, UserError
+from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.files import write_atomically
 from olmo_sparsity.jobs import Job, own_environment, run_process
+from olmo_sparsity.json_files import read_json
 from olmo_sparsity.launch import read_launch
 from olmo_sparsity.lock import locked
 from olmo_sparsity.progress import say
@@ -88,10 +89,7 @@ class Experiment(Job):
         """As far as what was run is what is asked for now."""
         if not self.record.is_file():
             return 0
-        try:
-            done = json.loads(self.record.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise DataError(f"'{self.record}' cannot be read ({error}); delete it") from None
+        done = read_json(self.record, list[str], "delete it")
         if len(done) == self.num_steps and self.missing():
             return 0
         same = [was == now for was, now in zip(done, self.commands, strict=False)]

@@ -5,38 +5,82 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
+from olmo_sparsity.launch import machine_id, process_start
+
+STALE_S = 180.0
+"""What another machine has not touched for so long has nobody any more."""
+
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """A name to write to, beside `path`; what stands there at the end becomes `path`. Nobody else
-    has that name, so of several processes that write the same file at once, the last one wins."""
+    """A name to write a file or folder to, beside `path`; what stands there at the end becomes
+    `path`. Nobody else has that name, so of several processes that write the same file at once, the
+    last one wins."""
     partial = partial_name(path)
     try:
         yield partial
         publish(partial, path)
     finally:
-        partial.unlink(missing_ok=True)
+        _remove(partial)
 
 
 def partial_name(path: Path) -> Path:
-    return path.with_name(f"{path.name}.{uuid.uuid4().hex[:12]}.tmp")
+    """It tells whose it is, so that what a killed process left can be told from what is written."""
+    started = process_start(os.getpid()) or "0"
+    mark = f"{_machine()}-{os.getpid()}-{started}-{uuid.uuid4().hex[:8]}"
+    return path.with_name(f"{path.name}.{mark}.tmp")
+
+
+_PARTIAL = re.compile(r"\.([0-9a-f]{8})-(\d+)-(\d+)-[0-9a-f]{8}\.tmp$")
 
 
 def is_partial(path: Path) -> bool:
-    """Whether a killed process may have left it, half written."""
-    return re.search(r"\.[0-9a-f]{12}\.tmp$", path.name) is not None
+    """Whether a process writes it, or was killed while it did."""
+    return _PARTIAL.search(path.name) is not None
 
 
 def remove_partial(folder: Path) -> None:
-    """To be called by the one process that writes into the folder."""
+    """What killed processes left half written in a folder; never what is being written."""
     for path in folder.iterdir():
-        if is_partial(path) and path.is_file():
-            path.unlink(missing_ok=True)
+        match = _PARTIAL.search(path.name)
+        if match is None:
+            continue
+        machine, pid, started = match.groups()
+        if machine == _machine() and started != "0":
+            gone = process_start(int(pid)) != started
+        else:
+            gone = age_s(path) > STALE_S
+        if gone:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def age_s(path: Path) -> float:
+    """By the clock of the disk: those of two machines may differ. 0 where it is gone."""
+    probe = partial_name(path)
+    try:
+        probe.touch()
+        return probe.stat().st_mtime - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _machine() -> str:
+    return hashlib.sha256(machine_id().encode()).hexdigest()[:8]
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -46,7 +90,8 @@ def write_atomically(path: Path, text: str) -> None:
 
 def publish(partial: Path, final: Path) -> None:
     """A finished file or folder takes its real name."""
-    sync(partial)
+    for path in [*partial.rglob("*"), partial]:
+        sync(path)
     partial.replace(final)
     sync(final.parent)
 

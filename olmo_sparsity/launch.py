@@ -7,10 +7,12 @@ SLURM's own variables. One process, and nothing set: rank 0 of 1.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
 from dataclasses import dataclass
+from pathlib import Path
 
 from olmo_sparsity.errors import ConfigError
 
@@ -67,6 +69,25 @@ def launch_id() -> str:
     if address in ("localhost", "127.0.0.1", "::1"):
         address = socket.gethostname()
     return f"{get('TORCHELASTIC_RUN_ID', '')} {address}:{get('MASTER_PORT', '')}"
+
+
+def machine_id() -> str:
+    """A boot of a machine and its namespace of processes, within which a number means one."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return socket.gethostname()
+
+
+def process_start(pid: int) -> str | None:
+    """When a process began, in the kernel's own count: with its number it names one process. None:
+    there is no such process (or one that has ended and waits to be buried), or no /proc."""
+    try:
+        # The name, in parentheses, may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
 
 
 def _number(name: str, default: int | None = None) -> int:

@@ -24,11 +24,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.files import partial_name
-from olmo_sparsity.launch import launch_id, read_launch
+from olmo_sparsity.files import STALE_S, age_s, partial_name
+from olmo_sparsity.launch import launch_id, machine_id, process_start, read_launch
 
 LOCK = "lock"
-REFRESH_S, STALE_S = 30.0, 180.0
+REFRESH_S = 30.0
 _WRITTEN_WITHIN_S = 5.0
 """An unreadable lock is one that is being written; after so long, one whose writer was killed."""
 
@@ -53,9 +53,9 @@ class Owner:
     def here() -> Owner:
         return Owner(
             host=socket.gethostname(),
-            machine=_machine(),
+            machine=machine_id(),
             pid=os.getpid(),
-            started=_started(os.getpid()),
+            started=process_start(os.getpid()),
             launch=launch_id(),
             slurm_job=os.environ.get("SLURM_JOB_ID"),
             since=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -63,15 +63,16 @@ class Owner:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Refused while another launch has the folder. The first process of a launch holds it for all
-    of them, so it must be the last to leave; the others may ask too, and wait for the first."""
+def locked(folder: Path, waits: bool = False) -> Iterator[None]:
+    """Refused while another launch has the folder, or, with `waits`, put off until it has ended.
+    The first process of a launch holds it for all of them, so it must be the last to leave; the
+    others may ask too, and wait for the first."""
     path, own = folder / LOCK, Owner.here()
     if read_launch().rank > 0:
         _wait_for_first(path, own)
         yield
         return
-    _take(path, own)
+    _take(path, own, waits)
     ended = threading.Event()
     refresher = threading.Thread(target=_refresh, args=(path, ended), daemon=True)
     refresher.start()
@@ -91,17 +92,18 @@ def holder(folder: Path) -> tuple[Owner | None, bool]:
     return owner, owner is not None and not _is_gone(owner, path, Owner.here())
 
 
-def _take(path: Path, own: Owner) -> None:
+def _take(path: Path, own: Owner, waits: bool) -> None:
     while True:
         try:
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         except FileExistsError:
             owner = _read(path)
-            if owner is None and _age_s(path) < _WRITTEN_WITHIN_S:
+            alive = owner is not None and not _is_gone(owner, path, own)
+            if owner is not None and alive and not waits:
+                raise _in_use(path, owner) from None
+            if alive or (owner is None and age_s(path) < _WRITTEN_WITHIN_S):
                 time.sleep(0.1)
                 continue
-            if owner is not None and not _is_gone(owner, path, own):
-                raise _in_use(path, owner) from None
             _remove(path, owner)
             continue
         except OSError as error:
@@ -118,10 +120,10 @@ def _take(path: Path, own: Owner) -> None:
 def _is_gone(owner: Owner, path: Path, own: Owner) -> bool:
     here = (owner.host, owner.machine) == (own.host, own.machine)
     if here and own.started is not None:
-        return _started(owner.pid) != owner.started
+        return process_start(owner.pid) != owner.started
     if owner.slurm_job is not None and owner.slurm_job == own.slurm_job:
         return True
-    return _age_s(path) > STALE_S
+    return age_s(path) > STALE_S
 
 
 def _remove(path: Path, owner: Owner | None) -> None:
@@ -172,32 +174,3 @@ def _read(path: Path) -> Owner | None:
         return Owner(**json.loads(path.read_text()))
     except (OSError, ValueError, TypeError):
         return None
-
-
-def _age_s(path: Path) -> float:
-    """By the clock of the disk: those of two machines may differ."""
-    probe = partial_name(path)
-    try:
-        probe.touch()
-        return probe.stat().st_mtime - path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
-    finally:
-        probe.unlink(missing_ok=True)
-
-
-def _machine() -> str:
-    with contextlib.suppress(OSError):
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
-    return ""
-
-
-def _started(pid: int) -> str | None:
-    """None: there is no such process (or one that has ended and waits to be buried)."""
-    try:
-        # The name, in parentheses, may hold anything.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]

@@ -15,7 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.files import write_atomically, writing
+from olmo_sparsity.files import remove_partial, write_atomically, writing
+from olmo_sparsity.json_files import read_json
+from olmo_sparsity.manifest import read_vouched, write_manifest
 
 Row = TypeVar("Row")
 
@@ -34,10 +36,12 @@ def schema_of(kind: type) -> pa.Schema:
 def write_rows(path: Path, kind: type[Row], rows: Sequence[Row], meta: dict[str, Any]) -> None:
     """`path`: of the Parquet file."""
     path.parent.mkdir(parents=True, exist_ok=True)
+    remove_partial(path.parent)
     table = pa.Table.from_pylist([vars(row) for row in rows], schema=schema_of(kind))
     with writing(path) as partial:
         pq.write_table(table, partial)
     write_meta(path.with_name("meta.json"), meta)
+    write_manifest(path.parent, (path.name, "meta.json"))
 
 
 def write_meta(path: Path, meta: dict[str, Any]) -> None:
@@ -49,20 +53,15 @@ def read_rows(path: Path, kind: type[Row], made_by: str) -> tuple[list[Row], dic
     for needed in (path, path.with_name("meta.json")):
         if not needed.is_file():
             raise DataError(f"'{path.parent}' has no {needed.name}; make it with `{made_by}`")
-    try:
-        table = pq.read_table(path)
-        meta = json.loads(path.with_name("meta.json").read_text(encoding="utf-8"))
-    except (pa.ArrowInvalid, OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
-        raise DataError(
-            f"'{path.parent}' cannot be read ({reason}); make it again with `{made_by}`"
-        ) from None
+    remedy = f"make it again with `{made_by}`"
+    table = read_vouched(path.parent, path.name, remedy)
+    meta = read_json(path.with_name("meta.json"), dict, remedy)
     names = schema_of(kind).names
     if table.schema.names != names:
         strange = sorted(set(table.schema.names) ^ set(names))
         raise DataError(
             f"{path}: columns {strange} are missing or unknown; it was written by another version: "
-            f"make it again with `{made_by}`"
+            f"{remedy}"
         )
     return [kind(**row) for row in table.to_pylist()], meta
 

@@ -26,7 +26,12 @@ os.environ["DS_ACCELERATOR"] = "cpu"  # DeepSpeed decides when it is imported
 forkserver = multiprocessing.get_context("forkserver")
 forkserver.set_forkserver_preload(
     # The last one imports PyTorch's compiler, as the first start of any optimizer does.
-    ["olmo_sparsity.training.loop", "deepspeed", "deepspeed.runtime.zero.muon.original_muon"]
+    [
+        "olmo_sparsity.training.loop",
+        "analysis.measurement",
+        "deepspeed",
+        "deepspeed.runtime.zero.muon.original_muon",
+    ]
 )
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.dependencies import measure_dependencies
-from analysis.parts import Parts, finish
+from analysis.parts import Parts
 from analysis.results import Meta, Results, read_results
 from analysis.statistics import far_part_losses, half_of, summarize
 from analysis.tables import SCHEMAS
@@ -177,7 +177,7 @@ def write_fake_results(folder: Path, meta: Meta = META) -> None:
         parts.read("tokens"), losses, large, seeing, recovery, windows
     )
     made = {"targets": targets, "summary": summary, "dependencies": dependencies}
-    finish(folder, made, dataclasses.replace(meta))
+    parts.finish(made, dataclasses.replace(meta))
 
 
 def fake_results(folder: Path, meta: Meta = META) -> Results:

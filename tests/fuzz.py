@@ -19,8 +19,10 @@ import contextlib
 import gzip
 import io
 import json
+import os
 import shutil
 import signal
+import sys
 import tempfile
 import traceback
 from collections import Counter
@@ -30,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import yaml
 
 from analysis.results import read_results
@@ -150,7 +153,13 @@ def make_world(folder: Path) -> World:
             "heldout_share": 0.4,
         },
         "positions": {"scheme": "pose", "target_length": 32, "num_chunks": 2},
-        "model": {"d_model": 16, "n_heads": 2, "n_layers": 1, "max_sequence_length": 64},
+        "model": {
+            "d_model": 16,
+            "n_heads": 2,
+            "n_layers": 1,
+            "max_sequence_length": 64,
+            "layer_norm_type": "rms",
+        },
         "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2, "beta1": 0.9},
         "training": {"length": 16, "batch_size": 4, "num_steps": 3, "precision": "fp32"},
         "evaluation": {"num_sequences": 4, "interval_steps": 2},
@@ -436,10 +445,93 @@ def options(world: World, here: Path, random: Random, say: Say) -> None:
                      f"{name}={strange}"])  # fmt: skip
 
 
+def texts(world: World, here: Path, random: Random, say: Say) -> None:
+    """Every form of text that `measure` takes, spoilt."""
+    rows = [json.loads(line) for line in (world.folder / "corpus.jsonl").read_text().splitlines()]
+    field = str(random.choice(["text", "body", "", "a.b", "ü"]))
+    frame = pd.DataFrame({field: [row["text"] for row in rows[:12]], "id": range(12)})
+    suffix = str(random.choice([".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".md"]))
+    path = here / f"given{suffix}"
+    if suffix in (".jsonl", ".json"):
+        frame.to_json(path, orient="records", lines=suffix == ".jsonl")
+    elif suffix in (".csv", ".tsv"):
+        frame.to_csv(path, index=False, sep="," if suffix == ".csv" else "\t")
+    elif suffix == ".parquet":
+        frame.to_parquet(path)
+    else:
+        path.write_text("\n\n".join(frame[field]))
+    say(f"--field={field}, {spoil_bytes(path, random)}" if random.random() < 0.8 else "whole")
+    words = ["--field", field if random.random() < 0.8 else "other"]
+    words += ["--split-at", str(random.choice(["whole", "blank-lines"]))]
+    words += [f"--at={places(random)}"] if random.random() < 0.3 else []
+    given, piped = str(path), b""
+    if random.random() < 0.3 and path.is_file():
+        given, piped = "-", path.read_bytes()
+    say(" ".join([given, *words]))
+    with reading(piped):
+        run_command(["measure", world.run["run_folder"], "--out", str(here / "out"), *MEASURE,
+                     "--text", given, *words])  # fmt: skip
+
+
+def places(random: Random) -> str:
+    some = ["far", "comes next", "/far|words/", "/(/", "/.*/", "5:9", "9:5", "-1:2", "0:99999", ":",
+            "", "//", "5:", "ü", "/(a+)+$/", "1e9:2", "\x00"]  # fmt: skip
+    return some[int(random.integers(len(some)))]
+
+
+def explain(world: World, here: Path, random: Random, say: Say) -> None:
+    """One text or prompt, perhaps spoilt, and options that may make no sense."""
+    path = here / "given.txt"
+    line = (world.folder / "corpus.jsonl").read_text().splitlines()[0]
+    path.write_text(json.loads(line)["text"])
+    if random.random() < 0.5:
+        say(spoil_bytes(path, random))
+    piped = path.read_bytes() if path.is_file() and random.random() < 0.3 else b""
+    words = ["--text", "-" if piped else str(path)]
+    if random.random() < 0.3:
+        words = ["--prompt", str(random.choice([f"@{path}", "the model reads far words", "", "@"]))]
+        words += (
+            ["--target", str(random.choice(["next", "", "ü"]))] if random.random() < 0.5 else []
+        )
+    elif random.random() < 0.7:
+        words.append(f"--at={places(random)}")
+    words += [
+        "--short",
+        str(random.choice([8, 8, 8, 0, -1, 10**9])),
+        "-k",
+        str(random.choice([1, 2, 0])),
+    ]
+    name = ["--units", "--selector", "--long", "--prefix", "--far-states", "--seed",
+            "--batch-tokens", "--html", "--json", "--chat"][int(random.integers(10))]  # fmt: skip
+    if random.random() < 0.5:
+        strange = str(random.choice([*VALUES, "all", "words", "16"]))
+        words += [name] if name in ("--json", "--chat") else [f"{name}={strange}"]
+    say(" ".join(words))
+    with working_in(here), reading(piped):
+        run_command(["explain", world.run["run_folder"], *words])
+
+
 KINDS: tuple[Kind, ...] = (
     *(corpus, config, override, shards, checkpoint, results),
-    *(task, task_results, theory, sweep, options),
+    *(task, task_results, theory, sweep, options, texts, explain),
 )
+
+
+@contextlib.contextmanager
+def reading(piped: bytes) -> Iterator[None]:
+    """Standard input."""
+    with tempfile.TemporaryFile() as file:
+        file.write(piped)
+        file.seek(0)
+        before, kept = sys.stdin, os.dup(0)
+        os.dup2(file.fileno(), 0)
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+        try:
+            yield
+        finally:
+            sys.stdin = before
+            os.dup2(kept, 0)
+            os.close(kept)
 
 
 @contextlib.contextmanager

@@ -22,7 +22,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from olmo_sparsity.config import ModelConfig, RunConfig
 from olmo_sparsity.config_file import load_config, save_config
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.model.checkpoint_files import fill, save_weights, write_manifest
+from olmo_sparsity.manifest import write_manifest
+from olmo_sparsity.model.checkpoint_files import fill, save_weights
 from olmo_sparsity.model.exchange import _essence, config_of, export, import_weights
 from olmo_sparsity.model.load import build_model, load_model
 

@@ -21,13 +21,12 @@ from transformers import DynamicCache, PreTrainedModel
 from olmo_sparsity.config import ModelConfig, RunConfig
 from olmo_sparsity.config_file import save_config
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.manifest import verify_manifest, write_manifest
 from olmo_sparsity.model.checkpoint_files import (
     fingerprint,
     latest_checkpoint,
     load_weights,
     save_weights,
-    verify_manifest,
-    write_manifest,
 )
 from olmo_sparsity.model.exchange import config_of
 from olmo_sparsity.model.huggingface import HuggingFaceLM

@@ -16,8 +16,9 @@ import torch
 
 from analysis.documents import Document, Documents
 from analysis.estimate import FEW_TARGETS, SOME_TARGETS, estimate, first_look
-from analysis.measurement import Plan, measure, run, sum_up_partial
+from analysis.measurement import measure, run, sum_up_partial
 from analysis.parts import Parts
+from analysis.plan import Plan
 from analysis.recovery import recover
 from analysis.results import read_results
 from analysis.scoring import Scorer, repetition_drop

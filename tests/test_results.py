@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -18,12 +19,13 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import analysis.parts
-from analysis.parts import Parts, finish
+from analysis.parts import Parts
 from analysis.pieces import token_pieces
-from analysis.results import Meta, read_results
+from analysis.results import FILES, Meta, read_results
 from analysis.tables import MADE_OF_PARTS, PHASES, SCHEMAS
 from olmo_sparsity.data.tokenizer import load_tokenizer, train_tokenizer
 from olmo_sparsity.errors import DataError
+from olmo_sparsity.manifest import write_manifest
 from tests.fake_results import DOCUMENTS, META, fake_words, write_fake_results
 
 IDENTITY = {"model": {"fingerprint": "a1"}, "windows": {"long": 64, "short": 16}, "ks": [1, 2]}
@@ -80,7 +82,7 @@ def measured_at_once(folder: Path) -> dict[str, bytes]:
     for document in range(NUM_DOCUMENTS):
         write(parts, document)
     parts.flush()
-    finish(folder, {}, Meta())
+    parts.finish({}, Meta())
     return bytes_of(folder)
 
 
@@ -115,7 +117,8 @@ def test_killed_resumed_and_measured_by_two_equals_uninterrupted(
         for phase in PHASES:
             assert Parts(folder, IDENTITY).finished(phase) == set(range(NUM_DOCUMENTS))
         for _ in range(2):
-            finish(folder, {}, Meta())
+            parts.finished(phase="losses"), parts.finished(phase="recovery")
+            parts.finish({}, Meta())
             assert bytes_of(folder) == expected
 
 
@@ -139,10 +142,10 @@ def test_killed_between_final_tables_can_be_repeated(
     with monkeypatch.context() as patch:
         patch.setattr(analysis.parts, "write_table", write_some)
         with pytest.raises(KeyboardInterrupt):
-            finish(parts.folder, {}, Meta())
-    with pytest.raises(DataError, match=r"no meta\.json yet; run the same"):
+            parts.finish({}, Meta())
+    with pytest.raises(DataError, match=r"not finished .*; run the same"):
         read_results(parts.folder)
-    finish(parts.folder, {}, Meta())
+    parts.finish({}, Meta())
     assert bytes_of(parts.folder) == expected
 
 
@@ -197,15 +200,30 @@ def rename_a_column(path: Path) -> None:
     pq.write_table(table.rename_columns(["x", *table.schema.names[1:]]), path)
 
 
-@pytest.mark.parametrize("name", SCHEMAS)
-@pytest.mark.parametrize("damage", [truncate, flip_a_byte, rename_a_column, Path.unlink])
-def test_a_damaged_table_is_named(
-    tmp_path: Path, name: str, damage: Callable[[Path], None]
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    write_fake_results(folder)
+    return folder
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("damage", [truncate, flip_a_byte, Path.unlink])
+def test_a_damaged_file_is_named(
+    whole: Path, tmp_path: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
-    write_fake_results(tmp_path)
-    damage(tmp_path / f"{name}.parquet")
-    with pytest.raises(DataError, match=rf"^[^\n]*{name}\.parquet[^\n]*$"):
-        read_results(tmp_path)
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    damage(folder / name)
+    with pytest.raises(DataError, match=rf"^[^\n]*{name}[^\n]* makes it again[^\n]*$"):
+        read_results(folder)
+
+
+def test_a_table_of_another_version_is_named(whole: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    rename_a_column(folder / "losses.parquet")
+    write_manifest(folder, FILES)
+    with pytest.raises(DataError, match=r"losses\.parquet: column document must be int32"):
+        read_results(folder)
 
 
 def test_unfinished_and_unreadable_folders_are_explained(tmp_path: Path) -> None:
@@ -214,43 +232,49 @@ def test_unfinished_and_unreadable_folders_are_explained(tmp_path: Path) -> None
     parts = Parts(tmp_path, IDENTITY)
     write(parts, 0)
     parts.flush()
-    with pytest.raises(DataError, match=r"no meta\.json yet; run the same"):
+    with pytest.raises(DataError, match=r"not finished .*; run the same"):
         read_results(tmp_path)
-    finish(tmp_path, {}, Meta())
+    parts.finish({}, Meta())
     read_results(tmp_path)
     for text in ("{", "[]", '{"windows": 3}', '{"ks": null}'):
         (tmp_path / "meta.json").write_text(text)
         with pytest.raises(DataError, match=r"meta\.json"):
             read_results(tmp_path)
+        write_manifest(tmp_path, FILES)  # by somebody who changed it on purpose
+        with pytest.raises(DataError, match=r"meta\.json: "):
+            read_results(tmp_path)
 
 
-def test_a_part_that_does_not_say_what_it_holds_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["finished.json", "manifest.json", "losses.parquet"])
+@pytest.mark.parametrize("damage", [truncate, flip_a_byte, Path.unlink])
+def test_a_damaged_part_is_named_and_its_documents_are_missing(
+    tmp_path: Path, name: str, damage: Callable[[Path], None], capsys: pytest.CaptureFixture
+) -> None:
     parts = Parts(tmp_path, IDENTITY)
-    write(parts, 0)
-    parts.flush()
-    for path in tmp_path.glob("parts/losses/*/finished.json"):
-        path.write_text("{}")
-    with pytest.raises(DataError, match=r"finished\.json: must list documents and rows"):
-        Parts(tmp_path, IDENTITY).finished("losses")
+    for document in (0, 1):
+        write(parts, document)
+        parts.flush()
+    whole = {table: parts.read(table) for table in MADE_OF_PARTS}
+    part = next(tmp_path.glob("parts/losses/000000-*"))
+    damage(part / name)
+    again = Parts(tmp_path, IDENTITY)
+    assert again.finished("losses") == {1}
+    assert again.finished("recovery") == {0, 1}
+    assert capsys.readouterr().err.startswith(f"{part} is passed over ({name}")
+    write(again, 0)
+    again.flush()
+    for table in MADE_OF_PARTS:
+        pd.testing.assert_frame_equal(again.read(table), whole[table])
 
 
-@pytest.mark.parametrize("damage", ["lost", "halved", "of another"])
-def test_a_part_with_other_rows_than_were_written_is_named(tmp_path: Path, damage: str) -> None:
-    parts = Parts(tmp_path, IDENTITY)
-    write(parts, 0)
-    parts.flush()
-    (path,) = tmp_path.glob("parts/losses/*/losses.parquet")
-    if damage == "lost":
-        path.unlink()
-    else:
-        table = pq.read_table(path)
-        other = table["document"].type.to_pandas_dtype()(7)
-        columns = table.drop_columns("document").add_column(
-            0, table.schema.field("document"), pa.array([other] * table.num_rows, pa.int32())
-        )
-        pq.write_table(table[:2] if damage == "halved" else columns, path)
-    with pytest.raises(DataError, match=r"losses\.parquet"):
-        parts.read("losses")
+def test_a_part_of_another_measurement_is_passed_over(tmp_path: Path) -> None:
+    for name, identity in (("one", IDENTITY), ("other", IDENTITY | {"ks": [1]})):
+        parts = Parts(tmp_path / name, identity)
+        write(parts, len(name))
+        parts.flush()
+    (part,) = (tmp_path / "other/parts/losses").iterdir()
+    shutil.copytree(part, tmp_path / "one/parts/losses" / part.name)
+    assert Parts(tmp_path / "one", IDENTITY).finished("losses") == {3}
 
 
 def test_a_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
@@ -265,16 +289,15 @@ def test_a_process_that_lives_loses_at_most_the_last_seconds(tmp_path: Path) -> 
     assert Parts(tmp_path, IDENTITY).finished("losses") == {0}
 
 
-def test_results_hold_everything_and_pandas_reads_them(tmp_path: Path) -> None:
-    write_fake_results(tmp_path)
-    results = read_results(tmp_path)
+def test_results_hold_everything_and_pandas_reads_them(whole: Path) -> None:
+    results = read_results(whole)
     texts = results.tokens.query(f"document == {DOCUMENTS[1]}").text  # an odd one: reported
     assert "".join(texts) == "".join(fake_words(DOCUMENTS[1]))
     assert results.meta.windows == META.windows
     # The one-liner of docs/formats.md.
     line = re.search(r"pd\.read_parquet\(\"(.*?)\"\)", (ROOT / "docs/formats.md").read_text())
     assert line
-    table = pd.read_parquet(tmp_path / Path(line[1]).name)
+    table = pd.read_parquet(whole / Path(line[1]).name)
     pd.testing.assert_frame_equal(table, getattr(results, Path(line[1]).stem))
 
 

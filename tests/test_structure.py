@@ -11,15 +11,24 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 # What each part may import of this project, besides itself and the ground they all stand on.
-_GROUND = "drawing ending errors files launch lock nested progress rows versions"
+_GROUND = (
+    "drawing ending errors files json_files launch lock manifest nested progress rows versions"
+)
 GROUND = {f"olmo_sparsity.{name}" for name in _GROUND.split()}
 CONFIG = {f"olmo_sparsity.config{part}" for part in ("", "_check", "_file", "_olmo")}
 TRAINING = {*CONFIG, "olmo_sparsity.data", "olmo_sparsity.model"}
 ALLOWED = {
     **{name: {"olmo_sparsity.errors"} - {name} for name in GROUND},
-    "olmo_sparsity.rows": {"olmo_sparsity.errors", "olmo_sparsity.files"},
+    "olmo_sparsity.rows": {
+        f"olmo_sparsity.{name}" for name in ("errors", "files", "json_files", "manifest")
+    },
     "olmo_sparsity.arguments": {"olmo_sparsity.errors"},
+    "olmo_sparsity.drawing": {"olmo_sparsity.errors", "olmo_sparsity.files"},
+    "olmo_sparsity.files": {"olmo_sparsity.launch"},
     "olmo_sparsity.lock": {f"olmo_sparsity.{name}" for name in ("errors", "files", "launch")},
+    "olmo_sparsity.manifest": {
+        f"olmo_sparsity.{name}" for name in ("errors", "files", "json_files")
+    },
     **dict.fromkeys(CONFIG, CONFIG),
     "olmo_sparsity.data": CONFIG,  # neither of these two knows the other
     "olmo_sparsity.model": CONFIG,

@@ -325,7 +325,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
     experiment.run_settings(settings)
     file = tmp_path / "run" / "trials" / "rope_seed1.json"
     file.write_text(file.read_text()[:-40])
-    with pytest.raises(DataError, match=r"rope_seed1.json' cannot be read .* delete it"):
+    with pytest.raises(DataError, match=r"rope_seed1.json: not readable JSON .* delete it"):
         experiment.run_settings(settings)
 
 

@@ -525,11 +525,12 @@ def test_ends_that_do_not_rise_to_the_last_token_are_refused(
         open_shards(data, split)
 
 
-@pytest.mark.parametrize("name", ["../other/train.tokens", "/etc/passwd", 3])
+@pytest.mark.parametrize("name", ["../other/train.tokens", "/etc/passwd"])
 def test_a_manifest_names_files_of_its_own_folder_only(data: DataConfig, name: object) -> None:
     prepare(data)
     path = Path(data.folder) / "manifest.json"
     content = json.loads(path.read_text())
+    content.pop("crc32")  # as an older version wrote it
     content["files"][0]["tokens"] = name
     path.write_text(json.dumps(content))
     with pytest.raises(DataError, match=f"manifest.json: .* '{name}', which is outside"):

@@ -24,7 +24,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -38,6 +38,7 @@ from olmo_sparsity.data.tokenizer import (
 )
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.files import sha256_of, stays_inside, write_atomically
+from olmo_sparsity.json_files import conform, read_json, with_crc
 
 if TYPE_CHECKING:
     from olmo_sparsity.config import DataConfig
@@ -70,7 +71,7 @@ class Manifest:
     tokenizer_sha256: str | None = None
     vocab_size: int = 0
     eos_id: int = 0
-    dtype: str = "uint16"
+    dtype: Literal["uint16", "uint32"] = "uint16"
     num_shards: int = 0
     tally: Tally = field(default_factory=Tally)
     """Of the records in the shards written so far: where a resumed run continues."""
@@ -90,26 +91,24 @@ class Manifest:
             split: {"documents": self.num_documents(split), "tokens": self.num_tokens(split)}
             for split in SPLITS
         }
-        write_atomically(folder / "manifest.json", json.dumps(content, indent=1) + "\n")
+        write_atomically(folder / "manifest.json", json.dumps(with_crc(content), indent=1) + "\n")
 
     @staticmethod
     def load(folder: Path) -> Manifest:
         path = folder / "manifest.json"
+        remedy = f"delete {folder} and run `olmo-sparsity prepare` again"
+        found = read_json(path, dict, remedy)
+        found.pop("totals", None)
         try:
-            content = json.loads(path.read_text())
-            content.pop("totals")
-            content["tally"] = Tally(**content["tally"])
-            content["files"] = [ShardFile(**file) for file in content["files"]]
-            for file in content["files"]:
-                for name in (file.tokens, file.ends):
-                    if not stays_inside(name):
-                        raise ValueError(f"it names '{name}', which is outside of its folder")
-            return Manifest(**content)
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DataError(
-                f"{path}: not a manifest ({error}); delete {folder} and run `olmo-sparsity "
-                "prepare` again"
-            ) from None
+            manifest = conform(found, Manifest)
+        except ValueError as error:
+            raise DataError(f"{path}: not a manifest ({error}); {remedy}") from None
+        for name in (name for file in manifest.files for name in (file.tokens, file.ends)):
+            if not stays_inside(name):
+                raise DataError(
+                    f"{path}: it names '{name}', which is outside of its folder; {remedy}"
+                )
+        return manifest
 
 
 def check_files(folder: Path, manifest: Manifest, verify: Collection[str] = ()) -> None:

@@ -3,14 +3,13 @@
 Place in the flow: beneath training's checkpoints and `load_model`; knows files, no architecture.
 
 A checkpoint folder `step000300/` holds `config.yaml`, `model.safetensors`, `tokenizer.json`,
-`trainer.json` and `manifest.json`: {"files": {name: {"sha256": hex, "bytes": count}}}.
+`trainer.json` and `manifest.json`, which vouches for the others.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
-import json
 import re
 from collections.abc import Collection, Mapping
 from pathlib import Path
@@ -21,9 +20,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.files import follow_umask, sha256_of, stays_inside
+from olmo_sparsity.files import follow_umask, sha256_of
+from olmo_sparsity.manifest import verify_manifest
 
-MANIFEST = "manifest.json"
 WEIGHTS = "model.safetensors"
 
 _WHOLE_BYTES = 2**30  # above this a fingerprint samples the file instead of reading all of it
@@ -100,55 +99,6 @@ def unreadable(path: str | Path, error: Exception) -> DataError:
 
 
 # --- checkpoint folders -------------------------------------------------------------------------
-
-
-def write_manifest(folder: Path) -> None:
-    """List every file beneath the folder; written last, so that it vouches for all of them."""
-    files = {
-        path.relative_to(folder).as_posix(): {
-            "sha256": sha256_of(path),
-            "bytes": path.stat().st_size,
-        }
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != MANIFEST
-    }
-    (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1) + "\n")
-
-
-def read_manifest(folder: Path) -> dict[str, dict]:
-    """name → {"sha256", "bytes"}; raises ValueError or OSError when there is no telling."""
-    files = json.loads((folder / MANIFEST).read_text())["files"]
-    if not all(isinstance(entry, dict) for entry in files.values()):
-        raise ValueError("its entries are not objects")
-    return files
-
-
-def verify_manifest(folder: str | Path, only: Collection[str] | None = None) -> str | None:
-    """What is wrong with a checkpoint folder, in words; None when nothing is.
-
-    `only`: the files that matter to the caller. Analysis needs no optimizer state, which is most of
-    what there is to hash.
-    """
-    folder = Path(folder)
-    try:
-        files = read_manifest(folder)
-    except OSError:
-        return f"{MANIFEST} is missing"
-    except (ValueError, KeyError, TypeError, AttributeError):
-        return f"{MANIFEST} is not a readable list of files"
-    for name in sorted(only if only is not None else files):
-        if name not in files:
-            return f"{MANIFEST} does not list {name}"
-        if not stays_inside(name):
-            return f"{MANIFEST} names '{name}', which is outside of the folder"
-        path, entry = folder / name, files[name]
-        if not path.is_file():
-            return f"{name} is missing"
-        if path.stat().st_size != entry.get("bytes"):
-            return f"{name} has {path.stat().st_size} bytes, {MANIFEST} says {entry.get('bytes')}"
-        if sha256_of(path) != entry.get("sha256"):
-            return f"{name} does not have the SHA-256 that {MANIFEST} gives"
-    return None
 
 
 def list_checkpoints(run_folder: str | Path) -> list[Path]:

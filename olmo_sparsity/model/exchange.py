@@ -21,7 +21,7 @@ from torch import Tensor
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.config_file import load_config
 from olmo_sparsity.errors import ConfigError, UserError
-from olmo_sparsity.files import follow_umask
+from olmo_sparsity.files import follow_umask, remove_partial, writing
 from olmo_sparsity.model.checkpoint_files import check_fit, fill, unreadable
 from olmo_sparsity.model.huggingface import HuggingFaceLM, gpt_neox_config
 from olmo_sparsity.model.load import find_folder, load_model
@@ -152,10 +152,13 @@ def export(checkpoint: Path, out: Path) -> str:
         model = loaded.model.model
     else:
         model = hugging_face_model(config, loaded.model.state_dict(), str(folder))
-    model.save_pretrained(out)
-    for path in out.glob("*.safetensors"):
-        follow_umask(path)
-    _save_tokenizer(loaded.tokenizer, config, out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    remove_partial(out.parent)
+    with writing(out) as partial:
+        model.save_pretrained(partial)
+        for path in partial.glob("*.safetensors"):
+            follow_umask(path)
+        _save_tokenizer(loaded.tokenizer, config, partial)
     return type(model).__name__
 
 

@@ -24,15 +24,14 @@ from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.config_file import load_config
 from olmo_sparsity.errors import ConfigError, DataError, UserError, is_out_of_memory
 from olmo_sparsity.launch import read_launch
+from olmo_sparsity.manifest import MANIFEST, verify_manifest
 from olmo_sparsity.model.checkpoint_files import (
-    MANIFEST,
     WEIGHTS,
     fingerprint,
     fingerprint_weights,
     latest_checkpoint,
     list_checkpoints,
     load_weights,
-    verify_manifest,
 )
 from olmo_sparsity.model.compatibility import PositionLimit
 from olmo_sparsity.model.huggingface import HuggingFaceLM, gpt_neox_config

@@ -22,7 +22,8 @@ from torch import Tensor
 from yaml import YAMLError
 
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.model.checkpoint_files import MANIFEST, WEIGHTS, read_weights, unreadable
+from olmo_sparsity.manifest import MANIFEST
+from olmo_sparsity.model.checkpoint_files import WEIGHTS, read_weights, unreadable
 
 
 def is_official(source: str) -> bool:

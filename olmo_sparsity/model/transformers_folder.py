@@ -6,7 +6,6 @@ Nothing is unpickled, no code of the folder runs, and nothing is built that its 
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ from torch import nn
 
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.files import stays_inside
+from olmo_sparsity.json_files import read_json
 from olmo_sparsity.model.checkpoint_files import unreadable
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ ask on the terminal whether to run the folder's code."""
 
 ADAPTER = "adapter_config.json"
 
+_REMEDY = "write or download it again"
+
 _MOST_PACKED = 32
 """Quantized weights have up to so many to a stored number; tied ones are stored once."""
 
@@ -39,11 +41,11 @@ def is_hugging_face(folder: Path) -> bool:
 
 def base_of_adapter(folder: Path) -> str:
     """The folder or hub name of the model that a PEFT adapter changes."""
-    try:
-        config = json.loads((folder / ADAPTER).read_text(encoding="utf-8"))
-        return str(config["base_model_name_or_path"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise unreadable(folder / ADAPTER, error) from None
+    config = read_json(folder / ADAPTER, dict, _REMEDY)
+    name = config.get("base_model_name_or_path")
+    if not isinstance(name, str):
+        raise DataError(f"{folder / ADAPTER}: base_model_name_or_path={name}; {_REMEDY}")
+    return name
 
 
 def add_adapter(model: PreTrainedModel, folder: Path, device: str) -> PeftModel:
@@ -64,6 +66,7 @@ def read_hugging_face(
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
+    read_json(folder / "config.json", dict, _REMEDY)  # also that it is not nested too deep
     logging.disable_progress_bar()  # one for each model, of many small weights, on stderr
     config = AutoConfig.from_pretrained(folder, **NO_CODE)
     # The kernel is not for the folder to choose: it may name one that is not installed, or one on
@@ -136,11 +139,10 @@ def check_weight_files(folder: Path) -> list[Path]:
             )
         raise DataError(f"'{folder}' has a config.json but no *.safetensors; download it again")
     for index in sorted(folder.glob("*.safetensors.index.json")):
-        try:
-            named = json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise unreadable(index, error) from None
-        outside = [name for name in named if not stays_inside(name)]
+        named = read_json(index, dict, _REMEDY).get("weight_map")
+        if not isinstance(named, dict):
+            raise DataError(f"{index}: has no weight_map; {_REMEDY}")
+        outside = [name for name in named.values() if not stays_inside(name)]
         if outside:
             raise DataError(
                 f"'{index}' names '{outside[0]}', which is outside of its folder; do not use it, "

@@ -27,7 +27,8 @@ import torch
 from omegaconf import OmegaConf
 
 from olmo_sparsity.errors import ConfigError, DataError, UserError
-from olmo_sparsity.files import write_atomically
+from olmo_sparsity.files import remove_partial, write_atomically
+from olmo_sparsity.json_files import read_json, with_crc
 from olmo_sparsity.model.load import device_name
 from olmo_sparsity.nested import differences
 from olmo_sparsity.progress import Progress
@@ -58,6 +59,8 @@ def run_settings(
     made_by = provenance(device_name(device))
     folder = Path(settings.output)
     (folder / "trials").mkdir(parents=True, exist_ok=True)
+    for inner in (folder, folder / "trials"):
+        remove_partial(inner)
     fixed = fixed_settings(settings)
     _refuse_other_settings(folder, fixed)
     trials = list_trials(settings)[shard[0] :: shard[1]]
@@ -126,7 +129,7 @@ def _run_and_save(
     report: Callable[[int, float], None],
 ) -> None:
     found = run_trial(settings, trial, device, report)
-    write_atomically(_file_of(folder, trial), json.dumps(found, indent=1) + "\n")
+    write_atomically(_file_of(folder, trial), json.dumps(with_crc(found), indent=1) + "\n")
 
 
 # --- many trials ----------------------------------------------------------------------------------
@@ -229,14 +232,14 @@ def _file_of(folder: Path, trial: Trial) -> Path:
 def _line(folder: Path, trial: Trial) -> str:
     """What a trial came to: exact match at its shortest and its longest length."""
     found = _read_trial(_file_of(folder, trial))
-    rows = [Row(**row) for row in found["rows"]]
+    rows = found.rows
     first, last = (min(rows, key=lambda r: r.length), max(rows, key=lambda r: r.length))
     ends = ", ".join(
         f"{row.exact_match:.3f} at {row.length}"
         + (f" (k = {row.test_k})" if row.test_k is not None else "")
         for row in (first, last)
     )
-    return f"{trial.name}: right {ends}; {found['seconds']:.0f} s"
+    return f"{trial.name}: right {ends}; {found.seconds:.0f} s"
 
 
 def fixed_settings(settings: ExperimentSettings) -> dict[str, Any]:
@@ -249,26 +252,32 @@ def fixed_settings(settings: ExperimentSettings) -> dict[str, Any]:
 def _refuse_other_settings(folder: Path, fixed: dict[str, Any]) -> None:
     path = folder / "settings.json"
     if not path.exists():
-        write_atomically(path, json.dumps(fixed, indent=1) + "\n")
+        write_atomically(path, json.dumps(with_crc(fixed), indent=1) + "\n")
         return
-    try:
-        before = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise DataError(f"'{path}' cannot be read ({error}); choose another output") from None
-    if changed := differences(before, fixed):
+    if changed := differences(read_json(path, dict, "choose another output"), fixed):
         raise ConfigError(
             f"output={folder} holds trials with {', '.join(changed)}; choose another output, or "
             "delete that folder"
         )
 
 
-def _read_trial(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-        found["rows"] = [row for row in found["rows"] if Row(**row)]
-        found["last_loss"] = float(found["losses"][-1][1])
-    except (ValueError, TypeError, KeyError, IndexError) as error:
-        raise DataError(f"'{path}' cannot be read ({error}); delete it and start again") from None
+@dataclasses.dataclass(frozen=True)
+class _Trained:
+    """The file of a trial."""
+
+    rows: list[Row]
+    losses: list[list[float]]
+    num_parameters: int
+    training_seconds: float
+    seconds: float
+    cpu_seconds: float
+
+
+def _read_trial(path: Path) -> _Trained:
+    remedy = "delete it and start again"
+    found = read_json(path, _Trained, remedy)
+    if not (found.rows and found.losses and len(found.losses[-1]) == 2):
+        raise DataError(f"{path}: it has no rows or no losses; {remedy}")
     return found
 
 
@@ -277,7 +286,7 @@ def _collect(folder: Path) -> tuple[list[Row], dict[str, dict[str, float]]]:
     rows, seconds, losses = [], {}, {}
     for path in sorted((folder / "trials").glob("*.json")):
         found = _read_trial(path)
-        rows += [Row(**row) for row in found["rows"]]
-        seconds[path.stem] = found["seconds"]
-        losses[path.stem] = round(found["last_loss"], 4)
+        rows += found.rows
+        seconds[path.stem] = found.seconds
+        losses[path.stem] = round(found.losses[-1][1], 4)
     return rows, {"trial_seconds": seconds, "trial_losses": losses}

@@ -20,13 +20,11 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from olmo_sparsity.config import CheckpointConfig
-from olmo_sparsity.errors import ConfigError, DataError, UserError
-from olmo_sparsity.files import publish, sync
-from olmo_sparsity.model.checkpoint_files import (
-    list_checkpoints,
-    verify_manifest,
-    write_manifest,
-)
+from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.files import publish
+from olmo_sparsity.json_files import read_json
+from olmo_sparsity.manifest import verify_manifest, write_manifest
+from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.distributed import Processes
 
 ENGINE_FOLDER = "engine"
@@ -42,11 +40,7 @@ class TrainerState:
 
     @staticmethod
     def read(folder: Path) -> TrainerState:
-        path = folder / "trainer.json"
-        try:
-            return TrainerState(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError) as error:
-            raise DataError(f"{path} is not a trainer state: {error}") from None
+        return read_json(folder / "trainer.json", TrainerState, "use another checkpoint")
 
 
 def save(
@@ -73,7 +67,9 @@ def save(
         with processes.agree(), _disk_errors(run_folder, final):
             if processes.is_first:
                 (partial / "trainer.json").write_text(json.dumps(asdict(state), indent=1))
-                _publish(partial, final)
+                shutil.rmtree(final, ignore_errors=True)  # a corrupted one of the same step
+                write_manifest(partial)
+                publish(partial, final)
                 old = list_checkpoints(run_folder)[kept.keep :]
                 _delete([path for path in old if not kept.stays(step_of(path))])
     except UserError:
@@ -81,14 +77,6 @@ def save(
             shutil.rmtree(partial, ignore_errors=True)
         raise
     return final
-
-
-def _publish(partial: Path, final: Path) -> None:
-    write_manifest(partial)
-    for path in sorted(partial.rglob("*")):
-        sync(path)
-    shutil.rmtree(final, ignore_errors=True)  # a corrupted one of the same step
-    publish(partial, final)
 
 
 def step_of(checkpoint: Path) -> int:

@@ -11,7 +11,6 @@ fp32 copy that is cut into parts with the moments; the fp32 copy is what a check
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import warnings
 from collections.abc import Iterator
@@ -24,6 +23,7 @@ from torch import Tensor
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.json_files import read_json
 from olmo_sparsity.nested import leaves
 from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.engine import Engine, adam_state
@@ -187,13 +187,8 @@ def deepspeed_settings(config: RunConfig, processes: Processes) -> dict[str, Any
     """The JSON file of the engine with what our config decides; a contradiction is refused."""
     name = config.engine.name
     path = Path(config.engine.deepspeed_config or CONFIG_FOLDER / f"{name}.json")
-    try:
-        settings = json.loads(path.read_text())
-        given = dict(leaves(settings))
-    except (OSError, ValueError, AttributeError) as error:
-        raise ConfigError(
-            f"engine.deepspeed_config={path} cannot be read as JSON settings: {error}"
-        ) from None
+    settings = read_json(path, dict, "engine.deepspeed_config names DeepSpeed's JSON settings")
+    given = dict(leaves(settings))
     training, optimizer = config.training, config.optimizer
     share = training.batch_size // processes.world_size
     micro = training.micro_batch_size or share

@@ -9,7 +9,6 @@ checkpoint; the loop itself holds nothing else. Exit codes are those of `Outcome
 from __future__ import annotations
 
 import contextlib
-import shutil
 import signal
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -31,7 +30,6 @@ from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import count_vocabulary, load_tokenizer
 from olmo_sparsity.data.tokens import refuse_other_settings
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.files import publish
 from olmo_sparsity.model.checkpoint_files import fill, load_weights, save_weights
 from olmo_sparsity.model.exchange import check_exportable, export, import_weights
 from olmo_sparsity.model.load import build_model, device_name
@@ -247,19 +245,14 @@ def _train(
 
     with processes.agree():
         if processes.is_first and config.checkpoint.export_at_end:
-            export_once(run_folder)
+            out = run_folder / "huggingface"
+            if not out.exists():  # not again by another start of a finished run
+                export(run_folder, out)
     if processes.is_first:
-        tell(f"held-out loss by position: {format_losses(metrics.last_heldout())}")
+        last = metrics.last_heldout()
+        lost = "lost, with its line of metrics.jsonl"
+        tell(f"held-out loss by position: {format_losses(last) if last else lost}")
     return Outcome.FINISHED
-
-
-def export_once(run_folder: Path) -> None:
-    """Whole or absent, and not again by another start of a finished run."""
-    out, partial = run_folder / "huggingface", run_folder / "huggingface.tmp"
-    if not out.exists():
-        shutil.rmtree(partial, ignore_errors=True)
-        export(run_folder, partial)
-        publish(partial, out)
 
 
 def dry_run(config: RunConfig) -> None:

@@ -15,6 +15,7 @@ import socket
 import time
 import uuid
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -24,6 +25,7 @@ from olmo_sparsity.config_file import flatten
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.files import write_atomically
+from olmo_sparsity.json_files import read_json
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.checkpoint import step_of
 from olmo_sparsity.training.distributed import Processes
@@ -154,15 +156,21 @@ def attempt(run_folder: Path, start: int, processes: Processes) -> Iterator[None
         path.unlink(missing_ok=True)
 
 
+@dataclass(frozen=True)
+class _Attempts:
+    start: int
+    deaths: list[int]
+
+
 def _count_deaths(path: Path, start: int) -> None:
     """The file is there only while a run is alive, or after it died."""
     deaths: list[int] = []
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        before = json.loads(path.read_text())
-        if before["start"] == start:
+    with contextlib.suppress(DataError):  # it has nothing to say then
+        before = read_json(path, _Attempts, "")
+        if before.start == start:
             # How far it came, as precisely as it logs.
             reached = [row["step"] for row in read_metrics(path.parent / "metrics.jsonl")]
-            deaths = [*before["deaths"], max(reached, default=start)]
+            deaths = [*before.deaths, max(reached, default=start)]
     same = deaths.count(deaths[-1]) if deaths else 0
     if same >= SAME_STEP or len(deaths) >= ANYWHERE:
         where = f"{same} times after step {deaths[-1]}" if same >= SAME_STEP else f"after {deaths}"
@@ -171,4 +179,4 @@ def _count_deaths(path: Path, start: int) -> None:
             "checkpoint: to start it again would loop. Find the cause in the job's log (out of "
             f"memory? checkpoint.interval_steps too long for the time limit?), then delete {path}"
         )
-    write_atomically(path, json.dumps({"start": start, "deaths": deaths}))
+    write_atomically(path, json.dumps(asdict(_Attempts(start, deaths))))

@@ -12,6 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,14 @@ from torch import Tensor
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import flatten, load_config, save_config
 from olmo_sparsity.errors import ConfigError, DataError, UserError
-from olmo_sparsity.files import is_partial, remove_partial, write_atomically
+from olmo_sparsity.files import is_partial, remove_partial, write_atomically, writing
+from olmo_sparsity.json_files import conform, parse_json, read_json, with_crc
 from olmo_sparsity.lock import LOCK, locked
+from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.model.load import device_name
 from olmo_sparsity.nested import differences
+from olmo_sparsity.progress import say
+from olmo_sparsity.training.checkpoint import step_of
 from olmo_sparsity.training.sinks import Sink
 from olmo_sparsity.versions import provenance, typed_command
 
@@ -111,10 +116,7 @@ def describe_environment(
     run_folder: Path, engine: dict[str, Any], device: torch.device, resumed_at: int
 ) -> None:
     path = run_folder / "environment.json"
-    try:
-        entries = json.loads(path.read_text()) if path.exists() else []
-    except ValueError as error:
-        raise DataError(f"{path} is damaged ({error}); delete it to go on without") from None
+    entries = read_json(path, list[dict], "delete it to go on without") if path.exists() else []
     entries.append(
         {
             "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -156,10 +158,15 @@ class Metrics:
         self.path = run_folder / "metrics.jsonl"
         self.sinks, self.writes = sinks, writes
         self.pending: list[tuple[int, dict[str, Tensor | float]]] = []
+        self.num_lines = 0
         if writes and self.path.exists():
             # A killed run may have written past its last checkpoint; those steps come again.
-            kept = [row for row in read_metrics(self.path) if row["step"] <= start]
-            write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in kept))
+            lines = _read_lines(self.path)
+            kept = [line for line in lines if line.row is None or line.row["step"] <= start]
+            with writing(self.path) as partial:
+                partial.write_bytes(b"".join(line.text + b"\n" for line in kept))
+            self.num_lines = max((line.number for line in kept), default=0)
+            _name_damage(self.path, kept)
 
     def add(self, step: int, **values: Tensor | float) -> None:
         self.pending.append((step, values))
@@ -193,33 +200,89 @@ class Metrics:
         if not self.writes:
             return
         with self.path.open("a") as file:
-            file.writelines(json.dumps(row) + "\n" for row in rows)
+            for row in rows:
+                self.num_lines += 1
+                file.write(json.dumps(with_crc({**row, "line": self.num_lines})) + "\n")
         for sink in self.sinks:
             for row in rows:
                 sink(row)
 
-    def last_heldout(self) -> list[dict]:
+    def last_heldout(self) -> list[dict] | None:
+        """None: lost, with its line."""
         rows = [row["heldout"] for row in read_metrics(self.path) if "heldout" in row]
-        if not rows:
-            raise DataError(
-                f"{self.path} has lost the held-out losses of this finished run; restore it, or "
-                "train in another run_folder"
-            )
-        return rows[-1]
+        return rows[-1] if rows else None
 
 
 def read_metrics(path: Path) -> Iterator[dict]:
-    """The rows of a metrics file; a last line cut short by a kill is passed over."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
-    for number, line in enumerate(lines, start=1):
+    """The rows of a metrics file; damaged lines are passed over."""
+    yield from (line.row for line in _read_lines(path) if line.row is not None)
+
+
+@dataclass(frozen=True)
+class _Line:
+    number: int
+    """As it was written: lines before it may have been lost."""
+
+    text: bytes
+    row: dict | None
+    """None: it is damaged."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What a line may hold."""
+
+    step: int
+    loss: float = 0.0
+    gradient_norm: float = 0.0
+    learning_rate: float = 0.0
+    tokens_per_s: float = 0.0
+    peak_memory_gib: float = 0.0
+    mfu: float = 0.0
+    heldout: list[dict[str, float]] = field(default_factory=list)
+    induction_drop: float = 0.0
+    sparsity: dict = field(default_factory=dict)
+    line: int = 0
+
+
+def _read_lines(path: Path) -> list[_Line]:
+    try:
+        content = path.read_bytes() if path.exists() else b""
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}; restore it") from None
+    found: list[_Line] = []
+    last = 0
+    for text in content.splitlines():
         try:
-            row = json.loads(line)
+            row = _check_row(parse_json(text, dict))
         except ValueError:
             row = None
-        if isinstance(row, dict):
-            yield row
-        elif number < len(lines):
-            raise DataError(f"{path}, line {number} is damaged; delete that line")
+        # Older versions wrote no numbers. One that has been is there twice.
+        number = last + 1 if row is None else row.pop("line", last + 1)
+        found.append(_Line(number, text, row if number > last else None))
+        last = max(last, number)
+    if found and found[-1].row is None and not content.endswith(b"\n"):
+        found.pop()  # cut short by a kill
+    return found
+
+
+def _check_row(row: dict) -> dict:
+    conform(row, _Row)
+    for part in row.get("heldout", []):
+        if missing := {"from", "to", "loss", "num_tokens"} - part.keys():
+            raise ValueError(f"heldout lacks {missing}")
+    return row
+
+
+def _name_damage(path: Path, lines: list[_Line]) -> None:
+    damaged = [number for number, line in enumerate(lines, start=1) if line.row is None]
+    num_lost = max((line.number for line in lines), default=0) - len(lines)
+    if damaged:
+        more = f" and {len(damaged) - 5} more" if len(damaged) > 5 else ""
+        which = ", ".join(map(str, damaged[:5])) + more
+        say(f"{path}: {len(damaged)} damaged lines are passed over: {which}")
+    if num_lost > 0:
+        say(f"{path}: {num_lost} lines are lost")
 
 
 # --- the curves of a run -----
@@ -312,7 +375,13 @@ def _evaluations(run_folder: str | Path) -> list[dict]:
         raise DataError(
             f"{path} does not exist; is '{run_folder}' the run_folder of a trained run?"
         )
-    rows = [row for row in read_metrics(path) if "heldout" in row]
+    lines = _read_lines(path)
+    _name_damage(path, lines)
+    found = [line.row for line in lines if line.row is not None]
+    saved = [step_of(folder) for folder in list_checkpoints(run_folder)[:1]]
+    if found and saved and found[-1]["step"] < saved[0]:
+        say(f"{path} ends at step {found[-1]['step']}; its rows up to step {saved[0]} are lost")
+    rows = [row for row in found if "heldout" in row]
     if not rows:
         raise DataError(f"{path} holds no held-out loss yet; let the run reach an evaluation")
     return rows

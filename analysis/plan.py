@@ -1,0 +1,200 @@
+"""All that a measurement asks of the model, document by document.
+
+Place in the flow: model + documents + settings → **plan** → measurement, which carries it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from analysis.documents import Controls, Documents
+from analysis.recovery import recover
+from analysis.results import Results
+from analysis.scoring import Scorer, context_losses, repetition_drop
+from analysis.settings import Settings
+from analysis.statistics import half_of
+from analysis.tables import Columns, plain
+from analysis.targets import (
+    At,
+    Thresholds,
+    choose_targets,
+    fit_thresholds,
+    given_targets,
+    named_targets,
+    of_document,
+    planted_targets,
+    targets_fingerprint,
+)
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.load import LoadedModel
+
+
+@dataclass
+class Plan:
+    """All that a measurement asks of the model, document by document."""
+
+    model: LoadedModel
+    documents: Documents
+    settings: Settings
+    scorer: Scorer
+    controls: Controls
+    given: pd.DataFrame | None = None
+    """Targets that were not chosen here."""
+
+    @staticmethod
+    def of(
+        model: LoadedModel,
+        documents: Documents,
+        settings: Settings,
+        given: Results | At | None = None,
+        batch_tokens: int | None = None,
+    ) -> Plan:
+        """`given`: targets, those of another measurement or named ones."""
+        settings.check()
+        model.check_positions(settings.windows.num_positions())
+        device = next(model.model.parameters()).device
+        far_states = settings.far_states
+        scorer = Scorer(model.model, device, far_states=far_states, batch_tokens=batch_tokens)
+        controls = Controls(
+            documents, settings.windows, settings.foreign, settings.num_foreign, settings.seed
+        )
+        plan = Plan(model, documents, settings, scorer, controls)
+        if not plan.fits_thresholds or given is not None:
+            chosen = Settings(settings.windows)
+            for name in ("sets", "max_targets"):
+                if getattr(settings, name) != getattr(chosen, name):
+                    raise ConfigError(f"{name} is for targets that are chosen; these are given")
+        if given is None:
+            return plan
+        if not isinstance(given, Results):
+            plan.given = named_targets(documents, given, settings.windows)
+            return plan
+        if given.meta.data.get("fingerprint") != documents.fingerprint:
+            raise DataError(
+                f"the targets were chosen in {given.meta.data.get('source')}, other text than "
+                f"{documents.name}, or of another tokenizer; give the same text and number of "
+                "documents, and a model that shares the tokenizer"
+            )
+        asked = plain(asdict(settings.windows)) | {
+            "seed": settings.seed,
+            "num_foreign": settings.num_foreign,
+        }
+        theirs = {"prefix": [], "seed": given.meta.seed} | given.meta.windows | given.meta.controls
+        asked_alike = all(theirs.get(name) == value for name, value in asked.items())
+        plan.given = given_targets(given.targets, settings.windows, asked_alike)
+        return plan
+
+    @cached_property
+    def measured(self) -> list[int]:
+        """Documents that are longer than the long window."""
+        long = self.settings.windows.first_target
+        if len(self.documents) == 1:
+            raise DataError(
+                f"{self.documents.name} is one document, and measuring needs two or more: "
+                "give more, or cut plain text at its blank lines (split_at=blank-lines)"
+            )
+        found = [d.number for d in self.documents if len(d.tokens) > long]
+        if {half_of(number) for number in found} != {"threshold", "report"}:
+            raise DataError(
+                f"{self.documents.name}: {len(found)} of {len(self.documents)} documents are "
+                f"longer than long={long}; one at an even and one at an odd place are needed, "
+                "since half of them only fix the threshold. Give more documents (a text file is "
+                "one), or lower long"
+            )
+        needed = self.settings.num_foreign + 2  # itself, foreign ones, and the placebo
+        if self.controls.num_candidates < needed:
+            raise DataError(
+                f"{self.documents.name}: {self.controls.num_candidates} documents can stand in for "
+                f"each other, and the controls need {needed}, or the placebo would be a foreign "
+                "text; give more documents, or fewer draws of the foreign control"
+            )
+        return found
+
+    @property
+    def fits_thresholds(self) -> bool:
+        return self.given is None and not self.documents.are_planted
+
+    def induction(self) -> dict[str, Any]:
+        documents = [self.documents[number] for number in self.measured]
+        return repetition_drop(self.scorer, documents, self.settings.windows.first_target // 2)
+
+    def losses(self, number: int) -> dict[str, Columns]:
+        """The rows of one document in the tables of the first phase."""
+        document, windows = self.documents[number], self.settings.windows
+        return {
+            "documents": {"name": [document.name]},
+            "losses": dict(context_losses(self.scorer, document, windows, self.controls)),
+        }
+
+    def thresholds(self, losses: pd.DataFrame) -> Thresholds:
+        if not self.fits_thresholds:
+            return Thresholds(None, None)
+        half = losses[losses.document.map(half_of) == "threshold"]
+        return fit_thresholds(half, self.settings.target_share, self.settings.min_gap)
+
+    def targets(self, losses: pd.DataFrame) -> pd.DataFrame:
+        """Of the documents whose losses are there, those of the threshold half among them."""
+        if self.documents.are_planted:
+            return planted_targets(self.documents)
+        if self.given is not None:
+            return self.given
+        settings = self.settings
+        return choose_targets(
+            losses, self.thresholds(losses), settings.target_share, settings.seed, settings.sets,
+            settings.max_targets,
+        )  # fmt: skip
+
+    def answers(self, number: int, targets: pd.DataFrame) -> dict[str, Columns]:
+        """The rows of one document in the tables of the second phase."""
+        document, settings = self.documents[number], self.settings
+        found = recover(
+            self.scorer, document, settings.windows, of_document(targets, document),
+            units=settings.units, selectors=settings.selectors, ks=settings.ks,
+            controls=self.controls, seed=settings.seed,
+        )  # fmt: skip
+        tables: dict[str, Columns] = {name: dict(rows) for name, rows in found.items()}
+        tables["tokens"] = {
+            "place": np.arange(len(document.tokens)),
+            "token_id": document.tokens,
+            "text": document.texts,
+        }
+        if document.truth is not None:
+            tables["planted"] = {"place": document.truth}
+        return tables
+
+    def identity(self) -> dict[str, Any]:
+        """What must be equal for two processes to measure into one folder."""
+        return {
+            "model": self.model.fingerprint,
+            "dtype": self.dtype,
+            "data": self.documents.fingerprint,
+            "num_documents": len(self.documents),
+            "settings": asdict(self.settings),
+            "targets": None if self.given is None else targets_fingerprint(self.given),
+        }
+
+    @property
+    def dtype(self) -> str:
+        return str(next(self.model.model.parameters()).dtype).removeprefix("torch.")
+
+
+def share_of(numbers: list[int], index: int, of: int) -> list[int]:
+    """Every of-th pair, so that each share has documents of both halves."""
+    return [number for number in numbers if number // 2 % of == index]
+
+
+def about_targets(plan: Plan, thresholds: Thresholds) -> dict[str, Any]:
+    if plan.given is not None:
+        return {"given": targets_fingerprint(plan.given)}
+    settings = plan.settings
+    share = {
+        "share": settings.target_share,
+        "min_gap": settings.min_gap,
+        "max_targets": settings.max_targets,
+    }
+    return share | {"threshold": thresholds.gap, "kl_threshold": thresholds.kl}

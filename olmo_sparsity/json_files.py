@@ -1,0 +1,119 @@
+"""JSON files, read by the type of what they must hold. No torch here.
+
+Place in the flow: the ground under every reader of a file that may be damaged, or not ours.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from dataclasses import MISSING, fields, is_dataclass
+from functools import cache
+from pathlib import Path
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from olmo_sparsity.errors import DataError
+
+T = TypeVar("T")
+
+_DEEPEST = 50
+"""No file of ours is nested so deep; what is may exhaust the stack of whoever walks it."""
+
+
+def read_json(path: Path, kind: type[T], remedy: str) -> T:
+    """What the file holds, as `kind`; DataError with the remedy where it holds anything else."""
+    try:
+        return parse_json(path.read_bytes(), kind)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except ValueError as error:
+        reason = " ".join(str(error).split())[:200]
+    raise DataError(f"{path}: {reason}; {remedy}")
+
+
+def parse_json(content: bytes, kind: type[T]) -> T:
+    """ValueError says what is wrong."""
+    try:
+        value = json.loads(content.decode("utf-8"))
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    except ValueError as error:
+        raise ValueError(f"not readable JSON ({error})") from None
+    _refuse_depth(value)
+    return conform(check_crc(value) if isinstance(value, dict) else value, kind)
+
+
+def with_crc(value: dict[str, Any]) -> dict[str, Any]:
+    """With a CRC-32 of the rest as its last key, for a file or line without a manifest."""
+    return {**value, "crc32": _crc(value)}
+
+
+def check_crc(value: dict[str, Any]) -> dict[str, Any]:
+    """Without it. ValueError where it is not of the rest; what has none is of an older version."""
+    rest = {key: item for key, item in value.items() if key != "crc32"}
+    if len(rest) < len(value) and value["crc32"] != _crc(rest):
+        raise ValueError("it is not what was written (its crc32 differs)")
+    return rest
+
+
+def _crc(value: dict[str, Any]) -> str:
+    return f"{zlib.crc32(json.dumps(value).encode()):08x}"
+
+
+def conform(value: Any, kind: Any, where: str = "") -> Any:
+    """A dataclass of its fields, a container of conforming values, or the value, if it is of the
+    type `kind`. A whole number is a number, true and false are none."""
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is Any:
+        return value
+    if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
+        return _fill(value, kind, where)
+    if origin is Literal and any(type(value) is type(one) and value == one for one in inner):
+        return value
+    if origin in (Union, UnionType):
+        for one in inner:
+            if isinstance(value, _outer(one)) and (value is None) == (one is type(None)):
+                return conform(value, one, where)
+    elif origin is dict and isinstance(value, dict):
+        return {key: conform(item, inner[1], f"{where}.{key}") for key, item in value.items()}
+    elif origin is list and isinstance(value, list):
+        return [conform(item, inner[0], f"{where}[{i}]") for i, item in enumerate(value)]
+    elif (kind is float and type(value) in (int, float)) or type(value) is kind:
+        return value
+    shown = repr(value)
+    shown = shown if len(shown) < 60 else f"{shown[:60]}…"
+    name = "an object" if is_dataclass(kind) else getattr(kind, "__name__", str(kind))
+    raise ValueError(f"{where.lstrip('.') or 'it'} must be {name}, not {shown}")
+
+
+def _outer(kind: Any) -> Any:
+    return (
+        dict if is_dataclass(kind) else (int, float) if kind is float else get_origin(kind) or kind
+    )
+
+
+def _fill(value: dict, kind: type, where: str) -> Any:
+    known, types = {item.name: item for item in fields(kind)}, _types(kind)
+    for name in value.keys() - known.keys():
+        raise ValueError(f"{where.lstrip('.') or 'it'} has a strange key '{name}'")
+    for name, item in known.items():
+        if name not in value and item.default is MISSING and item.default_factory is MISSING:
+            raise ValueError(f"{where.lstrip('.') or 'it'} lacks '{name}'")
+    return kind(**{n: conform(item, types[n], f"{where}.{n}") for n, item in value.items()})
+
+
+@cache
+def _types(kind: type) -> dict[str, Any]:
+    return get_type_hints(kind)
+
+
+def _refuse_depth(value: Any) -> None:
+    level, depth = [value], 0
+    while level:
+        depth += 1
+        if depth > _DEEPEST:
+            raise ValueError("it is nested too deep")
+        found = [one.values() if isinstance(one, dict) else one for one in level
+                 if isinstance(one, dict | list)]  # fmt: skip
+        level = [item for items in found for item in items]
