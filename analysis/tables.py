@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.files import write_atomically
-from olmo_sparsity.manifest import read_parquet
+from olmo_sparsity.rows import read_parquet
 
 Columns = Mapping[str, np.ndarray | list | pd.Series]
 

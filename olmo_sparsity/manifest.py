@@ -11,14 +11,10 @@ from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.files import sha256_of, stays_inside, write_atomically, writing
 from olmo_sparsity.json_files import read_json
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MANIFEST = "manifest.json"
 
@@ -84,22 +80,3 @@ def verify_manifest(folder: str | Path, only: Collection[str] | None = None) -> 
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"
     return None
-
-
-def read_vouched(folder: Path, name: str, remedy: str) -> pa.Table:
-    """A table. Copies that are kept to be read have it without their manifest."""
-    problem = verify_manifest(folder) if (folder / MANIFEST).exists() else None
-    if problem is not None:
-        raise DataError(f"{folder} is damaged: {problem}; {remedy}")
-    return read_parquet(folder / name, remedy)
-
-
-def read_parquet(path: Path, remedy: str) -> pa.Table:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        return pq.ParquetFile(path).read()
-    except (pa.ArrowException, OSError) as error:
-        reason = " ".join(str(error).split())[:200]
-        raise DataError(f"{path} cannot be read ({reason}); {remedy}") from None

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.files import remove_partial, write_atomically, writing
 from olmo_sparsity.json_files import read_json
-from olmo_sparsity.manifest import read_vouched, write_manifest
+from olmo_sparsity.manifest import MANIFEST, verify_manifest, write_manifest
 
 Row = TypeVar("Row")
 
@@ -54,7 +54,10 @@ def read_rows(path: Path, kind: type[Row], made_by: str) -> tuple[list[Row], dic
         if not needed.is_file():
             raise DataError(f"'{path.parent}' has no {needed.name}; make it with `{made_by}`")
     remedy = f"make it again with `{made_by}`"
-    table = read_vouched(path.parent, path.name, remedy)
+    # Copies that are kept to be read have no manifest.
+    if (path.parent / MANIFEST).exists() and (problem := verify_manifest(path.parent)):
+        raise DataError(f"{path.parent} is damaged: {problem}; {remedy}")
+    table = read_parquet(path, remedy)
     meta = read_json(path.with_name("meta.json"), dict, remedy)
     names = schema_of(kind).names
     if table.schema.names != names:
@@ -64,6 +67,14 @@ def read_rows(path: Path, kind: type[Row], made_by: str) -> tuple[list[Row], dic
             f"{remedy}"
         )
     return [kind(**row) for row in table.to_pylist()], meta
+
+
+def read_parquet(path: Path, remedy: str) -> pa.Table:
+    try:
+        return pq.ParquetFile(path).read()
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{path} cannot be read ({reason}); {remedy}") from None
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:
