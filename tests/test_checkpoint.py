@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import config_from_dict
 from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.files import partial_name
 from olmo_sparsity.lock import LOCK
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.model.exchange import export
@@ -332,11 +333,12 @@ def test_a_run_exports_itself_at_its_end(make_config: MakeConfig) -> None:
     tokens_BL, positions_BL = torch.arange(12)[None], torch.arange(12)[None]
     torch.testing.assert_close(ours(tokens_BL, positions_BL), theirs(tokens_BL, positions_BL))
     shutil.rmtree(folder / "huggingface")
-    (folder / "huggingface.tmp").mkdir()  # killed while it was written
-    (folder / "huggingface.tmp/half").touch()
+    partial = left_by_a_killed_process(folder / "huggingface")
+    partial.mkdir()
+    (partial / "half").touch()
     train(config)
     assert (folder / "huggingface/config.json").is_file()
-    assert not (folder / "huggingface.tmp").exists()
+    assert not partial.exists()
 
 
 def test_what_cannot_be_exported_is_refused_before_training(make_config: MakeConfig) -> None:
@@ -370,11 +372,17 @@ def test_weights_in_a_checkpoint_are_not_pickled(make_config: MakeConfig) -> Non
     }
 
 
+def left_by_a_killed_process(path: Path) -> Path:
+    """The name under which a process that is gone was writing this."""
+    name = partial_name(path).name
+    return path.with_name(name.replace(f"-{os.getpid()}-", "-999999999-"))
+
+
 def test_a_start_killed_before_its_config_is_there_is_made_good(make_config: MakeConfig) -> None:
     config = make_config()
     folder = Path(config.run_folder)
     (folder / "checkpoints").mkdir(parents=True)
-    (folder / "config.yaml.0123456789ab.tmp").write_text("seed: 3\nhalf a")
+    left_by_a_killed_process(folder / "config.yaml").write_text("seed: 3\nhalf a")
     (folder / LOCK).write_text("")
     os.utime(folder / LOCK, (0, 0))
     assert train(config) is Outcome.FINISHED

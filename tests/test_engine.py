@@ -55,14 +55,14 @@ ALONE = Processes()
         (
             {"engine__name": "zero2", "engine__deepspeed_config": "/nowhere/zero.json"},
             TWO,
-            r"engine\.deepspeed_config=/nowhere/zero\.json cannot be read",
+            r"/nowhere/zero\.json: No such file or directory; engine\.deepspeed_config names",
         ),
     ],
 )
 def test_what_processes_cannot_share_is_refused(
     make_config: MakeConfig, changes: dict, processes: Processes, message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(UserError, match=message):
         check_engine(make_config(**changes), processes)
 
 
