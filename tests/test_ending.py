@@ -110,7 +110,7 @@ def test_ctrl_c_while_text_is_prepared(tmp_path: Path) -> None:
         time.sleep(0.01)
     child.send_signal(signal.SIGINT)
     _, error = child.communicate(timeout=60)
-    assert child.returncode == 75
+    assert child.returncode == 75, error
     assert error.splitlines()[-1] == "olmo-sparsity: stopped; the same command goes on"
     assert "Traceback" not in error
 

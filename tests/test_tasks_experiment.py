@@ -284,7 +284,7 @@ def test_workers_end_with_their_parent(tmp_path: Path, name: str) -> None:
         time.sleep(1)
         group = name == "SIGINT"  # as a terminal does
         (os.killpg if group else os.kill)(parent.pid, getattr(signal, name))
-        _, error = parent.communicate(timeout=30)
+        _, error = parent.communicate(timeout=120)
         deadline = time.monotonic() + 30
         while any(Path(f"/proc/{pid}").exists() for pid in workers):
             assert time.monotonic() < deadline, "workers live on"

@@ -222,8 +222,8 @@ def test_adapter_folders_that_cannot_be_read_are_one_line(
         with pytest.raises(ConfigError, match="is a PEFT adapter; pip install peft"):
             load_model(str(adapter_folder), device="cpu")
     for changed, problem in (
-        ("{", "adapter_config.json' cannot be read"),
-        ("{}", "adapter_config.json' cannot be read"),
+        ("{", "adapter_config.json: not readable JSON"),
+        ("{}", "adapter_config.json: not readable JSON"),
         (text.replace(base, "/gone"), "'/gone' does not exist"),
         (text.replace(base, str(adapter_folder)), "is no base model of transformers"),
     ):

@@ -192,7 +192,7 @@ class Cluster:
     def wait_for(self, holds: Callable[[], bool], what: str, timeout_s: float = 60) -> None:
         deadline = time.monotonic() + timeout_s
         while not holds():
-            for name, daemon in self.daemons.items():
+            for name, daemon in list(self.daemons.items()):
                 if daemon.poll() is not None:
                     raise RuntimeError(f"{name} has left with {daemon.returncode}:\n{self.logs()}")
             if time.monotonic() > deadline:
