@@ -63,6 +63,9 @@ class Check:
     chosen by their gap."""
 
     induction: dict[str, Any]
+    apart: int
+    """How many stretches as long as the text the unrelated text has: fewer than `draws` overlap."""
+
     tables: dict[str, pd.DataFrame] = field(repr=False)
     """What `recover` found, of own far parts and of unrelated texts."""
 
@@ -72,8 +75,8 @@ class Check:
 
     @property
     def num_beyond(self) -> int:
-        """Targets whose own units do more than those of every unrelated text."""
-        return int((self.table.better == 0).sum())
+        """Targets whose own units lower the loss, and more than those of every unrelated text."""
+        return int(((self.table.better == 0) & (self.table.own > 0)).sum())
 
     @property
     def verdict(self) -> str:
@@ -94,14 +97,20 @@ class Check:
 
     @property
     def warning(self) -> str:
-        """What the model cannot do; empty if it copies."""
-        if self.induction["has_induction"]:
-            return ""
-        return (
-            "this model does not copy from its context (a repeated passage costs it only "
-            f"{self.induction['drop']:.2f} nats a token less), so it cannot use a far token that "
-            "says the answer"
-        )
+        """What the model cannot do, or the unrelated texts; empty if there is nothing."""
+        said = []
+        if self.apart < self.draws:
+            said.append(
+                f"the {self.draws} unrelated texts overlap: there is text for {self.apart}; give "
+                "more (--foreign), or fewer draws"
+            )
+        if not self.induction["has_induction"]:
+            said.append(
+                "this model does not copy from its context (a repeated passage costs it only "
+                f"{self.induction['drop']:.2f} nats a token less), so it cannot use a far token "
+                "that says the answer"
+            )
+        return "; ".join(said)
 
     def __str__(self) -> str:
         lines = [
@@ -132,12 +141,12 @@ def check(
     if draws < 2:
         raise ConfigError(f"draws={draws} must be at least 2")
     spans: Spans = list(zip(targets.target.tolist(), targets.end.tolist(), strict=True))
-    others = _unrelated(model, foreign, len(document.tokens))
+    others = _unrelated(model, foreign, document)
+    apart = len(others[0].tokens) // len(document.tokens)
     controls = Controls(others, windows, num_draws=draws, seed=asked.seed)
     parts = {DOCUMENT: np.array(spans)}
     if asked.chosen_by_gap:
-        grid = replace(windows, stride=windows.short)
-        losses = context_losses(scorer, document, grid, replace(controls, windows=grid))
+        losses = context_losses(scorer, document, windows, controls)
         losses = losses[losses.target >= first_place(windows, asked.units)]
         parts[PLACEBO] = np.array(largest_gaps(losses, "placebo_loss_long"))
     k = asked.k
@@ -165,6 +174,7 @@ def check(
         share=value / table.gap.mean() if table.gap.mean() > MIN_GAP else float("nan"),
         placebo=float(excess.loc[PLACEBO].mean()) if asked.chosen_by_gap else None,
         induction=repetition_drop(scorer, _passages(others), PASSAGE),
+        apart=apart,
         tables=tables,
     )  # fmt: skip
 
@@ -175,21 +185,33 @@ def _interval(own: pd.Series, foreign: pd.DataFrame, seed: int) -> tuple[float, 
     return interval(resampled_R, float(excess_D.mean()))
 
 
-def _unrelated(model: LoadedModel, foreign: Any, length: int) -> Documents:
-    """Text that is long enough to stand in for the far part: documents, one after the other."""
+def _unrelated(model: LoadedModel, foreign: Any, document: Document) -> Documents:
+    """Text that is long enough to stand in for the far part: documents, one after the other. One
+    that shares a passage with the text is left out: it may be the text itself."""
+    length = len(document.tokens)
     wanted, found, num_tokens = max(20 * length, 20_000), [], 0
-    for document in open_documents(foreign, model, limit=max(2, wanted // 50)):
-        found.append(document.tokens)
-        num_tokens += len(document.tokens)
+    own = _runs(document.tokens)
+    for other in open_documents(foreign, model, limit=max(2, wanted // 50)):
+        if not own.isdisjoint(_runs(other.tokens)):
+            continue
+        found.append(other.tokens)
+        num_tokens += len(other.tokens)
         if num_tokens >= wanted:
             break
     if num_tokens < length:
         raise DataError(
-            f"the check needs {length:,} tokens of unrelated text, {foreign} has {num_tokens:,}; "
-            "give more (foreign=…)"
+            f"the check needs {length:,} tokens of unrelated text, and the text for it has "
+            f"{num_tokens:,} that share no passage with this one; give more (foreign=…)"
         )
     return Documents("unrelated text", [Document(np.concatenate(found), number=1,
                                                  tokenizer=model.tokenizer)])  # fmt: skip
+
+
+def _runs(tokens: np.ndarray, length: int = 32) -> set[bytes]:
+    """Every run of so many tokens, or the whole where it is shorter."""
+    tokens = tokens.astype("<i8")
+    last = max(1, len(tokens) - length + 1)
+    return {tokens[first : first + length].tobytes() for first in range(last)}
 
 
 def _passages(others: Documents) -> list[Document]:

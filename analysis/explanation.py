@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -81,8 +81,20 @@ def explain(
         raise ConfigError("`at` names places of a text; `target` and `chat` belong to a prompt")
     if selector not in SELECTORS:
         raise ConfigError(f"selector={selector} is unknown; choose from {', '.join(SELECTORS)}")
-    if k < 1:
-        raise ConfigError(f"k={k} must be at least 1")
+    for name, value in (
+        ("k", k),
+        ("short", short),
+        ("seed", seed),
+        ("max_new_tokens", max_new_tokens),
+    ):
+        least = 0 if name == "seed" else 1
+        if value is not None and (not isinstance(value, int | np.integer) or value < least):
+            raise ConfigError(f"{name}={value} must be a whole number from {least} up")
+    if long != "all" and not isinstance(long, int | np.integer):
+        raise ConfigError(f"long={long!r} must be `all` or a number of tokens")
+    for name, given in (("text", text), ("prompt", prompt), ("target", target), ("prefix", prefix)):
+        if given is not None and not isinstance(given, str):
+            raise ConfigError(f"{name} must be a string, not {type(given).__name__}")
     span_width(units)
     if chat and prefix != "auto":
         raise ConfigError(
@@ -128,8 +140,7 @@ def explain(
     scorer = Scorer(loaded.model, far_states=far_states, batch_tokens=batch_tokens)
     chosen_by_gap = spans is None
     if spans is None:
-        grid = replace(windows, stride=windows.short)
-        losses = context_losses(scorer, document, grid)
+        losses = context_losses(scorer, document, windows)
         spans = largest_gaps(losses[losses.target >= first_place(windows, units)])
     longest = dict(sorted(spans))  # of those that begin with one token
     spans = _with_far_part(document, windows, list(longest.items()), units)
@@ -151,11 +162,11 @@ def explain(
     targets = pd.DataFrame(spans, columns=["target", "end"])
     targets["text"] = ["".join(document.texts[a:b]) for a, b in spans]
     targets["loss_short"] = rows.loc[targets.target, 0].to_numpy()
-    targets["loss_long"] = _long_losses(scorer, document, windows, spans)
-    targets["gap"] = targets.loss_short - targets.loss_long
     far = tables["influence"].rename(
-        columns={"far_first": "first", "far_end": "end", "far_text": "text", "influence": "nats"}
-    )[["target", "rank", "first", "end", "text", "nats"]]
+        columns={"far_first": "first", "far_end": "end", "far_text": "text"}
+    )[["target", "rank", "first", "end", "text"]]
+    targets["loss_long"], far["nats"] = _losses_alone(scorer, document, windows, targets, far)
+    targets["gap"] = targets.loss_short - targets.loss_long
     left = rows.melt(ignore_index=False, var_name="rank", value_name="loss_set").reset_index()
     far = far.merge(left.astype({"rank": int}), on=["target", "rank"])
     return Explanation(loaded, document, windows, question, targets, far, tables, scorer, foreign)
@@ -185,6 +196,8 @@ class Explanation:
 
     def top(self, n: int | None = None) -> pd.DataFrame:
         """The first n units of every target."""
+        if n is not None and n < 1:
+            raise ConfigError(f"top({n}): a number of units from 1 up")
         rows = self.far[self.far["rank"] <= (n or self.asked.k)]
         rows = rows.assign(unit=rows["first"].astype(str) + "–" + (rows["end"] - 1).astype(str))
         single = rows["end"] - rows["first"] == 1
@@ -219,6 +232,9 @@ class Explanation:
 
     def save(self, path: str | Path) -> None:
         """One Parquet file: a row for each far unit, with those of its target."""
+        if Path(path).suffix != ".parquet":
+            raise ConfigError(f"{path} must end in .parquet")
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
         targets = self.targets.rename(columns={"text": "target_text", "end": "target_end"})
         self.far.merge(targets, on="target").to_parquet(path)
 
@@ -253,12 +269,23 @@ def _with_far_part(document: Document, windows: Windows, spans: Spans, units: st
     return kept
 
 
-def _long_losses(scorer: Scorer, document: Document, windows: Windows, spans: Spans) -> list[float]:
-    found = []
-    for first, end in spans:
-        context = scorer.context(windows.block(document.tokens, first, end))
-        found.append(float(scorer.losses([context.long_row()])[0].sum()))
-    return found
+def _losses_alone(
+    scorer: Scorer, document: Document, windows: Windows, targets: pd.DataFrame, far: pd.DataFrame
+) -> tuple[list[float], pd.Series]:
+    """Of each target the loss with the long window, and of each far unit how far the loss falls
+    when it alone is added, whatever its selector goes by."""
+    loss_long, nats = [], pd.Series(0.0, far.index)
+    for target in targets.itertuples():
+        block = windows.block(document.tokens, target.target, target.end)
+        context, units = scorer.context(block), far[far.target == target.target]
+        alone = [
+            context.set_row(np.arange(first, end) - block.first)
+            for first, end in zip(units["first"], units["end"], strict=True)
+        ]
+        long, *others = (loss_W.sum() for loss_W in scorer.losses([context.long_row(), *alone]))
+        loss_long.append(float(long))
+        nats[units.index] = target.loss_short - np.array(others)
+    return loss_long, nats
 
 
 def read_text(path: str, inline: bool = False) -> str:

@@ -103,10 +103,11 @@ def describe_gap(results: Results) -> str:
     said = "" if least is None else (
         f"; an unrelated text gains as much ({least:.2f} nats) on {(placebo >= least).mean():.1%}"
     )  # fmt: skip
+    chosen_by = "asked about" if least is None else "of largest gap"
     return (
         f"the far part gains {gap.sum():+,.0f} nats over all {len(rows):,} reported targets, an "
-        f"unrelated text {placebo.sum():+,.0f}; the {len(of_chosen) / len(rows):.1%} of largest "
-        f"gap gain {of_chosen.sum():+,.0f}{said}"
+        f"unrelated text {placebo.sum():+,.0f}; the {len(of_chosen) / len(rows):.1%} {chosen_by} "
+        f"gain {of_chosen.sum():+,.0f}{said}"
     )
 
 

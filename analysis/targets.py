@@ -154,6 +154,13 @@ def named_targets(documents: Documents, at: At, windows: Windows) -> pd.DataFram
 
 def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
     """Token spans of what is named. Words may stand in several places."""
+    if isinstance(at, np.integer):
+        at = int(at)
+    if not isinstance(at, str | int | slice | re.Pattern | Sequence | np.ndarray | pd.Series):
+        raise ConfigError(
+            f"at={at!r} is neither words, a regular expression (re.compile), a token's number or "
+            "slice, nor a list of these"
+        )
     if isinstance(at, int | slice):
         size = len(document.tokens)
         places = range(size)[at] if isinstance(at, slice) else range(size)[at : (at + 1) or None]

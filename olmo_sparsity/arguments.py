@@ -99,8 +99,8 @@ def build_parser(runs: Mapping[str, Callable[..., int]]) -> argparse.ArgumentPar
     sub.add_argument("--out", required=True, help="folder of the results; a second start resumes")
     sub.add_argument("--text", help="a file or glob of .txt, .md, .jsonl, .csv, .tsv or .parquet, "
                      "a folder of .txt files, a saved data set, a prepared folder, a name on the "
-                     "hub, - for standard input, … (all in README; default: the run's own held-out "
-                     "documents)")  # fmt: skip
+                     "hub, - for standard input, … (all in docs/train.md; default: the run's own "
+                     "held-out documents)")  # fmt: skip
     sub.add_argument("--field", default="text", help="of a record: which holds the text (text)")
     sub.add_argument("--split-at", choices=("whole", "blank-lines"), default="whole",
                      help="a file of plain text is one document, or each part between blank lines "

@@ -102,6 +102,7 @@ def say(message: str) -> None:
 
 
 def format_duration(seconds: float) -> str:
+    seconds = round(seconds)
     if seconds < 60:
         return f"{seconds:.0f} s"
     if seconds < 3600:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,10 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from analysis import explain
+from analysis.check import _unrelated
+from analysis.documents import Controls
 from analysis.explanation import Explanation
+from analysis.scoring import context_losses
 from analysis.targets import find_spans, parse_at
 from olmo_sparsity.cli import main
 from olmo_sparsity.errors import ConfigError, DataError
@@ -134,15 +138,54 @@ def test_top_is_a_table(model: LlamaForCausalLM) -> None:
         assert row.back == row.target - row.place
 
 
-def test_without_names_the_largest_gaps_are_looked_at(model: LlamaForCausalLM) -> None:
-    found = asked(model, at=None)
+@pytest.mark.parametrize("long", ["all", 30])
+def test_without_names_the_largest_gaps_are_looked_at(model: LlamaForCausalLM, long: Any) -> None:
+    found = asked(model, at=None, long=long)
     assert found.asked.chosen_by_gap
-    every = asked(model, at=[slice(i, i + 1) for i in range(SHORT + 1, 63)], k=1)
-    assert len(every.targets) == 63 - SHORT - 1
-    # Overview windows share their beginning: the same targets, not the same numbers.
-    top = every.targets.nlargest(20, "gap").target
-    assert set(found.targets.target) & set(top)
-    assert 0 < len(found.targets) <= 8
+    first = SHORT + 1 if long == "all" else long
+    every = asked(model, at=[slice(i, i + 1) for i in range(first, 63)], k=1, long=long)
+    assert len(every.targets) == 63 - first
+    top = every.targets.nlargest(8, "gap")
+    top = top[top.gap >= 0.1].sort_values("target")
+    assert found.targets.target.tolist() == top.target.tolist()
+    np.testing.assert_allclose(found.targets.gap, top.gap, atol=1e-5)
+    # Those of the placebo are chosen with the text that is then asked about.
+    recovery = found.check(draws=2).tables["recovery"]
+    placebo = recovery[(recovery.far_part == "placebo") & (recovery.control == "own")]
+    assert placebo.target.nunique() in range(1, 9)
+    controls = Controls(
+        _unrelated(found.model, FOREIGN, found.document), found.windows, num_draws=2, seed=0
+    )
+    losses = context_losses(found.scorer, found.document, found.windows, controls)
+    gaps = (losses.loss_short - losses.placebo_loss_long).set_axis(losses.target)
+    chosen = sorted(placebo.target.unique().tolist())
+    assert chosen == sorted(gaps[gaps.index >= first].nlargest(8)[lambda g: g >= 0.1].index)
+
+
+@pytest.mark.parametrize("selector", ["attention", "nearest", "random", "drop_one", "greedy"])
+def test_nats_are_falls_whatever_a_selector_goes_by(model: LlamaForCausalLM, selector: str) -> None:
+    found = asked(model, selector=selector, at="w8")
+    exact = asked(model, at="w8", k=50).far.set_index(["target", "first"]).nats
+    for row in found.far.itertuples():
+        if (row.target, row.first) in exact.index:
+            assert row.nats == pytest.approx(exact[row.target, row.first], abs=1e-5)
+    assert len(found.far)
+
+
+def test_the_check_says_what_its_texts_are_worth(model: LlamaForCausalLM) -> None:
+    found = asked(model, at="w8")
+    ids = np.array(make_tokenizer(bos=False)(TEXT).input_ids)
+    (others,) = _unrelated(found.model, [TEXT, *FOREIGN], found.document).items
+    runs = {tuple(run) for run in np.lib.stride_tricks.sliding_window_view(others.tokens, 32)}
+    assert tuple(ids[:32]) not in runs, "the text itself stands in for an unrelated one"
+    with pytest.raises(DataError, match="share no passage"):
+        asked(model, at="w8", foreign=[TEXT, TEXT]).check()
+    assert "overlap" not in str(found.check(draws=8))
+    few = asked(model, at="w8", foreign=[FOREIGN[0][:900], FOREIGN[1][:900]]).check(draws=8)
+    assert f"overlap: there is text for {few.apart}" in str(few)
+    # A target whose own units raise the loss depends on nothing.
+    none = replace(few, table=few.table.assign(own=-1.0, better=0))
+    assert none.num_beyond == 0
 
 
 def test_where_a_rule_asks_very_often_a_cheaper_one_is_named(
@@ -210,7 +253,10 @@ def test_names_of_targets() -> None:
     assert find_spans(document, "w1 w2") == [(0, 2), (3, 5)]
     assert find_spans(document, re.compile(r"\bw1\b")) == [(0, 1), (3, 4)]
     assert find_spans(document, "w1") == [(0, 1), (2, 3), (3, 4)]
-    assert find_spans(document, 2) == [(2, 3)]
+    assert find_spans(document, 2) == find_spans(document, np.int64(2)) == [(2, 3)]
+    for strange in (5.0, [None], [1.5]):
+        with pytest.raises(ConfigError, match="is neither words"):
+            find_spans(document, strange)  # type: ignore[arg-type]
     assert find_spans(document, -1) == [(4, 5)]
     assert find_spans(document, slice(1, 3)) == [(1, 3)]
     assert find_spans(document, ["w11", slice(-2, None)]) == [(2, 3), (3, 5)]
