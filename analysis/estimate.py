@@ -74,10 +74,9 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
     seconds, forwards = spent.seconds * share_of_losses, spent.forwards * share_of_losses
 
     losses = pd.concat(tables, names=["document"]).reset_index("document")
-    settings, most = plan.settings, plan.settings.max_targets or np.inf
-    plan.settings = replace(settings, max_targets=None)
-    chosen = plan.targets(losses)
-    plan.settings = settings
+    most = plan.settings.max_targets or np.inf
+    all_of_them = replace(plan, settings=replace(plan.settings, max_targets=None))
+    chosen = all_of_them.targets(losses)
     # Sets by stratum lie within the set by gap.
     within = chosen.target_set.str.startswith("gap_")
     chosen = chosen[chosen.document.isin(list(tables)) & ~within]

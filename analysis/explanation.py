@@ -34,6 +34,8 @@ from olmo_sparsity.progress import Progress, say
 
 SHORT = 32
 
+NOWHERE = "⟦the prompt⟧"
+
 ASK_EVERY_UNIT = ("add_one", "drop_one", "divergence", "greedy")
 MANY_UNITS = 4096
 """From so many on a cheaper rule is named."""
@@ -81,12 +83,8 @@ def explain(
         raise ConfigError("`at` names places of a text; `target` and `chat` belong to a prompt")
     if selector not in SELECTORS:
         raise ConfigError(f"selector={selector} is unknown; choose from {', '.join(SELECTORS)}")
-    for name, value in (
-        ("k", k),
-        ("short", short),
-        ("seed", seed),
-        ("max_new_tokens", max_new_tokens),
-    ):
+    numbers = {"k": k, "short": short, "seed": seed, "max_new_tokens": max_new_tokens}
+    for name, value in numbers.items():
         least = 0 if name == "seed" else 1
         if value is not None and (not isinstance(value, int | np.integer) or value < least):
             raise ConfigError(f"{name}={value} must be a whole number from {least} up")
@@ -318,13 +316,20 @@ def _chat_ids(model: LoadedModel, prompt: str) -> tuple[list[int], list[int], li
     tokenizer = model.transformers_tokenizer
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(f"chat: the tokenizer of '{model.name}' has no chat template")
-    shown = tokenizer.apply_chat_template(
-        [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-    )
-    before, found, after = shown.partition(prompt.strip())
-    if not found:
+
+    def shown(content: str) -> str:
+        messages = [{"role": "user", "content": content}]
+        return str(
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        )
+
+    # Where a prompt goes is seen with one that stands nowhere else in the template.
+    before, found, after = shown(NOWHERE).partition(NOWHERE)
+    whole, said = shown(prompt), prompt.strip()
+    inside = whole[len(before) : len(whole) - len(after)]
+    if not found or whole != before + inside + after or inside.strip() != said:
         raise DataError("the chat template changes the prompt; write the whole text into --prompt")
-    return _encode(model, before), _encode(model, found), _encode(model, after)
+    return _encode(model, before), _encode(model, inside), _encode(model, after)
 
 
 @torch.no_grad()

@@ -85,7 +85,7 @@ def probe_documents(config: RunConfig, heldout: TokenShards, windows: Windows) -
     wanted = 2 * config.evaluation.sparsity_targets // TARGETS_OF_DOCUMENT
     items = [
         Document(found, number, tokenizer=heldout.tokenizer)
-        for number, found in enumerate(islice(long_enough, max(wanted, 4)))
+        for number, found in enumerate(islice(long_enough, wanted))
     ]
     if len(items) < 4:
         raise DataError(

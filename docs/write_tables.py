@@ -128,6 +128,22 @@ def nulls(target_set: str = "gap", of: str = "taught") -> str:
     return table(f"{header} | net in nats | targets", lines, left=3)
 
 
+def untaught_training() -> str:
+    """What the untaught model can do at each evaluation of its training."""
+    tokens_of_step = 16 * 256  # configs/python.yaml
+    drops = pd.read_csv(RESULTS / "python_drop.csv").set_index("step")["drop"]
+    evaluations = (RESULTS / "python_evaluations.jsonl").read_text().splitlines()
+    lines = []
+    for row in map(json.loads, evaluations):
+        step, probe = row["step"], row["sparsity"]
+        line = [f"{step * tokens_of_step / 1e6:.0f}M", f"{row['heldout'][0]['loss']:.2f}"]
+        line += [f"{drops[step]:.2f}", f"{row['induction_drop']:.2f}"]
+        line += [shown(probe[units], "net") for units in ("tokens", "span:4")]
+        lines.append([*line, f"{probe['tokens']['gap']:.2f}"])
+    header = "tokens trained | held-out loss | second reading of 32 tokens | of 128 tokens"
+    return table(f"{header} | net excess of one token | of four together | gap", lines, left=0)
+
+
 KINDS = {
     "equal": "equal to the target",
     "same_family": "same word family",
@@ -401,7 +417,16 @@ def theory(name: str) -> str:
     return (FIGURES / f"{name}.md").read_text(encoding="utf-8").strip()
 
 
-_MEASURED = (recovery, nulls, kinds, copies, with_and_without_pose, reviews, planted)
+_MEASURED = (
+    untaught_training,
+    recovery,
+    nulls,
+    kinds,
+    copies,
+    with_and_without_pose,
+    reviews,
+    planted,
+)
 _MANY = (stages, ladder, ladder_by_k, beyond, pose_pays)
 _TASKS = (task, models, ablations, scratchpad, theory)
 TABLES: dict[str, Callable[..., str]] = {

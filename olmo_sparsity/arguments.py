@@ -146,7 +146,7 @@ def build_parser(runs: Mapping[str, Callable[..., int]]) -> argparse.ArgumentPar
     how = sub.add_mutually_exclusive_group()
     how.add_argument("--dry-run", action="store_true", help="show what it will cost")
     how.add_argument("--partial", action="store_true", help="measure nothing: sum up the documents "
-                     "that are finished, in OUT/partial")  # fmt: skip
+                     "that are finished, of all shards, in OUT/partial")  # fmt: skip
 
     sub = command("figure", "draw Figure 2 from measurements, or accuracy by length from tasks")
     sub.add_argument("results", metavar="RESULTS", nargs="+")

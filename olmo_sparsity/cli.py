@@ -193,9 +193,14 @@ def explain(options: argparse.Namespace) -> int:
         batch_tokens=options.batch_tokens,
         seed=options.seed,
     )
+    if not options.json:
+        print(found.describe(bold=sys.stdout.isatty()), flush=True)
     if options.check:
-        found.check()
-    print(to_json(found) if options.json else found.describe(bold=sys.stdout.isatty()))
+        checked = found.check()
+        if not options.json:
+            print(f"\n{checked}")
+    if options.json:
+        print(to_json(found))
     if options.html is not None:
         found.to_html(options.html)
         print(options.html, file=sys.stderr)

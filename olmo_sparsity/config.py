@@ -239,7 +239,8 @@ class EvaluationConfig:
     sparsity_targets: int = number(0, 0, 10**6)
     """About how many held-out targets are asked, at every evaluation, whether one far token or four
     that stand together bring back what the far part gives (analysis/probe.py): net excess in the
-    metrics. 0: none. Costs a few hundred forwards of a quarter of the training length a target."""
+    metrics. 0: none, else at least 4. Costs a few hundred forwards of a quarter of the training
+    length a target."""
 
 
 @dataclass

@@ -41,6 +41,10 @@ def check(config: RunConfig, origin: str) -> None:
         "the first takes weights alone, the second goes on from where that run was",
     )
     require(
+        config.evaluation.sparsity_targets not in (1, 2, 3),
+        f"evaluation.sparsity_targets={config.evaluation.sparsity_targets} must be 0 or at least 4",
+    )
+    require(
         not config.evaluation.sparsity_targets or training.length >= 32,
         f"evaluation.sparsity_targets={config.evaluation.sparsity_targets} asks in windows within "
         f"training.length={training.length}, which must be at least 32",

@@ -13,6 +13,7 @@ import shlex
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ class State:
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(ABC):
     """One resumable piece of work that fills a folder, and has it locked while it runs."""
 
     name: str
@@ -45,13 +46,13 @@ class Job:
     """Names of jobs that must be done before this one."""
 
     @property
+    @abstractmethod
     def text(self) -> str:
         """What it runs, for people."""
-        raise NotImplementedError
 
+    @abstractmethod
     def saved(self) -> int:
         """Steps that need not be done again."""
-        raise NotImplementedError
 
     def reached(self) -> int:
         """Steps that were done, saved or not."""

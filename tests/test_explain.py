@@ -227,6 +227,20 @@ def test_a_chat_template_is_prefix_and_end(model: LlamaForCausalLM) -> None:
         asked(model, **given, prefix="none")
 
 
+def test_a_prompt_is_found_where_the_template_puts_it(model: LlamaForCausalLM) -> None:
+    tokenizer = make_tokenizer()
+    prompt = "w3 w5 w3"
+    given = {"prompt": prompt, "target": "w3", "chat": True, "k": 1}
+    # The template says the words of the prompt before it.
+    tokenizer.chat_template = "{{ bos_token }} w3 w5 w3 Q: {{ messages[0]['content'] }} A:"
+    found = explain(model, tokenizer, **given)
+    assert found.windows.prefix == (1, 6, 8, 6, 43), "what the template says is no candidate"
+    assert found.document.tokens.tolist() == [6, 8, 6, 44, 6]
+    tokenizer.chat_template = "{{ bos_token }} {{ messages[0]['content'].replace('w3', 'w4') }}"
+    with pytest.raises(DataError, match="changes the prompt"):
+        explain(model, tokenizer, **given)
+
+
 def test_what_would_be_ignored_is_refused(model: LlamaForCausalLM, folder: str) -> None:
     with pytest.raises(ConfigError, match="brings its own tokenizer"):
         explain(folder, make_tokenizer(), text=TEXT)

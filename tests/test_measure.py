@@ -171,23 +171,27 @@ def test_what_is_finished_can_be_summed_up(
     whole, plan = read_results(measured), Plan.of(loaded(model), documents, SETTINGS)
     with pytest.raises(DataError, match="holds no measurement yet"):
         sum_up_partial(plan, tmp_path / "none")
-    really = Parts.write
-    for stop_in, num_finished in (("recovery", 0), ("recovery", 2)):
+
+    def run_until(phase: str, num_documents: int) -> list[int]:
         finished: list[int] = []
 
-        def stop(self: Parts, phase: str, document: int, tables: dict) -> None:
-            if phase == stop_in and len(finished) == num_finished:  # noqa: B023
+        def stop(self: Parts, now: str, document: int, tables: dict) -> None:
+            if now == phase and len(finished) == num_documents:
                 raise KeyboardInterrupt
-            finished.extend([document] * (phase == stop_in))  # noqa: B023
-            really(self, phase, document, tables)
+            finished.extend([document] * (now == phase))
+            really(self, now, document, tables)
 
+        really = Parts.write
         with monkeypatch.context() as patch:
             patch.setattr(Parts, "write", stop)
             with pytest.raises(KeyboardInterrupt):
                 run(plan, tmp_path / "out")
-        if not num_finished:
-            with pytest.raises(DataError, match="no target was asked about yet"):
-                sum_up_partial(plan, tmp_path / "out")
+        return finished
+
+    run_until("recovery", 0)
+    with pytest.raises(DataError, match="no target was asked about yet"):
+        sum_up_partial(plan, tmp_path / "out")
+    finished = run_until("recovery", 2)
     part = sum_up_partial(plan, tmp_path / "out")
     left = whole.targets.document.nunique() - 2
     assert part.missing.startswith(f"partial: {left} of ")

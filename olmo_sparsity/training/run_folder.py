@@ -320,12 +320,11 @@ def draw_losses(run_folder: str | Path, out: Path) -> None:
     """The same over steps, as a figure, and the training loss beside it."""
     from matplotlib.figure import Figure
 
-    from olmo_sparsity.drawing import save
+    from olmo_sparsity.drawing import band, save
 
     rows = _evaluations(run_folder)
     steps = [row["step"] for row in rows]
     training = [row for row in read_metrics(Path(run_folder) / "metrics.jsonl") if "loss" in row]
-
     probed = [row for row in rows if row.get("sparsity")]
 
     def draw() -> Figure:
@@ -356,7 +355,7 @@ def draw_losses(run_folder: str | Path, out: Path) -> None:
                     for name in ("net", "net_low", "net_high")
                 )
                 (line,) = axes.plot(at, net, marker=".", label=f"best of {units}")
-                axes.fill_between(at, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
+                band(axes, at, low, high, line.get_color())
             axes.axhline(0, color="0.8", linewidth=0.6)
             axes.set(xlabel="step", ylabel="net excess (share of the gap)")
             axes.legend(frameon=False)
