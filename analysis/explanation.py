@@ -242,7 +242,8 @@ class Explanation:
     def describe(self, bold: bool = False) -> str:
         """For a terminal; `bold` only where it understands that."""
         texts, far = self.document.texts, self.far
-        parts = [described(texts, row, far, bold) for row in self.targets.itertuples()]
+        short = self.windows.short
+        parts = [described(texts, row, far, short, bold) for row in self.targets.itertuples()]
         if self.checked is not None:
             parts.append(str(self.checked))
         return "\n\n".join(parts)

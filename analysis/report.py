@@ -110,7 +110,7 @@ def _write_page(
     written = [(d, _document_data(results, d, names)) for d in documents]
     called = dict(zip(results.documents.document, results.documents.name, strict=True))
     page_data = names | {
-        "set_names": [_spell_set(name) for name in names["sets"]],
+        "set_names": [results.spell_set(name) for name in names["sets"]],
         "windows": {name: results.meta.windows[name] for name in ("long", "short", "stride")},
         "documents": [
             [document, called.get(document) or str(document), len(data["chosen"])]
@@ -327,7 +327,7 @@ def _headline(results: Results) -> str:
         beyond = interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
         sentences.append(
             f'<p class="headline">{title} recovery of <b>{escape(spell(selector))}</b> with '
-            f"k = {k} ({escape(units)}), targets of {escape(_spell_set(row.target_set))}: "
+            f"k = {k} ({escape(units)}), targets of {escape(results.spell_set(row.target_set))}: "
             f"<b>{beyond}</b>. Its far units recover {number(row.recovery)} of the gap, those it "
             f"chose in another text {number(row.foreign)}; {placebo}.</p>"
         )
@@ -345,7 +345,7 @@ def _summary_tables(results: Results) -> str:
         )
         one = some.iloc[0]
         caption = (
-            f"Targets: {_spell_set(target_set)} · {one.num_targets:,} targets in "
+            f"Targets: {results.spell_set(target_set)} · {one.num_targets:,} targets in "
             f"{one.num_documents:,} documents, {one.num_placebo_targets:,} of the placebo. "
             "Intervals: 95%, over documents."
         )
@@ -374,7 +374,7 @@ def _summary_tables(results: Results) -> str:
             "net excess": some[["net", "net_low", "net_high"]].to_numpy(),
             "targets": some.num_targets,
         }
-        title = f"Kinds of far tokens, targets: {_spell_set(target_set)}"
+        title = f"Kinds of far tokens, targets: {results.spell_set(target_set)}"
         tables.append(_table(title, columns, False))
     return "\n".join(tables) or "<p>Nothing was measured.</p>"
 
@@ -400,10 +400,6 @@ def _cell(value: Any) -> str:
         return interval(*value)
     digits = 0 if isinstance(value, int) else 2
     return value if isinstance(value, str) else number(value, digits)
-
-
-def _spell_set(name: Any) -> str:
-    return SETS.get(str(name), spell(name))
 
 
 def _json_for_html(value: Any) -> str:

@@ -13,7 +13,7 @@ import pandas as pd
 
 from analysis.statistics import half_of
 from analysis.tables import SCHEMAS, read_table
-from analysis.view import described, lit_text
+from analysis.view import described, lit_text, spell
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.json_files import read_json
 from olmo_sparsity.manifest import MANIFEST, verify_manifest
@@ -104,6 +104,13 @@ class Results:
 
         draw_figure2([self], Path(path))
 
+    def spell_set(self, name: str) -> str:
+        """In words, what the targets of a set have in common."""
+        spelled, chosen = SETS.get(name, spell(name)), self.meta.targets
+        if "given" in chosen:
+            return spelled.replace("large gap", "chosen in other results")
+        return spelled.replace("large gap", "all") if chosen.get("share") == 1 else spelled
+
     def show(
         self,
         document: int,
@@ -138,7 +145,8 @@ class Results:
             end=target + 1, text=texts[target], gap=losses.loss_short - losses.loss_long
         )
         names = {"far_first": "first", "far_end": "end", "far_text": "text", "influence": "nats"}
-        return Shown(texts, about, rows[:k].rename(columns=names))
+        far = rows[:k].rename(columns=names)
+        return Shown(texts, about, far, self.meta.windows["short"])
 
 
 @dataclass(frozen=True)
@@ -148,10 +156,11 @@ class Shown:
     texts: list[str]
     targets: pd.DataFrame
     far: pd.DataFrame
+    short: int
 
     def __repr__(self) -> str:
         rows = self.targets.itertuples()
-        return "\n\n".join(described(self.texts, row, self.far) for row in rows)
+        return "\n\n".join(described(self.texts, row, self.far, self.short) for row in rows)
 
     def _repr_html_(self) -> str:
         return lit_text(self.texts, self.targets, self.far)

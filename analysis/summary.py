@@ -58,7 +58,7 @@ def describe(results: Results) -> str:
     else:
         lines.append(describe_gap(results))
     main = summary[summary.target_set == name]
-    lines.append(format_summary(main, SETS[name]))
+    lines.append(format_summary(main, results.spell_set(name)))
     # Of the other sets, what stands beside the headline: the first selector, one k and a few.
     ks = sorted(main.k.unique())
     beside = summary[
@@ -67,7 +67,7 @@ def describe(results: Results) -> str:
     for target_set in SETS:
         rows = beside[beside.target_set == target_set]
         if len(rows) and target_set != name:
-            lines.append(format_summary(rows, SETS[target_set]))
+            lines.append(format_summary(rows, results.spell_set(target_set)))
     return "\n".join(lines)
 
 

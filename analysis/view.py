@@ -67,12 +67,15 @@ def escape(text: Any) -> str:
     return html.escape(str(text).translate(DIRECTIONS), quote=True)
 
 
-def described(texts: Sequence[str], target: Any, far: pd.DataFrame, bold: bool = False) -> str:
-    """A target with its far units, one a line, in the text around them."""
+def described(
+    texts: Sequence[str], target: Any, far: pd.DataFrame, short: int, bold: bool = False
+) -> str:
+    """A target with its far units, one a line, in the text around them. `short`: tokens of the
+    short window."""
     lines = [
         f"{_strong(quoted(target.text), bold)} ({places(target.target, target.end)}): loss "
-        f"{target.loss_short:.2f} with the short window, {target.loss_long:.2f} with the long one, "
-        f"gap {target.gap:+.2f} nats"
+        f"{target.loss_short:.2f} with the last {short} tokens alone, {target.loss_long:.2f} with "
+        f"the long window, gap {target.gap:+.2f} nats"
     ]
     for unit in far[far.target == target.target].itertuples():
         before, inside, after = (

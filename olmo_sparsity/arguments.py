@@ -19,7 +19,7 @@ QUICK = {"selectors": "add_one_screened,random", "foreign": 1, "max_documents": 
 
 class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
+        self.exit(2, f"olmo-sparsity: {printable(message)} ({self.prog} --help says more)\n")
 
 
 def build_parser(runs: Mapping[str, Callable[..., int]]) -> argparse.ArgumentParser:
@@ -71,9 +71,11 @@ def build_parser(runs: Mapping[str, Callable[..., int]]) -> argparse.ArgumentPar
     what.add_argument("--text", metavar="FILE", help="one document; - is standard input")
     what.add_argument("--prompt", metavar="TEXT", help="@FILE reads it from a file")
     sub.add_argument("--at", action="append", metavar="WORDS", help="targets: words, /a regular "
-                     "expression/, or tokens FIRST:END; may be given several times (default: the "
-                     "tokens that gain most)")  # fmt: skip
+                     "expression/, or tokens FIRST:END, without END; may be given several times "
+                     "(default: the tokens that gain most)")  # fmt: skip
     sub.add_argument("--target", metavar="TEXT", help="the answer (default: what the model says)")
+    sub.add_argument("--max-new-tokens", type=int, default=32, metavar="N", help="of an answer "
+                     "that the model writes, no more than N (%(default)s)")  # fmt: skip
     sub.add_argument("--chat", action="store_true", help="the prompt in the model's chat template")
     sub.add_argument("-k", type=int, default=8, help="far units of each target (%(default)s)")
     sub.add_argument("--units", default="tokens", help="tokens, words, sentences or span:W "
@@ -110,7 +112,10 @@ def build_parser(runs: Mapping[str, Callable[..., int]]) -> argparse.ArgumentPar
     )
     sub.add_argument("--short", type=int, default=32, help="tokens of the short one (%(default)s)")
     sub.add_argument(
-        "--stride", type=int, default=1, help="targets that share windows (%(default)s)"
+        "--stride",
+        type=int,
+        default=1,
+        help="targets that share windows; losses of N cost an N-th (%(default)s)",
     )
     sub.add_argument("--ks", default="1,2,4,8,16", help="numbers of far units (%(default)s)")
     sub.add_argument("--units", default="tokens", help="what is ranked and counted: tokens, words, "

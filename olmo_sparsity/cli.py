@@ -188,6 +188,7 @@ def explain(options: argparse.Namespace) -> int:
         prefix=options.prefix,
         chat=options.chat,
         foreign=options.foreign or "embedded",
+        max_new_tokens=options.max_new_tokens,
         device=options.device,
         dtype=options.dtype,
         batch_tokens=options.batch_tokens,

@@ -22,7 +22,7 @@ from yaml import YAMLError
 
 from olmo_sparsity.config import REFUSED_FIELDS, RunConfig
 from olmo_sparsity.config_check import check, check_range
-from olmo_sparsity.config_olmo import translate
+from olmo_sparsity.config_names import translate
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.files import write_atomically
 from olmo_sparsity.nested import leaves

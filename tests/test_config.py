@@ -10,7 +10,7 @@ import torch
 
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import config_from_dict, flatten, load_config, save_config
-from olmo_sparsity.config_olmo import NAMES
+from olmo_sparsity.config_names import NAMES
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.load import build_model
 from olmo_sparsity.training.estimate import count_parameters, estimate
@@ -214,6 +214,14 @@ def test_names_of_olmo_are_understood() -> None:
     assert config_from_dict(given(max_duration=30)).training.num_steps == 30
     for name, key in NAMES.items():
         assert set(key.split(", ")) <= set(flatten(RunConfig())), f"{name} means {key}"
+
+
+def test_settings_that_are_gone() -> None:
+    pose = {"scheme": "pose", "target_length": 512}
+    old = pose | {"chunk_lengths": "published", "skips": "published", "skip_text": False}
+    assert config_from_dict(given(positions=old)) == config_from_dict(given(positions=pose))
+    with pytest.raises(ConfigError, match="positions.skips=sorted is gone; only published"):
+        config_from_dict(given(positions=pose | {"skips": "sorted"}))
 
 
 @pytest.mark.parametrize(

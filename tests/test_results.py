@@ -26,7 +26,7 @@ from analysis.tables import MADE_OF_PARTS, PHASES, SCHEMAS
 from olmo_sparsity.data.tokenizer import load_tokenizer, train_tokenizer
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.manifest import write_manifest
-from tests.fake_results import DOCUMENTS, META, fake_words, write_fake_results
+from tests.fake_results import DOCUMENTS, META, fake_results, fake_words, write_fake_results
 
 IDENTITY = {"model": {"fingerprint": "a1"}, "windows": {"long": 64, "short": 16}, "ks": [1, 2]}
 NUM_DOCUMENTS = 6
@@ -402,3 +402,19 @@ def test_a_token_keeps_the_characters_that_it_completes() -> None:
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "ĠðŁ": 1, "ļĢ": 2}, "a"))
     tokenizer.decoder = decoders.ByteLevel()
     assert token_pieces(tokenizer, [0, 1, 2]) == ["a", " ", "🚀"]
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        ({"share": 0.1}, "large gap, the token is new"),
+        ({"share": 1.0}, "all, the token is new"),
+        ({"given": "…"}, "chosen in other results, the token is new"),
+    ],
+)
+def test_a_set_is_named_by_how_its_targets_were_chosen(
+    chosen: dict, words: str, tmp_path: Path
+) -> None:
+    results = fake_results(tmp_path / "results")
+    results.meta.targets = chosen
+    assert results.spell_set("gap_new") == words

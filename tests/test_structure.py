@@ -15,7 +15,7 @@ _GROUND = (
     "drawing ending errors files json_files launch lock manifest nested progress rows versions"
 )
 GROUND = {f"olmo_sparsity.{name}" for name in _GROUND.split()}
-CONFIG = {f"olmo_sparsity.config{part}" for part in ("", "_check", "_file", "_olmo")}
+CONFIG = {f"olmo_sparsity.config{part}" for part in ("", "_check", "_file", "_names")}
 TRAINING = {*CONFIG, "olmo_sparsity.data", "olmo_sparsity.model"}
 ALLOWED = {
     **{name: {"olmo_sparsity.errors"} - {name} for name in GROUND},

@@ -98,8 +98,8 @@ class Tally:
         if self.num_bad > max_bad_share * self.num_records:
             raise DataError(
                 f"{self.num_bad:,} of the first {self.num_records:,} records are bad, more than "
-                f"data.corpus.max_bad_share={max_bad_share} allows: {self._describe(self.bad)}; "
-                "mend the source (or, in a config, raise data.corpus.max_bad_share)"
+                f"{max_bad_share:.1%}: {self._describe(self.bad)}; repair the source (a config can "
+                "also allow more: data.corpus.max_bad_share)"
             )
 
 

@@ -1,4 +1,4 @@
-"""Settings under the names that OLMo's own configs have for them.
+"""Settings under other names: those of OLMo's own configs, and of earlier versions of this project.
 
 Place in the flow: between a YAML file and config.py. What OLMo has and this project has not stays,
 and is refused as an unknown key.
@@ -36,10 +36,22 @@ VALUES = {
     "precision": {"amp_bf16": "bf16"},
 }
 
+REMOVED = {
+    "positions.chunk_lengths": "published",
+    "positions.skips": "published",
+    "positions.first_offset": "zero",
+    "positions.skip_text": False,
+}
+"""With the value that is what is done now: earlier checkpoints hold it."""
+
 
 def translate(given: dict[str, Any], origin: str) -> dict[str, Any]:
-    """`given` with OLMo's names replaced by ours. `max_duration` in tokens (`2e9T`) needs the batch
+    """`given` with OLMo's names replaced by ours, without what is gone. `max_duration` in tokens (`2e9T`) needs the batch
     size and length beside it."""
+    for name, value in REMOVED.items():
+        if _has(given, path := name.split(".")):
+            if (said := _take(given, path)) != value:
+                raise ConfigError(f"{origin}: {name}={said} is gone; only {value} is left")
     found = {name: _take(given, name.split(".")) for name in NAMES if _has(given, name.split("."))}
     for name, value in found.items():
         ours = NAMES[name].split(", ")
