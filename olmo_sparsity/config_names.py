@@ -46,12 +46,11 @@ REMOVED = {
 
 
 def translate(given: dict[str, Any], origin: str) -> dict[str, Any]:
-    """`given` with OLMo's names replaced by ours, without what is gone. `max_duration` in tokens (`2e9T`) needs the batch
-    size and length beside it."""
+    """`given` with OLMo's names replaced by ours, without what is gone. `max_duration` in tokens
+    (`2e9T`) needs the batch size and length beside it."""
     for name, value in REMOVED.items():
-        if _has(given, path := name.split(".")):
-            if (said := _take(given, path)) != value:
-                raise ConfigError(f"{origin}: {name}={said} is gone; only {value} is left")
+        if _has(given, path := name.split(".")) and (said := _take(given, path)) != value:
+            raise ConfigError(f"{origin}: {name}={said} is gone; only {value} is left")
     found = {name: _take(given, name.split(".")) for name in NAMES if _has(given, name.split("."))}
     for name, value in found.items():
         ours = NAMES[name].split(", ")
