@@ -156,17 +156,16 @@ def explain(
             ks=range(k + 1), seed=seed,
             done=progress.update,
         )  # fmt: skip
-    rows = tables["recovery"].pivot_table("loss_set", "target", "k")
+    rows = tables["recovery"].groupby(["target", "k"])[["loss_set", "loss_without"]].mean()
     targets = pd.DataFrame(spans, columns=["target", "end"])
     targets["text"] = ["".join(document.texts[a:b]) for a, b in spans]
-    targets["loss_short"] = rows.loc[targets.target, 0].to_numpy()
+    targets["loss_short"] = rows.loss_set.xs(0, level="k")[targets.target].to_numpy()
     far = tables["influence"].rename(
         columns={"far_first": "first", "far_end": "end", "far_text": "text"}
     )[["target", "rank", "first", "end", "text"]]
     targets["loss_long"], far["nats"] = _losses_alone(scorer, document, windows, targets, far)
     targets["gap"] = targets.loss_short - targets.loss_long
-    left = rows.melt(ignore_index=False, var_name="rank", value_name="loss_set").reset_index()
-    far = far.merge(left.astype({"rank": int}), on=["target", "rank"])
+    far = far.merge(rows.rename_axis(index={"k": "rank"}).reset_index(), on=["target", "rank"])
     return Explanation(loaded, document, windows, question, targets, far, tables, scorer, foreign)
 
 
@@ -183,7 +182,8 @@ class Explanation:
 
     far: pd.DataFrame
     """Of each target: rank, first, end, text of a far unit, nats by which the loss falls when it
-    alone is added, loss_set that it leaves with those before it in rank."""
+    alone is added, loss_set that it leaves with those before it in rank, loss_without that the long
+    window leaves when these are taken out of it."""
 
     tables: dict[str, pd.DataFrame] = field(repr=False)
     """What `recover` found, as in a measurement (docs/formats.md)."""
@@ -201,7 +201,9 @@ class Explanation:
         single = rows["end"] - rows["first"] == 1
         rows.loc[single, "unit"] = rows["first"].astype(str)
         rows = rows.assign(back=rows.target - rows["first"]).rename(columns={"first": "place"})
-        return rows[["target", "rank", "unit", "text", "place", "back", "nats", "loss_set"]]
+        return rows[
+            ["target", "rank", "unit", "text", "place", "back", "nats", "loss_set", "loss_without"]
+        ]
 
     def check(self, draws: int = 8) -> Check:
         """The same question about unrelated texts in place of the far part."""

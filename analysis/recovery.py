@@ -55,7 +55,8 @@ class _Text:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """A selector's choice for some targets, and the rows that give L_k."""
+    """A selector's choice for some targets, and the rows that give L_k, for every target and k.
+    Where the far part is the target's own, as many follow with all far places but the chosen."""
 
     about: dict[str, Any]
     units: Units
@@ -227,12 +228,17 @@ class _Questions:
         first = 0
         for one in chosen:
             end, shape = first + len(one.rows), (len(one.targets), len(self.ks))
-            kl_TK = np.full(shape, np.nan)
+            kl_TK, without_TK = np.full(shape, np.nan), np.full(shape, np.nan)
+            loss_TK = loss_N[first : first + kl_TK.size].reshape(shape)
+            if len(one.rows) > kl_TK.size:
+                without_TK = loss_N[first + kl_TK.size : end].reshape(shape)
             if one.aim_WV is not None:
                 for i, (start, last) in enumerate(one.targets):
                     some = torch.stack(hidden[first + i * shape[1] : first + (i + 1) * shape[1]])
                     kl_TK[i] = self.scorer.kl(one.aim_WV[start:last], some).sum(-1)
-            self._write(text, one, loss_N[first:end].reshape(shape), kl_TK)
+            self._write(
+                text, one, {"loss_set": loss_TK, "loss_without": without_TK, "kl_set": kl_TK}
+            )
             first = end
 
     def _choose(
@@ -253,17 +259,17 @@ class _Questions:
         if text.control == "own" and DOCUMENT in parts and about["draw"] == 0:
             self._cost(about["units"], about["selector"], before, len(targets))
         far_TK = [[units.places(*unit_K[:k]) for k in self.ks] for unit_K in choice.unit_TK]
-        rows = [
-            text.context.set_row(far, span)
-            for span, far_K in zip(targets, far_TK, strict=True)
-            for far in far_K
-        ]
+        asked = [(far, span) for span, far_K in zip(targets, far_TK, strict=True) for far in far_K]
+        if text.control == "own":
+            every = np.arange(block.num_far)
+            asked += [(np.setdiff1d(every, far), span) for far, span in asked]
+        rows = [text.context.set_row(far, span) for far, span in asked]
         num_tokens_TK = np.array([[len(far) for far in far_K] for far_K in far_TK])
         return _Chosen(about, units, targets, parts, choice, aim_WV, rows, num_tokens_TK)
 
-    def _write(self, text: _Text, one: _Chosen, loss_TK: np.ndarray, kl_TK: np.ndarray) -> None:
-        """Rows for each far part that has a target. Places are those of the document, whatever text
-        stands there."""
+    def _write(self, text: _Text, one: _Chosen, found: dict[str, np.ndarray]) -> None:
+        """Rows for each far part that has a target, with what was `found` of each target and k.
+        Places are those of the document, whatever text stands there."""
         block, ks = text.context.block, np.array(self.ks)
         for part, spans in one.parts.items():
             rows = np.array([one.targets.index(span) for span in spans])
@@ -271,8 +277,8 @@ class _Questions:
             about = {"far_part": part} | one.about
             self._add(
                 "recovery", about, target=target.repeat(len(ks)), k=np.tile(ks, len(rows)),
-                num_tokens=one.num_tokens_TK[rows].ravel(), loss_set=loss_TK[rows].ravel(),
-                kl_set=kl_TK[rows].ravel(),
+                num_tokens=one.num_tokens_TK[rows].ravel(),
+                **{name: values_TK[rows].ravel() for name, values_TK in found.items()},
             )  # fmt: skip
             if one.about["draw"] > 0:
                 continue

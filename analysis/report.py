@@ -358,6 +358,9 @@ def _summary_tables(results: Results) -> str:
             "placebo": some.placebo,
             "recovery": zip(some.recovery, some.low, some.high, strict=True),
             "foreign control": some.foreign,
+            "lost when removed": zip(
+                some.removal, some.removal_low, some.removal_high, strict=True
+            ),
             "KL removed": some.kl_removed,
             "token-forwards per target": [number(n, 0) for n in some.token_forwards_per_target],
         }

@@ -5,6 +5,7 @@ Place in the flow: losses, targets, recovery → **summary**. Never imports torc
     R_k = Σ_t (L_short − L_k) / Σ_t (L_short − L_long)    a ratio of sums, no mean of ratios
     E_k = R_k − R_k(foreign)                              excess
     net = E_k − E_k(placebo)                              the headline
+    removal_k = Σ_t (L_without − L_long) / Σ_t gap        what is lost without the k
 
 The placebo is the same pipeline with an unrelated text in place of the far part: its targets are
 those that this text seems to help: its excess is what choosing targets by their outcome produces.
@@ -77,7 +78,7 @@ def pair(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) ->
     """A row for each target in each of its sets, kind of units, selector and k, with what own and
     foreign units leave side by side. Draws of one target are averaged."""
     by = [*KEYS, "far_part", "units", "selector", "k"]
-    names = ["loss_set", "kl_set", "num_tokens"]
+    names = ["loss_set", "loss_without", "kl_set", "num_tokens"]
     sets = recovery.pivot_table(names, by, "control")
     sets = sets.reindex(columns=list(product(names, ("own", "foreign"))))
     sets.columns = ["_".join(column) for column in sets.columns]
@@ -98,8 +99,10 @@ def far_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
     short = losses.loss_short.astype(float)
     parts = []
     for part, name in (("document", ""), ("placebo", "placebo_")):
-        gap = short - losses[f"{name}loss_long"]
-        rows = losses[KEYS].assign(far_part=part, loss_short=short, gap=gap)
+        long = losses[f"{name}loss_long"]
+        rows = losses[KEYS].assign(
+            far_part=part, loss_short=short, loss_long=long, gap=short - long
+        )
         parts.append(rows.assign(kl=losses[f"{name}kl"], stratum=losses[f"{name}stratum"]))
     return pd.concat(parts, ignore_index=True)
 
@@ -110,7 +113,7 @@ def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame, seed: int = 0) -> 
     values = _quantities(sums, sums.index, seed)
     documents = sums.index.union(of_placebo.index)
     own_R, placebo_R = (_quantities(some, documents, seed) for some in (sums, of_placebo))
-    values["placebo"] = placebo_R["excess"]
+    values["placebo"], values["placebo_removal"] = placebo_R["excess"], placebo_R["removal"]
     values["net"] = own_R["excess"] - placebo_R["excess"]
     values["net_nats"] = own_R["excess_nats"] - placebo_R["excess_nats"]
     found: dict[str, float] = {}
@@ -121,10 +124,12 @@ def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame, seed: int = 0) -> 
 
 
 def _document_sums(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each document: what own and foreign units regain, the gap, how many targets."""
+    """Of each document: what own and foreign units regain, what is lost without the own ones, the
+    gap, how many targets."""
     columns = {
         "own": rows.loss_short - rows.loss_set_own,
         "foreign": rows.loss_short - rows.loss_set_foreign,
+        "removed": rows.loss_without_own - rows.loss_long,
         "gap": rows.gap,
         "targets": 1.0,
     }
@@ -133,13 +138,15 @@ def _document_sums(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 def _quantities(sums: pd.DataFrame, documents: pd.Index, seed: int) -> dict[str, np.ndarray]:
-    own_R, foreign_R, gap_R, targets_R = resample(sums.reindex(documents, fill_value=0.0), seed).T
+    sums_R = resample(sums.reindex(documents, fill_value=0.0), seed)
+    own_R, foreign_R, removed_R, gap_R, targets_R = sums_R.T
     with np.errstate(divide="ignore", invalid="ignore"):
         gap_R = np.where(gap_R >= NO_GAP_NATS * targets_R, gap_R, np.nan)  # nothing to recover
         return {
             "recovery": own_R / gap_R,
             "foreign": foreign_R / gap_R,
             "excess": (own_R - foreign_R) / gap_R,
+            "removal": removed_R / gap_R,
             "excess_nats": (own_R - foreign_R) / np.where(targets_R > 0, targets_R, np.nan),
         }
 

@@ -133,7 +133,8 @@ def describe_gate(gate: dict[str, Any], far_states: str, planted: bool) -> str:
 
 def format_summary(rows: pd.DataFrame, title: str) -> str:
     """`net`: excess over the foreign control, minus that of the placebo; `nats`: the same in nats a
-    target, to compare models by."""
+    target, to compare models by; `removal`: the share of the gap that is lost when the units are
+    taken out of the long window."""
     one = rows.iloc[0]
     lines = [
         f"{title}: {one.num_targets:,} targets in {one.num_documents:,} documents, mean gap "
@@ -150,6 +151,7 @@ def format_summary(rows: pd.DataFrame, title: str) -> str:
         "placebo": (7, lambda row: _number(row.placebo, "+")),
         "net": (22, lambda row: with_interval(row.net, row.net_low, row.net_high)),
         "nats": (6, lambda row: _number(row.net_nats, "+")),
+        "removal": (7, lambda row: _number(row.removal)),
         "planted found": (
             20, lambda row: with_interval(row.hit_rate, row.hit_low, row.hit_high, "")
         ),

@@ -54,7 +54,8 @@ PHASES = {
         ),
         "recovery": _schema(
             document="int", target="int", far_part="text", units="text", selector="text",
-            control="text", draw="int", k="int", num_tokens="int", loss_set="real", kl_set="real?",
+            control="text", draw="int", k="int", num_tokens="int", loss_set="real",
+            loss_without="real?", kl_set="real?",
         ),
         "costs": _schema(
             document="int", units="text", selector="text", token_forwards="large",
@@ -67,7 +68,10 @@ PHASES = {
 MADE_OF_PARTS = PHASES["losses"] | PHASES["recovery"]
 _INTERVALS = {
     f"{name}{end}": "wide?"
-    for name in ("recovery", "foreign", "excess", "excess_nats", "placebo", "net", "net_nats")
+    for name in (
+        "recovery", "foreign", "excess", "excess_nats", "placebo", "net", "net_nats", "removal",
+        "placebo_removal",
+    )
     for end in ("", "_low", "_high")
 }
 SCHEMAS = MADE_OF_PARTS | {

@@ -77,7 +77,8 @@ def described(
         f"{target.loss_short:.2f} with the last {short} tokens alone, {target.loss_long:.2f} with "
         f"the long window, gap {target.gap:+.2f} nats"
     ]
-    for unit in far[far.target == target.target].itertuples():
+    units = far[far.target == target.target]
+    for unit in units.itertuples():
         before, inside, after = (
             _line("".join(texts[a:b]))
             for a, b in (
@@ -89,6 +90,12 @@ def described(
         back = f"{target.target - unit.first:,} back"
         around = f"…{before}{_strong(f'[{inside}]', bold)}{after}…"
         lines.append(f"{unit.rank:>3}  {unit.nats:+7.2f} nats  {back:>11}  {around}")
+    if "loss_without" in units:
+        every = units.iloc[-1]
+        lines.append(
+            f"     loss {every.loss_set:.2f} with these and the last {short} tokens, "
+            f"{every.loss_without:.2f} with all but these"
+        )
     return "\n".join(lines)
 
 

@@ -122,7 +122,8 @@ def recovery_rows(document: int, targets: pd.DataFrame, losses: pd.DataFrame) ->
                         left = gap * (1 - level * (1 - 0.55**k) * noise)
                         kl = 0.8 * left if selector == "divergence" else None
                         loss = near.loss_short - gap + left
-                        recovery.append((*about, draw, k, k * width, loss, kl))
+                        lost = near.loss_short - 0.8 * left if control == "own" else None
+                        recovery.append((*about, draw, k, k * width, loss, lost, kl))
     ids = np.unique(words, return_inverse=True)[1]
     tokens = [(place, ids[place], word) for place, word in enumerate(words)]
     cost = [(units, s, 410 * len(asked), len(asked)) for units, s in product(UNITS, SELECTORS)]

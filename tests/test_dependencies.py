@@ -96,7 +96,7 @@ def fake_tables(
                     for control, loss in (("own", 1.2), ("foreign", 1.7)):
                         loss = loss + 0.01 * k if is_asked else 0.0
                         recovery.append((document, target, part, units, "s", control, 0, k, k,
-                                         loss, None))  # fmt: skip
+                                         loss, None, None))  # fmt: skip
     columns = {
         "tokens": ["document", "place", "token_id", "text"],
         "losses": ["document", "target", "token_id", "loss_short", "loss_long", "kl", "stratum",
@@ -105,12 +105,12 @@ def fake_tables(
         "influence": ["document", "target", "far_part", "units", "selector", "control", "rank",
                       "far_first", "far_end", "far_text", "influence"],
         "recovery": ["document", "target", "far_part", "units", "selector", "control", "draw", "k",
-                     "num_tokens", "loss_set", "kl_set"],
+                     "num_tokens", "loss_set", "loss_without", "kl_set"],
     }  # fmt: skip
     rows = {"tokens": tokens, "losses": losses, "targets": targets, "influence": influence,
             "recovery": recovery}  # fmt: skip
     found = {name: pd.DataFrame(rows[name], columns=columns[name]) for name in rows}
-    found["recovery"]["kl_set"] = found["recovery"].kl_set.astype(float)
+    found["recovery"] = found["recovery"].astype({"loss_without": float, "kl_set": float})
     return found
 
 

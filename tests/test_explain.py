@@ -121,15 +121,26 @@ def test_numbers_are_those_of_plain_transformers(
     units = found.far[found.far.target == row.target]
     np.testing.assert_allclose(units.nats, np.sort(falls)[::-1][:3], atol=2e-5)
     np.testing.assert_allclose(falls[units["first"]], units.nats, atol=2e-5)
-    for k, left in enumerate(units.loss_set, start=1):
-        chosen = sorted(size + place for place in units["first"][:k])
-        assert row.loss_short - left == pytest.approx(fall(chosen), abs=2e-5)
+    for k, (left, without) in enumerate(zip(units.loss_set, units.loss_without, strict=True), 1):
+        chosen = {size + place for place in units["first"][:k]}
+        assert row.loss_short - left == pytest.approx(fall(sorted(chosen)), abs=2e-5)
+        assert row.loss_short - without == pytest.approx(fall(sorted({*far} - chosen)), abs=2e-5)
 
 
 def test_top_is_a_table(model: LlamaForCausalLM) -> None:
     found = asked(model, units="span:3")
     table = found.top(2)
-    assert list(table) == ["target", "rank", "unit", "text", "place", "back", "nats", "loss_set"]
+    assert list(table) == [
+        "target",
+        "rank",
+        "unit",
+        "text",
+        "place",
+        "back",
+        "nats",
+        "loss_set",
+        "loss_without",
+    ]
     assert len(table) == 2 * len(found.targets)
     words = TEXT.split()
     for row in table.itertuples():

@@ -175,6 +175,7 @@ def assert_ranked(choice: Choice, row: int, influence: np.ndarray, k: int) -> No
 
 # --- the tests ------------------------------------------------------------------------------------
 
+LOSSES = ("loss_set", "loss_without", "kl_set")
 READINGS = pytest.mark.parametrize("far_states", ["isolated", "contextual"])
 WINDOWS = [Windows(16, 6, 1), Windows(16, 6, 4, prefix=(60, 3)), Windows(12, 5, 7)]
 LONG_BLOCK = Windows(16, 6, 20)  # more targets than rows for single targets have in one run
@@ -741,6 +742,8 @@ def test_what_is_recovered_is_the_loss_of_the_chosen_set(
             }
             assert row.num_tokens == len(places)
             assert row.loss_set == pytest.approx(brute.loss(sorted(places)), abs=2e-5)
+            without = brute.loss(sorted({*range(10)} - places)) if control == "own" else np.nan
+            assert row.loss_without == pytest.approx(without, abs=2e-5, nan_ok=True)
             if selector == "divergence":
                 assert row.kl_set == pytest.approx(brute.kl(sorted(places), aim), abs=2e-5)
         for row in chosen.itertuples():
@@ -789,10 +792,10 @@ def test_a_target_has_the_same_rows_whichever_others_are_asked_about(
     for part, target in (("document", 17), ("placebo", 17), ("document", 23)):
         alone = recovered(scorer, documents, targets={part: np.array([target])})["recovery"]
         same = whole[(whole.target == target) & (whole.far_part == part)]
-        by = [name for name in alone.columns if name not in ("loss_set", "kl_set")]
+        by = [name for name in alone.columns if name not in LOSSES]
         both = alone.merge(same, on=by, validate="one_to_one")
         assert len(both) == len(alone) == len(same)
-        for name in ("loss_set", "kl_set"):
+        for name in LOSSES:
             np.testing.assert_allclose(both[f"{name}_x"], both[f"{name}_y"], atol=2e-6)
 
 

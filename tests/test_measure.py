@@ -460,7 +460,7 @@ def losses_table(**columns: Any) -> pd.DataFrame:
 
 def recovery_rows(keys: list, control: str, losses: list, draw: int = 0, **more: Any) -> list[dict]:
     same = {"far_part": "document", "units": "tokens", "selector": "add_one", "k": 1,
-            "num_tokens": 1, "kl_set": np.nan} | more  # fmt: skip
+            "num_tokens": 1, "loss_without": np.nan, "kl_set": np.nan} | more  # fmt: skip
     return [
         {"document": document, "target": target, "control": control, "draw": draw,
          "loss_set": loss} | same
@@ -484,7 +484,13 @@ def test_recovery_is_a_ratio_of_sums_excess_is_paired_and_net_is_beyond_the_plac
         [(*key, "document", "gap") for key in keys] + [(*key, "placebo", "gap") for key in placebo],
         columns=["document", "target", "far_part", "target_set"],
     )
-    (row,) = summarize(losses, targets, pd.DataFrame(rows)).to_dict("records")
+    recovery = pd.DataFrame(rows)
+    first = recovery.eval("control == 'own' and far_part == 'document' and target == 20")
+    recovery.loc[first, "loss_without"] = [3.0, 2.5]  # of document 1, and of document 3
+    recovery.loc[recovery.eval("control == 'own'") & ~first, "loss_without"] = 2.0
+    (row,) = summarize(losses, targets, recovery).to_dict("records")
+    assert row["removal"] == pytest.approx((2.0 + 0.5 + 0.0) / 7)
+    assert row["placebo_removal"] == pytest.approx((-1.0 + 0.0) / (2 + 1))
     assert row["recovery"] == pytest.approx((3 + 1 + 0) / (4 + 2 + 1))
     assert row["foreign"] == pytest.approx(1.5 / 7)
     assert row["excess"] == pytest.approx(2.5 / 7)

@@ -60,6 +60,7 @@ def tiny_rows(document: int) -> dict[str, dict]:
                   "num_targets": [5]},
         "recovery": about | {"control": ["own"] * 5, "draw": [0] * 5, "k": [1] * 5,
                              "num_tokens": [1] * 5, "loss_set": rng.random(5),
+                             "loss_without": [None] * 5,
                              "kl_set": [None, np.nan, 0.5, 1.0, 0.25]},
         "influence": about | {"control": ["foreign"] * 5, "rank": [1] * 5,
                               "far_first": rng.integers(50, size=5), "far_end": [60] * 5,
