@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -217,14 +218,11 @@ def lasso_fit(
 def gradient(scorer: Scorer, question: Question) -> Choice:
     """Gradient × input on the long window: the rise in loss, to first order, when embeddings are
     taken away."""
-    size = max(1, scorer.batch_tokens // len(question.context.block.tokens))
-    saliency_TF = np.concatenate(
-        [
-            _embedding_saliency(scorer, question.context, question.spans[first : first + size])
-            for first in range(0, len(question.spans), size)
-        ]
+    context = question.context
+    saliency_TF = scorer.in_batches(
+        question.spans, len(context.block.tokens), partial(_embedding_saliency, scorer, context)
     )
-    return _best(question.units.total(saliency_TF), question.k)
+    return _best(question.units.total(np.concatenate(saliency_TF)), question.k)
 
 
 def attention(scorer: Scorer, question: Question) -> Choice:
@@ -343,8 +341,8 @@ def _embedding_saliency(scorer: Scorer, context: Context, spans: Spans) -> np.nd
 
 
 GATE = 0.1
-SCORE_BYTES = 2**29
-"""Of the attention scores that a batch of gates keeps for its backward pass."""
+SCORES = 2**15
+"""So many attention scores, kept for the backward pass of the gates, count as a token."""
 
 
 def _gate_gradients(scorer: Scorer, question: Question) -> np.ndarray:
@@ -356,21 +354,24 @@ def _gate_gradients(scorer: Scorer, question: Question) -> np.ndarray:
         states = _states_alone(scorer, context)
     num_keys = states.num_places + len(block.near())
     num_scores = len(block.near()) * num_keys * states.num_heads * len(states.layers)
-    size = max(1, SCORE_BYTES // (4 * num_scores))
-    parts = [question.spans[first : first + size] for first in range(0, len(question.spans), size)]
-    return np.concatenate([_gate_batch(scorer, context, states, part) for part in parts])
+    num_tokens = max(1, num_scores // SCORES)
+    parts = scorer.in_batches(
+        question.spans, num_tokens, partial(_gate_batch, scorer, context, states)
+    )
+    return np.concatenate(parts)
 
 
 def _states_alone(scorer: Scorer, context: Context) -> FarStates:
     """Of the prefix, and of each far token as it is right behind the prefix."""
     block = context.block
     rows = [Row(context, block.earlier(np.array([far])), 0) for far in range(block.num_far)]
-    size = max(1, scorer.batch_tokens // (block.num_prefix + 1))
-    found = []
-    for first in range(0, len(rows), size):
-        tokens_BL, positions_BL = as_tensors(rows[first : first + size], scorer.device)
+
+    def states(batch: Sequence[Row]) -> FarStates:
+        tokens_BL, positions_BL = as_tensors(batch, scorer.device)
         scorer.token_forwards += tokens_BL.numel()
-        found.append(scorer.model.far_states(tokens_BL, positions_BL))
+        return scorer.model.far_states(tokens_BL, positions_BL)
+
+    found = scorer.in_batches(rows, block.num_prefix + 1, states)
     return FarStates.behind_prefix(found, block.num_prefix)
 
 

@@ -19,7 +19,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from itertools import chain
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import pandas as pd
@@ -29,7 +30,7 @@ from torch import Tensor
 from analysis.documents import Controls, Document
 from analysis.statistics import INDUCTION_NATS
 from analysis.windows import NOTHING, Block, Windows
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.errors import ConfigError, is_out_of_memory
 from olmo_sparsity.model.far_states import FarStates
 from olmo_sparsity.model.losses import (
     LanguageModel,
@@ -37,8 +38,11 @@ from olmo_sparsity.model.losses import (
     rows_per_chunk,
     token_losses,
 )
+from olmo_sparsity.progress import say
 
 Reading = Literal["isolated", "contextual"]
+Item = TypeVar("Item")
+Answer = TypeVar("Answer")
 
 TOGETHER = 16
 """Rows for single targets that lie in one run of so many have equal lengths, and share forwards."""
@@ -218,13 +222,38 @@ class Scorer:
         for (length, _, _, looks_back), indices in shapes.items():
             # Far states that are looked back at take as much memory as the row's own.
             num_keys = length if looks_back is None else length + looks_back[1]
-            size = max(1, self.batch_tokens // num_keys)
-            for start in range(0, len(indices), size):
-                batch = indices[start : start + size]
-                answers = read(self._hidden([rows[index] for index in batch]), batch)
-                for index, answer in zip(batch, answers, strict=True):
-                    found[index] = answer
+
+            def answers(batch: Sequence[int]) -> list[Any]:
+                return list(read(self._hidden([rows[index] for index in batch]), batch))
+
+            for index, answer in zip(
+                indices, chain(*self.in_batches(indices, num_keys, answers)), strict=True
+            ):
+                found[index] = answer
         return found
+
+    def in_batches(
+        self, items: Sequence[Item], num_tokens: int, answer: Callable[[Sequence[Item]], Answer]
+    ) -> list[Answer]:
+        """The answer to each batch of items, which are `num_tokens` long. Where memory does not
+        suffice for a batch, it and those after it are half as large."""
+        answers: list[Answer] = []
+        first = 0
+        while first < len(items):
+            batch = items[first : first + max(1, self.batch_tokens // num_tokens)]
+            try:
+                answers.append(answer(batch))
+                first += len(batch)
+                continue
+            except Exception as error:
+                if len(batch) == 1 or not is_out_of_memory(error):
+                    raise
+            # Outside of the `except`: its traceback holds what is to be freed.
+            self.batch_tokens = len(batch) // 2 * num_tokens
+            say(f"out of memory: batches of {self.batch_tokens:,} tokens from here on")
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+        return answers
 
     def _hidden(self, batch: Sequence[Row]) -> Tensor:
         """hidden_BWD at the places that predict targets."""
@@ -334,15 +363,14 @@ def repetition_drop(
     `length` tokens, in one context. A model that does not use what it has just read verbatim (no
     induction) cannot show that long-range dependency is sparse."""
     passages = [d.tokens[:length] for d in documents if len(d.tokens) >= length][:max_passages]
-    size = max(1, scorer.batch_tokens // (2 * length))
-    batches = [np.stack(passages[i : i + size]) for i in range(0, len(passages), size)]
-    losses = [
-        repetition_losses(
+
+    def losses_of(batch: Sequence[np.ndarray]) -> Tensor:
+        return repetition_losses(
             lambda *inputs: token_losses(scorer.model, *inputs),
-            torch.from_numpy(batch.astype(np.int64)).to(scorer.device),
+            torch.from_numpy(np.stack(batch).astype(np.int64)).to(scorer.device),
         )
-        for batch in batches
-    ]
+
+    losses = scorer.in_batches(passages, 2 * length, losses_of)
     first, repeated = torch.cat(losses).mean(0).tolist() if losses else (0.0, 0.0)
     drop = first - repeated
     return {

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -635,6 +636,45 @@ def test_a_batch_counts_the_far_states_it_looks_back_at(
     monkeypatch.setattr(ours, "hidden", counted)
     scorer.losses([context.set_row(np.arange(24))] * 6)
     assert max(sizes) == 80 // (6 + 24)
+
+
+@READINGS
+@pytest.mark.parametrize("selector", ["add_one", "add_one_screened", "gradient"])
+def test_where_memory_does_not_suffice_batches_are_halved(
+    selector: str, far_states: Reading, document: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, windows = tiny("olmo"), Windows(16, 6, 4)
+    targets = np.arange(20, 28)
+
+    def recovered(scorer: Scorer) -> pd.DataFrame:
+        found = recover(scorer, Document(document), windows, targets, selectors=selector, ks=(1, 3))
+        return found["recovery"]
+
+    wanted = recovered(Scorer(ours, CPU, far_states=far_states))
+    most, sizes, hidden, far_states_of = 40, [], ours.hidden, ours.far_states
+
+    def within(tokens_BL: torch.Tensor) -> torch.Tensor:
+        if tokens_BL.numel() > most and len(tokens_BL) > 1:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        sizes.append(tokens_BL.numel())
+        return tokens_BL
+
+    monkeypatch.setattr(
+        ours, "hidden", lambda tokens, *given, **named: hidden(within(tokens), *given, **named)
+    )
+    monkeypatch.setattr(ours, "far_states", lambda t, *given: far_states_of(within(t), *given))
+    scorer = Scorer(ours, CPU, far_states=far_states)
+    pd.testing.assert_frame_equal(recovered(scorer), wanted, atol=1e-5)
+    assert len(sizes) > 1
+    assert scorer.batch_tokens < 4096
+    most = -1  # not even for one row
+
+    def never(*_: Any, **__: Any) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(ours, "hidden", never)
+    with pytest.raises(torch.OutOfMemoryError):
+        recovered(scorer)
 
 
 # --- controls -------------------------------------------------------------------------------------
