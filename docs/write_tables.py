@@ -153,16 +153,15 @@ KINDS = {
 }
 
 
-def kinds(name: str, k: str) -> str:
+def kinds(name: str) -> str:
     lines = []
-    for kind, row in read_kinds(name, int(k)).iterrows():
-        first = shown(row, "excess_recovery")
+    for kind, row in read_kinds(name, 1).iterrows():
         called = KINDS.get(kind, kind.replace("_", " "))
         line = [called, f"{row.share:.1%}", f"{row.base_share:.1%}"]
-        lines.append([*line, shown(row, "enrichment", ".2f"), first, str(row.num_targets)])
-    of = "the first token" if k == "1" else f"the first {k} tokens"
-    header = f"kind | share of {of} | of far tokens | enrichment"
-    return table(f"{header} | excess at k = {k} where it is the first | targets", lines)
+        line += [shown(row, "enrichment", ".2f"), shown(row, "excess_recovery")]
+        lines.append([*line, str(row.num_targets)])
+    header = "first choice | of targets | of far tokens | enrichment | excess there | targets"
+    return table(header, lines)
 
 
 SELECTED = {
