@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install fmt check test fuzz faults bench figure2 evidence
+.PHONY: install fmt check test fuzz faults bench docs figure2 evidence
 
 install: .venv/installed
 
@@ -38,6 +38,10 @@ bench: install
 	$(BIN)/python benchmarks/prepare.py
 	$(BIN)/python benchmarks/train.py
 	$(BIN)/python benchmarks/influence.py
+
+docs: install
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 # The model copies (configs/repeated.yaml, configs/induction.yaml), or there would be nothing to
 # measure. Both readings of "k far tokens": shown alone, and with their states in the long window;

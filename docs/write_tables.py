@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -16,12 +17,11 @@ import pandas as pd
 
 from analysis.summary import FAR_STATES
 from olmo_sparsity.files import write_atomically
-from olmo_sparsity.tasks.results import format_table, read_results
+from olmo_sparsity.tasks.results import format_cell, format_table, read_results
 
 ROOT = Path(__file__).parents[1]
 RESULTS, FIGURES = ROOT / "docs/results", ROOT / "docs/figures"
 POSITIONS = {"pose": "RoPE + PoSE", "contiguous": "RoPE alone", "rope": "RoPE alone"}
-COPIES = {"induction": "copies", "no_induction": "does not"}
 _BEGIN, _END = "<!-- table: ", "<!-- end -->"
 
 
@@ -78,10 +78,6 @@ def read_meta(name: str) -> dict[str, Any]:
     return found
 
 
-def read_losses(name: str) -> pd.DataFrame:
-    return pd.read_csv(RESULTS / f"measurements/{name}/losses.csv", index_col=0)
-
-
 def read_kinds(name: str, k: int) -> pd.DataFrame:
     """What kind of token add_one chooses, by kind."""
     rows = pd.read_csv(RESULTS / f"measurements/{name}/dependencies.csv")
@@ -89,59 +85,63 @@ def read_kinds(name: str, k: int) -> pd.DataFrame:
     return rows.set_index("kind")
 
 
-def recovery(name: str, units: str = "tokens") -> str:
-    rows = read_summary(name, units=units)
-    ks = sorted(rows.index.unique("k"))
-    lines = []
-    for selector in read_meta(name)["selectors"]:
-        some = rows.loc[selector]
-        shows = [("recovery", ".2f"), ("foreign", ".2f"), ("excess", "+.2f")]
-        shows += [("placebo", "+.2f"), ("net", "+.2f")] if some.net.notna().all() else []
-        for column, form in shows:
-            bold = f"**{column}**" if column == shows[-1][0] else column
-            said = f"`{selector}` | {bold}" if column == "recovery" else f" | {bold}"
-            lines.append([said, *(shown(some.loc[k], column, form) for k in ks)])
-    return table(" | ".join(["selector", "", *(f"k = {k}" for k in ks)]), lines, left=2)
-
-
-NULLS = {
-    "taught": ("net_induction_contextual", "net_figure2_isolated", "net_no_induction_contextual"),
-    "untaught": ("net_python_contextual", "net_python_isolated"),
+NET_EXCESS = {
+    "text_only": ("net_python_contextual", "net_python_isolated"),
+    "controls": (
+        "net_induction_contextual",
+        "net_figure2_isolated",
+        "net_no_induction_contextual",
+    ),
+}
+MODELS = {
+    "python": "text only",
+    "induction": "taught to copy",
+    "figure2": "taught to copy (`make figure2`)",
+    "no_induction": "not taught",
 }
 
 
-def nulls(target_set: str = "gap", of: str = "taught") -> str:
+TARGETS = {"gap": "large gap", "gap_recurs": "… and recurs", "gap_new": "… and is new"}
+
+
+def net_excess(of: str, target_sets: str, *ks: str) -> str:
     """Beyond the foreign control, and beyond the placebo: add_one over tokens and over spans."""
-    models = COPIES | {"figure2": "copies (`make figure2`)", "python": "untaught"}
+    names = ["target set", "model", "far tokens", "units", "k"]
+    numbers = ["recovery", "foreign", "excess", "placebo", "**net**", "net in nats", "targets"]
     lines = []
-    for name in NULLS[of]:
+    for target_set, name in ((t, name) for t in target_sets.split(",") for name in NET_EXCESS[of]):
         model, _, far = name.removeprefix("net_").rpartition("_")
-        for units in read_meta(name)["units"]:
-            rows = read_summary(name, target_set, units).loc["add_one"]
-            for k in (1, 4):
-                row = rows.loc[k]
-                line = [models[model], FAR_STATES[far], units, str(k)]
-                line += [shown(row, "recovery", ".2f"), shown(row, "foreign", ".2f")]
-                line += [shown(row, column) for column in ("excess", "placebo", "net", "net_nats")]
-                lines.append([*line, str(row.num_targets)])
-    header = "model | far tokens | units | k | recovery | foreign | excess | placebo | **net**"
-    return table(f"{header} | net in nats | targets", lines, left=3)
+        for units, k in ((units, k) for units in read_meta(name)["units"] for k in ks):
+            row = read_summary(name, target_set, units).loc["add_one", int(k)]
+            line = [TARGETS[target_set], MODELS[model], FAR_STATES[far], units, k]
+            line += [shown(row, "recovery", ".2f"), f"{row.foreign:.2f}"]
+            line += [shown(row, column) for column in ("excess", "placebo", "net", "net_nats")]
+            lines.append([*line, str(row.num_targets)])
+    # A name that all lines share is said in the text.
+    kept = [i for i in range(len(lines[0])) if i >= len(names) or len({t[i] for t in lines}) > 1]
+    header = " | ".join((names + numbers)[i] for i in kept)
+    shared = len(names) + len(numbers) - len(kept)
+    return table(header, [[line[i] for i in kept] for line in lines], left=len(names) - shared)
 
 
-def untaught_training() -> str:
-    """What the untaught model can do at each evaluation of its training."""
+def python_training(*millions: str) -> str:
+    """What the text-only model can do after so many tokens of its training."""
     tokens_of_step = 16 * 256  # configs/python.yaml
     drops = pd.read_csv(RESULTS / "python_drop.csv").set_index("step")["drop"]
     evaluations = (RESULTS / "python_evaluations.jsonl").read_text().splitlines()
     lines = []
     for row in map(json.loads, evaluations):
         step, probe = row["step"], row["sparsity"]
-        line = [f"{step * tokens_of_step / 1e6:.0f}M", f"{row['heldout'][0]['loss']:.2f}"]
-        line += [f"{drops[step]:.2f}", f"{row['induction_drop']:.2f}"]
+        trained = f"{step * tokens_of_step / 1e6:.0f}"
+        line = [f"{trained}M", f"{row['heldout'][0]['loss']:.2f}", f"{drops[step]:.2f}"]
+        line += [f"{row['induction_drop']:.2f}"]
         line += [shown(probe[units], "net") for units in ("tokens", "span:4")]
-        lines.append([*line, f"{probe['tokens']['gap']:.2f}"])
-    header = "tokens trained | held-out loss | second reading of 32 tokens | of 128 tokens"
-    return table(f"{header} | net excess of one token | of four together | gap", lines, left=0)
+        if trained in millions:
+            lines.append([*line, f"{probe['tokens']['gap']:.2f}"])
+    if len(lines) != len(millions):
+        raise ValueError(f"of {', '.join(millions)}M tokens {len(lines)} were evaluated")
+    header = "tokens trained | held-out loss | drop, 32 tokens | drop, 128 tokens"
+    return table(f"{header} | net excess, one token | net excess, span of 4 | gap", lines, left=0)
 
 
 KINDS = {
@@ -153,77 +153,49 @@ KINDS = {
 }
 
 
-def kinds(name: str, k: str) -> str:
+def kinds(name: str) -> str:
     lines = []
-    for kind, row in read_kinds(name, int(k)).iterrows():
-        first = shown(row, "excess_recovery")
+    for kind, row in read_kinds(name, 1).iterrows():
         called = KINDS.get(kind, kind.replace("_", " "))
         line = [called, f"{row.share:.1%}", f"{row.base_share:.1%}"]
-        lines.append([*line, shown(row, "enrichment", ".2f"), first, str(row.num_targets)])
-    of = "the first token" if k == "1" else f"the first {k} tokens"
-    header = f"kind | share of {of} | of far tokens | enrichment"
-    return table(f"{header} | excess at k = {k} where it is the first | targets", lines)
+        line += [shown(row, "enrichment", ".2f"), shown(row, "excess_recovery")]
+        lines.append([*line, str(row.num_targets)])
+    header = "first choice | of targets | of far tokens | enrichment | excess there | targets"
+    return table(header, lines)
 
 
-def excess_of(rows: pd.DataFrame, selectors: Iterable[str]) -> list[str]:
-    return [shown(rows.loc[selector, 8], "excess") for selector in selectors]
+SELECTED = {
+    "taught, k = 1": ("induction_contextual", 1),
+    "taught, k = 8": ("induction_contextual", 8),
+    "taught, shown alone, k = 8": ("induction_isolated", 8),
+    "not taught, shown alone, k = 8": ("quick_exact_128", 8),
+}
 
 
-def copies(form: str = "short") -> str:
+def selectors() -> str:
+    """Excess of every rule: does choosing help, and does it take the answer to choose?"""
+    found = [(read_summary(name), k) for name, k in SELECTED.values()]
     lines = []
-    for name, far in ((name, far) for name in COPIES for far in ("contextual", "isolated")):
-        rows = read_summary(f"{name}_{far}")
-        add_one = rows.loc["add_one", 8]
-        line = [COPIES[name], FAR_STATES[far], f"{read_meta(f'{name}_{far}')['gate']['drop']:+.2f}"]
-        if form == "long":
-            line.append(f"{read_losses(f'{name}_{far}').loss_long['mean']:.3f}")
-        line += [f"{add_one.gap:+.3f}", shown(add_one, "recovery", ".2f")]
-        line += [f"{add_one.foreign:.2f}", shown(add_one, "excess")]
-        if form == "long":
-            line += excess_of(rows, ("random", "nearest"))
-        lines.append([*line, shown(add_one, "excess_nats")])
-    header = "model | far tokens | drop when repeated"
-    header += " | L_long, all targets" if form == "long" else ""
-    header += " | gap | recovery | foreign | excess"
-    header += " | of `random` | of `nearest`" if form == "long" else ""
-    return table(f"{header} | excess in nats", lines, left=2)
+    for selector in read_meta("induction_contextual")["selectors"]:
+        cells = (shown(rows.loc[selector, k], "excess") for rows, k in found)
+        lines.append([f"`{selector}`", *cells])
+    return table(" | ".join(["selector", *SELECTED]), lines)
 
 
-def with_and_without_pose() -> str:
-    lines = []
-    for size, model in ((size, model) for size in (128, 256) for model in ("pose", "rope")):
-        name = f"quick_{model}_{size}"
-        rows, meta = read_summary(name), read_meta(name)
-        long = meta["windows"]["long"]
-        add_one = rows.loc["add_one", 8]
-        line = [f"{long} to {long + meta['windows']['stride'] - 1}", POSITIONS[model]]
-        line += [f"{read_losses(name).loss_long['mean']:.3f}", f"{add_one.gap:+.3f}"]
-        line += [shown(add_one, "recovery", ".2f")]
-        line += [f"{add_one.foreign:.2f}"]
-        lines.append(line + excess_of(rows, ("add_one", "divergence", "random", "nearest")))
-    header = "long window | trained with | L_long, all targets | gap of the chosen"
-    header += " | recovery of add_one | foreign | excess of add_one"
-    return table(f"{header} | of `divergence` | of `random` | of `nearest`", lines, left=2)
-
-
-AFTER_SCHOOL = {"repeats": "a fifth repeats", "running": "running text alone"}
+REVIEWS = {"repeats": "a fifth of sequences repeats", "running": "running text alone"}
 
 
 def reviews() -> str:
     lines = []
-    for text, seed in ((text, seed) for text in AFTER_SCHOOL for seed in (1, 2, 3)):
+    for text, seed in ((text, seed) for text in REVIEWS for seed in (1, 2, 3)):
         name = f"reviews_{text}_seed{seed}"
         rows = read_summary(name).loc["add_one"]
         one, eight = (rows.loc[k] for k in (1, 8))
-        line = [AFTER_SCHOOL[text], str(seed), f"{read_meta(name)['gate']['drop']:+.2f}"]
-        line += [f"{read_losses(name).loss_long['mean']:.2f}", f"{one.gap:.2f}"]
-        line += [shown(one, "recovery", ".2f"), f"{one.foreign:.2f}"]
+        line = [REVIEWS[text], str(seed), f"{read_meta(name)['gate']['drop']:+.2f}"]
+        line += [f"{one.gap:.2f}"]
         line += [shown(one, "excess"), shown(eight, "excess"), f"{share_of_own_word(name):.2f}"]
         lines.append(line)
-    header = (
-        "text after school | seed | drop when repeated | L_long | gap | recovery, k = 1 | foreign"
-    )
-    header += " | excess, k = 1 | excess, k = 8 | first choice is the own word"
+    header = "text | seed | drop | gap | excess, k = 1 | excess, k = 8 | own word chosen first"
     return table(header, lines)
 
 
@@ -256,52 +228,6 @@ def read_ladder(name: str, k: int) -> pd.DataFrame:
     return rows[(rows.selector == "add_one") & (rows.k == k)]
 
 
-def over_seeds(rows: pd.DataFrame) -> list[str]:
-    """Means over seeds, and from the lowest to the highest where it matters."""
-
-    def span(column: str) -> str:
-        some = rows[column]
-        return f"{some.mean():+.2f} [{some.min():+.2f}, {some.max():+.2f}]"
-
-    means = (f"{rows[column].mean():.2f}" for column in ("loss_long", "gap", "recovery", "foreign"))
-    return [span("drop"), *means, span("excess")]
-
-
-_OVER_SEEDS = "drop when repeated | L_long | gap of the chosen | recovery | foreign | excess"
-
-
-def stages() -> str:
-    rows = read_ladder("stages_contextual", 1)
-    steps = rows.model.str.extract(r"induction_(\d+)_seed")[0].astype(int)
-    lines = [[str(at), *over_seeds(some)] for at, some in rows.groupby(steps)]
-    return table(f"steps of school | {_OVER_SEEDS}", lines)
-
-
-def ladder(far: str, k: str) -> str:
-    lines = [
-        [f"{size / 1e6:.1f}M", POSITIONS[positions], *over_seeds(some)]
-        for (size, positions), some in read_ladder(f"ladder_{far}", int(k)).groupby(
-            ["num_parameters", "positions"]
-        )
-    ]
-    return table(f"parameters | positions | {_OVER_SEEDS}", lines, left=2)
-
-
-def ladder_by_k(far: str) -> str:
-    """Figure 2 of every size in numbers: recovery and excess, means over seeds."""
-    rows = pd.read_csv(FIGURES / f"ladder_{far}.csv")
-    rows = rows[rows.selector == "add_one"]
-    means = rows.groupby(["num_parameters", "positions", "k"])[["recovery", "excess"]].mean()
-    cells = [f"{mean.recovery:.2f}, {mean.excess:+.2f}" for mean in means.itertuples()]
-    by_k = pd.Series(cells, index=means.index).unstack()
-    lines = [
-        [f"{size / 1e6:.1f}M", POSITIONS[positions], *cells]
-        for (size, positions), cells in by_k.iterrows()
-    ]
-    names = " | ".join(f"k = {k}" for k in by_k.columns)
-    return table(f"parameters | positions | {names}", lines, left=2)
-
-
 def beyond() -> str:
     rows = read_ladder("beyond_contextual", 1).sort_values(
         ["seed", "positions"], ascending=[True, False]
@@ -311,7 +237,8 @@ def beyond() -> str:
         line = [str(row.seed), POSITIONS[row.positions], f"{row['drop']:+.2f}"]
         line += [f"{row[column]:.2f}" for column in ("loss_long", "gap", "recovery", "foreign")]
         lines.append([*line, shown(row, "excess"), shown(row, "excess", scale=row.gap)])
-    return table(f"seed | trained with | {_OVER_SEEDS} | excess × gap", lines, left=2)
+    header = "seed | positions | drop | L_long | gap | recovery | foreign | excess"
+    return table(f"{header} | excess × gap, nats", lines, left=2)
 
 
 def pose_pays() -> str:
@@ -330,53 +257,60 @@ def task(name: str) -> str:
     return format_table(read_results(RESULTS / "tasks" / name)[0])
 
 
-def models(name: str, *asked: str) -> str:
-    """A line per trained model. `asked`: "4@50,200" is k = 4 at those lengths, "2K@200" twice the
-    largest k of training."""
-    rows, meta = read_results(RESULTS / "tasks" / name)
-    right = {(r.scheme, r.train_k, r.seed, r.test_k, r.length): r.exact_match for r in rows}
-    columns = [
-        (k, int(length)) for k, at in (a.split("@") for a in asked) for length in at.split(",")
-    ]
-    trained = sorted({(r.train_k or 0, r.scheme, r.seed) for r in rows})
-    losses = meta.get("trial_losses", {})
-    header = ["scheme", "seed", *(["loss"] if losses else [])]
-    many = len({train_k for train_k, _, _ in trained}) > 1
-    if many:
-        header.insert(0, "trained k ≤")
-    before = None
-    for k, length in columns:
-        header.append(f"{length}" if k == before else f"k = {k}: {length}")
-        before = k
+LEARNT = 0.99
+"""Exact match at the longest training length with k = K_train."""
+
+SPARSE_PARITY = {
+    "sparse_parity_quick": "5,000 steps",
+    "sparse_parity_again": "5,000 steps, another CPU",
+    "sparse_parity_k_train": "5,000 steps",
+    "sparse_parity_k_train_again": "5,000 steps, another CPU",
+    "sparse_parity_growing": "5,000 steps, k grows",
+    "sparse_parity_2000": "2,000 steps, k grows",
+}
+
+
+def span(numbers: list[float]) -> str:
+    low, high = f"{min(numbers):.3f}", f"{max(numbers):.3f}"
+    return low if low == high else f"{low}–{high}"
+
+
+def sparse_parity() -> str:
+    """How far each trained model reaches that has learnt the training lengths."""
     lines = []
-    for train_k, scheme, seed in trained:
-        line = [str(train_k)] if many else []
-        line += [scheme, str(seed)]
-        line += [f"{losses[f'{scheme}_k{train_k}_seed{seed}']:.3f}"] if losses else []
-        for k, length in columns:
-            number = train_k * int(k[:-1] or 1) if k.endswith("K") else int(k)
-            line.append(f"{right[scheme, train_k, seed, number, length]:.3f}")
-        lines.append(line)
-    return table(" | ".join(header), lines, left=2)
+    for name, called in SPARSE_PARITY.items():
+        rows, _ = read_results(RESULTS / "tasks" / name)
+        right = {(r.train_k, r.scheme, r.seed, r.test_k, r.length): r.exact_match for r in rows}
+        for train_k, scheme in sorted({(r.train_k, r.scheme) for r in rows}):
+            seeds = sorted({r.seed for r in rows})
+            found = [
+                [right[train_k, scheme, seed, k, length] for seed in seeds
+                 if right[train_k, scheme, seed, train_k, 50] >= LEARNT]
+                for k, length in ((2, 200), (train_k, 200), (train_k, 500), (2 * train_k, 200))
+            ]  # fmt: skip
+            line = [str(train_k), called, SCHEMES[scheme], f"{len(found[0])} of {len(seeds)}"]
+            lines.append(line + [span(of) for of in found])
+    header = "K_train | training | positions | seeds that learnt it | k = 2 at 200"
+    return table(f"{header} | k = K at 200 | k = K at 500 | k = 2K at 200", sorted(lines), left=3)
 
 
 ABLATIONS = {
-    "sparse_parity_2000": "nothing",
-    "sparse_parity_2_chunks": "four chunks: the published two",
-    "sparse_parity_unscaled": "scaled queries",
-    "sparse_parity_any_cuts": "aligned cuts",
-    "sparse_parity_all_k_at_once": "growing k",
-    "sparse_parity_1_chunk": "growing k, and all chunks but one: a random start only",
-    "sparse_parity_4_layers": "growing k; four layers instead of two",
+    "sparse_parity_2000": "none",
+    "sparse_parity_2_chunks": "two chunks (published), not four",
+    "sparse_parity_unscaled": "queries not scaled",
+    "sparse_parity_any_cuts": "cuts anywhere",
+    "sparse_parity_all_k_at_once": "every k from the first step",
+    "sparse_parity_1_chunk": "… and one chunk: a random start only",
+    "sparse_parity_4_layers": "… and four layers instead of two",
 }
 
 
 def ablations() -> str:
     lines = []
-    for name, taken_back in ABLATIONS.items():
+    for name, change in ABLATIONS.items():
         rows, _ = read_results(RESULTS / "tasks" / name)
         right = {(r.seed, r.test_k, r.length): r.exact_match for r in rows if r.scheme == "pose"}
-        line = [taken_back]
+        line = [change]
         for k in (2, 4):
             learnt = [seed for seed in {r.seed for r in rows} if right[seed, k, 50] >= 0.9]
             line.append(str(len(learnt)))
@@ -385,13 +319,11 @@ def ablations() -> str:
                 line.append(f"{min(found):.2f}–{max(found):.2f}" if found else "")
         lines.append(line)
     at = "at 200 | at 500"
-    return table(
-        f"taken back | seeds that learnt k = 2 | {at} | seeds that learnt k = 4 | {at}", lines
-    )
+    return table(f"change | seeds that learnt k = 2 | {at} | seeds that learnt k = 4 | {at}", lines)
 
 
 SCHEMES = {
-    "ppc": "coupled, **predicted by the model** (PPC)",
+    "ppc": "coupled, predicted (PPC)",
     "coupled": "coupled, given",
     "rope": "RoPE",
     "pose": "RoPE + PoSE",
@@ -399,38 +331,56 @@ SCHEMES = {
     "alibi": "ALiBi",
     "randomized": "randomized",
 }
+SCRATCHPAD = {
+    "scratchpad_parity_quick": "the preset",
+    "scratchpad_parity_solved": "three times the steps and more",
+    "scratchpad_parity_unscaled": "queries not scaled",
+    "scratchpad_parity_gpt_neox": "GPT-NeoX, queries not scaled",
+}
 
 
 def scratchpad() -> str:
-    """Means over seeds; schemes with the same numbers share a line."""
-    rows, _ = read_results(RESULTS / "tasks/scratchpad_parity_quick")
+    """Schemes with the same numbers share a line."""
     lines: dict[tuple[str, ...], list[str]] = {}
-    for scheme, called in SCHEMES.items():
-        found = [[r.exact_match for r in rows if (r.scheme, r.length) == (scheme, length)]
-                 for length in (20, 100, 200)]  # fmt: skip
-        lines.setdefault(tuple(f"{sum(f) / len(f):.3f}" for f in found), []).append(called)
-    by_name = [(", ".join(called), *numbers) for numbers, called in lines.items()]
-    return table("position IDs | 20 bits | 100 bits | 200 bits", by_name)
+    for name, setting in SCRATCHPAD.items():
+        rows, _ = read_results(RESULTS / "tasks" / name)
+        for scheme, called in SCHEMES.items():
+            some = [row for row in rows if row.scheme == scheme]
+            if some:
+                at = [[row for row in some if row.length == n] for n in (20, 40, 100, 200)]
+                lines.setdefault((setting, *map(format_cell, at)), []).append(called)
+    by_name = [(setting, ", ".join(called), *at) for (setting, *at), called in lines.items()]
+    return table(
+        "setting | position IDs | 20 bits | 40 bits | 100 bits | 200 bits", by_name, left=2
+    )
+
+
+def task_commands() -> str:
+    """Of every stored result. How many at a time changes nothing in what comes out."""
+    metas = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("tasks/*/meta.json"))]
+    commands = sorted({re.sub(r" --num_workers=[0-9]+", "", meta["command"]) for meta in metas})
+    return "\n".join(["```bash", *commands, "```"])
 
 
 def theory(name: str) -> str:
     return (FIGURES / f"{name}.md").read_text(encoding="utf-8").strip()
 
 
-_MEASURED = (
-    untaught_training,
-    recovery,
-    nulls,
-    kinds,
-    copies,
-    with_and_without_pose,
-    reviews,
-    planted,
-)
-_MANY = (stages, ladder, ladder_by_k, beyond, pose_pays)
-_TASKS = (task, models, ablations, scratchpad, theory)
+def bridge() -> str:
+    """The transformers of the bridge; theory_quick has the attention class beside them."""
+    names = ["setting", "k", *(f"risk at {n}" for n in ("L", "2L", "4L", "8L")), "growth"]
+    lines = (FIGURES / "theory_bridge.md").read_text(encoding="utf-8").splitlines()
+    header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)
+    found = (dict(zip(header, row, strict=False)) for row in rows)
+    chosen = [row for row in found if row.get("setting", "").startswith("transformer")]
+    return table(" | ".join(names), [[row[name] for name in names] for row in chosen])
+
+
+_TEXT = (python_training, net_excess, kinds, selectors, reviews, planted)
+_MANY = (beyond, pose_pays)
+_TASKS = (task, sparse_parity, ablations, scratchpad, task_commands, theory, bridge)
 TABLES: dict[str, Callable[..., str]] = {
-    function.__name__: function for function in (*_MEASURED, *_MANY, *_TASKS)
+    function.__name__: function for function in (*_TEXT, *_MANY, *_TASKS)
 }
 
 

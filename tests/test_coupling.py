@@ -262,7 +262,7 @@ def test_batches_that_do_not_fit_are_refused() -> None:
 # --- the examples -------------------------------------------------------------------------------
 
 ROOT = Path(__file__).parents[1]
-OWN_TASK = re.findall(r"```python\n(.*?)```", (ROOT / "docs/own_task.md").read_text(), re.DOTALL)
+OWN_TASK = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tasks.md").read_text(), re.DOTALL)
 
 
 def test_the_example_of_an_own_task_runs(capsys: pytest.CaptureFixture[str]) -> None:

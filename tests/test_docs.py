@@ -53,9 +53,8 @@ GUIDES += [
     for name in (
         "explain",
         "measure",
-        "natural_language",
-        "overview",
         "results",
+        "results_tasks",
         "theory",
         "train",
         "tutorial",

@@ -1,4 +1,4 @@
-"""Sequences that are one passage, again and again: a school for induction.
+"""Sequences that are one passage, again and again: they teach induction.
 
 Place in the flow: token shards → **sequences that repeat** → batches.
 

@@ -10,7 +10,7 @@ misleads all that follows.
 
 IDs enter by the model's own positions (RoPE, on all or part of a head: `model.rotary_fraction`) and
 by a learned embedding (`embed_ids`). Which IDs a sample gets in training, so that every ID up to
-the test length is seen, is drawn in data/positions.py. One's own task: docs/own_task.md.
+the test length is seen, is drawn in data/positions.py. One's own task: docs/tasks.md.
 
 Dimension key: B samples, P prompt length, R response length, L = P + R, N response places of a
 batch, D width, V vocabulary, I number of IDs.

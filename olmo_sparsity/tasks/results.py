@@ -81,11 +81,11 @@ def format_table(rows: list[Row]) -> str:
     names += ["k"] if any(row.test_k is not None for row in rows) else []
     lines = [names + [str(length) for length in lengths]]
     for name, by_length in cells.items():
-        lines.append([*name, *(_cell(by_length.get(length, [])) for length in lengths)])
+        lines.append([*name, *(format_cell(by_length.get(length, [])) for length in lengths)])
     return markdown(lines)
 
 
-def _cell(rows: list[Row]) -> str:
+def format_cell(rows: list[Row]) -> str:
     if not rows:
         return ""
     mean = sum(row.exact_match for row in rows) / len(rows)

@@ -2,7 +2,7 @@
 
 Place in the flow: a task → **samples** → schemes.py gives them position IDs → model.
 
-Nothing here knows a model. A task of one's own needs only what `Task` lists; docs/own_task.md
+Nothing here knows a model. A task of one's own needs only what `Task` lists; docs/tasks.md
 writes one.
 
 Dimension key: B samples, P prompt length, R response length.

@@ -155,7 +155,7 @@ def _read_class(name: str) -> type:
     given = {*dir(kind), *(item.name for item in fields(kind))}
     if missing := [member for member in members if member not in given]:
         raise ConfigError(
-            f"task.name={name}: {class_name} lacks {', '.join(missing)}; docs/own_task.md has a "
+            f"task.name={name}: {class_name} lacks {', '.join(missing)}; docs/tasks.md has a "
             "whole task"
         )
     return kind
