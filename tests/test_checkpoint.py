@@ -241,6 +241,19 @@ def test_only_the_latest_are_kept(make_config: MakeConfig) -> None:
     assert [path.name[-1] for path in list_checkpoints(config.run_folder)] == ["6", "5", "4"]
 
 
+def test_a_damaged_later_checkpoint_is_none_of_those_kept(make_config: MakeConfig) -> None:
+    config = make_config(checkpoint__keep=1)
+    damaged = Path(config.run_folder) / "checkpoints/step000008"
+    damaged.mkdir(parents=True)
+    with CheckpointWriter(Path(config.run_folder), config.checkpoint, Processes()) as writer:
+        for step in (4, 6):
+            writer.save(checkpoint.TrainerState(step, 0, ""), lambda _: None, lambda _: None)
+            writer.wait()
+    saved = damaged.with_name("step000006")
+    assert list_checkpoints(config.run_folder) == [damaged, saved]
+    assert verify_manifest(saved) is None
+
+
 @pytest.mark.parametrize(
     ("settings", "steps"),
     [

@@ -90,8 +90,9 @@ class CheckpointWriter:
                 shutil.rmtree(final, ignore_errors=True)  # a corrupted one of the same step
                 write_manifest(partial)
                 publish(partial, final)
-                old = list_checkpoints(self.run_folder)[self.kept.keep :]
-                _delete([path for path in old if not self.kept.stays(step_of(path))])
+                # Later ones were passed over as damaged: they count for nothing.
+                saved = [p for p in list_checkpoints(self.run_folder) if step_of(p) <= state.step]
+                _delete([p for p in saved[self.kept.keep :] if not self.kept.stays(step_of(p))])
 
         first, agree = self.processes.is_first, self.processes.agree
         if shared:
