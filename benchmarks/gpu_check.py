@@ -450,7 +450,7 @@ def measure_speed(size: str, out: Path) -> Iterator[Row]:
         size_B = sum(path.stat().st_size for path in (out / "saved").rglob("*.safetensors"))
         return (
             f"{text}checkpoint of {size_B / 2**30:.2f} GiB saved in {seconds:.1f} s, of which "
-            f"training stands still for {stood_still:.1f} s"
+            f"training stands still for {stood_still:.2f} s"
         )
 
     with connect() as processes:
