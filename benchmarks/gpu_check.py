@@ -407,7 +407,7 @@ def measure_speed(size: str, out: Path) -> Iterator[Row]:
     from olmo_sparsity.data.batches import Batch
     from olmo_sparsity.model.checkpoint_files import save_weights
     from olmo_sparsity.model.load import build_model, device_name
-    from olmo_sparsity.training import checkpoint
+    from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
     from olmo_sparsity.training.choose_engine import build_engine
     from olmo_sparsity.training.distributed import Processes, connect
     from olmo_sparsity.training.estimate import flops_per_token, peak_memory_gib, stated_flops
@@ -438,14 +438,20 @@ def measure_speed(size: str, out: Path) -> Iterator[Row]:
         text = f"{rate:,.0f} tokens/s, {share}, {peak_memory_gib(engine.device):.1f} GiB; "
         started = time.perf_counter()
         weights = engine.gather_weights()
-        folder = checkpoint.save(
-            out / "saved", checkpoint.TrainerState(1, 1, ""), config.checkpoint,
-            lambda folder: save_weights(weights, folder / "model.safetensors"),
-            engine.save_moments, processes,
-        )  # fmt: skip
+        with CheckpointWriter(out / "saved", config.checkpoint, processes) as writer:
+            writer.save(
+                TrainerState(1, 1, ""),
+                lambda folder: save_weights(weights, folder / "model.safetensors"),
+                engine.copy_moments(), engine.shares_state,
+            )  # fmt: skip
+            stood_still = time.perf_counter() - started
+            writer.wait()
         seconds = time.perf_counter() - started
-        size_B = sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
-        return f"{text}checkpoint of {size_B / 2**30:.2f} GiB saved in {seconds:.1f} s"
+        size_B = sum(path.stat().st_size for path in (out / "saved").rglob("*.safetensors"))
+        return (
+            f"{text}checkpoint of {size_B / 2**30:.2f} GiB saved in {seconds:.1f} s, of which "
+            f"training stands still for {stood_still:.2f} s"
+        )
 
     with connect() as processes:
         found = measured(processes)

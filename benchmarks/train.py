@@ -134,7 +134,7 @@ def main() -> None:
         )
         prepare(config.data)
         shards = open_shards(config.data, "train")
-        resolve(config, shards)
+        resolve(config, shards, torch.device("cpu"))
         batches = TrainingBatches(
             shards,
             config.positions,

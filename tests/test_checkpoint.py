@@ -9,23 +9,29 @@ import os
 import random
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from olmo_sparsity.config import RunConfig
+from olmo_sparsity.config import CheckpointConfig, RunConfig
 from olmo_sparsity.config_file import config_from_dict
 from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.files import partial_name
 from olmo_sparsity.lock import LOCK
+from olmo_sparsity.manifest import verify_manifest
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.model.exchange import export
 from olmo_sparsity.model.load import load_model
-from olmo_sparsity.training import checkpoint
+from olmo_sparsity.training import checkpoint, moments
+from olmo_sparsity.training.checkpoint import CheckpointWriter
+from olmo_sparsity.training.distributed import Processes
+from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import Outcome, train
 from olmo_sparsity.training.run_folder import read_metrics
 from tests.children import forkserver
@@ -235,6 +241,19 @@ def test_only_the_latest_are_kept(make_config: MakeConfig) -> None:
     assert [path.name[-1] for path in list_checkpoints(config.run_folder)] == ["6", "5", "4"]
 
 
+def test_a_damaged_later_checkpoint_is_none_of_those_kept(make_config: MakeConfig) -> None:
+    config = make_config(checkpoint__keep=1)
+    damaged = Path(config.run_folder) / "checkpoints/step000008"
+    damaged.mkdir(parents=True)
+    with CheckpointWriter(Path(config.run_folder), config.checkpoint, Processes()) as writer:
+        for step in (4, 6):
+            writer.save(checkpoint.TrainerState(step, 0, ""), lambda _: None, lambda _: None)
+            writer.wait()
+    saved = damaged.with_name("step000006")
+    assert list_checkpoints(config.run_folder) == [damaged, saved]
+    assert verify_manifest(saved) is None
+
+
 @pytest.mark.parametrize(
     ("settings", "steps"),
     [
@@ -259,6 +278,180 @@ def test_some_checkpoints_stay_for_ever(
 def test_steps_that_never_come_cannot_be_kept(make_config: MakeConfig) -> None:
     with pytest.raises(ConfigError, match=r"keep_steps=\[0, 7\] never come: steps run from 1 to"):
         make_config(checkpoint__keep_steps=[0, 3, 7])
+
+
+# --- written while training goes on ---------------------------------------------------------------
+
+
+def state_of(engine: Engine) -> tuple[dict, dict]:
+    weights = {name: tensor.clone() for name, tensor in engine.model.state_dict().items()}
+    pieces = engine.moments()
+    return weights, {f"{k}/{p.parameter}": m.clone() for p in pieces for k, m in p.moments.items()}
+
+
+def test_a_checkpoint_holds_its_step_while_later_steps_are_taken(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(checkpoint__interval_steps=None, checkpoint__keep_steps=[2])
+    states: list[tuple[dict, dict]] = []
+    gone_on = threading.Event()
+    step, write = Engine.step, moments.save_file
+
+    def watched(self: Engine, *given: Any) -> Any:
+        found = step(self, *given)
+        states.append(state_of(self))
+        if len(states) == 5:
+            gone_on.set()
+        return found
+
+    def held_back(*given: Any, **named: Any) -> None:
+        assert gone_on.wait(30), "training waits for the writer"
+        write(*given, **named)
+
+    monkeypatch.setattr(Engine, "step", watched)
+    monkeypatch.setattr(moments, "save_file", held_back)
+    train(config)
+    for folder in list_checkpoints(config.run_folder):
+        weights, optimizer = states[checkpoint.step_of(folder) - 1]
+        saved = load_file(folder / "model.safetensors")
+        assert saved.keys() <= weights.keys()
+        assert all(torch.equal(saved[name], weights[name]) for name in saved)
+        saved = load_file(folder / "engine/moments-00000-of-00001.safetensors")
+        assert saved.keys() == optimizer.keys()
+        assert all(torch.equal(saved[name], optimizer[name]) for name in saved)
+    assert len(list_checkpoints(config.run_folder)) == 2
+    name = "transformer.wte.weight"
+    assert not torch.equal(states[1][0][name], states[4][0][name]), "later steps change it"
+
+
+def test_a_copy_is_made_when_the_one_before_is_written(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    copy, publish = Engine.gather_weights, checkpoint.publish
+
+    def copying(self: Engine) -> dict:
+        events.append("copy")
+        return copy(self)
+
+    def slow(*given: Path) -> None:
+        time.sleep(0.3)
+        publish(*given)
+        events.append("written")
+
+    monkeypatch.setattr(Engine, "gather_weights", copying)
+    monkeypatch.setattr(checkpoint, "publish", slow)
+    train(make_config())
+    assert events == ["copy", "written"] * 3
+
+
+def run_child_killed_while_it_writes(settings: dict) -> None:
+    """In a child: killed when step 9 is done and the checkpoint of step 8 is half written."""
+    torch.set_num_threads(1)
+    taken, gone_on = 0, threading.Event()
+    step, publish = Engine.step, checkpoint.publish
+
+    def counted(self: Engine, *given: Any) -> Any:
+        nonlocal taken
+        found = step(self, *given)
+        taken += 1
+        if taken == 9:
+            gone_on.set()
+        return found
+
+    def deadly(partial: Path, final: Path) -> None:
+        if final.name == "step000008":
+            gone_on.wait()
+            os.kill(os.getpid(), signal.SIGKILL)
+        publish(partial, final)
+
+    Engine.step, checkpoint.publish = counted, deadly
+    train(config_from_dict(settings))
+
+
+def test_a_kill_while_a_checkpoint_is_written_leaves_those_before(
+    run_dict: dict, tmp_path: Path, undisturbed: Path
+) -> None:
+    folder = tmp_path / "killed"
+    settings = settings_for(run_dict, folder)
+    child = forkserver.Process(target=run_child_killed_while_it_writes, args=(settings,))
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
+    names = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert names == {"step000004", "step000006", "step000008.tmp"}
+    assert all(verify_manifest(path) is None for path in list_checkpoints(folder))
+    child = start(settings)
+    child.join()
+    assert child.exitcode == 0
+    assert_same_end(folder, undisturbed)
+
+
+def test_a_failed_write_stops_training_before_the_next_save(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(
+        training__num_steps=300, checkpoint__interval_steps=None, checkpoint__keep_steps=[2]
+    )
+    failed, taken = threading.Event(), 0
+    step = Engine.step
+
+    def counted(self: Engine, *given: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        assert taken <= 2 or failed.wait(30)
+        return step(self, *given)
+
+    def full(folder: Path) -> None:
+        failed.set()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Engine, "step", counted)
+    monkeypatch.setattr(checkpoint, "write_manifest", full)
+    with pytest.raises(UserError, match=r"step000002: no space .*; there was no earlier one"):
+        train(config)
+    assert taken < 300
+    assert not any((Path(config.run_folder) / "checkpoints").iterdir())
+
+
+def test_a_run_whose_last_checkpoint_fails_has_not_finished(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(model__layer_norm_with_affine=True, checkpoint__export_at_end=True)
+    publish = checkpoint.publish
+
+    def full_at_the_end(partial: Path, final: Path) -> None:
+        if final.name == "step000006":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        publish(partial, final)
+
+    monkeypatch.setattr(checkpoint, "publish", full_at_the_end)
+    with pytest.raises(UserError, match=r"step000006: no space .*step000004 is intact"):
+        train(config)
+    assert not (Path(config.run_folder) / "huggingface").exists()
+
+
+def test_another_error_waits_for_the_writer_and_hides_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    leaving = threading.Event()
+
+    def fail(folder: Path) -> None:
+        leaving.wait(30)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def leave() -> None:
+        with CheckpointWriter(tmp_path, CheckpointConfig(), Processes()) as writer:
+            writer.save(checkpoint.TrainerState(1, 1, ""), fail, lambda folder: None)
+            leaving.set()
+            raise UserError("another")
+
+    with pytest.raises(UserError, match="another"):
+        leave()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "could not write checkpoint" in line
+    assert "no space left on the disk" in line
+    assert list((tmp_path / "checkpoints").iterdir()) == []
 
 
 # --- branches -------------------------------------------------------------------------------------

@@ -24,7 +24,7 @@ from olmo_sparsity.training.deepspeed_engine import CONFIG_FOLDER, deepspeed_set
 from olmo_sparsity.training.distributed import Processes, first_node
 from olmo_sparsity.training.engine import Engine, own_gpu
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.moments import KEYS, Piece, SavedMoments, write_moments
+from olmo_sparsity.training.moments import KEYS, Piece, SavedMoments, copy_moments
 from olmo_sparsity.training.preflight import (
     attempt,
     check_devices,
@@ -375,7 +375,7 @@ def test_moments_travel_between_any_numbers_of_processes(
     sizes = {"embedding": 37, "norm": 2, "matrix": 64}
     state = {name: {key: torch.randn(n) for key in KEYS} for name, n in sizes.items()}
     for rank, pieces in enumerate(cut(state, before)):
-        write_moments(tmp_path, pieces, rank, before)
+        copy_moments(pieces, rank, before)(tmp_path)
     empty = {name: {key: torch.zeros(n) for key in KEYS} for name, n in sizes.items()}
     for rank, pieces in enumerate(cut(empty, after)):
         saved = SavedMoments(tmp_path, rank)
@@ -390,7 +390,7 @@ def test_moments_travel_between_any_numbers_of_processes(
 def test_missing_optimizer_state_is_named(tmp_path: Path) -> None:
     state = {"matrix": {key: torch.randn(8) for key in KEYS}}
     for rank, pieces in enumerate(cut(state, 2)):
-        write_moments(tmp_path, pieces, rank, 2)
+        copy_moments(pieces, rank, 2)(tmp_path)
     with pytest.raises(DataError, match="lacks moments of other"):
         SavedMoments(tmp_path, 0).fill(Piece("other", 0, state["matrix"]))
     (tmp_path / "moments-00001-of-00002.safetensors").write_bytes(b"no tensors")
@@ -413,7 +413,7 @@ def test_restored_moments_continue_adam_exactly(make_config: MakeConfig, tmp_pat
         engine.update(1e-2)
 
     update(engine, 1)
-    engine.save_moments(tmp_path)
+    engine.copy_moments()(tmp_path)
     other = Engine(build_model(config.model), config)
     other.model.load_state_dict(engine.model.state_dict())
     other.load_moments(tmp_path, step=1)

@@ -2,6 +2,7 @@
 
 Place in the flow: **losses become checkpoints**.
 
+Training makes a copy of its state and goes on; a thread writes the copy, one checkpoint at a time.
 A checkpoint is written to `stepNNNNNN.tmp`, every file and the folder are fsynced, a manifest with
 the SHA-256 of every file is written last, and one rename makes it real. Whatever moment a process
 is killed at, a folder without `.tmp` is complete, and `resume_point` proves it again before use.
@@ -14,6 +15,7 @@ import errno
 import json
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from olmo_sparsity.files import publish
 from olmo_sparsity.json_files import read_json
 from olmo_sparsity.manifest import verify_manifest, write_manifest
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.progress import say
 from olmo_sparsity.training.distributed import Processes
 
 ENGINE_FOLDER = "engine"
@@ -43,40 +46,87 @@ class TrainerState:
         return read_json(folder / "trainer.json", TrainerState, "use another checkpoint")
 
 
-def save(
-    run_folder: Path,
-    state: TrainerState,
-    kept: CheckpointConfig,
-    write_once: Callable[[Path], None],
-    write_own: Callable[[Path], None],
-    processes: Processes,
-) -> Path:
-    """`write_once(folder)` puts what the first process writes into the folder it is given,
-    `write_own(folder)` each process's part. The manifest comes after all of them."""
-    final = run_folder / "checkpoints" / f"step{state.step:06d}"
-    partial = final.with_suffix(".tmp")
-    try:
-        with processes.agree(), _disk_errors(run_folder, final):
-            if processes.is_first:
-                shutil.rmtree(partial, ignore_errors=True)
-                (partial / ENGINE_FOLDER).mkdir(parents=True)
-        with processes.agree(), _disk_errors(run_folder, final):
-            write_own(partial / ENGINE_FOLDER)
-            if processes.is_first:
+class CheckpointWriter:
+    """Writes checkpoints, one at a time, in a thread while training goes on.
+
+    What goes wrong there is raised by `wait`; `failure` says it before. `train` does not return
+    while a checkpoint is being written, whatever it ends with.
+    """
+
+    def __init__(self, run_folder: Path, kept: CheckpointConfig, processes: Processes) -> None:
+        self.run_folder, self.kept, self.processes = run_folder, kept, processes
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
+        self._writing: Future[None] | None = None
+
+    def save(
+        self,
+        state: TrainerState,
+        write_once: Callable[[Path], None],
+        write_own: Callable[[Path], None],
+        shared: bool = False,
+    ) -> None:
+        """`write_once(folder)` puts what the first process writes into the folder it is given,
+        `write_own(folder)` each process's part. They must write copies: training changes the
+        originals meanwhile.
+
+        `shared`: other processes than the first have a part, too (ZeRO). All parts are on the disk
+        when this returns, for the thread of the first process lists them in the manifest.
+        """
+        assert self._writing is None, "wait() for the one before"
+        final = self.run_folder / "checkpoints" / f"step{state.step:06d}"
+        partial = final.with_suffix(".tmp")
+
+        def begin() -> None:
+            shutil.rmtree(partial, ignore_errors=True)
+            (partial / ENGINE_FOLDER).mkdir(parents=True)
+
+        def write() -> None:
+            with _removed_on_error(partial), _disk_errors(self.run_folder, final):
+                if not shared:
+                    begin()
+                    write_own(partial / ENGINE_FOLDER)
                 write_once(partial)
-        with processes.agree(), _disk_errors(run_folder, final):
-            if processes.is_first:
                 (partial / "trainer.json").write_text(json.dumps(asdict(state), indent=1))
                 shutil.rmtree(final, ignore_errors=True)  # a corrupted one of the same step
                 write_manifest(partial)
                 publish(partial, final)
-                old = list_checkpoints(run_folder)[kept.keep :]
-                _delete([path for path in old if not kept.stays(step_of(path))])
-    except UserError:
-        if processes.is_first:
-            shutil.rmtree(partial, ignore_errors=True)
-        raise
-    return final
+                # Later ones were passed over as damaged: they count for nothing.
+                saved = [p for p in list_checkpoints(self.run_folder) if step_of(p) <= state.step]
+                _delete([p for p in saved[self.kept.keep :] if not self.kept.stays(step_of(p))])
+
+        first, agree = self.processes.is_first, self.processes.agree
+        if shared:
+            with _removed_on_error(partial) if first else contextlib.nullcontext():
+                with agree(), _disk_errors(self.run_folder, final):
+                    if first:
+                        begin()
+                with agree(), _disk_errors(self.run_folder, final):
+                    write_own(partial / ENGINE_FOLDER)
+        if first:
+            self._writing = self._thread.submit(write)
+
+    @property
+    def failure(self) -> str:
+        """What went wrong with the checkpoint under way, in words; empty while nothing has."""
+        if self._writing is None or not self._writing.done():
+            return ""
+        error = self._writing.exception()
+        return "" if error is None else str(error) or repr(error)
+
+    def wait(self) -> None:
+        """Until the checkpoint under way is on the disk. Every process must call it."""
+        with self.processes.agree():
+            if self._writing is not None:
+                self._writing.result()
+        self._writing = None
+
+    def __enter__(self) -> CheckpointWriter:
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        self._thread.shutdown()
+        if self.failure not in str(error):  # training ends with another error
+            say(self.failure)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -113,6 +163,15 @@ def branch_point(folder: str) -> Path:
             "runs/quick/checkpoints/step000200"
         )
     return Path(folder)
+
+
+@contextlib.contextmanager
+def _removed_on_error(partial: Path) -> Iterator[None]:
+    try:
+        yield
+    except UserError:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
 
 
 @contextlib.contextmanager

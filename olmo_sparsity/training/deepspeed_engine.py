@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,13 +27,15 @@ from olmo_sparsity.json_files import read_json
 from olmo_sparsity.nested import leaves
 from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.engine import Engine, adam_state
-from olmo_sparsity.training.moments import KEYS, Piece, write_moments
+from olmo_sparsity.training.moments import KEYS, Piece, copy_moments
 from olmo_sparsity.training.optim import build_optimizer
 
 CONFIG_FOLDER = Path(__file__).parents[2] / "configs" / "deepspeed"
 
 
 class ZeroEngine(Engine):
+    shares_state = True
+
     def prepare(self) -> None:
         settings = deepspeed_settings(self.config, self.processes)
         # Where DeepSpeed looks for this process's device.
@@ -112,8 +114,8 @@ class ZeroEngine(Engine):
                 weights[name] = full.detach().to("cpu", copy=True)
         return weights
 
-    def save_moments(self, folder: Path) -> None:
-        write_moments(folder, self.moments(), self.processes.rank, self.processes.world_size)
+    def copy_moments(self) -> Callable[[Path], None]:
+        return copy_moments(self.moments(), self.processes.rank, self.processes.world_size)
 
     def moments(self) -> Iterator[Piece]:
         for name, parameter in self.model.named_parameters():

@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from olmo_sparsity.model.checkpoint_files import unique_weights
 from olmo_sparsity.model.layers import document_bias, kernel_in_training
 from olmo_sparsity.model.losses import mean_loss, token_losses
 from olmo_sparsity.training.distributed import Processes, start_alone
-from olmo_sparsity.training.moments import KEYS, Piece, SavedMoments, write_moments
+from olmo_sparsity.training.moments import KEYS, Piece, SavedMoments, copy_moments
 from olmo_sparsity.training.optim import build_optimizer
 
 
@@ -57,6 +57,9 @@ class Engine:
     """One process, one device."""
 
     title = "one process"
+    shares_state = False
+    """Whether every process holds a part of the optimizer state that no other has."""
+
     optimizer: Any
 
     def __init__(self, model: Any, config: RunConfig, processes: Processes | None = None) -> None:
@@ -126,13 +129,17 @@ class Engine:
     # --- what a checkpoint holds ----------------------------------------------------------------
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """All of the weights in fp32, on the first process; nothing elsewhere. Every process must
-        call it."""
-        return unique_weights(self.model.state_dict()) if self.processes.is_first else {}
+        """A copy of all of the weights in fp32, in the main memory of the first process; nothing
+        elsewhere. Every process must call it."""
+        if not self.processes.is_first:
+            return {}
+        weights = unique_weights(self.model.state_dict())
+        return {name: tensor.to("cpu", copy=True) for name, tensor in weights.items()}
 
-    def save_moments(self, folder: Path) -> None:
-        """This process's part of the optimizer state."""
-        write_moments(folder, self.moments())
+    def copy_moments(self) -> Callable[[Path], None]:
+        """A copy of this process's part of the optimizer state, as a function that writes it into
+        a folder."""
+        return copy_moments(self.moments())
 
     def load_moments(self, folder: Path, step: int) -> None:
         """`step`: how many updates they have seen, for Adam's bias correction."""
@@ -188,9 +195,10 @@ class DDPEngine(Engine):
             (loss * self.processes.world_size).backward()  # DDP takes the mean, the sum is meant
         return loss
 
-    def save_moments(self, folder: Path) -> None:
-        if self.processes.is_first:  # they are the same everywhere
-            write_moments(folder, self.moments())
+    def copy_moments(self) -> Callable[[Path], None]:
+        if self.processes.is_first:
+            return super().copy_moments()
+        return lambda folder: None  # they are the same everywhere
 
     def describe(self) -> dict[str, Any]:
         return super().describe() | {"class": type(self.parallel).__name__}

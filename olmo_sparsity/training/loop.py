@@ -35,7 +35,7 @@ from olmo_sparsity.model.exchange import check_exportable, export, import_weight
 from olmo_sparsity.model.load import build_model, device_name
 from olmo_sparsity.progress import Progress, say
 from olmo_sparsity.training import checkpoint
-from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
+from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, CheckpointWriter, TrainerState
 from olmo_sparsity.training.choose_engine import build_engine, check_engine
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import choose_device, choose_precision, measure_matmul_peak
@@ -161,6 +161,7 @@ def _train(
     stated_peak = (stated_flops(device_name(device)) or 0) * processes.world_size
 
     def save_checkpoint(step: int) -> None:
+        writer.wait()  # a second copy would take as much memory again
         with processes.agree():
             metrics.flush()  # also refuses to save after a loss that is not a number
         state = TrainerState(step, step * tokens_per_step, shards.fingerprint)
@@ -174,9 +175,7 @@ def _train(
             save_weights(weights, folder / "model.safetensors")
             shards.tokenizer.save(str(folder / "tokenizer.json"))
 
-        checkpoint.save(
-            run_folder, state, config.checkpoint, write_once, engine.save_moments, processes
-        )
+        writer.save(state, write_once, engine.copy_moments(), engine.shares_state)
 
     def measure_sparsity() -> dict | None:
         if not config.evaluation.sparsity_targets:
@@ -190,6 +189,7 @@ def _train(
         attempt(run_folder, start, processes),
         Progress("training", num_steps, "steps", enabled=processes.is_first) as progress,
         stop_signals() as stop,
+        CheckpointWriter(run_folder, config.checkpoint, processes) as writer,
         contextlib.closing(
             in_background(draw(batches, start, num_steps, device), depth=1)
         ) as drawn,
@@ -234,14 +234,17 @@ def _train(
                         f"step {step}: held-out loss {format_losses(losses)}; on second reading "
                         f"{drop:.2f} lower"
                     )
-            asked = processes.first_text(stop.requested)  # asked of one, all stop, at one step
+            # Asked of one, all stop, at one step; and where a checkpoint could not be written.
+            asked = processes.first_text(stop.requested or writer.failure)
             kept = config.checkpoint
             if asked or due(step, kept.interval_steps, num_steps) or kept.stays(step):
                 save_checkpoint(step)
             if asked and step < num_steps:
+                writer.wait()
                 progress.note(f"{asked}: saved step {step}; the same command goes on")
                 return Outcome.STOPPED_BY_SIGNAL
             shown_at += time.perf_counter() - paused_at  # the rates shown are of training alone
+        writer.wait()
 
     with processes.agree():
         if processes.is_first and config.checkpoint.export_at_end:
@@ -351,7 +354,7 @@ class StopRequest:
 @contextlib.contextmanager
 def stop_signals() -> Iterator[StopRequest]:
     """SIGTERM, SIGINT and SIGUSR2 ask to save and leave after the current step; asked a second
-    time, SIGINT interrupts at once."""
+    time, SIGINT interrupts at once, but for a checkpoint that is being written."""
     stop = StopRequest()
     names = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 

@@ -11,7 +11,7 @@ which treats every element alone, goes on exactly.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,19 +41,24 @@ class Piece:
         return len(self.moments[KEYS[0]])
 
 
-def write_moments(
-    folder: Path, pieces: Iterable[Piece], rank: int = 0, world_size: int = 1
-) -> None:
+def copy_moments(
+    pieces: Iterable[Piece], rank: int = 0, world_size: int = 1
+) -> Callable[[Path], None]:
+    """Copies them into main memory. The function that comes back writes the copy into a folder."""
     stretches: dict[str, tuple[int, int]] = {}
     tensors: dict[str, Tensor] = {}
     for piece in pieces:
         stretches[piece.parameter] = (piece.start, piece.length)
         for key, moment in piece.moments.items():
             tensors[f"{key}/{piece.parameter}"] = moment.detach().to("cpu", copy=True)
-    path = folder / f"moments-{rank:05d}-of-{world_size:05d}.safetensors"
-    save_file(tensors, str(path), metadata={"stretches": json.dumps(stretches)})
-    follow_umask(path)
-    sync(path)
+
+    def write(folder: Path) -> None:
+        path = folder / f"moments-{rank:05d}-of-{world_size:05d}.safetensors"
+        save_file(tensors, str(path), metadata={"stretches": json.dumps(stretches)})
+        follow_umask(path)
+        sync(path)
+
+    return write
 
 
 class SavedMoments:

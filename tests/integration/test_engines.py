@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import shutil
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from olmo_sparsity.cli import main
 from olmo_sparsity.config_file import config_from_dict
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
@@ -245,6 +247,28 @@ def test_a_killed_process_takes_the_others_along_and_the_run_recovers(
     assert "another process of this run is gone" in job.texts()[0]
     finish(often)
     assert curve(folder) == pytest.approx(curve(undisturbed), rel=1e-4)
+
+
+def train_on_a_full_disk(config: str) -> int:
+    """In a child: a write past the limit fails as on a full disk."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (100_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
+    )
+    return main(["train", config])
+
+
+@pytest.mark.parametrize("engine", ["ddp", "zero2"])
+def test_a_full_disk_stops_all_and_is_said_once(few_steps: dict, engine: str) -> None:
+    given = on(few_steps, f"full-{engine}", engine, checkpoint={"interval_steps": 4})
+    config = Path(given["run_folder"] + ".yaml")
+    config.write_text(json.dumps(given))
+    job = children.start_each(given, train_on_a_full_disk, [str(config)] * 2)
+    assert job.wait() == [2, 2], "\n".join(job.texts())
+    assert [text.count("could not write checkpoint") for text in job.texts()] == [1, 0]
+    assert "Traceback" not in job.texts()[0]
+    assert len(curve(given["run_folder"])) <= 8, "at the next save at the latest"
+    assert not any((Path(given["run_folder"]) / "checkpoints").iterdir())
 
 
 # --- what they hold and send ----------------------------------------------------------------------
