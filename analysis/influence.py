@@ -22,10 +22,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.scoring import Context, Row, Scorer, as_tensors
+from analysis.scoring import Context, Row, Scorer, as_tensors, window_bias
 from analysis.windows import NOTHING, Spans, Units
 from olmo_sparsity.model.far_states import FarStates
-from olmo_sparsity.model.layers import causal_bias
 
 
 @dataclass(frozen=True)
@@ -386,13 +385,7 @@ def _gate_batch(scorer: Scorer, context: Context, states: FarStates, spans: Span
             (batch, block.num_far), float(np.log(GATE)), device=device, requires_grad=True
         )
         earlier_BK = torch.nn.functional.pad(gate_BF, (block.num_prefix, 0))  # the prefix is seen
-        bias = torch.cat(
-            (
-                earlier_BK[:, None, None].expand(-1, -1, length, -1),
-                causal_bias(length, device).expand(batch, -1, -1, -1),
-            ),
-            dim=-1,
-        )
+        bias = window_bias(earlier_BK, length)
         hidden_BLD = scorer.model.hidden(tokens_BL, positions_BL, bias, far=states.expand(batch))
         loss = _target_losses(scorer, hidden_BLD, context, spans)
         (gradient_BF,) = torch.autograd.grad(loss, gate_BF)

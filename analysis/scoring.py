@@ -32,6 +32,7 @@ from analysis.statistics import INDUCTION_NATS
 from analysis.windows import NOTHING, Block, Windows
 from olmo_sparsity.errors import ConfigError, is_out_of_memory
 from olmo_sparsity.model.far_states import FarStates
+from olmo_sparsity.model.layers import causal_bias
 from olmo_sparsity.model.losses import (
     LanguageModel,
     repetition_losses,
@@ -259,11 +260,21 @@ class Scorer:
         """hidden_BWD at the places that predict targets."""
         tokens_BL, positions_BL = as_tensors(batch, self.device)
         self.token_forwards += tokens_BL.numel()
-        far, states = None, batch[0].context.states
+        far, bias, states = None, None, batch[0].context.states
         if batch[0].seen is not None and states is not None:
             seen = np.stack([row.seen for row in batch if row.seen is not None])
-            far = states.choose(torch.from_numpy(seen).to(self.device))
-        hidden_BWD = self.model.hidden(tokens_BL, positions_BL, far=far, last=batch[0].num_targets)
+            seen_BK = torch.from_numpy(seen).to(self.device)
+            if 2 * seen_BK.shape[1] <= states.num_places:
+                far = states.choose(seen_BK)
+            else:  # to hide the few others spares a copy of nearly all states for each row
+                far = states.expand(len(batch))
+                if seen_BK.shape[1] < states.num_places:
+                    shape = (len(batch), states.num_places)
+                    hidden_BF = torch.full(shape, torch.finfo(torch.float).min, device=self.device)
+                    bias = window_bias(hidden_BF.scatter_(1, seen_BK, 0.0), tokens_BL.shape[1])
+        hidden_BWD = self.model.hidden(
+            tokens_BL, positions_BL, bias, far=far, last=batch[0].num_targets
+        )
         if batch[0].wanted is None:
             return hidden_BWD
         first, end = batch[0].wanted
@@ -279,6 +290,19 @@ def as_tensors(batch: Sequence[Row], device: torch.device) -> tuple[Tensor, Tens
     return (
         torch.from_numpy(tokens.astype(np.int64)).to(device),
         torch.from_numpy(places.astype(np.int64)).to(device),
+    )
+
+
+def window_bias(earlier_BK: Tensor, length: int) -> Tensor:
+    """For the attention of a window's places to earlier ones, as given, and causally to each
+    other."""
+    batch = len(earlier_BK)
+    return torch.cat(
+        (
+            earlier_BK[:, None, None].expand(-1, -1, length, -1),
+            causal_bias(length, earlier_BK.device).expand(batch, -1, -1, -1),
+        ),
+        dim=-1,
     )
 
 
