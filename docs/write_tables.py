@@ -10,6 +10,7 @@ import json
 import math
 import re
 from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -86,19 +87,16 @@ def read_kinds(name: str, k: int) -> pd.DataFrame:
 
 
 NET_EXCESS = {
-    "text_only": ("net_python_contextual", "net_python_isolated"),
-    "controls": (
-        "net_induction_contextual",
-        "net_figure2_isolated",
-        "net_no_induction_contextual",
-    ),
+    "text_only": {"net_python_contextual": "text only", "net_python_isolated": "text only"},
+    "controls": {
+        "net_induction_contextual": "taught to copy",
+        "net_figure2_isolated": "taught to copy (`make figure2`)",
+        "net_no_induction_contextual": "not taught",
+    },
+    "beyond": {"beyond_python_pose_480": "RoPE + PoSE"},
+    "documents": {"documents_apart": "apart", "documents_together": "together"},
 }
-MODELS = {
-    "python": "text only",
-    "induction": "taught to copy",
-    "figure2": "taught to copy (`make figure2`)",
-    "no_induction": "not taught",
-}
+"""Measurements of a table, each with the name of its model."""
 
 
 TARGETS = {"gap": "large gap", "gap_recurs": "… and recurs", "gap_new": "… and is new"}
@@ -106,14 +104,15 @@ TARGETS = {"gap": "large gap", "gap_recurs": "… and recurs", "gap_new": "… a
 
 def net_excess(of: str, target_sets: str, *ks: str) -> str:
     """Beyond the foreign control, and beyond the placebo: add_one over tokens and over spans."""
-    names = ["target set", "model", "far tokens", "units", "k"]
+    names = ["target set", "model", "long window", "far tokens", "units", "k"]
     numbers = ["recovery", "foreign", "excess", "placebo", "**net**", "net in nats", "targets"]
     lines = []
-    for target_set, name in ((t, name) for t in target_sets.split(",") for name in NET_EXCESS[of]):
-        model, _, far = name.removeprefix("net_").rpartition("_")
-        for units, k in ((units, k) for units in read_meta(name)["units"] for k in ks):
+    for target_set, (name, model) in product(target_sets.split(","), NET_EXCESS[of].items()):
+        meta = read_meta(name)
+        windows = [str(meta["windows"]["long"]), FAR_STATES[meta["windows"]["far_states"]]]
+        for units, k in product(meta["units"], ks):
             row = read_summary(name, target_set, units).loc["add_one", int(k)]
-            line = [TARGETS[target_set], MODELS[model], FAR_STATES[far], units, k]
+            line = [TARGETS[target_set], model, *windows, units, k]
             line += [shown(row, "recovery", ".2f"), f"{row.foreign:.2f}"]
             line += [shown(row, column) for column in ("excess", "placebo", "net", "net_nats")]
             lines.append([*line, str(row.num_targets)])

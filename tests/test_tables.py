@@ -10,7 +10,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from docs.write_tables import NET_EXCESS, RESULTS, ROOT, TABLES, read_summary, write_tables
+from docs.write_tables import NET_EXCESS, RESULTS, ROOT, TABLES, read_meta, read_summary, write_tables
 from olmo_sparsity.tasks.experiment import fixed_settings, list_trials
 from olmo_sparsity.tasks.results import read_results
 from olmo_sparsity.tasks.settings import load_settings
@@ -58,8 +58,10 @@ def test_the_command_of_a_stored_result_still_asks_for_it(path: Path) -> None:
 # --- the headline, from the rows of its targets ---------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for names in NET_EXCESS.values() for name in names])
-@pytest.mark.parametrize("units", ["tokens", "span:4"])
+@pytest.mark.parametrize(
+    ("name", "units"),
+    [(n, units) for of in NET_EXCESS.values() for n in of for units in read_meta(n)["units"]],
+)
 def test_the_headline_follows_from_the_stored_rows(name: str, units: str) -> None:
     """Net excess of add_one from four stored tables, with no code of the package."""
     folder = RESULTS / "measurements" / name
