@@ -1,15 +1,15 @@
-"""Ask a trained model what its losses depend on.
+"""Measure which far-away tokens the predictions of a trained language model depend on.
 
 from analysis import Windows, load_model, measure, open_documents
 
-No name here may be that of a module, which would hide it.
+No name here may equal that of a module, which would hide it.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-_HOME = {
+_MODULES = {
     "explain": "analysis.explanation",
     "load_model": "olmo_sparsity.model.load",
     "open_documents": "analysis.sources",
@@ -28,9 +28,9 @@ _HOME = {
 
 
 def __getattr__(name: str) -> Any:
-    # Looked up when asked for: figures and report must not pay for torch.
-    if name not in _HOME:
+    # Imported on first use: figures and report must not import torch.
+    if name not in _MODULES:
         raise AttributeError(f"module 'analysis' has no attribute '{name}'")
     import importlib
 
-    return getattr(importlib.import_module(_HOME[name]), name)
+    return getattr(importlib.import_module(_MODULES[name]), name)

@@ -1,4 +1,4 @@
-"""Can the answer of an explanation be had by chance? Unrelated texts are asked the same.
+"""Check an explanation by evaluating unrelated texts in place of the far part.
 
 Place in the flow: explanation → **check**.
 """
@@ -28,46 +28,45 @@ PASSAGE = 128
 
 
 @dataclass(frozen=True)
-class Asked:
+class ExplanationSettings:
     units: str
     selector: str
     k: int
     far_states: Reading
     chosen_by_gap: bool
-    """Targets were chosen by their outcome, and not named."""
+    """Targets were chosen by their outcome instead of named."""
 
     seed: int
 
 
 @dataclass(frozen=True)
 class Check:
-    """Can the answer be had by chance? Unrelated texts stand in place of the far part, and the same
-    selector chooses k units of theirs.
-
-    Of a target: `own` and `foreign` nats that the k units take off its loss (foreign: the mean
-    over draws, and the most), and `better`: how many of the draws do at least as well as the own.
-    """
+    """How much k units of unrelated texts, chosen by the same selector, lower the losses."""
 
     table: pd.DataFrame
+    """One row per target. `own` and `foreign`: nats by which the k units lower its loss (foreign:
+    the mean over draws; `foreign_most`: the largest). `better`: the number of draws that do at
+    least as well as the own units."""
+
     draws: int
     k: int
     excess: tuple[float, float, float]
-    """Own less foreign, in nats a target, with its 95% interval over draws: of these targets, which
-    are no sample of others."""
+    """Own minus foreign, in nats a target, with its 95% interval over draws. It holds for these
+    targets, which are no sample of others."""
 
     share: float
     """Excess as a share of the gap."""
 
     placebo: float | None
-    """The same of targets that an unrelated text seems to help most. None: targets were named, not
-    chosen by their gap."""
+    """The excess of the targets that an unrelated text seems to help most. None: targets were
+    named, not chosen by their gap."""
 
     induction: dict[str, Any]
     apart: int
-    """How many stretches as long as the text the unrelated text has: fewer than `draws` overlap."""
+    """How many times the unrelated text is as long as the text; if below `draws`, draws overlap."""
 
     tables: dict[str, pd.DataFrame] = field(repr=False)
-    """What `recover` found, of own far parts and of unrelated texts."""
+    """The tables of `recover`, of own far parts and of unrelated texts."""
 
     def to_dict(self) -> dict[str, Any]:
         given = asdict(replace(self, tables={})) | {"table": self.table.to_dict("records")}
@@ -75,7 +74,7 @@ class Check:
 
     @property
     def num_beyond(self) -> int:
-        """Targets whose own units lower the loss, and more than those of every unrelated text."""
+        """Targets whose own units lower the loss, by more than those of every unrelated text."""
         return int(((self.table.better == 0) & (self.table.own > 0)).sum())
 
     @property
@@ -88,29 +87,29 @@ class Check:
     @property
     def summary(self) -> str:
         value, low, high = self.excess
-        said = f"excess {value:+.2f} nats a target [{low:+.2f}, {high:+.2f}]"
+        text = f"excess {value:+.2f} nats a target [{low:+.2f}, {high:+.2f}]"
         if np.isfinite(self.share):
-            said += f", {self.share:.2f} of the gap"
+            text += f", {self.share:.2f} of the gap"
         if self.placebo is not None:
-            said += f"; of placebo targets {self.placebo:+.2f}: net {value - self.placebo:+.2f}"
-        return said
+            text += f"; of placebo targets {self.placebo:+.2f}: net {value - self.placebo:+.2f}"
+        return text
 
     @property
     def warning(self) -> str:
-        """What the model cannot do, or the unrelated texts; empty if there is nothing."""
-        said = []
+        """Reasons to distrust the check; empty if there are none."""
+        reasons = []
         if self.apart < self.draws:
-            said.append(
+            reasons.append(
                 f"the {self.draws} unrelated texts overlap: there is text for {self.apart}; give "
                 "more (--foreign), or fewer draws"
             )
         if not self.induction["has_induction"]:
-            said.append(
+            reasons.append(
                 "this model does not copy from its context (a repeated passage costs it only "
                 f"{self.induction['drop']:.2f} nats a token less), so it cannot use a far token "
                 "that says the answer"
             )
-        return "; ".join(said)
+        return "; ".join(reasons)
 
     def __str__(self) -> str:
         lines = [
@@ -123,7 +122,7 @@ class Check:
                 f"{row.foreign:+.2f} (at most {row.foreign_most:+.2f}); {row.better} of "
                 f"{self.draws} do as well"
             )
-        lines += [f"  {said}" for said in (self.summary, self.verdict, self.warning) if said]
+        lines += [f"  {line}" for line in (self.summary, self.verdict, self.warning) if line]
         return "\n".join(lines)
 
 
@@ -132,7 +131,7 @@ def check(
     scorer: Scorer,
     document: Document,
     windows: Windows,
-    asked: Asked,
+    settings: ExplanationSettings,
     targets: pd.DataFrame,
     foreign: Any,
     draws: int = 8,
@@ -143,17 +142,17 @@ def check(
     spans: Spans = list(zip(targets.target.tolist(), targets.end.tolist(), strict=True))
     others = _unrelated(model, foreign, document)
     apart = len(others[0].tokens) // len(document.tokens)
-    controls = Controls(others, windows, num_draws=draws, seed=asked.seed)
+    controls = Controls(others, windows, num_draws=draws, seed=settings.seed)
     parts = {DOCUMENT: np.array(spans)}
-    if asked.chosen_by_gap:
+    if settings.chosen_by_gap:
         losses = context_losses(scorer, document, windows, controls)
-        losses = losses[losses.target >= first_place(windows, asked.units)]
+        losses = losses[losses.target >= first_place(windows, settings.units)]
         parts[PLACEBO] = np.array(largest_gaps(losses, "placebo_loss_long"))
-    k = asked.k
+    k = settings.k
     with Progress("checking", sum(map(len, parts.values())), "targets") as progress:
         tables = recover(
-            scorer, document, windows, parts, units=asked.units, selectors=asked.selector,
-            ks=range(k + 1), controls=controls, seed=asked.seed, done=progress.update,
+            scorer, document, windows, parts, units=settings.units, selectors=settings.selector,
+            ks=range(k + 1), controls=controls, seed=settings.seed, done=progress.update,
         )  # fmt: skip
     rows = tables["recovery"]
     falls = rows.pivot_table("loss_set", ["far_part", "target", "control", "draw"], "k")
@@ -170,9 +169,9 @@ def check(
     value = float(excess.loc[DOCUMENT].mean())
     return Check(
         table, draws, k,
-        excess=_interval(own.loc[DOCUMENT], draws_of, asked.seed),
+        excess=_interval(own.loc[DOCUMENT], draws_of, settings.seed),
         share=value / table.gap.mean() if table.gap.mean() > MIN_GAP else float("nan"),
-        placebo=float(excess.loc[PLACEBO].mean()) if asked.chosen_by_gap else None,
+        placebo=float(excess.loc[PLACEBO].mean()) if settings.chosen_by_gap else None,
         induction=repetition_drop(scorer, _passages(others), PASSAGE),
         apart=apart,
         tables=tables,
@@ -186,15 +185,15 @@ def _interval(own: pd.Series, foreign: pd.DataFrame, seed: int) -> tuple[float, 
 
 
 def _unrelated(model: LoadedModel, foreign: Any, document: Document) -> Documents:
-    """Text that is long enough to stand in for the far part: documents, one after the other. One
-    that shares a passage with the text is left out: it may be the text itself."""
+    """Documents joined to a text long enough to draw far parts from. Documents that share a passage
+    with the explained text are left out, as they may be the same text."""
     length = len(document.tokens)
-    wanted, found, num_tokens = max(20 * length, 20_000), [], 0
+    wanted, texts, num_tokens = max(20 * length, 20_000), [], 0
     own = _runs(document.tokens)
     for other in open_documents(foreign, model, limit=max(2, wanted // 50)):
         if not own.isdisjoint(_runs(other.tokens)):
             continue
-        found.append(other.tokens)
+        texts.append(other.tokens)
         num_tokens += len(other.tokens)
         if num_tokens >= wanted:
             break
@@ -203,12 +202,12 @@ def _unrelated(model: LoadedModel, foreign: Any, document: Document) -> Document
             f"the check needs {length:,} tokens of unrelated text, and the text for it has "
             f"{num_tokens:,} that share no passage with this one; give more (foreign=…)"
         )
-    return Documents("unrelated text", [Document(np.concatenate(found), number=1,
+    return Documents("unrelated text", [Document(np.concatenate(texts), number=1,
                                                  tokenizer=model.tokenizer)])  # fmt: skip
 
 
 def _runs(tokens: np.ndarray, length: int = 32) -> set[bytes]:
-    """Every run of so many tokens, or the whole where it is shorter."""
+    """All runs of `length` tokens, or the text itself if it is shorter."""
     tokens = tokens.astype("<i8")
     last = max(1, len(tokens) - length + 1)
     return {tokens[first : first + length].tobytes() for first in range(last)}

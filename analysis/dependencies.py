@@ -1,12 +1,12 @@
-"""What kind of token the influential ones are, against what far tokens are anyway.
+"""Classify the influential far tokens by kind and distance, compared with all far tokens.
 
 Place in the flow: influence + recovery tables → **the table of dependencies**. Never imports torch.
 
-The kind of a far token is relative to its target: the same token, a word of the same family, else
-what its own word is (a number, a name, a function word, other). Beside the kinds stand three bands
-of distance. For each, with one influential token and with four: its share among them, its share
-among all far tokens of the same targets (the base rate), and the excess and net excess recovery at
-that k of the targets whose first token is of that kind.
+The kind of a far token is relative to its target: the same token, a word of the same family, or
+else by its own word: a number, a name, a function word, other. There are also three bands of
+distance. For each kind and band, and for one and four influential tokens: its share among them, its
+share among all far tokens of the same targets (the base rate), and the excess and net excess
+recovery at that k of the targets whose first token is of that kind.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from collections import defaultdict
 import numpy as np
 import pandas as pd
 
-from analysis.pieces import first_characters
 from analysis.statistics import KEYS, beyond_controls, interval, pair, resample
 from analysis.tables import SCHEMAS
+from analysis.token_texts import first_characters
 from analysis.windows import Windows
 
 TOP = (1, 4)
-"""The influential tokens of a target are its first one, and its first four."""
+"""The influential tokens of a target are its first one, or its first four."""
 
 KINDS = ("equal", "same_family", "number", "name", "function_word", "other")
 BANDS = ("near_third", "middle_third", "far_third")
@@ -46,19 +46,19 @@ ENDINGS = frozenset(["", *_ENDINGS.split()])
 
 
 class Words:
-    """The tokens of one document, each with the word that it is part of."""
+    """The tokens of one document, each with its word."""
 
     def __init__(self, tokens: pd.DataFrame) -> None:
         """`tokens`: the rows of one document, in order of place."""
-        pieces = tokens.text.tolist()
-        text = "".join(pieces)
+        texts = tokens.text.tolist()
+        text = "".join(texts)
         spans = [match.span() for match in re.finditer(r"\S+", text)]
         words = [text[start:end].strip(".,;:!?\"'()[]“”‘’") for start, end in spans]
-        last = ["."] + [text[end - 1] for _, end in spans]  # what stands before each
+        last = ["."] + [text[end - 1] for _, end in spans]  # the character before each word
         kinds = [_kind_of_word(*word) for word in zip(words, last, strict=False)]
         starts = [start for start, _ in spans]
-        word_L = np.searchsorted(starts, first_characters(pieces), side="right") - 1
-        word_L[[piece.isspace() for piece in pieces]] = -1  # no word, which is put last
+        word_L = np.searchsorted(starts, first_characters(texts), side="right") - 1
+        word_L[[text.isspace() for text in texts]] = -1  # no word, which is put last
         self.kind = np.array([*kinds, "other"])[word_L]
         spelt = np.array([*(word.lower() for word in words), ""], dtype=object)
         spelling_W, self.spellings = pd.factorize(spelt)
@@ -70,16 +70,16 @@ class Words:
                 self.family[stem].append(spelling)
 
     def kinds(self, target: int, far: slice) -> np.ndarray:
-        """Of the tokens `far`, relative to the target."""
+        """Kinds of the tokens `far`, relative to the target."""
         word = self.spellings[self.spelling[target]]
-        relatives = [one for stem in stems(word) for one in self.family[stem]]
+        relatives = [spelling for stem in stems(word) for spelling in self.family[stem]]
         is_relative = np.isin(self.spelling[far], relatives)
         kinds = np.where(is_relative, "same_family", self.kind[far])
         return np.where(self.token_id[far] == self.token_id[target], "equal", kinds)
 
 
 def _kind_of_word(word: str, before: str) -> str:
-    """`before`: the character that the word before ends with."""
+    """`before`: the last character of the preceding word."""
     if any(character.isdigit() for character in word):
         return "number"
     if word.lower() in FUNCTION_WORDS:
@@ -88,9 +88,8 @@ def _kind_of_word(word: str, before: str) -> str:
 
 
 def stems(word: str) -> set[str]:
-    """The beginnings, of four letters or more, after which nothing but an English ending stands.
-    Words of one family share one: teach, teacher, teaching; but not interest, internal. A rule of
-    thumb."""
+    """The beginnings, of four letters or more, that only an English ending follows. Words of one
+    family share one: teach, teacher, teaching; but not interest, internal. A rule of thumb."""
     if not word.isalpha():
         return set()
     return {word[:end] for end in range(4, len(word) + 1) if word[end:] in ENDINGS}
@@ -105,8 +104,8 @@ def measure_dependencies(
     windows: Windows,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """One row for each target set, selector, k and kind or band, of the single tokens that were
-    chosen in the document itself."""
+    """One row for each target set, selector, k and kind or band, from the single tokens chosen in
+    the document itself."""
     recovery = recovery[recovery.units == "tokens"]
     known = sorted(recovery.k.unique())
     ks = [k for k in TOP if k in known] or known[:1]
@@ -116,12 +115,12 @@ def measure_dependencies(
     pairs = pairs.merge(first, on=[*KEYS, "far_part", "selector"])
     chosen = chosen[chosen.far_part == "document"].merge(targets, on=[*KEYS, "far_part"])
     rows = []
-    for (target_set, selector), some in chosen.groupby(["target_set", "selector"]):
+    for (target_set, selector), group in chosen.groupby(["target_set", "selector"]):
         of_set = pairs[(pairs.target_set == target_set) & (pairs.selector == selector)]
         for k in ks:
             about = {"target_set": target_set, "selector": selector, "k": k}
             at_k = of_set[of_set.k == k]
-            for kind, shares in _shares(some[some["rank"] <= k], base, seed).items():
+            for kind, shares in _shares(group[group["rank"] <= k], base, seed).items():
                 gains = _gains(at_k[(at_k.kind == kind) | (at_k.band == kind)], seed)
                 rows.append(about | {"kind": kind} | shares | gains)
     return pd.DataFrame(rows, columns=SCHEMAS["dependencies"].names)
@@ -130,11 +129,11 @@ def measure_dependencies(
 def _classify(
     tokens: pd.DataFrame, influence: pd.DataFrame, windows: Windows
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """The single tokens that were chosen, with their kind and band; and for each target, how many
-    of all its far tokens are of which.
+    """The chosen single tokens with their kind and band; and for each target, how many of all its
+    far tokens are of each.
 
-    Of the placebo only tokens equal to the target have a kind: the others are told by their word,
-    and no table holds the words of that text.
+    In the placebo only tokens equal to the target have a kind: the other kinds depend on words, and
+    no table holds the words of that text.
     """
     chosen = influence[(influence.units == "tokens") & (influence.control == "own")]
     num_far = windows.num_far
@@ -146,10 +145,10 @@ def _classify(
     counts, of_document = [], tokens.groupby("document")
     for document, rows in chosen[chosen.far_part == "document"].groupby("document"):
         words = Words(of_document.get_group(document).sort_values("place"))
-        for target, some in rows.groupby("target"):
+        for target, ranked in rows.groupby("target"):
             end = windows.start_of(target) - windows.short
             kind_F = words.kinds(target, slice(end - num_far, end))
-            kinds[some.index] = kind_F[some.nth]
+            kinds[ranked.index] = kind_F[ranked.nth]
             counts.append((document, target, *((kind_F == kind).sum() for kind in KINDS)))
     base = pd.DataFrame(counts, columns=[*KEYS, *KINDS])
     base = base.assign(**{band: (band_F == band).sum() for band in BANDS})
@@ -157,32 +156,32 @@ def _classify(
 
 
 def _shares(chosen: pd.DataFrame, base: pd.DataFrame, seed: int) -> dict[str, dict[str, float]]:
-    """Of each kind and band: its share among the chosen, among all far tokens, and their ratio."""
+    """For each kind and band: its share among the chosen, among all far tokens, and their ratio."""
     counts = [pd.crosstab(chosen.document, chosen[name]) for name in ("kind", "band")]
     share_RV = _share_of_all(pd.concat(counts, axis=1), seed)
     base = base.merge(chosen[KEYS].drop_duplicates(), on=KEYS)
     base_RV = _share_of_all(base.groupby("document").sum(), seed)
-    found = {}
+    shares = {}
     for kind, share_R, base_R in zip((*KINDS, *BANDS), share_RV.T, base_RV.T, strict=True):
         ratio = (np.nan,) * 3
         if base_R[0] > 0:  # a kind that does not occur is not enriched
             ratio_R = share_R[base_R > 0] / base_R[base_R > 0]
             ratio = interval(ratio_R[1:], ratio_R[0])
-        found[kind] = dict(zip(("enrichment", "low", "high"), ratio, strict=True))
-        found[kind] |= {"share": share_R[0], "base_share": base_R[0]}
-    return found
+        shares[kind] = dict(zip(("enrichment", "low", "high"), ratio, strict=True))
+        shares[kind] |= {"share": share_R[0], "base_share": base_R[0]}
+    return shares
 
 
 def _share_of_all(counts: pd.DataFrame, seed: int) -> np.ndarray:
     sums_RV = resample(counts.reindex(columns=[*KINDS, *BANDS], fill_value=0), seed)
-    return 2 * sums_RV / sums_RV.sum(1, keepdims=True)  # each token is of a kind and of a band
+    return 2 * sums_RV / sums_RV.sum(1, keepdims=True)  # each token has a kind and a band
 
 
 def _gains(rows: pd.DataFrame, seed: int) -> dict[str, float]:
-    """What targets of two documents or more gain by their first tokens."""
+    """Excess and net excess of these targets, if they are of two documents or more."""
     own, placebo = (rows[rows.far_part == part] for part in ("document", "placebo"))
-    found: dict[str, float] = {"num_targets": len(own)}
+    gains: dict[str, float] = {"num_targets": len(own)}
     if own.document.nunique() > 1:
-        found |= beyond_controls(own, placebo, seed)
-        found["excess_recovery"] = found["excess"]
-    return found
+        gains |= beyond_controls(own, placebo, seed)
+        gains["excess_recovery"] = gains["excess"]
+    return gains

@@ -1,5 +1,4 @@
-"""Text for a measurement, as token ids of the model that is measured, and the texts that controls
-put in its place.
+"""Documents as token IDs of the measured model, and the unrelated texts that controls draw.
 
 Place in the flow: sources → **documents** → windows. Never imports torch.
 
@@ -18,7 +17,7 @@ from typing import Literal, get_args
 import numpy as np
 from tokenizers import Tokenizer
 
-from analysis.pieces import first_characters, token_pieces
+from analysis.token_texts import first_characters, token_texts
 from analysis.windows import Block, Spans, Units, Windows, span_width
 from olmo_sparsity.errors import DataError
 
@@ -30,29 +29,29 @@ _BEGINNINGS = {"words": r"(?<!\S)\S", "sentences": r"(?:^|[.!?][\"'”’)\]]*\s
 class Document:
     tokens: np.ndarray
     number: int = 0
-    """Its index in the text it comes from: draws for it are seeded by this."""
+    """Its index in its source, which also seeds its random draws."""
 
     group: str = ""
-    """Documents of one group share text (passages of one article), and are never foreign to each
-    other. Empty: it shares text with none."""
+    """Documents of one group share text (passages of one article), and never serve as foreign text
+    for each other. Empty: it shares text with none."""
 
     tokenizer: Tokenizer | None = field(default=None, repr=False)
     truth: np.ndarray | None = None
-    """Of a document with a planted dependency: the places of the marks; of its twin without them,
-    no places."""
+    """Places of the marks of a planted dependency; empty in the copy without marks; None: nothing
+    is planted."""
 
     name: str = ""
-    """Its file, with the number of its record; or its title."""
+    """Its file and record number, or its title."""
 
     @cached_property
     def texts(self) -> list[str]:
         """The text of each token; joined they are the document."""
         if self.tokenizer is None:
             return [""] * len(self.tokens)
-        return token_pieces(self.tokenizer, self.tokens.tolist())
+        return token_texts(self.tokenizer, self.tokens.tolist())
 
     def units(self, kind: str, first: int, end: int) -> Units:
-        """Those of the places first … end − 1, counted from `first`."""
+        """Units of the places first … end − 1, counted from `first`."""
         width = span_width(kind)
         if width is not None:
             return Units.of_spans(end - first, width)
@@ -60,11 +59,11 @@ class Document:
 
     @cached_property
     def _runs(self) -> dict[str, np.ndarray]:
-        """For each token the number of the word, and of the sentence, that it is part of."""
+        """For each token the numbers of its word and of its sentence."""
         if self.tokenizer is None:
             raise DataError(
-                "words and sentences need the text of each token, and the model has no tokenizer; "
-                "take units of tokens or spans"
+                "units=words and units=sentences need a tokenizer, which the model lacks; use "
+                "tokens or span:W"
             )
         text, inside_L = "".join(self.texts), first_characters(self.texts)
         begins = {
@@ -79,10 +78,10 @@ class Documents(Sequence[Document]):
     name: str
     items: list[Document] = field(repr=False)
     num_training: int = 0
-    """Left out, because the model was trained on them."""
+    """Documents left out because the model was trained on them."""
 
     num_too_short: int = 0
-    """Left out, because they cannot hold what is planted."""
+    """Documents left out because they are too short to plant in."""
 
     @staticmethod
     def of(texts: Sequence[np.ndarray], name: str = "documents") -> Documents:
@@ -91,8 +90,7 @@ class Documents(Sequence[Document]):
     def __len__(self) -> int:
         return len(self.items)
 
-    # A slice is a list of documents, which callers that index need not be told.
-    def __getitem__(self, number: int) -> Document:  # type: ignore[override]
+    def __getitem__(self, number: int) -> Document:  # type: ignore[override] # slices are not used
         return self.items[number]
 
     @cached_property
@@ -118,7 +116,7 @@ FOREIGN_TEXTS = get_args(ForeignText)
 
 @dataclass(frozen=True)
 class FarText:
-    """The tokens of a far part, by where they stand in the document they come from."""
+    """The tokens of a far part, as places in the document they come from."""
 
     document: Document
     places_F: np.ndarray
@@ -129,7 +127,7 @@ class FarText:
 
     @property
     def is_run(self) -> bool:
-        """Whether it stands in its document as it is here."""
+        """Whether its tokens are consecutive in their document."""
         return bool((np.diff(self.places_F) == 1).all())
 
     @property
@@ -141,7 +139,7 @@ class FarText:
         return self.document.units(kind, first, first + len(self.places_F))
 
     def text(self, first: int, end: int) -> str:
-        """Of some far places; without a tokenizer, the numbers of the tokens."""
+        """Text of the far places first … end − 1; without a tokenizer, the token IDs."""
         places = self.places_F[first:end]
         if self.document.tokenizer is None:
             return " ".join(str(token) for token in self.document.tokens[places])
@@ -150,11 +148,11 @@ class FarText:
 
 @dataclass(frozen=True)
 class Controls:
-    """Draws the texts that take the place of a document's far part.
+    """Draws the texts that replace a document's far part.
 
-    Every draw is seeded by (seed, document, block, draw): who measures a document, and in which
-    order, leaves no trace in its numbers. Where the far part is all that stands before a block, one
-    draw serves all blocks of a document, and each takes as much of its beginning as it needs.
+    Every draw is seeded by (seed, document, block, draw), so the numbers do not depend on which
+    process measures a document, or in which order. With `long="all"`, one draw serves all blocks
+    of a document, and each takes as much of its beginning as it needs.
     """
 
     documents: Sequence[Document]
@@ -165,7 +163,7 @@ class Controls:
 
     @cached_property
     def _candidates(self) -> list[Document]:
-        """A text that holds planted marks is foreign to none."""
+        """Documents with planted marks are no candidates."""
         return [
             document
             for document in self.documents
@@ -190,8 +188,8 @@ class Controls:
         return self._draw(self._foreign_to(document), document, block, draw)
 
     def placebo(self, document: Document, block: Block) -> FarText:
-        """The unrelated text that plays the document's own: where there are documents enough, not
-        one that stands in as foreign."""
+        """An unrelated text in the role of the document's own; if there are enough documents, none
+        of the foreign ones."""
         used = {
             self.unrelated(document, block, draw).document.number for draw in range(self.num_draws)
         }
@@ -202,7 +200,7 @@ class Controls:
     def foreign(
         self, document: Document, block: Block, far: FarText, targets: Spans, draw: int
     ) -> Iterator[tuple[FarText, Spans]]:
-        """The foreign text of a draw for `far`, with the targets of the block it is for."""
+        """Foreign texts of one draw for `far`, each with the targets of the block it serves."""
         if self.kind == "unrelated":
             yield self.unrelated(document, block, draw), targets
             return
@@ -215,7 +213,7 @@ class Controls:
             seeds = [self.seed, document.number, block.start, draw, 2, int(token)]
             others = [o for o in self._foreign_to(document) if o is not far.document]
             text = self._with_token(others, document, block, int(token), seeds)
-            yield text, [span for span, of in zip(targets, tokens, strict=True) if of == token]
+            yield text, [span for span, t in zip(targets, tokens, strict=True) if t == token]
 
     def _draw(
         self, others: list[Document], document: Document, block: Block, *seeds: int
@@ -236,8 +234,8 @@ class Controls:
     def _with_token(
         self, others: list[Document], document: Document, block: Block, token: int, seeds: list[int]
     ) -> FarText:
-        """Around an occurrence of the token, which may stand anywhere in it. Where no document has
-        the token, it is put somewhere into one."""
+        """A text that contains the token anywhere. If no document has the token, it is inserted at
+        a random place."""
         num_far, generator = block.num_far, np.random.default_rng(seeds)
         holders = [o for o in others if len(o.tokens) >= num_far and (o.tokens == token).any()]
         if not holders:

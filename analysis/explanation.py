@@ -1,11 +1,11 @@
-"""One text or prompt, one call: which far units a prediction depends on, and whether to believe it.
+"""Explain a prediction in one text or prompt: which far-away tokens or words it depends on.
 
 from analysis import explain
 e = explain("model", text=document, at="Katharina")
 e.check()
 
-Place in the flow: model + text → **explanation**. The questions are those of a measurement
-(recovery.py), about targets that are named instead of chosen.
+Place in the flow: model + text → **explanation**. It evaluates targets as a measurement does
+(recovery.py), with targets that are named instead of chosen.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from analysis.check import Asked, Check, check
+from analysis.check import Check, ExplanationSettings, check
 from analysis.documents import Document
 from analysis.influence import SELECTORS
 from analysis.recovery import DOCUMENT, recover
@@ -34,11 +34,13 @@ from olmo_sparsity.progress import Progress, say
 
 SHORT = 32
 
-NOWHERE = "⟦the prompt⟧"
+PLACEHOLDER = "⟦the prompt⟧"
 
-ASK_EVERY_UNIT = ("add_one", "drop_one", "divergence", "greedy")
+EXHAUSTIVE = ("add_one", "drop_one", "divergence", "greedy")
+"""Selectors that evaluate every unit."""
+
 MANY_UNITS = 4096
-"""From so many on a cheaper rule is named."""
+"""With more of them, a cheaper selector is recommended."""
 
 
 def explain(
@@ -64,17 +66,17 @@ def explain(
     batch_tokens: int | None = None,
     seed: int = 0,
 ) -> Explanation:
-    """The k far units that matter most to each target, with the loss that the first 1 … k leave.
+    """Find the k far units that matter most to each target, and the loss given the first 1 … k.
 
     `model`: a folder or hub name, or a causal LM in memory with its `tokenizer`.
-    `text`: one document. `at` names targets in it: words (every place where they stand), a regular
-    expression (`re.compile`), a token's number, a slice of tokens, or several of these. Without it,
-    the tokens are taken that gain most from the far part.
-    `prompt` and `target`: the target is an answer to the prompt; without one the model writes it,
-    greedily. With `chat` the prompt stands in the tokenizer's chat template.
-    `long="all"`: a target sees all that stands before it. `short`: of that, so many tokens are no
-    candidates (default 32, less for a short prompt, but all that a chat template puts behind it).
-    `prefix`: `auto` is what the tokenizer puts before a text; `bos`, `none` or a text of its own.
+    `text`: one document. `at` names targets in it: words (every occurrence), a regular expression
+    (`re.compile`), a token's number, a slice of tokens, or several of these. Without it, the tokens
+    with the largest gaps are taken.
+    `prompt` and `target`: the target is an answer to the prompt; without one the model generates
+    it, greedily. `chat` puts the prompt into the tokenizer's chat template.
+    `long="all"`: a target sees everything before it. `short`: the last tokens of that, which are no
+    candidates (default 32, less for a short prompt, at least what a chat template appends).
+    `prefix`: `auto` is what the tokenizer puts before a text; else `bos`, `none` or any text.
     `foreign`: text for `check`, in any form that `open_documents` reads.
     """
     if (text is None) == (prompt is None):
@@ -96,7 +98,7 @@ def explain(
     span_width(units)
     if chat and prefix != "auto":
         raise ConfigError(
-            f"prefix={prefix}: with `chat` the template says what the text begins with"
+            f"prefix={prefix}: with `chat` the template sets how the text begins; leave it out"
         )
     if isinstance(model, str | Path):
         if tokenizer is not None:
@@ -118,7 +120,7 @@ def explain(
             start_ids, before, closing = _chat_ids(loaded, prompt)
             before, num_closing = before + closing, len(closing)
         if not before:
-            raise DataError("the prompt is empty; there is nothing that its answer depends on")
+            raise DataError("the prompt is empty; give one for the answer to depend on")
         after = (
             _generate(loaded, [*start_ids, *before], max_new_tokens)
             if target is None
@@ -140,21 +142,19 @@ def explain(
     if spans is None:
         losses = context_losses(scorer, document, windows)
         spans = largest_gaps(losses[losses.target >= first_place(windows, units)])
-    longest = dict(sorted(spans))  # of those that begin with one token
+    longest = dict(sorted(spans))  # keeps the longest of the spans with one first token
     spans = _with_far_part(document, windows, list(longest.items()), units)
     num_far = max(first for first, _ in spans) - short
-    if selector in ASK_EVERY_UNIT and num_far > MANY_UNITS:
+    if selector in EXHAUSTIVE and num_far > MANY_UNITS:
         say(
-            f"{selector} asks about each of up to {num_far:,} far tokens; add_one_nested asks "
-            "about a few hundred"
+            f"{selector} evaluates each of up to {num_far:,} far tokens; add_one_nested evaluates "
+            "a few hundred"
         )
-    question = Asked(units, selector, k, far_states, chosen_by_gap, seed)
-    asked = {DOCUMENT: np.array(spans)}
+    settings = ExplanationSettings(units, selector, k, far_states, chosen_by_gap, seed)
     with Progress("explaining", len(spans), "targets") as progress:
         tables = recover(
-            scorer, document, windows, asked, units=units, selectors=selector,
-            ks=range(k + 1), seed=seed,
-            done=progress.update,
+            scorer, document, windows, {DOCUMENT: np.array(spans)}, units=units,
+            selectors=selector, ks=range(k + 1), seed=seed, done=progress.update,
         )  # fmt: skip
     rows = tables["recovery"].groupby(["target", "k"])[["loss_set", "loss_without"]].mean()
     targets = pd.DataFrame(spans, columns=["target", "end"])
@@ -166,27 +166,27 @@ def explain(
     targets["loss_long"], far["nats"] = _losses_alone(scorer, document, windows, targets, far)
     targets["gap"] = targets.loss_short - targets.loss_long
     far = far.merge(rows.rename_axis(index={"k": "rank"}).reset_index(), on=["target", "rank"])
-    return Explanation(loaded, document, windows, question, targets, far, tables, scorer, foreign)
+    return Explanation(loaded, document, windows, settings, targets, far, tables, scorer, foreign)
 
 
 @dataclass
 class Explanation:
-    """In a notebook the text with targets and far units lit, in a terminal a list."""
+    """Shows as the text with highlighted far units in a notebook, as a list in a terminal."""
 
     model: LoadedModel = field(repr=False)
     document: Document = field(repr=False)
     windows: Windows
-    asked: Asked
+    settings: ExplanationSettings
     targets: pd.DataFrame
     """target, end (tokens), text, loss_short, loss_long, gap."""
 
     far: pd.DataFrame
-    """Of each target: rank, first, end, text of a far unit, nats by which the loss falls when it
-    alone is added, loss_set that it leaves with those before it in rank, loss_without that the long
-    window leaves when these are taken out of it."""
+    """target, rank, first, end, text of a far unit; nats: the fall in loss when it alone is added;
+    loss_set: the loss with it and all units before it in rank; loss_without: the loss with the long
+    window without these."""
 
     tables: dict[str, pd.DataFrame] = field(repr=False)
-    """What `recover` found, as in a measurement (docs/formats.md)."""
+    """The tables of `recover`, as in a measurement (docs/formats.md)."""
 
     scorer: Scorer = field(repr=False)
     foreign: Any = field(repr=False, default="embedded")
@@ -195,8 +195,8 @@ class Explanation:
     def top(self, n: int | None = None) -> pd.DataFrame:
         """The first n units of every target."""
         if n is not None and n < 1:
-            raise ConfigError(f"top({n}): a number of units from 1 up")
-        rows = self.far[self.far["rank"] <= (n or self.asked.k)]
+            raise ConfigError(f"top({n}): give a number of units from 1 up")
+        rows = self.far[self.far["rank"] <= (n or self.settings.k)]
         rows = rows.assign(unit=rows["first"].astype(str) + "–" + (rows["end"] - 1).astype(str))
         single = rows["end"] - rows["first"] == 1
         rows.loc[single, "unit"] = rows["first"].astype(str)
@@ -206,9 +206,9 @@ class Explanation:
         ]
 
     def check(self, draws: int = 8) -> Check:
-        """The same question about unrelated texts in place of the far part."""
+        """Evaluate the same targets with unrelated texts in place of the far part."""
         self.checked = check(
-            self.model, self.scorer, self.document, self.windows, self.asked, self.targets,
+            self.model, self.scorer, self.document, self.windows, self.settings, self.targets,
             self.foreign, draws,
         )  # fmt: skip
         return self.checked
@@ -218,7 +218,7 @@ class Explanation:
             "model": self.model.name,
             "text": "".join(self.document.texts),
             "windows": asdict(self.windows),
-            **asdict(self.asked),
+            **asdict(self.settings),
             "token_forwards": self.scorer.token_forwards,
             "targets": self.targets.to_dict("records"),
             "far": self.far.to_dict("records"),
@@ -231,7 +231,7 @@ class Explanation:
         write_explanation(self, Path(path))
 
     def save(self, path: str | Path) -> None:
-        """One Parquet file: a row for each far unit, with those of its target."""
+        """Write one Parquet file: a row for each far unit, with the columns of its target."""
         if Path(path).suffix != ".parquet":
             raise ConfigError(f"{path} must end in .parquet")
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -242,7 +242,7 @@ class Explanation:
         return self.describe()
 
     def describe(self, bold: bool = False) -> str:
-        """For a terminal; `bold` only where it understands that."""
+        """For a terminal. `bold`: whether it understands ANSI codes."""
         texts, far = self.document.texts, self.far
         short = self.windows.short
         parts = [described(texts, row, far, short, bold) for row in self.targets.itertuples()]
@@ -262,8 +262,8 @@ def _with_far_part(document: Document, windows: Windows, spans: Spans, units: st
     kept = [span for span in spans if span[0] >= first]
     if not kept:
         raise DataError(
-            f"no target has far {units}: of {len(document.tokens):,} tokens the first {first:,} "
-            f"are short window or have no full window before them; lower short={windows.short}"
+            f"no target has far {units}: of {len(document.tokens):,} tokens, the first {first:,} "
+            f"have no far part or no full window before them; lower short={windows.short}"
             + ("" if windows.long == "all" else f" or long={windows.long}")
             + ", or give more text"
         )
@@ -273,8 +273,8 @@ def _with_far_part(document: Document, windows: Windows, spans: Spans, units: st
 def _losses_alone(
     scorer: Scorer, document: Document, windows: Windows, targets: pd.DataFrame, far: pd.DataFrame
 ) -> tuple[list[float], pd.Series]:
-    """Of each target the loss with the long window, and of each far unit how far the loss falls
-    when it alone is added, whatever its selector goes by."""
+    """For each target the loss with the long window; for each far unit the fall in loss when it
+    alone is added, whatever the selector's score is."""
     loss_long, nats = [], pd.Series(0.0, far.index)
     for target in targets.itertuples():
         block = windows.block(document.tokens, target.target, target.end)
@@ -290,7 +290,7 @@ def _losses_alone(
 
 
 def read_text(path: str, inline: bool = False) -> str:
-    """A file, or standard input for `-`; `inline`: the text itself, unless it begins with @."""
+    """Read a file, or standard input for `-`; with `inline`, only if the name begins with @."""
     if inline and not path.startswith("@"):
         return path
     path = path.removeprefix("@") if inline else path
@@ -315,7 +315,7 @@ def _encode(model: LoadedModel, text: str) -> list[int]:
 
 
 def _chat_ids(model: LoadedModel, prompt: str) -> tuple[list[int], list[int], list[int]]:
-    """What the chat template puts before the prompt, the prompt, what it puts behind it."""
+    """Token IDs before the prompt in the chat template, of the prompt, and after it."""
     tokenizer = model.transformers_tokenizer
     if not getattr(tokenizer, "chat_template", None):
         raise ConfigError(f"chat: the tokenizer of '{model.name}' has no chat template")
@@ -326,21 +326,21 @@ def _chat_ids(model: LoadedModel, prompt: str) -> tuple[list[int], list[int], li
             tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
         )
 
-    # Where a prompt goes is seen with one that stands nowhere else in the template.
-    before, found, after = shown(NOWHERE).partition(NOWHERE)
-    whole, said = shown(prompt), prompt.strip()
-    inside = whole[len(before) : len(whole) - len(after)]
-    if not found or whole != before + inside + after or inside.strip() != said:
+    # A unique placeholder shows where the template puts the prompt.
+    before, separator, after = shown(PLACEHOLDER).partition(PLACEHOLDER)
+    text = shown(prompt)
+    inside = text[len(before) : len(text) - len(after)]
+    if not separator or text != before + inside + after or inside.strip() != prompt.strip():
         raise DataError("the chat template changes the prompt; write the whole text into --prompt")
     return _encode(model, before), _encode(model, inside), _encode(model, after)
 
 
 @torch.no_grad()
 def _generate(model: LoadedModel, tokens: list[int], max_new_tokens: int) -> list[int]:
-    """Greedy, until the model ends the text."""
+    """Greedy, up to the model's end-of-text token."""
     lm: Any = model.model
     ends = _end_ids(model)
-    cache, found = lm.new_cache(), list[int]()
+    cache, generated = lm.new_cache(), list[int]()
     device = model.device
     inputs = torch.tensor([tokens], device=device)
     positions = torch.arange(len(tokens), device=device)[None]
@@ -349,22 +349,22 @@ def _generate(model: LoadedModel, tokens: list[int], max_new_tokens: int) -> lis
         best = int(lm.unembed(hidden[:, -1]).argmax())
         if best in ends:
             break
-        found.append(best)
+        generated.append(best)
         inputs = torch.tensor([[best]], device=device)
         positions = positions[:, -1:] + 1
-    return found
+    return generated
 
 
 def _end_ids(model: LoadedModel) -> set[int]:
     lm: Any = model.model
-    found = [getattr(model.transformers_tokenizer, "eos_token_id", None)]
+    end_ids = [getattr(model.transformers_tokenizer, "eos_token_id", None)]
     for config in (
         getattr(lm, "config", None),
         getattr(getattr(lm, "model", None), "config", None),
     ):
         ids = getattr(config, "eos_token_id", None)
-        found += ids if isinstance(ids, list) else [ids]
-    return {int(token) for token in found if token is not None}
+        end_ids += ids if isinstance(ids, list) else [ids]
+    return {int(token) for token in end_ids if token is not None}
 
 
 def to_json(explanation: Explanation) -> str:

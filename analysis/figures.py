@@ -1,11 +1,11 @@
-"""Figure 2: how few far units carry what the long context gives. Never imports torch.
+"""Draw Figure 2: how much of the gap a few far units recover. Never imports torch.
 
 Place in the flow: results → here, once for print (png, pdf, svg) and once inside the report page.
 
-(a) the gap of every target, own and by the placebo, (b) the mean loss of the chosen targets against
-k, between L_short and L_long, (c) what is left of the recovery after foreign control and placebo,
-(d) after the foreign control, by kind of token. One model: two by two panels. Several models: a
-column each, rows share their axes.
+(a) the gaps of all targets, own and with the placebo, (b) the mean loss of the chosen targets
+against k, between L_short and L_long, (c) recovery minus foreign control and placebo, (d) recovery
+minus foreign control, by kind of token. One model: two by two panels. Several models: a column
+each, with shared axes in each row.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from olmo_sparsity.errors import ConfigError
 
 _CURVE = ["selector", "units"]
 
-# Every selector has its own marker too. Controls that need no model are grey.
+# Selectors differ in marker as well as colour. Controls that need no model are grey.
 _SELECTORS = {
     "add_one": (drawing.BLUE, "o"),
     "divergence": (drawing.RED, "s"),
@@ -46,7 +46,7 @@ _SELECTORS = {
     "nearest": (drawing.GREY, "+"),
     "random": (drawing.GREY, "x"),
 }
-# Of single tokens, then of every other kind of units: a line and how its markers are filled.
+# Line style and marker fill of single tokens, then of the other kinds of units.
 _UNITS: Any = [("-", "full"), ("-.", "left"), ((0, (9, 2)), "top"), ((0, (4, 1, 1, 1)), "right")]
 _FOREIGN: Any = (0, (3, 1.6))
 _PLACEBO: Any = ":"
@@ -63,7 +63,7 @@ _ON_DARK = {
 }  # fmt: skip
 
 Styles = dict[tuple[str, str], dict[str, Any]]
-"""Of each (selector, units), in the order of the legend."""
+"""Style of each (selector, units), in the order of the legend."""
 
 
 def draw_figure2(results: list[Results], out: Path, labels: list[str] | None = None) -> None:
@@ -88,11 +88,10 @@ def _drawing(results: list[Results], labels: list[str] | None = None) -> Callabl
 
 
 def _of_main_set(results: Results) -> Results:
-    """With summary and dependencies of the target set that the measurement is about."""
-    about = main_set(results.targets.target_set)
+    """The results with only the main target set in summary and dependencies."""
+    name = main_set(results.targets.target_set)
     tables = {"summary": results.summary, "dependencies": results.dependencies}
-    rows = {name: table[table.target_set == about] for name, table in tables.items()}
-    return replace(results, **rows)
+    return replace(results, **{n: table[table.target_set == name] for n, table in tables.items()})
 
 
 def _figure(results: list[Results], names: list[str]) -> Figure:
@@ -101,9 +100,9 @@ def _figure(results: list[Results], names: list[str]) -> Figure:
     ks = set().union(*(result.dependencies.k for result in results))
     k = 1 if 1 in ks else max(ks, default=1)
     by_kind = [result.dependencies[result.dependencies.k == k] for result in results]
-    every = pd.concat(by_kind)
-    drawn = set(every.kind[every.excess_recovery.notna()])
-    kinds = [kind for kind in every.kind.unique() if kind in drawn]
+    dependencies = pd.concat(by_kind)
+    drawn = set(dependencies.kind[dependencies.excess_recovery.notna()])
+    kinds = [kind for kind in dependencies.kind.unique() if kind in drawn]
     has_placebo = [result.summary.net.notna().any() for result in results if len(result.summary)]
     beyond = "net" if all(has_placebo) else "excess"
     handles = _legend_handles(styles, beyond)
@@ -124,7 +123,7 @@ def _figure(results: list[Results], names: list[str]) -> Figure:
         height_of_legend = 0.09 * -(-len(handles) // 4)
         size = (5.5, 2.2 * (1.06 + height_of_kinds + height_of_legend))
         figure = Figure(figsize=size, layout="constrained")
-        # Two figures, so that the long labels of (d) do not narrow (b).
+        # Separate subfigures, so that the long labels of (d) do not narrow (b).
         rows: Any = figure.subfigures(3, 1, height_ratios=[1, height_of_kinds, height_of_legend])
         columns = [[*rows[0].subplots(1, 2), *rows[1].subplots(1, 2)]]
         head = f"{_shorten(names[0], 90)}\n{' · '.join(_describe(results[0]))}"
@@ -136,7 +135,7 @@ def _figure(results: list[Results], names: list[str]) -> Figure:
         _draw_excess(excess, result.summary, styles, beyond)
         _draw_kinds(kind, by_kind[i], styles, kinds)
         for axes, title in zip(columns[i], titles, strict=True):
-            if i == 0:  # with several models, the first panel of a row names the row
+            if i == 0:  # with several models, the first panel of a row has its title
                 axes.set_title(title, loc="left", fontweight="bold", pad=7)
             else:
                 axes.set_ylabel("")
@@ -179,9 +178,9 @@ def _draw_gaps(axes: Axes, results: Results) -> None:
     axes.set_xlabel("gap  L_short − L_long  (nats)")
     axes.set_ylabel("targets")
     if not len(gaps):
-        _say(axes, "not measured")
+        _write_in(axes, "not measured")
         return
-    # The threshold is an edge of a bin, so that no bar is half chosen.
+    # The threshold is a bin edge, so that a bar is chosen or not as a whole.
     threshold = results.meta.targets.get("threshold")
     both = np.concatenate([gaps, placebo])
     width = max(float(np.ptp(both)) / 45, 1e-6)
@@ -190,7 +189,7 @@ def _draw_gaps(axes: Axes, results: Results) -> None:
     edges = start + width * np.arange(first, max(last, first + 1) + 1)
     is_chosen = gaps >= (np.inf if threshold is None else threshold)
     counts, chosen, by_placebo = (
-        np.histogram(some, edges)[0] for some in (gaps, gaps[is_chosen], placebo)
+        np.histogram(values, edges)[0] for values in (gaps, gaps[is_chosen], placebo)
     )
     axes.stairs(counts, edges, fill=True, color=_FILL)
     axes.stairs(chosen, edges, fill=True, color=_CHOSEN)
@@ -218,7 +217,7 @@ def _draw_losses(axes: Axes, results: Results, styles: Styles) -> None:
     axes.set_ylabel("mean loss (nats)")
     losses, rows = chosen_losses(results), results.summary
     if not len(losses) or not len(rows):
-        _say(axes, "no targets chosen")
+        _write_in(axes, "no targets chosen")
         return
     short = losses.loss_short.mean()
     for name, level in (("short", short), ("long", losses.loss_long.mean())):
@@ -246,7 +245,7 @@ def _draw_excess(axes: Axes, summary: pd.DataFrame, styles: Styles, beyond: str)
     axes.axhline(0, color=_INK, linewidth=0.8, zorder=1)
     rows = summary.dropna(subset=[beyond])
     if not len(rows):
-        _say(axes, "not measured")
+        _write_in(axes, "not measured")
         return
     curves = _curves(rows, styles)
     for i, (curve, style) in enumerate(curves):
@@ -265,23 +264,23 @@ def _draw_kinds(axes: Axes, rows: pd.DataFrame, styles: Styles, kinds: list[str]
         axes.set_ylim(len(kinds) - 0.5, -0.5)  # the first kind on top
     rows = rows.dropna(subset=["excess_recovery"])
     if not len(rows):
-        _say(axes, "not measured")
+        _write_in(axes, "not measured")
         if not kinds:
             axes.set_axis_off()
         return
     axes.axvline(0, color=_INK, linewidth=0.8, zorder=1)
     shown = [curve for curve in styles if curve[1] == "tokens" and curve[0] in set(rows.selector)]
     for i, curve in enumerate(shown):
-        some = rows[rows.selector == curve[0]]
-        y = [kinds.index(kind) + _side_by_side(i, len(shown)) for kind in some.kind]
+        points = rows[rows.selector == curve[0]]
+        y = [kinds.index(kind) + _side_by_side(i, len(shown)) for kind in points.kind]
         axes.errorbar(
-            some.excess_recovery, y, elinewidth=0.8, **styles[curve] | {"linestyle": "none"},
-            xerr=error_lengths(some, "excess_recovery", "excess"),
+            points.excess_recovery, y, elinewidth=0.8, **styles[curve] | {"linestyle": "none"},
+            xerr=error_lengths(points, "excess_recovery", "excess"),
         )  # fmt: skip
 
 
 def _side_by_side(i: int, num: int) -> float:
-    """Where the i-th of several intervals at one place is drawn; all within ± 0.4."""
+    """Offset of the i-th of several intervals at one place; all within ± 0.4."""
     return min(0.2, 0.8 / num) * (i - (num - 1) / 2)
 
 
@@ -294,7 +293,7 @@ def _draw_k_axis(axes: Axes, summary: pd.DataFrame) -> None:
     axes.set_xlabel("k, number of far units")
 
 
-def _say(axes: Axes, text: str) -> None:
+def _write_in(axes: Axes, text: str) -> None:
     place: Any = {"transform": axes.transAxes, "ha": "center", "va": "center"}
     axes.text(0.5, 0.5, text, color=_FAINT, **place)
 
@@ -313,15 +312,15 @@ def _legend_handles(styles: Styles, beyond: str) -> list[Artist]:
 
 
 def _shorten(name: str, limit: int) -> str:
-    """The end of a path says most."""
+    """Keeps the end of a path, which identifies it best."""
     return name if len(name) <= limit else "…" + name[1 - limit :]
 
 
 def _styles(results: list[Results]) -> Styles:
-    found = pd.concat([result.summary[_CURVE] for result in results])
-    pairs = set(found.itertuples(index=False, name=None))
-    selectors = dict.fromkeys([*_SELECTORS, *found.selector])
-    units = list(dict.fromkeys(["tokens", *sorted(found.units)]))
+    curves = pd.concat([result.summary[_CURVE] for result in results])
+    pairs = set(curves.itertuples(index=False, name=None))
+    selectors = dict.fromkeys([*_SELECTORS, *curves.selector])
+    units = list(dict.fromkeys(["tokens", *sorted(curves.units)]))
     styles: Styles = {}
     for selector, unit in (pair for pair in product(selectors, units) if pair in pairs):
         color, marker = _SELECTORS.get(selector, (_INK, "."))
@@ -341,8 +340,8 @@ def _curves(rows: pd.DataFrame, styles: Styles) -> list[tuple[pd.DataFrame, dict
 
 
 def error_lengths(rows: pd.DataFrame, value: str, name: str | None = None) -> np.ndarray:
-    """What matplotlib wants of the interval `name`_low … `name`_high (default: that of the value):
-    how far it reaches to each side."""
+    """Lengths of error bars, as matplotlib expects them, from the columns `name`_low and
+    `name`_high (default: those of `value`)."""
     low, high = (rows[f"{name or value}_{end}"] for end in ("low", "high"))
     lengths = np.array([rows[value] - low, high - rows[value]], dtype=float)
     return np.maximum(np.nan_to_num(lengths), 0)

@@ -1,11 +1,10 @@
-"""How much each far unit matters to a target, and which k matter most: Eq. (20) and its rivals.
+"""Rank far units by how much they matter to a target: Eq. (20) and alternative selectors.
 
 Place in the flow: contexts of chosen targets → **ranked far units** → recovery.
 
-Every selector has one signature, `(scorer, question) → Choice`, and pays for its own forwards, so
-that their costs can be compared. Eq. (20) in our reading is `add_one` over single tokens: the
-influence of a far unit is the fall in the target's loss when it alone is put before the short
-window.
+Every selector has one signature, `(scorer, question) → Choice`, and runs its own forwards, so that
+costs can be compared. Eq. (20) in our reading is `add_one` over single tokens: the influence of a
+far unit is the fall in the target's loss when it alone is added to the short window.
 
 Dimension key: T chosen targets, F far places, U far units, K ranks, W targets of a block, L tokens
 of a row.
@@ -29,23 +28,25 @@ from olmo_sparsity.model.far_states import FarStates
 
 @dataclass(frozen=True)
 class Question:
+    """The targets and candidates that a selector ranks."""
+
     context: Context
     """Its far part holds the candidates."""
 
     units: Units
     spans: Spans
-    """The targets of the block that are asked about."""
+    """The targets, as indices into the block."""
 
     k: int
     generator: np.random.Generator
-    """For the selectors that draw."""
+    """For random selectors."""
 
     aim_WV: Tensor | None = None
-    """log p of the block's targets with the document's own long window, for `divergence`: where the
-    candidates are of another text, it still aims at that prediction."""
+    """log p of the block's targets with the document's own long window, which `divergence` aims at
+    even if the candidates are of another text."""
 
     def total(self, score_UW: np.ndarray) -> np.ndarray:
-        """score_TU: the sum over the tokens of each target."""
+        """score_TU: sums over the tokens of each target."""
         return np.stack([score_UW[:, first:end].sum(1) for first, end in self.spans])
 
 
@@ -55,7 +56,7 @@ class Choice:
     """The chosen units, the most influential first."""
 
     influence_TK: np.ndarray
-    """The selector's own score of each."""
+    """Their scores by the selector."""
 
 
 def influence_map(scorer: Scorer, context: Context, units: Units) -> np.ndarray:
@@ -77,10 +78,9 @@ def add_one(scorer: Scorer, question: Question) -> Choice:
 def add_one_screened(scorer: Scorer, question: Question) -> Choice:
     """add_one on the max(16, 2k) candidates that a gradient ranks highest.
 
-    One forward and backward of the short window with every far token barely there: its column of
-    attention scores carries a log-gate of ln 0.1. The gradient of the loss with respect to the gate
-    predicts what opening it would do. Far tokens shown alone see only themselves, those with their
-    context all that is before them.
+    One forward and backward of the short window with all far tokens, each nearly masked: its column
+    of attention scores has a log-gate of ln 0.1. The gradient of the loss with respect to the gate
+    predicts the effect of opening it.
     """
     gate_TU = question.units.total(_gate_gradients(scorer, question))
     screened = _best(gate_TU, min(len(question.units), max(16, 2 * question.k)))
@@ -88,24 +88,24 @@ def add_one_screened(scorer: Scorer, question: Question) -> Choice:
 
 
 GROUPS = (256, 32, 4)
-"""How many neighbouring units `add_one_nested` asks about as one, from step to step."""
+"""How many neighbouring units `add_one_nested` evaluates as one, from step to step."""
 
 
 def add_one_nested(scorer: Scorer, question: Question) -> Choice:
-    """add_one from coarse to fine: every group of 256 units, then the groups of 32 inside the best
-    of those, then of 4, then single units. Where the far part is long, these are few of its rows.
+    """add_one from coarse to fine: all groups of 256 units, then the groups of 32 inside the best
+    of those, then of 4, then single units. For a long far part, these are far fewer rows.
 
-    A unit that helps less than its group's others hinder is missed.
+    A unit that helps less than the rest of its group harms is missed.
     """
     units, num_opened = question.units, max(8, 2 * question.k)
-    inside = [np.arange(len(units))] * len(question.spans)  # of each target: units still looked at
+    inside = [np.arange(len(units))] * len(question.spans)  # for each target, remaining candidates
     for size in GROUPS:
         if size * num_opened >= len(units):
-            continue  # all groups would be opened
+            continue  # no group would be dropped
         groups = [np.unique(unit // size) * size for unit in inside]
         sets = [
-            [units.run(first, min(first + size, len(units))) for first in some.tolist()]
-            for some in groups
+            [units.run(first, min(first + size, len(units))) for first in firsts.tolist()]
+            for firsts in groups
         ]
         falls = _falls(scorer, question, sets)
         inside = []
@@ -117,12 +117,12 @@ def add_one_nested(scorer: Scorer, question: Question) -> Choice:
 
 
 def _exact(scorer: Scorer, question: Question, candidates: Sequence[np.ndarray]) -> Choice:
-    """add_one on some units of each target, at least k of each."""
-    sets = [[question.units.places(unit) for unit in some.tolist()] for some in candidates]
+    """add_one on the candidates of each target, at least k."""
+    sets = [[question.units.places(unit) for unit in units.tolist()] for units in candidates]
     chosen, influence = [], []
-    for some, fall in zip(candidates, _falls(scorer, question, sets), strict=True):
+    for units, fall in zip(candidates, _falls(scorer, question, sets), strict=True):
         best = np.argsort(-fall, kind="stable")[: question.k]
-        chosen.append(some[best])
+        chosen.append(units[best])
         influence.append(fall[best])
     return Choice(np.array(chosen), np.array(influence))
 
@@ -130,39 +130,39 @@ def _exact(scorer: Scorer, question: Question, candidates: Sequence[np.ndarray])
 def _falls(
     scorer: Scorer, question: Question, sets: Sequence[Sequence[np.ndarray]]
 ) -> list[np.ndarray]:
-    """Of each target, how far its loss falls when each of some sets of far places is added."""
+    """How far the loss of each target falls when each of its sets of far places is added."""
     context = question.context
     rows = [
         context.set_row(far, span)
-        for span, some in zip(question.spans, sets, strict=True)
-        for far in (NOTHING, *some)
+        for span, target_sets in zip(question.spans, sets, strict=True)
+        for far in (NOTHING, *target_sets)
     ]
     losses = np.array([loss_W.sum() for loss_W in scorer.losses(rows)])
-    parts = np.split(losses, np.cumsum([1 + len(some) for some in sets])[:-1])
+    parts = np.split(losses, np.cumsum([1 + len(target_sets) for target_sets in sets])[:-1])
     return [part[0] - part[1:] for part in parts]
 
 
 def drop_one(scorer: Scorer, question: Question) -> Choice:
     """The largest rises in loss when a far unit is left out of the long window."""
     context, units = question.context, question.units
-    every = np.arange(context.block.num_far)
-    left_out = [context.set_row(np.delete(every, units.places(unit))) for unit in range(len(units))]
+    far_F = np.arange(context.block.num_far)
+    left_out = [context.set_row(np.delete(far_F, units.places(unit))) for unit in range(len(units))]
     (long_W,) = scorer.losses([context.long_row()])
     influence_UW = np.stack(scorer.losses(left_out)) - long_W[None]
     return _best(question.total(influence_UW), question.k)
 
 
 def greedy(scorer: Scorer, question: Question) -> Choice:
-    """add_one, then add_one again beside what is already chosen, k times."""
+    """add_one, then add_one again given the units already chosen, until there are k."""
     units = question.units
     first = add_one(scorer, replace(question, k=1))
     chosen, influence = first.unit_TK.tolist(), first.influence_TK.tolist()
     for row, span in enumerate(question.spans):
-        one = replace(question, spans=[span])
+        of_target = replace(question, spans=[span])
         for _ in range(1, min(question.k, len(units))):
             rest = [unit for unit in range(len(units)) if unit not in chosen[row]]
             sets = [units.places(*chosen[row], *more) for more in ([], *([unit] for unit in rest))]
-            (fall,) = _falls(scorer, one, [sets])
+            (fall,) = _falls(scorer, of_target, [sets])
             best = int(fall[1:].argmax())
             chosen[row].append(rest[best])
             influence[row].append(float(fall[1 + best] - fall[0]))
@@ -170,7 +170,7 @@ def greedy(scorer: Scorer, question: Question) -> Choice:
 
 
 def divergence(scorer: Scorer, question: Question) -> Choice:
-    """Label-free: the largest falls in KL(p_long ‖ ·) when a far unit is added alone."""
+    """The largest falls in KL(p_long ‖ ·) when a far unit is added alone; needs no label."""
     context, units, aim_WV = question.context, question.units, question.aim_WV
     assert aim_WV is not None
     rows = [context.set_row(NOTHING)]
@@ -180,13 +180,13 @@ def divergence(scorer: Scorer, question: Question) -> Choice:
 
 
 NUM_ABLATIONS, LASSO = 64, 0.01
-"""Those of ContextCite (Cohen-Wang et al. 2024): random halves, and the weight of the penalty where
-every column has a variance of 1."""
+"""Those of ContextCite (Cohen-Wang et al. 2024): the number of random halves, and the weight of the
+penalty for columns of variance 1."""
 
 
 def lasso(scorer: Scorer, question: Question) -> Choice:
-    """ContextCite's surrogate: a sparse linear fit of the target's loss to which half of the far
-    units, drawn at random, it sees. The largest weights."""
+    """ContextCite's surrogate: the largest weights of a sparse linear fit of the target's loss,
+    given random halves of the far units."""
     units, draw = question.units, question.generator
     kept_AU = draw.random((NUM_ABLATIONS, len(units))) < 0.5
     sets = [units.places(*np.flatnonzero(kept_U).tolist()) for kept_U in kept_AU]
@@ -197,8 +197,8 @@ def lasso(scorer: Scorer, question: Question) -> Choice:
 def lasso_fit(
     x_AU: np.ndarray, y_A: np.ndarray, penalty: float, num_rounds: int = 200
 ) -> np.ndarray:
-    """The weights that minimise half the mean squared error and the penalty on their absolute
-    values, of columns scaled to variance 1; by coordinate descent."""
+    """Minimise half the mean squared error plus the penalty on absolute weights, for columns scaled
+    to variance 1, by coordinate descent."""
     scale_U = x_AU.std(0)
     z_AU = (x_AU - x_AU.mean(0)) / np.where(scale_U > 0, scale_U, 1)
     rest_A, weight_U = y_A - y_A.mean(), np.zeros(x_AU.shape[1])
@@ -215,8 +215,7 @@ def lasso_fit(
 
 
 def gradient(scorer: Scorer, question: Question) -> Choice:
-    """Gradient × input on the long window: the rise in loss, to first order, when embeddings are
-    taken away."""
+    """Gradient × input on the long window: the first-order rise in loss without the embeddings."""
     context = question.context
     saliency_TF = scorer.in_batches(
         question.spans, len(context.block.tokens), partial(_embedding_saliency, scorer, context)
@@ -249,8 +248,7 @@ def nearest(scorer: Scorer, question: Question) -> Choice:
 
 
 def random(scorer: Scorer, question: Question) -> Choice:
-    """Control: any far units. What is drawn for a target does not depend on which others are asked
-    about."""
+    """Control: random far units. The draw of a target does not depend on the other targets."""
     shape = (question.context.block.num_targets, len(question.units))
     firsts = [first for first, _ in question.spans]
     return _best(question.generator.random(shape)[firsts], question.k)
@@ -263,7 +261,7 @@ def most_frequent(scorer: Scorer, question: Question) -> Choice:
     scores_F = np.zeros(len(far_F))
     for place, token in enumerate(far_F.tolist()):
         last = place == int(np.flatnonzero(far_F == token)[-1])
-        # Fractions break ties by nearness; all of them together never outweigh a count.
+        # Fractions break ties by nearness; their sum is less than a count.
         scores_F[place] = (counts[token] if last else 0) + place / len(far_F) ** 2
     scores_TU = question.units.total(np.tile(scores_F, (len(question.spans), 1)))
     return _best(scores_TU, question.k)
@@ -288,11 +286,11 @@ SELECTORS: dict[str, Selector] = {
 
 
 AIMED = frozenset({"divergence"})
-"""Selectors that aim at the prediction of the document's own long window."""
+"""Selectors that use `aim_WV`."""
 
 
 def _best(influence_TU: np.ndarray, k: int) -> Choice:
-    """The k largest of each row; equal scores in order of place, so that results repeat."""
+    """The k largest of each row; ties in order of place, so that results are reproducible."""
     order = np.argsort(-influence_TU, axis=1, kind="stable")[:, :k]
     return Choice(order, np.take_along_axis(influence_TU, order, axis=1))
 
@@ -301,8 +299,8 @@ def _best(influence_TU: np.ndarray, k: int) -> Choice:
 
 
 def _target_losses(scorer: Scorer, hidden_BLD: Tensor, context: Context, spans: Spans) -> Tensor:
-    """The sum over rows of each row's loss at its own target. All rows end with the input before
-    the last target of the spans."""
+    """Sum over rows of the loss of the row's own target. All rows end with the input before the
+    last target of the spans."""
     last = max(end for _, end in spans)
     rows = [row for row, (first, end) in enumerate(spans) for _ in range(first, end)]
     targets = np.concatenate([np.arange(first, end) for first, end in spans])
@@ -315,7 +313,6 @@ def _target_losses(scorer: Scorer, hidden_BLD: Tensor, context: Context, spans: 
 
 
 def _embedding_saliency(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:
-    """saliency_TF of the far tokens."""
     model: Any = scorer.model
     row = context.dense_row(max(end for _, end in spans))
     tokens_BL, positions_BL = as_tensors([row] * len(spans), scorer.device)
@@ -345,8 +342,8 @@ SCORES = 2**15
 
 
 def _gate_gradients(scorer: Scorer, question: Question) -> np.ndarray:
-    """gradient_TF: only the window's places are computed, and they look at states of the far ones,
-    so that scores are of S × F places and not of all pairs."""
+    """gradient_TF. Only the window's places are computed, and attend to far states, so that there
+    are S × F scores instead of all pairs."""
     context, block = question.context, question.context.block
     states = context.states
     if states is None:
@@ -361,7 +358,7 @@ def _gate_gradients(scorer: Scorer, question: Question) -> np.ndarray:
 
 
 def _states_alone(scorer: Scorer, context: Context) -> FarStates:
-    """Of the prefix, and of each far token as it is right behind the prefix."""
+    """States of the prefix, and of each far token as if it followed the prefix directly."""
     block = context.block
     rows = [Row(context, block.earlier(np.array([far])), 0) for far in range(block.num_far)]
 
@@ -370,8 +367,8 @@ def _states_alone(scorer: Scorer, context: Context) -> FarStates:
         scorer.token_forwards += tokens_BL.numel()
         return scorer.model.far_states(tokens_BL, positions_BL)
 
-    found = scorer.in_batches(rows, block.num_prefix + 1, states)
-    return FarStates.behind_prefix(found, block.num_prefix)
+    batches = scorer.in_batches(rows, block.num_prefix + 1, states)
+    return FarStates.behind_prefix(batches, block.num_prefix)
 
 
 def _gate_batch(scorer: Scorer, context: Context, states: FarStates, spans: Spans) -> np.ndarray:
@@ -384,7 +381,8 @@ def _gate_batch(scorer: Scorer, context: Context, states: FarStates, spans: Span
         gate_BF = torch.full(
             (batch, block.num_far), float(np.log(GATE)), device=device, requires_grad=True
         )
-        earlier_BK = torch.nn.functional.pad(gate_BF, (block.num_prefix, 0))  # the prefix is seen
+        # The prefix has no gate.
+        earlier_BK = torch.nn.functional.pad(gate_BF, (block.num_prefix, 0))
         bias = window_bias(earlier_BK, length)
         hidden_BLD = scorer.model.hidden(tokens_BL, positions_BL, bias, far=states.expand(batch))
         loss = _target_losses(scorer, hidden_BLD, context, spans)

@@ -1,11 +1,11 @@
-"""Many measured models side by side: does what far units carry grow with the model?
+"""Compare measurements of several models: net excess against model size and against induction.
 
 Place in the flow: results of several models → **one table and one figure**. Never imports torch.
 
-Net excess recovery (excess, where a model has no placebo) against size, and against the drop in
-loss on a repeated passage, which says whether a model looks anything up at all. Models are compared
-only where they were asked the same: the same documents, windows and far states. Each chooses its
-own targets unless they were given.
+The figure shows net excess recovery (excess, if a model has no placebo) against size, and against
+the drop in loss on a repeated passage, which shows whether a model copies from its context. Models
+must be measured with the same documents, windows and far states. Each has its own targets unless
+they were given.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from analysis.summary import BEYOND, curve_name, with_interval
 from olmo_sparsity.drawing import BLUE, GREEN, GREY, RED, save
 from olmo_sparsity.errors import DataError
 
-_ALIKE = r"^(data\.fingerprint|windows\.|controls\.|dtype|targets\.(share|min_gap|given))"
+# Entries of meta.json that all models must share.
+_EQUAL = r"^(data\.fingerprint|windows\.|controls\.|dtype|targets\.(share|min_gap|given))"
 _BY = ["units", "selector", "k"]
 _VALUES = [
     *("recovery", "low", "high", "foreign", "excess", "excess_low", "excess_high", "excess_nats"),
@@ -34,7 +35,7 @@ _VALUES = [
     *("gap", "num_targets", "num_documents"),
 ]
 _NUM_RESAMPLES = 10_000
-# Of each position scheme: colour, marker, name, and how far beside its size it stands.
+# For each position scheme: colour, marker, name, and the factor that shifts it on the size axis.
 _STYLES = {
     "pose": (BLUE, "o", "RoPE + PoSE", 1.04),
     "contiguous": (RED, "s", "RoPE", 0.96),
@@ -45,28 +46,28 @@ _GREY: dict[str, Any] = {"color": GREY, "marker": "x", "markersize": 3}
 
 def ladder_table(results: list[Results]) -> pd.DataFrame:
     """A row per model, kind of units, selector and k."""
-    _refuse_unlike(results)
+    _refuse_different(results)
     return pd.concat([_rows(result) for result in results], ignore_index=True).sort_values(
         ["num_parameters", "positions", "seed", "model", *_BY], ignore_index=True
     )
 
 
-def _refuse_unlike(results: list[Results]) -> None:
+def _refuse_different(results: list[Results]) -> None:
     names = [result.meta.model["name"] for result in results]
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{twice} is there twice; name each model's measurement once")
-    asked = pd.json_normalize([asdict(result.meta) for result in results], max_level=1)
-    for key in asked.filter(regex=_ALIKE):
-        said = asked[key].map(str)
-        if key.startswith("targets."):  # given targets have no share, and others were not given
-            said = said[asked[key].notna()]
-        said = said.drop_duplicates()
-        if len(said) > 1:
-            one, other = said.index[:2]
+    meta = pd.json_normalize([asdict(result.meta) for result in results], max_level=1)
+    for key in meta.filter(regex=_EQUAL):
+        values = meta[key].map(str)
+        if key.startswith("targets."):  # given targets have no share, and others no `given`
+            values = values[meta[key].notna()]
+        values = values.drop_duplicates()
+        if len(values) > 1:
+            one, other = values.index[:2]
             raise DataError(
-                f"{names[one]} and {names[other]} were not asked the same: {key} is {said[one]} "
-                f"and {said[other]}; measure both alike"
+                f"{names[one]} and {names[other]} were not measured alike: {key} is {values[one]} "
+                f"and {values[other]}; measure both with the same settings"
             )
 
 
@@ -85,7 +86,7 @@ def _rows(result: Results) -> pd.DataFrame:
 
 
 def made_by(results: list[Results]) -> dict[str, Any]:
-    """Of each model: what was run, by which commit, on what."""
+    """For each model: command, commit, versions, machine, counts."""
     keys = ("command", "commit", "versions", "machine", "counts")
     return {
         result.meta.model["name"]: {key: getattr(result.meta, key) for key in keys}
@@ -96,36 +97,36 @@ def made_by(results: list[Results]) -> dict[str, Any]:
 def rank_correlation(x: pd.Series, y: pd.Series) -> tuple[float, float, float]:
     """Spearman's, with a 95% bootstrap over models."""
     drawn = np.random.default_rng(0).integers(0, len(x), (len(x), _NUM_RESAMPLES))
-    drawn = np.hstack([np.arange(len(x))[:, None], drawn])  # the whole comes first
+    drawn = np.hstack([np.arange(len(x))[:, None], drawn])  # all models first
     ranks = [pd.DataFrame(values.to_numpy()[drawn]).rank() for values in (x, y)]
-    whole, *resampled = ranks[0].corrwith(ranks[1])
+    value, *resampled = ranks[0].corrwith(ranks[1])
     low, high = np.nanquantile(resampled, [0.025, 0.975])  # one model drawn n times has no order
-    return float(whole), float(low), float(high)
+    return float(value), float(low), float(high)
 
 
-def rungs_of(table: pd.DataFrame) -> pd.Series:
-    """What a model's runs with other seeds have in common: its folder's name without the seed."""
+def names_without_seed(table: pd.DataFrame) -> pd.Series:
+    """Names of the models' run folders, equal for runs that differ only in seed."""
     folders = table.model.str.replace(r"/checkpoints/.*", "", regex=True).str.rstrip("/")
     return folders.str.rsplit("/", n=1).str[-1].str.replace(r"_?seed\d+", "", regex=True)
 
 
 def describe_ladder(table: pd.DataFrame, selector: str, k: int, units: str = "tokens") -> str:
-    """Means over seeds, and how net excess goes with the drop over all models."""
+    """Means over seeds, and the rank correlation of net excess with the drop over all models."""
     rows, beyond = _of(table, selector, k, units)
-    names = rungs_of(rows)
+    names = names_without_seed(rows)
     width = max(map(len, names))
     lines = [
         f"{selector}, {units}, k = {k}; means over seeds, {beyond} from lowest to highest",
         f"{'model':<{width}}  {'parameters':>12}{'seeds':>6}  {'drop':>6}  {'L_long':>6}  "
         f"{'gap':>5}  {'recovery':>8}  {'foreign':>7}  {'excess':>6}  {'placebo':>7}  {beyond}",
     ]
-    for (size, name), some in rows.groupby([rows.num_parameters, names]):
-        mean = some.mean(numeric_only=True)
+    for (size, name), seeds in rows.groupby([rows.num_parameters, names]):
+        mean = seeds.mean(numeric_only=True)
         lines.append(
-            f"{name:<{width}}  {size:>12,}{len(some):>6}  {mean['drop']:>6.2f}  "
+            f"{name:<{width}}  {size:>12,}{len(seeds):>6}  {mean['drop']:>6.2f}  "
             f"{mean.loss_long:>6.3f}  {mean.gap:>5.2f}  {mean.recovery:>8.2f}  "
             f"{mean.foreign:>7.2f}  {mean.excess:>+6.2f}  {mean.placebo:>+7.2f}  "
-            + with_interval(mean[beyond], some[beyond].min(), some[beyond].max())
+            + with_interval(mean[beyond], seeds[beyond].min(), seeds[beyond].max())
         )
     if len(rows) > 2:
         correlation = with_interval(*rank_correlation(rows["drop"], rows[beyond]))
@@ -136,18 +137,19 @@ def describe_ladder(table: pd.DataFrame, selector: str, k: int, units: str = "to
 
 
 def _of(table: pd.DataFrame, selector: str, k: int, units: str) -> tuple[pd.DataFrame, str]:
-    """The rows, and which column says what is beyond the controls in all of them."""
+    """The rows, and the headline column that all of them have."""
     rows = table[(table.selector == selector) & (table.k == k) & (table.units == units)]
     if not len(rows):
         known = (f"{name} {', '.join(map(str, sorted(table[name].unique())))}" for name in _BY)
         raise DataError(
-            f"no model was asked for {selector} ({units}) at k = {k}; there are {'; '.join(known)}"
+            f"no model was measured with {selector} ({units}) at k = {k}; choose from "
+            + "; ".join(known)
         )
     lacking = sorted(set(table.model) - set(rows.model))
     if lacking:
         raise DataError(
-            f"{lacking[0]} was not asked for {selector} ({units}) at k = {k}; leave its results "
-            "out, or take a selector, units and k that all were asked for"
+            f"{lacking[0]} was not measured with {selector} ({units}) at k = {k}; leave its "
+            "results out, or take a selector, units and k that all have"
         )
     return rows, "net" if rows.net.notna().all() else "excess"
 
@@ -162,7 +164,7 @@ def draw_ladder(
 
 
 def _figure(table: pd.DataFrame, selector: str, k: int, units: str) -> Figure:
-    """Models of one size differ in nothing that the panels about size could show."""
+    """With models of one size, the panels by size are left out."""
     rows, beyond = _of(table, selector, k, units)
     control = table[(table.selector == "random") & (table.k == k) & (table.units == units)]
     if selector == "random" or set(control.model) != set(rows.model):
@@ -202,14 +204,14 @@ def _draw_by_size(
         axes.minorticks_off()
     drops.axhline(INDUCTION_NATS, color="0.5", linewidth=0.7, linestyle=":")
     excesses.axhline(0, color="black", linewidth=0.7, zorder=0)
-    for positions, some in rows.groupby("positions"):
-        color, marker, _, beside = _style(positions)
-        some = some.assign(num_parameters=some.num_parameters * beside)
+    for positions, group in rows.groupby("positions"):
+        color, marker, _, shift = _style(positions)
+        group = group.assign(num_parameters=group.num_parameters * shift)
         at = {"color": color, "marker": marker, "markersize": 3.5}
-        _with_mean(drops, some, "drop", at)
-        _with_mean(recoveries, some, "recovery", at)
-        _with_mean(recoveries, some, "foreign", at | {"markerfacecolor": "white"}, "--")
-        _with_mean(excesses, some, beyond, at)
+        _with_mean(drops, group, "drop", at)
+        _with_mean(recoveries, group, "recovery", at)
+        _with_mean(recoveries, group, "foreign", at | {"markerfacecolor": "white"}, "--")
+        _with_mean(excesses, group, beyond, at)
     if len(control):
         _with_mean(excesses, control, beyond, _GREY, "none")
 
@@ -217,10 +219,10 @@ def _draw_by_size(
 def _draw_against_drop(
     axes: Axes, rows: pd.DataFrame, control: pd.DataFrame, name: str, beyond: str
 ) -> None:
-    for positions, some in rows.groupby("positions"):
+    for positions, group in rows.groupby("positions"):
         color, marker, scheme, _ = _style(positions)
         axes.errorbar(
-            some["drop"], some[beyond], error_lengths(some, beyond), linestyle="none",
+            group["drop"], group[beyond], error_lengths(group, beyond), linestyle="none",
             elinewidth=0.6, color=color, marker=marker, markersize=3.5, label=f"{name}, {scheme}",
         )  # fmt: skip
     if len(control):

@@ -1,13 +1,13 @@
-"""One measurement, start to end: losses of every document, then questions about chosen targets.
+"""Run a measurement: losses of all documents, then recovery of chosen targets, then the summary.
 
 Place in the flow: model + documents → **results**.
 
     documents → losses → targets → recovery → summary
 
-Each arrow is a function of the tables before it. The first and the third ask the model, document by
-document, and write what is finished: a killed measurement goes on where it stopped, and any number
-of processes, of one launch or of several (`shard`), measure into one folder. Whoever finds every
-document finished sums up.
+Each arrow is a function of the tables before it. The first and the third run the model, document by
+document, and write what is finished: a killed measurement resumes where it stopped, and any number
+of processes, of one launch or of several (`shard`), measure into one folder. The process that finds
+all documents finished writes the results.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ import pandas as pd
 from analysis.dependencies import measure_dependencies
 from analysis.documents import Documents, ForeignText
 from analysis.parts import Parts
-from analysis.plan import Plan, about_targets, share_of
+from analysis.plan import Plan, share_of, targets_meta
 from analysis.results import FILES, Meta, Results, main_set, read_results
 from analysis.scoring import Reading
 from analysis.settings import Settings
 from analysis.statistics import GROUPS, half_of, hit_rates, longppl, summarize
 from analysis.summary import describe_gate
-from analysis.targets import At, refuse_unanswered
+from analysis.targets import At, check_all_evaluated
 from analysis.windows import Windows
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.launch import read_launch
@@ -41,10 +41,8 @@ from olmo_sparsity.model.load import LoadedModel, device_name
 from olmo_sparsity.progress import Progress, say
 from olmo_sparsity.versions import provenance
 
-TITLES = {"losses": "losses", "recovery": "asking"}
-
 PATIENCE_S = 60.0
-"""How long nothing may come of another process before its documents are measured here."""
+"""Without progress of another process for so long, its documents are measured here."""
 
 
 def measure(
@@ -69,11 +67,11 @@ def measure(
     shard: tuple[int, int] = (0, 1),
     batch_tokens: int | None = None,
 ) -> Results | None:
-    """Measure what is not finished yet in `out` (None: in memory only). None where documents are
-    left to other processes; the last of them has the results.
+    """Measure the documents that are not finished yet in `out` (default: a temporary folder).
+    Returns None if documents are left to other processes; the last of them gets the results.
 
-    `targets`: the share of targets that gain most, or another measurement of the same text, whose
-    targets are asked about; `at` names targets instead, as in `explain`. `prefix`: tokens in front
+    `targets`: the share of targets with the largest gaps, or another measurement of the same text,
+    to evaluate its targets; `at` names targets instead, as in `explain`. `prefix`: tokens in front
     of every window (`LoadedModel.prefix_ids`). `shard=(i, n)`: the i-th of n processes that measure
     into one folder.
     """
@@ -113,7 +111,7 @@ def run(
     if (out / MANIFEST).exists():
         try:
             return read_results(out) if launch.rank == 0 else None
-        except DataError as error:  # made again from the parts
+        except DataError as error:  # written again from the parts
             say(str(error))
     gate = plan.induction() if launch.rank == 0 else {}
     if gate:
@@ -127,8 +125,8 @@ def run(
         parts.flush()
         return plan.targets(parts.read("losses"))
 
-    def write_answers(number: int) -> None:
-        parts.write("recovery", number, plan.answers(number, chosen))
+    def write_recovery(number: int) -> None:
+        parts.write("recovery", number, plan.recovery(number, chosen))
 
     index, of = shard[0] * launch.world_size + launch.rank, shard[1] * launch.world_size
     mine = share_of(measured, index, of)
@@ -139,7 +137,7 @@ def run(
         _wait_for("losses", parts, half, write_losses, slowest)
     chosen = targets()
     slowest = _work(
-        "recovery", parts, sorted(set(mine) & set(chosen.document)), write_answers, shown
+        "recovery", parts, sorted(set(mine) & set(chosen.document)), write_recovery, shown
     )
     if launch.rank > 0:
         return None
@@ -147,8 +145,8 @@ def run(
         ours = share_of(measured, *shard)
         _wait_for("losses", parts, ours, write_losses, slowest)
         chosen = targets()
-        asked = sorted(set(ours) & set(chosen.document))
-        _wait_for("recovery", parts, asked, write_answers, slowest)
+        with_targets = sorted(set(ours) & set(chosen.document))
+        _wait_for("recovery", parts, with_targets, write_recovery, slowest)
     missing = set(measured) - parts.finished("losses")
     if not missing:
         chosen = targets()
@@ -162,14 +160,14 @@ def run(
         "gate": gate,
         "seconds_of_last_start": time.perf_counter() - started,
     }
-    with locked(out, waits=True):  # another launch may have found every document too
+    with locked(out, waits=True):  # another launch may be at the same point
         if verify_manifest(out, FILES) is not None:
             _sum_up(plan, parts, chosen, about, out)
         return read_results(out)
 
 
 def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Results:
-    """Results of the documents that are finished so far, in `out/partial`. No model is asked."""
+    """Write results of the documents finished so far to `out/partial`; runs no model."""
     if not (out / "identity.json").exists():
         raise DataError(f"{out} holds no measurement yet; start it without --partial")
     parts = Parts(out, plan.identity())
@@ -177,7 +175,7 @@ def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Result
     if not finished:
         raise DataError(
             f"{out}: the losses of {len(parts.finished('losses'))} of {len(plan.measured)} "
-            "documents are there, and no target was asked about yet; go on with the measurement"
+            "documents are there, and no target was evaluated yet; run the measurement on"
         )
     targets = plan.targets(parts.read("losses"))
     left = set(targets.document) - finished | set(plan.measured) - parts.finished("losses")
@@ -192,10 +190,10 @@ def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Result
 def _work(
     phase: str, parts: Parts, numbers: list[int], do: Callable[[int], None], shown: bool
 ) -> float:
-    """How long the slowest document took, in seconds."""
+    """Run `do` on the documents that are not finished; returns the seconds of the slowest."""
     finished, slowest = parts.finished(phase), 0.0
     todo = [number for number in numbers if number not in finished]
-    with Progress(TITLES[phase], len(numbers), "documents", enabled=shown) as progress:
+    with Progress(phase, len(numbers), "documents", enabled=shown) as progress:
         progress.resume_at(len(numbers) - len(todo))
         try:
             for done, number in enumerate(todo, start=len(numbers) - len(todo) + 1):
@@ -211,8 +209,8 @@ def _work(
 def _wait_for(
     phase: str, parts: Parts, numbers: list[int], do: Callable[[int], None], slowest: float
 ) -> None:
-    """Documents of other processes. Where nothing comes for a while, the processes are gone, or
-    have not begun: their documents are measured here."""
+    """Wait for documents of other processes. Without progress for a while, these have died or not
+    begun, and their documents are measured here."""
     arrived, since = -1, time.monotonic()
     while missing := sorted(set(numbers) - parts.finished(phase)):
         if arrived != len(missing):
@@ -220,24 +218,24 @@ def _wait_for(
         elif time.monotonic() - since < max(PATIENCE_S, PATIENCE_S and 4 * slowest):
             time.sleep(0.5)
         else:
-            do(missing[-1])  # a process that has just begun begins with the first
+            do(missing[-1])  # the last, as a process that has just begun measures the first
             parts.flush()
-            arrived = len(missing) - 1  # one after the other, until somebody else's comes
+            arrived = len(missing) - 1  # so that the next one is measured at once
 
 
 def _sum_up(
     plan: Plan, parts: Parts, targets: pd.DataFrame, about: dict[str, Any], out: Path, left: int = 0
 ) -> None:
-    """Parts → summary and final tables in `out`. `left`: documents that are not finished."""
+    """Write summary and final tables to `out`. `left`: number of unfinished documents."""
     settings, model, documents = plan.settings, plan.model, plan.documents
     losses, recovery = parts.read("losses"), parts.read("recovery")
     influence, planted = parts.read("influence"), parts.read("planted")
-    refuse_unanswered(parts.folder, targets, recovery)
+    check_all_evaluated(parts.folder, targets, recovery)
     thresholds = plan.thresholds(losses)
     if main_set(targets.target_set[targets.far_part == "document"]) is None:
         if plan.given is not None:
             raise DataError(
-                f"{parts.folder}: none of the given targets has a full long window here"
+                f"{parts.folder}: none of the given targets has a full long window; lower long"
             )
         gaps = (losses.loss_short - losses.loss_long)[losses.document.map(half_of) == "report"]
         raise DataError(
@@ -269,7 +267,7 @@ def _sum_up(
         ks=list(settings.ks),
         controls={"foreign": settings.foreign, "num_foreign": settings.num_foreign},
         seed=settings.seed,
-        targets=about_targets(plan, thresholds),
+        targets=targets_meta(plan, thresholds),
         longppl=longppl(losses),
         counts={
             "documents_measured": len(plan.measured) - left,

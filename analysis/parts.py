@@ -1,17 +1,17 @@
-"""The measured documents of one folder, written by any number of processes.
+"""Store the rows of measured documents in one folder, written by any number of processes.
 
 Place in the flow: rows of a document → **parts** → final tables. Never imports torch.
 
-While documents are measured, `identity.json` says what is being measured, and `parts/losses/` and
-`parts/recovery/` hold, for the two things that are asked of a document, folders with the rows of
-the documents in their `finished.json`. A part appears by one rename, with a manifest that vouches
-for its bytes: whatever moment a process is killed at, parts are whole, and one that was damaged
-later is passed over, so that its documents are measured again. When all documents are there, one
-process after the other may write the final tables, one Parquet file each, meta.json and last a
-manifest of them. Parts stay: final tables can be made from them again, to the same bytes.
+`identity.json` describes the measurement. `parts/losses/` and `parts/recovery/` hold the rows of
+the two phases, in folders called parts: a part holds the documents in its `finished.json`, and a
+manifest with checksums. It appears by one rename, so parts are complete whenever a process is
+killed. A part that is damaged later is skipped, and its documents are measured again. When all
+documents are finished, one process at a time writes the final tables, one Parquet file each,
+meta.json, and last their manifest. Parts stay: final tables can be made from them again, to the
+same bytes.
 
-The rows of a table are sorted by its columns from left to right. Who measured which document, and
-in which order, leaves no trace in the bytes. docs/formats.md explains every column.
+The rows of a table are sorted by its columns from left to right, so the bytes do not depend on
+which process measured a document, or in which order. docs/formats.md explains the columns.
 """
 
 from __future__ import annotations
@@ -50,21 +50,20 @@ from olmo_sparsity.progress import say
 
 @dataclasses.dataclass(frozen=True)
 class _Contents:
-    """`finished.json` of a part: its documents, and how many rows it has of each table."""
+    """`finished.json` of a part: its documents, and its number of rows in each table."""
 
     documents: list[int]
     rows: dict[str, int]
     identity: str
-    """SHA-256 of the measurement's identity: a part of another one may have been copied here."""
+    """SHA-256 of the measurement's identity, which detects parts copied from another one."""
 
 
 class Parts:
     """The measured documents of one folder, of all processes that write to it.
 
-    `identity` is all that makes two measurements comparable (model, data, windows, seed, …). A
-    folder begun with another identity is refused. What this process writes is kept safe every
-    `flush_every_s` seconds (more, when the measurement has gone on for long), or as soon as
-    `part_size` documents wait.
+    `identity`: everything that two processes must share (model, data, windows, seed, …); a folder
+    with another identity is refused. Documents are written every `flush_every_s` seconds (less
+    often in a long measurement), or as soon as there are `part_size` of them.
     """
 
     def __init__(
@@ -82,12 +81,12 @@ class Parts:
                 raise DataError(f"{path} is missing beside results; use another folder")
             write_json(path, identity)
         _refuse_other_identity(identity, path)  # another process may have written it just now
-        said = json.dumps(plain(identity), sort_keys=True)
-        self._identity = hashlib.sha256(said.encode()).hexdigest()
+        text = json.dumps(plain(identity), sort_keys=True)
+        self._identity = hashlib.sha256(text.encode()).hexdigest()
         self._buffer: dict[str, dict[int, dict[str, pa.Table]]] = {phase: {} for phase in PHASES}
         self._known: dict[str, dict[Path, _Contents | None]] = {phase: {} for phase in PHASES}
-        """Of each part what is in it; None: it is damaged. Only `finished` looks for new ones, so
-        that tables read after it are of the same parts."""
+        """Contents of each part; None: it is damaged. Only `finished` looks for new parts, so that
+        tables read after it are of the same parts."""
 
         for phase in PHASES:
             self.finished(phase)
@@ -98,23 +97,23 @@ class Parts:
         known = self._known[phase]
         for part in sorted((self.folder / "parts" / phase).iterdir()):
             if part not in known and not is_partial(part):
-                known[part] = self._prove(part)
-        whole = (contents.documents for contents in known.values() if contents is not None)
-        return set(self._buffer[phase]).union(*whole)
+                known[part] = self._verify(part)
+        intact = (contents.documents for contents in known.values() if contents is not None)
+        return set(self._buffer[phase]).union(*intact)
 
-    def _prove(self, part: Path) -> _Contents | None:
-        """A part never changes: once proven whole, it stays so for this process."""
-        problem, found = verify_manifest(part, ["finished.json"]), None
+    def _verify(self, part: Path) -> _Contents | None:
+        """Read a part once per process: a part never changes."""
+        problem, contents = verify_manifest(part, ["finished.json"]), None
         if problem is None:
             try:
-                found = read_json(part / "finished.json", _Contents, "")
-                problem = verify_manifest(part, [f"{name}.parquet" for name in found.rows])
+                contents = read_json(part / "finished.json", _Contents, "")
+                problem = verify_manifest(part, [f"{name}.parquet" for name in contents.rows])
             except DataError as error:
                 problem = str(error).rstrip("; ")
-        if found is not None and problem is None and found.identity != self._identity:
+        if contents is not None and problem is None and contents.identity != self._identity:
             problem = "it is of another measurement"
         if problem is None:
-            return found
+            return contents
         say(f"{part} is passed over ({problem}); its documents are measured again")
         return None
 
@@ -139,13 +138,13 @@ class Parts:
             tables = {
                 name: [t[name] for t in buffer.values() if name in t] for name in PHASES[phase]
             }
-            whole = {name: pa.concat_tables(some) for name, some in tables.items() if some}
-            rows = {name: table.num_rows for name, table in whole.items()}
+            joined = {name: pa.concat_tables(parts) for name, parts in tables.items() if parts}
+            rows = {name: table.num_rows for name, table in joined.items()}
             contents = _Contents(sorted(buffer), rows, self._identity)
             name = f"{min(buffer):06d}-{uuid.uuid4().hex[:8]}"
             part = self.folder / "parts" / phase / name
             with writing_folder(part) as partial:
-                for name, table in whole.items():
+                for name, table in joined.items():
                     write_table(partial / f"{name}.parquet", table)
                 write_json(partial / "finished.json", dataclasses.asdict(contents))
             self._known[phase][part] = contents
@@ -153,11 +152,11 @@ class Parts:
         self._flushed = time.monotonic()
 
     def read(self, name: str) -> pd.DataFrame:
-        """A table of everything that is finished and flushed."""
+        """A table of all documents that are finished and flushed."""
         return self._collect(name).to_pandas()
 
     def _collect(self, name: str) -> pa.Table:
-        """Two processes may have measured one document: the rows of one are taken."""
+        """If two processes measured the same document, the rows of one are taken."""
         phase = next(phase for phase, tables in PHASES.items() if name in tables)
         tables, seen = [SCHEMAS[name].empty_table()], set[int]()
         for part, contents in sorted(self._known[phase].items()):
@@ -169,14 +168,14 @@ class Parts:
                 tables.append(table.filter(pa.array(~again)))
             seen.update(contents.documents)
         table = pa.concat_tables(tables)
-        # Within a document the rows are sorted already.
+        # Rows of one document are sorted already.
         order = np.argsort(table["document"].to_numpy(), kind="stable")
         return table.take(order).combine_chunks()
 
     def finish(self, made: Mapping[str, pd.DataFrame], meta: Meta, out: Path | None = None) -> None:
-        """The final tables in `out` (None: in the folder itself): those that parts hold, and those
-        `made` from them. By one process at a time; the manifest comes last, and until then nothing
-        reads them."""
+        """Write the final tables to `out` (default: the folder itself): those of the parts, and
+        those `made` from them. Called by one process at a time. The manifest comes last; without it
+        nothing reads them."""
         out = self.folder if out is None else out
         (out / MANIFEST).unlink(missing_ok=True)
         for name, schema in SCHEMAS.items():
@@ -206,6 +205,6 @@ def _refuse_other_identity(identity: dict, path: Path) -> None:
     )
     if changed:
         raise DataError(
-            f"{path} is of a measurement with {', '.join(changed)}; results of two measurements "
-            "need two folders"
+            f"{path} is of a measurement with {', '.join(changed)}; give results of two "
+            "measurements two folders"
         )

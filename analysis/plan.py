@@ -1,6 +1,6 @@
-"""All that a measurement asks of the model, document by document.
+"""Compute the rows of one document: its losses, its targets, and their recovery.
 
-Place in the flow: model + documents + settings → **plan** → measurement, which carries it out.
+Place in the flow: model + documents + settings → **plan** → measurement, which runs over documents.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from olmo_sparsity.model.load import LoadedModel
 
 @dataclass
 class Plan:
-    """All that a measurement asks of the model, document by document."""
+    """Model, documents and settings of a measurement, and the rows they give."""
 
     model: LoadedModel
     documents: Documents
@@ -44,7 +44,7 @@ class Plan:
     scorer: Scorer
     controls: Controls
     given: pd.DataFrame | None = None
-    """Targets that were not chosen here."""
+    """Targets of another measurement, or named ones; None: they are chosen here."""
 
     @staticmethod
     def of(
@@ -54,7 +54,6 @@ class Plan:
         given: Results | At | None = None,
         batch_tokens: int | None = None,
     ) -> Plan:
-        """`given`: targets, those of another measurement or named ones."""
         settings.check()
         model.check_positions(settings.windows.num_positions())
         device = next(model.model.parameters()).device
@@ -68,7 +67,9 @@ class Plan:
             chosen = Settings(settings.windows)
             for name in ("sets", "max_targets"):
                 if getattr(settings, name) != getattr(chosen, name):
-                    raise ConfigError(f"{name} is for targets that are chosen; these are given")
+                    raise ConfigError(
+                        f"{name} applies to chosen targets, and these are given; leave it out"
+                    )
         if given is None:
             return plan
         if not isinstance(given, Results):
@@ -76,44 +77,44 @@ class Plan:
             return plan
         if given.meta.data.get("fingerprint") != documents.fingerprint:
             raise DataError(
-                f"the targets were chosen in {given.meta.data.get('source')}, other text than "
-                f"{documents.name}, or of another tokenizer; give the same text and number of "
-                "documents, and a model that shares the tokenizer"
+                f"the targets were chosen in {given.meta.data.get('source')}, which differs from "
+                f"{documents.name} in text or tokenizer; give the same text and number of "
+                "documents, and a model with the same tokenizer"
             )
-        asked = plain(asdict(settings.windows)) | {
+        ours = plain(asdict(settings.windows)) | {
             "seed": settings.seed,
             "num_foreign": settings.num_foreign,
         }
         theirs = {"prefix": [], "seed": given.meta.seed} | given.meta.windows | given.meta.controls
-        asked_alike = all(theirs.get(name) == value for name, value in asked.items())
-        plan.given = given_targets(given.targets, settings.windows, asked_alike)
+        same_settings = all(theirs.get(name) == value for name, value in ours.items())
+        plan.given = given_targets(given.targets, settings.windows, same_settings)
         return plan
 
     @cached_property
     def measured(self) -> list[int]:
-        """Documents that are longer than the long window."""
+        """Numbers of the documents that are longer than the long window."""
         long = self.settings.windows.first_target
         if len(self.documents) == 1:
             raise DataError(
                 f"{self.documents.name} is one document, and measuring needs two or more: "
                 "give more, or cut plain text at its blank lines (split_at=blank-lines)"
             )
-        found = [d.number for d in self.documents if len(d.tokens) > long]
-        if {half_of(number) for number in found} != {"threshold", "report"}:
+        numbers = [d.number for d in self.documents if len(d.tokens) > long]
+        if {half_of(number) for number in numbers} != {"threshold", "report"}:
             raise DataError(
-                f"{self.documents.name}: {len(found)} of {len(self.documents)} documents are "
+                f"{self.documents.name}: {len(numbers)} of {len(self.documents)} documents are "
                 f"longer than long={long}; one at an even and one at an odd place are needed, "
                 "since half of them only fix the threshold. Give more documents (a text file is "
                 "one), or lower long"
             )
-        needed = self.settings.num_foreign + 2  # itself, foreign ones, and the placebo
+        needed = self.settings.num_foreign + 2  # itself, the foreign ones, and the placebo
         if self.controls.num_candidates < needed:
             raise DataError(
                 f"{self.documents.name}: {self.controls.num_candidates} documents can stand in for "
-                f"each other, and the controls need {needed}, or the placebo would be a foreign "
-                "text; give more documents, or fewer draws of the foreign control"
+                f"each other, and the controls need {needed}, one document each; give more "
+                "documents, or fewer draws of the foreign control"
             )
-        return found
+        return numbers
 
     @property
     def fits_thresholds(self) -> bool:
@@ -138,7 +139,7 @@ class Plan:
         return fit_thresholds(half, self.settings.target_share, self.settings.min_gap)
 
     def targets(self, losses: pd.DataFrame) -> pd.DataFrame:
-        """Of the documents whose losses are there, those of the threshold half among them."""
+        """Targets of the documents in `losses`, which must include the threshold half."""
         if self.documents.are_planted:
             return planted_targets(self.documents)
         if self.given is not None:
@@ -149,15 +150,15 @@ class Plan:
             settings.max_targets,
         )  # fmt: skip
 
-    def answers(self, number: int, targets: pd.DataFrame) -> dict[str, Columns]:
+    def recovery(self, number: int, targets: pd.DataFrame) -> dict[str, Columns]:
         """The rows of one document in the tables of the second phase."""
         document, settings = self.documents[number], self.settings
-        found = recover(
+        recovered = recover(
             self.scorer, document, settings.windows, of_document(targets, document),
             units=settings.units, selectors=settings.selectors, ks=settings.ks,
             controls=self.controls, seed=settings.seed,
         )  # fmt: skip
-        tables: dict[str, Columns] = {name: dict(rows) for name, rows in found.items()}
+        tables: dict[str, Columns] = {name: dict(rows) for name, rows in recovered.items()}
         tables["tokens"] = {
             "place": np.arange(len(document.tokens)),
             "token_id": document.tokens,
@@ -168,7 +169,7 @@ class Plan:
         return tables
 
     def identity(self) -> dict[str, Any]:
-        """What must be equal for two processes to measure into one folder."""
+        """Processes that measure into one folder must agree in all of this."""
         return {
             "model": self.model.fingerprint,
             "dtype": self.dtype,
@@ -188,7 +189,8 @@ def share_of(numbers: list[int], index: int, of: int) -> list[int]:
     return [number for number in numbers if number // 2 % of == index]
 
 
-def about_targets(plan: Plan, thresholds: Thresholds) -> dict[str, Any]:
+def targets_meta(plan: Plan, thresholds: Thresholds) -> dict[str, Any]:
+    """The section `targets` of meta.json."""
     if plan.given is not None:
         return {"given": targets_fingerprint(plan.given)}
     settings = plan.settings

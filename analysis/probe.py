@@ -1,4 +1,4 @@
-"""Does a model in training depend on few far tokens? The same questions at every evaluation.
+"""Measure net excess at the evaluations of a training run, to show when sparsity appears.
 
 Place in the flow: weights → net excess, for the training log. Called by the command `train`.
 """
@@ -28,7 +28,7 @@ COLUMNS = ["net", "net_low", "net_high", "excess", "gap", "num_targets"]
 TARGETS_OF_DOCUMENT = 2
 
 PLACES_OF_DOCUMENT = 256
-"""Targets of which a document's threshold and sample are drawn."""
+"""Targets per document that get losses, from which the evaluated ones are chosen."""
 
 
 class SparsityProbe:
@@ -38,9 +38,8 @@ class SparsityProbe:
         self.documents = probe_documents(config, heldout, self.settings.windows)
 
     def __call__(self, weights: Mapping[str, torch.Tensor]) -> dict[str, dict[str, float]]:
-        """{units: {"net", "net_low", "net_high", "excess", "gap", "num_targets"}} of the best
-        single far token and of the best four that stand together. Empty while the far part helps
-        no target enough to be asked about."""
+        """units → {"net", "net_low", "net_high", "excess", "gap", "num_targets"} of the best single
+        far token and of the best run of four. Empty while no target has a large enough gap."""
         model = build_model(self.config.model)
         fill(model, weights, "the weights of the engine")
         name, tokenizer = self.config.run_folder, self.heldout.tokenizer
@@ -48,10 +47,10 @@ class SparsityProbe:
         plan = Plan.of(loaded, self.documents, self.settings)
         losses = _table({number: plan.losses(number)["losses"] for number in plan.measured})
         targets = plan.targets(losses)
-        asked = sorted(set(targets.document))
-        if not asked:
+        numbers = sorted(set(targets.document))
+        if not numbers:
             return {}
-        recovery = _table({number: plan.answers(number, targets)["recovery"] for number in asked})
+        recovery = _table({n: plan.recovery(n, targets)["recovery"] for n in numbers})
         summary = summarize(losses, targets, recovery)
         rows = summary[summary.target_set == "gap"].set_index("units")[COLUMNS].astype(float)
         return {str(units): row.to_dict() for units, row in rows.iterrows()}
@@ -81,11 +80,11 @@ def probe_documents(config: RunConfig, heldout: TokenShards, windows: Windows) -
     the threshold."""
     size = windows.first_target + PLACES_OF_DOCUMENT
     tokens = (heldout.document(number) for number in range(len(heldout)))
-    long_enough = (found[:size] for found in tokens if len(found) > windows.first_target)
+    long_enough = (text[:size] for text in tokens if len(text) > windows.first_target)
     wanted = 2 * config.evaluation.sparsity_targets // TARGETS_OF_DOCUMENT
     items = [
-        Document(found, number, tokenizer=heldout.tokenizer)
-        for number, found in enumerate(islice(long_enough, wanted))
+        Document(text, number, tokenizer=heldout.tokenizer)
+        for number, text in enumerate(islice(long_enough, wanted))
     ]
     if len(items) < 4:
         raise DataError(

@@ -1,10 +1,10 @@
-"""Every question about one document: which k far units matter to a target, and what they give back.
+"""Evaluate the targets of one document: choose k far units for each, and compute the loss.
 
 Place in the flow: document + chosen targets → selectors → losses of their choices → **rows**.
 
-A target is asked about one of two far parts: the document's own, or the placebo that stands in its
-place. For either, the same selector also chooses among the units of foreign texts at the same
-position IDs.
+A target is evaluated with one of two far parts: the document's own, or the placebo in its place.
+For either, the same selector also chooses among the units of foreign texts at the same position
+IDs.
 
 Dimension key: T targets, K numbers of far units.
 """
@@ -33,7 +33,7 @@ DOCUMENT, PLACEBO = "document", "placebo"
 """Far parts."""
 
 NUM_DRAWS = {"random": 3}
-"""Draws of the own control; every other selector is deterministic."""
+"""Draws of own units; the other selectors are deterministic."""
 
 COLUMNS = {
     name: [column for column in PHASES["recovery"][name].names if column != "document"]
@@ -43,7 +43,7 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class _Text:
-    """One text in the far part of a block, and the targets that are asked about it."""
+    """One text in the far part of a block, and the targets evaluated with it."""
 
     context: Context
     far: FarText
@@ -55,14 +55,14 @@ class _Text:
 
 @dataclass(frozen=True)
 class _Chosen:
-    """A selector's choice for some targets, and the rows that give L_k, for every target and k.
-    Where the far part is the target's own, as many follow with all far places but the chosen."""
+    """A selector's choice for a group of targets, and the rows that give L_k for every target and
+    k. For own units, as many rows follow with all far places except the chosen."""
 
     about: dict[str, Any]
     units: Units
     targets: Spans
     parts: dict[str, Spans]
-    """far part → those of the targets that were asked about it."""
+    """far part → its targets."""
 
     choice: Choice
     aim_WV: Tensor | None
@@ -85,11 +85,11 @@ def recover(
 ) -> dict[str, pd.DataFrame]:
     """The tables `recovery`, `influence` and `costs` of one document (docs/formats.md).
 
-    `targets` are places in the document, of each far part that is asked about (default: the
-    document's own, every target with a full long window); two columns are spans of places, from the
-    first to before the second, that are asked about as one. Without `controls` there is neither
-    placebo nor foreign text, and no recovery should be shown without one. `done` is told, from time
-    to time, how many targets are.
+    `targets`: places in the document, or a mapping from far part to places (default: every target
+    with a full long window, with the document's own far part). Two columns are spans, from the
+    first place to one past the last, each evaluated as one target. Without `controls` there is
+    neither placebo nor foreign text; recovery should not be reported without them. `done` is called
+    with the number of finished targets.
     """
     units, selectors = ((n,) if isinstance(n, str) else tuple(n) for n in (units, selectors))
     if targets is None:
@@ -104,17 +104,17 @@ def recover(
             parts = blocks.setdefault((start, last), {})
             parts.setdefault(part, []).append((first - start, end - start))
     longest = max((start for start, _ in blocks), default=0) if windows.long == "all" else None
-    questions = _Questions(scorer, document, longest, units, selectors, tuple(ks), seed)
+    evaluation = _Evaluation(scorer, document, longest, units, selectors, tuple(ks), seed)
     num_done = 0
     for start, last in sorted(blocks):
         block = windows.block(document.tokens, start, last)
-        questions.ask(block, blocks[start, last], controls)
+        evaluation.add(block, blocks[start, last], controls)
         num_done += sum(map(len, blocks[start, last].values()))
         if done is not None:
             done(num_done)
     return {
         name: pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=COLUMNS[name])
-        for name, parts in questions.tables.items()
+        for name, parts in evaluation.tables.items()
     }
 
 
@@ -124,14 +124,14 @@ def _as_spans(windows: Windows, document: Document, places: np.ndarray) -> Spans
     for start, end in spans:
         if not first <= start < end <= length:
             raise DataError(
-                f"target {start}{'' if end == start + 1 else f' to {end - 1}'}: those of document "
-                f"{document.number} with a full long window are {first} to {length - 1}"
+                f"target {start}{'' if end == start + 1 else f' to {end - 1}'} of document "
+                f"{document.number} has no full long window; choose from {first} to {length - 1}"
             )
     return sorted({(int(start), int(end)) for start, end in spans})
 
 
-class _Questions:
-    """What is asked of every block of a document, and the rows of the answers."""
+class _Evaluation:
+    """Evaluates blocks of one document and collects the rows of the tables."""
 
     def __init__(
         self,
@@ -143,14 +143,13 @@ class _Questions:
         ks: tuple[int, ...],
         seed: int,
     ) -> None:
-        """`longest`: where all far parts begin with their text, the last place at which a block
-        begins."""
+        """`longest`: with `long="all"`, the start of the last block."""
         self.scorer, self.document, self.longest, self.seed = scorer, document, longest, seed
         self.units, self.selectors, self.ks = units, selectors, ks
         self.tables: dict[str, list[pd.DataFrame]] = {name: [] for name in COLUMNS}
         self._states: dict[tuple, FarStates] = {}
 
-    def ask(self, block: Block, wanted: dict[str, Spans], controls: Controls | None) -> None:
+    def add(self, block: Block, wanted: dict[str, Spans], controls: Controls | None) -> None:
         before, own = self.scorer.token_forwards, {}
         for part, targets in wanted.items():
             if part == DOCUMENT:
@@ -182,33 +181,33 @@ class _Questions:
             if key not in self._states:
                 end = int(far.places_F[0]) + self.longest - block.windows.short
                 tokens = far.document.tokens[far.places_F[0] : end]
-                whole = np.concatenate([block.tokens[: block.num_prefix], tokens])
-                self._states[key] = self.scorer.states(whole)
+                tokens = np.concatenate([block.tokens[: block.num_prefix], tokens])
+                self._states[key] = self.scorer.states(tokens)
             states = self._states[key]
         return _Text(self.scorer.context(block, states), far, control, draw, targets)
 
     def _foreign(self, block: Block, own: dict[str, _Text], controls: Controls) -> Iterator[_Text]:
         for draw in range(controls.num_draws):
-            if controls.kind == "unrelated":  # one text for all far parts: asked once
+            if controls.kind == "unrelated":  # one text for all far parts, evaluated once
                 far = controls.unrelated(self.document, block, draw)
                 targets = {part: text.targets[part] for part, text in own.items()}
                 yield self._text(block, far, "foreign", draw, targets)
                 continue
             for part, text in own.items():
-                for far, some in controls.foreign(
+                for far, spans in controls.foreign(
                     self.document, block, text.far, text.targets[part], draw
                 ):
-                    yield self._text(block, far, "foreign", draw, {part: some})
+                    yield self._text(block, far, "foreign", draw, {part: spans})
 
     def _select(self, text: _Text, aims: dict[str, Tensor]) -> None:
-        """Every selector on every kind of units of one text, then L_k of all their choices."""
-        chosen: list[_Chosen] = []
-        together = sorted({span for targets in text.targets.values() for span in targets})
+        """Run all selectors on all kinds of units of one text, then compute L_k of each choice."""
+        choices: list[_Chosen] = []
+        all_targets = sorted({span for targets in text.targets.values() for span in targets})
         for kind in self.units:
             units = text.far.units(kind)
             for selector in self.selectors:
-                # What aims at the prediction of a far part differs between far parts.
-                groups = [(together, text.targets)]
+                # The aim differs between far parts; other selectors serve all at once.
+                groups = [(all_targets, text.targets)]
                 if selector in AIMED:
                     groups = [(targets, {part: targets}) for part, targets in text.targets.items()]
                 num_draws = NUM_DRAWS.get(selector, 1) if text.control == "own" else 1
@@ -216,29 +215,29 @@ class _Questions:
                     about = {"units": kind, "selector": selector, "control": text.control}
                     for targets, parts in groups:
                         aim = aims[next(iter(parts))] if selector in AIMED else None
-                        chosen.append(
+                        choices.append(
                             self._choose(text, units, about | {"draw": draw}, targets, parts, aim)
                         )
-        # One pass over the rows of all choices, whoever made them.
-        rows = [row for one in chosen for row in one.rows]
+        # The rows of all choices share batches.
+        rows = [row for chosen in choices for row in chosen.rows]
         hidden = self.scorer.hidden(rows)
         loss_N = self.scorer.nll(torch.cat(hidden), np.concatenate([row.targets for row in rows]))
         ends = np.cumsum([len(hidden_WD) for hidden_WD in hidden])
-        loss_N = np.add.reduceat(loss_N, np.concatenate([[0], ends[:-1]]))  # of each row
+        loss_N = np.add.reduceat(loss_N, np.concatenate([[0], ends[:-1]]))  # one per row
         first = 0
-        for one in chosen:
-            end, shape = first + len(one.rows), (len(one.targets), len(self.ks))
+        for chosen in choices:
+            end, shape = first + len(chosen.rows), (len(chosen.targets), len(self.ks))
             kl_TK, without_TK = np.full(shape, np.nan), np.full(shape, np.nan)
             loss_TK = loss_N[first : first + kl_TK.size].reshape(shape)
-            if len(one.rows) > kl_TK.size:
+            if len(chosen.rows) > kl_TK.size:
                 without_TK = loss_N[first + kl_TK.size : end].reshape(shape)
-            if one.aim_WV is not None:
-                for i, (start, last) in enumerate(one.targets):
-                    some = torch.stack(hidden[first + i * shape[1] : first + (i + 1) * shape[1]])
-                    kl_TK[i] = self.scorer.kl(one.aim_WV[start:last], some).sum(-1)
-            self._write(
-                text, one, {"loss_set": loss_TK, "loss_without": without_TK, "kl_set": kl_TK}
-            )
+            if chosen.aim_WV is not None:
+                for i, (start, last) in enumerate(chosen.targets):
+                    of_target = hidden[first + i * shape[1] : first + (i + 1) * shape[1]]
+                    aim = chosen.aim_WV[start:last]
+                    kl_TK[i] = self.scorer.kl(aim, torch.stack(of_target)).sum(-1)
+            losses = {"loss_set": loss_TK, "loss_without": without_TK, "kl_set": kl_TK}
+            self._write(text, chosen, losses)
             first = end
 
     def _choose(
@@ -259,37 +258,37 @@ class _Questions:
         if text.control == "own" and DOCUMENT in parts and about["draw"] == 0:
             self._cost(about["units"], about["selector"], before, len(targets))
         far_TK = [[units.places(*unit_K[:k]) for k in self.ks] for unit_K in choice.unit_TK]
-        asked = [(far, span) for span, far_K in zip(targets, far_TK, strict=True) for far in far_K]
+        sets = [(far, span) for span, far_K in zip(targets, far_TK, strict=True) for far in far_K]
         if text.control == "own":
-            every = np.arange(block.num_far)
-            asked += [(np.setdiff1d(every, far), span) for far, span in asked]
-        rows = [text.context.set_row(far, span) for far, span in asked]
+            all_far = np.arange(block.num_far)
+            sets += [(np.setdiff1d(all_far, far), span) for far, span in sets]
+        rows = [text.context.set_row(far, span) for far, span in sets]
         num_tokens_TK = np.array([[len(far) for far in far_K] for far_K in far_TK])
         return _Chosen(about, units, targets, parts, choice, aim_WV, rows, num_tokens_TK)
 
-    def _write(self, text: _Text, one: _Chosen, found: dict[str, np.ndarray]) -> None:
-        """Rows for each far part that has a target, with what was `found` of each target and k.
-        Places are those of the document, whatever text stands there."""
+    def _write(self, text: _Text, chosen: _Chosen, columns: dict[str, np.ndarray]) -> None:
+        """Add the rows of each far part, with `columns` by target and k. Places are those of the
+        document, also for a foreign text."""
         block, ks = text.context.block, np.array(self.ks)
-        for part, spans in one.parts.items():
-            rows = np.array([one.targets.index(span) for span in spans])
+        for part, spans in chosen.parts.items():
+            rows = np.array([chosen.targets.index(span) for span in spans])
             target = block.start + np.array([first for first, _ in spans])
-            about = {"far_part": part} | one.about
+            about = {"far_part": part} | chosen.about
             self._add(
                 "recovery", about, target=target.repeat(len(ks)), k=np.tile(ks, len(rows)),
-                num_tokens=one.num_tokens_TK[rows].ravel(),
-                **{name: values_TK[rows].ravel() for name, values_TK in found.items()},
+                num_tokens=chosen.num_tokens_TK[rows].ravel(),
+                **{name: values_TK[rows].ravel() for name, values_TK in columns.items()},
             )  # fmt: skip
-            if one.about["draw"] > 0:
+            if chosen.about["draw"] > 0:
                 continue
-            unit_TK = one.choice.unit_TK[rows]
-            first, end = one.units.first[unit_TK].ravel(), one.units.end[unit_TK].ravel()
+            unit_TK = chosen.choice.unit_TK[rows]
+            first, end = chosen.units.first[unit_TK].ravel(), chosen.units.end[unit_TK].ravel()
             self._add(
                 "influence", about, target=target.repeat(unit_TK.shape[1]),
                 rank=np.tile(np.arange(1, unit_TK.shape[1] + 1), len(rows)),
                 far_first=block.first + first, far_end=block.first + end,
                 far_text=[text.far.text(a, b) for a, b in zip(first, end, strict=True)],
-                influence=one.choice.influence_TK[rows].ravel(),
+                influence=chosen.choice.influence_TK[rows].ravel(),
             )  # fmt: skip
 
     def _cost(self, kind: str, selector: str, before: int, num_targets: int) -> None:
@@ -298,5 +297,5 @@ class _Questions:
         self._add("costs", about, token_forwards=[spent], num_targets=[num_targets])
 
     def _add(self, table: str, about: Mapping[str, Any], **values: Any) -> None:
-        found = pd.DataFrame(values).assign(**about)
-        self.tables[table].append(found[COLUMNS[table]])
+        rows = pd.DataFrame(values).assign(**about)
+        self.tables[table].append(rows[COLUMNS[table]])

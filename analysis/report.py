@@ -1,11 +1,11 @@
-"""One page for people: the text, and for each target the far units that mattered.
+"""Write an HTML page of results or of an explanation: the text, and the far units of each target.
 
 Place in the flow: results, or an explanation → here, last. Never imports torch.
 
-The page is one file that asks the network for nothing. Everything from a document, tokenizer,
-model name or meta.json is untrusted: what Python writes goes through `escape`, what the page's
-script shows is JSON that becomes `textContent`, and the Content-Security-Policy lets run only the
-one script and style whose hashes it names. report_page.html and report_page.js are the page.
+The page is one file that loads nothing from the network. Everything from a document, tokenizer,
+model name or meta.json is untrusted: Python writes it through `escape`, the page's script shows it
+from JSON as `textContent`, and the Content-Security-Policy allows only the one script and style
+whose hashes it names. The template is report_page.html with report_page.js.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _PART = re.compile(r"<!-- (\w+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
 
 
 def write_report(results: Results, out: Path, max_documents: int | None = None) -> None:
-    """`max_documents`: at most so many on the page, those with chosen targets first."""
+    """`max_documents`: the most documents on the page; those with chosen targets come first."""
     tables = ("influence", "recovery", "targets")
     shown = replace(results, **{name: _of_documents(getattr(results, name)) for name in tables})
     documents, reported = _choose_documents(shown, max_documents), results.reported
@@ -59,10 +59,10 @@ def write_report(results: Results, out: Path, max_documents: int | None = None) 
 
 
 def write_explanation(explanation: Explanation, path: Path) -> None:
-    """The same page, of one text and the targets that were named in it."""
+    """The same page for one text with named targets."""
     results, check = _as_results(explanation), explanation.checked
-    asked, num_tokens = explanation.asked, len(explanation.document.tokens)
-    how = f"{asked.units} ranked by {spell(asked.selector)} · text of {num_tokens:,} tokens"
+    settings, num_tokens = explanation.settings, len(explanation.document.tokens)
+    how = f"{settings.units} ranked by {spell(settings.selector)} · text of {num_tokens:,} tokens"
     slots = {
         "subtitle": escape(_subtitle(results, how)),
         "note": _verdict(check), "headline": "", "shown": "",
@@ -74,26 +74,26 @@ def write_explanation(explanation: Explanation, path: Path) -> None:
 
 
 def _of_documents(rows: pd.DataFrame) -> pd.DataFrame:
-    """The placebo stands in tables and figure; nobody points at it."""
+    """Rows of the document's own far part: the page's text shows no placebo."""
     return rows[rows.far_part == "document"]
 
 
 def _as_results(explanation: Explanation) -> Results:
-    """An explanation in the tables of a measurement of one document, as far as the page reads
-    them. Its targets were named: they are in no target set."""
-    e, asked, check = explanation, explanation.asked, explanation.checked
+    """An explanation as tables of a measurement of one document, as far as the page reads them. Its
+    targets were named, and are in no target set."""
+    e, settings, check = explanation, explanation.settings, explanation.checked
     texts = e.document.texts
-    found = {"place": range(len(texts)), "token_id": e.document.tokens, "text": texts}
-    tables = {"tokens": pd.DataFrame(found), "losses": e.targets}
-    # The check asks about the own far part again, beside the unrelated texts.
+    tokens = {"place": range(len(texts)), "token_id": e.document.tokens, "text": texts}
+    tables = {"tokens": pd.DataFrame(tokens), "losses": e.targets}
+    # The tables of the check have both the own far part and the unrelated texts.
     for name in ("influence", "recovery"):
         tables[name] = _of_documents((check or e).tables[name])
     meta = Meta(
         model={"name": e.model.name, "num_parameters": e.model.num_parameters},
-        windows=asdict(e.windows) | {"far_states": asked.far_states},
-        units=[asked.units], selectors=[asked.selector], seed=asked.seed,
+        windows=asdict(e.windows) | {"far_states": settings.far_states},
+        units=[settings.units], selectors=[settings.selector], seed=settings.seed,
         controls={"num_foreign": check.draws} if check else {},
-        targets={"chosen_by_gap": asked.chosen_by_gap},
+        targets={"chosen_by_gap": settings.chosen_by_gap},
     )  # fmt: skip
     empty = {name: pd.DataFrame(columns=schema.names) for name, schema in SCHEMAS.items()}
     return Results(**empty | {n: rows.assign(document=0) for n, rows in tables.items()}, meta=meta)
@@ -102,18 +102,18 @@ def _as_results(explanation: Explanation) -> Results:
 def _write_page(
     out: Path, results: Results, documents: list[int], slots: dict[str, str], parts: set[str]
 ) -> None:
-    """`parts` of the template that this page has."""
+    """`parts`: the optional parts of the template to keep."""
     template = (_FOLDER / "report_page.html").read_text(encoding="utf-8")
     script = (_FOLDER / "report_page.js").read_text(encoding="utf-8")
     style = template.split("<style>")[1].split("</style>")[0]
     names = _names(results)
     written = [(d, _document_data(results, d, names)) for d in documents]
-    called = dict(zip(results.documents.document, results.documents.name, strict=True))
+    titles = dict(zip(results.documents.document, results.documents.name, strict=True))
     page_data = names | {
         "set_names": [results.spell_set(name) for name in names["sets"]],
         "windows": {name: results.meta.windows[name] for name in ("long", "short", "stride")},
         "documents": [
-            [document, called.get(document) or str(document), len(data["chosen"])]
+            [document, titles.get(document) or str(document), len(data["chosen"])]
             for document, data in written
         ],
         "start": _start(results, names, documents),
@@ -133,39 +133,39 @@ def _write_page(
         "script": script,
     }
     page = _PART.sub(lambda part: part[2] if part[1] in parts else "", template)
-    # One pass: what fills a slot is never searched for slots.
+    # One pass, so that text in a slot is not searched for slots.
     page = re.sub(r"\{\{(\w+)\}\}", lambda slot: slots[slot[1]], page)
     out.parent.mkdir(parents=True, exist_ok=True)
     write_atomically(out, page)
 
 
-# ------------------------------------------------------------------ what the script reads
+# --- data for the script --------------------------------------------------------------------------
 
 
 def _names(results: Results) -> dict[str, list]:
-    """Names that the documents' data refer to by number, in the order they are offered."""
-    meta, asked = results.meta, results.recovery
+    """Names that the documents' data refer to by index, in the order of the menus."""
+    meta, recovery = results.meta, results.recovery
     return {
-        "ks": sorted(asked.k.unique().tolist()),
-        "units": _in_order(meta.units, asked.units, results.influence.units),
-        "selectors": _in_order(meta.selectors, asked.selector, results.influence.selector),
+        "ks": sorted(recovery.k.unique().tolist()),
+        "units": _in_order(meta.units, recovery.units, results.influence.units),
+        "selectors": _in_order(meta.selectors, recovery.selector, results.influence.selector),
         "sets": _in_order(SETS, results.targets.target_set),
     }
 
 
 def _in_order(order: Iterable[str], *columns: pd.Series) -> list[str]:
-    found = pd.concat(columns).unique().tolist()
-    return [name for name in order if name in found] + [n for n in found if n not in order]
+    names = pd.concat(columns).unique().tolist()
+    return [name for name in order if name in names] + [n for n in names if n not in order]
 
 
 def _choose_documents(results: Results, max_documents: int | None) -> list[int]:
-    searched = set(results.targets.document)
-    documents = sorted(results.tokens.document.unique(), key=lambda d: (d not in searched, d))
+    chosen = set(results.targets.document)
+    documents = sorted(results.tokens.document.unique(), key=lambda d: (d not in chosen, d))
     return [int(document) for document in documents[:max_documents]]
 
 
 def _start(results: Results, names: dict[str, list], documents: list[int]) -> int:
-    """The place of the document whose target gains most by its own units, net of foreign ones."""
+    """Index of the document that holds the target with the largest excess."""
     rows = results.recovery[results.recovery.document.isin(documents)]
     for column, values in (("units", "units"), ("selector", "selectors")):
         rows = rows[rows[column].isin(names[values][:1])]
@@ -177,7 +177,7 @@ def _start(results: Results, names: dict[str, list], documents: list[int]) -> in
 
 
 def _document_data(results: Results, document: int, names: dict[str, list]) -> dict:
-    """See `openDocument` and `fillPanel` of report_page.js for the reader of each entry."""
+    """The data that `openDocument` and `fillPanel` of report_page.js read."""
     tokens, losses = _rows(results.tokens, document), _rows(results.losses, document)
     recovery, influence = _rows(results.recovery, document), _rows(results.influence, document)
     chosen: dict[int, tuple[list[int], dict[str, list]]] = {}
@@ -199,7 +199,7 @@ def _document_data(results: Results, document: int, names: dict[str, list]) -> d
     for key, rows in groupby(zip(*columns, strict=True), itemgetter(0, 1, 2, 3)):
         entry = side(*key)
         *_, entry[0], entry[1], influences, texts = map(list, zip(*rows, strict=True))
-        # Scores of a selector may all be small: so many digits, not so many decimals.
+        # Significant digits rather than decimals, as the scores of a selector may be small.
         entry[2] = [float(f"{value:.4g}") for value in influences]
         if key[-1] != "own":
             entry[4] = texts
@@ -209,7 +209,7 @@ def _document_data(results: Results, document: int, names: dict[str, list]) -> d
         side(*key)[3] = _rounded(curve)
     ends = zip(*_columns(losses, "target", "end"), strict=True) if "end" in losses else ()
     return {
-        "text": _pieces(tokens),
+        "text": _token_texts(tokens),
         "ends": {target: end for target, end in ends if end > target + 1},
         "targets": losses.target.tolist(),
         "long": _rounded(losses.loss_long),
@@ -222,8 +222,8 @@ def _columns(rows: pd.DataFrame, *names: str) -> list[list]:
     return [rows[name].tolist() for name in names]
 
 
-def _pieces(tokens: pd.DataFrame) -> list[str]:
-    """A model without a tokenizer has numbers for words."""
+def _token_texts(tokens: pd.DataFrame) -> list[str]:
+    """Texts of the tokens; without a tokenizer, their IDs."""
     if (tokens.text != "").any():
         return tokens.text.tolist()
     return [f"{token_id} " for token_id in tokens.token_id]
@@ -235,32 +235,32 @@ def _rows(table: pd.DataFrame, document: int) -> pd.DataFrame:
 
 
 def _rounded(values: Any) -> list[float | None]:
-    """A ten-thousandth of a nat is enough to look at, and keeps a book's page small."""
+    """To a ten-thousandth of a nat, which keeps the page of a book small."""
     rounded = np.round(np.asarray(values, dtype=float), 4).tolist()
     return [value if np.isfinite(value) else None for value in rounded]
 
 
-# ------------------------------------------------------------------ what stands on the page
+# --- text of the page -----------------------------------------------------------------------------
 
 
 def _subtitle(results: Results, counted: str) -> str:
     meta, windows = results.meta, results.meta.windows
     long = "of all before a target" if windows["long"] == "all" else windows["long"]
-    said = f"long window {long}, short window {windows['short']}"
-    said += f", stride {windows['stride']}" if windows["stride"] > 1 else ""
+    lengths = f"long window {long}, short window {windows['short']}"
+    lengths += f", stride {windows['stride']}" if windows["stride"] > 1 else ""
     if num_prefix := len(windows.get("prefix", ())):
-        said += f", both behind a prefix of {num_prefix} token{'s' if num_prefix > 1 else ''}"
+        lengths += f", both behind a prefix of {num_prefix} token{'s' if num_prefix > 1 else ''}"
     parts = [str(meta.model["name"]), f"{number(meta.model['num_parameters'], 0)} parameters"]
     parts += [f"text: {meta.data['source']}"] if meta.data else []
-    parts += [said, f"far units {FAR_STATES[windows['far_states']]}", counted, results.missing]
+    parts += [lengths, f"far units {FAR_STATES[windows['far_states']]}", counted, results.missing]
     return " · ".join(filter(None, parts))
 
 
 def _shown(results: Results, documents: list[int]) -> str:
     num_documents = results.losses.document.nunique()
     too_short = results.meta.counts.get("documents_too_short")
-    said = f"{len(documents):,} of {num_documents:,} measured documents are on this page."
-    return said + (f" {number(too_short, 0)} more were too short." if too_short else "")
+    text = f"{len(documents):,} of {num_documents:,} measured documents are on this page."
+    return text + (f" {number(too_short, 0)} more were too short." if too_short else "")
 
 
 def _gate(results: Results) -> str:
@@ -279,9 +279,9 @@ def _gate(results: Results) -> str:
 
 def _verdict(check: Check | None) -> str:
     if check is None:
-        why = "any text takes something off a loss. Ask with --check, or check() in Python."
+        why = "any text lowers a loss by something. Use --check, or check() in Python."
         return _note(False, "Not checked against unrelated texts:", why)
-    why = " ".join(sentence(said) for said in (check.summary, check.warning) if said)
+    why = " ".join(sentence(text) for text in (check.summary, check.warning) if text)
     return _note(check.excess[1] > (check.placebo or 0.0), sentence(check.verdict), why)
 
 
@@ -312,7 +312,7 @@ def _headline(results: Results) -> str:
     rows, names = results.summary, _names(results)
     rows = rows[rows.target_set == main_set(rows.target_set)].dropna(subset=["excess"])
     if not len(rows):
-        return '<p class="headline">No target had influential units searched for.</p>'
+        return '<p class="headline">No target was evaluated.</p>'
     ks = sorted(rows.k.unique())
     k = 1 if 1 in ks else ks[len(ks) // 2]
     units = _in_order(names["units"], rows.units)[0]
@@ -340,42 +340,42 @@ def _summary_tables(results: Results) -> str:
     names, summary, tables = _names(results), results.summary, []
     order = {name: i for i, name in enumerate([*names["selectors"], *names["units"]])}
     for target_set in _in_order(SETS, summary.target_set):
-        some = summary[summary.target_set == target_set].sort_values(
+        rows = summary[summary.target_set == target_set].sort_values(
             ["selector", "units", "k"], key=lambda c: c if c.name == "k" else c.map(order)
         )
-        one = some.iloc[0]
+        first = rows.iloc[0]
         caption = (
-            f"Targets: {results.spell_set(target_set)} · {one.num_targets:,} targets in "
-            f"{one.num_documents:,} documents, {one.num_placebo_targets:,} of the placebo. "
+            f"Targets: {results.spell_set(target_set)} · {first.num_targets:,} targets in "
+            f"{first.num_documents:,} documents, {first.num_placebo_targets:,} of the placebo. "
             "Intervals: 95%, over documents."
         )
         columns = {
-            "selector": some.selector.map(spell),
-            "units": some.units,
-            "k": some.k,
-            "net excess": zip(some.net, some.net_low, some.net_high, strict=True),
-            "excess": zip(some.excess, some.excess_low, some.excess_high, strict=True),
-            "placebo": some.placebo,
-            "recovery": zip(some.recovery, some.low, some.high, strict=True),
-            "foreign control": some.foreign,
+            "selector": rows.selector.map(spell),
+            "units": rows.units,
+            "k": rows.k,
+            "net excess": zip(rows.net, rows.net_low, rows.net_high, strict=True),
+            "excess": zip(rows.excess, rows.excess_low, rows.excess_high, strict=True),
+            "placebo": rows.placebo,
+            "recovery": zip(rows.recovery, rows.low, rows.high, strict=True),
+            "foreign control": rows.foreign,
             "lost when removed": zip(
-                some.removal, some.removal_low, some.removal_high, strict=True
+                rows.removal, rows.removal_low, rows.removal_high, strict=True
             ),
-            "KL removed": some.kl_removed,
-            "token-forwards per target": [number(n, 0) for n in some.token_forwards_per_target],
+            "KL removed": rows.kl_removed,
+            "token-forwards per target": [number(n, 0) for n in rows.token_forwards_per_target],
         }
         tables.append(_table(caption, columns, target_set == main_set(summary.target_set)))
-    for target_set, some in results.dependencies.groupby("target_set", sort=False):
+    for target_set, rows in results.dependencies.groupby("target_set", sort=False):
         columns = {
-            "selector": some.selector.map(spell),
-            "k": some.k,
-            "kind": some.kind.map(spell),
-            "enrichment": zip(some.enrichment, some.low, some.high, strict=True),
-            "share of selected": some.share,
-            "share of far tokens": some.base_share,
-            "excess recovery": some[["excess_recovery", "excess_low", "excess_high"]].to_numpy(),
-            "net excess": some[["net", "net_low", "net_high"]].to_numpy(),
-            "targets": some.num_targets,
+            "selector": rows.selector.map(spell),
+            "k": rows.k,
+            "kind": rows.kind.map(spell),
+            "enrichment": zip(rows.enrichment, rows.low, rows.high, strict=True),
+            "share of selected": rows.share,
+            "share of far tokens": rows.base_share,
+            "excess recovery": rows[["excess_recovery", "excess_low", "excess_high"]].to_numpy(),
+            "net excess": rows[["net", "net_low", "net_high"]].to_numpy(),
+            "targets": rows.num_targets,
         }
         title = f"Kinds of far tokens, targets: {results.spell_set(target_set)}"
         tables.append(_table(title, columns, False))
@@ -383,7 +383,7 @@ def _summary_tables(results: Results) -> str:
 
 
 def _table(caption: str, columns: dict[str, Iterable], is_open: bool) -> str:
-    """The first column groups the rows; it is seen once per group."""
+    """The first column groups the rows, and is shown once per group."""
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
     lines, before = [], None
     for group, *values in zip(*columns.values(), strict=True):
@@ -406,7 +406,7 @@ def _cell(value: Any) -> str:
 
 
 def _json_for_html(value: Any) -> str:
-    """JSON that no HTML parser and no old script parser can mistake for anything else."""
+    """JSON that is safe inside a script element, for HTML parsers and old script parsers."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     text = text.translate(DIRECTIONS)
     for character in "<>&\u2028\u2029":
@@ -420,5 +420,5 @@ def _hash(source: str) -> str:
 
 
 def _image(svg: bytes) -> str:
-    """An image runs no script and loads nothing, whatever it holds."""
+    """As an image, which runs no script and loads nothing."""
     return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"

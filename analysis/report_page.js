@@ -282,7 +282,7 @@
     const last = endOf(place) - 1, where = last > place ? `s ${place} to ${last}` : ` ${place}`;
     parts.push(remark([`token${where}`, ...sets].join(" · ")));
     if (i === undefined) {
-      const why = place < firstTarget ? "no full long window before it" : "nobody asked about it";
+      const why = place < firstTarget ? "no full long window before it" : "not evaluated";
       panel.replaceChildren(...parts, remark(`Not a target: ${why}.`));
       return;
     }

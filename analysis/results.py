@@ -1,4 +1,4 @@
-"""A finished measurement: its tables, what was measured, and a look at one target.
+"""Read a finished measurement: its tables, its meta.json, and single targets with their far units.
 
 Place in the flow: after the final tables, before figures and report. Never imports torch.
 """
@@ -29,23 +29,23 @@ SETS = {
     "planted": "planted dependency",
     "planted_removed": "planted dependency, taken out",
 }
-"""Target sets, in the order in which they are shown."""
+"""Names of the target sets, in display order."""
 
 
 def main_set(target_sets: Iterable[str]) -> str | None:
-    """The target set that a measurement is about; the others stand beside it."""
+    """The target set that a measurement reports first."""
     return next((name for name in ("gap", "planted", "named") if name in set(target_sets)), None)
 
 
 @dataclass
 class Meta:
-    """What was measured with what: the sections of meta.json, each there."""
+    """meta.json: what was measured, and with which settings."""
 
     model: dict = field(default_factory=dict)
     data: dict = field(default_factory=dict)
     dtype: str = ""
     windows: dict = field(default_factory=dict)
-    """long, short, stride, and far_states: what a chosen far token is to the window."""
+    """long, short, stride, prefix, far_states."""
 
     units: list = field(default_factory=list)
     selectors: list = field(default_factory=list)
@@ -54,7 +54,7 @@ class Meta:
     seed: int = 0
     targets: dict = field(default_factory=dict)
     gate: dict = field(default_factory=dict)
-    """The drop in loss on a repeated passage: has the model induction?"""
+    """The induction check: the drop in loss on a repeated passage."""
 
     longppl: dict = field(default_factory=dict)
     counts: dict = field(default_factory=dict)
@@ -84,7 +84,7 @@ class Results:
 
     @property
     def missing(self) -> str:
-        """What a reader must know of a measurement that is not finished; empty if it is."""
+        """A warning that the measurement is partial; empty if it is complete."""
         counts = self.meta.counts
         left = counts.get("documents_left", 0)
         of = left + counts.get("documents_measured", 0)
@@ -92,20 +92,20 @@ class Results:
 
     @property
     def reported(self) -> pd.DataFrame:
-        """The losses of the documents that the summary speaks of, chosen targets or not."""
+        """Losses of all targets in the documents that the summary covers."""
         documents = self.losses.document
         if self.meta.targets.get("threshold") is not None:
             return self.losses[documents.map(half_of) == "report"]
         return self.losses[documents.isin(self.targets.document)]
 
     def plot(self, path: str | Path) -> None:
-        """Figure 2, as .png, .pdf or .svg."""
+        """Draw Figure 2 as .png, .pdf or .svg."""
         from analysis.figures import draw_figure2
 
         draw_figure2([self], Path(path))
 
     def spell_set(self, name: str) -> str:
-        """In words, what the targets of a set have in common."""
+        """A readable name of a target set."""
         spelled, chosen = SETS.get(name, spell(name)), self.meta.targets
         if "given" in chosen:
             return spelled.replace("large gap", "chosen in other results")
@@ -120,24 +120,24 @@ class Results:
         selector: str | None = None,
         k: int = 8,
     ) -> Shown:
-        """One target, the far units that matter to it, and the text around."""
+        """Show one target with its far units in the text."""
         rows = self.influence[
             (self.influence.document == document) & (self.influence.target == target)
             & (self.influence.far_part == "document") & (self.influence.control == "own")
         ]  # fmt: skip
         if not len(rows):
-            asked = self.influence[self.influence.far_part == "document"]
-            near = asked[asked.document == document].target.unique().tolist()[:8]
+            own = self.influence[self.influence.far_part == "document"]
+            near = own[own.document == document].target.unique().tolist()[:8]
             hint = f"of document {document} these are, among others: {near}" if near else (
-                f"documents that are: {asked.document.unique().tolist()[:8]}"
+                f"documents that are: {own.document.unique().tolist()[:8]}"
             )  # fmt: skip
-            raise ConfigError(f"target {target} of document {document} was not asked about; {hint}")
+            raise ConfigError(f"target {target} of document {document} was not evaluated; {hint}")
         units, selector = units or self.meta.units[0], selector or self.meta.selectors[0]
         rows = rows[(rows.units == units) & (rows.selector == selector)].sort_values("rank")
         if not len(rows):
             raise ConfigError(
-                f"{selector} over {units} was not asked: selectors {self.meta.selectors}, units "
-                f"{self.meta.units}"
+                f"{selector} over {units} was not measured; choose from selectors "
+                f"{self.meta.selectors} and units {self.meta.units}"
             )
         losses = self.losses[(self.losses.document == document) & (self.losses.target == target)]
         texts = self.tokens[self.tokens.document == document].sort_values("place").text.tolist()
@@ -151,7 +151,7 @@ class Results:
 
 @dataclass(frozen=True)
 class Shown:
-    """In a notebook the text with the far units marked, in a terminal a list of them."""
+    """Shows as the text with highlighted far units in a notebook, as a list in a terminal."""
 
     texts: list[str]
     targets: pd.DataFrame
@@ -167,9 +167,9 @@ class Shown:
 
 
 FILES = ("meta.json", *(f"{name}.parquet" for name in SCHEMAS))
-"""Of a finished measurement; its manifest lists them."""
+"""Files of a finished measurement, as listed in its manifest."""
 
-REMEDY = "the same `olmo-sparsity measure` command makes it again; or copy the folder whole"
+REMEDY = "the same `olmo-sparsity measure` command makes it again; or copy the complete folder"
 
 
 def read_results(folder: str | Path) -> Results:
@@ -177,14 +177,14 @@ def read_results(folder: str | Path) -> Results:
     if not (folder / "identity.json").exists() and not (folder / MANIFEST).exists():
         if (folder / "summary.csv").exists():
             raise DataError(
-                f"{folder} is the summary of a measurement, kept to be read; it has no rows"
+                f"{folder} holds only the summary of a measurement; measure again to get its rows"
             )
-        raise DataError(f"{folder} holds no results (identity.json is missing)")
+        raise DataError(f"{folder} holds no results (identity.json is missing); measure into it")
     if not (folder / MANIFEST).exists():
         raise DataError(
             f"{folder}: the measurement is not finished ({MANIFEST} is missing); run the same "
-            "`olmo-sparsity measure` command again to finish it, or with --partial to sum up what "
-            f"is there in {folder / 'partial'}"
+            "`olmo-sparsity measure` command again to finish it, or with --partial to write the "
+            f"results so far to {folder / 'partial'}"
         )
     problem = verify_manifest(folder, FILES)
     if problem is not None:

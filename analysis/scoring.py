@@ -1,14 +1,15 @@
-"""The one way this package asks a model anything: many short rows, batched, a few targets each.
+"""Compute the losses of targets given chosen parts of their context, in batches of short rows.
 
-Place in the flow: blocks → **losses**. Selectors and recovery differ only in the rows they ask for.
+Place in the flow: blocks → **losses**. Every measurement evaluates the model here; selectors and
+recovery differ only in their rows.
 
 A row is a dense causal sequence with gaps in its position IDs: no masks, so fast attention kernels
 apply. Only the places that predict a target are unembedded. Every forward is counted in
 token-forwards, the unit of cost in all results.
 
 With `far_states="contextual"` far tokens keep the states they have in the full long context, and
-the window may see only the chosen ones: a row is the short window alone, and looks back at their
-keys and values, which are made once for all rows of a context.
+the window sees only the chosen ones: a row is the short window alone, and attends to their keys
+and values, which are computed once for all rows of a context.
 
 Dimension key: B rows, L tokens of a row, F far places, W targets of a row (its last places), D
 width, C targets of a chunk, V vocabulary.
@@ -46,16 +47,16 @@ Item = TypeVar("Item")
 Answer = TypeVar("Answer")
 
 TOGETHER = 16
-"""Rows for single targets that lie in one run of so many have equal lengths, and share forwards."""
+"""Targets within one run of this many share row lengths, so that their rows share forwards."""
 
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """A block with one text in its far part; `Scorer.context` makes it ready for questions."""
+    """A block with one text in its far part, prepared by `Scorer.context` for evaluation."""
 
     block: Block
     states: FarStates | None = None
-    """Of the prefix and all far places, where these keep the states of the long window."""
+    """States of the prefix and all far places, with contextual far states."""
 
     def long_row(self) -> Row:
         """The long window, for all targets of the block."""
@@ -64,17 +65,17 @@ class Context:
         return self.set_row(np.arange(self.block.num_far))
 
     def dense_row(self, last: int | None = None) -> Row:
-        """The long window, every token of it an input, for the targets before `last`."""
+        """The long window, computed in full, for the targets before `last`."""
         last = self.block.num_targets if last is None else last
         return Row(self, np.arange(self.block.num_before + last - 1), last)
 
     def set_row(self, far: np.ndarray, span: tuple[int, int] | None = None) -> Row:
-        """The short window and the far places `far` (indices into the far part, rising), for some
-        consecutive targets or for all of the block. The one place where the two readings part."""
+        """The short window and the far places `far` (indices into the far part, rising), for the
+        targets `span` (default: all). The only place where the two far states differ."""
         block, wanted = self.block, None
         last = num_targets = block.num_targets
         if span is not None:
-            # What comes after a target does not change it: rows for neighbours have one shape.
+            # Inputs after a target do not affect it: rows for neighbours get one shape.
             first = span[0] - span[0] % TOGETHER
             last = max(min(first + TOGETHER, last), span[1])
             num_targets, wanted = last - first, (span[0] - first, span[1] - first)
@@ -90,16 +91,16 @@ class Row:
 
     context: Context
     places: np.ndarray
-    """Position IDs, rising: also the index of each token in `block.tokens`."""
+    """Position IDs, rising, which are also indices into `block.tokens`."""
 
     num_targets: int
     """The targets are the tokens after the last `num_targets` inputs."""
 
     seen: np.ndarray | None = None
-    """Earlier places that are seen with the states they have in the long window."""
+    """Earlier places, attended to with their states of the long window."""
 
     wanted: tuple[int, int] | None = None
-    """Asked about are these of the targets, from the first to before the second."""
+    """Of the targets, only these are evaluated: from the first to one past the last."""
 
     @property
     def targets(self) -> np.ndarray:
@@ -117,7 +118,7 @@ class Scorer:
         far_states: Reading = "contextual",
         batch_tokens: int | None = None,
     ) -> None:
-        """`device`: where its inputs go (default: where its embedding is)."""
+        """`device`: of the inputs (default: that of the embedding)."""
         if far_states not in get_args(Reading):
             raise ConfigError(
                 f"far_states={far_states} is neither of {', '.join(get_args(Reading))}"
@@ -129,15 +130,15 @@ class Scorer:
         # On CPU the states of a batch should stay in cache: 2,048 and 4,096 were fastest.
         self.batch_tokens = batch_tokens or (4096 if device.type == "cpu" else 16384)
         if device.type == "cpu":
-            # Having freed one block of this size, glibc keeps freed memory instead of giving it
-            # back after each layer, which costs a tenth of the time in page faults.
+            # After freeing one block of this size, glibc keeps freed memory instead of returning
+            # it after each layer, which would cost a tenth of the time in page faults.
             torch.empty(31 * 2**20, dtype=torch.uint8)
         self.token_forwards = 0
         self._last: tuple[np.ndarray, FarStates] | None = None
 
     def context(self, block: Block, states: FarStates | None = None) -> Context:
-        """Ready for any number of questions: the far places' states are made here, once, unless
-        `states` has them: those of a longer text that begins alike."""
+        """Prepare a block for evaluation: the states of its far places are computed once, here.
+        `states`: those of a longer text with the same beginning, to reuse."""
         if self.far_states == "isolated":
             return Context(block)
         num_earlier = block.num_prefix + block.num_far
@@ -146,11 +147,11 @@ class Scorer:
         return Context(block, self.states(block.tokens[:num_earlier]))
 
     def states(self, tokens: np.ndarray) -> FarStates:
-        """Of a text from its beginning, each token seeing those before it. Those made last are
-        kept: the beginning of a text has the same."""
+        """States of a text from its beginning, each token seeing those before it. The last ones are
+        kept, as they serve every beginning of the text."""
         if self._last is not None and np.array_equal(self._last[0][: len(tokens)], tokens):
             return self._last[1].first(len(tokens))
-        self._last = None  # two of them need not fit
+        self._last = None  # two may not fit in memory
         tokens_BL = torch.from_numpy(tokens.astype(np.int64)).to(self.device)[None]
         positions_BL = torch.arange(len(tokens), device=self.device)[None]
         self.token_forwards += len(tokens)
@@ -171,11 +172,11 @@ class Scorer:
 
     @torch.no_grad()
     def divergences(self, rows: Sequence[Row], log_p_WV: Tensor) -> list[np.ndarray]:
-        """KL(p ‖ p_row) of each row's targets, p given as log-probabilities of the same targets."""
+        """KL(p ‖ p_row) of each row's targets; `log_p_WV` is log p of these targets."""
 
         def kl(hidden_BWD: Tensor, _: Sequence[int]) -> np.ndarray:
             size = max(1, self.chunk // hidden_BWD.shape[1])
-            parts = [self.kl(log_p_WV, some_CWD) for some_CWD in hidden_BWD.split(size)]
+            parts = [self.kl(log_p_WV, hidden_CWD) for hidden_CWD in hidden_BWD.split(size)]
             return np.concatenate(parts)
 
         return self._run(rows, kl)
@@ -213,25 +214,25 @@ class Scorer:
         return divergence(log_p, self.log_probabilities(hidden)).cpu().numpy()
 
     def _run(self, rows: Sequence[Row], read: Callable[[Tensor, Sequence[int]], Any]) -> list[Any]:
-        """Rows of equal shape share forwards; answers come back in the order of the rows."""
-        found: list[Any] = [None] * len(rows)
+        """Rows of equal shape share forwards; results are in the order of the rows."""
+        results: list[Any] = [None] * len(rows)
         shapes: dict[tuple, list[int]] = defaultdict(list)
         for index, row in enumerate(rows):
-            looks_back = None if row.seen is None else (row.context, len(row.seen))
+            seen = None if row.seen is None else (row.context, len(row.seen))
             num_wanted = None if row.wanted is None else row.wanted[1] - row.wanted[0]
-            shapes[len(row.places), row.num_targets, num_wanted, looks_back].append(index)
-        for (length, _, _, looks_back), indices in shapes.items():
-            # Far states that are looked back at take as much memory as the row's own.
-            num_keys = length if looks_back is None else length + looks_back[1]
+            shapes[len(row.places), row.num_targets, num_wanted, seen].append(index)
+        for (length, _, _, seen), indices in shapes.items():
+            # A far state takes as much memory as a state of the row.
+            num_keys = length if seen is None else length + seen[1]
 
-            def answers(batch: Sequence[int]) -> list[Any]:
+            def outputs(batch: Sequence[int]) -> list[Any]:
                 return list(read(self._hidden([rows[index] for index in batch]), batch))
 
-            for index, answer in zip(
-                indices, chain(*self.in_batches(indices, num_keys, answers)), strict=True
+            for index, output in zip(
+                indices, chain(*self.in_batches(indices, num_keys, outputs)), strict=True
             ):
-                found[index] = answer
-        return found
+                results[index] = output
+        return results
 
     def in_batches(
         self, items: Sequence[Item], num_tokens: int, answer: Callable[[Sequence[Item]], Answer]
@@ -317,11 +318,11 @@ def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
 def context_losses(
     scorer: Scorer, document: Document, windows: Windows, controls: Controls | None = None
 ) -> pd.DataFrame:
-    """L_long and L_short of every target that has a full long window; no rows for a document that
-    is not longer than it.
+    """L_long and L_short of every target that has a full long window; no rows for a document
+    without one.
 
     L_long − L_short is the paper's quantity (LongPPL's LSD is its negative). With `controls` also
-    KL(p_long ‖ p_short), whether the target's token recurs, and all of it for the placebo.
+    KL(p_long ‖ p_short), whether the target's token recurs, and the same columns for the placebo.
     """
     contexts = {"": _contexts(scorer, windows, list(windows.blocks(document.tokens)))}
     if controls is not None:
@@ -337,30 +338,30 @@ def context_losses(
     short_rows = [Context(context.block).set_row(NOTHING) for context in contexts[""]]
     short_TD = torch.cat(scorer.hidden(short_rows))
     long_TD = {
-        name: torch.cat(scorer.hidden([context.long_row() for context in some]))
-        for name, some in contexts.items()
+        name: torch.cat(scorer.hidden([context.long_row() for context in group]))
+        for name, group in contexts.items()
     }
     targets_T1 = torch.from_numpy(table["token_id"].astype(np.int64)).to(scorer.device)[:, None]
-    found = defaultdict(list)
+    parts = defaultdict(list)
     for start in range(0, len(targets), scorer.chunk):
         chunk = slice(start, start + scorer.chunk)
         log_q_CV = scorer.log_probabilities(short_TD[chunk])
-        found["loss_short"].append(-log_q_CV.gather(1, targets_T1[chunk]))
+        parts["loss_short"].append(-log_q_CV.gather(1, targets_T1[chunk]))
         for name, hidden_TD in long_TD.items():
             log_p_CV = scorer.log_probabilities(hidden_TD[chunk])
-            found[f"{name}loss_long"].append(-log_p_CV.gather(1, targets_T1[chunk]))
+            parts[f"{name}loss_long"].append(-log_p_CV.gather(1, targets_T1[chunk]))
             if controls is not None:
-                found[f"{name}kl"].append(divergence(log_p_CV, log_q_CV))
-    for column, parts in found.items():
-        table[column] = torch.cat(parts).flatten().float().cpu().numpy()
+                parts[f"{name}kl"].append(divergence(log_p_CV, log_q_CV))
+    for column, values in parts.items():
+        table[column] = torch.cat(values).flatten().float().cpu().numpy()
     if controls is not None:
-        for name, some in contexts.items():
-            table[f"{name}stratum"] = np.concatenate([strata(context.block) for context in some])
+        for name, group in contexts.items():
+            table[f"{name}stratum"] = np.concatenate([strata(context.block) for context in group])
     return pd.DataFrame(table)
 
 
 def _contexts(scorer: Scorer, windows: Windows, blocks: list[Block]) -> list[Context]:
-    """Of the blocks of one text. Where each begins with the text's beginning, they share states."""
+    """Contexts of the blocks of one text, which share states with `long="all"`."""
     if windows.long != "all" or not blocks:
         return [Context(block) for block in blocks]
     last = blocks[-1]
@@ -369,23 +370,23 @@ def _contexts(scorer: Scorer, windows: Windows, blocks: list[Block]) -> list[Con
 
 
 def strata(block: Block) -> np.ndarray:
-    """Of each target, from the text alone: its token stands in the `near` window, else it `recurs`
-    (stands among the far tokens), else it is `new`."""
+    """The stratum of each target, from the text alone: `near` if its token is in the short window,
+    else `recurs` if it is among the far tokens, else `new`."""
     near_S = block.tokens[block.num_prefix + block.num_far : block.num_before]
     far, near = set(block.far_F.tolist()), set(near_S.tolist())
-    found = []
+    names = []
     for token in block.targets_W.tolist():
-        found.append("near" if token in near else "recurs" if token in far else "new")
+        names.append("near" if token in near else "recurs" if token in far else "new")
         near.add(token)
-    return np.array(found)
+    return np.array(names)
 
 
 def repetition_drop(
     scorer: Scorer, documents: Sequence[Document], length: int, max_passages: int = 64
 ) -> dict[str, float | bool | int]:
-    """Has the model anything to measure? Mean loss on first and second reading of passages of
-    `length` tokens, in one context. A model that does not use what it has just read verbatim (no
-    induction) cannot show that long-range dependency is sparse."""
+    """The induction check: mean loss on passages of `length` tokens and on their repetition in the
+    same context. A model that does not copy text it has just read cannot show that long-range
+    dependency is sparse."""
     passages = [d.tokens[:length] for d in documents if len(d.tokens) >= length][:max_passages]
 
     def losses_of(batch: Sequence[np.ndarray]) -> Tensor:

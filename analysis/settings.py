@@ -1,6 +1,6 @@
-"""What a measurement is asked to do, and what can be known wrong from that alone.
+"""The settings of a measurement, and checks of their values.
 
-Place in the flow: first. Two measurements with equal settings, model and text are one.
+Place in the flow: first. Two processes with equal settings, model and text share a measurement.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class Settings:
     ks: tuple[int, ...] = KS
     target_share: float = 0.1
     min_gap: float = 0.1
-    """Nats: a target with a smaller gap has nothing to recover, however high it ranks."""
+    """Nats: targets with a smaller gap are never chosen by their gap."""
 
     sets: tuple[str, ...] = CHOSEN_SETS
     max_targets: int | None = None
-    """Of a set, in one document; drawn at random. None: all."""
+    """Per set and document, drawn at random. None: all."""
 
     far_states: Reading = "contextual"
     foreign: ForeignText = "unrelated"

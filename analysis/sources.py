@@ -1,8 +1,8 @@
-"""Text as people have it: files of any format, folders, data sets, the hub, strings.
+"""Open text in the forms users have it: files, folders, data sets, the hub, strings.
 
 Place in the flow: **text** → documents. Never imports torch.
 
-Text is tokenized as it is read, and only the tokens are held.
+Text is tokenized as it is read, and only the tokens are kept in memory.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ FORMS = (
 )
 
 MOST_TOKENS = 2**28
-"""All documents are held, 8 bytes a token: 2 GiB."""
+"""All documents are kept in memory, 8 bytes a token: 2 GiB."""
 
 TRAINED_ON = "text the model was trained on"
 
@@ -66,14 +66,14 @@ def open_documents(
     split_at: records.SplitAt = "whole",
 ) -> Documents:
     """`text`: what `FORMS` names, a `datasets.Dataset`, a DataFrame, or strings; None: the held-out
-    documents of the run that the model comes from. Of a corpus that the model's own run was trained
-    on, only what was held out is read.
+    documents of the run that the model comes from. Of a corpus that this run was trained on, only
+    held-out documents are read.
 
-    `field` holds the text of a record. A file of plain text is one document, or, with `split_at`
-    "blank-lines", those between them. Reading stops after `limit` documents.
+    `field` names the text of a record. A file of plain text is one document; `split_at`
+    "blank-lines" splits it there. Reading stops after `limit` documents.
     """
     if limit is not None and limit < 2:
-        raise ConfigError(f"limit={limit} documents: at least 2 are needed, one in each half")
+        raise ConfigError(f"limit={limit} must be at least 2 documents, one for each half")
     if split_at not in get_args(records.SplitAt):
         raise ConfigError(f"split_at={split_at} is none of {', '.join(get_args(records.SplitAt))}")
     run = _config_of_run(model.name)
@@ -87,34 +87,36 @@ def open_documents(
         assert data is not None
         name = f"held-out documents of {data.folder}"
         _refuse_unused(CorpusConfig(**options), name)
-        found = _read_shards(open_shards(data, "heldout"), model, limit, name)
+        documents = _read_shards(open_shards(data, "heldout"), model, limit, name)
     else:
         name = text if isinstance(text, str) else type(text).__name__
         corpus, stream = _open(text, name, options)
         _refuse_unused(corpus, name)
         if run is not None and _same_corpus(corpus, run.corpus):
             stream = _heldout(stream, corpus, run)
-        found = _read(good_documents(stream, tally, corpus), tally, model, limit, name)
+        documents = _read(good_documents(stream, tally, corpus), tally, model, limit, name)
     num_training = tally.left_out.get(TRAINED_ON, 0)
-    if not found:
+    if not documents:
         raise DataError(
             f"{name} holds no documents" + (" that were held out" if num_training else "")
         )
-    largest = max((int(d.tokens.max()) for d in found if len(d.tokens)), default=0)
+    largest = max((int(d.tokens.max()) for d in documents if len(d.tokens)), default=0)
     vocabulary = model.model.vocab_size
     if largest >= vocabulary:
-        raise DataError(f"{name} holds token {largest}, the model's vocabulary has {vocabulary}")
-    return Documents(name, found, num_training=num_training)
+        raise DataError(
+            f"{name} holds token {largest}, the model's vocabulary has {vocabulary}; give text "
+            "prepared with the model's tokenizer"
+        )
+    return Documents(name, documents, num_training=num_training)
 
 
-# --- what is meant --------------------------------------------------------------------------------
+# --- which source a text names --------------------------------------------------------------------
 
 
 def _open(
     text: str | Rows, name: str, options: dict[str, Any]
 ) -> tuple[CorpusConfig, Iterator[records.Record]]:
-    """The records, and the config that names them. What no config can name has one that takes the
-    same options."""
+    """The config of the source, and its records. Rows in memory get a config with equal options."""
     if isinstance(text, str):
         if _holds(text, "state.json") or _holds(text, "dataset_dict.json"):
             text = _load_saved(text)
@@ -127,12 +129,12 @@ def _open(
     rows: Any = text
     if isinstance(rows, Mapping):
         splits = ", ".join(map(str, rows))
-        raise ConfigError(f"{name} is a data set of several splits, {splits}; give one of them")
+        raise ConfigError(f"{name} is a data set with several splits, {splits}; give one of them")
     if isinstance(rows, pd.DataFrame):
         rows = rows.to_dict("records")
     field = options["field"]
     if field in (getattr(rows, "column_names", None) or ()):
-        rows = rows.select_columns([field])  # that no image beside it is decoded
+        rows = rows.select_columns([field])  # decodes no images of other columns
     dicts = ({field: row} if isinstance(row, str) else row for row in rows)
     return CorpusConfig("c4", hub_name="", **options), (
         records.parse_row(row, f"{name}:{number}", field)
@@ -142,7 +144,7 @@ def _open(
 
 def _corpus(text: str, options: dict[str, Any]) -> CorpusConfig:
     kind, _, path = text.partition(":")
-    # mypy does not follow that a source is one of its literals by the line above it.
+    # mypy does not narrow a string to the literals it is compared with.
     if text in ("embedded", "python", "c4"):
         return CorpusConfig(text, **options)  # type: ignore[arg-type]
     if kind in ("c4_files", "text") and path:
@@ -168,7 +170,7 @@ def _load_saved(folder: str) -> Any:
 
     try:
         return datasets.load_from_disk(folder)
-    except Exception as error:  # of many kinds: whatever a damaged file leads to
+    except Exception as error:  # a damaged file raises almost any
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise DataError(f"{folder}: not a saved data set ({reason}); save it again") from None
 
@@ -186,7 +188,7 @@ def _heldout(
     if (corpus.field, corpus.split_at) != (run.corpus.field, run.corpus.split_at):
         raise ConfigError(
             f"the model was trained on this text with field={run.corpus.field}, "
-            f"split_at={run.corpus.split_at}; give the same, or it is not known what was held out"
+            f"split_at={run.corpus.split_at}; give the same, which decides what was held out"
         )
     for record in stream:
         if isinstance(record, records.Document) and not is_heldout(record, run.heldout_share):
@@ -205,28 +207,28 @@ def _read(
     limit: int | None,
     name: str,
 ) -> list[Document]:
-    tokenizer, found, num_tokens = model.tokenizer, list[Document](), 0
+    tokenizer, documents, num_tokens = model.tokenizer, list[Document](), 0
     if tokenizer is None:
         raise DataError(
-            f"'{model.name}' has no tokenizer beside it, so text cannot be read for it; give a "
-            "prepared folder, or put its tokenizer.json there"
+            f"'{model.name}' has no tokenizer beside it to read text with; give a prepared "
+            "folder, or put its tokenizer.json there"
         )
-    tokenizer.no_truncation()  # a tokenizer.json may truncate or pad without a word
+    tokenizer.no_truncation()  # a tokenizer.json may ask for silent truncation or padding
     tokenizer.no_padding()
     with Progress("reading", limit, "documents", enabled=read_launch().rank == 0) as progress:
         for batch in _batches(islice(texts, limit)):
             encoded = tokenizer.encode_batch([one.text for one in batch], add_special_tokens=False)
             for one, tokens in zip(batch, encoded, strict=True):
-                # A source without titles groups by the text itself.
+                # Sources without titles use the text itself as group.
                 group = "" if one.group == one.text else one.group
                 ids = np.array(tokens.ids, dtype=np.int64)
-                found.append(Document(ids, len(found), group, tokenizer, name=one.name))
+                documents.append(Document(ids, len(documents), group, tokenizer, name=one.name))
                 num_tokens += len(ids)
             _check_size(num_tokens, name)
-            progress.update(len(found), tokens=f"{num_tokens:,}")
+            progress.update(len(documents), tokens=f"{num_tokens:,}")
         if tally.bad or tally.left_out:
             progress.note(f"{name}: left out {tally.describe()}")
-    return found
+    return documents
 
 
 def _batches(texts: Iterator[records.Document]) -> Iterator[list[records.Document]]:
@@ -267,7 +269,7 @@ def _config_of_run(model_name: str) -> DataConfig | None:
 
 
 def _same_corpus(one: CorpusConfig, other: CorpusConfig) -> bool:
-    """Whether one holds text of the other: a file of both, or the same data set."""
+    """Whether the two share text: a file, or the data set."""
     if one.path and other.path:
         try:
             files = [{path.resolve() for path in list_inputs(config)} for config in (one, other)]
@@ -292,9 +294,9 @@ def _same_tokenizer(shards: TokenShards, model: LoadedModel, name: str) -> None:
 
 
 def _encode_alike(shards: TokenShards, tokenizer: Tokenizer) -> bool:
-    """A tokenizer that another library has saved anew has another fingerprint."""
-    probe = shards.tokenizer.decode(shards.document(0).tolist())
-    ids = [t.encode(probe, add_special_tokens=False).ids for t in (shards.tokenizer, tokenizer)]
+    """A tokenizer that another library has saved again has another fingerprint."""
+    text = shards.tokenizer.decode(shards.document(0).tolist())
+    ids = [t.encode(text, add_special_tokens=False).ids for t in (shards.tokenizer, tokenizer)]
     return ids[0] == ids[1] and shards.tokenizer.get_vocab() == tokenizer.get_vocab()
 
 
@@ -304,9 +306,9 @@ def _encode_alike(shards: TokenShards, tokenizer: Tokenizer) -> bool:
 def plant_dependencies(
     documents: Documents, model: LoadedModel, windows: Windows, seed: int = 0
 ) -> Documents:
-    """Each document that is long enough, cut to one target with its long window, twice: with K
-    marks at random far places that determine the target (data/planted.py), then, all of them
-    again, without the marks, so that there is nothing to find."""
+    """Cut each document that is long enough to one target with its long window, in two versions:
+    with K marks at random far places that determine the target (data/planted.py), and, after all
+    of those, without the marks."""
     if model.tokenizer is None:
         raise DataError(
             f"'{model.name}' has no tokenizer beside it, which planting needs to choose its "
@@ -316,7 +318,10 @@ def plant_dependencies(
     config = run.planted if run is not None else PlantedConfig()  # as the model was trained
     long, num_far = windows.first_target, windows.num_far
     if config.num_tokens > num_far:
-        raise DataError(f"{config.num_tokens} planted tokens are more than the far ones")
+        raise DataError(
+            f"{config.num_tokens} planted tokens are more than the far ones, {num_far}; make the "
+            "long window longer"
+        )
     planting = Planting.of(config, model.tokenizer)
     with_marks, without = [], []
     for document in documents:

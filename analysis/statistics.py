@@ -1,17 +1,17 @@
-"""What k far units give back of the gap, beside what those of another text do, with intervals.
+"""Compute recovery, excess, net excess and removal from the tables, with bootstrap intervals.
 
 Place in the flow: losses, targets, recovery → **summary**. Never imports torch.
 
     R_k = Σ_t (L_short − L_k) / Σ_t (L_short − L_long)    a ratio of sums, no mean of ratios
     E_k = R_k − R_k(foreign)                              excess
     net = E_k − E_k(placebo)                              the headline
-    removal_k = Σ_t (L_without − L_long) / Σ_t gap        what is lost without the k
+    removal_k = Σ_t (L_without − L_long) / Σ_t gap        the loss without the k
 
-The placebo is the same pipeline with an unrelated text in place of the far part: its targets are
-those that this text seems to help: its excess is what choosing targets by their outcome produces.
-Intervals are 95% percentile bootstraps over documents; what is subtracted is resampled together.
+The placebo is the same procedure with an unrelated text in place of the far part: its targets are
+those that this text seems to help, and its excess is the effect of choosing targets by their
+outcome. Intervals are 95% percentile bootstraps over documents; differences are resampled in pairs.
 
-Dimension key: D documents, R the whole and its bootstrap resamples.
+Dimension key: D documents, R all documents and then their bootstrap resamples.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ import pandas as pd
 from olmo_sparsity.errors import DataError
 
 INDUCTION_NATS = 1.0
-"""Drop in loss on a repeated passage from which on a model is said to have induction."""
+"""A model has induction if its loss on a repeated passage drops by at least this."""
 
 LSD_NATS, LCL_NATS = 2.0, 2.0
-"""LongPPL (Fang et al. 2024): a token is key when the long context lowers its loss by more than the
-first and leaves less than the second."""
+"""LongPPL (Fang et al. 2024): a token is key if the long context lowers its loss by more than the
+first, to below the second."""
 
 NUM_RESAMPLES = 2000
 
 NO_GAP_NATS = 1e-4
-"""Below this mean gap a ratio to it would be one of rounding errors."""
+"""Below this mean gap, ratios to it consist of rounding errors."""
 
 KEYS = ["document", "target"]
 GROUPS = ["target_set", "units", "selector", "k"]
 
 
 def half_of(document: int) -> str:
-    """What is fitted, is fitted on one half of the documents and used on the other."""
+    """Thresholds are fitted on one half of the documents and used on the other."""
     return "report" if document % 2 else "threshold"
 
 
@@ -50,18 +50,18 @@ def summarize(
 ) -> pd.DataFrame:
     """One row for each target set, kind of units, selector and k."""
     rows = pair(losses, targets, recovery)
-    # A set that must show nothing has no gap of its own: its unit is that of its twin.
+    # Without marks there is no gap: recovery is in units of the gap with them.
     without = rows.target_set == "planted_removed"
     rows.loc[without, "gap"] = rows.gap[rows.target_set == "planted"].mean()
-    found = []
-    for group, some in rows.groupby(GROUPS):
-        own, placebo = (some[some.far_part == part] for part in ("document", "placebo"))
+    summary = []
+    for names, group in rows.groupby(GROUPS):
+        own, placebo = (group[group.far_part == part] for part in ("document", "placebo"))
         if not len(own):
             continue
         beyond = beyond_controls(own, placebo, seed).items()
         kl_left = own[["kl_set_own", "kl_set_foreign"]].sum(min_count=1) / own.kl.sum(min_count=1)
-        found.append({
-            **dict(zip(GROUPS, group, strict=True)),
+        summary.append({
+            **dict(zip(GROUPS, names, strict=True)),
             "num_tokens": own.num_tokens_own.mean(),
             **{name.removeprefix("recovery_"): value for name, value in beyond},
             "kl_removed": 1 - kl_left.kl_set_own,
@@ -71,12 +71,12 @@ def summarize(
             "num_documents": own.document.nunique(),
             "num_placebo_targets": len(placebo),
         })  # fmt: skip
-    return pd.DataFrame(found)
+    return pd.DataFrame(summary)
 
 
 def pair(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) -> pd.DataFrame:
-    """A row for each target in each of its sets, kind of units, selector and k, with what own and
-    foreign units leave side by side. Draws of one target are averaged."""
+    """A row for each target in each of its sets, kind of units, selector and k, with own and
+    foreign columns side by side. Draws of one target are averaged."""
     by = [*KEYS, "far_part", "units", "selector", "k"]
     names = ["loss_set", "loss_without", "kl_set", "num_tokens"]
     sets = recovery.pivot_table(names, by, "control")
@@ -87,15 +87,13 @@ def pair(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) ->
     has_foreign = recovery.control.eq("foreign").any()
     if rows.loss_set_own.isna().any() or (has_foreign and rows.loss_set_foreign.isna().any()):
         raise DataError(
-            "the table recovery lacks rows of targets that were chosen; measure again into another "
-            "folder"
+            "the table recovery lacks rows of chosen targets; measure again into another folder"
         )
     return rows
 
 
 def far_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
-    """A row for each target and far part: `gap` and `kl` with the document's own far tokens, and
-    with the placebo in their place."""
+    """A row for each target and far part, with its `gap` and `kl`."""
     short = losses.loss_short.astype(float)
     parts = []
     for part, name in (("document", ""), ("placebo", "placebo_")):
@@ -108,24 +106,23 @@ def far_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
 
 
 def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame, seed: int = 0) -> dict[str, float]:
-    """Of rows of `pair`: recovery, foreign, excess, …, each with the ends of its interval."""
+    """From rows of `pair`: recovery, foreign, excess, …, each with the ends of its interval."""
     sums, of_placebo = _document_sums(own), _document_sums(placebo)
     values = _quantities(sums, sums.index, seed)
     documents = sums.index.union(of_placebo.index)
-    own_R, placebo_R = (_quantities(some, documents, seed) for some in (sums, of_placebo))
+    own_R, placebo_R = (_quantities(s, documents, seed) for s in (sums, of_placebo))
     values["placebo"], values["placebo_removal"] = placebo_R["excess"], placebo_R["removal"]
     values["net"] = own_R["excess"] - placebo_R["excess"]
     values["net_nats"] = own_R["excess_nats"] - placebo_R["excess_nats"]
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for name, values_R in values.items():
         ends = (name, f"{name}_low", f"{name}_high")
-        found |= zip(ends, interval(values_R[1:], values_R[0]), strict=True)
-    return found
+        numbers |= zip(ends, interval(values_R[1:], values_R[0]), strict=True)
+    return numbers
 
 
 def _document_sums(rows: pd.DataFrame) -> pd.DataFrame:
-    """Of each document: what own and foreign units regain, what is lost without the own ones, the
-    gap, how many targets."""
+    """Sums over the targets of each document."""
     columns = {
         "own": rows.loss_short - rows.loss_set_own,
         "foreign": rows.loss_short - rows.loss_set_foreign,
@@ -152,7 +149,7 @@ def _quantities(sums: pd.DataFrame, documents: pd.Index, seed: int) -> dict[str,
 
 
 def resample(counts: pd.DataFrame, seed: int = 0) -> np.ndarray:
-    """Sums of each column over the documents: of the whole, which comes first, and of resamples."""
+    """Sums of each column: first over all documents, then over each resample."""
     counts_DV = counts.to_numpy(float)
     return np.vstack([counts_DV.sum(0), resample_weights(len(counts_DV), seed) @ counts_DV])
 
@@ -166,8 +163,8 @@ def resample_weights(num_documents: int, seed: int = 0) -> np.ndarray:
 
 
 def interval(resampled_R: np.ndarray, value: float) -> tuple[float, float, float]:
-    """The value with its 95% interval, where there is a value."""
-    # With too many resamples that have no gap the others are no sample of anything.
+    """The value and the ends of its 95% interval; NaN if there is no value."""
+    # If too many resamples have no gap, the others are a biased sample.
     if not np.isfinite(value) or np.isfinite(resampled_R).mean() < 0.98:
         return float("nan"), float("nan"), float("nan")
     low, high = np.nanpercentile(resampled_R, [2.5, 97.5])
@@ -180,15 +177,15 @@ def interval(resampled_R: np.ndarray, value: float) -> tuple[float, float, float
 def hit_rates(
     influence: pd.DataFrame, planted: pd.DataFrame, ks: tuple[int, ...], seed: int = 0
 ) -> pd.DataFrame:
-    """Of the planted tokens of a target, how many are in the selector's first k units?"""
+    """The share of a target's planted tokens that are in the selector's first k units."""
     num_planted = planted.groupby("document").size()
     own = influence[(influence.control == "own") & influence.document.isin(num_planted.index)]
     rows = []
-    for (units, selector), some in own.groupby(["units", "selector"]):
-        found = some.merge(planted, on="document")
-        found = found[(found.far_first <= found.place) & (found.place < found.far_end)]
-        best = found.groupby([*KEYS, "place"])["rank"].min()
-        documents = num_planted.reindex(some.document.unique())
+    for (units, selector), ranked in own.groupby(["units", "selector"]):
+        marked = ranked.merge(planted, on="document")
+        marked = marked[(marked.far_first <= marked.place) & (marked.place < marked.far_end)]
+        best = marked.groupby([*KEYS, "place"])["rank"].min()
+        documents = num_planted.reindex(ranked.document.unique())
         for k in ks:
             hits = best[best <= k].groupby("document").size().reindex(documents.index, fill_value=0)
             shares_D = (hits / documents).to_numpy()
@@ -199,7 +196,7 @@ def hit_rates(
 
 
 def longppl(losses: pd.DataFrame) -> dict[str, float | int | None]:
-    """Of all targets together; the paper's package averages over one text at a time."""
+    """LongPPL over all targets together; the authors' package averages within each text."""
     gap = losses.loss_short - losses.loss_long
     key = losses.loss_long[(gap > LSD_NATS) & (losses.loss_long < LCL_NATS)]
     return {

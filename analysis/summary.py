@@ -1,4 +1,4 @@
-"""What a measurement found, in a few lines for a terminal. Never imports torch.
+"""Summarize a measurement in a few lines for a terminal. Never imports torch.
 
 Place in the flow: last, beside the figure and the page.
 """
@@ -19,13 +19,13 @@ FEW_DOCUMENTS = 10
 FEW_NATS = 0.1
 
 FAR_STATES = {"isolated": "shown alone", "contextual": "with their context"}
-"""In words, what a chosen far token is to the window."""
+"""Readable names of the two far states."""
 
 BEYOND = {"net": "net excess", "excess": "excess"}
-"""In words, the columns that say what is beyond the controls: excess where there is no placebo."""
+"""Readable names of the headline columns; without a placebo it is the excess."""
 
 LEARNED_NATS = 0.5
-"""What planted tokens must be worth to a model that is asked where they are."""
+"""Least mean gap from planted tokens at which a selector can find them."""
 
 
 def describe(results: Results) -> str:
@@ -51,15 +51,15 @@ def describe(results: Results) -> str:
         lines.append(f"planted tokens lower the loss by {planted.mean():.2f} nats")
         if planted.mean() < LEARNED_NATS:
             lines += [
-                "  below half a nat: this model does not know what is planted, so there is nothing",
-                "  for a selector to find; train it longer on planted text (data.planted.share)",
+                "  below half a nat: this model does not use the planted tokens, and no selector",
+                "  can find them; train it longer on planted text (data.planted.share)",
             ]
             return "\n".join(lines)
     else:
         lines.append(describe_gap(results))
     main = summary[summary.target_set == name]
     lines.append(format_summary(main, results.spell_set(name)))
-    # Of the other sets, what stands beside the headline: the first selector, one k and a few.
+    # Of the other sets, the first selector with the smallest and the middle k.
     ks = sorted(main.k.unique())
     beside = summary[
         (summary.selector == meta.selectors[0]) & summary.k.isin([ks[0], ks[len(ks) // 2]])
@@ -72,7 +72,7 @@ def describe(results: Results) -> str:
 
 
 def chosen_losses(results: Results) -> pd.DataFrame:
-    """Rows of losses of the targets that the measurement is about."""
+    """Losses of the targets of the main set."""
     targets = results.targets
     main = (targets.far_part == "document") & (targets.target_set == main_set(targets.target_set))
     return results.losses.merge(targets.loc[main, KEYS], on=KEYS)
@@ -91,59 +91,59 @@ def describe_windows(windows: dict[str, Any]) -> list[str]:
 
 
 def describe_gap(results: Results) -> str:
-    """What the chosen targets gain, beside what all of them do, and what an unrelated text does."""
+    """The gaps of the chosen targets, of all targets, and with an unrelated text."""
     rows, chosen = results.reported, chosen_losses(results)
     if not len(rows):
         return "no target is reported"
     least = results.meta.targets.get("threshold")
     gap = rows.loss_short - rows.loss_long
-    # With a threshold all that pass it, whether they were asked about or not.
+    # With a threshold, all targets that pass it, evaluated or not.
     of_chosen = chosen.loss_short - chosen.loss_long if least is None else gap[gap >= least]
     placebo = rows.loss_short - rows.placebo_loss_long
-    said = "" if least is None else (
+    by_placebo = "" if least is None else (
         f"; an unrelated text gains as much ({least:.2f} nats) on {(placebo >= least).mean():.1%}"
     )  # fmt: skip
-    chosen_by = "asked about" if least is None else "of largest gap"
+    chosen_by = "evaluated" if least is None else "of largest gap"
     return (
         f"the far part gains {gap.sum():+,.0f} nats over all {len(rows):,} reported targets, an "
         f"unrelated text {placebo.sum():+,.0f}; the {len(of_chosen) / len(rows):.1%} {chosen_by} "
-        f"gain {of_chosen.sum():+,.0f}{said}"
+        f"gain {of_chosen.sum():+,.0f}{by_placebo}"
     )
 
 
 def describe_gate(gate: dict[str, Any], far_states: str, planted: bool) -> str:
-    """What the induction check found, and what that means for what is asked (planted text tells
-    itself)."""
+    """The result of the induction check, and its consequence for the measurement (with planted
+    text, `describe` states that)."""
     lines = [
         f"induction: loss {gate['loss_first']:.2f} on a passage, {gate['loss_repeated']:.2f} when "
         f"it is repeated, a drop of {gate['drop']:.2f} nats"
     ]
     if not planted and not gate["has_induction"]:
         lines += [
-            "  below 1 nat: this model does not look up what it has read, so what follows says",
-            "  how it fails, not how language works",
+            "  below 1 nat: this model does not copy from its context, so the numbers below say",
+            "  nothing about long-range dependency in language",
         ]
     elif not planted and far_states == "isolated":
         lines += [
-            "  this model copies; a single far token that is shown alone does not know what stood",
-            "  before it: ask with spans (span:4), or with contextual far states, as well",
+            "  this model copies; a single far token that is shown alone has no states of the",
+            "  tokens before it: measure with spans (span:4), or contextual far states, as well",
         ]
     return "\n".join(lines)
 
 
 def format_summary(rows: pd.DataFrame, title: str) -> str:
-    """`net`: excess over the foreign control, minus that of the placebo; `nats`: the same in nats a
-    target, to compare models by; `removal`: the share of the gap that is lost when the units are
-    taken out of the long window."""
-    one = rows.iloc[0]
+    """A table of rows with equal target set. `net`: excess over the foreign control, minus that of
+    the placebo; `nats`: the same in nats a target, to compare models; `removal`: the share of the
+    gap that is lost without the units."""
+    first = rows.iloc[0]
     lines = [
-        f"{title}: {one.num_targets:,} targets in {one.num_documents:,} documents, mean gap "
-        f"{one.gap:.2f} nats; {one.num_placebo_targets:,} of the placebo",
+        f"{title}: {first.num_targets:,} targets in {first.num_documents:,} documents, mean gap "
+        f"{first.gap:.2f} nats; {first.num_placebo_targets:,} of the placebo",
     ]
-    if one.gap < FEW_NATS:
+    if first.gap < FEW_NATS:
         lines.append(f"  below {FEW_NATS} nats ratios to the gap say little; compare in nats")
-    if one.num_documents < FEW_DOCUMENTS:
-        lines.append("  intervals are over documents, of which these are too few to trust them")
+    if first.num_documents < FEW_DOCUMENTS:
+        lines.append("  intervals are over documents, which are too few to trust them")
     columns: dict[str, tuple[int, Callable[[Any], str]]] = {
         "recovery": (19, lambda row: with_interval(row.recovery, row.low, row.high, "")),
         "foreign": (7, lambda row: _number(row.foreign)),

@@ -1,4 +1,4 @@
-"""The tables of a measurement: their columns, and Parquet and JSON files that hold them.
+"""Define the tables of a measurement, and read and write them as Parquet and JSON files.
 
 Place in the flow: beneath parts and results. Never imports torch.
 """
@@ -63,7 +63,7 @@ PHASES = {
         ),
     },
 }
-"""What is asked of a document, and the tables that hold the answers."""
+"""The two phases of a measurement, with the tables of each."""
 
 MADE_OF_PARTS = PHASES["losses"] | PHASES["recovery"]
 _INTERVALS = {
@@ -100,7 +100,7 @@ def to_table(name: str, columns: Columns, origin: str) -> pa.Table:
     assert len(set(lengths.values())) == 1, f"{origin}: columns of different lengths: {lengths}"
     arrays = []
     for field in schema:
-        # from_pandas: NaN, the only way a NumPy array has to say it, means null.
+        # from_pandas: NaN becomes null.
         array = pa.array(columns[field.name], type=field.type, from_pandas=True)
         num_wrong = 0 if field.nullable else array.null_count
         if not field.nullable and pa.types.is_floating(field.type):
@@ -108,7 +108,7 @@ def to_table(name: str, columns: Columns, origin: str) -> pa.Table:
         if num_wrong:
             raise DataError(
                 f"{origin}: {field.name} is no finite number in {num_wrong} of {len(array)} "
-                "rows; a model whose loss overflows needs another dtype"
+                "rows; if the model's loss overflows, load it with another dtype"
             )
         arrays.append(array)
     return pa.table(arrays, schema=schema)
@@ -119,21 +119,21 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def read_table(path: Path, name: str) -> pa.Table:
-    """Of a folder whose manifest has vouched for it."""
+    """Read a file of a folder whose manifest was verified."""
     table = read_parquet(path, "measure again")
-    found = {field.name: field.type for field in table.schema}
+    types = {field.name: field.type for field in table.schema}
     for field in SCHEMAS[name]:
-        if found.get(field.name) != field.type:
+        if types.get(field.name) != field.type:
             raise DataError(
                 f"{path}: column {field.name} must be {field.type}, not "
-                f"{found.get(field.name, 'absent')}; if an older version wrote it, the command of "
-                "its measurement writes it anew from what is measured (schema: docs/formats.md)"
+                f"{types.get(field.name, 'absent')}; if an older version wrote it, run the command "
+                "of its measurement again, which updates the tables (schema: docs/formats.md)"
             )
     return table.select(SCHEMAS[name].names)
 
 
 def plain(value: Any) -> Any:
-    """Only what every JSON reader knows: a number that is none (NaN) becomes null."""
+    """Convert to standard JSON values; NaN and infinities become null."""
     if isinstance(value, dict):
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, np.generic | np.ndarray):

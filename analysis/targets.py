@@ -1,11 +1,11 @@
-"""Which targets are asked about: rows of the losses table, chosen by pure functions of it.
+"""Choose the targets to evaluate: by their gap or stratum from the losses, or by name.
 
-Place in the flow: losses → **targets** → questions. Never imports torch.
+Place in the flow: losses → **targets** → recovery. Never imports torch.
 
-Thresholds are fitted on the documents with an even index and used on those with an odd one. That
-frees the threshold from the targets that are reported, not the choice of the targets: those chosen
-by their gap are chosen by their own outcome, which is what the placebo measures. The placebo's
-targets are chosen by the same rules from what an unrelated text does in place of the far part.
+Thresholds are fitted on the documents with an even index and used on those with an odd one. So the
+threshold does not depend on the reported targets, but their choice does: targets with a large gap
+are chosen by their own outcome. The placebo measures that effect. Its targets are chosen by the
+same rules from the gaps that an unrelated text gives in place of the far part.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ import numpy as np
 import pandas as pd
 
 from analysis.documents import Document, Documents
-from analysis.pieces import first_characters
 from analysis.statistics import KEYS, far_part_losses, half_of
+from analysis.token_texts import first_characters
 from analysis.windows import Spans, Windows, span_width
 from olmo_sparsity.errors import ConfigError, DataError
 
 At = str | int | slice | re.Pattern[str] | Sequence["At"]
-"""What names targets: words, a regular expression, tokens by number, or several of these."""
+"""Names of targets: words, a regular expression, tokens by number, or several of these."""
 
 MIN_GAP = 0.1
 """Nats: a target with a smaller gap has nothing to recover."""
 
 CHOSEN_SETS = ("gap", "kl", "recurs", "new")
-"""Sets of targets: by their gap (all of them, and by stratum), by how much the prediction changes,
-and by the text alone."""
+"""Target sets: `gap` by the gap (in total and by stratum), `kl` by the change of the prediction,
+`recurs` and `new` by the text alone."""
 
 COLUMNS = [*KEYS, "far_part", "target_set"]
 
@@ -56,7 +56,7 @@ def parse_share(text: str) -> float:
 @dataclass(frozen=True)
 class Thresholds:
     gap: float | None
-    """From this gap on a target is chosen; None: all are."""
+    """Targets with at least this gap are chosen; None: all."""
 
     kl: float | None
 
@@ -77,9 +77,8 @@ def choose_targets(
     sets: Sequence[str] = CHOSEN_SETS,
     max_targets: int | None = None,
 ) -> pd.DataFrame:
-    """Of the documents of the report half. Strata are fixed by the text alone, and of each a
-    `share` of all targets of the document is drawn. Of a set, no more than `max_targets` of a
-    document are kept, drawn at random."""
+    """Targets of the documents of the report half. Of each stratum, a `share` of all targets of the
+    document is drawn. A set keeps at most `max_targets` of a document, drawn at random."""
     reported = losses[losses.document.map(half_of) == "report"]
     rows = far_part_losses(reported)
     sizes = reported.groupby("document").size()
@@ -87,33 +86,33 @@ def choose_targets(
     least = -np.inf if thresholds.gap is None else thresholds.gap
     least_kl = -np.inf if thresholds.kl is None else thresholds.kl
     by_gap = _sample(rows[rows.gap >= least], "gap", lambda _: most, seed)
-    found = [by_gap, _sample(rows[rows.kl >= least_kl], "kl", lambda _: most, seed)]
+    parts = [by_gap, _sample(rows[rows.kl >= least_kl], "kl", lambda _: most, seed)]
     for stratum in ("recurs", "new"):
-        found.append(by_gap[by_gap.stratum == stratum].assign(target_set=f"gap_{stratum}"))
-        found.append(
+        parts.append(by_gap[by_gap.stratum == stratum].assign(target_set=f"gap_{stratum}"))
+        parts.append(
             _sample(
                 rows[rows.stratum == stratum], stratum,
                 lambda document: min(int(np.ceil(share * sizes[document])), most), seed,
             )
         )  # fmt: skip
-    chosen = pd.concat(found)[COLUMNS]
-    asked = chosen.target_set.str.split("_").str[0].isin(sets)
-    return chosen[asked].sort_values(COLUMNS, ignore_index=True)
+    chosen = pd.concat(parts)[COLUMNS]
+    chosen = chosen[chosen.target_set.str.split("_").str[0].isin(sets)]
+    return chosen.sort_values(COLUMNS, ignore_index=True)
 
 
 def _sample(
     rows: pd.DataFrame, target_set: str, wanted: Callable[[int], int], seed: int
 ) -> pd.DataFrame:
-    """As many targets of each document as are `wanted`, of the own far part and of the placebo."""
-    found = [rows[:0]]
-    for (document, part), some in rows.groupby(["document", "far_part"]):
+    """At most `wanted` targets of each document, with either far part."""
+    parts = [rows[:0]]
+    for (document, part), group in rows.groupby(["document", "far_part"]):
         draw = np.random.default_rng([seed, int(document), len(target_set), len(part)])
-        found.append(some.iloc[np.sort(draw.permutation(len(some))[: wanted(int(document))])])
-    return pd.concat(found).assign(target_set=target_set)
+        parts.append(group.iloc[np.sort(draw.permutation(len(group))[: wanted(int(document))])])
+    return pd.concat(parts).assign(target_set=target_set)
 
 
 def planted_targets(documents: Documents) -> pd.DataFrame:
-    """The last token of each document: what is planted, and its twin, are made for it."""
+    """The last token of each document, which the planted marks determine."""
     return pd.DataFrame(
         [
             (
@@ -129,18 +128,18 @@ def planted_targets(documents: Documents) -> pd.DataFrame:
     )
 
 
-def given_targets(targets: pd.DataFrame, windows: Windows, asked_alike: bool) -> pd.DataFrame:
-    """Of another measurement of the same text, so that two models answer the same. Where that was
-    asked otherwise (windows, seed, controls), its placebo is another text and its strata are other
-    ones: those are left out, and so are targets that have no full long window here."""
+def given_targets(targets: pd.DataFrame, windows: Windows, same_settings: bool) -> pd.DataFrame:
+    """Targets of another measurement of the same text, so that two models are compared on equal
+    ones. Under other settings (windows, seed, controls) its placebo and strata differ, and are left
+    out, as are targets without a full long window here."""
     kept = targets.target >= windows.first_target
-    if not asked_alike:
+    if not same_settings:
         kept &= (targets.far_part == "document") & ~targets.target_set.str.contains("recurs|new")
     return targets[kept][COLUMNS].sort_values(COLUMNS, ignore_index=True)
 
 
 def named_targets(documents: Documents, at: At, windows: Windows) -> pd.DataFrame:
-    """The tokens of what is named, wherever it stands behind a full long window."""
+    """All tokens that `at` names and that have a full long window."""
     places = [
         (document.number, place, "document", "named")
         for document in documents
@@ -148,12 +147,14 @@ def named_targets(documents: Documents, at: At, windows: Windows) -> pd.DataFram
         for place in range(max(first, windows.first_target), end)
     ]
     if not places:
-        raise DataError(f"{documents.name}: what is named stands nowhere behind a full long window")
+        raise DataError(
+            f"{documents.name}: no named target has a full long window; name others, or lower long"
+        )
     return pd.DataFrame(places, columns=COLUMNS).drop_duplicates(ignore_index=True)
 
 
 def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
-    """Token spans of what is named. Words may stand in several places."""
+    """Token spans that `at` names; words may occur several times."""
     if isinstance(at, np.integer):
         at = int(at)
     if not isinstance(at, str | int | slice | re.Pattern | Sequence | np.ndarray | pd.Series):
@@ -170,24 +171,24 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
             raise ConfigError(f"at={at}: the text has {size:,} tokens")
         return [(places[0], places[-1] + 1)]
     if not isinstance(at, str | re.Pattern):
-        return sorted({span for one in at for span in find_spans(document, one, missing_ok)})
+        return sorted({span for item in at for span in find_spans(document, item, missing_ok)})
     text = "".join(document.texts)
-    found = [m.span() for m in re.finditer(re.escape(at) if isinstance(at, str) else at, text)]
+    matches = [m.span() for m in re.finditer(re.escape(at) if isinstance(at, str) else at, text)]
     named = at if isinstance(at, str) else at.pattern
-    if missing_ok and not found:
+    if missing_ok and not matches:
         return []
-    if not found or not all(a < b for a, b in found):
+    if not matches or not all(a < b for a, b in matches):
         raise DataError(f"'{named}' does not stand in the text; check spelling and upper case")
-    # White space at the beginning of a token belongs to the token: it is not what is named.
+    # A token's leading white space is not part of what is named.
     begins = first_characters(document.texts)
-    ends = np.cumsum([len(piece) for piece in document.texts])
-    firsts = [int(np.searchsorted(ends, a, side="right")) for a, _ in found]
-    lasts = [int(np.searchsorted(begins, b, side="left")) for _, b in found]
+    ends = np.cumsum([len(text) for text in document.texts])
+    firsts = [int(np.searchsorted(ends, a, side="right")) for a, _ in matches]
+    lasts = [int(np.searchsorted(begins, b, side="left")) for _, b in matches]
     return sorted({(a, max(b, a + 1)) for a, b in zip(firsts, lasts, strict=True)})
 
 
 def parse_at(text: str) -> At:
-    """/a regular expression/, FIRST:END of tokens, or words."""
+    """Parse --at: /a regular expression/, FIRST:END of tokens, or words."""
     if len(text) > 2 and text[0] == text[-1] == "/":
         try:
             return re.compile(text[1:-1])
@@ -205,8 +206,8 @@ def first_place(windows: Windows, units: str) -> int:
 
 
 def largest_gaps(losses: pd.DataFrame, column: str = "loss_long", num_targets: int = 8) -> Spans:
-    """The tokens of one document that gain most, of these all with a gap to speak of, or the first.
-    `column`: with which far part."""
+    """The tokens of one document with the largest gaps: of the first `num_targets`, all above
+    MIN_GAP, or else the first. `column`: the loss with the long window."""
     if not len(losses):
         return []
     gaps = (losses.loss_short - losses[column]).set_axis(losses.target).nlargest(num_targets)
@@ -219,22 +220,23 @@ def targets_fingerprint(targets: pd.DataFrame) -> str:
 
 
 def of_document(targets: pd.DataFrame, document: Document) -> dict[str, np.ndarray]:
-    """far part → places, each once."""
+    """far part → places of this document's targets, each once."""
     rows = targets[targets.document == document.number]
-    return {str(part): np.unique(some.target.to_numpy()) for part, some in rows.groupby("far_part")}
+    groups = rows.groupby("far_part").target
+    return {str(part): np.unique(places.to_numpy()) for part, places in groups}
 
 
-def refuse_unanswered(folder: Path, targets: pd.DataFrame, recovery: pd.DataFrame) -> None:
-    """Losses that two machines measured, or that one measured again, may differ in their last
-    digits: a target beside the threshold was then chosen by one of them alone."""
+def check_all_evaluated(folder: Path, targets: pd.DataFrame, recovery: pd.DataFrame) -> None:
+    """Losses of two machines, or of two runs, may differ in their last digits, so that a target
+    close to the threshold is chosen by only one of them."""
     by = ["document", "target", "far_part"]
-    unanswered = pd.MultiIndex.from_frame(targets[by]).difference(
+    missing = pd.MultiIndex.from_frame(targets[by]).difference(
         pd.MultiIndex.from_frame(recovery[by])
     )
-    if len(unanswered):
-        document, target, _ = unanswered[0]
+    if len(missing):
+        document, target, _ = missing[0]
         raise DataError(
-            f"{folder}: {len(unanswered)} targets were not asked about, such as {target} of "
-            f"document {document}: its losses were measured twice, and not to the same last digit; "
-            f"delete {folder / 'parts/recovery'}, and the same command asks again"
+            f"{folder}: {len(missing)} targets were not evaluated, such as {target} of document "
+            f"{document}: its losses were measured twice, with different last digits; delete "
+            f"{folder / 'parts/recovery'}, and run the same command again"
         )

@@ -1,4 +1,4 @@
-"""Targets and their far units, in the text they stand in: for a terminal and for a notebook.
+"""Show targets and their far units in their text, for a terminal and for a notebook.
 
 Place in the flow: last, beneath explanations and results. Never imports torch.
 
@@ -19,14 +19,14 @@ import pandas as pd
 from olmo_sparsity.errors import printable
 
 REACH = 6
-"""Tokens that are shown on either side of a far unit."""
+"""Tokens shown on either side of a far unit."""
 
 MARGIN = 40
-"""Tokens that are shown before the first lit one, and after the last."""
+"""Tokens shown before the first highlighted one, and after the last."""
 
 
 def quoted(text: str) -> str:
-    """On one line of a terminal, whatever the text holds."""
+    """Untrusted text on one line of a terminal."""
     return _line(text).strip()
 
 
@@ -42,8 +42,8 @@ def number(value: Any, digits: int = 2) -> str:
 
 
 def interval(value: Any, low: Any, high: Any) -> str:
-    said = number(value)
-    return said if said == "–" else f"{said} [{number(low)}, {number(high)}]"
+    shown = number(value)
+    return shown if shown == "–" else f"{shown} [{number(low)}, {number(high)}]"
 
 
 def spell(name: Any) -> str:
@@ -58,19 +58,19 @@ def places(first: int, end: int) -> str:
     return f"token {first:,}" if end == first + 1 else f"tokens {first:,} to {end - 1:,}"
 
 
-# Marks that turn the direction of what follows them would reorder the page around a text.
+# Unicode marks of writing direction, which would reorder the page around a text.
 DIRECTIONS = {c: f"⟨U+{c:04X}⟩" for c in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 
 def escape(text: Any) -> str:
-    """For HTML."""
+    """Untrusted text as HTML."""
     return html.escape(str(text).translate(DIRECTIONS), quote=True)
 
 
 def described(
     texts: Sequence[str], target: Any, far: pd.DataFrame, short: int, bold: bool = False
 ) -> str:
-    """A target with its far units, one a line, in the text around them. `short`: tokens of the
+    """A target with its far units, one per line, in the text around them. `short`: tokens of the
     short window."""
     lines = [
         f"{_strong(quoted(target.text), bold)} ({places(target.target, target.end)}): loss "
@@ -91,10 +91,10 @@ def described(
         around = f"…{before}{_strong(f'[{inside}]', bold)}{after}…"
         lines.append(f"{unit.rank:>3}  {unit.nats:+7.2f} nats  {back:>11}  {around}")
     if "loss_without" in units:
-        every = units.iloc[-1]
+        last = units.iloc[-1]
         lines.append(
-            f"     loss {every.loss_set:.2f} with these and the last {short} tokens, "
-            f"{every.loss_without:.2f} with all but these"
+            f"     loss {last.loss_set:.2f} with these and the last {short} tokens, "
+            f"{last.loss_without:.2f} with all but these"
         )
     return "\n".join(lines)
 
@@ -104,8 +104,8 @@ def _strong(text: str, bold: bool) -> str:
 
 
 def lit_text(texts: Sequence[str], targets: pd.DataFrame, far: pd.DataFrame) -> str:
-    """HTML: the text from before the first far unit to after the last target. A far unit is as
-    bright as its share of the most that one unit does for its target."""
+    """HTML of the text from before the first far unit to after the last target. The brightness of a
+    unit is its effect relative to the strongest unit of its target."""
     lit, is_target = np.zeros(len(texts)), np.zeros(len(texts), dtype=bool)
     most = far.groupby("target").nats.max()
     for unit in far.itertuples():

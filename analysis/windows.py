@@ -4,9 +4,9 @@ Place in the flow: documents → **blocks of targets** → losses. Pure arithmet
 
 A block is W consecutive targets that share their windows. With the block starting at b, target b +
 i sees the N + i tokens before it (long) or the last S + i of them (short); W = 1 is an exact window
-for each target. With `long="all"`, N is b: a target sees all that stands before it. In front of
-every window, long or short, stand the same P prefix tokens (a beginning-of-text token, say). A
-token's position ID is its place behind them in the long window, whatever else is left out.
+for each target. With `long="all"`, N is b: a target sees everything before it. Both windows begin
+with the same P prefix tokens (a beginning-of-text token, say). The position ID of a token is its
+place in the long window, prefix included, whichever other tokens are left out.
 
 Dimension key: N long, S short, P prefix, W stride (targets of a block), F = N − S far places, U far
 units, T targets.
@@ -27,7 +27,7 @@ NOTHING = np.empty(0, dtype=np.int64)
 """No far places."""
 
 Spans = list[tuple[int, int]]
-"""Targets, each from its first token to before its last: the losses of a run are added up."""
+"""Targets, each from its first token to one past its last: the losses of its tokens are added."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,7 @@ class Windows:
 
     @property
     def num_far(self) -> int:
-        """Of windows of one length."""
-        assert self.long != "all"
+        assert self.long != "all", "the number of far tokens differs between blocks"
         return self.long - self.short
 
     @property
@@ -50,7 +49,7 @@ class Windows:
         return self.short + 1 if self.long == "all" else self.long
 
     def check(self) -> None:
-        """Refuse windows that mean nothing."""
+        """Refuse lengths that make no windows."""
         if self.short < 1 or self.stride < 1:
             raise ConfigError(f"short={self.short} and stride={self.stride} must be at least 1")
         if self.long != "all" and self.short >= self.long:
@@ -60,8 +59,8 @@ class Windows:
             )
 
     def num_positions(self, longest: int = 0) -> int:
-        """One more than the largest position ID of a forward; `longest` is the number of tokens of
-        the longest document, which `long="all"` depends on."""
+        """One more than the largest position ID of a forward. `longest`: tokens of the longest
+        document, needed with `long="all"`."""
         inputs = longest - 1 if self.long == "all" else self.long + self.stride - 1
         return len(self.prefix) + inputs
 
@@ -85,7 +84,7 @@ class Windows:
 @dataclass(frozen=True)
 class Block:
     windows: Windows
-    """Of this block: `long` is a number, and `stride` that of its targets."""
+    """Those of this block: `long` is a number, and `stride` the number of its targets."""
 
     start: int
     """Place of the first target in its document."""
@@ -124,13 +123,14 @@ class Block:
         return self.tokens[self.num_prefix : self.num_prefix + self.num_far]
 
     def with_far(self, far_F: np.ndarray) -> Block:
-        """The same short window and targets behind another text."""
+        """The same short window and targets after another far part."""
         assert far_F.shape == (self.num_far,)
         prefix, near = np.split(self.tokens, [self.num_prefix, self.num_prefix + self.num_far])[::2]
         return replace(self, tokens=np.concatenate([prefix, far_F, near]))
 
     def earlier(self, far: np.ndarray) -> np.ndarray:
-        """Position IDs of the prefix and of some far places (indices into the far part, rising)."""
+        """Position IDs of the prefix and of the far places `far` (indices into the far part,
+        rising)."""
         return np.concatenate([np.arange(self.num_prefix), self.num_prefix + far])
 
     def near(self, last: int | None = None) -> np.ndarray:
@@ -162,7 +162,7 @@ class Units:
 
     @staticmethod
     def of_runs(run_F: np.ndarray) -> Units:
-        """Neighbours with one number in `run_F` (that of their word, say) are a unit."""
+        """Neighbours with equal numbers in `run_F` (that of their word, say) are one unit."""
         changes = np.flatnonzero(np.diff(run_F)) + 1
         bounds = np.concatenate([[0], changes, [len(run_F)]])
         return Units(bounds[:-1], bounds[1:])
@@ -189,7 +189,7 @@ class Units:
 
 
 def span_width(units: str) -> int | None:
-    """4 of `span:4`, 1 of `tokens`; None of units whose width depends on the text."""
+    """4 for `span:4`, 1 for `tokens`, None for units whose width depends on the text."""
     if units == "tokens":
         return 1
     if units in ("words", "sentences"):

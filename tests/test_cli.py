@@ -184,7 +184,7 @@ def test_another_tokenizer_beside_the_shards(
         (["measure", "x", "--out", "y", "--long", "8"], "short=32 must be below long=8"),
         (
             ["figure", "docs/results/measurements/planted_contextual", "--out", "x.png"],
-            "kept to be read",
+            "only the summary of a measurement",
         ),
     ],
 )

@@ -152,7 +152,7 @@ def test_top_is_a_table(model: LlamaForCausalLM) -> None:
 @pytest.mark.parametrize("long", ["all", 30])
 def test_without_names_the_largest_gaps_are_looked_at(model: LlamaForCausalLM, long: Any) -> None:
     found = asked(model, at=None, long=long)
-    assert found.asked.chosen_by_gap
+    assert found.settings.chosen_by_gap
     first = SHORT + 1 if long == "all" else long
     every = asked(model, at=[slice(i, i + 1) for i in range(first, 63)], k=1, long=long)
     assert len(every.targets) == 63 - first

@@ -127,7 +127,7 @@ def test_a_model_that_was_not_asked_is_not_left_out_in_silence(one: Results) -> 
     few = replace(few, summary=few.summary[few.summary.k < 8])
     both = ladder_table([as_model(one, SIZES[0], "pose", 1), few])
     with pytest.raises(
-        DataError, match=r"pose1000000_seed1 was not asked for add_one \(tokens\) at"
+        DataError, match=r"pose1000000_seed1 was not measured with add_one \(tokens\) at"
     ):
         describe_ladder(both, "add_one", 8)
     assert "pose1000000" in describe_ladder(both, "add_one", 1)

@@ -117,7 +117,7 @@ def test_a_target_is_shown_with_its_far_units(measured: Path) -> None:
     shown = results.show(int(rows.document.iloc[0]), int(rows.target.iloc[0]), units="span:3", k=2)
     assert len(repr(shown).splitlines()) == 3
     assert "<mark" in shown._repr_html_()
-    with pytest.raises(ConfigError, match="was not asked about"):
+    with pytest.raises(ConfigError, match="was not evaluated"):
         results.show(0, 1)
 
 
@@ -189,7 +189,7 @@ def test_what_is_finished_can_be_summed_up(
         return finished
 
     run_until("recovery", 0)
-    with pytest.raises(DataError, match="no target was asked about yet"):
+    with pytest.raises(DataError, match="no target was evaluated yet"):
         sum_up_partial(plan, tmp_path / "out")
     finished = run_until("recovery", 2)
     part = sum_up_partial(plan, tmp_path / "out")
@@ -347,7 +347,7 @@ def test_two_models_answer_for_the_same_targets(
     wanted = wanted[(wanted.far_part == "document") & wanted.target_set.isin(["gap", "kl"])]
     wanted = wanted.reset_index(drop=True)
     pd.testing.assert_frame_equal(kept, wanted)
-    with pytest.raises(DataError, match="other text"):
+    with pytest.raises(DataError, match="in text or tokenizer"):
         Plan.of(loaded(model), Documents.of([np.arange(30)] * 2), SETTINGS, given)
 
 
@@ -409,12 +409,10 @@ def test_the_estimate_of_long_documents_asks_few_of_their_targets(
     (said,) = re.findall(r"targets +([\d,]+) with both losses", text)
     assert said.replace(",", "") == str(6 * (3000 - settings.windows.long))
     # A third of them in each reported document, and as many of the placebo: of whole documents.
-    (said,) = re.findall(r"about ([\d,]+) asked about", text)
+    (said,) = re.findall(r"about ([\d,]+) evaluated", text)
     assert int(said.replace(",", "")) > 0.3 * 3 * (3000 - settings.windows.long)
     few = replace(settings, max_targets=5, sets=("gap",))
-    (said,) = re.findall(
-        r"about ([\d,]+) asked about", estimate(Plan.of(loaded(model), texts, few))
-    )
+    (said,) = re.findall(r"about ([\d,]+) evaluated", estimate(Plan.of(loaded(model), texts, few)))
     assert int(said) == 3 * 5 * 2  # documents, targets, own and placebo
 
 
@@ -704,5 +702,5 @@ def test_a_first_look_bounds_the_work_and_not_the_documents(model: Any, windows:
             document=d.number) for d in cut])  # fmt: skip
         targets = plan.targets(losses)
         for number in sorted(set(targets.document)):
-            plan.answers(number, targets[targets.document == number])
+            plan.recovery(number, targets[targets.document == number])
         assert budget / 4 < plan.scorer.token_forwards < 2 * budget

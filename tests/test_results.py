@@ -20,9 +20,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import analysis.parts
 from analysis.parts import Parts
-from analysis.pieces import token_pieces
 from analysis.results import FILES, Meta, read_results
 from analysis.tables import MADE_OF_PARTS, PHASES, SCHEMAS
+from analysis.token_texts import token_texts
 from olmo_sparsity.data.tokenizer import load_tokenizer, train_tokenizer
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.manifest import write_manifest
@@ -377,7 +377,7 @@ def test_pieces_joined_are_the_document(
     ids = ids[start : data.draw(st.integers(start, len(ids)))]
     for place in data.draw(st.sets(st.integers(0, len(ids)), max_size=2)):
         ids.insert(place, 10**6)  # no token of the vocabulary
-    pieces = token_pieces(tokenizer, ids)
+    pieces = token_texts(tokenizer, ids)
     assert len(pieces) == len(ids)
     assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=False)
 
@@ -388,7 +388,7 @@ def test_a_character_belongs_to_the_token_that_completes_it(
 ) -> None:
     tokenizer = tokenizers[name]
     ids = tokenizer.encode("a🚀�🚀").ids
-    pieces = token_pieces(tokenizer, ids)
+    pieces = token_texts(tokenizer, ids)
     assert [piece for piece in pieces if piece] == ["a", "🚀", "�", "🚀"]
     whole = tokenizer.decode(ids)
     for i, piece in enumerate(pieces):
@@ -402,7 +402,7 @@ def test_a_token_keeps_the_characters_that_it_completes() -> None:
     """It ends within the next one."""
     tokenizer = Tokenizer(models.WordLevel({"a": 0, "ĠðŁ": 1, "ļĢ": 2}, "a"))
     tokenizer.decoder = decoders.ByteLevel()
-    assert token_pieces(tokenizer, [0, 1, 2]) == ["a", " ", "🚀"]
+    assert token_texts(tokenizer, [0, 1, 2]) == ["a", " ", "🚀"]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, ByT5Tokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
-from analysis.pieces import token_pieces
+from analysis.token_texts import token_texts
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.huggingface import HuggingFaceLM
@@ -325,7 +325,7 @@ def test_a_slow_tokenizer_is_adapted() -> None:
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert ids == slow.encode(text, add_special_tokens=False)
     assert tokenizer.decode(ids) == text
-    pieces = token_pieces(tokenizer, ids)
+    pieces = token_texts(tokenizer, ids)
     assert "".join(pieces) == text
     assert pieces[:4] == ["W", "", "ö", "r"]
     assert tokenizer.get_vocab_size() == len(tokenizer.get_vocab()) == 384
