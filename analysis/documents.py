@@ -62,8 +62,8 @@ class Document:
         """For each token the numbers of its word and of its sentence."""
         if self.tokenizer is None:
             raise DataError(
-                "units=words and units=sentences need a tokenizer, which the model lacks; use "
-                "tokens or span:W"
+                "words and sentences need the text of each token, and the model has no tokenizer; "
+                "use units of tokens or spans"
             )
         text, inside_L = "".join(self.texts), first_characters(self.texts)
         begins = {

@@ -73,7 +73,7 @@ def open_documents(
     "blank-lines" splits it there. Reading stops after `limit` documents.
     """
     if limit is not None and limit < 2:
-        raise ConfigError(f"limit={limit} must be at least 2 documents, one for each half")
+        raise ConfigError(f"limit={limit} documents: at least 2 are needed, one for each half")
     if split_at not in get_args(records.SplitAt):
         raise ConfigError(f"split_at={split_at} is none of {', '.join(get_args(records.SplitAt))}")
     run = _config_of_run(model.name)

@@ -1,3 +1,3 @@
-"""olmo-sparsity: train models whose position IDs are explicit, then ask what they depend on."""
+"""Train language models with explicit position IDs, and measure which far tokens they depend on."""
 
 __version__ = "0.1.0"

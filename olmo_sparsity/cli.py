@@ -1,7 +1,7 @@
-"""The command `olmo-sparsity`. Nothing heavy is imported before a command is chosen.
+"""The command line: parse the arguments of `olmo-sparsity` and call one function per command.
 
-Place in the flow: the thin outside. Each command parses its arguments and calls one function.
-How it ends: ending.py.
+Place in the flow: on top of everything. Large packages are imported only inside a command. Exit
+codes and error messages: ending.py.
 """
 
 from __future__ import annotations
@@ -18,32 +18,32 @@ from olmo_sparsity.ending import (
     EXIT_BAD_INPUT,
     EXIT_DEFECT,
     EXIT_LOST_PROCESS,
-    answer,
-    complain,
+    close_streams,
+    exit_code_of,
     flush_results,
-    let_go_of_streams,
     name_streams,
+    print_error,
 )
 from olmo_sparsity.errors import ConfigError
 
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 
-# Commands that go on where they were stopped.
+# Commands that resume where they were stopped.
 RESUMED = ("prepare", "train", "sweep", "measure", "task")
 
 
 def entry(arguments: list[str] | None = None) -> NoReturn:
-    """The command as a process of its own."""
+    """Run the command and exit."""
     name_streams()
     try:
         code = main(arguments)
     except Exception:
         traceback.print_exc()
         code = EXIT_DEFECT
-    let_go_of_streams()
+    close_streams()
     if os.environ.get("WORLD_SIZE", "1") != "1":
-        # DeepSpeed keeps process groups alive, and with them gloo's threads. One that still lets
-        # go of a tensor while Python is taken down aborts the process, and the launcher the job.
+        # DeepSpeed keeps process groups alive, and with them gloo's threads. If one of them frees a
+        # tensor during Python's shutdown, the process aborts, and the launcher fails the job.
         atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
@@ -55,9 +55,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = build_parser()
     options, rest = parser.parse_known_args(arguments)
     # Only commands that read a config take further `--key.sub=value` words.
-    strange = [word for word in rest if "config" not in options or not word.startswith("--")]
-    if strange:
-        parser.error(f"unrecognized arguments: {' '.join(strange)}")
+    unknown = [word for word in rest if "config" not in options or not word.startswith("--")]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     options.overrides = rest
     if getattr(options, "out", None) == "":
         parser.error("--out is empty; name a file or folder")
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
         flush_results()
         return code
     except (Exception, KeyboardInterrupt) as error:
-        return answer(error, resumes=options.command in RESUMED)
+        return exit_code_of(error, resumes=options.command in RESUMED)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -107,7 +107,7 @@ def train(options: argparse.Namespace) -> int:
                 return int(loop.train(config, processes, SparsityProbe))
             return int(loop.train(config, processes))
     except LostProcess as lost:
-        return complain(
+        return print_error(
             f"another process of this run is gone ({lost}); the same command goes on from the last "
             "checkpoint",
             EXIT_LOST_PROCESS,
@@ -118,25 +118,26 @@ def sweep(options: argparse.Namespace) -> int:
     from olmo_sparsity import experiments, jobs
     from olmo_sparsity.sweep import Run
 
-    found = experiments.read_jobs(options.config, options.overrides)
+    all_jobs = experiments.read_jobs(options.config, options.overrides)
     if options.list:
-        print(jobs.format_states(found))
+        print(jobs.format_states(all_jobs))
         return 0
     if options.slurm is not None:
-        return jobs.submit(options.config, options.overrides, found, options.slurm)
+        return jobs.submit(options.config, options.overrides, all_jobs, options.slurm)
     if options.only is None:
-        return jobs.run_here(options.config, options.overrides, found)
-    if not 0 <= options.only < len(found):
-        raise ConfigError(f"--only={options.only}: {options.config} has runs 0 to {len(found) - 1}")
-    job = found[options.only]
-    with jobs.noting_failure(job):
+        return jobs.run_here(options.config, options.overrides, all_jobs)
+    if not 0 <= options.only < len(all_jobs):
+        last = len(all_jobs) - 1
+        raise ConfigError(f"--only={options.only}: {options.config} has runs 0 to {last}")
+    job = all_jobs[options.only]
+    with jobs.recording_failure(job):
         if isinstance(job, Run):
             return train(
                 argparse.Namespace(config=job.config, overrides=job.overrides, dry_run=False)
             )
         assert isinstance(job, experiments.Experiment)
-        if waits_for := jobs.lacking(job, found):
-            raise ConfigError(f"{job.name} needs {', '.join(waits_for)}; run that first")
+        if missing := jobs.unfinished_needs(job, all_jobs):
+            raise ConfigError(f"{job.name} needs {', '.join(missing)}; run that first")
         return job.run()
 
 
@@ -163,17 +164,17 @@ def export(options: argparse.Namespace) -> int:
 
 
 def explain(options: argparse.Namespace) -> int:
-    from analysis.explanation import explain as explained
+    from analysis import explanation
     from analysis.explanation import read_text, to_json
     from analysis.targets import parse_at
 
     if options.html is not None and not options.html.endswith(".html"):
-        raise ConfigError(f"--html={options.html} must end in .html: it is a page")
+        raise ConfigError(f"--html={options.html} must end in .html")
     if options.foreign is not None and not options.check:
         raise ConfigError("--foreign is text for --check; add it, or leave --foreign out")
     if options.long != "all" and not options.long.isdecimal():
         raise ConfigError(f"--long={options.long} must be `all` or a number of tokens")
-    found = explained(
+    result = explanation.explain(
         options.model,
         text=None if options.text is None else read_text(options.text),
         at=None if options.at is None else [parse_at(at) for at in options.at],
@@ -195,15 +196,15 @@ def explain(options: argparse.Namespace) -> int:
         seed=options.seed,
     )
     if not options.json:
-        print(found.describe(bold=sys.stdout.isatty()), flush=True)
+        print(result.describe(bold=sys.stdout.isatty()), flush=True)
     if options.check:
-        checked = found.check()
+        checked = result.check()
         if not options.json:
             print(f"\n{checked}")
     if options.json:
-        print(to_json(found))
+        print(to_json(result))
     if options.html is not None:
-        found.to_html(options.html)
+        result.to_html(options.html)
         print(options.html, file=sys.stderr)
     return 0
 
@@ -229,7 +230,7 @@ def measure(options: argparse.Namespace) -> int:
             setattr(options, name, value)
     given = Path(options.targets).is_dir()
     if (given or options.at) and options.planted:
-        raise ConfigError("--planted has targets of its own; leave --targets and --at out")
+        raise ConfigError("--planted has its own targets; leave --targets and --at out")
     if options.at and options.targets != "top10%":
         raise ConfigError("--at names the targets; leave --targets out")
     at = [parse_at(words) for words in options.at or ()]
@@ -269,11 +270,11 @@ def measure(options: argparse.Namespace) -> int:
         print(estimate(plan, shard))
         return 0
     if options.partial:
-        found: Results | None = sum_up_partial(plan, Path(options.out), typed_command())
+        results: Results | None = sum_up_partial(plan, Path(options.out), typed_command())
     else:
-        found = run(plan, Path(options.out), shard, typed_command())
-    if found is not None:
-        print(describe(found))
+        results = run(plan, Path(options.out), shard, typed_command())
+    if results is not None:
+        print(describe(results))
     return 0
 
 
@@ -321,7 +322,7 @@ def report(options: argparse.Namespace) -> int:
     if options.max_documents is not None and options.max_documents < 1:
         raise ConfigError(f"--max-documents={options.max_documents} must be at least 1")
     if not options.out.endswith(".html"):
-        raise ConfigError(f"--out={options.out} must end in .html: the report is a page")
+        raise ConfigError(f"--out={options.out} must end in .html")
     write_report(read_results(Path(options.results)), Path(options.out), options.max_documents)
     print(options.out)
     return 0

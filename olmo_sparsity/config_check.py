@@ -1,6 +1,6 @@
-"""What can be known wrong from a config alone, before anything is read or built.
+"""Check that the values of a config are in range and fit together.
 
-Place in the flow: config.py → **refused or passed** → everything else.
+Place in the flow: config.py → **checked** → everything else. Nothing is read or built before.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ from olmo_sparsity.errors import ConfigError
 
 
 def check_range(origin: str, key: str, section: object, item: Field, value: object) -> None:
-    """`within` of its field; of a list each value."""
+    """Check a value, or each value of a list, against the range of its field."""
     limits = item.metadata.get("within")
     if limits is None and isinstance(section, ModelConfig):
         limits = OLMO_RANGES.get(item.name)
-    for one in value if isinstance(value, list) else [value]:
-        if limits is None or not isinstance(one, int | float):
+    for number in value if isinstance(value, list) else [value]:
+        if limits is None or not isinstance(number, int | float):
             continue
         least, most = limits
-        if not one >= least:  # nor NaN
+        if not number >= least:  # refuses NaN too
             raise ConfigError(f"{origin}: {key}={value} must be at least {least}")
-        if most is not None and one > most:
+        if most is not None and number > most:
             raise ConfigError(f"{origin}: {key}={value} must be at most {most}")
 
 
 def check(config: RunConfig, origin: str) -> None:
-    """What can be known wrong from the config alone. Each message: field, value, what to do."""
+    """Check a complete config. Each message names field, value and remedy."""
     training, positions, model, data = config.training, config.positions, config.model, config.data
     check_model(model, origin)
 
@@ -38,7 +38,7 @@ def check(config: RunConfig, origin: str) -> None:
     require(
         config.init_from is None or config.branch_from is None,
         f"init_from={config.init_from} and branch_from={config.branch_from} exclude each other: "
-        "the first takes weights alone, the second goes on from where that run was",
+        "the first takes only weights, the second continues that run; remove one",
     )
     require(
         config.evaluation.sparsity_targets not in (1, 2, 3),
@@ -46,7 +46,7 @@ def check(config: RunConfig, origin: str) -> None:
     )
     require(
         not config.evaluation.sparsity_targets or training.length >= 32,
-        f"evaluation.sparsity_targets={config.evaluation.sparsity_targets} asks in windows within "
+        f"evaluation.sparsity_targets={config.evaluation.sparsity_targets} needs windows within "
         f"training.length={training.length}, which must be at least 32",
     )
     beyond = [s for s in config.checkpoint.keep_steps or [] if not 1 <= s <= training.num_steps]
@@ -90,7 +90,7 @@ def check(config: RunConfig, origin: str) -> None:
     require(
         not data.mask_documents or model.query_scale_length is None,
         f"model.query_scale_length={model.query_scale_length} counts the keys of a whole sequence, "
-        "which data.mask_documents=true hides; set one of them back",
+        "which data.mask_documents=true hides; unset one of them",
     )
     require(
         data.planted.share == 0 or training.length >= data.planted.num_tokens + 2,
@@ -137,7 +137,7 @@ def check(config: RunConfig, origin: str) -> None:
 
 
 def check_model(model: ModelConfig, origin: str) -> None:
-    """Also of a task's model. Else upstream would say it, by a failed assertion."""
+    """Also used for a task's model. Upstream would fail with an assertion."""
 
     def require(holds: bool, message: str) -> None:
         if not holds:

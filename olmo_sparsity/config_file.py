@@ -1,9 +1,9 @@
-"""A run's settings, read from YAML plus `--key.sub=value` overrides, and written back whole.
+"""Read a config from YAML and `--key.sub=value` overrides, and write it back complete.
 
 Place in the flow: first, with config.py.
 
-Two promises are kept here for the whole project: a key nobody knows is refused (with the closest
-one that exists), and a key that would be ignored is refused too.
+An unknown key is refused, with the closest known one as a hint, and so is a key that would be
+ignored.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Schema = TypeVar("Schema")
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
-    """A run's settings, checked."""
+    """Read and check the settings of a run."""
     return config_from_dict(read_given(path, overrides), origin=str(path))
 
 
@@ -52,8 +52,8 @@ def read_given(path: str | Path, overrides: list[str] | None = None) -> DictConf
         text = override.lstrip("-")
         if "=" not in text:
             raise ConfigError(
-                f"'{override}' is no option of this command (--help), nor a setting with its value "
-                f"(--{text}=VALUE)"
+                f"'{override}' is no option of this command (see --help), nor a setting with a "
+                f"value (--{text}=VALUE)"
             )
         try:
             changed = OmegaConf.merge(given, OmegaConf.from_dotlist([text]))
@@ -66,9 +66,9 @@ def read_given(path: str | Path, overrides: list[str] | None = None) -> DictConf
 
 
 def fill_in(schema: type[Schema], given: DictConfig | dict, origin: str) -> Schema:
-    """The schema's defaults with what is given on top; unknown keys and wrong types refused."""
+    """The schema's defaults, overridden by `given`; unknown keys and wrong types are refused."""
     try:
-        kept = _without_taken_back(given, schema)
+        kept = _without_null_sections(given, schema)
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), kept))
     except ConfigKeyError as error:
         _refuse_other_kind(given, schema, origin)
@@ -78,21 +78,21 @@ def fill_in(schema: type[Schema], given: DictConfig | dict, origin: str) -> Sche
         raise ConfigError(f"{origin}: {where}{str(error).splitlines()[0]}") from None
     except TypeError as error:
         if "incompatible container" not in str(error):
-            raise  # a defect: of a task of one's own, say
-        raise ConfigError(  # OmegaConf does not say where
+            raise  # a defect, perhaps of a user's own task
+        raise ConfigError(  # OmegaConf gives no place
             f"{origin}: has a list where `key: value` lines belong, or the other way round"
         ) from None
     assert isinstance(config, schema)
     for key, section, item, value in _walk(config):
         check_range(origin, key, section, item, value)
-        # OmegaConf lets a list into any list.
-        if isinstance(value, list) and any(isinstance(one, list | dict) for one in value):
+        # OmegaConf accepts a nested list for any list.
+        if isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
             raise ConfigError(f"{origin}: {key} must be a plain list, not one that holds {value}")
     return config
 
 
-def _without_taken_back(given: DictConfig | dict, schema: type) -> dict:
-    """Without the sections that are null (`--data.repeated=null`): as if no file had set them."""
+def _without_null_sections(given: DictConfig | dict, schema: type) -> dict:
+    """A null section (`--data.repeated=null`) counts as if no file had set it."""
     plain = OmegaConf.to_container(given) if isinstance(given, DictConfig) else given
     assert isinstance(plain, dict)
     kinds: dict[Any, Any] = get_type_hints(schema)
@@ -100,14 +100,14 @@ def _without_taken_back(given: DictConfig | dict, schema: type) -> dict:
     for key, value in plain.items():
         section = is_dataclass(kinds.get(key))
         if section and isinstance(value, dict):
-            value = _without_taken_back(value, kinds[key])
+            value = _without_null_sections(value, kinds[key])
         if not (section and value is None):
             kept[key] = value
     return kept
 
 
 def save_config(config: RunConfig, path: str | Path) -> None:
-    """Write what a later run must be told to be the same run (fields that apply, all resolved)."""
+    """Write all fields that apply, resolved, such that the file gives the same run."""
     write_atomically(Path(path), config_text(config))
 
 
@@ -173,7 +173,7 @@ def _refuse_unused(config: RunConfig, given: DictConfig | dict, origin: str) -> 
     given_keys = dict(leaves(plain))
     for key, section, item, _ in _walk(config):
         if given_keys.get(key) is None:
-            continue  # `--key=null` takes back what the file beneath sets
+            continue  # `--key=null` unsets a key of the base file
         if key in REFUSED_FIELDS:
             raise ConfigError(f"{origin}: {key} would be ignored: {REFUSED_FIELDS[key]}")
         if not _applies(section, item):
@@ -181,7 +181,7 @@ def _refuse_unused(config: RunConfig, given: DictConfig | dict, origin: str) -> 
             sibling_key = key.rsplit(".", 1)[0] + "." + sibling
             raise ConfigError(
                 f"{origin}: {key} is set, but {sibling_key}={getattr(section, sibling)} does not "
-                f"use it; remove it, take it back with --{key}=null, or set {sibling_key} to "
+                f"use it; remove it, unset it with --{key}=null, or set {sibling_key} to "
                 f"{' or '.join(values)}"
             )
 
@@ -193,7 +193,7 @@ _MADE_FOR = {
     "run_folder": "train",
     "figure": "theory",
 }
-"""Which command takes configs that have this key."""
+"""The command whose configs have this key."""
 
 
 def _refuse_other_kind(given: DictConfig | dict, schema: type, origin: str) -> None:
@@ -210,10 +210,10 @@ def _explain_unknown(key: str, schema: type) -> str:
     close = fnmatch.filter(known, f"*.{plain.rsplit('.', 1)[-1]}")
     close = close or difflib.get_close_matches(plain, known, n=1, cutoff=0.6)
     section = plain.rpartition(".")[0]
-    if section and close == [section]:  # the closest is no better than what was typed
-        there = [name.removeprefix(f"{section}.") for name in known if name.startswith(section)]
-        there = [name for name in there if "." not in name and name != section]
-        return f"unknown key '{key}'; {section} has {', '.join(there)}"
+    if section and close == [section]:  # the closest match is the section itself
+        names = [name.removeprefix(f"{section}.") for name in known if name.startswith(section)]
+        names = [name for name in names if "." not in name and name != section]
+        return f"unknown key '{key}'; {section} has {', '.join(names)}"
     return f"unknown key '{key}'" + (f"; did you mean '{close[0]}'?" if close else "")
 
 

@@ -1,7 +1,7 @@
-"""Settings under other names: those of OLMo's own configs, and of earlier versions of this project.
+"""Translate config keys of OLMo, and of earlier versions of this project, to current ones.
 
-Place in the flow: between a YAML file and config.py. What OLMo has and this project has not stays,
-and is refused as an unknown key.
+Place in the flow: between a YAML file and config.py. OLMo's keys without a counterpart are kept,
+and refused as unknown.
 """
 
 from __future__ import annotations
@@ -42,17 +42,17 @@ REMOVED = {
     "positions.first_offset": "zero",
     "positions.skip_text": False,
 }
-"""With the value that is what is done now: earlier checkpoints hold it."""
+"""Removed keys with the one value that is still supported, as earlier checkpoints hold it."""
 
 
 def translate(given: dict[str, Any], origin: str) -> dict[str, Any]:
-    """`given` with OLMo's names replaced by ours, without what is gone. `max_duration` in tokens
-    (`2e9T`) needs the batch size and length beside it."""
+    """Replace OLMo's names by ours, and drop removed keys. `max_duration` in tokens (`2e9T`) needs
+    the batch size and length as well."""
     for name, value in REMOVED.items():
-        if _has(given, path := name.split(".")) and (said := _take(given, path)) != value:
-            raise ConfigError(f"{origin}: {name}={said} is gone; only {value} is left")
-    found = {name: _take(given, name.split(".")) for name in NAMES if _has(given, name.split("."))}
-    for name, value in found.items():
+        if _has(given, path := name.split(".")) and (old := _take(given, path)) != value:
+            raise ConfigError(f"{origin}: {name}={old} is gone; only {value} is left")
+    theirs = {name: _take(given, name.split(".")) for name in NAMES if _has(given, name.split("."))}
+    for name, value in theirs.items():
         ours = NAMES[name].split(", ")
         value = VALUES.get(name, {}).get(value, value) if isinstance(value, str) else value
         if name == "max_duration":
@@ -60,10 +60,10 @@ def translate(given: dict[str, Any], origin: str) -> dict[str, Any]:
         values = value if len(ours) > 1 else [value]
         if not isinstance(values, list) or len(values) != len(ours):
             raise ConfigError(f"{origin}: {name}={value} must be {len(ours)} numbers")
-        for key, one in zip(ours, values, strict=True):
+        for key, item in zip(ours, values, strict=True):
             if _has(given, key.split(".")):
                 raise ConfigError(f"{origin}: {name} and {key} are the same; leave one of them out")
-            _put(given, key.split("."), one)
+            _put(given, key.split("."), item)
     return given
 
 
@@ -95,14 +95,14 @@ def _has(given: Any, path: list[str]) -> bool:
 
 
 def _take(given: dict[str, Any], path: list[str]) -> Any:
-    """The value, taken out, and the section with it that it leaves empty."""
+    """Remove and return the value, and remove a section that becomes empty."""
     name, *rest = path
     if not rest:
         return given.pop(name)
-    found = _take(given[name], rest)
+    value = _take(given[name], rest)
     if not given[name]:
         del given[name]
-    return found
+    return value
 
 
 def _put(given: dict[str, Any], path: list[str], value: Any) -> None:

@@ -1,7 +1,7 @@
-"""A matplotlib figure becomes a file, the same bytes for the same numbers.
+"""Save matplotlib figures in one style, with the same bytes for the same numbers.
 
-Place in the flow: the last step of Figure 2, of ladders and of the figures of tasks and theory.
-Never imports torch; no pyplot, nothing global changes.
+Place in the flow: the last step of all figures. Never imports torch or pyplot, and changes no
+global state.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.files import writing
 
-# Okabe and Ito's palette: told apart by colour-blind readers; markers differ as well.
+# Okabe and Ito's palette, which colour-blind readers can distinguish.
 BLACK, GREY = "#000000", "#888888"
 BLUE, RED, GREEN = "#0072B2", "#D55E00", "#009E73"
 PINK, ORANGE, SKY = "#CC79A7", "#E69F00", "#56B4E9"
@@ -35,7 +35,7 @@ PRINT: dict[str, Any] = {
     "svg.fonttype": "none", "svg.hashsalt": "olmo-sparsity", "pdf.fonttype": 42,
     "text.parse_math": False, "axes.unicode_minus": True, "savefig.dpi": 300,
 }  # fmt: skip
-"""Small type for a column of print; text stays text."""
+"""Small type for a printed column; text stays text."""
 
 
 def save(draw: Callable[[], Figure], out: Path, **settings: Any) -> None:
@@ -54,8 +54,8 @@ def render(draw: Callable[[], Figure], suffix: str, settings: dict[str, Any]) ->
     # A date would make equal results unequal files.
     metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(suffix, {})
     # matplotlib types its settings as one literal of all their names.
-    everything: Any = PRINT | settings
-    with matplotlib.rc_context(everything), warnings.catch_warnings():
+    rc: Any = PRINT | settings
+    with matplotlib.rc_context(rc), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
         draw().savefig(stream, format=suffix, metadata=metadata)
     return stream.getvalue()
@@ -74,7 +74,7 @@ def band(
 
 
 def one_label_each(labels: Sequence[str] | None, default: Sequence[str]) -> list[str]:
-    """The names of several results in one figure."""
+    """Labels of several results in one figure."""
     names = list(labels or default)
     if len(names) != len(default):
         raise ConfigError(f"{len(names)} labels for {len(default)} results; give one for each")

@@ -1,10 +1,9 @@
-"""How a command ends: its exit code, and the one line that says why.
+"""Map an error to an exit code and a one-line message.
 
-Place in the flow: beneath the command line. Exit codes: 0 done; 2 the input must be mended; 75
-stopped by a signal, the same command goes on; 76 another process of the run died, the same command
-goes on from the last checkpoint; 130 and 141, as shells have them: stopped by Ctrl-C where nothing
-goes on, and nobody reads what is written any more; anything else is a bug of ours, with its
-traceback.
+Place in the flow: beneath the command line. Exit codes: 0 done; 2 bad input; 75 stopped by a
+signal, the same command resumes; 76 another process of the run died, the same command resumes from
+the last checkpoint; 130 stopped by Ctrl-C without a way to resume; 141 the reader of the output has
+closed it. Anything else is a bug of ours, with its traceback.
 """
 
 from __future__ import annotations
@@ -16,62 +15,62 @@ import sys
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from olmo_sparsity.errors import SaidElsewhere, UserError, is_out_of_memory, printable
+from olmo_sparsity.errors import ReportedElsewhere, UserError, is_out_of_memory, printable
 
 EXIT_DEFECT = 1
 EXIT_BAD_INPUT = 2
 EXIT_STOPPED = 75
 EXIT_LOST_PROCESS = 76
 EXIT_INTERRUPTED = 130
-EXIT_UNREAD = 141
+EXIT_BROKEN_PIPE = 141
 
 
-def complain(message: str, code: int = EXIT_BAD_INPUT) -> int:
-    with contextlib.suppress(OSError):  # nobody reads it
+def print_error(message: str, code: int = EXIT_BAD_INPUT) -> int:
+    with contextlib.suppress(OSError):  # stderr may be closed
         print(f"olmo-sparsity: {printable(message)}", file=sys.stderr, flush=True)
     return code
 
 
-def answer(error: BaseException, *, resumes: bool) -> int:
-    """One line for whatever is not a defect. `resumes`: whether the command, typed again, goes on
-    where it was stopped."""
-    if isinstance(error, SaidElsewhere):
+def exit_code_of(error: BaseException, *, resumes: bool) -> int:
+    """Print a line for any error that is not a defect; defects are raised again. `resumes`: whether
+    the same command resumes where it was stopped."""
+    if isinstance(error, ReportedElsewhere):
         return EXIT_BAD_INPUT
     if isinstance(error, UserError):
-        return complain(str(error))
+        return print_error(str(error))
     if isinstance(error, KeyboardInterrupt):
         if resumes:
-            return complain("stopped; the same command goes on", EXIT_STOPPED)
-        return complain("stopped", EXIT_INTERRUPTED)
+            return print_error("stopped; the same command goes on", EXIT_STOPPED)
+        return print_error("stopped", EXIT_INTERRUPTED)
     if is_out_of_memory(error):
         reason = " ".join(str(error).split())[:200] or type(error).__name__
-        return complain(
+        return print_error(
             f"out of memory ({reason}); take smaller batches (training.micro_batch_size, "
             "training.batch_size, --batch-tokens), shorter sequences (training.length, --long), a "
             "smaller model, or a machine with more memory"
         )
     if isinstance(error, OSError):
-        return _answer_os(error)
+        return _exit_code_of_os_error(error)
     raise error
 
 
-def _answer_os(error: OSError) -> int:
+def _exit_code_of_os_error(error: OSError) -> int:
     if isinstance(error, BrokenPipeError) and error.filename in STREAMS:
-        return EXIT_UNREAD
+        return EXIT_BROKEN_PIPE
     if error.filename is not None:
-        return complain(f"{error.filename}: {error.strerror}")
+        return print_error(f"{error.filename}: {error.strerror}")
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         raise error
-    return complain(f"a file could not be written: {error.strerror}; free space and start again")
+    return print_error(f"a file could not be written: {error.strerror}; free space and start again")
 
 
-# --- where results and messages go --------------------------------------------------------------
+# --- standard output and error ------------------------------------------------------------------
 
 STREAMS = ("stdout", "stderr")
 
 
-class Named:
-    """A stream whose errors say which it is, as those of files do."""
+class NamedStream:
+    """A stream whose errors have a file name, as those of files do."""
 
     def __init__(self, stream: TextIO, name: str) -> None:
         self._stream, self._name = stream, name
@@ -98,17 +97,17 @@ class Named:
 
 def name_streams() -> None:
     for name in STREAMS:
-        setattr(sys, name, Named(getattr(sys, name), name))
+        setattr(sys, name, NamedStream(getattr(sys, name), name))
 
 
 def flush_results() -> None:
-    """What cannot be written is to be said by `answer`, not by Python as it ends."""
-    with contextlib.suppress(BrokenPipeError):  # whoever reads it has read enough
+    """Raise write errors here, for `exit_code_of`, and not during Python's shutdown."""
+    with contextlib.suppress(BrokenPipeError):  # the reader has read enough
         sys.stdout.flush()
 
 
-def let_go_of_streams() -> None:
-    """As a process ends: what could not be written has been said; Python would say it again."""
+def close_streams() -> None:
+    """Keep Python's shutdown from reporting write errors a second time."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()

@@ -1,8 +1,8 @@
-"""Errors that are the user's to mend: one line with cause and remedy, exit code 2, no traceback."""
+"""Errors that the user can fix: one line with cause and remedy, exit code 2, no traceback."""
 
 
 class UserError(Exception):
-    """Anything the command line reports in one line. An invariant of ours is an `assert`."""
+    """Reported by the command line in one line. Violated invariants are `assert`s."""
 
 
 class ConfigError(UserError):
@@ -13,12 +13,12 @@ class DataError(UserError):
     """An input file is wrong: names the file (and line) and what to do."""
 
 
-class SaidElsewhere(UserError):
-    """Another process of the same run has said what is wrong; this one leaves in silence."""
+class ReportedElsewhere(UserError):
+    """Another process of the same run has reported the error; this one exits silently."""
 
 
 def printable(text: str) -> str:
-    """For a terminal, on one line: a name may hold characters that it would take for orders."""
+    """On one line and without control characters, which a terminal would execute."""
     return "".join(
         letter if letter.isprintable() else letter.encode("unicode_escape").decode()
         for letter in text
@@ -26,7 +26,7 @@ def printable(text: str) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """PyTorch has a type of its own for a GPU's memory; a CPU's is told by words alone."""
+    """PyTorch has an exception type for GPU memory; for CPU memory only the message differs."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     words = ("can't allocate memory", "DefaultCPUAllocator", "Storage size calculation overflowed")

@@ -1,10 +1,10 @@
-"""Named experiments from one file: the commands of each, what it needs, what it makes.
+"""Run named experiments from one file: each has commands, dependencies and outputs.
 
-Place in the flow: beside the command line; each experiment is a job of jobs.py, so that one that is
-done is not run again and one that was stopped goes on with the command it was at.
+Place in the flow: beside the command line. Each experiment is a job of jobs.py: finished ones are
+not run again, and a stopped one resumes at its current command.
 
-    folder: runs/evidence                  # where it is noted what is done
-    parts: [text]                          # which to run (--parts=[text,tasks]), with all they need
+    folder: runs/evidence                  # records of finished commands
+    parts: [text]                          # which to run (--parts=[text,tasks]), with their needs
     options: {windows: --long 96 --short 32}
     experiments:
       taught:
@@ -20,9 +20,9 @@ done is not run again and one that was stopped goes on with the command it was a
           - olmo-sparsity measure runs/x ${options.windows} --far-states {far} --out results/{far}
         outputs: [results/{far}/meta.json]
 
-`{far}` is the value, and each key of a named one is known by its own name. A need without its
-choices means all of them. Commands know no shell, but `*` in a word that is no option is matched
-when the command starts.
+`{far}` stands for the value; the keys of a named value have their own names. A need without choices
+means all of them. Commands run without a shell, but `*` is expanded when the command starts, except
+in options.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class ExperimentConfig:
     grid: dict[str, Any] = field(default_factory=dict)
     commands: list[str] = field(default_factory=list)
     outputs: list[str] = field(default_factory=list)
-    """Files and folders that are there when it is done."""
+    """Files and folders that must exist when it is done."""
 
 
 @dataclass
@@ -66,7 +66,7 @@ class ExperimentsConfig:
     folder: str = ""
     parts: list[str] = field(default_factory=list)
     options: dict[str, str] = field(default_factory=dict)
-    """Words that several commands share."""
+    """Text for `${options.NAME}` in commands."""
 
     experiments: dict[str, ExperimentConfig] = field(default_factory=dict)
 
@@ -86,7 +86,7 @@ class Experiment(Job):
         return self.folder / "done.json"
 
     def saved(self) -> int:
-        """As far as what was run is what is asked for now."""
+        """The number of finished commands that are still the same."""
         if not self.record.is_file():
             return 0
         done = read_json(self.record, list[str], "delete it")
@@ -99,9 +99,9 @@ class Experiment(Job):
         return [name for name in self.outputs if not Path(name).exists()]
 
     def run(self) -> int:
-        """The commands that are not done, in order, each in a process of its own."""
+        """Run the unfinished commands in order, each in its own process."""
         if read_launch().world_size > 1:
-            raise ConfigError("an experiment is one process: one task a job, whatever it starts")
+            raise ConfigError("an experiment is one process; start it with one task per job")
         self.folder.mkdir(parents=True, exist_ok=True)
         with locked(self.folder):
             for number in range(self.saved(), self.num_steps):
@@ -122,26 +122,26 @@ class Experiment(Job):
 
 
 def words_of(command: str) -> list[str]:
-    found = []
+    words = []
     for word in shlex.split(command):
         matches = sorted(glob.glob(word)) if "*" in word and not word.startswith("-") else []
-        found += matches or [word]
-    return found
+        words += matches or [word]
+    return words
 
 
 def read_jobs(path: str, overrides: list[str]) -> Sequence[Job]:
-    """Of a file of experiments, or of a sweep (sweep.py)."""
+    """The jobs of a file of experiments or of a sweep (sweep.py)."""
     if "experiments" not in read_given(path):
         return expand(path, overrides)
     return read_experiments(path, overrides)
 
 
 def read_experiments(path: str, overrides: list[str]) -> list[Experiment]:
-    """The experiments of the chosen parts and all they need, each after what it needs."""
+    """The experiments of the chosen parts and their needs, in order of dependency."""
     config = fill_in(ExperimentsConfig, read_given(path, overrides), path)
     if not config.folder or not config.parts:
         raise ConfigError(f"{path}: experiments need `folder` and `parts`")
-    of: dict[str, list[Experiment]] = {}  # a name with and without its choices
+    of: dict[str, list[Experiment]] = {}  # by name, with and without choices
     for name, given in config.experiments.items():
         made = _expand(path, Path(config.folder), name, given)
         of[name] = made
@@ -190,7 +190,7 @@ def _expand(path: str, folder: Path, name: str, given: ExperimentConfig) -> list
         labels = [as_name(choice[axis]) for axis, choice in zip(given.grid, choices, strict=True)]
 
         def put(text: str, values: dict[str, str] = values) -> str:
-            return re.sub(r"\{(\w+)\}", lambda found: _value(path, name, values, found[1]), text)
+            return re.sub(r"\{(\w+)\}", lambda match: _value(path, name, values, match[1]), text)
 
         label = "_".join([name, *labels])
         made.append(
@@ -210,7 +210,7 @@ def _expand(path: str, folder: Path, name: str, given: ExperimentConfig) -> list
 
 
 def _choices(path: str, name: str, axis: str, values: Any) -> list[dict[str, str]]:
-    """Of one axis: for each choice, what stands for `{…}`."""
+    """The choices of one axis: for each, the values of its `{…}` names."""
     if isinstance(values, str):
         sweep = os.path.relpath(Path(path).parent / values)
         return [{axis: run.name} for run in expand(sweep, [])]

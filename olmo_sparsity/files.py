@@ -1,4 +1,4 @@
-"""Files that are whole or not there, at whatever moment a process is killed. No torch here."""
+"""Write files and folders atomically, so that a killed process leaves no partial ones. No torch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from pathlib import Path, PurePosixPath
 from olmo_sparsity.launch import machine_id, process_start
 
 STALE_S = 180.0
-"""What another machine has not touched for so long has nobody any more."""
+"""A file that another machine has not touched for so long has lost its process."""
 
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """A name to write a file or folder to, beside `path`; what stands there at the end becomes
-    `path`. Nobody else has that name, so of several processes that write the same file at once, the
-    last one wins."""
+    """Yield a unique name beside `path` to write a file or folder to, then rename it to `path`. Of
+    several processes that write the same file at once, the last one wins."""
     partial = partial_name(path)
     try:
         yield partial
@@ -31,7 +30,7 @@ def writing(path: Path) -> Iterator[Path]:
 
 
 def partial_name(path: Path) -> Path:
-    """It tells whose it is, so that what a killed process left can be told from what is written."""
+    """The name holds machine and process, to recognize files that killed processes left."""
     started = process_start(os.getpid()) or "0"
     mark = f"{_machine()}-{os.getpid()}-{started}-{uuid.uuid4().hex[:8]}"
     return path.with_name(f"{path.name}.{mark}.tmp")
@@ -41,12 +40,12 @@ _PARTIAL = re.compile(r"\.([0-9a-f]{8})-(\d+)-(\d+)-[0-9a-f]{8}\.tmp$")
 
 
 def is_partial(path: Path) -> bool:
-    """Whether a process writes it, or was killed while it did."""
+    """Whether a process is writing it, or was killed while writing."""
     return _PARTIAL.search(path.name) is not None
 
 
 def remove_partial(folder: Path) -> None:
-    """What killed processes left half written in a folder; never what is being written."""
+    """Remove the partial files of killed processes, but not of running ones."""
     for path in folder.iterdir():
         match = _PARTIAL.search(path.name)
         if match is None:
@@ -68,7 +67,7 @@ def _remove(path: Path) -> None:
 
 
 def age_s(path: Path) -> float:
-    """By the clock of the disk: those of two machines may differ. 0 where it is gone."""
+    """By the clock of the disk, as machines may differ. 0 if the file is gone."""
     probe = partial_name(path)
     try:
         probe.touch()
@@ -89,7 +88,7 @@ def write_atomically(path: Path, text: str) -> None:
 
 
 def publish(partial: Path, final: Path) -> None:
-    """A finished file or folder takes its real name."""
+    """Sync a finished file or folder and give it its final name."""
     for path in [*partial.rglob("*"), partial]:
         sync(path)
     partial.replace(final)
@@ -97,7 +96,8 @@ def publish(partial: Path, final: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Onto the disk; of a folder, its list of names: else no rename survives a power cut."""
+    """Flush to disk; for a folder its list of names, without which no rename survives a power
+    cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -106,8 +106,8 @@ def sync(path: Path) -> None:
 
 
 def follow_umask(path: Path) -> None:
-    """Give a file the mode of any new one: some libraries write through mkstemp, whose files nobody
-    else may read."""
+    """Give a file the mode of any new one: some libraries use mkstemp, whose files only the owner
+    can read."""
     probe = partial_name(path)
     try:
         probe.touch()
@@ -122,8 +122,8 @@ def sha256_of(path: Path) -> str:
 
 
 def stays_inside(name: object) -> bool:
-    """Whether a name out of a manifest is one of a file in its folder. (A link there may lead
-    elsewhere: the hub's cache is made of them, and whoever sets one can read what it leads to.)"""
+    """Whether a name in a manifest is inside its folder. (Links are allowed: the hub's cache
+    consists of them, and whoever creates one can read its target.)"""
     if not isinstance(name, str) or not name or "\0" in name:
         return False
     path = PurePosixPath(name)

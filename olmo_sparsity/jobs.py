@@ -1,7 +1,7 @@
-"""Jobs that go on where they stopped: run one after the other here, or submitted to SLURM.
+"""Run resumable jobs one after the other, or submit them to SLURM.
 
-Place in the flow: beneath sweep.py and experiments.py, which make jobs of a file. How a job stands
-is read from its folder alone, so it does not matter who ran it, where, or how often it was stopped.
+Place in the flow: beneath sweep.py and experiments.py, which create jobs from a file. The state of
+a job is read from its folder alone, whoever ran it, wherever, and however often it was stopped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from olmo_sparsity.ending import EXIT_STOPPED
-from olmo_sparsity.errors import ConfigError, SaidElsewhere, UserError
+from olmo_sparsity.errors import ConfigError, ReportedElsewhere, UserError
 from olmo_sparsity.files import write_atomically
 from olmo_sparsity.lock import holder
 from olmo_sparsity.progress import say
@@ -37,7 +37,7 @@ class State:
 
 @dataclass(frozen=True)
 class Job(ABC):
-    """One resumable piece of work that fills a folder, and has it locked while it runs."""
+    """Resumable work that fills a folder, which it locks while it runs."""
 
     name: str
     folder: Path
@@ -48,19 +48,19 @@ class Job(ABC):
     @property
     @abstractmethod
     def text(self) -> str:
-        """What it runs, for people."""
+        """Its command, for display."""
 
     @abstractmethod
     def saved(self) -> int:
-        """Steps that need not be done again."""
+        """Number of steps that are saved."""
 
     def reached(self) -> int:
-        """Steps that were done, saved or not."""
+        """Number of steps done, saved or not."""
         return self.saved()
 
     @property
     def note(self) -> Path:
-        """Beside the folder: what was wrong when the job last ended badly."""
+        """A file beside the folder with the error message of the last failure."""
         return self.folder.with_name(self.folder.name + ".failed")
 
     def is_done(self) -> bool:
@@ -88,17 +88,17 @@ def format_states(jobs: Sequence[Job]) -> str:
         for job, state in zip(jobs, states, strict=True)
     ]
     counts = Counter(state.name for state in states)
-    told = ", ".join(f"{counts[name]} {name}" for name in ("done", "running", "failed", "waiting"))
-    return "\n".join([*(line.rstrip() for line in lines), f"{len(jobs)} runs: {told}"])
+    total = ", ".join(f"{counts[name]} {name}" for name in ("done", "running", "failed", "waiting"))
+    return "\n".join([*(line.rstrip() for line in lines), f"{len(jobs)} runs: {total}"])
 
 
 @contextlib.contextmanager
-def noting_failure(job: Job) -> Iterator[None]:
-    """Around one job, in its process: `state` reads what is left here."""
+def recording_failure(job: Job) -> Iterator[None]:
+    """Write the note of a job that fails inside."""
     job.note.unlink(missing_ok=True)
     try:
         yield
-    except SaidElsewhere:
+    except ReportedElsewhere:
         raise
     except Exception as error:
         job.folder.parent.mkdir(parents=True, exist_ok=True)
@@ -107,13 +107,13 @@ def noting_failure(job: Job) -> Iterator[None]:
 
 
 def run_here(path: str, overrides: list[str], jobs: Sequence[Job]) -> int:
-    """All that are not done, one after the other, each in a process of its own. A job whose needs
+    """Run the unfinished jobs one after the other, each in its own process. A job whose needs
     failed waits."""
     failed = []
     for number, job in enumerate(jobs):
         if job.state().name in ("done", "running"):
             continue
-        if lacking(job, jobs):
+        if unfinished_needs(job, jobs):
             continue
         say(f"{job.name}: {job.text}")
         words = ["sweep", path, f"--only={number}", *overrides]
@@ -128,15 +128,14 @@ def run_here(path: str, overrides: list[str], jobs: Sequence[Job]) -> int:
     return 0
 
 
-def lacking(job: Job, jobs: Sequence[Job]) -> list[str]:
-    """What it needs and is not done."""
+def unfinished_needs(job: Job, jobs: Sequence[Job]) -> list[str]:
     return [other.name for other in jobs if other.name in job.needs if not other.is_done()]
 
 
 def run_process(command: Sequence[str], environment: dict[str, str] | None = None) -> int:
-    """Its exit code; EXIT_STOPPED where a signal reached this process and was passed on."""
+    """Run a command and return its exit code, or EXIT_STOPPED if a signal was passed on to it."""
     signals: list[int] = []
-    # In a process group of its own, or Ctrl-C would reach it twice: the second is not for saving.
+    # In its own process group, or Ctrl-C would reach it twice, and the second kills it.
     with subprocess.Popen(command, process_group=0, env=environment) as child:
 
         def pass_on(number: int, _: object) -> None:
@@ -154,12 +153,12 @@ def run_process(command: Sequence[str], environment: dict[str, str] | None = Non
 
 
 def submit(path: str, overrides: list[str], jobs: Sequence[Job], flags: str) -> int:
-    """All that are neither done nor running, as arrays of SLURM: one for all jobs that wait for the
-    same others."""
+    """Submit the jobs that are neither done nor running, as one SLURM array for each set of
+    needs."""
     script = Path("slurm/train.sbatch")
     if not script.exists():
         raise ConfigError(f"{script} is not here; submit from the root of olmo-sparsity")
-    # One that is running may have been started by hand: there is no job to wait for.
+    # A running job may have been started by hand, without a SLURM job to depend on.
     todo = {i: job for i, job in enumerate(jobs) if job.state().name not in ("done", "running")}
     if not todo:
         print(format_states(jobs))
@@ -169,7 +168,7 @@ def submit(path: str, overrides: list[str], jobs: Sequence[Job], flags: str) -> 
     for i, job in todo.items():
         arrays.setdefault(tuple(name for name in job.needs if name in names), []).append(i)
     submitted: dict[str, str] = {}
-    for needs, numbers in arrays.items():  # in order: a job comes after what it needs
+    for needs, numbers in arrays.items():  # in order of dependency
         words = ["sbatch", *shlex.split(flags)]
         if needs:
             waits = ":".join(submitted[name] for name in needs)
@@ -183,15 +182,15 @@ def submit(path: str, overrides: list[str], jobs: Sequence[Job], flags: str) -> 
         print(done.stdout, end="")
         if done.returncode != 0:
             return done.returncode
-        found = re.search(r"Submitted batch job (\d+)", done.stdout)
-        if found is None:
-            raise UserError(f"sbatch did not say which job it submitted: {done.stdout.strip()}")
-        submitted |= {jobs[i].name: f"{found[1]}_{i}" for i in numbers}
+        match = re.search(r"Submitted batch job (\d+)", done.stdout)
+        if match is None:
+            raise UserError(f"sbatch printed no job number: {done.stdout.strip()}")
+        submitted |= {jobs[i].name: f"{match[1]}_{i}" for i in numbers}
     return 0
 
 
 def own_environment() -> dict[str, str]:
-    """For a command that is one process of its own, whatever launched this one."""
+    """The environment for a single-process command, without the variables of this launch."""
     launched = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "SLURM_PROCID")
     environment = {name: text for name, text in os.environ.items() if name not in launched}
     environment["PATH"] = os.pathsep.join(

@@ -1,6 +1,6 @@
-"""JSON files, read by the type of what they must hold. No torch here.
+"""Read JSON files and check them against a type. No torch.
 
-Place in the flow: the ground under every reader of a file that may be damaged, or not ours.
+Place in the flow: beneath all readers of files that may be damaged or not ours.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from olmo_sparsity.errors import DataError
 T = TypeVar("T")
 
 _DEEPEST = 50
-"""No file of ours is nested so deep; what is may exhaust the stack of whoever walks it."""
+"""Our files are not nested so deep; deeper ones may exhaust the stack."""
 
 
 def read_json(path: Path, kind: type[T], remedy: str) -> T:
-    """What the file holds, as `kind`; DataError with the remedy where it holds anything else."""
+    """The content as `kind`; DataError with the remedy if it does not conform."""
     try:
         return parse_json(path.read_bytes(), kind)
     except OSError as error:
@@ -33,7 +33,7 @@ def read_json(path: Path, kind: type[T], remedy: str) -> T:
 
 
 def parse_json(content: bytes, kind: type[T]) -> T:
-    """ValueError says what is wrong."""
+    """Raises ValueError with the reason."""
     try:
         value = json.loads(content.decode("utf-8"))
     except RecursionError:
@@ -45,12 +45,12 @@ def parse_json(content: bytes, kind: type[T]) -> T:
 
 
 def with_crc(value: dict[str, Any]) -> dict[str, Any]:
-    """With a CRC-32 of the rest as its last key, for a file or line without a manifest."""
+    """Add a CRC-32 of the content as last key, for a file or line without a manifest."""
     return {**value, "crc32": _crc(value)}
 
 
 def check_crc(value: dict[str, Any]) -> dict[str, Any]:
-    """Without it. ValueError where it is not of the rest; what has none is of an older version."""
+    """Check and remove the CRC-32; ValueError if it differs. Older versions wrote none."""
     rest = {key: item for key, item in value.items() if key != "crc32"}
     if len(rest) < len(value) and value["crc32"] != _crc(rest):
         raise ValueError("it is not what was written (its crc32 differs)")
@@ -62,19 +62,19 @@ def _crc(value: dict[str, Any]) -> str:
 
 
 def conform(value: Any, kind: Any, where: str = "") -> Any:
-    """A dataclass of its fields, a container of conforming values, or the value, if it is of the
-    type `kind`. A whole number is a number, true and false are none."""
+    """Check a JSON value against a type, and build dataclasses from objects. An int is accepted as
+    a float, a bool as neither."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
     if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
         return _fill(value, kind, where)
-    if origin is Literal and any(type(value) is type(one) and value == one for one in inner):
+    if origin is Literal and any(type(value) is type(item) and value == item for item in inner):
         return value
     if origin in (Union, UnionType):
-        for one in inner:
-            if isinstance(value, _outer(one)) and (value is None) == (one is type(None)):
-                return conform(value, one, where)
+        for choice in inner:
+            if isinstance(value, _outer(choice)) and (value is None) == (choice is type(None)):
+                return conform(value, choice, where)
     elif origin is dict and isinstance(value, dict):
         return {key: conform(item, inner[1], f"{where}.{key}") for key, item in value.items()}
     elif origin is list and isinstance(value, list):
@@ -96,7 +96,7 @@ def _outer(kind: Any) -> Any:
 def _fill(value: dict, kind: type, where: str) -> Any:
     known, types = {item.name: item for item in fields(kind)}, _types(kind)
     for name in value.keys() - known.keys():
-        raise ValueError(f"{where.lstrip('.') or 'it'} has a strange key '{name}'")
+        raise ValueError(f"{where.lstrip('.') or 'it'} has an unknown key '{name}'")
     for name, item in known.items():
         if name not in value and item.default is MISSING and item.default_factory is MISSING:
             raise ValueError(f"{where.lstrip('.') or 'it'} lacks '{name}'")
@@ -114,6 +114,6 @@ def _refuse_depth(value: Any) -> None:
         depth += 1
         if depth > _DEEPEST:
             raise ValueError("it is nested too deep")
-        found = [one.values() if isinstance(one, dict) else one for one in level
-                 if isinstance(one, dict | list)]  # fmt: skip
-        level = [item for items in found for item in items]
+        inner = [node.values() if isinstance(node, dict) else node for node in level
+                 if isinstance(node, dict | list)]  # fmt: skip
+        level = [node for nodes in inner for node in nodes]

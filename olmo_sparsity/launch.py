@@ -1,8 +1,8 @@
-"""Which of how many processes this is, as the launcher says. Variables only: nothing heavy here.
+"""Read this process's rank and the number of processes from the launcher's variables.
 
-Place in the flow: the ground under training and analysis. `torchrun`, `deepspeed` and `accelerate
+Place in the flow: beneath training and analysis; no torch. `torchrun`, `deepspeed` and `accelerate
 launch` set RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE; under a bare `srun` they are taken from
-SLURM's own variables. One process, and nothing set: rank 0 of 1.
+SLURM's variables. Without any, this is rank 0 of 1.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Launch:
     rank: int = 0
     world_size: int = 1
     local_rank: int = 0
-    """Among the processes of this machine: also the number of its GPU."""
+    """Rank among the processes of this machine, and the number of its GPU."""
 
     local_world_size: int = 1
 
@@ -34,7 +34,7 @@ def read_launch() -> Launch:
         if missing:
             raise ConfigError(f"the launcher sets some of {', '.join(names)}, but not {missing[0]}")
         rank, world_size = _number("RANK"), _number("WORLD_SIZE")
-        # A launcher that leaves these two out has one process a machine.
+        # Launchers that leave these two out start one process per machine.
         local_rank = _number("LOCAL_RANK", 0)
         launch = Launch(rank, world_size, local_rank, _number("LOCAL_WORLD_SIZE", local_rank + 1))
     elif "SLURM_STEP_ID" in os.environ and "SLURM_PROCID" in os.environ:  # inside srun, not sbatch
@@ -57,14 +57,14 @@ def read_launch() -> Launch:
 
 
 def launch_id() -> str:
-    """The same for all processes of one launch, and for no other that runs at the same time."""
+    """Equal for the processes of one launch, and different from all other running launches."""
     get = os.environ.get
     if read_launch().world_size == 1:
         return f"{socket.gethostname()} {os.getpid()}"
     if "SLURM_STEP_ID" in os.environ:
-        # Also around a torchrun on each node. A requeued job counts its steps from 0 again.
+        # Also with a torchrun on each node. A requeued job counts its steps from 0 again.
         return f"slurm {get('SLURM_JOB_ID')}.{get('SLURM_STEP_ID')}.{get('SLURM_RESTART_COUNT', 0)}"
-    # torchrun, deepspeed, accelerate: where they meet. torchrun's own name for it is often "none".
+    # torchrun, deepspeed, accelerate: the rendezvous. torchrun's run ID is often "none".
     address = get("MASTER_ADDR", "localhost")
     if address in ("localhost", "127.0.0.1", "::1"):
         address = socket.gethostname()
@@ -72,7 +72,7 @@ def launch_id() -> str:
 
 
 def machine_id() -> str:
-    """A boot of a machine and its namespace of processes, within which a number means one."""
+    """Identifies a boot of a machine and a PID namespace, within which PIDs are unique."""
     with contextlib.suppress(OSError):
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -80,8 +80,8 @@ def machine_id() -> str:
 
 
 def process_start(pid: int) -> str | None:
-    """When a process began, in the kernel's own count: with its number it names one process. None:
-    there is no such process (or one that has ended and waits to be buried), or no /proc."""
+    """The start time of a process in the kernel's count, which with the PID identifies it. None if
+    there is no such process (or only a zombie), or no /proc."""
     try:
         # The name, in parentheses, may hold anything.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()

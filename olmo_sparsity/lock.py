@@ -1,14 +1,14 @@
-"""One launch at a time writes into a folder. No torch here.
+"""Lock a folder, so that only one launch at a time writes to it. No torch.
 
-Place in the flow: the ground under whatever fills a folder that a second start could fill as well.
+Place in the flow: beneath everything that fills a folder.
 
-A file `lock` names the owner. Making it fails where it exists, on network disks too, where flock(2)
-often does nothing. But a killed owner leaves it behind, so the next start looks for the owner, and
-takes the folder over where it is gone:
+A file `lock` names the owner. Creating it fails if it exists, also on network disks, where flock(2)
+often does nothing. A killed owner leaves it behind, so the next launch takes the folder over if the
+owner is gone:
 
-    on the same machine     no such process, or another one that was given its number
-    on another machine      the same job of SLURM, which runs in one place only: it was requeued;
-                            else the file, which a living owner refreshes, has become old
+    on the same machine     there is no such process, or its PID now belongs to another one
+    on another machine      it was the same SLURM job, which was requeued;
+                            or the file, which a running owner refreshes, is old
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from olmo_sparsity.launch import launch_id, machine_id, process_start, read_laun
 LOCK = "lock"
 REFRESH_S = 30.0
 _WRITTEN_WITHIN_S = 5.0
-"""An unreadable lock is one that is being written; after so long, one whose writer was killed."""
+"""An unreadable lock is being written; after so long, its writer was killed."""
 
 _FIRST_COMES_WITHIN_S = 120.0
 
@@ -39,11 +39,11 @@ _FIRST_COMES_WITHIN_S = 120.0
 class Owner:
     host: str
     machine: str
-    """Its boot and its namespace of processes, within which a number means one process."""
+    """See `machine_id`."""
 
     pid: int
     started: str | None
-    """When the process began, in the kernel's own count. None where there is no /proc."""
+    """See `process_start`."""
 
     launch: str
     slurm_job: str | None
@@ -64,9 +64,8 @@ class Owner:
 
 @contextlib.contextmanager
 def locked(folder: Path, waits: bool = False) -> Iterator[None]:
-    """Refused while another launch has the folder, or, with `waits`, put off until it has ended.
-    The first process of a launch holds it for all of them, so it must be the last to leave; the
-    others may ask too, and wait for the first."""
+    """Raise while another launch has the folder, or wait for it with `waits`. Rank 0 holds the lock
+    for its launch, so it must be the last to leave; other ranks wait until it has the lock."""
     path, own = folder / LOCK, Owner.here()
     if read_launch().rank > 0:
         _wait_for_first(path, own)
@@ -86,7 +85,7 @@ def locked(folder: Path, waits: bool = False) -> Iterator[None]:
 
 
 def holder(folder: Path) -> tuple[Owner | None, bool]:
-    """Who has the folder, or had it when it died; and whether that launch is alive."""
+    """The owner of the folder's lock, and whether it is alive."""
     path = folder / LOCK
     owner = _read(path)
     return owner, owner is not None and not _is_gone(owner, path, Owner.here())
@@ -127,15 +126,15 @@ def _is_gone(owner: Owner, path: Path, own: Owner) -> bool:
 
 
 def _remove(path: Path, owner: Owner | None) -> None:
-    """Of several that find the same dead owner, one gets its file; whoever gets another's instead,
-    made since, puts it back."""
-    grave = partial_name(path)
+    """Remove the lock of a dead owner. If another process has replaced it meanwhile, the new lock
+    is put back."""
+    moved = partial_name(path)
     with contextlib.suppress(FileNotFoundError):
-        path.rename(grave)
-        if _read(grave) == owner:
-            grave.unlink()
+        path.rename(moved)
+        if _read(moved) == owner:
+            moved.unlink()
         else:
-            grave.rename(path)
+            moved.rename(path)
 
 
 def _wait_for_first(path: Path, own: Owner) -> None:
@@ -150,8 +149,8 @@ def _wait_for_first(path: Path, own: Owner) -> None:
     if owner is not None:
         raise _in_use(path, owner)
     raise UserError(
-        f"{path} was not made by the first process of this launch within "
-        f"{_FIRST_COMES_WITHIN_S:.0f} s; its own message says why"
+        f"{path} was not created by rank 0 of this launch within {_FIRST_COMES_WITHIN_S:.0f} s; "
+        "see the message of rank 0"
     )
 
 
@@ -159,7 +158,7 @@ def _in_use(path: Path, owner: Owner) -> UserError:
     job = f", SLURM job {owner.slurm_job}" if owner.slurm_job else ""
     return UserError(
         f"{path.parent} is being written by process {owner.pid} on {owner.host}{job}, since "
-        f"{owner.since}; wait until it ends, or stop it (if it is gone for certain, delete {path})"
+        f"{owner.since}; wait until it ends, or stop it (if it is certainly gone, delete {path})"
     )
 
 

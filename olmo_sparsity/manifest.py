@@ -1,6 +1,6 @@
-"""Folders whose `manifest.json` vouches for every byte of their files. No torch here.
+"""Write and verify `manifest.json`, which lists size and SHA-256 of a folder's files. No torch.
 
-Place in the flow: the ground under checkpoints, parts of measurements and finished results.
+Place in the flow: beneath checkpoints, parts of measurements and finished results.
 {"files": {name: {"sha256": hex, "bytes": count}}}
 """
 
@@ -32,7 +32,7 @@ class _Manifest:
 
 @contextmanager
 def writing_folder(final: Path) -> Iterator[Path]:
-    """A folder to write into, beside `final`, which it becomes, with a manifest."""
+    """Yield a folder to write into, then add a manifest and rename it to `final`."""
     with writing(final) as partial:
         partial.mkdir()
         yield partial
@@ -40,7 +40,7 @@ def writing_folder(final: Path) -> Iterator[Path]:
 
 
 def write_manifest(folder: Path, names: Collection[str] | None = None) -> None:
-    """Of every file beneath the folder, or of those named; written last, to vouch for them."""
+    """List all files below the folder, or those named; written after them."""
     paths = folder.rglob("*") if names is None else (folder / name for name in names)
     listed = {
         path.relative_to(folder).as_posix(): _File(sha256_of(path), path.stat().st_size)
@@ -52,10 +52,9 @@ def write_manifest(folder: Path, names: Collection[str] | None = None) -> None:
 
 
 def verify_manifest(folder: str | Path, only: Collection[str] | None = None) -> str | None:
-    """What is wrong with a folder, in words; None when nothing is.
+    """A description of what is wrong with a folder; None if it is intact.
 
-    `only`: the files that matter to the caller. Analysis needs no optimizer state, which is most of
-    what there is to hash.
+    `only`: the files to verify. Analysis needs no optimizer state, which is most of the bytes.
     """
     folder = Path(folder)
     if not (folder / MANIFEST).is_file():
@@ -69,13 +68,13 @@ def verify_manifest(folder: str | Path, only: Collection[str] | None = None) -> 
             return f"{MANIFEST} does not list {name}"
         if not stays_inside(name):
             return f"{MANIFEST} names '{name}', which is outside of the folder"
-        path, said = folder / name, files[name]
+        path, listed = folder / name, files[name]
         try:
             if not path.is_file():
                 return f"{name} is missing"
-            if path.stat().st_size != said.bytes:
-                return f"{name} has {path.stat().st_size} bytes, {MANIFEST} says {said.bytes}"
-            if sha256_of(path) != said.sha256:
+            if path.stat().st_size != listed.bytes:
+                return f"{name} has {path.stat().st_size} bytes, {MANIFEST} says {listed.bytes}"
+            if sha256_of(path) != listed.sha256:
                 return f"{name} does not have the SHA-256 that {MANIFEST} gives"
         except OSError as error:
             return f"{name} cannot be read: {error.strerror}"

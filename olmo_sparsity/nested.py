@@ -1,4 +1,4 @@
-"""Nested dicts of settings: their leaves, and what of two of them differs. Imports nothing."""
+"""Flatten and compare nested dicts of settings. Imports nothing."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def leaves(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Every dotted key and its value; a section without keys is a value."""
+    """All dotted keys with their values; an empty section is a value."""
     for key, value in node.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{key}.")
@@ -16,7 +16,7 @@ def leaves(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any
 
 
 def differences(then: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[str]:
-    """For a message: each key that has another value now."""
+    """Each key with a changed value, for a message."""
     old, new = dict(leaves(then)), dict(leaves(now))
     return [
         f"{key}={old.get(key)} (now {new.get(key)})"

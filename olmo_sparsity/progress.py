@@ -1,6 +1,6 @@
-"""One live line on a terminal, occasional log lines anywhere else (a SLURM log, CI, a pipe).
+"""Show progress: one live line on a terminal, occasional lines in a log or pipe.
 
-Used by everything that takes long. Never imports torch.
+Place in the flow: used by all long work. Never imports torch.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Progress:
         return self
 
     def resume_at(self, done: int) -> None:
-        """What an earlier run already did: shown as done, not counted in the rate."""
+        """Progress of an earlier run: shown as done, not counted in the rate."""
         self.done = self.done_at_start = done
 
     def update(self, done: int, **values: str) -> None:
@@ -65,7 +65,7 @@ class Progress:
             self._show(self.text)
 
     def note(self, message: str) -> None:
-        """A line that stays."""
+        """Print a line that stays."""
         if self.enabled:
             self._clear()
             say(message)
@@ -97,7 +97,7 @@ class Progress:
 
 
 def say(message: str) -> None:
-    """A line beside the results, which alone go to stdout."""
+    """Print a message to stderr; stdout is for results."""
     print(printable(message), file=sys.stderr, flush=True)
 
 

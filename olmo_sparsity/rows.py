@@ -1,4 +1,4 @@
-"""Results whose rows are a dataclass: one Parquet file, and meta.json beside it.
+"""Store a list of dataclass rows as a Parquet file with a meta.json beside it.
 
 Place in the flow: beneath the results of tasks and theory. Never imports torch.
 """
@@ -25,7 +25,7 @@ _TYPES = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
 
 
 def schema_of(kind: type) -> pa.Schema:
-    """Its module has `from __future__ import annotations`, so types are names."""
+    """Types are names, because of `from __future__ import annotations` in the module of `kind`."""
     types = {item.name: str(item.type) for item in fields(kind)}
     return pa.schema(
         (name, _TYPES[word.removesuffix(" | None")], word.endswith("None"))
@@ -34,7 +34,6 @@ def schema_of(kind: type) -> pa.Schema:
 
 
 def write_rows(path: Path, kind: type[Row], rows: Sequence[Row], meta: dict[str, Any]) -> None:
-    """`path`: of the Parquet file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     remove_partial(path.parent)
     table = pa.Table.from_pylist([vars(row) for row in rows], schema=schema_of(kind))
@@ -54,17 +53,16 @@ def read_rows(path: Path, kind: type[Row], made_by: str) -> tuple[list[Row], dic
         if not needed.is_file():
             raise DataError(f"'{path.parent}' has no {needed.name}; make it with `{made_by}`")
     remedy = f"make it again with `{made_by}`"
-    # Copies that are kept to be read have no manifest.
+    # Copies in docs/ have no manifest.
     if (path.parent / MANIFEST).exists() and (problem := verify_manifest(path.parent)):
         raise DataError(f"{path.parent} is damaged: {problem}; {remedy}")
     table = read_parquet(path, remedy)
     meta = read_json(path.with_name("meta.json"), dict, remedy)
     names = schema_of(kind).names
     if table.schema.names != names:
-        strange = sorted(set(table.schema.names) ^ set(names))
+        differing = sorted(set(table.schema.names) ^ set(names))
         raise DataError(
-            f"{path}: columns {strange} are missing or unknown; it was written by another version: "
-            f"{remedy}"
+            f"{path}, of another version: columns {differing} are missing or unknown; {remedy}"
         )
     return [kind(**row) for row in table.to_pylist()], meta
 
@@ -78,7 +76,7 @@ def read_parquet(path: Path, remedy: str) -> pa.Table:
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:
-    """A table whose first line are the heads."""
+    """A Markdown table whose first line is the header."""
     first, *others = lines
-    every = [first, ["---"] * len(first), *others]
-    return "\n".join("| " + " | ".join(line) + " |" for line in every)
+    rows = [first, ["---"] * len(first), *others]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)

@@ -1,9 +1,9 @@
-"""Many runs from one small file: every config × every choice of every axis of a grid.
+"""Expand a small file into many training runs: all configs × all choices of a grid.
 
-Place in the flow: beside the command line; each run is an ordinary `olmo-sparsity train` into its
+Place in the flow: beside the command line. Each run is an ordinary `olmo-sparsity train` into its
 own folder, and a job of jobs.py.
 
-    folder: runs/pose_pays                 # every run gets a folder in here
+    folder: runs/pose_pays                 # holds the folders of the runs
     configs: [../quick.yaml]               # as seen from this file
     grid:
       seed: [1, 2, 3]                      # an axis: a key and its values …
@@ -11,8 +11,8 @@ own folder, and a job of jobs.py.
         pose: {}
         rope: {positions.scheme: contiguous, positions.target_length: null}
 
-In a value, `{seed}` stands for what that axis adds to the run's name (seed1), so that a sweep can
-begin where another ended: `init_from: ["runs/school/quick_{seed}"]`.
+In a value, `{seed}` stands for the axis's part of the run's name (seed1), so that a sweep can start
+from the runs of another: `init_from: ["runs/school/quick_{seed}"]`.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class Run(Job):
 
 
 def expand(path: str, overrides: list[str]) -> list[Run]:
-    """The runs of a grid, in order; each config is checked. Overrides are for all of them."""
+    """The runs of a grid, in order, with checked configs. Overrides apply to all of them."""
     sweep = fill_in(SweepConfig, read_given(path), path)
     if not sweep.folder or not sweep.configs:
         raise ConfigError(f"{path}: a sweep needs `folder` and `configs`")
@@ -86,7 +86,7 @@ def expand(path: str, overrides: list[str]) -> list[Run]:
 
 
 def _choices(path: str, axis: str, values: Any) -> list[tuple[str, list[str]]]:
-    """Of one axis: what each choice adds to a run's name, and to its command."""
+    """The choices of one axis: for each, its part of the run's name, and its overrides."""
     if isinstance(values, list) and values:
         leaf = axis.rsplit(".", 1)[-1]
         labels = [f"{leaf}{_text(value)}" if len(values) > 1 else "" for value in values]
@@ -109,7 +109,7 @@ def as_name(label: str) -> str:
 
 
 def _name_axes(word: str, labels: dict[str, str]) -> str:
-    return re.sub(r"\{([^{}]+)\}", lambda found: labels.get(found[1], found[0]), word)
+    return re.sub(r"\{([^{}]+)\}", lambda match: labels.get(match[1], match[0]), word)
 
 
 def _text(value: Any) -> str:

@@ -1,4 +1,4 @@
-"""Which code and which packages a result was made with. Never imports torch."""
+"""Record which command, commit and package versions made a result. Never imports torch."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PACKAGES = [
 
 
 def typed_command() -> list[str]:
-    """What was typed, without the place where this program happens to be installed."""
+    """The command line, without the installation path of this program."""
     program = Path(sys.argv[0])
     ours = program.name in ("olmo-sparsity", "cli.py")
     return ["olmo-sparsity" if ours else sys.argv[0], *sys.argv[1:]]
 
 
 def provenance(device: str) -> dict[str, Any]:
-    """What every result says of itself, beside its command: `device` is what it ran on."""
+    """Commit, package versions and machine; `device`: what it ran on."""
     machine = f"{platform.machine()}, {os.cpu_count()} cores, {device}"
     return {"commit": code_version(), "versions": versions(), "machine": machine}
 
@@ -41,8 +41,8 @@ def versions() -> dict[str, str | None]:
 
 
 def code_version(folder: Path = Path(__file__).parents[1]) -> str | None:
-    """The commit of the code that runs, with a mark when that has uncommitted changes. Docs may:
-    results are written into them."""
+    """The commit of the running code, marked -dirty if it has uncommitted changes outside docs/,
+    which results are written to."""
 
     def git(*words: str) -> str:
         done = subprocess.run(

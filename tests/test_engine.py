@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from olmo_sparsity.config import RunConfig
-from olmo_sparsity.errors import ConfigError, DataError, SaidElsewhere, UserError
+from olmo_sparsity.errors import ConfigError, DataError, ReportedElsewhere, UserError
 from olmo_sparsity.model.load import build_model
 from olmo_sparsity.training import distributed, preflight
 from olmo_sparsity.training.choose_engine import check_engine
@@ -291,7 +291,7 @@ def test_one_process_speaks_for_all(texts: list[str | None], speaker: int) -> No
             alone = texts.count("bad") == 1
             assert str(caught.value).startswith(f"process {rank} of 2" if alone else "bad")
         else:
-            assert isinstance(caught.value, SaidElsewhere)
+            assert isinstance(caught.value, ReportedElsewhere)
 
 
 # --- a run that dies again and again --------------------------------------------------------------

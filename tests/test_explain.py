@@ -234,7 +234,7 @@ def test_a_chat_template_is_prefix_and_end(model: LlamaForCausalLM) -> None:
     prompt = " ".join(TEXT.split()[:3])
     given = {"text": None, "at": None, "prompt": prompt, "target": "w3", "chat": True}
     assert asked(model, **given, short=None).windows.short == 1
-    with pytest.raises(ConfigError, match="the template says"):
+    with pytest.raises(ConfigError, match="the template sets"):
         asked(model, **given, prefix="none")
 
 
@@ -245,7 +245,7 @@ def test_a_prompt_is_found_where_the_template_puts_it(model: LlamaForCausalLM) -
     # The template says the words of the prompt before it.
     tokenizer.chat_template = "{{ bos_token }} w3 w5 w3 Q: {{ messages[0]['content'] }} A:"
     found = explain(model, tokenizer, **given)
-    assert found.windows.prefix == (1, 6, 8, 6, 43), "what the template says is no candidate"
+    assert found.windows.prefix == (1, 6, 8, 6, 43), "what the template sets is no candidate"
     assert found.document.tokens.tolist() == [6, 8, 6, 44, 6]
     tokenizer.chat_template = "{{ bos_token }} {{ messages[0]['content'].replace('w3', 'w4') }}"
     with pytest.raises(DataError, match="changes the prompt"):

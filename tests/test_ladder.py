@@ -107,7 +107,8 @@ def test_what_is_said_and_drawn(table: pd.DataFrame, tmp_path: Path) -> None:
     assert "add one, span:4, RoPE" in (tmp_path / "ladder.svg").read_text()
     assert describe_ladder(table, "add_one", 8, "span:4").startswith("add_one, span:4, k = 8")
     with pytest.raises(
-        DataError, match=r"no model was asked for greedy \(tokens\) at k = 8; .*selector add_one"
+        DataError,
+        match=r"no model was measured with greedy \(tokens\) at k = 8; .*selector add_one",
     ):
         draw_ladder(table, tmp_path / "ladder.svg", "greedy", 8)
 
@@ -153,4 +154,4 @@ def test_the_command(one: Results, tmp_path: Path, capsys: pytest.CaptureFixture
     assert set(kept.selector) == set(one.summary.selector)
     assert list(json.loads(out.with_suffix(".meta.json").read_text())) == list(set(kept.model))
     assert main(["ladder", str(folder), "--out", str(out), "--k", "3"]) == EXIT_BAD_INPUT
-    assert "no model was asked for add_one (tokens) at k = 3" in capsys.readouterr().err
+    assert "no model was measured with add_one (tokens) at k = 3" in capsys.readouterr().err

@@ -197,7 +197,7 @@ def test_all_processes_of_a_launch_are_one_owner(
         with pytest.raises(UserError, match=f"process {os.getpid()}"), locked(tmp_path):
             pass
     monkeypatch.setenv("RANK", "1")
-    with pytest.raises(UserError, match="not made by the first process"), locked(tmp_path):
+    with pytest.raises(UserError, match="not created by rank 0"), locked(tmp_path):
         pass
 
 

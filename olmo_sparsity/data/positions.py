@@ -1,10 +1,9 @@
-"""All position IDs of the project. Pure functions of a generator: no state, no model, no torch.
+"""Draw position IDs: contiguous, PoSE and randomized. Pure functions of a generator, no torch.
 
 Place in the flow: token shards + **positions** → batches. A model never computes a position ID.
 
-A draw is seeded by (run seed, epoch, sequence index), so a sequence gets the same IDs on one
-process or on sixty-four, with any number of loader workers, after any resume, and new ones every
-epoch.
+A draw is seeded by (run seed, epoch, sequence index), so the IDs of a sequence do not depend on the
+number of processes or on resuming, and differ between epochs.
 
 Dimension key: L length, T target length (IDs are below it), C number of chunks.
 """
@@ -55,7 +54,7 @@ def pose(
     return np.arange(length) + total_skips[np.searchsorted(cuts, np.arange(length), side="right")]
 
 
-# --- whole batches at once, for tasks that draw millions of short sequences ----------------------
+# --- batches, for tasks that draw millions of short sequences -------------------------------------
 
 
 def contiguous_batch(num_sequences: int, length: int) -> np.ndarray:
@@ -79,9 +78,9 @@ def uniform_pose_batch(
     num_chunks: int,
     unit: int = 1,
 ) -> np.ndarray:
-    """Another PoSE than that of text, for B sequences: positions_BL. Cuts uniform, total skips
-    uniform and sorted, the first chunk skipped ahead like the others. Cuts fall only between units
-    of `unit` tokens; where there are fewer such places than cuts, every one of them is cut."""
+    """A variant of PoSE for B sequences: positions_BL. Cuts are uniform, total skips uniform and
+    sorted, and the first chunk is skipped too. Cuts fall only between units of `unit` tokens; if
+    there are fewer such places than cuts, all of them are cut."""
     places = np.arange(unit, length, unit)
     num_cuts = min(num_chunks - 1, len(places))
     keys_BP = generator.random((num_sequences, len(places)), dtype=np.float32)
@@ -92,6 +91,6 @@ def uniform_pose_batch(
 
 
 def spread_ids(ids_BL: np.ndarray, positions_BM: np.ndarray) -> np.ndarray:
-    """Coupled IDs 1 … M where an increasing sequence of M position IDs puts them: tokens that share
-    an ID go on sharing one."""
+    """Map coupled IDs 1 … M to an increasing sequence of M position IDs: tokens with equal IDs
+    keep equal ones."""
     return np.take_along_axis(positions_BM, ids_BL - 1, axis=1)

@@ -1,7 +1,7 @@
-"""The Python files that this interpreter can import, and which of them hold little that is new.
+"""List the Python files that this interpreter can import, and detect repeats among them.
 
-Place in the flow: `corpus` makes documents of them. Code is a text that every user has on disk and
-that repeats its names all the time, which is what a small model learns to copy from.
+Place in the flow: `corpus` makes documents of them. Code is on every user's disk, and repeats its
+names often, which teaches a small model to copy.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ SHORTEST_FILE, LONGEST_FILE = 800, 400_000
 """Characters. Below: package markers and lists of imports; above: mostly tables."""
 
 SHORTEST_LINE = 12
-"""Characters of a line, stripped. `else:` and `return` are in every file and tell nothing."""
+"""Characters of a stripped line. Shorter ones, as `else:`, are in all files and show no repeat."""
 
 TABLE_BITS = 28
-"""Lines are remembered as one bit each, in a table of 32 MiB however much text there is. The 15,000
-files of one environment set 1% of the bits, so a line in a hundred is taken for one seen before;
-half of a file's lines must be."""
+"""Lines are remembered as one bit each, in a table of 32 MiB for any amount of text. The 15,000
+files of one environment set 1% of the bits, so 1% of new lines count as known; a near repeat has
+half of its lines known."""
 
 _OWN = ("olmo_sparsity", "analysis", "__editable__")
-"""This project must not be trained on when it is installed and not trained on when it is not."""
+"""This project is left out, so that the text does not depend on whether it is installed."""
 
 
 class PythonFile(NamedTuple):
@@ -38,22 +38,23 @@ class PythonFile(NamedTuple):
 
 
 def list_python_files() -> list[PythonFile]:
-    """By package, then by name within it: the same order wherever they are installed."""
-    found = []
+    """Sorted by package, then by name: the same order wherever they are installed."""
+    files = []
     for number, root in enumerate(find_roots()):
         for path in _walk(root):
             parts = path.relative_to(root).with_suffix("").parts
             if not parts[0].startswith(_OWN):
-                found.append((parts[0], number, parts, path))
-    if not found:
+                files.append((parts[0], number, parts, path))
+    if not files:
         raise DataError(
-            "data.corpus.source=python, but this interpreter's library holds no .py file"
+            "data.corpus.source=python, but this interpreter's library holds no .py file; use "
+            "another source"
         )
-    return [PythonFile(package, path) for package, _, _, path in sorted(found)]
+    return [PythonFile(package, path) for package, _, _, path in sorted(files)]
 
 
 def find_roots() -> list[Path]:
-    """The standard library and site-packages; in many environments two names mean one folder."""
+    """The standard library and site-packages, each once."""
     paths = sysconfig.get_paths()
     roots = [Path(paths[name]).resolve() for name in ("stdlib", "purelib", "platlib")]
     return [root for root in dict.fromkeys(roots) if root.is_dir()]
@@ -63,28 +64,28 @@ def _walk(root: Path) -> list[Path]:
     def refuse(error: OSError) -> None:
         raise DataError(f"{error.filename}: {error.strerror}") from None
 
-    found = []
+    paths = []
     for folder, inner, names in os.walk(root, onerror=refuse):
-        # Outside a virtual environment site-packages lies in the standard library's folder, and is
-        # a root itself; inside one it is the bare interpreter's, which cannot be imported.
+        # A site-packages inside the standard library's folder is a root itself, or, in a virtual
+        # environment, that of the base interpreter, which cannot be imported.
         inner[:] = [name for name in inner if name not in ("site-packages", "dist-packages")]
-        found += [Path(folder, name) for name in names if name.endswith(".py")]
-    return [path for path in found if path.is_file()]  # A link may lead nowhere.
+        paths += [Path(folder, name) for name in names if name.endswith(".py")]
+    return [path for path in paths if path.is_file()]  # excludes broken links
 
 
 class Repeats:
-    """Files that say again what the files kept before them said, in whatever package."""
+    """Detects files that repeat earlier ones, of any package."""
 
     def __init__(self) -> None:
         self.texts: set[bytes] = set()
         self.table = bytearray(2**TABLE_BITS // 8)
 
     def find(self, text: str) -> str | None:
-        """What kind of repeat this text is; None: keep it, and later ones will be held to it.
+        """The kind of repeat; None: the text is new, and remembered.
 
-        It is one when more than half of its distinct lines are known. Linear in time, and the same
-        files in the same order always give the same answer. It looks back only: a short file that
-        stands whole in a long one after it stays, if the long one is mostly new.
+        A near repeat has more than half of its distinct lines known. Linear in time, and a function
+        of the files and their order. Only earlier files count: a short file inside a later long one
+        stays, and so does the long one if it is mostly new.
         """
         digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
         if digest in self.texts:

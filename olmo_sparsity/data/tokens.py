@@ -1,10 +1,10 @@
-"""Documents become token shards, once, on all cores.
+"""Tokenize documents into shards on disk, once, on all cores (the command `prepare`).
 
-Place in the flow: after `corpus`, before `batches`. `shards` says what the folder holds.
+Place in the flow: after `corpus`, before `batches`. `shards` defines the folder.
 
-The manifest is the only truth: it is rewritten (atomically) after every shard, and a shard it does
-not name does not exist. That is the whole of resuming after a kill: what the manifest names is
-kept, the reader skips the records it has counted, the next shard is written again from its start.
+The manifest is rewritten atomically after every shard, and a shard that it does not name does not
+exist. A resumed run therefore keeps the shards in the manifest, skips the records it has counted,
+and writes the next shard from its start.
 """
 
 from __future__ import annotations
@@ -55,26 +55,26 @@ if TYPE_CHECKING:
 
 SHARD_CHARACTERS = 2**28
 """A shard ends with the record that brings its text to this many characters: about 60M tokens, or
-one or two minutes of two cores, which is what a kill can cost."""
+one or two minutes of two cores, which is the most that a kill can lose."""
 
 BATCH_CHARACTERS = 2**21
-"""Text handed to the tokenizer at once: enough to keep many cores busy, and its result (some 50
-bytes per token while it lives) stays small."""
+"""Text per call of the tokenizer: enough to keep many cores busy, while its result (some 50 bytes
+per token) stays small."""
 
 CACHED_WORDS = 2**18
-"""The tokenizer keeps the tokens of words it has seen, by default of the first 10,000. Natural text
-has more: this makes it a tenth faster, for some 50 MB."""
+"""The tokenizer caches the tokens of words, by default of the first 10,000. More make it a tenth
+faster on natural text, for some 50 MB."""
 
 TOKENIZER_SAMPLE_CHARACTERS = 100_000_000
-"""The tokenizer is trained on the first so many characters of the training split: memory grows with
-the number of distinct words, and the common ones, which alone become tokens, are all in there."""
+"""The tokenizer is trained on the first so many characters of the training split. Memory grows with
+the number of distinct words, and the sample has all common ones, which become tokens."""
 
 
 # --- prepare ------------------------------------------------------------------------------------
 
 
 def prepare(data: DataConfig) -> Manifest:
-    """Fill `data.folder`, or continue to fill it, or find it finished."""
+    """Fill `data.folder`, or resume filling it, or find it finished."""
     if data.train_files is not None:
         raise ConfigError("data.train_files names token files: there is nothing to prepare")
     folder = Path(data.folder)
@@ -104,7 +104,7 @@ def _describe(manifest: Manifest) -> str:
 
 @contextlib.contextmanager
 def _only_one_writer(folder: Path) -> Iterator[None]:
-    """A lock that a killed process cannot leave behind."""
+    """A lock that disappears with its process."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         try:
@@ -112,7 +112,7 @@ def _only_one_writer(folder: Path) -> Iterator[None]:
         except BlockingIOError:
             raise DataError(f"another `prepare` is writing {folder}; wait for it") from None
         except OSError:
-            pass  # Some network file systems cannot lock; there the user must take care.
+            pass  # Some network file systems cannot lock.
         yield
     finally:
         os.close(handle)
@@ -139,15 +139,15 @@ def _begin_or_resume(data: DataConfig, folder: Path) -> Manifest:
             raise
         inputs_sha256 = manifest.inputs_sha256  # Finished: the source may be gone.
     if inputs_sha256 != manifest.inputs_sha256:
-        changed.append("the source files have other names or sizes than then")
+        changed.append("the source files have changed in name or size")
     named = data.tokenizer.name and find_tokenizer_file(data.tokenizer.name)
     if named and manifest.tokenizer_sha256 not in (
         None,
         tokenizer_fingerprint(load_tokenizer(str(named))),
     ):
-        changed.append(f"{named} is not the tokenizer it was then")
+        changed.append(f"the tokenizer {named} has changed")
     if changed and not manifest.files:
-        return _begin(data, folder, settings)  # There is nothing in it that could be lost.
+        return _begin(data, folder, settings)  # There are no shards to lose.
     if changed:
         raise DataError(
             f"{folder} was prepared with other settings: {'; '.join(changed)}; set data.folder "
@@ -166,15 +166,15 @@ def _begin(data: DataConfig, folder: Path, settings: dict[str, Any]) -> Manifest
 
 
 def refuse_other_settings(data: DataConfig) -> None:
-    """A run must not say that it was trained on a text which its shards do not hold."""
+    """Refuse a run whose config names another text than its shards hold."""
     if data.train_files is not None:
         return
     manifest = Manifest.load(Path(data.folder))
     changed = differences(manifest.settings, _decisive_settings(data))
     if changed:
         raise DataError(
-            f"{data.folder} was prepared with other settings: {'; '.join(changed)}; make the "
-            "config say what the folder holds, or prepare another data.folder"
+            f"{data.folder} was prepared with other settings: {'; '.join(changed)}; give the same "
+            "settings, or prepare another data.folder"
         )
 
 
@@ -182,8 +182,8 @@ def _decisive_settings(data: DataConfig) -> dict[str, Any]:
     corpus = {
         item.name: getattr(data.corpus, item.name)
         for item in fields(data.corpus)
-        if item.name != "max_bad_share"  # Decides whether there is a result, not which.
-        # Folders that were prepared before there were these two do not name them.
+        if item.name != "max_bad_share"  # Does not change the result.
+        # Manifests of earlier versions lack these two.
         and (item.name, getattr(data.corpus, item.name))
         not in (("field", "text"), ("split_at", "whole"))
         and ("only_if" not in item.metadata or data.corpus.source in item.metadata["only_if"][1])
@@ -270,7 +270,7 @@ def _read_batches(
                 batch.pieces.append(piece)
                 batch.heldout.append(heldout)
                 batch.ends_document.append(False)
-                # 64: what an encoding costs beside its tokens, lest a million tiny ones add up.
+                # 64: the overhead of an encoding, for many tiny documents.
                 batch.num_characters += len(piece) + 64
             batch.ends_document[-1] = True
             shard_characters += len(record.text)
@@ -279,7 +279,7 @@ def _read_batches(
             yield batch
             batch, shard_characters = _Batch(), 0
         elif batch.tally.num_records >= CHECK_EVERY_RECORDS:
-            yield batch  # Nothing but bad records would never fill one.
+            yield batch  # Bad records alone would never fill one.
             batch = _Batch()
     batch.ends_shard = batch.ends_source = True
     yield batch
@@ -312,8 +312,8 @@ def _write_shards(
     if hasattr(tokenizer.model, "_resize_cache"):  # BPE has it; no token depends on it.
         tokenizer.model._resize_cache(CACHED_WORDS)
     # Reading (decompress, parse, hash), tokenizing (all cores, without the interpreter lock) and
-    # writing (ids to bytes, SHA-256) overlap; the queues hold a few batches and never more. Reading
-    # and writing share the interpreter lock: some 40 MB/s, which a dozen cores can tokenize.
+    # writing (IDs to bytes, SHA-256) overlap; the queues hold at most a few batches. Reading and
+    # writing share the interpreter lock: some 40 MB/s, which a dozen cores can tokenize.
     batches = _read_batches(data, manifest.tally.num_records, wanted)
     encoded = in_background(_encode_batches(tokenizer, in_background(batches, 2)), 1)
     writers, total = new_writers(), manifest.tally.copy()
@@ -338,12 +338,12 @@ def _write_shards(
                 sync(folder)
                 manifest.num_shards += 1
             manifest.tally, manifest.complete = total.copy(), batch.ends_source
-            manifest.save(folder)  # Last: from here on the shard exists.
+            manifest.save(folder)  # Last, as it makes the shard exist.
             done, writers = done + fresh, new_writers()
 
 
 def _remove_unnamed(folder: Path, manifest: Manifest) -> None:
-    """What a killed run left: shards under way, or renamed but not yet in the manifest."""
+    """Remove unfinished shards, or renamed ones that are not in the manifest."""
     named = {name for file in manifest.files for name in (file.tokens, file.ends)}
     for path in folder.iterdir():
         is_shard = path.name.startswith(("train-", "heldout-")) and path.name not in named

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from olmo_sparsity.errors import ConfigError, SaidElsewhere, UserError
+from olmo_sparsity.errors import ConfigError, ReportedElsewhere, UserError
 from olmo_sparsity.launch import Launch, read_launch
 
 
@@ -87,7 +87,7 @@ class Processes:
         if not wrong:
             return
         if error is None or self.rank != wrong[0]:
-            raise SaidElsewhere
+            raise ReportedElsewhere
         if len(wrong) < self.world_size:
             where = f"process {self.rank} of {self.world_size} on {socket.gethostname()}"
             raise type(error)(f"{where}: {error}") from None
