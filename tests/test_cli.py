@@ -66,7 +66,7 @@ def test_prepare_train_losses_export_in_order(
         (["--run_folder=/proc/nowhere"], "/proc/nowhere"),
         (["--training.device=warp"], "training.device=warp"),
         (["--model.block_type=llama"], "model.block_type"),
-        (["--model.rotary_fraction=0.01"], "leaves nothing"),
+        (["--model.rotary_fraction=0.01"], "rotates none"),
         (["--data.heldout_share=0.0"], "held"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",

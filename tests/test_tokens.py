@@ -425,7 +425,7 @@ def test_a_tokenizer_that_changed_under_its_name_is_refused(
     data.tokenizer = TokenizerConfig(name=str(path))
     prepare(data)
     train_tokenizer(iter(["other words than before, other words"]), 300).save(str(path))
-    with pytest.raises(DataError, match="the tokenizer .* has changed"):
+    with pytest.raises(DataError, match=r"the tokenizer .* has changed"):
         prepare(data)
 
 

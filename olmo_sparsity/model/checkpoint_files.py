@@ -1,9 +1,9 @@
-"""Weights and checkpoint folders on disk: written, read back strictly, verified, found.
+"""Read, write and verify weights and checkpoint folders on disk.
 
-Place in the flow: beneath training's checkpoints and `load_model`; knows files, no architecture.
+Place in the flow: beneath training's checkpoints and `load_model`; independent of the architecture.
 
 A checkpoint folder `step000300/` holds `config.yaml`, `model.safetensors`, `tokenizer.json`,
-`trainer.json` and `manifest.json`, which vouches for the others.
+`trainer.json` and `manifest.json`, which lists the others' SHA-256.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BLOCK_BYTES, _NUM_BLOCKS = 2**16, 1024
 
 
 def unique_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A tensor known by several names (tied weights) is kept only under the first."""
+    """A tensor with several names (tied weights) is kept only under the first."""
     named: dict[tuple, tuple[str, Tensor]] = {}
     for name, tensor in state.items():
         named.setdefault((tensor.data_ptr(), tensor.shape), (name, tensor))
@@ -41,7 +41,7 @@ def unique_weights(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def save_weights(model: nn.Module | Mapping[str, Tensor], path: str | Path) -> None:
-    """A model, or a state dict gathered elsewhere (sharded training), as one safetensors file."""
+    """Save a model, or a state dict gathered in sharded training, as one safetensors file."""
     state = model.state_dict() if isinstance(model, nn.Module) else model
     weights = {name: t.cpu().contiguous() for name, t in unique_weights(state).items()}
     save_file(weights, str(path), metadata={"format": "pt"})
@@ -65,7 +65,7 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
 
 @torch.no_grad()
 def fill(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
-    """Copy weights into the model; every name and shape must be accounted for, on both sides."""
+    """Copy weights into the model; all names and shapes must match, on both sides."""
     state = model.state_dict(keep_vars=True)
     check_fit(state, weights, origin)
     for name, tensor in weights.items():
@@ -73,10 +73,10 @@ def fill(model: nn.Module, weights: Mapping[str, Tensor], origin: str) -> None:
 
 
 def check_fit(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], origin: str) -> None:
-    """`state` must come with keep_vars: that is how tied weights are known to be one."""
+    """`state` must come from keep_vars=True, which shows which weights are tied."""
     remedy = "its config.yaml must be the one it was trained with"
-    reached = {id(state[name]) for name in weights if name in state}
-    missing = [name for name, tensor in state.items() if id(tensor) not in reached]
+    filled = {id(state[name]) for name in weights if name in state}
+    missing = [name for name, tensor in state.items() if id(tensor) not in filled]
     unexpected = [name for name in weights if name not in state]
     for names, problem in (
         (missing, "lacks weights the model has"),
@@ -88,7 +88,7 @@ def check_fit(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], origin
     for name, tensor in weights.items():
         if tensor.shape != state[name].shape:
             raise DataError(
-                f"'{origin}': {name} has shape {list(tensor.shape)}, the model wants "
+                f"'{origin}': {name} has shape {list(tensor.shape)}, in the model it has "
                 f"{list(state[name].shape)}; {remedy}"
             )
 
@@ -102,26 +102,25 @@ def unreadable(path: str | Path, error: Exception) -> DataError:
 
 
 def list_checkpoints(run_folder: str | Path) -> list[Path]:
-    """`checkpoints/step*` by number of steps, newest first; what was never renamed from .tmp is
-    not a checkpoint."""
-    found = [
+    """Folders `checkpoints/step*`, newest first; unfinished ones end in .tmp and do not count."""
+    numbered = [
         (int(match[1]), path)
         for path in (Path(run_folder) / "checkpoints").glob("step*")
         if path.is_dir() and (match := re.fullmatch(r"step(\d+)", path.name))
     ]
-    return [path for _, path in sorted(found, reverse=True)]
+    return [path for _, path in sorted(numbered, reverse=True)]
 
 
 def latest_checkpoint(run_folder: str | Path, only: Collection[str] | None = None) -> Path | None:
-    """The newest one whose files are what its manifest says."""
+    """The newest intact one, as verified by its manifest."""
     return next((p for p in list_checkpoints(run_folder) if verify_manifest(p, only) is None), None)
 
 
 def fingerprint(paths: Collection[Path]) -> str:
-    """Which weights these are: the SHA-256 of the file, or of the files' SHA-256s in order of name.
+    """Identifies weights: the SHA-256 of the file, or of the files' SHA-256s in order of name.
 
-    Of a file above 1 GiB only its size and 1024 blocks of 64 KiB spread evenly are hashed, the
-    header among them: enough to tell models apart, in seconds instead of minutes.
+    Of a file above 1 GiB, its size and 1024 evenly spread blocks of 64 KiB are hashed, header
+    included: enough to distinguish models, in seconds instead of minutes.
     """
     digests = [_fingerprint_file(path) for path in sorted(paths, key=lambda path: path.name)]
     if len(digests) == 1:
@@ -142,9 +141,8 @@ def _fingerprint_file(path: Path) -> str:
 
 
 def fingerprint_weights(model: nn.Module) -> str:
-    """The same question of a model in memory: the SHA-256 of all that a checkpoint of it would
-    hold, name by name and byte by byte, and of what scales its PEFT adapters. Never that of files.
-    """
+    """Identifies the weights of a model in memory: the SHA-256 of the names and bytes of its state
+    dict, and of the scaling of PEFT adapters. It differs from that of files."""
     state = model.state_dict()
     if any(isinstance(value, Tensor) and value.is_meta for value in state.values()):
         from accelerate.utils.modeling import get_state_dict_offloaded_model
@@ -158,12 +156,12 @@ def fingerprint_weights(model: nn.Module) -> str:
         if type(value) is Tensor:
             raw = value.detach().cpu().contiguous().flatten().view(torch.uint8)
             digest.update(raw.numpy().data)
-        else:  # packed in a way of its library
+        else:  # a quantized type of another library
             buffer = io.BytesIO()
             torch.save(value, buffer)
             digest.update(buffer.getvalue())
     for name, module in model.named_modules():
         if isinstance(getattr(module, "scaling", None), dict):
-            said = (module.scaling, module.active_adapters, module.disable_adapters, module.merged)
-            digest.update(f"{name} {said}".encode())
+            used = (module.scaling, module.active_adapters, module.disable_adapters, module.merged)
+            digest.update(f"{name} {used}".encode())
     return digest.hexdigest()

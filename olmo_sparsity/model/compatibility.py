@@ -1,7 +1,7 @@
-"""Which transformers models give right numbers here, and up to which length; others are refused.
+"""Check that a transformers model gives correct numbers here, and up to which length.
 
-Place in the flow: beneath `HuggingFaceLM`, once for each model. What a config says is read; what it
-does not say is measured on eight tokens.
+Place in the flow: beneath `HuggingFaceLM`, once per model. Some properties are read from the
+config; the others are measured on eight tokens. Models that do not fit are refused.
 
 Dimension key: B batch, L length, V vocabulary.
 """
@@ -28,12 +28,11 @@ if TYPE_CHECKING:
 @dataclass(frozen=True)
 class PositionLimit:
     num_positions: int
-    """One more than the largest position ID that the model is prepared for."""
+    """One more than the largest supported position ID."""
 
     cause: str
     wrong_beyond: bool = False
-    """Beyond it the model computes something else than it is asked for; otherwise it has only not
-    been trained there."""
+    """Whether the model computes wrong numbers beyond the limit, or was only not trained there."""
 
     def check(self, num_positions: int, name: str) -> None:
         if num_positions > self.num_positions:
@@ -49,34 +48,34 @@ _WINDOWED_LAYERS = {"sliding_attention", "chunked_attention", "local"}
 
 
 def position_limit(config: Any) -> PositionLimit | None:
-    """The tightest one that a config states; None if it states none.
+    """The tightest limit that a config states; None if it states none.
 
-    A sliding window counts places; only within it do places and position IDs agree about who may
-    attend to whom. LongRoPE and dynamic RoPE rotate a short row by other angles than a long one, so
-    rows of one text would not fit together beyond the length where they begin to.
+    A sliding window counts places, and only within it do places and position IDs give the same
+    attention. LongRoPE and dynamic RoPE rotate a short row by other angles than a long one from
+    some length on, beyond which rows of one text would not be comparable.
     """
     text = config.get_text_config()
     trained = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}
     ropes = [rope] if "rope_type" in rope else list(rope.values())  # one for each type of layer
-    # Without RoPE position IDs are rows of a table that has no more of them.
-    found: list[tuple[Any, str, bool]] = [(trained, "max_position_embeddings", not ropes)]
+    # Without RoPE, position IDs are indices into a table of this size.
+    limits: list[tuple[Any, str, bool]] = [(trained, "max_position_embeddings", not ropes)]
     for rope in ropes:
         if rope.get("rope_type") == "longrope":
             original = rope.get("original_max_position_embeddings")
             original = original or getattr(text, "original_max_position_embeddings", trained)
-            found.append((original, "original_max_position_embeddings of its LongRoPE", True))
+            limits.append((original, "original_max_position_embeddings of its LongRoPE", True))
         if rope.get("rope_type") == "dynamic":
-            found.append((trained, "max_position_embeddings of its dynamic RoPE", True))
+            limits.append((trained, "max_position_embeddings of its dynamic RoPE", True))
     types = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
     if getattr(text, "use_sliding_window", True) and _WINDOWED_LAYERS & set(types or ("local",)):
         for name in _WINDOWS:
-            found.append((getattr(text, name, None), name.replace("_", " "), True))
-    stated = [PositionLimit(*entry) for entry in found if entry[0]]
+            limits.append((getattr(text, name, None), name.replace("_", " "), True))
+    stated = [PositionLimit(*limit) for limit in limits if limit[0]]
     return min(stated, key=lambda it: (it.num_positions, not it.wrong_beyond), default=None)
 
 
-# --- what a family does to its logits -------------------------------------------------------------
+# --- scaled and capped logits ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -92,7 +91,7 @@ class LogitMap:
 
 
 def _logit_maps(config: Any) -> list[LogitMap]:
-    """Those that a config can mean: one family multiplies by what another divides by."""
+    """The maps that a config may mean: some families multiply by the scale, others divide."""
     text = config.get_text_config()
 
     def read(*names: str) -> list[float]:
@@ -103,16 +102,16 @@ def _logit_maps(config: Any) -> list[LogitMap]:
     return [LogitMap(s, cap) for cap in caps for scale in scales for s in (scale, 1 / scale)]
 
 
-# --- what does not fit ----------------------------------------------------------------------------
+# --- the checks -----------------------------------------------------------------------------------
 
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 @torch.no_grad()
-def refuse_unfit(wrapped: HuggingFaceLM, asked: nn.Module) -> LogitMap:
-    """Position IDs must reach the attention, a gap in them must hide nothing, states of earlier
-    places must do for the places themselves, and the logits must be those of the model that the
-    user gave (`asked`: with its adapters). Returns how they follow from the last linear map."""
+def refuse_unfit(wrapped: HuggingFaceLM, original: nn.Module) -> LogitMap:
+    """Check that position IDs reach the attention, that a gap in them hides nothing, that kept
+    states of earlier places can replace these places, and that the logits are those of the given
+    model (`original`, with its adapters). Returns how they follow from the last linear map."""
     model, config = wrapped.model, wrapped.model.config
     text = config.get_text_config()
     family = f"{type(model).__name__} (model_type {config.model_type})"
@@ -136,7 +135,7 @@ def refuse_unfit(wrapped: HuggingFaceLM, asked: nn.Module) -> LogitMap:
         not other_layers,
         f"its layers of type {', '.join(sorted(other_layers))} count places, not position IDs",
     )
-    adapter = getattr(asked, "active_peft_config", None)
+    adapter = getattr(original, "active_peft_config", None)
     require(
         not getattr(adapter, "is_prompt_learning", False),
         f"its adapter ({type(adapter).__name__}) puts places of its own before the text",
@@ -153,14 +152,14 @@ def refuse_unfit(wrapped: HuggingFaceLM, asked: nn.Module) -> LogitMap:
     counted_BL = torch.arange(8, device=device)[None]
     gapped_BL = counted_BL + 4 * (counted_BL > 3)
     causal = causal_bias(8, device)
-    packed = causal.clone()  # as transformers reads gaps by itself: the start of another text
+    packed = causal.clone()  # transformers' own reading of a gap: the start of another text
     packed[..., 4:, :4] = causal[..., 0, 1]
 
     def hidden(positions_BL: Tensor, bias: Tensor | None = None, **more: Any) -> Tensor:
         return wrapped.hidden(tokens_BL, positions_BL, bias, **more).float()
 
-    was_training = asked.training
-    asked.eval()
+    was_training = original.training
+    original.eval()
     try:
         counted, again, gapped = hidden(counted_BL), hidden(counted_BL), hidden(gapped_BL)
         seen, hiding = hidden(gapped_BL, causal), hidden(gapped_BL, packed)
@@ -170,7 +169,7 @@ def refuse_unfit(wrapped: HuggingFaceLM, asked: nn.Module) -> LogitMap:
         nudge_BLD[..., ::2] *= -1
         nudge_BLD *= max(1e-4, torch.finfo(nudge_BLD.dtype).eps)
         nudged = hidden(gapped_BL, causal, added_BLD=nudge_BLD)
-        logits = asked(
+        logits = original(
             input_ids=tokens_BL,
             attention_mask=torch.ones_like(tokens_BL),
             position_ids=counted_BL,
@@ -178,17 +177,17 @@ def refuse_unfit(wrapped: HuggingFaceLM, asked: nn.Module) -> LogitMap:
         ).logits.to(device)
         raw = wrapped.raw_logits(wrapped.hidden(tokens_BL, counted_BL))
     finally:
-        asked.train(was_training)
+        original.train(was_training)
 
-    # Two kernels round differently, and a layer that rounds to 8 bits makes more of it, now and
-    # then: what a nudge about as small changes is no difference.
+    # Kernels round differently, and layers that round to 8 bits sometimes amplify this. Differences
+    # as small as the effect of a tiny change of the input are ignored.
     rounding = min(0.1, 1024 * torch.finfo(logits.dtype).eps)
     noise = 2 * _distance(nudged, seen)
 
     def alike(a: Tensor, b: Tensor) -> bool:
         return _distance(a, b) <= rounding * _distance(b) + noise
 
-    logit_map = min(_logit_maps(config), key=lambda found: _distance(found(raw), logits))
+    logit_map = min(_logit_maps(config), key=lambda candidate: _distance(candidate(raw), logits))
     require(
         _distance(logit_map(raw), logits) <= rounding * _distance(logits),
         "its logits are not the last linear map of its hidden states, nor that scaled or capped "
@@ -209,12 +208,12 @@ def refuse_unfit(wrapped: HuggingFaceLM, asked: nn.Module) -> LogitMap:
     )
     require(
         alike(looked_back, seen[:, 4:]),
-        "the keys and values that it keeps of earlier places do not stand for them",
+        "the keys and values that it keeps of earlier places do not replace these places",
     )
     return logit_map
 
 
 def _distance(a: Tensor, b: Tensor | float = 0.0) -> float:
-    """Root of the mean square, so that one place that a mixture of experts sends elsewhere counts
-    for little."""
+    """Root mean square, in which one place that a mixture of experts routes differently counts
+    little."""
     return float((a.float() - b).square().mean().sqrt())

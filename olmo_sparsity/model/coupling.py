@@ -1,12 +1,12 @@
-"""Position coupling, and Predictive Position Coupling (PPC), around any model with position IDs.
+"""Add position coupling, or Predictive Position Coupling (PPC), to a model with position IDs.
 
 Place in the flow: tokens and coupled IDs → **PositionCoupling(model)** → a joint loss, or a freely
 generated response.
 
 Tokens that belong together share a position ID. In training the IDs of prompt and response are
-given; in PPC the model also learns to name the ID of each next response token. At test only the
-prompt's IDs are known: the model feeds its own tokens *and* its own IDs back, so one wrong ID
-misleads all that follows.
+given; in PPC the model also learns to predict the ID of each next response token. At test only the
+prompt's IDs are given: the model feeds back its own tokens *and* its own IDs, so one wrong ID
+affects everything after it.
 
 IDs enter by the model's own positions (RoPE, on all or part of a head: `model.rotary_fraction`) and
 by a learned embedding (`embed_ids`). Which IDs a sample gets in training, so that every ID up to
@@ -28,7 +28,7 @@ from olmo_sparsity.errors import ConfigError
 
 
 class PositionedModel(Protocol):
-    """What is asked of a model; PositionedOLMo and HuggingFaceLM provide it."""
+    """The methods of a model that are used here; PositionedOLMo and HuggingFaceLM have them."""
 
     @property
     def embedding(self) -> nn.Embedding: ...
@@ -49,17 +49,17 @@ class JointLoss(NamedTuple):
     total: Tensor
     token: Tensor
     id: Tensor
-    """0 where IDs are not predicted."""
+    """0 if IDs are not predicted."""
 
 
 class Response(NamedTuple):
     tokens_BR: Tensor
     ids_BR: Tensor
-    """As predicted; where they are not, as given."""
+    """As predicted, or as given if they are not predicted."""
 
 
 class Score(NamedTuple):
-    """What was right, place by place; a wrong ID is an error as a wrong token is."""
+    """Which places are correct; a wrong ID counts as an error, like a wrong token."""
 
     token_BR: Tensor
     id_BR: Tensor
@@ -78,8 +78,8 @@ class PositionCoupling(nn.Module):
         predict_ids: bool = True,
         id_loss_weight: float = 1.0,
     ) -> None:
-        """IDs are 0 … num_ids - 1. Without `predict_ids` this is position coupling with IDs given;
-        without `embed_ids` too, it is the model as it stands."""
+        """IDs are 0 … num_ids - 1. Without `predict_ids` this is position coupling with given IDs;
+        also without `embed_ids`, it is the unchanged model."""
         super().__init__()
         if num_ids < 1:
             raise ConfigError(f"num_ids={num_ids} must be at least 1")
@@ -99,10 +99,10 @@ class PositionCoupling(nn.Module):
         tokens = model.embedding
         width, where = tokens.embedding_dim, tokens.weight.device
         self.id_embedding = nn.Embedding(num_ids, width, device=where) if embed_ids else None
-        # A map of its own: tied to the embedding it would have to serve as its inverse.
+        # Not tied to the embedding, whose inverse it would have to be.
         self.id_head = nn.Linear(width, num_ids, device=where) if predict_ids else None
         if self.id_embedding is not None:
-            with torch.no_grad():  # on the scale of what it is added to
+            with torch.no_grad():  # on the scale of the token embedding
                 self.id_embedding.weight.normal_(std=float(tokens.weight.std()))
 
     def forward(self, tokens_BL: Tensor, ids_BL: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -112,13 +112,13 @@ class PositionCoupling(nn.Module):
         return self.model.unembed(hidden_BLD), id_logits_BLI
 
     def loss(self, tokens_BL: Tensor, ids_BL: Tensor, response_BL: Tensor) -> JointLoss:
-        """Means over the response: `response_BL` is true where token and ID are to be learnt."""
+        """Mean losses over the response, the places where `response_BL` is true."""
         self._check(tokens_BL, ids_BL)
         if response_BL.shape != tokens_BL.shape or response_BL[:, 0].any():
             raise ConfigError(
                 f"response_BL has shape {tuple(response_BL.shape)} for tokens of shape "
-                f"{tuple(tokens_BL.shape)}; it must be as large, and false at the first place, "
-                "which nothing precedes"
+                f"{tuple(tokens_BL.shape)}; it must have the same shape, and be false at the first "
+                "place, which has no context"
             )
         wanted = response_BL[:, 1:]
         hidden_ND = self._hidden(tokens_BL[:, :-1], ids_BL[:, :-1])[wanted]
@@ -131,7 +131,7 @@ class PositionCoupling(nn.Module):
 
     @torch.no_grad()
     def predict(self, tokens_BL: Tensor, ids_BL: Tensor, num_response: int) -> Response:
-        """Teacher-forced: each of the last R tokens and IDs, given the true ones before it."""
+        """Teacher forcing: predict each of the last R tokens and IDs given the true ones before."""
         self._check(tokens_BL, ids_BL)
         hidden_BLD = self._hidden(tokens_BL[:, :-1], ids_BL[:, :-1])
         return self._most_likely(hidden_BLD[:, -num_response:], ids_BL[:, -num_response:])
@@ -144,8 +144,8 @@ class PositionCoupling(nn.Module):
         num_response: int,
         response_ids_BR: Tensor | None = None,
     ) -> Response:
-        """Free-running: R tokens, each the most likely after those generated before it. IDs are the
-        model's own where it predicts them, else `response_ids_BR`."""
+        """Free-running: generate R tokens greedily. IDs are the model's own if it predicts them,
+        else `response_ids_BR`."""
         if (response_ids_BR is None) != (self.id_head is not None):
             raise ConfigError(
                 "with predict_ids=True only the prompt's IDs are known: leave out response_ids_BR"
@@ -157,12 +157,12 @@ class PositionCoupling(nn.Module):
             self._check(prompt_BP.new_zeros(len(prompt_BP), num_response), response_ids_BR)
         cache = self.model.new_cache()
         tokens, ids = prompt_BP, prompt_ids_BP
-        found: list[Response] = []
+        steps: list[Response] = []
         for place in range(num_response):
             given = None if response_ids_BR is None else response_ids_BR[:, place : place + 1]
-            found.append(self._most_likely(self._hidden(tokens, ids, cache)[:, -1:], given))
-            tokens, ids = found[-1]
-        return Response(*(torch.cat(parts, dim=1) for parts in zip(*found, strict=True)))
+            steps.append(self._most_likely(self._hidden(tokens, ids, cache)[:, -1:], given))
+            tokens, ids = steps[-1]
+        return Response(*(torch.cat(parts, dim=1) for parts in zip(*steps, strict=True)))
 
     def _hidden(self, tokens_BL: Tensor, ids_BL: Tensor, cache: Any = None) -> Tensor:
         added_BLD = None if self.id_embedding is None else self.id_embedding(ids_BL)
@@ -184,11 +184,11 @@ class PositionCoupling(nn.Module):
         if ids_BL.numel() and not 0 <= int(ids_BL.min()) <= int(ids_BL.max()) < self.num_ids:
             raise ConfigError(
                 f"position IDs run from {int(ids_BL.min())} to {int(ids_BL.max())}, but "
-                f"num_ids={self.num_ids} knows 0 to {self.num_ids - 1} only; raise num_ids, and "
-                "train on IDs up to there"
+                f"num_ids={self.num_ids} allows 0 to {self.num_ids - 1}; raise num_ids, and train "
+                "on IDs up to there"
             )
 
 
-def score(found: Response, tokens_BR: Tensor, ids_BR: Tensor) -> Score:
-    token_BR, id_BR = found.tokens_BR == tokens_BR, found.ids_BR == ids_BR
+def score(response: Response, tokens_BR: Tensor, ids_BR: Tensor) -> Score:
+    token_BR, id_BR = response.tokens_BR == tokens_BR, response.ids_BR == ids_BR
     return Score(token_BR, id_BR, (token_BR & id_BR).all(1))

@@ -1,11 +1,11 @@
-"""Weights between OLMo's code and Hugging Face's, in both directions, by one pair of tables.
+"""Export weights to Hugging Face format, and import them from it.
 
-Place in the flow: beside `load_model`. `export` ends a run (as a folder that transformers loads
-without this project), `import_weights` begins one (`init_from`).
+Place in the flow: beside `load_model`. `export` writes a folder that transformers loads without
+this project; `import_weights` starts a run from other weights (`init_from`).
 
-Which transformers class computes what a config says follows from its norms: LayerNorm without
-weights before each layer is OLMo, RMSNorm after each layer with q/k-norm is OLMo 2, RMSNorm before
-each layer is Llama. Whatever a class cannot express is refused by the name of the field.
+The norms of a config determine the transformers class: LayerNorm without weights before each layer
+is OLMo, RMSNorm after each layer with q/k-norm is OLMo 2, RMSNorm before each layer is Llama. A
+field that the class cannot express is refused by name.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 # --- the tables ---------------------------------------------------------------------------------
 
-# What all three classes are, in the words of our config.
-_ALL_ARE: dict[str, Any] = {
+# Fields of our config with a fixed value in all three classes, and in each class.
+_ALL_HAVE: dict[str, Any] = {
     "block_type": "sequential",
     "activation_type": "swiglu",
     "rope": True,
@@ -48,7 +48,7 @@ _ALL_ARE: dict[str, Any] = {
     "embedding_layer_norm": False,
     "scale_logits": False,
 }
-_EACH_IS: dict[str, dict[str, Any]] = {
+_EACH_HAS: dict[str, dict[str, Any]] = {
     "OlmoForCausalLM": {
         "layer_norm_type": "default",
         "layer_norm_with_affine": False,
@@ -73,7 +73,7 @@ _EACH_IS: dict[str, dict[str, Any]] = {
     },
 }
 
-# Our name → theirs; several of theirs are rows of ours, in this order.
+# Our weight → theirs; several of theirs are rows of ours, in this order.
 _BLOCK = {
     "att_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     "attn_out": ("self_attn.o_proj",),
@@ -96,7 +96,7 @@ _BLOCK_NORMS = {
 
 
 def _names(class_name: str, config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Every weight of ours → the weights of theirs that hold its rows."""
+    """Maps each weight of ours to the weights of theirs that hold its rows."""
     names: dict[str, tuple[str, ...]] = {"transformer.wte.weight": ("model.embed_tokens.weight",)}
     for layer in range(config.n_layers):
         for ours, theirs in (_BLOCK | _BLOCK_NORMS[class_name]).items():
@@ -141,7 +141,7 @@ def export(checkpoint: Path, out: Path) -> str:
     """Write a checkpoint (or a run's latest) as a Hugging Face folder; returns its class name."""
     folder = find_folder(str(checkpoint))
     if (folder / "config.json").is_file():
-        raise ConfigError(f"'{checkpoint}' is a Hugging Face folder already; use it as it is")
+        raise ConfigError(f"'{checkpoint}' is a Hugging Face folder already; use it directly")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"'{out}' exists; name a folder that does not, or empty it")
     config = load_config(folder / "config.yaml").model
@@ -163,7 +163,7 @@ def export(checkpoint: Path, out: Path) -> str:
 
 
 def check_exportable(config: ModelConfig) -> None:
-    """What cannot be exported is refused before anything is read, or trained."""
+    """Refuse a config that cannot be exported, before reading or training."""
     if config.architecture == "olmo":
         _class_of(config)
 
@@ -202,13 +202,13 @@ def hugging_face_model(
 
 
 def _class_of(config: ModelConfig) -> str:
-    """The transformers class that computes the same, or ConfigError for the field that has none."""
+    """The transformers class with the same computation; ConfigError if there is none."""
     if config.layer_norm_type != "rms":
         class_name = "OlmoForCausalLM"
     else:
         class_name = "Olmo2ForCausalLM" if config.norm_after else "LlamaForCausalLM"
     essence = _essence(config)
-    for name, wanted in (_ALL_ARE | _EACH_IS[class_name]).items():
+    for name, wanted in (_ALL_HAVE | _EACH_HAS[class_name]).items():
         if essence[name] != wanted:
             raise ConfigError(
                 f"model.{name}={essence[name]} cannot be exported: {class_name} has {wanted} "
@@ -220,7 +220,7 @@ def _class_of(config: ModelConfig) -> str:
 def _save_tokenizer(tokenizer: Tokenizer, config: ModelConfig, out: Path) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    # An ordinary token must not be declared special: it would then be cut out of running text.
+    # An ordinary token must not be declared special, or decoding would drop it.
     special = tokenizer.get_added_tokens_decoder()
     tokens = {
         name: special[token_id].content
@@ -275,7 +275,7 @@ def config_of(source: str) -> dict[str, Any]:
         return _hugging_face_fields(AutoConfig.from_pretrained(folder, **NO_CODE), source)
     except UserError:
         raise
-    except Exception as error:  # of many kinds, see load_model
+    except Exception as error:  # a damaged config.json raises almost any
         raise unreadable(folder / "config.json", error) from None
 
 
@@ -328,17 +328,17 @@ def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any
         shared
         | {"n_kv_heads": theirs.num_key_value_heads, "clip_qkv": get("clip_qkv")}
         | {"layer_norm_eps": get("rms_norm_eps")}
-        | _ALL_ARE
-        | _EACH_IS[class_name]
+        | _ALL_HAVE
+        | _EACH_HAS[class_name]
     )
 
 
-# --- what decides whether weights fit -----------------------------------------------------------
+# --- comparing configs --------------------------------------------------------------------------
 
 
 def _essence(config: ModelConfig) -> dict[str, Any]:
-    """The fields that decide what weights compute, each as the value it amounts to. Lengths,
-    dropout and initialisation may differ between a source of weights and a run."""
+    """The fields that determine the computation, each as its effective value. Lengths, dropout and
+    initialisation may differ between a source of weights and a run."""
     shared = {
         "architecture": config.architecture,
         "d_model": config.d_model,
@@ -362,7 +362,7 @@ def _essence(config: ModelConfig) -> dict[str, Any]:
         "rope": config.rope,
         "alibi": config.alibi,
         "alibi_bias_max": config.alibi_bias_max if config.alibi else None,
-        # low_precision is LayerNorm all the same; it differs under autocast only.
+        # low_precision is also LayerNorm; it differs under autocast only.
         "layer_norm_type": "rms" if config.layer_norm_type == "rms" else "default",
         "layer_norm_with_affine": config.layer_norm_with_affine,
         "norm_after": config.norm_after,
@@ -387,7 +387,7 @@ def _embedding_rows(config: ModelConfig) -> int:
 
 
 def _expected(config: ModelConfig) -> dict[str, Tensor]:
-    """Names and shapes of `build_model(config)`, without its memory."""
+    """Names and shapes of `build_model(config)`, without allocating memory."""
     if config.architecture == "olmo":
         on_meta = config.update_with(init_device="meta")
         return PositionedOLMo(on_meta, init_params=False).state_dict(keep_vars=True)

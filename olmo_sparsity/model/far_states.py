@@ -1,7 +1,7 @@
-"""What a model has made of tokens far back: keys and values of every layer.
+"""Hold the keys and values of far tokens in all layers, and select some of them.
 
-Place in the flow: a model's `far_states` → some of them → its `hidden(far=…)`. A window that looks
-back at k far places of a long text costs its own places only, however long the text.
+Place in the flow: a model's `far_states` → selected places → its `hidden(far=…)`. A window that
+attends to k far places costs its own places only, however long the text is.
 
 Dimension key: B rows, F far places, H heads of keys, K width of a head.
 """
@@ -23,7 +23,7 @@ class FarStates:
 
     @staticmethod
     def behind_prefix(batches: Sequence[FarStates], num_prefix: int) -> FarStates:
-        """One text out of rows that begin with one prefix and have one more place each."""
+        """Join rows of the same prefix and one more place each into one text."""
 
         def join(parts: list[Tensor]) -> Tensor:
             return torch.cat([parts[0][:1, :num_prefix], *(part[None, :, -1] for part in parts)], 1)
@@ -43,7 +43,7 @@ class FarStates:
         return self.layers[0][0].shape[2]
 
     def expand(self, num_rows: int) -> FarStates:
-        """The same in every row: views, no copies."""
+        """The same states in every row, as views."""
 
         def rows(x_1F: Tensor) -> Tensor:
             return x_1F.expand(num_rows, *x_1F.shape[1:])
@@ -51,12 +51,12 @@ class FarStates:
         return FarStates(rows(self.positions_BF), [(rows(k), rows(v)) for k, v in self.layers])
 
     def first(self, num_places: int) -> FarStates:
-        """Those of the first places: views, no copies."""
+        """The states of the first places, as views."""
         layers = [(k[:, :num_places], v[:, :num_places]) for k, v in self.layers]
         return FarStates(self.positions_BF[:, :num_places], layers)
 
     def choose(self, places_BF: Tensor) -> FarStates:
-        """For each row, the places it may see, out of those of the one text that is here."""
+        """The states of the given places for each row; the text is the same for all rows."""
         if places_BF.shape == (1, self.num_places):
             return self
 

@@ -1,4 +1,4 @@
-"""transformers' causal LMs behind this project's model protocol; GPT-NeoX from OLMo's fields.
+"""Wrap causal LMs of transformers in this project's model protocol; build GPT-NeoX from a config.
 
 Place in the flow: batches → **model** → per-token losses, for every model that is not OLMo's code.
 
@@ -20,21 +20,21 @@ from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.compatibility import position_limit, refuse_unfit
 from olmo_sparsity.model.far_states import FarStates
 
-if TYPE_CHECKING:  # importing transformers costs two seconds, which only its own models should pay
+if TYPE_CHECKING:  # importing transformers takes two seconds, so only its models do
     from peft import PeftModel
     from transformers import Cache, GPTNeoXConfig, PreTrainedModel
 
 
 class HuggingFaceLM(nn.Module):
-    """A transformers causal LM as a TrainableModel. Construction refuses what would not fit."""
+    """A transformers causal LM as a TrainableModel. Models that do not fit are refused."""
 
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:
-        """Of a PEFT model, the model that the adapters are part of."""
+        """`model`: for a PEFT model, its base model is used, which contains the adapters."""
         super().__init__()
         get_base: Callable[[], Any] = getattr(model, "get_base_model", lambda: model)
         self.model: PreTrainedModel = get_base()
         self.limit = position_limit(self.model.config)
-        self.logit_map = refuse_unfit(self, asked=model)
+        self.logit_map = refuse_unfit(self, original=model)
 
     @property
     def vocab_size(self) -> int:
@@ -47,13 +47,13 @@ class HuggingFaceLM(nn.Module):
 
     @property
     def body(self) -> nn.Module:
-        """All but the last linear map."""
+        """The model without the last linear map."""
         body = self.model.base_model
         return body if body is not self.model else getattr(self.model, "model", body)
 
     @property
     def device(self) -> torch.device:
-        """Where its inputs go. Offloaded weights lie elsewhere, and their hook knows."""
+        """Device of the inputs. With offloaded weights, their hook names it."""
         hook = getattr(self.embedding, "_hf_hook", None)
         where = getattr(hook, "execution_device", None)
         return self.embedding.weight.device if where is None else torch.device(where)
@@ -74,7 +74,7 @@ class HuggingFaceLM(nn.Module):
         if self.logit_map.cap is not None:
             raise ConfigError(
                 f"{type(self.model).__name__} caps its logits at {self.logit_map.cap}, which the "
-                "loss of training does not do here; choose a family that does not"
+                "training loss here does not support; choose another family"
             )
         return self.logit_map.scale
 
@@ -95,24 +95,23 @@ class HuggingFaceLM(nn.Module):
         last: int | None = None,
     ) -> Tensor:
         """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, K) is added to the
-        attention scores of the L places and all K that they see, and replaces causality: bring your
-        own. `added_BLD` is added to the token embeddings. With a `cache`, what went through it
-        before is seen too (no gradients), with `far` those states of earlier places. `last` keeps
-        only so many of the last places."""
+        attention scores of L places over K, and replaces the causal mask. `added_BLD` is added to
+        the token embeddings. Places also attend to those in `cache` (no gradients), or to `far`,
+        states of earlier places. `last`: return only the last places."""
         if far is not None:
             assert cache is None
             cache = _as_cache(far)
         num_earlier = cache.get_seq_length() if cache is not None else 0
         self._refuse_beyond(positions_BL, num_earlier + tokens_BL.shape[1])
         if attention_bias is None:
-            # Without a mask transformers takes every gap in the position IDs for the start of
-            # another packed sequence. A mask of ones says there is one sequence, and is then
-            # dropped again, so that attention still runs the fused causal kernel.
+            # Without a mask, transformers takes a gap in the position IDs for the start of another
+            # packed sequence. A mask of ones means one sequence, and transformers drops it again,
+            # so that attention still runs the fused causal kernel.
             mask = tokens_BL.new_ones(len(tokens_BL), num_earlier + tokens_BL.shape[1])
         else:
             mask = _additive(attention_bias, self.model.dtype).expand(len(tokens_BL), -1, -1, -1)
         adding: Any = nullcontext()
-        if added_BLD is not None:  # not as inputs_embeds: some families look up more by the tokens
+        if added_BLD is not None:  # not inputs_embeds: some families look up more by token
             adding = self.embedding.register_forward_hook(lambda *called: called[-1] + added_BLD)
         with adding:
             hidden_BLD = self.body(
@@ -125,7 +124,7 @@ class HuggingFaceLM(nn.Module):
             ).last_hidden_state
         if last is not None:
             hidden_BLD = hidden_BLD[:, -last:]
-        return hidden_BLD.to(tokens_BL.device)  # elsewhere when a device map spread the layers
+        return hidden_BLD.to(tokens_BL.device)  # a device map may have put it elsewhere
 
     def _refuse_beyond(self, positions_BL: Tensor, num_places: int) -> None:
         if self.limit is not None and self.limit.wrong_beyond:
@@ -150,8 +149,8 @@ class HuggingFaceLM(nn.Module):
 
     @torch.no_grad()
     def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
-        """weights_BK: attention from the last place to those of `far` and of the row, mean over the
-        heads of all layers."""
+        """weights_BK: attention from the last place to the places of `far` and of the row, mean
+        over the heads of all layers."""
         self._refuse_beyond(positions_BL, far.num_places + tokens_BL.shape[1])
         cache = _as_cache(far)
         if tokens_BL.shape[1] > 1:
@@ -180,12 +179,12 @@ class HuggingFaceLM(nn.Module):
         return self.logit_map(self.raw_logits(hidden))
 
     def raw_logits(self, hidden: Tensor) -> Tensor:
-        """What the last linear map gives, before a family scales or caps it."""
+        """Output of the last linear map, before scaling or capping."""
         head = cast(nn.Module, self.model.get_output_embeddings())
         return head(hidden).to(hidden.device)
 
     def checkpoint_activations(self) -> None:
-        older = self.model.gradient_checkpointing_enable  # its name in the first releases of 5
+        older = self.model.gradient_checkpointing_enable  # the name in early releases of 5
         enable = getattr(self.model, "activation_checkpointing_enable", older)
         enable({"use_reentrant": False})
 
@@ -200,16 +199,16 @@ def _as_cache(far: FarStates) -> Cache:
 
 
 def _additive(bias: Tensor, dtype: torch.dtype) -> Tensor:
-    """In the dtype attention runs in, finite: fp32's lowest number would overflow to -inf."""
+    """Finite in the dtype of attention: the lowest fp32 number would overflow to -inf."""
     if torch.is_autocast_enabled(bias.device.type):
         dtype = torch.get_autocast_dtype(bias.device.type)
     return bias.clamp(min=torch.finfo(dtype).min).to(dtype)
 
 
-# --- GPT-NeoX from the same fields ----------------------------------------------------------------
+# --- GPT-NeoX from OLMo's fields ------------------------------------------------------------------
 
-# Every other field of ModelConfig must have its default, or one of these values, which say in
-# OLMo's words what GPT-NeoX is anyway.
+# All other fields of ModelConfig must have their default, or one of the values in _GPT_NEOX_IS,
+# which describe GPT-NeoX in OLMo's terms.
 _GPT_NEOX_READS = {
     *("architecture", "d_model", "n_heads", "n_layers", "mlp_ratio", "mlp_hidden_size"),
     *("rotary_fraction", "rope_theta", "layer_norm_eps", "max_sequence_length", "weight_tying"),
@@ -253,7 +252,7 @@ def gpt_neox_config(config: ModelConfig) -> GPTNeoXConfig:
         hidden_size=config.d_model,
         num_hidden_layers=config.n_layers,
         num_attention_heads=config.n_heads,
-        # OLMo: with SwiGLU this counts gate and value; here: GELU, so it is the width as it stands.
+        # OLMo: with SwiGLU this counts gate and value; here: GELU, so it is the width itself.
         intermediate_size=config.mlp_hidden_size or config.mlp_ratio * config.d_model,
         attention_dropout=config.attention_dropout,
         hidden_dropout=config.residual_dropout,

@@ -1,19 +1,20 @@
-"""OLMo's hidden states at the last places only, for inference: the same function, less work.
+"""Fast inference with OLMo for many short rows, computing hidden states at the last places only.
 
 Place in the flow: model → **the states that predict a target** → losses. Called by
-`PositionedOLMo.hidden(last=…)`; questions about far tokens put thousands of short rows through it.
+`PositionedOLMo.hidden(last=…)`, with the same result as the plain forward pass.
 
-- The first layer's queries, keys and values depend on a token and its position ID alone: pairs that
-  occur more than once in a batch are projected once. Where rows differ in nothing but their first
-  token (one far token before a window), the window attends to itself once for all of them.
-- In the last layer only the wanted places need queries, attention output and feed-forward; the rest
-  of the row is keys and values.
-- Far tokens that keep their states in the full text (`far_states`) are keys and values made once.
-- On CPU sums are taken in place, and attention runs in fp32 whatever the weights are in: neither
-  rotation nor the fused kernel is any faster there in bf16.
+- The first layer's queries, keys and values depend only on token and position ID: pairs that occur
+  more than once in a batch are projected once. If rows differ only in their first token (one far
+  token before a window), the window's attention to itself is computed once for all of them.
+- In the last layer only the wanted places need queries, attention output and feed-forward; the
+  other places give keys and values.
+- Far tokens that keep their states of the full text (`far_states`) are keys and values computed
+  once.
+- On CPU sums are taken in place, and attention runs in fp32 for any dtype of weights, as neither
+  rotation nor the fused kernel is faster in bf16 there.
 
 Dimension key: B rows, L tokens of a row, W wanted places, D width, H heads, K width of a head, P
-different (token, position ID) pairs.
+distinct (token, position ID) pairs.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def last_hidden(
     last: int,
     far: FarStates | None = None,
 ) -> Tensor:
-    """hidden_BWD of the last W places, after the last norm. All of them see all of `far`."""
+    """hidden_BWD of the last W places, after the last norm. All of them attend to all of `far`."""
     config, (first, *others) = model.config, model.blocks
     positions_BL = positions_BL.expand_as(tokens_BL)
     if config.alibi:
@@ -99,14 +100,14 @@ def _embed(model: PositionedOLMo, tokens: Tensor) -> Tensor:
 
 
 def _different_pairs(tokens_BL: Tensor, positions_BL: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """tokens_P, positions_P and the index into them of each place."""
+    """tokens_P, positions_P, and the index of each place's pair."""
     num_positions = int(positions_BL.max()) + 1
     pairs_P, index_BL = torch.unique(tokens_BL * num_positions + positions_BL, return_inverse=True)
     return pairs_P // num_positions, pairs_P % num_positions, index_BL
 
 
 def _gather(part_P: Tensor, pair_BL: Tensor) -> Tensor:
-    """part_P[pair_BL], which on CPU takes six times as long."""
+    """part_P[pair_BL], but six times as fast on CPU."""
     return part_P.index_select(0, pair_BL.flatten()).unflatten(0, pair_BL.shape)
 
 
@@ -136,19 +137,19 @@ def _before_attention(block: PositionedBlock, x: Tensor) -> Tensor:
 
 
 def _linear(block: PositionedBlock, h: Tensor, wanted: str) -> tuple[Tensor, ...]:
-    """Neighbours among queries, keys and values, without the rest of the matrix they share."""
+    """The `wanted` ones of queries, keys and values, without the rest of their common matrix."""
     limit, weight, bias = block.config.clip_qkv, block.att_proj.weight, block.att_proj.bias
     parts = dict(zip("qkv", _order(block), strict=True))
     rows = torch.cat([parts[name] for name in wanted])
     bias_of_rows = None if bias is None else bias.index_select(0, rows)
-    found = F.linear(h, weight.index_select(0, rows), bias_of_rows)
-    found = found if limit is None else found.clamp(-limit, limit)
-    return found.split([len(parts[name]) for name in wanted], dim=-1)
+    projected = F.linear(h, weight.index_select(0, rows), bias_of_rows)
+    projected = projected if limit is None else projected.clamp(-limit, limit)
+    return projected.split([len(parts[name]) for name in wanted], dim=-1)
 
 
 def _order(block: PositionedBlock) -> tuple[Tensor, ...]:
-    """Rows of queries, keys and values in the matrix that makes them, in the order used here: the
-    two coordinates of a rotated pair side by side. Products of queries and keys do not change."""
+    """Rows of queries, keys and values in their common matrix, in the order used here: the two
+    coordinates of a rotated pair side by side. Products of queries and keys do not change."""
     config = block.config
     rotated = rotated_width(config) if config.rope else 0
     head_width = config.d_model // config.n_heads
@@ -169,7 +170,7 @@ def _side_by_side(
 def _queries_and_keys(
     block: PositionedBlock, q: Tensor, k: Tensor, turns: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """By heads, normed and rotated; queries may be those of the last places only."""
+    """Split into heads, normed and rotated; queries may be of the last places only."""
     if block.q_norm is not None and block.k_norm is not None:
         order, *_ = _order(block)
         q, k = _norm(block.q_norm, q, order), _norm(block.k_norm, k, order[: k.shape[-1]])
@@ -179,22 +180,22 @@ def _queries_and_keys(
 
 
 def _norm(norm: nn.Module, x: Tensor, order: Tensor) -> Tensor:
-    """Upstream's norm of coordinates that come in another order."""
+    """Upstream's norm, for coordinates in another order."""
     reordered = {name: p.index_select(0, order) for name, p in norm.named_parameters()}
-    if type(norm) is RMSNorm and reordered.keys() == {"weight"}:  # what follows, in half the time
+    if type(norm) is RMSNorm and reordered.keys() == {"weight"}:  # the same in half the time
         return rms_norm(x, reordered["weight"], norm.eps)
     return torch.func.functional_call(norm, reordered, (x,))
 
 
 def _heads(block: PositionedBlock, x: Tensor, turns: Tensor | None = None) -> Tensor:
-    """(…, H·K) → (…, H, K), rotated, in the precision that attention runs in. Changes x."""
+    """(…, H·K) → (…, H, K), rotated, in the dtype of attention. Changes x."""
     dtype = torch.float if x.device.type == "cpu" else x.dtype
     x = x.unflatten(-1, (-1, block.config.d_model // block.config.n_heads))
     return (x if turns is None else _turn(x, turns)).to(dtype)
 
 
 def _turn(x: Tensor, turns: Tensor) -> Tensor:
-    """Rotated in fp32; without gradients in place, where x is in fp32 and rotated as a whole."""
+    """Rotate in fp32; in place without gradients, if x is in fp32 and rotated completely."""
     rotated, kept = x.float().split((2 * turns.shape[-1], x.shape[-1] - 2 * turns.shape[-1]), -1)
     if kept.numel():
         rotated = rotated.contiguous()
@@ -206,7 +207,7 @@ def _turn(x: Tensor, turns: Tensor) -> Tensor:
     return torch.cat((rotated, kept), dim=-1) if kept.numel() else rotated
 
 
-# --- attention: (…) → what each place gathers, mixed_BLHK, before the output projection -----------
+# --- attention: queries, keys, values → mixed_BLHK, before the output projection ------------------
 
 
 def _attend(
@@ -218,7 +219,7 @@ def _attend(
     last: int,
     past: KeysAndValues | None = None,
 ) -> Tensor:
-    """From the last places to all, and to those of the past."""
+    """Attention from the last places to all places, and to those of the past."""
     if past is not None:
         k, v = torch.cat((past[0], k), dim=1), torch.cat((past[1], v), dim=1)
     q, k, v = (part.transpose(1, 2) for part in (q[:, -last:], k, v))
@@ -238,8 +239,8 @@ def _attend_to_pairs(
     last: int,
     past: KeysAndValues | None,
 ) -> Tensor:
-    """The first layer's attention. Where all rows share all but their first place, that place is
-    one more key beside a softmax over the others that is the same in every row."""
+    """The first layer's attention. If rows differ only in their first place, that place is one more
+    key beside a softmax over the others, which is the same for all rows."""
     q_PHK, k_PHK, v_PHK = pairs
     far_B, window_L = pair_BL[:, 0], pair_BL[0, 1:]
     alike = len(far_B) > 1 and (pair_BL[:, 1:] == window_L).all()
@@ -270,7 +271,7 @@ def _for_each_query(x: Tensor, q: Tensor) -> Tensor:
 
 
 def _finish(block: PositionedBlock, x: Tensor, mixed: Tensor) -> Tensor:
-    """The block's output at the last places, from what they gathered."""
+    """The block's output at the last places, from their attention."""
     mixed = block.attn_out(mixed.flatten(2).to(x.dtype))
     if block.config.norm_after:
         mixed = block.attn_norm(mixed)

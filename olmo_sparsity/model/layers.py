@@ -1,6 +1,6 @@
-"""The arithmetic inside an OLMo layer: rotation, RMSNorm, the attention kernel and its biases.
+"""The arithmetic of an OLMo layer: rotation, RMSNorm, attention kernels and attention biases.
 
-Place in the flow: tensors of one layer → **tensors of one layer**. Knows nothing of models.
+Place in the flow: beneath olmo.py and inference.py. Functions of tensors, independent of models.
 
 Dimension key: B batch, L length (K keys: with a cache longer than L), D width, H heads, R rotated
 width of a head.
@@ -24,13 +24,13 @@ RotaryTables = tuple[Tensor, Tensor]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Upstream's rotation of the first R of a head's coordinates; the rest pass as they are."""
+    """Upstream's rotation of the first R coordinates of a head; the rest are unchanged."""
     return _Rotation.apply(x, cos, sin)
 
 
 class _Rotation(torch.autograd.Function):
-    """Pairs (i, i + R/2) turned by their angle. The gradient is the same turned back, so nothing
-    but the tables is kept, and it costs no more than the forward pass."""
+    """Rotates pairs (i, i + R/2) by their angle. The gradient is the inverse rotation, so only the
+    tables are kept, and it costs no more than the forward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -55,8 +55,8 @@ def _turn(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
 
 
 class RMSNorm(RMSLayerNorm):
-    """Upstream's RMSNorm with its gradient written out: half the passes over memory, which on CPU
-    are a sixth of a small model's training step. Upstream's two roundings in bf16 are left out."""
+    """Upstream's RMSNorm with an explicit gradient: half the passes over memory, which on CPU saves
+    a sixth of a small model's training step. Upstream's two roundings in bf16 are left out."""
 
     def forward(self, x: Tensor) -> Tensor:
         if self.weight is None or self.bias is not None or x.device.type != "cpu":
@@ -105,11 +105,11 @@ def attend(
     dropout_p: float = 0.0,
     grouped: bool = False,
 ) -> Tensor:
-    """The one place that chooses an attention kernel.
+    """Attention by the fastest kernel; all attention in this project runs here.
 
-    On CPU the fused kernel's backward costs more than that of plain matmuls below about 192 places
-    (a third of the whole training step at 128). Forward only, the fused one is always ahead; when
-    it is told of causality by blocks of queries and a mask, by another third.
+    On CPU the fused kernel's backward is slower than that of plain matmuls below about 192 places
+    (by a third of a training step at 128). Forward only, the fused kernel is always faster, and by
+    another third with blocks of queries and a mask instead of `is_causal`.
     """
     if torch.is_grad_enabled() and _matmul_is_faster(q.device, q.shape[-2], grouped):
         return _attend_by_matmul(q, k, v, bias if bias is not None else _future(q, k), dropout_p)
@@ -147,7 +147,7 @@ def kernel_in_training(
 def _attend_by_blocks(
     q: Tensor, k: Tensor, v: Tensor, dropout_p: float, grouped: bool, size: int = 64
 ) -> Tensor:
-    """`size` queries at a time see the keys up to their own and, masked, nothing after them."""
+    """Attention of `size` queries at a time to the keys up to their own, with a mask."""
     length = q.shape[-2]
     bias = torch.full((size, length), torch.finfo(torch.float).min, device=q.device)
     bias = bias.triu_(length - size + 1).to(q.dtype)
@@ -156,8 +156,8 @@ def _attend_by_blocks(
         end = min(start + size, length)
         block = (q[..., start:end, :], k[..., :end, :], v[..., :end, :])
         bias_of_block = bias[start - end :, length - end :]
-        found = F.scaled_dot_product_attention(*block, bias_of_block, dropout_p, enable_gqa=grouped)
-        mixed.append(found.transpose(1, 2))
+        out = F.scaled_dot_product_attention(*block, bias_of_block, dropout_p, enable_gqa=grouped)
+        mixed.append(out.transpose(1, 2))
     return torch.cat(mixed, dim=1).transpose(1, 2)
 
 
@@ -185,7 +185,7 @@ def query_scales(
 def rotary_tables(positions_BL: Tensor, config: ModelConfig) -> RotaryTables:
     """cos_BLR and sin_BLR, always computed in fp32."""
     width = rotated_width(config)
-    # The frequencies of the rotated part span the same range as a head of that width (GPT-NeoX).
+    # The frequencies are those of a head as wide as the rotated part (GPT-NeoX).
     exponents = torch.arange(0, width, 2, device=positions_BL.device, dtype=torch.float) / width
     frequencies = 1.0 / (config.rope_theta**exponents)
     with torch.autocast(positions_BL.device.type, enabled=False):
@@ -215,15 +215,14 @@ def alibi_bias(positions_BK: Tensor, config: ModelConfig, num_queries: int) -> T
 
 
 def document_bias(documents_BL: Tensor) -> Tensor:
-    """bias_B1LL: causal, and no place sees another document than its own."""
+    """bias_B1LL: causal, and within the place's own document."""
     other_BLL = documents_BL[:, :, None] != documents_BL[:, None, :]
     causal_11LL = causal_bias(documents_BL.shape[1], documents_BL.device)
     return causal_11LL.masked_fill(other_BLL[:, None], torch.finfo(torch.float).min)
 
 
 def causal_bias(num_keys: int, device: torch.device, num_queries: int | None = None) -> Tensor:
-    """bias_11LK of the last queries: 0 where a place may look, the most negative number where it
-    may not."""
+    """bias_11LK of the last queries: 0 for visible places, the most negative number for others."""
     num_queries = num_keys if num_queries is None else num_queries
     bias_LK = torch.full((num_queries, num_keys), torch.finfo(torch.float).min, device=device)
     return bias_LK.triu_(diagonal=1 + num_keys - num_queries)[None, None]

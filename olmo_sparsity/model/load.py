@@ -1,9 +1,9 @@
-"""Any model of ours or of Hugging Face's behind one call, with position IDs as an argument.
+"""Load or build a model, of this project or of Hugging Face, with position IDs as an argument.
 
 Place in the flow: a folder, hub name or object → **model** (+ tokenizer) → per-token losses.
 
-`build_model` makes a fresh model from a config; `load_model` reads a trained one, `wrap_model`
-takes one that is in memory. Nothing here unpickles: weights are safetensors or they are refused.
+`build_model` makes a new model from a config, `load_model` reads a trained one, `wrap_model` takes
+one in memory. Nothing is unpickled: weights must be safetensors.
 
 Dimension key: B batch, L length, D width, H heads, V vocabulary.
 """
@@ -36,7 +36,7 @@ from olmo_sparsity.model.checkpoint_files import (
 from olmo_sparsity.model.compatibility import PositionLimit
 from olmo_sparsity.model.huggingface import HuggingFaceLM, gpt_neox_config
 from olmo_sparsity.model.olmo import PositionedOLMo
-from olmo_sparsity.model.tokenizer_of import (
+from olmo_sparsity.model.pretrained_tokenizer import (
     as_tokenizer,
     bos_prefix,
     find_tokenizer,
@@ -59,14 +59,14 @@ READ_BY_ANALYSIS = ("config.yaml", WEIGHTS, "tokenizer.json")
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
-# --- a fresh model ------------------------------------------------------------------------------
+# --- a new model --------------------------------------------------------------------------------
 
 
 def build_model(config: ModelConfig) -> PositionedOLMo | HuggingFaceLM:
     if config.vocab_size < 1:
         raise ConfigError(
-            f"model.vocab_size={config.vocab_size} leaves nothing to predict; set it to the size "
-            "of the tokenizer's vocabulary"
+            f"model.vocab_size={config.vocab_size} must be at least 1; set it to the size of the "
+            "tokenizer's vocabulary"
         )
     if config.architecture == "olmo":
         return PositionedOLMo(config)
@@ -87,35 +87,35 @@ class LoadedModel:
     name: str
     num_parameters: int
     max_positions: int | None
-    """One more than the largest position ID it is prepared for; None if it does not say."""
+    """One more than the largest supported position ID; None if unknown."""
 
     weights_sha256: str | None
-    """Of the files that were read; None for an object in memory."""
+    """Fingerprint of the files; None for a model in memory."""
 
     trained: dict[str, Any] = field(default_factory=dict)
-    """How, where the checkpoint says: steps, position scheme, lengths, seed, init_from."""
+    """How a checkpoint of ours was trained: steps, position scheme, lengths, seed, init_from."""
 
     limited_by: str = ""
-    """What sets max_positions."""
+    """The cause of max_positions."""
 
     find_transformers_tokenizer: Callable[[], Any | None] = field(default=lambda: None, repr=False)
 
     @cached_property
     def transformers_tokenizer(self) -> Any:
-        """The tokenizer as transformers has it, with its chat template; None where there is only
-        `tokenizer`. Of a folder, it is read when it is first asked for."""
+        """The tokenizer as a transformers object, with its chat template; None if there is only
+        `tokenizer`. Read from the folder on first use."""
         return self.find_transformers_tokenizer()
 
     @cached_property
     def bos_prefix(self) -> list[int]:
-        """The tokens that its tokenizer puts before every text; most often none or one."""
+        """The tokens that the tokenizer puts before a text; usually none or one."""
         theirs = self.transformers_tokenizer
-        found = self.tokenizer if theirs is None else theirs
-        return [] if found is None else bos_prefix(found)
+        tokenizer = self.tokenizer if theirs is None else theirs
+        return [] if tokenizer is None else bos_prefix(tokenizer)
 
     def prefix_ids(self, prefix: str) -> list[int]:
-        """What a window may begin with: `auto` (what the tokenizer puts before a text), `bos`,
-        `none`, or a text of its own."""
+        """Token IDs of the windows' prefix: `auto` (what the tokenizer puts before a text), `bos`,
+        `none`, or any text."""
         if prefix == "none":
             return []
         if prefix == "auto":
@@ -131,16 +131,16 @@ class LoadedModel:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Which weights these are; see `checkpoint_files`."""
+        """Identifies the weights; see `checkpoint_files`."""
         return self.weights_sha256 or fingerprint_weights(self.model)
 
     @property
     def device(self) -> torch.device:
-        """Where its inputs go."""
+        """Device of the inputs."""
         return self.model.device
 
     def check_positions(self, num_positions: int) -> None:
-        """Refuse more than it is prepared for, by the name of what limits it."""
+        """Refuse more positions than the model supports, with the cause."""
         if self.max_positions is not None:
             PositionLimit(self.max_positions, self.limited_by).check(num_positions, self.name)
 
@@ -156,13 +156,13 @@ def load_model(
     dtype: str = "auto",
     device_map: str | None = None,
 ) -> LoadedModel:
-    """A run or checkpoint folder of ours, a Hugging Face folder (of a model or a PEFT adapter), or
-    a name on the hub. `dtype`: auto (that of the checkpoint; ours are in fp32), fp32, bf16 or fp16.
-    """
+    """Load a run or checkpoint folder of ours, a Hugging Face folder (of a model or a PEFT
+    adapter), or a hub name. `dtype`: auto (that of the checkpoint; ours are fp32), fp32, bf16 or
+    fp16."""
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype={dtype} is not known; choose auto, {', '.join(DTYPES)}")
     if device == "auto":
-        # Launchers show a process all GPUs of its machine, or its own one only.
+        # Launchers make all GPUs of the machine visible to a process, or only its own.
         local = read_launch().local_rank % max(torch.cuda.device_count(), 1)
         device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
     if device.startswith("cuda") and not torch.cuda.is_available():
@@ -188,9 +188,9 @@ def load_model(
 
 
 def wrap_model(model: Any, tokenizer: Any = None, name: str | None = None) -> LoadedModel:
-    """A causal LM of transformers that is in memory: as it is, quantized, spread over devices by
-    `accelerate`, or with PEFT adapters (applied, not merged). It is put in evaluation mode. A model
-    of this project is taken too. `tokenizer`: one of transformers or of tokenizers."""
+    """Wrap a causal LM of transformers in memory, also if it is quantized, spread over devices by
+    `accelerate`, or has PEFT adapters (applied, not merged), or a model of this project. It is put
+    in evaluation mode. `tokenizer`: one of transformers or of tokenizers."""
     if isinstance(model, LoadedModel):
         if tokenizer is not None or name is not None:
             raise ConfigError(f"'{model.name}' is loaded already: leave tokenizer and name out")
@@ -224,7 +224,7 @@ def _wrap_transformers(model: Any) -> HuggingFaceLM:
         return HuggingFaceLM(model)
     except UserError:
         raise
-    except Exception as error:  # any family may take, or lack, anything
+    except Exception as error:  # unknown families may raise almost any
         raise ConfigError(
             f"{type(model).__name__} is not supported: eight tokens with position IDs do not pass "
             f"through it ({_reason(error)})"
@@ -242,11 +242,13 @@ def _with_room_for_tokens(loaded: LoadedModel) -> LoadedModel:
 
 
 def find_folder(path_or_hub_name: str) -> Path:
-    """Where the files are: a run folder becomes its latest checkpoint, a hub name is downloaded."""
+    """The folder of the files: the latest checkpoint of a run, or the download of a hub name."""
     path = Path(path_or_hub_name)
     if not path.exists():
-        if path_or_hub_name.startswith("runs/"):  # where configs/ put their runs: no hub has them
-            raise DataError(f"{path_or_hub_name} does not exist; train it first, or mend the path")
+        if path_or_hub_name.startswith("runs/"):  # the folder of configs/, so no hub name
+            raise DataError(
+                f"{path_or_hub_name} does not exist; train it first, or correct the path"
+            )
         if re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", path_or_hub_name):
             return _download(path_or_hub_name)
         raise DataError(f"'{path}' does not exist; give a run, a checkpoint or a model folder")
@@ -262,15 +264,16 @@ def find_folder(path_or_hub_name: str) -> Path:
 
 
 def _latest_or_fail(run_folder: Path) -> Path:
-    found = list_checkpoints(run_folder)
-    if not found:
+    checkpoints = list_checkpoints(run_folder)
+    if not checkpoints:
         raise DataError(f"'{run_folder / 'checkpoints'}' holds no step* folder; train first")
     latest = latest_checkpoint(run_folder, READ_BY_ANALYSIS)
-    if latest == found[0]:
+    newest = checkpoints[0]
+    if latest == newest:
         return latest
-    problem = f"{found[0]}: {verify_manifest(found[0], READ_BY_ANALYSIS)}"
+    problem = f"{newest}: {verify_manifest(newest, READ_BY_ANALYSIS)}"
     if latest is None:
-        raise DataError(f"no checkpoint of '{run_folder}' is whole; the latest, {problem}")
+        raise DataError(f"no checkpoint of '{run_folder}' is intact; the latest, {problem}")
     say(f"{problem}; reading {latest.name} instead")
     return latest
 
@@ -303,27 +306,27 @@ def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> LoadedMod
 def _load_hugging_face(
     folder: Path, name: str, dtype: torch.dtype | None, device: str, device_map: str | None
 ) -> LoadedModel:
-    is_adapter, whole = (folder / ADAPTER).is_file(), folder
+    is_adapter, base = (folder / ADAPTER).is_file(), folder
     if is_adapter:
-        whole = find_folder(base_of_adapter(folder))
-        if (whole / ADAPTER).is_file() or not is_hugging_face(whole):
-            raise DataError(f"'{folder / ADAPTER}': '{whole}' is no base model of transformers")
-    weight_files = check_weight_files(whole)
+        base = find_folder(base_of_adapter(folder))
+        if (base / ADAPTER).is_file() or not is_hugging_face(base):
+            raise DataError(f"'{folder / ADAPTER}': '{base}' is no base model of transformers")
+    weight_files = check_weight_files(base)
     try:
-        model: Any = read_hugging_face(whole, weight_files, dtype, device, device_map)
+        model: Any = read_hugging_face(base, weight_files, dtype, device, device_map)
         if is_adapter:
             weight_files += check_weight_files(folder)
             model = add_adapter(model, folder, device)
         wrapped = HuggingFaceLM(model).eval()
     except UserError:
         raise
-    except Exception as error:  # a config.json can make transformers fail anywhere, in any way
+    except Exception as error:  # a damaged config.json raises almost any
         raise DataError(
-            f"transformers cannot load '{folder}' (config.json): {_reason(error)}; mend it, "
-            "install the library it asks for, or download the folder again (code of its own is "
-            "never run here)"
+            f"transformers cannot load '{folder}' (config.json): {_reason(error)}; correct it, "
+            "install the library it needs, or download the folder again (code in the folder is "
+            "never run)"
         ) from None
-    with_tokenizer = folder if has_tokenizer(folder) else whole
+    with_tokenizer = folder if has_tokenizer(folder) else base
     return _about(
         wrapped,
         tokenizer=find_tokenizer(with_tokenizer),
@@ -341,7 +344,7 @@ def _reason(error: Exception) -> str:
 
 def _about(model: PositionedOLMo | HuggingFaceLM, **others: Any) -> LoadedModel:
     limit: PositionLimit | None
-    if isinstance(model, HuggingFaceLM):  # which knows how many numbers 4 bits are packed in
+    if isinstance(model, HuggingFaceLM):  # transformers counts packed 4-bit weights correctly
         limit, num_parameters = model.limit, model.model.num_parameters()
     else:
         limit = PositionLimit(model.config.max_sequence_length, "max_sequence_length")
@@ -360,7 +363,7 @@ def _download(name: str) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        # Not *.safetensors: some repositories hold the weights twice, in their own format as well.
+        # Not *.safetensors: some repositories have the weights in their own format as well.
         patterns = ["*.json", "*.txt", "*.model", "*.jinja"]
         patterns += ["model*.safetensors", "adapter_model*.safetensors"]
         return Path(snapshot_download(name, allow_patterns=patterns))

@@ -1,10 +1,10 @@
-"""Per-token losses, without ever holding the logits of a whole batch.
+"""Compute per-token losses without storing the logits of a whole batch.
 
 Place in the flow: model → **per-token losses** → results.
 
-The logits are by far the largest tensor of a small model (B·L·V numbers), so both functions unembed
-a few rows at a time. For training, the gradient of a chunk is taken while its logits are still in
-cache: nothing is recomputed and nothing of size B·L·V is kept.
+The logits are by far the largest tensor of a small model (B·L·V numbers), so rows are unembedded in
+chunks. For training, the gradient of a chunk is computed while its logits are in cache: nothing is
+recomputed and nothing of size B·L·V is kept.
 
 Dimension key: B batch, L length, N = B·L rows, C rows of a chunk, D width, V vocabulary.
 """
@@ -23,14 +23,14 @@ from olmo_sparsity.model.far_states import FarStates
 
 
 def rows_per_chunk(vocab_size: int, device: torch.device) -> int:
-    """On CPU a chunk's fp32 logits should stay in cache (4 MiB was fastest of 2 … 64); a GPU wants
-    work enough to fill it. Never so few rows that adding up the weight gradient dominates."""
+    """On CPU a chunk's fp32 logits should stay in cache (4 MiB was fastest of 2 … 64); a GPU needs
+    larger chunks. With too few rows, summing the weight gradient would dominate."""
     chunk_bytes = (4 if device.type == "cpu" else 256) * 2**20
     return max(128, chunk_bytes // (4 * vocab_size))
 
 
 class LanguageModel(Protocol):
-    """What this project asks of a model: OLMo here, and any Hugging Face causal LM, provide it."""
+    """The methods of a model; PositionedOLMo and HuggingFaceLM have them."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -75,7 +75,6 @@ def token_losses(
 
 
 def row_losses(model: LanguageModel, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
-    """nll_N of wanted rows only."""
     if len(labels_N) == 0:
         return torch.zeros(0, device=hidden_ND.device)
     chunk = rows_per_chunk(model.vocab_size, hidden_ND.device)
@@ -92,9 +91,9 @@ def row_losses(model: LanguageModel, hidden_ND: Tensor, labels_N: Tensor) -> Ten
 def repetition_losses(
     losses: Callable[[Tensor, Tensor, Tensor], Tensor], passages_BL: Tensor
 ) -> Tensor:
-    """nll_B2: mean loss on the first and on the second of two readings of each passage, one after
-    the other in one context. `losses` gives nll_BL of (tokens_BL, positions_BL, labels_BL). The
-    first token of a passage is left out: the first reading cannot predict it."""
+    """nll_B2: mean loss on each passage and on its repetition in the same context. `losses` gives
+    nll_BL of (tokens_BL, positions_BL, labels_BL). The first token of a passage is left out, as it
+    has no context the first time."""
     length = passages_BL.shape[1]
     tokens_BL = passages_BL.repeat(1, 2)
     labels_BL = tokens_BL.roll(-1, 1)
@@ -112,8 +111,8 @@ def mean_loss(
     num_labels: int,
     attention_bias: Tensor | None = None,
 ) -> Tensor:
-    """Σ nll / num_labels, differentiable. `num_labels` is that of the whole optimizer step, so that
-    micro-batches and processes add up to the mean over all of its labels."""
+    """Σ nll / num_labels, differentiable. `num_labels` counts all labels of the optimizer step, so
+    that the sum over micro-batches and processes is the mean."""
     hidden_ND = model.hidden(tokens_BL, positions_BL, attention_bias).flatten(0, 1)
     weight_VD, bias_V = model.unembedding
     return _ChunkedLoss.apply(

@@ -1,6 +1,6 @@
-"""Checkpoint folders as OLMo's own trainer leaves them: `config.yaml` and model.safetensors or .pt.
+"""Read checkpoint folders of OLMo's own trainer: `config.yaml` and model.safetensors or model.pt.
 
-Place in the flow: beneath `import_weights`. Parameter names are upstream's, which are ours.
+Place in the flow: beneath `import_weights`. Parameter names are the same as ours.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from olmo_sparsity.model.checkpoint_files import WEIGHTS, read_weights, unreadab
 
 
 def is_official(source: str) -> bool:
-    """`config.yaml` as in ours, but neither a manifest nor, as in a run folder, checkpoints/."""
+    """Whether it has a `config.yaml`, but neither a manifest nor checkpoints/ as ours do."""
     folder = Path(source)
     ours = (folder / MANIFEST).exists() or (folder / "checkpoints").is_dir()
     return (folder / "config.yaml").is_file() and not ours
@@ -44,8 +44,8 @@ def read_official_config(folder: Path) -> ModelConfig:
     assert isinstance(config, ModelConfig)
     if not (config.rope or config.alibi):
         raise ConfigError(
-            f"'{path}': model.rope=False and model.alibi=False mean learned position embeddings "
-            "there, which do not exist here; choose a checkpoint with either"
+            f"'{path}': model.rope=False and model.alibi=False mean learned position embeddings, "
+            "which are not supported; choose a checkpoint with either"
         )
     return config
 
@@ -68,14 +68,14 @@ def read_official_weights(folder: Path) -> dict[str, Tensor]:
             f"'{folder}' has neither {WEIGHTS} nor model.pt; download one of them, or unshard the "
             "checkpoint with OLMo's scripts/unshard.py"
         )
-    # Upstream's clean-up of older names and of blocks saved in groups; all it reads is the config.
+    # Upstream's conversion of older names and grouped blocks, which reads only the config.
     config = read_official_config(folder).update_with(block_group_size=1)
     return OLMo._make_state_dict_compatible(cast(OLMo, SimpleNamespace(config=config)), weights)[0]
 
 
 def _plain_name(key: str) -> str:
-    """OLMo's own safetensors files name a tensor by a base64 pickle of ((name,), flag). Its string
-    is read off the opcodes; the pickle is not run."""
+    """OLMo's safetensors files name a tensor by a base64 pickle of ((name,), flag). The name is
+    read from its opcodes, without unpickling."""
     if "." in key:
         return key
     try:

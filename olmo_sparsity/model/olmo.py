@@ -1,12 +1,12 @@
-"""OLMo whose position IDs are an argument: a subclass of `olmo.model.OLMo`.
+"""OLMo with position IDs as an argument: a subclass of `olmo.model.OLMo`.
 
 Place in the flow: batches → **model** → per-token losses.
 
-Upstream, positions enter in two places: `RotaryEmbedding.forward` counts them off from 0, and
+Upstream, positions enter in two places: `RotaryEmbedding.forward` counts them from 0, and
 `OLMo.forward` builds the ALiBi bias (or learned embeddings) from 0. Both are replaced here; blocks,
-initialisation and parameter names are upstream's own, so weights travel freely between the two.
+initialisation and parameter names are upstream's, so weights can be exchanged.
 
-`hidden` and `unembed` are apart, so that a loss can unembed chunk by chunk and only wanted places.
+`hidden` and `unembed` are separate, so that a loss can unembed in chunks and only wanted places.
 
 Dimension key: B batch, L length (K keys: longer with a cache), D width, H heads, R rotated
 width of a head, V vocabulary.
@@ -45,14 +45,14 @@ KeysAndValues = tuple[Tensor, Tensor]
 
 @dataclass
 class KeyValueCache:
-    """What generation keeps of the places seen so far: the first call of `hidden` may bring many,
-    each later one brings one."""
+    """Keys and values of earlier places, for generation. The first call of `hidden` may add many
+    places, later ones add one each."""
 
     layers: list[KeysAndValues | None]
     positions_BK: Tensor | None = None
 
     def append(self, positions_BL: Tensor) -> Tensor:
-        """positions_BK of all places, these among them."""
+        """positions_BK of all places, including these."""
         if self.positions_BK is not None:
             assert positions_BL.shape[1] == 1, "after the prompt, one place at a time"
             positions_BL = torch.cat((self.positions_BK, positions_BL), dim=1)
@@ -61,10 +61,10 @@ class KeyValueCache:
 
 
 class PositionedRotary(RotaryEmbedding):
-    """Rotates by tables that the model hands over before each block, instead of counting places."""
+    """Rotates by tables that the model sets before each block, instead of counting places."""
 
     def __init__(self, config: ModelConfig) -> None:
-        nn.Module.__init__(self)  # upstream's constructor only warms a cache that is not used here
+        nn.Module.__init__(self)  # upstream's constructor only fills a cache that is unused here
         self.config = config
         self.tables: RotaryTables | None = None
 
@@ -76,16 +76,16 @@ class PositionedRotary(RotaryEmbedding):
         num_new = q.shape[-2]
         if num_new == k.shape[-2]:
             return rotate(q, cos_BLR, sin_BLR), rotate(k, cos_BLR, sin_BLR)
-        new_k = rotate(k[:, :, -num_new:], cos_BLR, sin_BLR)  # those of a cache are rotated already
+        new_k = rotate(k[:, :, -num_new:], cos_BLR, sin_BLR)  # cached keys are rotated already
         return rotate(q, cos_BLR, sin_BLR), torch.cat((k[:, :, :-num_new], new_k), dim=-2)
 
 
 class PositionedBlock(OLMoSequentialBlock):
-    """Upstream's block; only the choice of the attention kernel is ours."""
+    """Upstream's block with our choice of the attention kernel."""
 
     config: ModelConfig
     seen: list[tuple[Tensor, Tensor, Tensor | None]] | None = None
-    """Where the last query, the rotated keys and the bias are put when somebody asks for them."""
+    """If set, collects the last query, the rotated keys and the bias."""
 
     def _scaled_dot_product_attention(
         self,
@@ -103,26 +103,26 @@ class PositionedBlock(OLMoSequentialBlock):
             q = q * query_scales(q.shape[2], k.shape[2], scale_length, q.device).to(q.dtype)
         if self.seen is not None:
             self.seen.append((q[:, :, -1], k, attn_mask))
-        if q.shape[2] < k.shape[2]:  # one new place, the others from a cache: it may see them all
+        if q.shape[2] < k.shape[2]:  # one new place, which may attend to all cached ones
             is_causal = False
-        # Grouped-query heads are shared inside the kernel; upstream copies them out first.
+        # The kernel shares grouped-query heads; upstream copies them first.
         grouped = q.shape[1] != k.shape[1]
         return attend(q, k, v, attn_mask, is_causal, dropout_p, grouped)
 
 
 class PositionedOLMo(OLMo):
-    """`model(tokens_BL, positions_BL)` → logits_BLV; `hidden` and `unembed` are its two halves."""
+    """`model(tokens_BL, positions_BL)` → logits_BLV, which is `unembed` of `hidden`."""
 
     config: ModelConfig
     transformer: Any  # a ModuleDict; its entries depend on the config
 
     def __init__(self, config: ModelConfig, init_params: bool = True) -> None:
         refuse_unsupported(config)
-        # Upstream builds the frame; its one block (and what it would add for positions: caches the
-        # size of the longest sequence, learned embeddings for what is NoPE here) is not kept.
+        # Upstream builds everything but the blocks. Its one block is replaced, and these arguments
+        # avoid its position caches and learned position embeddings.
         super().__init__(config.update_with(n_layers=1, rope=True, alibi=False), init_params=False)
-        # OLMo: switches this kernel off for the whole process; here: with a bias (ALiBi) it is the
-        # only fused one there is.
+        # OLMo: switches this kernel off for the process; here: it is on, as the only fused one that
+        # takes a bias (ALiBi).
         torch.backends.cuda.enable_mem_efficient_sdp(True)
         self.config = config
         blocks = [PositionedBlock(i, config, BufferCache()) for i in range(config.n_layers)]
@@ -142,7 +142,7 @@ class PositionedOLMo(OLMo):
 
     @property
     def vocab_size(self) -> int:
-        """Width of the logits, padding to a round number included."""
+        """Width of the logits, including padding."""
         return self.config.embedding_size or self.config.vocab_size
 
     @property
@@ -159,7 +159,7 @@ class PositionedOLMo(OLMo):
     def logit_scale(self) -> float:
         return self.config.d_model**-0.5 if self.config.scale_logits else 1.0
 
-    # OLMo's takes many more arguments, and computes positions itself.
+    # OLMo: takes more arguments, and computes positions itself.
     def forward(  # type: ignore[override]
         self, tokens_BL: Tensor, positions_BL: Tensor, attention_bias: Tensor | None = None
     ) -> Tensor:
@@ -177,10 +177,9 @@ class PositionedOLMo(OLMo):
         last: int | None = None,
     ) -> Tensor:
         """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, K) is added to the
-        attention scores of the L places and all K that they see, and replaces causality: bring your
-        own. `added_BLD` is added to the token embeddings. With a `cache`, what went through it
-        before is seen too (no gradients), with `far` those states of earlier places. `last` keeps
-        only so many of the last places."""
+        attention scores of L places over K, and replaces the causal mask. `added_BLD` is added to
+        the token embeddings. Places also attend to those in `cache` (no gradients), or to `far`,
+        states of earlier places. `last`: return only the last places."""
         if far is not None:
             assert not self.training
             assert added_BLD is None
@@ -220,8 +219,8 @@ class PositionedOLMo(OLMo):
 
     @torch.no_grad()
     def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
-        """weights_BK: attention from the last place to those of `far` and of the row, mean over the
-        heads of all layers."""
+        """weights_BK: attention from the last place to the places of `far` and of the row, mean
+        over the heads of all layers."""
         seen: list[tuple[Tensor, Tensor, Tensor | None]] = []
         for block in self.blocks:
             block.seen = seen
@@ -253,15 +252,15 @@ class PositionedOLMo(OLMo):
 def _run_block(
     block: PositionedBlock, x: Tensor, tables: RotaryTables | None, attention_bias: Tensor | None
 ) -> Tensor:
-    # Set here, inside what is checkpointed, so that a recomputation in the backward pass rotates by
-    # this forward's tables and not by those of a later one.
+    # Inside the checkpointed function, so that recomputation in the backward pass uses the tables
+    # of this forward and not of a later one.
     _rotate_by(block, tables)
     return block(x, attention_bias=attention_bias)[0]
 
 
 def _rotate_by(block: PositionedBlock, tables: RotaryTables | None) -> None:
     if tables is not None:
-        # To mypy a child of a module is any module; this one is put there in `__init__`.
+        # mypy does not know the type of a child module, which is set in `__init__`.
         rotary: PositionedRotary = block.rotary_emb  # type: ignore[assignment]
         rotary.tables = tables
 
@@ -276,7 +275,7 @@ def _run_cached(
     _rotate_by(block, tables)
     block.seen = []
     x, (_, values) = block(x, attention_bias=attention_bias, layer_past=past, use_cache=True)
-    # OLMo: keeps keys as they were before rotation, and rotates all of them at every step.
+    # OLMo: keeps keys before rotation, and rotates all of them at every step.
     ((_, keys, _),), block.seen = block.seen, None
     return x, (keys, values)
 
@@ -291,6 +290,6 @@ def refuse_unsupported(config: ModelConfig) -> None:
         )
     if config.rope and rotated_width(config) < 2:
         raise ConfigError(
-            f"model.rotary_fraction={config.rotary_fraction} leaves nothing of a head of width "
-            f"{config.d_model // config.n_heads} to rotate; raise it"
+            f"model.rotary_fraction={config.rotary_fraction} rotates none of a head's "
+            f"{config.d_model // config.n_heads} coordinates; raise it"
         )

@@ -1,7 +1,7 @@
-"""A Hugging Face folder becomes a transformers model, or one line that says why not.
+"""Load a Hugging Face folder as a transformers model, without trusting its files.
 
-Place in the flow: a folder that somebody else wrote → **transformers model** → `load_model`.
-Nothing is unpickled, no code of the folder runs, and nothing is built that its files cannot fill.
+Place in the flow: an untrusted folder → **transformers model** → `load_model`. Nothing is
+unpickled, no code of the folder runs, and no model larger than its files is built.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NO_CODE: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-"""To everything of transformers that opens a folder: unsaid, `auto_map` in a config.json makes it
-ask on the terminal whether to run the folder's code."""
+"""Arguments for all loading by transformers. Without them, `auto_map` in a config.json makes it ask
+on the terminal whether to run the folder's code."""
 
 ADAPTER = "adapter_config.json"
 
 _REMEDY = "write or download it again"
 
 _MOST_PACKED = 32
-"""Quantized weights have up to so many to a stored number; tied ones are stored once."""
+"""Most weights per stored number, for quantized and tied weights."""
 
 
 def is_hugging_face(folder: Path) -> bool:
@@ -66,17 +66,16 @@ def read_hugging_face(
     from transformers import AutoConfig, AutoModelForCausalLM
     from transformers.utils import logging
 
-    read_json(folder / "config.json", dict, _REMEDY)  # also that it is not nested too deep
-    logging.disable_progress_bar()  # one for each model, of many small weights, on stderr
+    read_json(folder / "config.json", dict, _REMEDY)  # refuses deep nesting too
+    logging.disable_progress_bar()
     config = AutoConfig.from_pretrained(folder, **NO_CODE)
-    # The kernel is not for the folder to choose: it may name one that is not installed, or one on
-    # the hub.
+    # The folder may name a kernel that is not installed, or one on the hub.
     config._attn_implementation = "eager"
     frame = _build_frame(config, folder, weight_files)
     config._attn_implementation = "sdpa" if frame._supports_sdpa else "eager"
     model: PreTrainedModel
     info: dict[str, Any]
-    # Typed as one model; with output_loading_info it returns two things.
+    # Typed as returning a model; with output_loading_info it returns a pair.
     model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
         folder,
         config=config,
@@ -87,7 +86,7 @@ def read_hugging_face(
         **NO_CODE,
     )
     if info["missing_keys"]:
-        # transformers would go on with random numbers in their place.
+        # transformers would use random numbers instead.
         missing = sorted(info["missing_keys"])
         raise DataError(
             f"'{folder}': its files lack {len(missing)} weights of {type(model).__name__}, such as "
@@ -99,8 +98,8 @@ def read_hugging_face(
 
 
 def _build_frame(config: Any, folder: Path, weight_files: list[Path]) -> PreTrainedModel:
-    """What config.json describes, without memory. It must be about as large as the weights: a
-    damaged one may ask for more than any machine has."""
+    """Build the model of config.json without memory, and check its size against the weights: a
+    damaged config may describe a model larger than any machine."""
     from transformers import AutoModelForCausalLM
 
     num_tensors = num_stored = 0
@@ -128,7 +127,7 @@ def _build_frame(config: Any, folder: Path, weight_files: list[Path]) -> PreTrai
 
 
 def check_weight_files(folder: Path) -> list[Path]:
-    """The safetensors files, each with a whole header: a damaged one is named."""
+    """The safetensors files, after checking their headers and names."""
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         pickled = sorted(path.name for path in folder.glob("*.bin"))

@@ -1,6 +1,6 @@
-"""The tokenizer of a trained model, whatever library it comes from, as a `tokenizers.Tokenizer`.
+"""Read the tokenizer of a trained model, of any library, as a `tokenizers.Tokenizer`.
 
-Place in the flow: beside `load_model`: text ↔ token ids of a model that somebody trained elsewhere.
+Place in the flow: beneath `load_model`.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class SlowTokenizer:
         return self._tokenizer.added_tokens_decoder
 
     def to_str(self) -> str:
-        """All that tells it from another one, as far as it can be seen."""
+        """Identifies the tokenizer, as far as its attributes allow."""
         return json.dumps([type(self._tokenizer).__name__, sorted(self.get_vocab().items())])
 
 
 def as_tokenizer(given: Any) -> Tokenizer:
-    """A copy of a fast one: calls of the original may set truncation and padding, which stay."""
+    """A copy, if it is a fast one, because calls of the original may set truncation and padding."""
     fast = getattr(given, "backend_tokenizer", given)
     if isinstance(fast, Tokenizer):
         return _set_plain(Tokenizer.from_str(fast.to_str()))
@@ -76,8 +76,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def _set_plain(tokenizer: Tokenizer) -> Tokenizer:
-    """A tokenizer.json may truncate or pad without a word."""
-    tokenizer.no_truncation()
+    tokenizer.no_truncation()  # a tokenizer.json may ask for silent truncation or padding
     tokenizer.no_padding()
     return tokenizer
 
@@ -85,8 +84,8 @@ def _set_plain(tokenizer: Tokenizer) -> Tokenizer:
 def find_tokenizer(folder: Path) -> Tokenizer | None:
     if (folder / "tokenizer.json").is_file():
         return read_tokenizer(folder / "tokenizer.json")
-    found = read_transformers_tokenizer(folder)
-    return None if found is None else as_tokenizer(found)
+    tokenizer = read_transformers_tokenizer(folder)
+    return None if tokenizer is None else as_tokenizer(tokenizer)
 
 
 def has_tokenizer(folder: Path) -> bool:
@@ -95,12 +94,12 @@ def has_tokenizer(folder: Path) -> bool:
 
 def read_transformers_tokenizer(folder: Path) -> Any | None:
     if not has_tokenizer(folder):
-        return None  # transformers would invent one whose only tokens are the special ones
+        return None  # transformers would create one with only special tokens
     from transformers import AutoTokenizer
 
     try:
         return AutoTokenizer.from_pretrained(folder, **NO_CODE)
-    except Exception as error:  # of many kinds: a missing library, a damaged file
+    except Exception as error:  # a missing library or damaged file raises almost any
         reason = " ".join(str(error).split())[:200]
         raise DataError(
             f"'{folder}': transformers cannot read its tokenizer ({reason}); save it once with "
@@ -109,12 +108,12 @@ def read_transformers_tokenizer(folder: Path) -> Any | None:
 
 
 def bos_prefix(tokenizer: Any) -> list[int]:
-    """What a tokenizer, of either library, puts before every text."""
+    """The tokens that a tokenizer, of either library, puts before a text."""
 
     def encode(special: bool) -> list[int]:
-        found = tokenizer.encode("a", add_special_tokens=special)
-        return list(getattr(found, "ids", found))
+        encoded = tokenizer.encode("a", add_special_tokens=special)
+        return list(getattr(encoded, "ids", encoded))
 
-    plain, whole = encode(False), encode(True)
-    starts = (i for i in range(len(whole)) if whole[i : i + len(plain)] == plain)
-    return whole[: next(starts, 0)]
+    plain, complete = encode(False), encode(True)
+    starts = (i for i in range(len(complete)) if complete[i : i + len(plain)] == plain)
+    return complete[: next(starts, 0)]
