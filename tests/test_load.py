@@ -403,7 +403,9 @@ def test_the_latest_checkpoint_is_the_newest_whole_one(
     for folder in (ninth, tenth):
         (folder / "manifest.json").unlink()
     assert latest_checkpoint(tmp_path) is None
-    with pytest.raises(DataError, match=r"no checkpoint of .* is intact.*model.safetensors is miss"):
+    with pytest.raises(
+        DataError, match=r"no checkpoint of .* is intact.*model.safetensors is miss"
+    ):
         load_model(str(tmp_path))
 
 

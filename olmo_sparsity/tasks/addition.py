@@ -1,12 +1,12 @@
-"""Addition of two n-digit numbers, with position IDs that couple digits of equal significance
-(Cho et al. 2024: trained up to 30 digits, right at 200).
+"""The task of adding two n-digit numbers; coupled IDs join digits of equal significance.
 
 Place in the flow: a task → samples.
 
-Prompt `a_1 … a_n + b_1 … b_n =`, most significant digit first, all 10^n numbers alike. Response:
-the n+1 digits of the sum, least significant first (`digits_reversed`) or last. One ID per
-significance, counted in writing order; `+` and `=` stand where the response starts from: one above
-the ID of the last digit if it is reversed, else one below the first.
+Prompt `a_1 … a_n + b_1 … b_n =`, most significant digit first, with numbers uniform below 10^n.
+Response: the n+1 digits of the sum, least significant first (`digits_reversed`) or last. One ID per
+significance, counted in writing order; `+` and `=` have the ID before the response: one above that
+of the last digit if it is reversed, else one below the first. (Cho et al. 2024 train on up to 30
+digits, with correct sums at 200.)
 
 Dimension key: B samples, n digits, P = 2n + 2 prompt length, R = n + 1 response length.
 """
@@ -26,8 +26,8 @@ _PLUS, _EQUALS = 10, 11
 @dataclass(frozen=True)
 class Addition:
     digits_reversed: bool = True
-    """Whether the response starts with the least significant digit: then every digit depends on two
-    places and a carry; otherwise a carry may come from anywhere."""
+    """Whether the response starts with the least significant digit. If so, each digit depends on
+    two places and a carry; otherwise a carry may come from any distance."""
 
     vocabulary: ClassVar[tuple[str, ...]] = (*"0123456789", "+", "=")
     length_step: ClassVar[int] = 1
@@ -69,7 +69,7 @@ class Addition:
         return f"{prompt}{response}"
 
     def solve(self, samples: Samples) -> np.ndarray:
-        """With Python's own whole numbers, unlike the sampler."""
+        """With Python's integers, unlike the sampler."""
         rows = []
         for prompt in samples.prompt_BP.tolist():
             num_digits = len(prompt) // 2 - 1

@@ -1,10 +1,9 @@
-"""`olmo-sparsity task CONFIG`: every scheme, k and seed is a trial; each leaves a file, the files
-make the table.
+"""Run a task experiment: train and test one model per scheme, k and seed (the command `task`).
 
-Place in the flow: settings → trials, side by side → trials/*.json → accuracy.parquet → figure.py.
+Place in the flow: settings → trials, in parallel → trials/*.json → accuracy.parquet → figure.py.
 
-A trial that has its file is done: the same command goes on where it stopped, and the parts of a
-SLURM array (`--shard i/n`) write into one folder. Whoever comes last has the whole table.
+A trial with a file is done, so the same command resumes, and the parts of a SLURM array
+(`--shard i/n`) write into one folder. The last one to finish writes the complete table.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def run(config_path: str, overrides: list[str], shard: tuple[int, int] = (0, 1))
 def run_settings(
     settings: ExperimentSettings, *, command: str = "", shard: tuple[int, int] = (0, 1)
 ) -> list[Row]:
-    """All rows of the folder, those of earlier starts included."""
+    """Run the unfinished trials; returns all rows of the folder."""
     device = choose_device(settings.device)
     made_by = provenance(device_name(device))
     folder = Path(settings.output)
@@ -78,7 +77,7 @@ def run_settings(
 
 
 def list_trials(settings: ExperimentSettings) -> list[Trial]:
-    """Seed by seed, so that an interrupted experiment has whole seeds."""
+    """Ordered by seed, so that an interrupted experiment has complete seeds."""
     return [
         Trial(scheme, train_k, seed)
         for seed in settings.seeds
@@ -97,7 +96,7 @@ def choose_device(name: str) -> torch.device:
     return torch.device(name)
 
 
-# --- one trial, in whatever process ---------------------------------------------------------------
+# --- one trial ------------------------------------------------------------------------------------
 
 
 def run_trial(
@@ -128,8 +127,8 @@ def _run_and_save(
     folder: Path,
     report: Callable[[int, float], None],
 ) -> None:
-    found = run_trial(settings, trial, device, report)
-    write_atomically(_file_of(folder, trial), json.dumps(with_crc(found), indent=1) + "\n")
+    trained = run_trial(settings, trial, device, report)
+    write_atomically(_file_of(folder, trial), json.dumps(with_crc(trained), indent=1) + "\n")
 
 
 # --- many trials ----------------------------------------------------------------------------------
@@ -158,14 +157,14 @@ def _train_all(
                 _run_and_save(settings, trial, device, folder, report)
                 progress.note(_line(folder, trial))
             return
-        # Not forked: a child would inherit PyTorch's threads in whatever state they are.
+        # Not forked: a child would inherit PyTorch's threads in an undefined state.
         context = multiprocessing.get_context("spawn")
         counter = context.Value("q", 0)
         with ProcessPoolExecutor(
             settings.num_workers, context, initializer=_start_worker, initargs=(counter,)
         ) as pool:
             try:
-                # Ctrl-C reaches the whole group: workers inherit that it is not for them.
+                # Ctrl-C reaches all processes of the group; workers inherit that they ignore it.
                 handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
                 running = {
                     pool.submit(_work, settings, trial, str(device), folder): trial
@@ -184,10 +183,10 @@ def _train_all(
             except BrokenProcessPool:
                 raise UserError(
                     "a worker was killed, perhaps for want of memory; lower num_workers or "
-                    "training.batch_size. What is trained is kept, the same command goes on"
+                    "training.batch_size. Finished trials are kept, the same command goes on"
                 ) from None
             except Exception:
-                pool.shutdown(cancel_futures=True)  # what is being trained is kept
+                pool.shutdown(cancel_futures=True)  # running trials finish
                 raise
             except KeyboardInterrupt:
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -207,7 +206,7 @@ def _start_worker(counter: Synchronized[int]) -> None:
 
 
 def _end_with_parent() -> None:
-    """However the parent ends, also killed: the pipe from it is closed then."""
+    """Exit when the parent ends or is killed, which closes its pipe."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
@@ -230,23 +229,23 @@ def _file_of(folder: Path, trial: Trial) -> Path:
 
 
 def _line(folder: Path, trial: Trial) -> str:
-    """What a trial came to: exact match at its shortest and its longest length."""
-    found = _read_trial(_file_of(folder, trial))
-    rows = found.rows
+    """Exact match of a trial at its shortest and its longest length."""
+    trained = _read_trial(_file_of(folder, trial))
+    rows = trained.rows
     first, last = (min(rows, key=lambda r: r.length), max(rows, key=lambda r: r.length))
     ends = ", ".join(
         f"{row.exact_match:.3f} at {row.length}"
         + (f" (k = {row.test_k})" if row.test_k is not None else "")
         for row in (first, last)
     )
-    return f"{trial.name}: right {ends}; {found.seconds:.0f} s"
+    return f"{trial.name}: exact match {ends}; {trained.seconds:.0f} s"
 
 
 def fixed_settings(settings: ExperimentSettings) -> dict[str, Any]:
-    """What must not change between two starts."""
-    every = OmegaConf.to_container(OmegaConf.structured(settings), enum_to_str=True)
-    assert isinstance(every, dict)
-    return {str(key): value for key, value in every.items() if key not in MAY_CHANGE}
+    """The settings that must not change between two starts."""
+    values = OmegaConf.to_container(OmegaConf.structured(settings), enum_to_str=True)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items() if key not in MAY_CHANGE}
 
 
 def _refuse_other_settings(folder: Path, fixed: dict[str, Any]) -> None:
@@ -275,18 +274,18 @@ class _Trained:
 
 def _read_trial(path: Path) -> _Trained:
     remedy = "delete it and start again"
-    found = read_json(path, _Trained, remedy)
-    if not (found.rows and found.losses and len(found.losses[-1]) == 2):
+    trained = read_json(path, _Trained, remedy)
+    if not (trained.rows and trained.losses and len(trained.losses[-1]) == 2):
         raise DataError(f"{path}: it has no rows or no losses; {remedy}")
-    return found
+    return trained
 
 
 def _collect(folder: Path) -> tuple[list[Row], dict[str, dict[str, float]]]:
-    """All rows; and of each trial how long it took, and its loss at the end of training."""
+    """All rows, and the seconds and last training loss of each trial."""
     rows, seconds, losses = [], {}, {}
     for path in sorted((folder / "trials").glob("*.json")):
-        found = _read_trial(path)
-        rows += found.rows
-        seconds[path.stem] = found.seconds
-        losses[path.stem] = round(found.losses[-1][1], 4)
+        trained = _read_trial(path)
+        rows += trained.rows
+        seconds[path.stem] = trained.seconds
+        losses[path.stem] = round(trained.losses[-1][1], 4)
     return rows, {"trial_seconds": seconds, "trial_losses": losses}

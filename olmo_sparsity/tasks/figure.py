@@ -1,11 +1,11 @@
-"""Accuracy against length, one curve per scheme. Never imports torch.
+"""Draw accuracy against length, one curve per scheme. Never imports torch.
 
-Place in the flow: accuracy.parquet → here.
+Place in the flow: accuracy.parquet → **figure**.
 
-Without k: whole responses that are right, and beside it tokens and position IDs apart. With k: a
-panel for every k of training (rows) and of test (columns). The lengths of training are shaded; a
-band spans the seeds from the lowest to the highest, with one seed it is Wilson's interval. Several
-results, an experiment and its ablations say, share the panels and differ in colour.
+Without k: a panel of exact match, and one of tokens and position IDs separately. With k: a panel
+for each k of training (rows) and of test (columns). The lengths of training are shaded. A band
+spans the lowest to the highest seed; with one seed it is Wilson's interval. Several results (an
+experiment and its ablations, say) share the panels and differ in colour.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ _STYLES = {
 # Several results: a colour of the palette each, and a line for every scheme.
 _LINES = dict(zip(_STYLES, ("--", ":", "-.", "-", ":", "--", "-"), strict=True))
 _MANY = 3
-"""From so many results on, bands would hide each other and are left out."""
+"""With so many results, bands would hide each other and are left out."""
 
 Result = tuple[list[Row], dict[str, Any]]
 Value = Callable[[Row], float | None]
 
 
 def draw(folders: list[Path], out: Path, labels: list[str] | None = None) -> None:
-    """`labels` name the results where there are several."""
+    """`labels`: names of several results."""
     results = [read_results(folder) for folder in folders]
     several = [folder.name for folder in folders] if len(folders) > 1 else [""]
     names = drawing.one_label_each(labels, several)
@@ -52,7 +52,9 @@ def draw(folders: list[Path], out: Path, labels: list[str] | None = None) -> Non
         )
     if len(results) > len(drawing.PALETTE):
         most = len(drawing.PALETTE)
-        raise ConfigError(f"{len(results)} results in one figure; {most} can be told apart")
+        raise ConfigError(
+            f"{len(results)} results are too many for one figure; draw at most {most}"
+        )
     larger = {"font.size": 8, "axes.titlesize": 8}
     drawing.save(lambda: _figure(results, names), out, **larger)
 
@@ -62,7 +64,7 @@ def _figure(results: list[Result], labels: list[str]) -> Figure:
     train_ks = sorted({row.train_k for row in rows}, key=lambda k: k or 0)
     test_ks = sorted({row.test_k for row in rows}, key=lambda k: k or 0)
     by_k = test_ks != [None]
-    # A response of one token is right or wrong as a whole: no second panel.
+    # A response of one token needs no second panel.
     apart = not by_k and any(row.token_accuracy != row.exact_match for row in rows)
     shape = (len(train_ks), len(test_ks)) if by_k else (1, 2 if apart else 1)
     size = (2.0 * shape[1] + 0.8, 1.9 * shape[0] + 1.1) if by_k else (3.9 * shape[1], 3.6)

@@ -1,12 +1,11 @@
-"""Needle in a haystack: the value that once followed a key, asked for at the end. One place
-decides: the 1-sparse extreme.
+"""The needle-in-a-haystack task: recall the value that followed a key. It depends on one place.
 
 Place in the flow: a task → samples.
 
-A prompt of length n is hay (words of no meaning), needles `key value` scattered through it without
-overlap, then `?` and one of the keys; the response is that key's value. Hay uses the values' own
-words, so that a value is told from hay only by the key before it. Coupled IDs: prompt tokens have
-their place, the response has that of the value it repeats.
+A prompt of length n is hay (random words), needles `key value` at random places without overlap,
+then `?` and one of the keys; the response is that key's value. Hay uses the same words as values,
+so that only the key before a value distinguishes it. Coupled IDs: prompt tokens have their place,
+the response has that of the value it repeats.
 
 Dimension key: B samples, N needles, P prompt length, R = 1 response length.
 """
@@ -27,7 +26,7 @@ class Needle:
     num_keys: int = 16
     num_values: int = 16
     num_needles: int = 1
-    """In each prompt, with different keys."""
+    """Needles in each prompt, with different keys."""
 
     length_step: ClassVar[int] = 1
 
@@ -38,7 +37,7 @@ class Needle:
                 f"task.num_keys={self.num_keys}"
             )
         if self.num_values < 2:
-            raise ConfigError(f"task.num_values={self.num_values} leaves nothing to find out")
+            raise ConfigError(f"task.num_values={self.num_values} must be at least 2")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -67,18 +66,18 @@ class Needle:
         keys_BN = generator.random((num_samples, self.num_keys)).argsort(1)[:, : self.num_needles]
         keys_BN = keys_BN + self.num_values
         np.put_along_axis(prompt_BP, places_BN, keys_BN, axis=1)
-        rows_B, asked_B = (
+        rows_B, queried_B = (
             np.arange(num_samples),
             generator.integers(0, self.num_needles, num_samples),
         )
         prompt_BP[:, -2] = self.num_values + self.num_keys
-        prompt_BP[:, -1] = keys_BN[rows_B, asked_B]
-        found_B1 = places_BN[rows_B, asked_B][:, None] + 1
+        prompt_BP[:, -1] = keys_BN[rows_B, queried_B]
+        answer_B1 = places_BN[rows_B, queried_B][:, None] + 1
         return Samples(
             prompt_BP=prompt_BP,
-            response_BR=np.take_along_axis(prompt_BP, found_B1, axis=1),
+            response_BR=np.take_along_axis(prompt_BP, answer_B1, axis=1),
             prompt_ids_BP=np.tile(np.arange(1, length + 1), (num_samples, 1)),
-            response_ids_BR=found_B1 + 1,
+            response_ids_BR=answer_B1 + 1,
         )
 
     def show(self, samples: Samples, index: int) -> str:
@@ -86,8 +85,8 @@ class Needle:
         return f"{' '.join(words)} → {self.vocabulary[samples.response_BR[index, 0]]}"
 
     def solve(self, samples: Samples) -> np.ndarray:
-        is_asked_BP = samples.prompt_BP[:, :-2] == samples.prompt_BP[:, -1:]
-        return np.take_along_axis(samples.prompt_BP, is_asked_BP.argmax(1)[:, None] + 1, axis=1)
+        is_key_BP = samples.prompt_BP[:, :-2] == samples.prompt_BP[:, -1:]
+        return np.take_along_axis(samples.prompt_BP, is_key_BP.argmax(1)[:, None] + 1, axis=1)
 
     def largest_k(self, length: int) -> None:
         return None

@@ -1,4 +1,4 @@
-"""The table of a task experiment: columns, reading, writing, intervals. Never imports torch.
+"""Read, write and format the table of a task experiment. Never imports torch.
 
 Place in the flow: experiment.py → accuracy.parquet + meta.json → figure.py.
 """
@@ -28,20 +28,20 @@ class Row:
 
     length: int
     token_accuracy: float
-    """Share of response tokens that are right in free-running generation."""
+    """Share of correct response tokens in free-running generation."""
 
     id_accuracy: float | None
-    """Likewise of the response's position IDs. None: this scheme predicts none."""
+    """The same of the response's position IDs. None: this scheme predicts none."""
 
     exact_match: float
-    """Share of samples whose response is right as a whole, free-running; a wrong ID is an error."""
+    """Share of samples with a fully correct response, free-running; a wrong ID is an error."""
 
     low: float
     high: float
     """Wilson's 95% interval of exact_match, for this one model."""
 
     teacher_forced: float
-    """Share of response tokens that are right when the true ones before them are given."""
+    """Share of correct response tokens given the true ones before them."""
 
     num_samples: int
 
@@ -61,16 +61,16 @@ def wilson(share: float, count: int) -> tuple[float, float]:
     half = z * math.sqrt(share * (1 - share) / count + z**2 / (4 * count**2))
     scale = 1 + z**2 / count
     low, high = (centre - half) / scale, (centre + half) / scale
-    # At a share of 0 or 1 one end is that share, but for rounding.
+    # At a share of 0 or 1, one end is that share up to rounding.
     return max(0.0, min(share, low)), min(1.0, max(share, high))
 
 
-# --- for people -----------------------------------------------------------------------------------
+# --- the table as text ----------------------------------------------------------------------------
 
 
 def format_table(rows: list[Row]) -> str:
-    """Markdown: a line per scheme and k, a column per length. In each cell the mean of exact_match
-    over seeds, and from the lowest end of any seed's interval to the highest."""
+    """Markdown: a line per scheme and k, a column per length. A cell has the mean of exact_match
+    over seeds, and the lowest and highest end of all seeds' intervals."""
     lengths = sorted({row.length for row in rows})
     cells: dict[tuple[str, ...], dict[int, list[Row]]] = {}
     for row in sorted(rows, key=lambda row: (row.train_k or 0, row.test_k or 0)):

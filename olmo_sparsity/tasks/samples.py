@@ -1,4 +1,4 @@
-"""What a task hands over: prompts, the responses wanted, and the position IDs that couple them.
+"""Define what a task provides: prompts, target responses, and the position IDs that couple them.
 
 Place in the flow: a task → **samples** → schemes.py gives them position IDs → model.
 
@@ -20,23 +20,23 @@ from olmo_sparsity.errors import ConfigError
 
 @dataclass(frozen=True)
 class Samples:
-    """B samples whose prompts are equally long, and whose responses are."""
+    """B samples with prompts of one length and responses of one length."""
 
     prompt_BP: np.ndarray
     response_BR: np.ndarray
 
     prompt_ids_BP: np.ndarray | None = None
-    """Coupled position IDs, at least 1: tokens that belong together share one, or are neighbours.
-    Only their order and their coincidences count: training shifts and spreads them. None: the
-    task knows no coupling."""
+    """Coupled position IDs, at least 1: tokens that belong together have equal or neighbouring
+    ones. Only their order and equality matter, as training shifts and spreads them. None: the task
+    has no coupling."""
 
     response_ids_BR: np.ndarray | None = None
     unit: int = 1
-    """Tokens that belong together, from the first on, or so many coupled IDs: aligned cuts fall
-    between units."""
+    """Size of a unit, in tokens or coupled IDs, from the first on: aligned cuts fall between
+    units."""
 
     num_relevant_B: np.ndarray | None = None
-    """k: how many places the response depends on. None: the task does not count them."""
+    """k, the number of places that the response depends on. None: the task has no k."""
 
     def __post_init__(self) -> None:
         if (self.prompt_ids_BP is None) != (self.response_ids_BR is None):
@@ -63,7 +63,7 @@ class Samples:
 
 
 class Task(Protocol):
-    """What the experiment asks of a task."""
+    """The interface of a task."""
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -80,17 +80,16 @@ class Task(Protocol):
         length: int,
         k: int | np.ndarray | None = None,
     ) -> Samples:
-        """`k`: for all samples or for each; None: the task's own choice. A task without k refuses
-        one."""
+        """`k`: for all samples or for each; None: the task chooses. A task without k refuses it."""
 
     def largest_k(self, length: int) -> int | None:
         """None: the task has no k."""
 
     def show(self, samples: Samples, index: int) -> str:
-        """One sample as a person would write it."""
+        """One sample as readable text."""
 
     def solve(self, samples: Samples) -> np.ndarray:
-        """response_BR, read off the prompts alone."""
+        """response_BR, computed from the prompts alone."""
 
     def largest_id(self, length: int) -> int | None:
         """The largest coupled ID of a sample of this length. None: no coupling."""

@@ -1,4 +1,4 @@
-"""Position IDs of samples under each scheme.
+"""Draw the position IDs of samples under each scheme.
 
 Place in the flow: samples → **schemes** (data/positions.py draws) → model.
 
@@ -40,13 +40,13 @@ SCHEMES = ("rope", "nope", "alibi", *SPREAD)
 @dataclass
 class PositionSettings:
     num_ids: int | None = None
-    """IDs are drawn below this. None: what the longest test needs."""
+    """IDs are drawn below this. None: enough for the longest test."""
 
     num_chunks: int = number(4, 1)
     """Runs of consecutive IDs that a training sample is cut into (pose, coupled, ppc)."""
 
     aligned_cuts: bool = False
-    """Whether cuts fall only between a task's units, such as a mark and its bit."""
+    """Whether cuts fall only between a task's units, such as pairs of a mark and its bit."""
 
 
 def num_ids_needed(task: Task, scheme: str, length: int, num_tokens: int) -> int:

@@ -1,10 +1,9 @@
-"""Parity with a scratchpad: the response is the running parity, so that every step looks at two
-places only: its own bit and the parity so far.
+"""The parity task with a scratchpad: the response is the running parity, bit by bit.
 
 Place in the flow: a task → samples.
 
 Prompt `b_1 … b_n =`, response `s_1 … s_n` with s_i = b_1 ⊕ … ⊕ b_i. Coupled IDs: b_i and s_i share
-one, and `=` is where the response starts, one below b_1.
+one, and `=` has the ID before the response, one below b_1.
 
 Dimension key: B samples, n bits, P = n + 1 prompt length, R = n response length.
 """

@@ -1,6 +1,6 @@
-"""What a task run is told: dataclasses, read from YAML plus `--key.sub=value` overrides.
+"""The settings of a task experiment, read from YAML and `--key.sub=value` overrides, and checked.
 
-Place in the flow: first; experiment.py receives the result. What cannot be right is refused before
+Place in the flow: first; experiment.py receives the result. Wrong settings are refused before
 anything is trained.
 
 Dimension key: P prompt length, R response length.
@@ -51,7 +51,7 @@ class CouplingSettings:
     """See model/coupling.py."""
 
     embed_ids: bool = True
-    """Whether coupled IDs also enter by a learned embedding. PPC cannot do without."""
+    """Whether coupled IDs also enter by a learned embedding, which PPC requires."""
 
     id_loss_weight: float = 1.0
 
@@ -61,39 +61,39 @@ class StepSettings:
     num_steps: int = number(2000, 1)
     batch_size: int = number(128, 1)
     lengths_per_batch: int = number(8, 1)
-    """So many lengths are drawn for each batch, whose shorter samples are filled up. 1 costs a
-    quarter less CPU, and learns less a step."""
+    """Number of lengths drawn for each batch, whose shorter samples are padded. 1 costs a quarter
+    less CPU, and learns less per step."""
 
     max_grad_norm: float = 1.0
     grow_k_steps: int = 0
-    """Over so many steps the largest k grows from 2 to train_k. Not of the paper. 0: all k from the
-    start."""
+    """Number of steps over which the largest k grows from 2 to train_k. Not in the paper. 0: all k
+    from the start."""
 
 
 @dataclass
 class ExperimentSettings:
     output: str = MISSING
-    """Folder of the results; a second start goes on with the jobs that are not done."""
+    """Folder of the results; a second start resumes."""
 
     task: Any = MISSING
-    """`name`, and the settings of that task."""
+    """`name` and the settings of the task."""
 
     test_task: dict[str, Any] = field(default_factory=dict)
-    """Settings of the task that are different at test: more names than in training, say."""
+    """Settings of the task that differ at test: more names than in training, say."""
 
     schemes: list[str] = MISSING
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3], metadata=within(0))
     train_lengths: list[int] = MISSING
-    """Shortest and longest, and those between: all alike, several in every batch."""
+    """Shortest and longest; lengths between are drawn uniformly."""
 
     test_lengths: list[int] = MISSING
     train_ks: list[int] = field(default_factory=list)
-    """For tasks with k: a model for each, trained on k uniform in 1 … train_k (or as far as a
-    sample has places)."""
+    """For tasks with k: a model for each, trained on k uniform in 1 … train_k (or as many as fit
+    into a sample)."""
 
     test_ks: list[int] = field(default_factory=list)
     num_test_samples: int = number(500, 1)
-    """Of every length and k."""
+    """Test samples per length and k."""
 
     positions: PositionSettings = field(default_factory=PositionSettings)
     coupling: CouplingSettings = field(default_factory=CouplingSettings)
@@ -102,12 +102,12 @@ class ExperimentSettings:
     training: StepSettings = field(default_factory=StepSettings)
     device: str = "auto"
     num_workers: int = number(1, 1)
-    """Processes that train side by side, of one thread each."""
+    """Processes that train in parallel, with one thread each."""
 
 
 MAY_CHANGE = ("output", "schemes", "seeds", "train_ks", "num_workers", "device")
-"""Settings that may differ between two starts of one experiment: they choose its jobs, or where
-they run, and change none of them."""
+"""Settings that may differ between two starts of one experiment: they select its trials, or where
+they run, without changing any."""
 
 
 def load_settings(path: str | Path, overrides: list[str]) -> ExperimentSettings:
@@ -117,7 +117,7 @@ def load_settings(path: str | Path, overrides: list[str]) -> ExperimentSettings:
 
 
 def each(ks: list[int]) -> Sequence[int | None]:
-    """None once where the task has no k."""
+    """The ks, or one None if the task has no k."""
     return ks or [None]
 
 
@@ -138,7 +138,7 @@ def build_task(settings: ExperimentSettings, *, test: bool = False) -> Task:
 
 
 def _read_class(name: str) -> type:
-    """A task of one's own: `path/to/file.py:Class`."""
+    """A user's own task: `path/to/file.py:Class`."""
     path, _, class_name = name.rpartition(":")
     if not Path(path).is_file():
         raise ConfigError(f"task.name={name}: '{path}' does not exist")
@@ -146,7 +146,7 @@ def _read_class(name: str) -> type:
     if spec is None or spec.loader is None:
         raise ConfigError(f"task.name={name}: '{path}' is no Python file")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # where dataclasses look up the types of their fields
+    sys.modules[spec.name] = module  # dataclasses look up types there
     spec.loader.exec_module(module)
     kind = getattr(module, class_name, None)
     if not isinstance(kind, type) or not is_dataclass(kind):
@@ -162,7 +162,7 @@ def _read_class(name: str) -> type:
 
 
 def check(settings: ExperimentSettings, origin: str) -> None:
-    """Everything that can be known wrong before training; every length and k is drawn once."""
+    """Check everything before training; each length and k is drawn once."""
 
     def require(holds: bool, message: str) -> None:
         if not holds:
@@ -191,15 +191,15 @@ def check(settings: ExperimentSettings, origin: str) -> None:
     task = build_task(settings)
     require(
         task.vocabulary == test_task.vocabulary,
-        f"test_task={settings.test_task} changes the vocabulary, of which a trained model knows "
-        "only the old words; change something else",
+        f"test_task={settings.test_task} changes the vocabulary, which must be that of training; "
+        "change something else",
     )
     num_ids(settings, task, test_task)
     _draw_once(settings, task, test_task)
 
 
 def _refuse_unused(settings: ExperimentSettings, require: Callable[[bool, str], None]) -> None:
-    """A setting that nothing would read is refused."""
+    """Refuse a setting that would have no effect."""
 
     def needs(holds: bool, name: str, value: object, default: object, reader: str) -> None:
         require(holds or value == default, f"{name}={value} is set, but {reader}; remove it")
@@ -229,7 +229,7 @@ def _refuse_unused(settings: ExperimentSettings, require: Callable[[bool, str], 
 def num_ids(
     settings: ExperimentSettings, task: Task, test_task: Task, scheme: str | None = None
 ) -> int:
-    """How many position IDs there are, for one scheme or any; refused if tests would need more."""
+    """The number of position IDs, for one scheme or any; refused if tests need more than given."""
     schemes = settings.schemes if scheme is None else [scheme]
     given = settings.positions.num_ids
     needed = 0
@@ -237,7 +237,7 @@ def num_ids(
         ("train_lengths", training_lengths(settings, task)[-1], task),
         *(("test_lengths", length, test_task) for length in settings.test_lengths),
     ]:
-        sample = _draw(of, name, length, of.largest_k(length))  # as long as one gets
+        sample = _draw(of, name, length, of.largest_k(length))  # the longest there is
         num_tokens = sample.prompt_BP.shape[1] + sample.response_BR.shape[1]
         for each_scheme in schemes:
             needs = num_ids_needed(of, each_scheme, length, num_tokens)
@@ -262,7 +262,7 @@ def training_lengths(settings: ExperimentSettings, task: Task) -> list[int]:
 
 
 def tests(settings: ExperimentSettings, test_task: Task) -> list[tuple[int, int | None]]:
-    """Every (length, k) that there is: at a short length a large k may not fit."""
+    """All pairs (length, k) that exist: at a short length a large k may not fit."""
     return [
         (length, k)
         for length in settings.test_lengths
@@ -272,7 +272,7 @@ def tests(settings: ExperimentSettings, test_task: Task) -> list[tuple[int, int 
 
 
 def _draw_once(settings: ExperimentSettings, task: Task, test_task: Task) -> None:
-    """A task refuses what it cannot draw; better now than after hours of training."""
+    """Draw each length and k once, as a task refuses what it cannot draw."""
     lengths = training_lengths(settings, task)
     for name, ks, at, of in (
         ("train_ks", settings.train_ks, lengths, task),
@@ -308,7 +308,7 @@ def _draw(task: Task, field_names: str, length: int, k: int | None) -> Samples:
 
 
 def _check_samples(task: Task, samples: Samples, length: int) -> None:
-    """What a task of one's own gets wrong, before a model is trained on it."""
+    """Check samples of a user's own task before training on them."""
 
     def require(holds: bool, message: str) -> None:
         if not holds:

@@ -1,9 +1,9 @@
-"""Sparse parity: the XOR of k marked bits among l, read off after the last token.
+"""The sparse parity task: predict the XOR of k marked bits among l.
 
 Place in the flow: a task → samples.
 
-A sample of length 2l is l pairs (mark, bit). k of the marks, any k alike, say that their bit
-counts. The paper names the distribution D^sp_{l,k} and the lengths; marks beside bits are our
+A sample of length 2l is l pairs (mark, bit). k of the marks, chosen uniformly, show which bits
+count. The paper names the distribution D^sp_{l,k} and the lengths; marks beside bits are our
 reading.
 
 Dimension key: B samples, l pairs, P = 2l prompt length, R = 1 response length.
@@ -34,7 +34,7 @@ class SparseParity:
         length: int,
         k: int | np.ndarray | None = None,
     ) -> Samples:
-        """`k` None: uniform in 1 … l, anew for every sample."""
+        """`k` None: uniform in 1 … l for each sample."""
         num_pairs = length // 2
         if k is None:
             k = generator.integers(1, num_pairs + 1, size=num_samples)

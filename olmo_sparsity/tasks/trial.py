@@ -1,10 +1,9 @@
-"""One trial: train a model on a task under one position scheme and seed, test it by length and k.
+"""Train and test one model on a task, for one position scheme and seed (a trial).
 
 Place in the flow: settings + task → samples → schemes → **PositionCoupling around a model** → rows.
 
-Every scheme runs through the same code: what differs is the IDs it is given (schemes.py), whether
-the model rotates by them, subtracts their distance or ignores them, and whether it names those of
-the response.
+Schemes share this code: they differ in the IDs (schemes.py), in whether the model rotates by them,
+subtracts their distance or ignores them, and in whether it predicts those of the response.
 
 Dimension key: B samples, P prompt length, R response length, L = P + R.
 """
@@ -34,7 +33,7 @@ from olmo_sparsity.tasks.settings import (
 from olmo_sparsity.training.fit import fit
 from olmo_sparsity.training.optim import build_optimizer, learning_rate
 
-_TRAIN, _TEST, _TEST_IDS = 0, 1, 2  # streams of random numbers that never meet
+_TRAIN, _TEST, _TEST_IDS = 0, 1, 2  # independent streams of random numbers
 _TEST_BATCH = 100
 _LOG_EVERY = 100
 
@@ -60,7 +59,7 @@ class Bench:
 
 
 Report = Callable[[int, float], None]
-"""Told the steps done and the loss, after every step."""
+"""Called after each step with the number of steps done and the loss."""
 
 
 def build(bench: Bench, scheme: str) -> PositionCoupling:
@@ -120,8 +119,8 @@ def train(
 def _draw_batch(
     bench: Bench, trial: Trial, generator: np.random.Generator, ids: int, step: int
 ) -> tuple[Tensor, ...]:
-    """tokens_BL, ids_BL and response_BL of several lengths, filled up at the right, which nothing
-    before it can see and nothing is asked about."""
+    """tokens_BL, ids_BL and response_BL of several lengths, padded at the right, where causal
+    attention and the loss ignore it."""
     settings = bench.settings
     lengths = training_lengths(settings, bench.task)
     size = settings.training.batch_size
@@ -152,7 +151,7 @@ def _draw_training(
     if trial.train_k is not None:
         largest = trial.train_k
         if step < training.grow_k_steps:
-            first = min(2, largest)  # from 1 a model learns to copy one bit, and stays with that
+            first = min(2, largest)  # starting from 1, models learn to copy one bit and stay there
             largest = first + (largest - first) * step // training.grow_k_steps
         largest = min(largest, bench.task.largest_k(length) or largest)
         k_B = generator.integers(1, largest + 1, size=num_samples)
@@ -184,13 +183,13 @@ def _measure_at(
     bench: Bench, trial: Trial, model: PositionCoupling, length: int, k: int | None
 ) -> Row:
     settings = bench.settings
-    # Every scheme and every seed of training meets the same samples.
+    # All schemes and seeds are tested on the same samples.
     drawing, placing = (
         np.random.default_rng([stream, length, k or 0]) for stream in (_TEST, _TEST_IDS)
     )
     num_samples = settings.num_test_samples
-    num_exact = num_tokens = num_right = num_right_ids = num_forced = 0
-    # A batch at a time, also where one would do: a task may draw its k once for a whole batch.
+    num_exact = num_tokens = num_correct = num_correct_ids = num_forced = 0
+    # In fixed batches, as a task may draw its k once per batch.
     for start in range(0, num_samples, _TEST_BATCH):
         size = min(_TEST_BATCH, num_samples - start)
         samples = bench.test_task.sample(drawing, size, length, k)
@@ -200,19 +199,19 @@ def _measure_at(
         tokens_BL, ids_BL, _ = _tensors(bench, samples, positions_BL)
         num_prompt, num_response = samples.prompt_BP.shape[1], samples.response_BR.shape[1]
         response_BR, response_ids_BR = tokens_BL[:, num_prompt:], ids_BL[:, num_prompt:]
-        found = model.generate(
+        generated = model.generate(
             tokens_BL[:, :num_prompt],
             ids_BL[:, :num_prompt],
             num_response,
             None if model.id_head is not None else response_ids_BR,
         )
-        right = score(found, response_BR, response_ids_BR)
-        # The first response token follows true tokens only: free-running and forced are one.
-        forced = found if num_response == 1 else model.predict(tokens_BL, ids_BL, num_response)
+        correct = score(generated, response_BR, response_ids_BR)
+        # For a single response token, free-running and teacher-forced are the same.
+        forced = generated if num_response == 1 else model.predict(tokens_BL, ids_BL, num_response)
         num_tokens += size * num_response
-        num_exact += int(right.exact_B.sum())
-        num_right += int(right.token_BR.sum())
-        num_right_ids += int(right.id_BR.sum())
+        num_exact += int(correct.exact_B.sum())
+        num_correct += int(correct.token_BR.sum())
+        num_correct_ids += int(correct.id_BR.sum())
         num_forced += int((forced.tokens_BR == response_BR).sum())
     exact_match = num_exact / num_samples
     low, high = wilson(exact_match, num_samples)
@@ -223,8 +222,8 @@ def _measure_at(
         train_k=trial.train_k,
         test_k=k,
         length=length,
-        token_accuracy=num_right / num_tokens,
-        id_accuracy=None if model.id_head is None else num_right_ids / num_tokens,
+        token_accuracy=num_correct / num_tokens,
+        id_accuracy=None if model.id_head is None else num_correct_ids / num_tokens,
         exact_match=exact_match,
         low=low,
         high=high,

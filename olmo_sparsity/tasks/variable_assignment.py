@@ -1,21 +1,20 @@
-"""Variable assignment with a scratchpad: whose value has the variable asked for? The response walks
-the chain of copies down to a constant.
+"""The variable assignment task: follow a chain of copies from the queried name to a constant.
 
 Place in the flow: a task → samples.
 
 A prompt is m statements `name = source`, written `name source` without the sign, then `?` and a
-name. A source is a constant or another name; the k statements of the chain lead from the name asked
-for to a constant. Response: the source of each statement of the chain, in turn. Coupled IDs: prompt
-tokens have their place, a response token has that of the source it repeats.
+name. A source is a constant or another name; the k statements of the chain lead from the queried
+name to a constant. Response: the source of each statement of the chain, in turn, as a scratchpad.
+Coupled IDs: prompt tokens have their place, a response token has that of the source it repeats.
 
 Two forms:
 
-    order: shuffled    every name is assigned once, statements stand in any order
-    order: program     names are assigned again and again, and a source means the latest assignment
-                       before it: a name alone no longer says which statement comes next
+    order: shuffled    each name is assigned once, statements are in random order
+    order: program     names are assigned repeatedly, and a source means the latest assignment
+                       before it: a name alone does not determine the next statement
 
-What the paper leaves open, the settings vary. All statements are equally wide: a name is
-`name_length` letters, a constant `value_length` digits, the shorter one is filled up with `.`.
+The settings vary what the paper leaves open. All statements are equally wide: a name is
+`name_length` letters, a constant `value_length` digits, the shorter one is padded with `.`.
 
 Dimension key: B samples, M statements, K statements of the chain, W width of a source, N names,
 A letters of a name, P prompt length, R response length.
@@ -42,15 +41,14 @@ class VariableAssignment:
     num_letters: int = 60
     name_length: int = 1
     num_names: int = 60
-    """Names in use, of the num_letters ** name_length there are: always the same ones first, spread
-    over all letters. With more of them at test than in training, a model meets names it never saw,
-    of letters it did."""
+    """Names in use, of all num_letters ** name_length, in a fixed order spread over all letters.
+    With more of them at test than in training, a model meets new names of known letters."""
 
     value_length: int = 1
     order: Literal["shuffled", "program"] = "shuffled"
     distractors: Literal["constants", "chains"] = "chains"
-    """Statements off the chain hold constants; or they are chains as long as the one asked for, so
-    that nothing but the question tells them apart."""
+    """Statements off the chain hold constants, or form chains of the same length, so that only the
+    query distinguishes them."""
 
     length_step: ClassVar[int] = 1
     """A length counts statements."""
@@ -60,7 +58,7 @@ class VariableAssignment:
             if getattr(self, name) < 1:
                 raise ConfigError(f"task.{name}={getattr(self, name)} must be at least 1")
         if self.num_names < 2:
-            raise ConfigError(f"task.num_names={self.num_names} leaves no other name to copy")
+            raise ConfigError(f"task.num_names={self.num_names} must be at least 2")
         if self.num_names > self.num_letters**self.name_length:
             raise ConfigError(
                 f"task.num_names={self.num_names} is more than {self.num_letters} letters make at "
@@ -90,8 +88,8 @@ class VariableAssignment:
         length: int,
         k: int | np.ndarray | None = None,
     ) -> Samples:
-        """`k`: statements of the chain, one number for all samples, whose responses are equally
-        long; None: uniform in 1 … length, once for all of them."""
+        """`k`: statements of the chain, one number for all samples, so that responses have one
+        length; None: uniform in 1 … length, drawn once."""
         if isinstance(k, np.ndarray):
             raise ConfigError(
                 "variable_assignment takes one k for all samples; leave train_ks empty"
@@ -111,7 +109,7 @@ class VariableAssignment:
         if num_statements > self.num_names:
             raise ConfigError(
                 f"{num_statements} statements need as many names, task.num_names={self.num_names}; "
-                "raise it, or set task.order=program, where names are assigned again"
+                "raise it, or set task.order=program, where names are assigned repeatedly"
             )
         names_BN = generator.random((num_samples, self.num_names), dtype=np.float32).argsort(1)
         targets_BM = names_BN[:, :num_statements]
@@ -130,8 +128,8 @@ class VariableAssignment:
     def _program(
         self, generator: np.random.Generator, num_samples: int, num_statements: int, k: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Statement by statement. The chain grows downwards, from its constant to the name asked
-        for, and its newest name is assigned by nobody else until the chain goes on."""
+        """Build statement by statement. The chain starts with its constant and ends with the
+        queried name; its newest name is not assigned elsewhere until the chain continues."""
         rows_B = np.arange(num_samples)
         order_BM = generator.random((num_samples, num_statements)).argsort(1)
         chain_BK = np.sort(order_BM[:, :k], axis=1)
@@ -145,7 +143,7 @@ class VariableAssignment:
             keys_BN = generator.random((num_samples, self.num_names)) * assigned_BN
             keys_BN[rows_B, target_B] = 0
             copied_B = np.where(keys_BN.any(1), keys_BN.argmax(1), -1)
-            # Off the chain constants are as frequent as on it.
+            # Constants are as frequent off the chain as on it.
             constant_B = generator.random(num_samples) < 1 / k
             if self.distractors == "constants":
                 constant_B[:] = True
@@ -158,7 +156,7 @@ class VariableAssignment:
         return targets_BM, sources_BM, chain_BK[:, ::-1]
 
     def _draw_name_except(self, generator: np.random.Generator, except_B: np.ndarray) -> np.ndarray:
-        """Uniform among the other names; -1 excepts none."""
+        """Uniform over the other names; -1 excludes none."""
         excepted_B = except_B >= 0
         name_B = np.floor(generator.random(len(except_B)) * (self.num_names - excepted_B)).astype(
             int
@@ -181,10 +179,10 @@ class VariableAssignment:
         copies_BMW[:, :, : self.name_length] = names_NA[sources_BM]
         sources_BMW = np.where(sources_BM[:, :, None] < 0, constants_BMW, copies_BMW)
         statements = np.concatenate((names_NA[targets_BM], sources_BMW), axis=2)
-        asked_B = np.take_along_axis(targets_BM, chain_BK[:, :1], axis=1)[:, 0]
+        queried_B = np.take_along_axis(targets_BM, chain_BK[:, :1], axis=1)[:, 0]
         question_B1 = np.full((num_samples, 1), _QUESTION)
         prompt_BP = np.concatenate(
-            (statements.reshape(num_samples, -1), question_B1, names_NA[asked_B]), axis=1
+            (statements.reshape(num_samples, -1), question_B1, names_NA[queried_B]), axis=1
         )
         places_BK = chain_BK * self.statement_width + self.name_length
         copied = places_BK[:, :-1, None] + np.arange(self.name_length)
@@ -202,7 +200,7 @@ class VariableAssignment:
         )
 
     def _spell_names(self) -> np.ndarray:
-        """names_NA: letters of every name in use."""
+        """names_NA: the letters of each name in use."""
         num_spellings = self.num_letters**self.name_length
         chosen_N = np.random.default_rng(_NAME_ORDER_SEED).permutation(num_spellings)
         powers_A = self.num_letters ** np.arange(self.name_length)[::-1]

@@ -1,10 +1,10 @@
-"""The paper's two bounds as functions: they state their constant and refuse what they do not cover.
+"""Compute the paper's two bounds, and refuse lengths and risks that they do not cover.
 
-Place in the flow: last of the arithmetic; experiment.py holds risks against them.
+Place in the flow: last of the arithmetic; experiment.py compares risks with them.
 
-The constant hidden in each O(·) is not public. It is an argument here, 1 unless said, so that a
-measured risk above the value would show that the constant must be larger, and a value above 1 says
-nothing at all (the loss is at most 1).
+The constant in each O(·) is not public. It is an argument here, 1 by default: a measured risk above
+the value shows that the constant must be larger, and a value above 1 is vacuous (the loss is at
+most 1).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Bound:
 
 @dataclass(frozen=True)
 class Lengths:
-    """What both bounds are about: trained on L/2 … L, measured at L̄, planted within L_local."""
+    """The setting of both bounds: trained on L/2 … L, measured at L̄, planted within L_local."""
 
     train: int
     test: int
@@ -39,7 +39,7 @@ class Lengths:
         if self.test < self.train:
             raise ConfigError(
                 f"L̄={self.test} is below L={self.train}: the bounds are about longer strings; at a "
-                "training length read the training risk itself"
+                "training length use the training risk itself"
             )
         if 4 * self.local > self.train:
             raise ConfigError(
@@ -61,7 +61,7 @@ def stated_bound(
         if not eta >= 1 or not math.isfinite(eta):
             raise ConfigError(
                 f"{name}={eta:g} must be finite and at least 1 (Assumption 4.2): some length never "
-                "uses a placement that another does, so training says nothing about it"
+                "uses a placement that another does, so training does not cover it"
             )
     value = constant * eta_train * eta_test * lengths.train * lengths.test**2 * risk
     return Bound(value, f"{constant:g} · η_L η_L̄ L L̄² δ")
@@ -85,14 +85,14 @@ def improved_bound(
 
 
 def improved_rate(train_length: int, test_length: int) -> float:
-    """(L̄/L)² alone: also drawn, marked as not applying, where an assumption is broken."""
+    """(L̄/L)² alone."""
     return (test_length / train_length) ** 2
 
 
 def steps_between(
     lengths: Lengths, mean_risk: float, worst_risk: float, eta_train: float, eta_test: float
 ) -> dict[str, float]:
-    """How the first bound becomes the second, one improvement after the other (constants all 1)."""
+    """The steps from the first bound to the second, one improvement at a time (constants 1)."""
     lengths.check()
     L, L_bar, L_local = lengths.train, lengths.test, lengths.local
     etas = eta_train * eta_test

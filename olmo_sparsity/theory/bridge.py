@@ -1,11 +1,12 @@
-"""The bridge: a small transformer on the same planted strings, measured on the same axes.
+"""Train a small transformer on the planted strings, to compare it with the theory.
 
 Place in the flow: planted.py → strings + position IDs → PositionedOLMo → rows beside those of the
-idealised class. Nothing here is a theorem: a transformer is not in the class of Definition 3.3.
+idealised class. The theorems do not cover a transformer, which is not in the class of
+Definition 3.3.
 
-A string is followed by one query token, and the label is read off there. The query's ID is one
-above the largest of the string. With PoSE the IDs of a training string are spread below those of
-the longest test string; coupled IDs are spread as they are, tokens that share one keep sharing it.
+A string is followed by one query token, where the label is predicted. The query's ID is one above
+the largest of the string. With PoSE the IDs of a training string are spread below those of the
+longest test string; tokens with equal coupled IDs keep equal ones.
 
 Dimension key: B batch, L length (with the query), Y labels.
 """
@@ -72,8 +73,8 @@ def draw_batch(
     spread_over: int | None = None,
     num_chunks: int = 2,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """tokens_BL and positions_BL, query included, and labels_B. `spread_over`: a string length,
-    below whose IDs PoSE spreads those of this string."""
+    """tokens_BL and positions_BL, with the query, and labels_B. `spread_over`: PoSE spreads the IDs
+    below those of a string of this length."""
     sample = planted.sample(length, num_strings, rng)
     query = len(planted.background_V)
     tokens_BL = np.pad(sample.tokens_BL, ((0, 0), (0, 1)), constant_values=query)
@@ -130,7 +131,7 @@ def _train(
 
     fit(
         model,
-        # Eq. (3), one length a step: no padding to attend to
+        # Eq. (3), one length per step: needs no padding
         (int(rng.choice(lengths)) for _ in range(num_steps)),
         optimizer,
         loss_of=loss_of,

@@ -1,4 +1,4 @@
-"""The settings that the experiments compare, by name, and the planted distribution of each.
+"""Define the named settings that the experiments compare, and build their planted distributions.
 
 Place in the flow: settings → **planted distributions** → experiment.py and bridge.py.
 """
@@ -26,32 +26,32 @@ from olmo_sparsity.theory.settings import CaseConfig, TheoryConfig
 
 @dataclass(frozen=True)
 class Setting:
-    """Which assumptions hold, of the data and of the class."""
+    """Which assumptions of the theorems the data and the class satisfy."""
 
     places: Literal["local", "anywhere", "adjacent", "drifting"]
     coupled: bool = False
     task: Literal["parity", "order"] = "parity"
     keys: Literal["local", "trained", "everywhere", "coupled", "tokens"] = "local"
-    """local: 0 beyond L_local; trained: 0 beyond L, the widest span that training shows;
-    everywhere: also the spans that training never shows, where the key stays as initialised;
-    tokens: no places; coupled: 0 beyond coupled_window position IDs."""
+    """The key function. local: 0 beyond L_local; trained: 0 beyond L, the widest span in training;
+    everywhere: also for wider spans, where the key stays as initialised; tokens: independent of
+    places; coupled: 0 beyond coupled_window position IDs."""
 
 
 SETTINGS = {
-    # (a) and (d): everything Theorem 4.3 asks for.
+    # (a) and (d): all assumptions of Theorem 4.3.
     "local": Setting("local"),
     # (b) planted places anywhere, so keys must reach as far as training strings do.
     "nonlocal": Setting("anywhere", keys="trained"),
     # (c) the same data, position IDs coupled (Proposition 4.4).
     "coupled": Setting("anywhere", coupled=True, keys="coupled"),
-    # One assumption at a time: local data but a class that is not; wide keys left as initialised;
-    # keys that see no places at all.
+    # One assumption broken at a time: local data but a non-local class; wide keys left as
+    # initialised; keys independent of places.
     "local_wide_keys": Setting("local", keys="everywhere"),
     "nonlocal_wide_keys": Setting("anywhere", keys="everywhere"),
     "nonlocal_token_keys": Setting("anywhere", keys="tokens"),
-    # (d) lengths that disagree: the last training length plants another shape than the others.
+    # (d) disagreeing lengths: the last training length plants another shape than the others.
     "drifting": Setting("drifting"),
-    # Relativity at k = 1 makes attention order-blind.
+    # With k = 1, relativity makes attention blind to order.
     "order": Setting("adjacent", task="order"),
 }
 

@@ -1,5 +1,4 @@
-"""`olmo-sparsity theory CONFIG`: learn hypotheses on lengths L/2 … L, measure them up to 8L beside
-both bounds, write the table, draw the figure.
+"""Run a theory experiment: learn on lengths L/2 … L, measure risk up to 8L beside both bounds.
 
 Place in the flow: settings → planted data → learning → risks, bounds → results → figure.
 """
@@ -40,11 +39,11 @@ def run(config_path: str, overrides: list[str]) -> None:
     config = load_theory_config(config_path, overrides)
     started, cpu_started = time.perf_counter(), time.process_time()
     rows: list[Row] = []
-    # All of it is built once before anything is trained, so that what cannot run stops at once.
+    # Build everything once before training, to fail early.
     plans = [_plan(config, case) for case in config.cases]
     for case in config.bridge.cases:
         build_planted(config, case)
-    # What cannot be written stops here as well, and not after the computation.
+    # Also fail early if the outputs cannot be written.
     for folder in (Path(config.output), Path(config.figure).parent):
         folder.mkdir(parents=True, exist_ok=True)
     num_steps = config.learning.num_steps
@@ -53,7 +52,7 @@ def run(config_path: str, overrides: list[str]) -> None:
             rows += _run_case(config, plan, progress, index * num_steps)
     if config.worst_case.seeds:
         rows += search_worst_cases(config.worst_case, config.test_multiples, config.bound_constant)
-    if config.bridge.cases:  # imported here: OLMo takes seconds to load
+    if config.bridge.cases:  # imported here, as OLMo takes seconds to load
         from olmo_sparsity.theory.bridge import run_bridge
 
         rows += run_bridge(config)
@@ -79,7 +78,7 @@ class _Plan:
     planted: Planted
     shape: KeyShape
     local_span: int
-    """L_local that data and class satisfy together, in tokens."""
+    """L_local that data and class both satisfy, in tokens."""
 
     regular_law: PositionLaw
     """The law of the planted places, counted in position IDs."""
@@ -107,17 +106,17 @@ def _plan(config: TheoryConfig, case: CaseConfig) -> _Plan:
         far="initial" if setting.keys == "everywhere" else "zero",
         relative=setting.keys != "tokens",
     )
-    build_layout(planted.ids(longest), shape)  # refuses what does not fit, before all else
+    build_layout(planted.ids(longest), shape)  # fails early if it does not fit
     if setting.coupled:
-        # In ID order one ID covers k tokens, and S* is one ID, uniformly any: a span of 1.
+        # In ID order an ID covers k tokens, and S* is one uniformly drawn ID: a span of 1.
         regular_law = translated_shapes([(0,)], [1.0])
         span = config.coupled_window * case.num_places
     else:
         regular_law, span = planted.law, locality(planted.law, lengths)
         reach = longest if setting.keys in ("everywhere", "tokens") else window
         span = max(span, reach if k > 1 else 1)
-    # Any L_local from the true span to L/4 may be taken. The largest gives the smallest η, and is
-    # what the answer to the reviewers takes.
+    # Any L_local from the true span to L/4 is valid. The largest gives the smallest η, and is the
+    # choice in the answer to the reviewers.
     span = max(span, train_length // 4)
     uniform = setting.places != "drifting"
     return _Plan(case, train_length, planted, shape, span, regular_law, uniform)
@@ -181,7 +180,7 @@ def _measure(config: TheoryConfig, plan: _Plan, model: SparseAttention, length: 
 def _bounds(
     config: TheoryConfig, plan: _Plan, length: int, delta_mean: float, delta_worst: float
 ) -> dict[str, Any]:
-    """Both bounds where they apply; where they refuse, the reason."""
+    """Both bounds, or the reason why they do not apply."""
     if length < plan.train_length:
         return {"refusal": "a training length"}
     values: dict[str, Any] = {}

@@ -1,8 +1,8 @@
-"""The theory figure: results → matplotlib. Never imports torch.
+"""Draw the figure of a theory experiment. Never imports torch.
 
 First row: (a) local, (b) non-local, (c) coupled against both bounds, a panel per k; how fast risk
-grows. Second: (d) mixture against minimax, what part of locality matters, order at k = 1. Third:
-the transformer of the bridge. Panels without data are left out.
+grows. Second: (d) mixture against minimax, which part of locality matters, order at k = 1. Third:
+the transformer of bridge.py. Panels without data are left out.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _STYLES = {
     "order": (drawing.BLUE, "o", "order of a pair"),
 }
 _OF_K = {1: (drawing.GREEN, "^"), 2: (drawing.BLUE, "o"), 3: (drawing.PINK, "s")}
-# A figure to look into on a screen, not for a column of print.
+# For a screen, not for a printed column.
 _SETTINGS = {"font.size": 10, "axes.labelsize": 10, "xtick.labelsize": 10, "ytick.labelsize": 10,
              "text.parse_math": True, "savefig.dpi": 100}  # fmt: skip
-_FLOOR = 1e-4  # lowest risk drawn: a risk of 0 has no place on a logarithmic axis
+_FLOOR = 1e-4  # lowest risk drawn, as a logarithmic axis has no 0
 
 
 def draw(folder: str | Path, prefix: str | Path) -> list[Path]:
@@ -163,7 +163,7 @@ def _draw_sparsity(axis: Axes, summaries: list[Summary], L: int) -> None:
         line = _pick(summaries, setting=setting, objective="mixture")
         color, marker, label = _STYLES[setting]
         _line(axis, line, color, marker, label)
-        if setting != "nonlocal":  # there both bounds refuse (but at k = 1, where it equals local)
+        if setting != "nonlocal":  # no bound applies (except at k = 1, where it equals local)
             _bound_lines(axis, line, color, f" {label[:3]}")
 
 
@@ -194,7 +194,7 @@ def _growth(axis: Axes, summaries: list[Summary], color: str, marker: str, label
 
 
 def _draw_training_length(axis: Axes, summaries: list[Summary], meta: dict[str, Any]) -> None:
-    """Does training on longer strings cost anything, as the factor L of the stated bound says?"""
+    """Growth against L, which the stated bound has as a factor."""
     multiple = meta["test_multiples"][-1]
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")

@@ -1,11 +1,11 @@
-"""Learn a hypothesis of the class on strings of lengths L/2 … L, for all seeds at once.
+"""Train a hypothesis of the attention class on strings of lengths L/2 … L, for all seeds at once.
 
 Place in the flow: planted.py → strings of mixed lengths → sparse_attention.py with trained tables.
 
-Both objectives are here. Eq. (3) mixes: the mean risk over the lengths. The minimax objective of
-the answer to the reviewers takes the largest, here smoothly: the lengths are weighted by a softmax
-of their running risks (one batch alone would pick the unluckiest length, not the hardest; weights
-that accumulate were seen to swing past the balance instead of settling).
+There are two objectives. Eq. (3) is the mixture: the mean risk over the lengths. The minimax
+objective of the answer to the reviewers is the largest risk, approximated by weighting the lengths
+with a softmax of their running risks. (With risks of single batches, noise would choose the length;
+accumulated weights oscillated.)
 
 Dimension key: R replicas (seeds), B batch, L length, G training lengths, Y labels.
 """
@@ -37,7 +37,7 @@ def learn(
     seeds: list[int],
     report: Callable[[int, float], None] = lambda step, risk: None,
 ) -> SparseAttention:
-    """Each replica sees strings of its own seed, so its result does not depend on the others."""
+    """A replica depends only on its own seed."""
     lengths = training_lengths(longest)
     layout = build_layout(planted.ids(longest), shape)
     model = SparseAttention(shape, len(planted.background_V), planted.num_labels, len(seeds))
@@ -51,7 +51,7 @@ def learn(
         probs_RBY = model(tokens_RBL, layout)
         wrong_RB = 1 - probs_RBY.gather(2, labels_RB[..., None])[..., 0]
         risk_RG = wrong_RB.view(len(seeds), len(lengths), -1).mean(dim=-1)
-        # Replicas share no parameter: the sum of their losses trains each as if alone.
+        # Replicas share no parameters, so the sum of their losses trains each independently.
         loss = (weights_RG * risk_RG).sum()
         optimizer.zero_grad()
         loss.backward()
@@ -66,13 +66,13 @@ def learn(
     return model
 
 
-_DRAWN_AT_ONCE = 50  # steps: drawing many strings in one call is what makes drawing cheap
+_DRAWN_AT_ONCE = 50  # steps: drawing many strings in one call is cheap
 
 
 def _draw_batches(
     planted: Planted, lengths: list[int], config: LearningConfig, rngs: list[np.random.Generator]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The same number of strings of every length, in that order, padded to the longest."""
+    """Equally many strings of each length, in order of length, padded to the longest."""
     for first in range(0, config.num_steps, _DRAWN_AT_ONCE):
         steps = min(_DRAWN_AT_ONCE, config.num_steps - first)
         shape = (steps, len(rngs), len(lengths), config.batch_per_length)

@@ -1,8 +1,9 @@
-"""Planted distributions (Definition 3.2): what a string of every length looks like, exactly.
+"""Define k-sparse planted distributions (Definition 3.2), and sample strings of any length.
 
-Place in the flow: first of the theory laboratory. A `PositionLaw` says where the k planted places
-lie at each length, a `Planted` adds tokens, label and background; both are finite tables, so
-sampling, enumeration, locality and regularity (Assumption 4.2) are computed, never assumed.
+Place in the flow: first of the theory modules. A `PositionLaw` gives the distribution of the k
+planted places at each length, a `Planted` adds tokens, label and background. Both are finite
+tables, so sampling, enumeration, locality and regularity (Assumption 4.2) are computed, not
+assumed.
 
 A string of length L is drawn in three steps: S* from Q^pos_L, then the tokens at S* together with
 the label from Q^voc, then every other token i.i.d. from the background.
@@ -23,7 +24,7 @@ import numpy as np
 from olmo_sparsity.errors import ConfigError
 
 MEMORY_LIMIT_BYTES = 2 * 2**30
-"""Nothing here allocates more than this in one piece; larger requests are refused with a size."""
+"""Largest single allocation; larger ones are refused, with their size."""
 
 
 def check_distribution(mass: np.ndarray, name: str) -> None:
@@ -43,7 +44,7 @@ def check_memory(num_bytes: float, what: str, instead: str) -> None:
         )
 
 
-# --- where the planted places lie: Q^pos ----------------------------------------------------------
+# --- the planted places: Q^pos --------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,8 @@ class PositionLaw:
 
 
 def translated_shapes(shapes: Sequence[Sequence[int]], weights: Sequence[float]) -> PositionLaw:
-    """The family of Remark C.1 as we read it: one law over shapes for every length, and each shape
-    placed uniformly wherever it fits. A shape starts at 0: (0, 2) is a pair two places apart."""
+    """The family of Remark C.1 as we read it: one distribution over shapes for all lengths, and
+    each shape placed uniformly. A shape starts at 0: (0, 2) is a pair two places apart."""
     weights_P = np.asarray(weights, dtype=float)
     check_distribution(weights_P, "weights of the shapes")
     shapes_PJ = np.asarray(shapes, dtype=int)
@@ -111,8 +112,8 @@ def translated_shapes(shapes: Sequence[Sequence[int]], weights: Sequence[float])
 def drifting_shapes(
     shapes: Sequence[Sequence[int]], switch_length: int, rare: float
 ) -> PositionLaw:
-    """Regular but not Remark C.1: the last shape is rare below switch_length and common from there
-    on, so the lengths disagree about which shape to trust."""
+    """Regular but not Remark C.1: the last shape is rare below switch_length and common from it on,
+    so the best shape differs between lengths."""
     before = [(1 - rare) / (len(shapes) - 1)] * (len(shapes) - 1) + [rare]
     after = [rare / (len(shapes) - 1)] * (len(shapes) - 1) + [1 - rare]
     laws = translated_shapes(shapes, before), translated_shapes(shapes, after)
@@ -122,14 +123,14 @@ def drifting_shapes(
 
 
 def shapes_within(num_places: int, span: int) -> list[tuple[int, ...]]:
-    """Every shape of k places that covers at most `span` places."""
+    """All shapes of k places within a span."""
     if num_places > span:
         raise ConfigError(f"k={num_places} places do not fit into a span of {span}; raise the span")
     return [(0, *rest) for rest in combinations(range(1, span), num_places - 1)]
 
 
 def uniform_subsets(num_places: int) -> PositionLaw:
-    """Every k-subset of the string alike: as far from local as it gets."""
+    """Uniform over all k-subsets of the string, the least local law."""
 
     def build(length: int) -> tuple[np.ndarray, np.ndarray]:
         count = math.comb(length, num_places)
@@ -146,7 +147,7 @@ def uniform_subsets(num_places: int) -> PositionLaw:
 
 
 def explicit_law(tables: dict[int, dict[tuple[int, ...], float]]) -> PositionLaw:
-    """Any Q^pos, written out: length → {places: probability}."""
+    """Any Q^pos as a table: length → {places: probability}."""
     sizes = {len(places) for table in tables.values() for places in table}
     if len(sizes) != 1:
         raise ConfigError(f"Q^pos mixes sets of different sizes: {sorted(sizes)}")
@@ -160,8 +161,8 @@ def explicit_law(tables: dict[int, dict[tuple[int, ...], float]]) -> PositionLaw
 
 
 def locality(law: PositionLaw, lengths: Sequence[int]) -> int:
-    """The smallest L_local for which the law is L_local-local at these lengths: the most places
-    that one planted set covers, ends included."""
+    """The smallest L_local for which the law is L_local-local at these lengths: the widest span of
+    a planted set, ends included."""
     spans = []
     for length in lengths:
         places_NJ, mass_N = law.table(length)
@@ -172,9 +173,9 @@ def locality(law: PositionLaw, lengths: Sequence[int]) -> int:
 def regularity(law: PositionLaw, length: int, local_span: int) -> float:
     """η_L of Assumption 4.2, exactly, in our reading (docs/theory.md, Regularity).
 
-    The largest ratio, either way round, between Q^pos at `length` and at any length from
-    2·local_span up to it, over every shape that fits both and all its placements in each. A
-    placement that one length never uses while another does makes it infinite.
+    The largest ratio, in either direction, between Q^pos at `length` and at any length from
+    2·local_span up to it, over all shapes that fit both and all their placements. It is infinite if
+    one length never uses a placement that another does.
     """
     if length < 2 * local_span:
         raise ConfigError(f"η at length {length} needs length >= 2·L_local = {2 * local_span}")
@@ -222,13 +223,14 @@ class Sample:
     tokens_BL: np.ndarray
     labels_B: np.ndarray
     places_BJ: np.ndarray
-    """S*, for tests and pictures only: no hypothesis is shown it."""
+    """S*, for tests and figures; hypotheses do not see it."""
 
     ids_BL: np.ndarray
     """The position ID of each token: its place, or its coupled ID (Proposition 4.4)."""
 
     def in_id_order(self) -> np.ndarray:
-        """Tokens sorted by position ID, equal IDs in reading order: what the class reads."""
+        """Tokens sorted by position ID, equal IDs in reading order, as the attention class reads
+        them."""
         order_BL = np.argsort(self.ids_BL, axis=1, kind="stable")
         return np.take_along_axis(self.tokens_BL, order_BL, axis=1)
 
@@ -239,13 +241,13 @@ class Planted:
 
     law: PositionLaw
     tokens_ZJ: np.ndarray
-    """Q^voc: the token tuples that can be planted,"""
+    """Q^voc: the token tuples that can be planted."""
 
     labels_Z: np.ndarray
-    """the label of each,"""
+    """The label of each tuple."""
 
     mass_Z: np.ndarray
-    """and its probability."""
+    """The probability of each tuple."""
 
     background_V: np.ndarray
     coupled: bool = False
@@ -270,7 +272,7 @@ class Planted:
         return int(self.labels_Z.max()) + 1
 
     def ids(self, length: int) -> np.ndarray:
-        """The position IDs in rising order: the same for every string of a length."""
+        """The position IDs in rising order, equal for all strings of a length."""
         return np.arange(length) // (self.law.num_places if self.coupled else 1)
 
     def sample(self, length: int, num_strings: int, rng: np.random.Generator) -> Sample:
@@ -286,8 +288,8 @@ class Planted:
         num_strings, k = places_BJ.shape
         if not self.coupled:
             return np.broadcast_to(np.arange(length), (num_strings, length))
-        # Every ID is shared by k tokens, so that sharing one does not give S* away: S* takes one
-        # uniformly drawn ID, the others fill the remaining IDs in reading order.
+        # All IDs are shared by k tokens, so that sharing does not reveal S*: S* takes one uniformly
+        # drawn ID, the other tokens fill the remaining IDs in reading order.
         chosen_B = rng.integers(length // k, size=num_strings)
         others_BL = np.ones((num_strings, length), dtype=int)
         np.put_along_axis(others_BL, places_BJ, 0, axis=1)
@@ -297,7 +299,7 @@ class Planted:
         return ids_BL
 
     def enumerate_strings(self, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Every possible string in ID order with each label: tokens_XL, labels_X, mass_X."""
+        """All possible strings in ID order with each label: tokens_XL, labels_X, mass_X."""
         vocab, k = len(self.background_V), self.law.num_places
         num_strings = vocab**length
         check_memory(
@@ -306,7 +308,7 @@ class Planted:
             "use the transfer method (local keys) or sampling (risks.sampled_risk)",
         )
         strings_XL = np.array(list(product(range(vocab), repeat=length)))
-        if self.coupled:  # In ID order S* is one whole group, each alike (see _draw_ids).
+        if self.coupled:  # In ID order S* is one group, drawn uniformly (see _draw_ids).
             groups = np.arange(length // k)
             places_NJ = groups[:, None] * k + np.arange(k)
             mass_N = np.full(len(groups), 1 / len(groups))
@@ -332,7 +334,7 @@ def _draw(mass: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
     return np.minimum(drawn, len(mass) - 1)
 
 
-# --- the tasks of the laboratory ------------------------------------------------------------------
+# --- tokens and backgrounds -----------------------------------------------------------------------
 
 
 def parity_tokens(k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -342,12 +344,12 @@ def parity_tokens(k: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def order_tokens() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Tokens 1 and 2 in this order (label 0) or the other (label 1): their bag says nothing."""
+    """Tokens 1 and 2 in this order (label 0) or the other (label 1); only their order matters."""
     return np.array([[1, 2], [2, 1]]), np.array([0, 1]), np.array([0.5, 0.5])
 
 
 def marker_background(marker_rate: float) -> np.ndarray:
-    """Blanks, but each background place carries one of the two markers at this rate."""
+    """Blanks, with one of the two markers at this rate."""
     if not 0 <= marker_rate < 1:
         raise ConfigError(f"marker_rate={marker_rate} must lie in [0, 1)")
     return np.array([1 - marker_rate, marker_rate / 2, marker_rate / 2])

@@ -1,4 +1,4 @@
-"""The one table of the theory laboratory: columns, reading, writing, summary over seeds.
+"""Read, write and summarize the table of a theory experiment.
 
 Place in the flow: experiment.py → table.parquet + meta.json → figure.py. Never imports torch.
 """
@@ -22,17 +22,17 @@ TABLE = "table.parquet"
 
 @dataclass
 class Case:
-    """What names a line of the figure."""
+    """Identifies a line of the figure."""
 
     model: str
     """attention: the class of Definition 3.3; rope, pose: the transformer of the bridge."""
 
     setting: str
     num_places: int
-    """k of the data,"""
+    """k of the data."""
 
     attention_places: int
-    """and of the attention class (0: a transformer)."""
+    """k of the attention class (0: a transformer)."""
 
     train_length: int
     """L."""
@@ -53,22 +53,22 @@ class Row(Case):
     risk: float
     low: float
     high: float
-    """95% interval of the measurement alone; equal to risk where the method is exact."""
+    """95% interval of the measurement; equal to risk for an exact method."""
 
     method: str
     delta_mean: float
-    """δ of Eq. (3): this hypothesis' risk averaged over the training lengths,"""
+    """δ of Eq. (3): this hypothesis' risk averaged over the training lengths."""
 
     delta_worst: float
-    """and the largest of them."""
+    """The largest risk over the training lengths."""
 
     local_span: int = 0
-    """L_local of data and class together, in tokens. 0: there is none."""
+    """L_local that data and class both satisfy, in tokens. 0: there is none."""
 
     eta_train: float = math.nan
     eta_test: float = math.nan
     bound_stated: float = math.nan
-    """NaN where the bound does not apply; why is in `refusal`."""
+    """NaN if the bound does not apply, with the reason in `refusal`."""
 
     bound_improved: float = math.nan
     refusal: str = ""
@@ -122,7 +122,7 @@ def _summarise(group: list[Row]) -> Summary:
         factor = _T[len(group) - 2] if len(group) - 2 < len(_T) else 1.96
         half = factor * risks.std(ddof=1) / math.sqrt(len(group))
         low, high = risks.mean() - half, risks.mean() + half
-    else:  # One seed: only the interval of its own measurement is known.
+    else:  # With one seed, only its measurement interval is known.
         low, high = first.low, first.high
 
     def mean(name: str) -> float:
@@ -168,14 +168,14 @@ def read_summary(path: str | Path) -> list[Summary]:
         ]
 
 
-# --- for people -----------------------------------------------------------------------------------
+# --- the table as text ----------------------------------------------------------------------------
 
 _NAMES = {"attention": "", "rope": "transformer, RoPE: ", "pose": "transformer, RoPE + PoSE: "}
 
 
 def markdown_tables(summaries: list[Summary], meta: dict[str, Any]) -> str:
     """One row per case: risks at the tested lengths, growth to the longest, δ and both bounds;
-    then the fastest growth found, and the way from one bound to the other. For docs/theory.md."""
+    then the fastest growth found, and the steps from one bound to the other. For docs/theory.md."""
     L = meta["train_length"]
     multiples = meta["test_multiples"]
     heads = ["setting", "k", "attention", "L", "objective"]

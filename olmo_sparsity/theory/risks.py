@@ -1,13 +1,13 @@
-"""The risk of a hypothesis at a length, in three ways: all strings, a transfer operator, sampling.
+"""Compute the risk of a hypothesis at a length: exactly where possible, else by sampling.
 
-Place in the flow: planted.py + sparse_attention.py → numbers that bounds.py is held against.
+Place in the flow: planted.py + sparse_attention.py → risks, which are compared with bounds.py.
 
-The loss is 1 − h(X)_Y, the probability of naming the wrong label: bounded by one, so that a bound
-above one says nothing. The three ways, from the most general to the fastest that stays exact:
+The loss is 1 − h(X)_Y, the probability of the wrong label, which is at most one. There are three
+methods:
 
-- `enumerated_risk`: every string of the length. Any hypothesis; V^L strings, so tiny lengths only.
-- `transfer_risk`: exact at every length for local keys. See the note above it.
-- `sampled_risk`: Monte Carlo with a 95% interval; the attention over subsets stays exact.
+- `enumerated_risk`: all strings of the length. Any hypothesis; V^L strings, so tiny lengths only.
+- `transfer_risk`: exact at all lengths for local keys. See the comment above it.
+- `sampled_risk`: Monte Carlo with a 95% interval; the attention over subsets is exact.
 
 Dimension key: R replicas, B batch, L length, J the k places of a set, I first places, Z planted
 tuples, Y labels, T nodes of the integral, M memory states (the last window − 1 tokens, a blank edge
@@ -35,7 +35,7 @@ from olmo_sparsity.theory.sparse_attention import (
 
 @dataclass(frozen=True)
 class Risk:
-    """Per replica, with the 95% interval of the sampling alone (equal ends when exact)."""
+    """Risk per replica, with the 95% interval of the sampling (equal ends if exact)."""
 
     mean_R: np.ndarray
     low_R: np.ndarray
@@ -53,7 +53,6 @@ def enumerated_risk(model: SparseAttention, planted: Planted, length: int) -> Ri
 def sampled_risk(
     model: SparseAttention, planted: Planted, length: int, num_strings: int, seeds: list[int]
 ) -> Risk:
-    """Each replica is measured on strings of its own seed."""
     layout = build_layout(planted.ids(length), model.shape)
     drawn = [
         planted.sample(length, num_strings, np.random.default_rng([seed, length])) for seed in seeds
@@ -87,22 +86,22 @@ def _exact(mean_R: np.ndarray, method: str) -> Risk:
     return Risk(mean_R, mean_R, mean_R, method)
 
 
-# --- exact at every length ------------------------------------------------------------------------
+# --- exact at all lengths -------------------------------------------------------------------------
 #
-# With a local key, h(X)_y = A / D where both are sums over places of a function of the last
-# `window` tokens. Their ratio is no sum, but 1 / D = ∫ exp(−tD) dt over t > 0, and E[A exp(−tD)] at
-# a fixed t takes one pass along the string, with a state for the last window − 1 tokens. The
-# integral is done with t = exp(u) and evenly spaced u: for this integrand the error falls like
-# exp(−π² / step), under 1e-6 relative at the step below. A planted set is spliced in by forcing its
-# tokens, its prefix and suffix coming from two passes that all planted sets share.
+# With a local key, h(X)_y = A / D, where both are sums over places of a function of the last
+# `window` tokens. Their ratio is not a sum, but 1 / D = ∫ exp(−tD) dt over t > 0, and E[A exp(−tD)]
+# at a fixed t takes one pass along the string, with a state for the last window − 1 tokens. The
+# integral uses t = exp(u) and evenly spaced u: for this integrand the error falls like
+# exp(−π² / step), under 1e-6 relative at the step below. A planted set is inserted by forcing its
+# tokens; prefixes and suffixes come from two passes that all planted sets share.
 
 _STEP = 0.6
-_TAIL = 17.0  # exp(−17) < 5e-8 is what is cut off at the small end
-_TOP = 3.2  # exp(−exp(3.2)) < 5e-11 at the large end
+_TAIL = 17.0  # cuts off exp(−17) < 5e-8 at the small end
+_TOP = 3.2  # cuts off exp(−exp(3.2)) < 5e-11 at the large end
 
 
 def can_transfer(model: SparseAttention, planted: Planted) -> bool:
-    """Local keys over plain places; or k = 1, where no place matters at all."""
+    """Local keys without coupled IDs; or k = 1, where places do not matter."""
     return (
         not planted.coupled
         and (model.shape.num_places == 1 or (model.shape.far == "zero" and model.shape.relative))
@@ -111,7 +110,7 @@ def can_transfer(model: SparseAttention, planted: Planted) -> bool:
 
 
 def _memory(model: SparseAttention) -> int:
-    """How many earlier tokens decide what a new one adds."""
+    """The number of earlier tokens that affect the contribution of a new one."""
     return model.shape.window - 1 if model.shape.num_places > 1 else 0
 
 
@@ -149,7 +148,7 @@ def transfer_risk_of(
 
 
 class _Chain:
-    """E[exp(−tD)] and E[A exp(−tD)] of everything before, inside and after a planted set."""
+    """E[exp(−tD)] and E[A exp(−tD)] before, inside and after a planted set."""
 
     def __init__(
         self,
@@ -165,7 +164,7 @@ class _Chain:
         num_states = self.num_tokens**self.memory
         top = log_key_PC.detach().max()
         if not torch.isfinite(top):
-            raise ConfigError("a key function that is 0 everywhere attends to nothing")
+            raise ConfigError("the key function is 0 everywhere; make some log key finite")
         d_MW, a_YMW = self._per_place((log_key_PC - top).exp(), values_CY, model)
         low = float(log_key_PC.detach().min() - top)
         if not math.isfinite(low):
@@ -197,7 +196,7 @@ class _Chain:
     def _per_place(
         self, key_PC: torch.Tensor, values_CY: torch.Tensor, model: SparseAttention
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a new token adds to D and to A, given the remembered ones: its subsets with them."""
+        """Contributions of a new token to D and A: its subsets with the remembered tokens."""
         k, window, vocab = model.shape.num_places, model.shape.window, model.vocab_size
         grid = np.indices([self.num_tokens] * (self.memory + 1)).reshape(self.memory + 1, -1)
         d = torch.zeros(grid.shape[1], dtype=torch.double)
@@ -219,7 +218,7 @@ class _Chain:
     def _forward(
         self, f: torch.Tensor, g: torch.Tensor, step_TMW: torch.Tensor, a_YMW: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One token on: f is E[exp(−tD)] per state, g E[A exp(−tD)]. Leading axes are free."""
+        """Append one token: f is E[exp(−tD)] per state, g E[A exp(−tD)]. Leading axes are free."""
         moved = f[..., None] * step_TMW
         gained = g[..., None] * step_TMW + moved.unsqueeze(-4) * a_YMW[:, None]
         return self._drop_oldest(moved), self._drop_oldest(gained)
@@ -230,7 +229,7 @@ class _Chain:
         return moved.unflatten(-2, (moved.shape[-1], -1)).sum(dim=-3).flatten(-2)
 
     def _backward(self, b: torch.Tensor, c: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """One token more to come: b is E[exp(−tD)] from each state on, c E[A exp(−tD)]."""
+        """Prepend one token: b is E[exp(−tD)] from each state on, c E[A exp(−tD)]."""
         next_b, next_c = self._after_step(b), self._after_step(c)
         b_new = (self.background_TMW * next_b).sum(dim=-1)
         c_new = (self.background_TMW * (next_c + self.a_YMW[:, None] * next_b)).sum(dim=-1)
@@ -248,7 +247,7 @@ class _Chain:
     ) -> torch.Tensor:
         """E[h(X)_Y] over all sets of one shape, weighted by their probability."""
         total = torch.zeros((), dtype=torch.double)
-        # Past the first few places the edge is forgotten, and with it most of the states.
+        # After the first few places no state contains the edge, which leaves fewer states.
         inside_M = [
             state
             for state, tokens in enumerate(np.ndindex(*([self.num_tokens] * self.memory)))

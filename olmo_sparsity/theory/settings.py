@@ -1,6 +1,6 @@
-"""What a theory run is told: dataclasses, read from YAML plus `--key.sub=value` overrides.
+"""The settings of a theory experiment, read from YAML and `--key.sub=value` overrides, and checked.
 
-Place in the flow: first; experiment.py receives the result. What cannot be right is refused before
+Place in the flow: first; experiment.py receives the result. Wrong settings are refused before
 anything is computed.
 """
 
@@ -22,7 +22,7 @@ class LearningConfig:
     num_steps: int = number(300, 1)
     batch_per_length: int = number(32, 1)
     learning_rate: float = 0.15
-    """Of Adam, on log keys and on value logits; falls linearly to zero."""
+    """Adam's rate for log keys and value logits; it decays linearly to zero."""
 
     minimax_sharpness: float = 20.0
     """The minimax weights of the lengths are softmax(sharpness · risk / mean risk): 0 is the
@@ -43,19 +43,19 @@ class CaseConfig:
     """k of the data."""
 
     attention_places: int | None = None
-    """k of the attention class; None: that of the data."""
+    """k of the attention class; None: the same as that of the data."""
 
     objective: Literal["mixture", "minimax"] = "mixture"
     """Eq. (3), or the largest risk over the training lengths."""
 
     marker_rate: float = 0.01
-    """How often a background place carries a token that could have been planted."""
+    """Rate of background places with a token that could have been planted."""
 
     train_length: int | None = number(None, 1)
     """L of this case; None: that of the run."""
 
     background: list[float] | None = None
-    """The whole background distribution over (blank, marker, marker), instead of marker_rate."""
+    """The background distribution over (blank, marker, marker), instead of marker_rate."""
 
 
 @dataclass
@@ -72,14 +72,14 @@ class BridgeConfig:
     """Share of each head that RoPE rotates. 1.0 is OLMo's; less helped every synthetic task."""
 
     num_chunks: int = number(4, 1)
-    """Of PoSE."""
+    """Chunks of PoSE."""
 
     num_strings: int = number(512, 1)
-    """Measured per length."""
+    """Strings measured per length."""
 
     seeds: list[int] = field(default_factory=lambda: [0])
     schemes: list[str] = field(default_factory=lambda: ["rope", "pose"])
-    """rope: position IDs as they are; pose: spread in training up to those of the longest test."""
+    """rope: plain position IDs; pose: spread in training up to those of the longest test."""
 
     cases: list[CaseConfig] = field(default_factory=list)
     """Empty: no bridge."""
@@ -87,11 +87,11 @@ class BridgeConfig:
 
 @dataclass
 class WorstCaseConfig:
-    """The search for the hypothesis whose risk grows fastest (worst_case.py): pairs within L/4,
-    which is at least 2."""
+    """The search for the hypothesis with the fastest growth of risk (worst_case.py), over pairs
+    within L/4, which is at least 2."""
 
     seeds: list[int] = field(default_factory=list, metadata=within(0))
-    """Of the starting points. Empty: no search."""
+    """Seeds of the starting points. Empty: no search."""
 
     train_length: int = number(8, 8)
     marker_rate: float = 0.0
@@ -105,7 +105,7 @@ class TheoryConfig:
     """Folder for table.parquet, meta.json and config.yaml."""
 
     figure: str = "docs/figures/theory"
-    """Figure and summary go to this name with .svg, .png, .csv and .meta.json."""
+    """Path of figure and summary, without .svg, .png, .csv and .meta.json."""
 
     train_length: int = number(16, 1, 10**5)
     """L: training mixes all lengths from L/2 to L."""
@@ -114,17 +114,17 @@ class TheoryConfig:
     """L̄ as multiples of L."""
 
     local_span: int = number(4, 1)
-    """L_local: places that a planted set of the local settings may cover, ends included."""
+    """L_local: the widest span of a planted set in the local settings, ends included."""
 
     coupled_window: int = number(1, 1)
-    """Position IDs that a key function of the coupled settings may span."""
+    """The widest span, in position IDs, of a key function in the coupled settings."""
 
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2, 3, 4], metadata=within(0))
     num_strings: int = number(2000, 1, 10**7)
-    """Sampled per length and seed, where a risk has no exact value."""
+    """Strings sampled per length and seed, if a risk has no exact value."""
 
     bound_constant: float = 1.0
-    """Stands for the unknown constant in each O(·)."""
+    """Replaces the unknown constant in each O(·)."""
 
     learning: LearningConfig = field(default_factory=LearningConfig)
     cases: list[CaseConfig] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""The sparse functional attention class (Definition 3.3), small, exact and differentiable.
+"""Implement the sparse functional attention class (Definition 3.3), exactly and differentiably.
 
 Place in the flow: reads strings from planted.py, is trained by learning.py, measured by risks.py.
 
@@ -6,8 +6,8 @@ Place in the flow: reads strings from planted.py, is trained by learning.py, mea
 
 `key` is non-negative and depends on the position IDs of S only through their differences
 (relativity, Assumption 3.2 item 2), so it is a table over (relative places, tokens); `value` is a
-table from tokens to a distribution over labels. Both are parameters. Several independently trained
-hypotheses (one per seed) live in one module, so that one pass serves all of them.
+table from tokens to a distribution over labels. Both are parameters. A module holds several
+independently trained hypotheses (one per seed), which share its passes.
 
 Dimension key: R replicas (seeds), B batch, L length, N all strings (R · B), E enumerated subsets,
 J the k places of a subset, P relative-place rows, C token codes (V^k), I all entries of the table
@@ -31,32 +31,32 @@ from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.theory.planted import MEMORY_LIMIT_BYTES, check_memory
 
 PAD = -1
-"""Fills the end of strings shorter than the batch. A subset that touches it does not exist."""
+"""Pads strings shorter than the batch at the end. Subsets with padding do not count."""
 
 
 @dataclass(frozen=True)
 class KeyShape:
-    """Which relative places a key function tells apart."""
+    """The relative places that a key function distinguishes."""
 
     num_places: int
     """k."""
 
     window: int
-    """Subsets whose IDs span at most this many have a row of their own: 1 means one shared ID."""
+    """Subsets whose IDs span at most this many have their own row; 1 means one shared ID."""
 
     far: Literal["zero", "initial"] = "zero"
-    """Wider subsets. zero: key 0, the class is local; initial: key 1 for ever, as no training
+    """The key of wider subsets. zero: 0, so the class is local; initial: always 1, as no training
     string is long enough to change it."""
 
     relative: bool = True
-    """False: one row for all subsets, the key sees tokens only."""
+    """False: one row for all subsets, so the key depends on tokens only."""
 
     @property
     def num_rows(self) -> int:
         return self.window ** (self.num_places - 1) if self.relative else 1
 
     def rows(self, ids_EJ: np.ndarray) -> np.ndarray:
-        """Row of each subset; num_rows stands for all the wider ones."""
+        """Row of each subset; num_rows for all wider ones."""
         if not self.relative:
             return np.zeros(len(ids_EJ), dtype=int)
         differences = ids_EJ[:, 1:] - ids_EJ[:, :1]
@@ -69,7 +69,7 @@ class KeyShape:
 
 @dataclass(frozen=True)
 class Layout:
-    """The enumerated subsets of one length: where they lie, and their row of the key table."""
+    """The enumerated subsets of one length: their places, and their rows of the key table."""
 
     places_EJ: torch.Tensor
     rows_E: torch.Tensor
@@ -84,7 +84,7 @@ def count_subsets(ids_L: np.ndarray, shape: KeyShape) -> int:
 
 
 def build_layout(ids_L: np.ndarray, shape: KeyShape) -> Layout:
-    """All k-subsets of a string whose key is not zero by definition; IDs must not fall."""
+    """All k-subsets of a string, except those whose key is always zero; IDs must not decrease."""
     k, length = shape.num_places, len(ids_L)
     if k > length:
         raise ConfigError(
@@ -98,7 +98,7 @@ def build_layout(ids_L: np.ndarray, shape: KeyShape) -> Layout:
         _smaller_instead(length, k),
     )
     ahead_L = _places_ahead(ids_L, shape)
-    # Offsets are listed once for the place with most others ahead; each first place takes those
+    # Offsets are listed once, for the place with most others ahead; each first place takes the ones
     # that fit.
     listed = list(combinations(range(1, int(ahead_L.max()) + 1), k - 1))
     offsets = np.array(listed, dtype=int).reshape(len(listed), k - 1)
@@ -113,7 +113,7 @@ def build_layout(ids_L: np.ndarray, shape: KeyShape) -> Layout:
 
 
 def _places_ahead(ids_L: np.ndarray, shape: KeyShape) -> np.ndarray:
-    """For each first place of a subset, how many later places the others may be chosen from."""
+    """For each first place of a subset, the number of later places to choose the others from."""
     here_L = np.arange(len(ids_L))
     if shape.far == "initial" or not shape.relative:
         return len(ids_L) - 1 - here_L
@@ -137,12 +137,12 @@ class SparseAttention(nn.Module):
         self.shape, self.vocab_size = shape, vocab_size
         num_codes = vocab_size**shape.num_places
         check_memory(
-            # Keys and gradients, Adam's two averages, and three products with the values.
+            # Keys and gradients, Adam's two moments, and three products with the values.
             4.0 * 7 * num_replicas * shape.num_rows * num_codes,
             f"a key table of {shape.num_rows:,} relative places × {num_codes:,} token tuples",
             "lower the window, the vocabulary or k",
         )
-        # Everything starts alike: key 1 for every subset, labels equally likely.
+        # Initially all keys are 1, and all labels equally likely.
         self.log_key_RPC = nn.Parameter(torch.zeros(num_replicas, shape.num_rows, num_codes))
         self.value_logits_RCY = nn.Parameter(torch.zeros(num_replicas, num_codes, num_labels))
 
@@ -161,17 +161,17 @@ class SparseAttention(nn.Module):
         # Values sum to one over labels, so the sum over labels is the sum of the keys.
         attended_RBY = _sum_rows(table_IY, entries_NE).view(num_replicas, num_strings, -1)
         total_RB1 = attended_RBY.sum(dim=-1, keepdim=True)
-        some_RB1 = total_RB1 > 0
-        mean_RBY = attended_RBY / torch.where(some_RB1, total_RB1, 1.0)
-        return torch.where(some_RB1, mean_RBY, 1 / attended_RBY.shape[-1])
+        positive_RB1 = total_RB1 > 0
+        mean_RBY = attended_RBY / torch.where(positive_RB1, total_RB1, 1.0)
+        return torch.where(positive_RB1, mean_RBY, 1 / attended_RBY.shape[-1])
 
     def _key_times_value(self) -> torch.Tensor:
-        """key · value_IY, one row per (replica, relative places, tokens): after each replica's own
-        rows one for all wider subsets (key 1) and one for subsets that touch padding (key 0)."""
+        """key · value_IY, one row per (replica, relative places, tokens): after each replica's rows
+        one for all wider subsets (key 1) and one for subsets with padding (key 0)."""
         far_R1C = torch.zeros_like(self.log_key_RPC[:, :1])
         log_key_RPC = torch.cat([self.log_key_RPC, far_R1C], dim=1)
-        # h is unchanged when all keys are scaled: the largest becomes 1. A key below the smallest
-        # positive float (exp(-87), doubles exp(-708)) of it counts as 0.
+        # h does not change if all keys are scaled, so the largest becomes 1. Keys below exp(-87) of
+        # it (doubles: exp(-708)) underflow to 0.
         key_RPC = (log_key_RPC - log_key_RPC.detach().amax(dim=(1, 2), keepdim=True)).exp()
         product_RPCY = key_RPC[..., None] * self.values()[:, None]
         return F.pad(product_RPCY, (0, 0, 0, 0, 0, 1)).flatten(0, 2)
@@ -179,10 +179,10 @@ class SparseAttention(nn.Module):
     def _entries(
         self, tokens_RBL: torch.Tensor, layout: Layout, rows_per_replica: int
     ) -> torch.Tensor:
-        """Which row of `_key_times_value` each subset of each string uses."""
+        """The row of `_key_times_value` for each subset of each string."""
         num_codes = self.log_key_RPC.shape[-1]
         num_replicas, num_strings, length = tokens_RBL.shape
-        # Subsets first, strings last, 32 bits: a place of all strings is then one run of memory.
+        # Subsets first, strings last, 32 bits: a place of all strings is contiguous in memory.
         tokens_LN = tokens_RBL.reshape(-1, length).T.to(torch.int32).contiguous()
         filled_LN = tokens_LN.clamp(min=0)
         starts_R = torch.arange(num_replicas, dtype=torch.int32) * rows_per_replica
@@ -192,7 +192,7 @@ class SparseAttention(nn.Module):
         for index, places_E in enumerate(layout.places_EJ.T):
             weight = self.vocab_size ** (self.shape.num_places - 1 - index)
             entries_EN += (filled_LN * weight).index_select(0, places_E)
-        if (tokens_LN[-1] == PAD).any():  # padding is at the end: the last place tells
+        if (tokens_LN[-1] == PAD).any():  # padding is at the end, so the last place shows it
             touches_EN = (tokens_LN == PAD).index_select(0, layout.places_EJ[:, -1])
             nothing_N = (starts_R + rows_per_replica - 1).repeat_interleave(num_strings)
             entries_EN = torch.where(touches_EN, nothing_N, entries_EN)
@@ -203,20 +203,20 @@ def _sum_rows(table_IY: torch.Tensor, entries_NE: torch.Tensor) -> torch.Tensor:
     """Σ over E of table_IY[entries_NE]."""
     if not torch.is_grad_enabled():
         return F.embedding_bag(entries_NE, table_IY, mode="sum")
-    # On CPU the backward pass of embedding_bag takes 8 times as long as this one.
+    # On CPU the backward pass of embedding_bag is 8 times slower.
     chosen = table_IY.index_select(0, entries_NE.flatten())
     return chosen.view(*entries_NE.shape, -1).sum(dim=1)
 
 
 def batches_that_fit(num_strings: int, num_replicas: int, layout: Layout) -> Iterator[slice]:
-    """Slices of a batch small enough for the memory limit; one string must fit."""
-    per_string = num_replicas * len(layout) * 8.0 * 4  # entries and their scratch
+    """Slices of a batch that fit the memory limit; one string must fit."""
+    per_string = num_replicas * len(layout) * 8.0 * 4  # entries and temporaries
     check_memory(
         per_string,
         f"one string with {len(layout):,} subsets for {num_replicas} seeds",
         "use fewer seeds, a local key (far: zero), a smaller k or a shorter length",
     )
-    # A slice of a few MiB stays in the cache: larger ones are slower, not faster.
+    # A slice of a few MiB stays in cache; larger ones are slower.
     step = max(1, min(int(MEMORY_LIMIT_BYTES // per_string), int(2**25 // per_string)))
     for start in range(0, num_strings, step):
         yield slice(start, min(start + step, num_strings))

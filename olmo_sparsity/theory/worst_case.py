@@ -1,9 +1,8 @@
-"""How fast can risk grow at worst? Search the class for the hypothesis that looks best on lengths
-L/2 … L and does worst at L̄, by gradient ascent through the exact risk.
+"""Search for the hypothesis whose risk grows fastest from lengths L/2 … L to L̄.
 
-Place in the flow: planted.py + risks.transfer_risk_of → rows beside the learned hypotheses. What is
-found is a lower bound on the worst case: how far the paper's (L̄/L)² is from the truth lies between
-the two.
+Place in the flow: planted.py + risks.transfer_risk_of → rows beside the learned hypotheses. The
+search is gradient ascent through the exact risk. Its result is a lower bound on the worst case; the
+paper's (L̄/L)² is an upper bound.
 
 Dimension key: P relative-place rows, C token codes, Y labels.
 """
@@ -29,7 +28,7 @@ from olmo_sparsity.theory.risks import transfer_risk_of
 from olmo_sparsity.theory.settings import WorstCaseConfig
 from olmo_sparsity.theory.sparse_attention import KeyShape, SparseAttention
 
-# Training risks below this are not told apart: the exact risk is exact to about 1e-7 only.
+# Training risks are clamped to this, as the exact risk has errors of about 1e-7.
 _FLOOR = 1e-4
 # Log keys stay within this of 0, so that the integral behind the exact risk stays short.
 _LARGEST_LOG_KEY = 12.0
@@ -93,10 +92,10 @@ def _search(
     config: WorstCaseConfig,
     progress: Progress,
 ) -> tuple[list[float], float]:
-    """The training risks and the test risk of the hypothesis with the largest ratio on the way."""
+    """The training risks and the test risk of the hypothesis with the largest ratio so far."""
     model = _start(planted, shape, seed)
     optimizer = torch.optim.Adam(model.parameters(), lr=config.learning_rate)
-    best, found = 0.0, ([1.0], 1.0)
+    best, risks = 0.0, ([1.0], 1.0)
     steps_before = progress.done
     for step in range(config.num_steps):
         key_PC = model.log_key_RPC[0].clamp(-_LARGEST_LOG_KEY, _LARGEST_LOG_KEY)
@@ -111,17 +110,16 @@ def _search(
         tested = risk(test)
         growth = tested / trained_G.max().clamp(min=_FLOOR)
         if float(growth.detach()) > best:
-            best, found = float(growth.detach()), (trained_G.tolist(), float(tested.detach()))
+            best, risks = float(growth.detach()), (trained_G.tolist(), float(tested.detach()))
         optimizer.zero_grad()
         (-growth.log()).backward()
         optimizer.step()
         progress.update(steps_before + step + 1, length=str(test), growth=f"{best:.1f}")
-    return found
+    return risks
 
 
 def _start(planted: Planted, shape: KeyShape, seed: int) -> SparseAttention:
-    """Random tables, but for the planted tuples, which are known: the search starts where training
-    would end, and spoils the rest."""
+    """Random tables, except that the planted tuples are learned already, as after training."""
     generator = torch.Generator().manual_seed(seed)
     model = SparseAttention(shape, len(planted.background_V), planted.num_labels, 1)
     weights_J = len(planted.background_V) ** np.arange(shape.num_places)[::-1]
