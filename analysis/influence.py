@@ -338,7 +338,7 @@ def _embedding_saliency(scorer: Scorer, context: Context, spans: Spans) -> np.nd
 
 GATE = 0.1
 SCORES = 2**15
-"""So many attention scores, kept for the backward pass of the gates, count as a token."""
+"""Attention scores, kept for the backward pass of the gates, that count as one token."""
 
 
 def _gate_gradients(scorer: Scorer, question: Question) -> np.ndarray:

@@ -44,7 +44,7 @@ from olmo_sparsity.progress import say
 
 Reading = Literal["isolated", "contextual"]
 Item = TypeVar("Item")
-Answer = TypeVar("Answer")
+Output = TypeVar("Output")
 
 TOGETHER = 16
 """Targets within one run of this many share row lengths, so that their rows share forwards."""
@@ -235,27 +235,27 @@ class Scorer:
         return results
 
     def in_batches(
-        self, items: Sequence[Item], num_tokens: int, answer: Callable[[Sequence[Item]], Answer]
-    ) -> list[Answer]:
-        """The answer to each batch of items, which are `num_tokens` long. Where memory does not
-        suffice for a batch, it and those after it are half as large."""
-        answers: list[Answer] = []
+        self, items: Sequence[Item], num_tokens: int, compute: Callable[[Sequence[Item]], Output]
+    ) -> list[Output]:
+        """The output of `compute` for each batch of items with `num_tokens` tokens each. If a batch
+        runs out of memory, batches are halved from it on."""
+        outputs: list[Output] = []
         first = 0
         while first < len(items):
             batch = items[first : first + max(1, self.batch_tokens // num_tokens)]
             try:
-                answers.append(answer(batch))
+                outputs.append(compute(batch))
                 first += len(batch)
                 continue
             except Exception as error:
                 if len(batch) == 1 or not is_out_of_memory(error):
                     raise
-            # Outside of the `except`: its traceback holds what is to be freed.
+            # Outside of `except`, whose traceback would keep the memory alive.
             self.batch_tokens = len(batch) // 2 * num_tokens
             say(f"out of memory: batches of {self.batch_tokens:,} tokens from here on")
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
-        return answers
+        return outputs
 
     def _hidden(self, batch: Sequence[Row]) -> Tensor:
         """hidden_BWD at the places that predict targets."""
@@ -267,7 +267,7 @@ class Scorer:
             seen_BK = torch.from_numpy(seen).to(self.device)
             if 2 * seen_BK.shape[1] <= states.num_places:
                 far = states.choose(seen_BK)
-            else:  # to hide the few others spares a copy of nearly all states for each row
+            else:  # hiding the few others avoids copying nearly all states for each row
                 far = states.expand(len(batch))
                 if seen_BK.shape[1] < states.num_places:
                     shape = (len(batch), states.num_places)
@@ -295,8 +295,8 @@ def as_tensors(batch: Sequence[Row], device: torch.device) -> tuple[Tensor, Tens
 
 
 def window_bias(earlier_BK: Tensor, length: int) -> Tensor:
-    """For the attention of a window's places to earlier ones, as given, and causally to each
-    other."""
+    """Attention bias of a window's places: `earlier_BK` for earlier places, causal within the
+    window."""
     batch = len(earlier_BK)
     return torch.cat(
         (

@@ -500,7 +500,7 @@ def test_a_branch_goes_on_as_its_trunk_did(
         ({"model__n_layers": 1}, r"model\.n_layers=2 \(now 1\)"),
         ({"training__num_steps": 4}, r"is at step 4, where training\.num_steps=4 ends; raise it"),
         ({"init_from": "runs/x"}, r"exclude each other"),
-        ({"branch_from": "runs/x"}, r"branch_from=runs/x is no whole checkpoint"),
+        ({"branch_from": "runs/x"}, r"branch_from=runs/x is no intact checkpoint"),
     ],
 )
 def test_what_a_branch_cannot_be_is_refused(

@@ -24,7 +24,7 @@ from olmo_sparsity.training.deepspeed_engine import CONFIG_FOLDER, deepspeed_set
 from olmo_sparsity.training.distributed import Processes, first_node
 from olmo_sparsity.training.engine import Engine, own_gpu
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.moments import KEYS, Piece, SavedMoments, copy_moments
+from olmo_sparsity.training.moments import KEYS, MomentSlice, SavedMoments, copy_moments
 from olmo_sparsity.training.preflight import (
     attempt,
     check_devices,
@@ -217,7 +217,7 @@ def test_a_disk_without_room_for_the_checkpoints_is_refused(
                 check_room(Path("/"), config, 10**6, step=0)
     config = make_config(checkpoint__keep_steps=[1, 3])
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=needed))
-    with pytest.raises(UserError, match=r"need 0\.06 .*keep=2, 2 to stay for ever"):
+    with pytest.raises(UserError, match=r"need 0\.06 .*keep=2, 2 to stay forever"):
         check_room(Path("/"), config, 10**6, step=0)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10**6))
     with pytest.raises(UserError, match="run_folder="):
@@ -355,7 +355,7 @@ def test_a_poisoned_run_is_refused_by_training(make_config: MakeConfig) -> None:
 # --- optimizer state in pieces --------------------------------------------------------------------
 
 
-def cut(state: dict[str, dict[str, torch.Tensor]], world_size: int) -> Iterator[list[Piece]]:
+def cut(state: dict[str, dict[str, torch.Tensor]], world_size: int) -> Iterator[list[MomentSlice]]:
     """As an engine of so many processes might hold it: equal stretches of every parameter."""
     for rank in range(world_size):
         pieces = []
@@ -363,7 +363,7 @@ def cut(state: dict[str, dict[str, torch.Tensor]], world_size: int) -> Iterator[
             size = -(-len(moments[KEYS[0]]) // world_size)
             own = {key: value[rank * size : (rank + 1) * size] for key, value in moments.items()}
             if len(own[KEYS[0]]):
-                pieces.append(Piece(name, rank * size, own))
+                pieces.append(MomentSlice(name, rank * size, own))
         yield pieces
 
 
@@ -392,10 +392,10 @@ def test_missing_optimizer_state_is_named(tmp_path: Path) -> None:
     for rank, pieces in enumerate(cut(state, 2)):
         copy_moments(pieces, rank, 2)(tmp_path)
     with pytest.raises(DataError, match="lacks moments of other"):
-        SavedMoments(tmp_path, 0).fill(Piece("other", 0, state["matrix"]))
+        SavedMoments(tmp_path, 0).fill(MomentSlice("other", 0, state["matrix"]))
     (tmp_path / "moments-00001-of-00002.safetensors").write_bytes(b"no tensors")
     with pytest.raises(DataError, match=r"moments-00001.* is no optimizer state"):
-        SavedMoments(tmp_path, 1).fill(Piece("matrix", 0, state["matrix"]))
+        SavedMoments(tmp_path, 1).fill(MomentSlice("matrix", 0, state["matrix"]))
     (tmp_path / "moments-00001-of-00002.safetensors").unlink()
     with pytest.raises(DataError, match=r"holds 1 files of optimizer state .* 2 were written"):
         SavedMoments(tmp_path, 0)

@@ -10,7 +10,15 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from docs.write_tables import NET_EXCESS, RESULTS, ROOT, TABLES, read_meta, read_summary, write_tables
+from docs.write_tables import (
+    NET_EXCESS,
+    RESULTS,
+    ROOT,
+    TABLES,
+    read_meta,
+    read_summary,
+    write_tables,
+)
 from olmo_sparsity.tasks.experiment import fixed_settings, list_trials
 from olmo_sparsity.tasks.results import read_results
 from olmo_sparsity.tasks.settings import load_settings

@@ -1,11 +1,11 @@
-"""Checkpoints that are either whole or not there.
+"""Write checkpoints atomically in a thread, and find the newest intact one.
 
-Place in the flow: **losses become checkpoints**.
+Place in the flow: training state → **checkpoint folder**.
 
-Training makes a copy of its state and goes on; a thread writes the copy, one checkpoint at a time.
-A checkpoint is written to `stepNNNNNN.tmp`, every file and the folder are fsynced, a manifest with
-the SHA-256 of every file is written last, and one rename makes it real. Whatever moment a process
-is killed at, a folder without `.tmp` is complete, and `resume_point` proves it again before use.
+Training copies its state and continues; a thread writes the copy, one checkpoint at a time. A
+checkpoint is written to `stepNNNNNN.tmp`, all files and the folder are fsynced, a manifest with the
+SHA-256 of all files is written last, and one rename publishes it. Whenever a process is killed, a
+folder without `.tmp` is complete; `resume_point` verifies it again before use.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ ENGINE_FOLDER = "engine"
 
 @dataclass
 class TrainerState:
-    """`trainer.json`: what is needed to go on besides weights and optimizer."""
+    """`trainer.json`: the state besides weights and optimizer that resuming needs."""
 
     step: int
     tokens: int
@@ -47,10 +47,10 @@ class TrainerState:
 
 
 class CheckpointWriter:
-    """Writes checkpoints, one at a time, in a thread while training goes on.
+    """Writes checkpoints, one at a time, in a thread while training continues.
 
-    What goes wrong there is raised by `wait`; `failure` says it before. `train` does not return
-    while a checkpoint is being written, whatever it ends with.
+    Errors of the thread are raised by `wait`; `failure` shows them earlier. `train` never returns
+    while a checkpoint is being written, not even with an error.
     """
 
     def __init__(self, run_folder: Path, kept: CheckpointConfig, processes: Processes) -> None:
@@ -65,14 +65,13 @@ class CheckpointWriter:
         write_own: Callable[[Path], None],
         shared: bool = False,
     ) -> None:
-        """`write_once(folder)` puts what the first process writes into the folder it is given,
-        `write_own(folder)` each process's part. They must write copies: training changes the
-        originals meanwhile.
+        """`write_once(folder)` writes the files of the first process, `write_own(folder)` those of
+        each process. They must write copies, as training changes the originals meanwhile.
 
-        `shared`: other processes than the first have a part, too (ZeRO). All parts are on the disk
-        when this returns, for the thread of the first process lists them in the manifest.
+        `shared`: every process has a part (ZeRO). All parts are on the disk when this returns, so
+        that the thread of the first process can list them in the manifest.
         """
-        assert self._writing is None, "wait() for the one before"
+        assert self._writing is None, "call wait() first"
         final = self.run_folder / "checkpoints" / f"step{state.step:06d}"
         partial = final.with_suffix(".tmp")
 
@@ -90,7 +89,7 @@ class CheckpointWriter:
                 shutil.rmtree(final, ignore_errors=True)  # a corrupted one of the same step
                 write_manifest(partial)
                 publish(partial, final)
-                # Later ones were passed over as damaged: they count for nothing.
+                # Later ones are damaged and do not count.
                 saved = [p for p in list_checkpoints(self.run_folder) if step_of(p) <= state.step]
                 _delete([p for p in saved[self.kept.keep :] if not self.kept.stays(step_of(p))])
 
@@ -107,14 +106,14 @@ class CheckpointWriter:
 
     @property
     def failure(self) -> str:
-        """What went wrong with the checkpoint under way, in words; empty while nothing has."""
+        """The error of the checkpoint being written; empty if there is none."""
         if self._writing is None or not self._writing.done():
             return ""
         error = self._writing.exception()
         return "" if error is None else str(error) or repr(error)
 
     def wait(self) -> None:
-        """Until the checkpoint under way is on the disk. Every process must call it."""
+        """Wait until the checkpoint is on the disk. Every process must call it."""
         with self.processes.agree():
             if self._writing is not None:
                 self._writing.result()
@@ -135,15 +134,15 @@ def step_of(checkpoint: Path) -> int:
 
 def _delete(checkpoints: list[Path]) -> None:
     for old in checkpoints:
-        # Renamed first: a half-deleted folder must not look like a damaged checkpoint.
-        doomed = old.with_suffix(".tmp")
-        old.rename(doomed)
-        shutil.rmtree(doomed)
+        # Renamed first, as a half-deleted folder would look like a damaged checkpoint.
+        renamed = old.with_suffix(".tmp")
+        old.rename(renamed)
+        shutil.rmtree(renamed)
 
 
 def resume_point(run_folder: Path, say: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint that is provably whole; damaged ones are named and passed over. What a
-    killed start left half written or half deleted is removed."""
+    """The newest intact checkpoint; damaged ones are reported and skipped. Partial folders of
+    killed runs are removed."""
     for leftover in (run_folder / "checkpoints").glob("*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
     for folder in list_checkpoints(run_folder):
@@ -155,11 +154,11 @@ def resume_point(run_folder: Path, say: Callable[[str], None]) -> Path | None:
 
 
 def branch_point(folder: str) -> Path:
-    """A checkpoint of another run, proven whole."""
+    """A checkpoint of another run, after verifying it."""
     problem = verify_manifest(folder)
     if problem is not None:
         raise ConfigError(
-            f"branch_from={folder} is no whole checkpoint ({problem}); name one like "
+            f"branch_from={folder} is no intact checkpoint ({problem}); name one like "
             "runs/quick/checkpoints/step000200"
         )
     return Path(folder)
@@ -179,7 +178,7 @@ def _disk_errors(run_folder: Path, final: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, RuntimeError, SafetensorError) as error:
-        # safetensors reports a failed write in words, not by its errno.
+        # safetensors gives no errno for a failed write, only a message.
         full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT)
         full = full or "os error 28" in str(error) or "No space left" in str(error)
         if isinstance(error, RuntimeError) and "write" not in str(error):

@@ -1,6 +1,6 @@
-"""Which engine carries out the steps, and what no engine can do.
+"""Choose the engine of a run, and check that it fits the number of processes.
 
-Place in the flow: what training/loop.py asks before the first step.
+Place in the flow: called by training/loop.py before the first step.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from olmo_sparsity.training.engine import DDPEngine, Engine
 
 
 def build_engine(model: Any, config: RunConfig, processes: Processes) -> Engine:
-    """The engine that `engine.name` asks for, or an error."""
+    """The engine named by `engine.name`."""
     name, world_size = config.engine.name, processes.world_size
     if name == "auto":
         name = "single" if world_size == 1 else "ddp"
@@ -28,7 +28,7 @@ def build_engine(model: Any, config: RunConfig, processes: Processes) -> Engine:
 
 
 def check_engine(config: RunConfig, processes: Processes) -> None:
-    """Refuse what engine and batch cannot share among these processes."""
+    """Check engine and batch size against the number of processes."""
     name, world_size = config.engine.name, processes.world_size
     training = config.training
     if name == "single" and world_size > 1:

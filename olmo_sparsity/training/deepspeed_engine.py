@@ -1,11 +1,11 @@
-"""DeepSpeed's ZeRO behind the engine's interface: optimizer state (1), gradients too (2), weights
-too (3) are cut into one part a process. The only file that knows DeepSpeed.
+"""Train with DeepSpeed's ZeRO, which shards optimizer state (1), gradients (2) and weights (3).
 
-Place in the flow: batches → model → **losses become updates**, over several processes.
+Place in the flow: batches → model → **losses become updates**, over several processes. The only
+module that uses DeepSpeed.
 
-Loss, optimizer, schedule, clipping and batch stay ours; a JSON file (configs/deepspeed/) says only
-how the parts move. In bf16 DeepSpeed computes in bf16 weights, on CPU and GPU alike, and updates an
-fp32 copy that is cut into parts with the moments; the fp32 copy is what a checkpoint holds.
+Loss, optimizer, schedule, clipping and batch are ours; a JSON file (configs/deepspeed/) configures
+only the communication. In bf16 DeepSpeed computes with bf16 weights, on CPU and GPU, and updates an
+fp32 copy that is sharded with the moments; a checkpoint holds the fp32 copy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from olmo_sparsity.json_files import read_json
 from olmo_sparsity.nested import leaves
 from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.engine import Engine, adam_state
-from olmo_sparsity.training.moments import KEYS, Piece, copy_moments
+from olmo_sparsity.training.moments import KEYS, MomentSlice, copy_moments
 from olmo_sparsity.training.optim import build_optimizer
 
 CONFIG_FOLDER = Path(__file__).parents[2] / "configs" / "deepspeed"
@@ -38,7 +38,7 @@ class ZeroEngine(Engine):
 
     def prepare(self) -> None:
         settings = deepspeed_settings(self.config, self.processes)
-        # Where DeepSpeed looks for this process's device.
+        # DeepSpeed reads this process's device from it.
         number = self.device.index if self.device.type == "cuda" else self.processes.local_rank
         os.environ["LOCAL_RANK"] = str(number or 0)
         start_alone()
@@ -55,9 +55,9 @@ class ZeroEngine(Engine):
         self.settings = settings
         with self.processes.agree():
             self._refuse_another_engine(deepspeed)
-        self.optimizer = self.zero.optimizer  # ours, its parameters replaced by flat parts
+        self.optimizer = self.zero.optimizer  # ours, with flat shards as parameters
         if bf16:
-            # DeepSpeed rounds the weights first and takes its fp32 copy from the rounded ones.
+            # DeepSpeed makes its fp32 copy from weights that it has rounded already.
             from deepspeed.utils import safe_set_full_fp32_param
 
             for parameter in self.model.parameters():
@@ -66,28 +66,28 @@ class ZeroEngine(Engine):
         self.title = f"DeepSpeedEngine, ZeRO-{self.stage}, {num} process{'es' * (num > 1)}"
 
     def _refuse_another_engine(self, deepspeed: Any) -> None:
-        """DeepSpeed falls back on other engines and optimizers by itself."""
+        """DeepSpeed may silently fall back on other engines and optimizers."""
         expected = "DeepSpeedZeroOptimizer" + ("_Stage3" if self.stage == 3 else "")
-        found = (type(self.deepspeed), type(self.zero).__name__)
-        found_stage = self.deepspeed.zero_optimization_stage()
-        if found != (deepspeed.DeepSpeedEngine, expected) or found_stage != self.stage:
+        built = (type(self.deepspeed), type(self.zero).__name__)
+        stage = self.deepspeed.zero_optimization_stage()
+        if built != (deepspeed.DeepSpeedEngine, expected) or stage != self.stage:
             raise UserError(
                 f"engine.name={self.config.engine.name} asks for DeepSpeedEngine with {expected}, "
-                f"DeepSpeed built {found[0].__name__} with {found[1]} (stage {found_stage}); "
+                f"DeepSpeed built {built[0].__name__} with {built[1]} (stage {stage}); "
                 "change engine.deepspeed_config or take another engine.name"
             )
 
     # --- a step ---------------------------------------------------------------------------------
 
     def autocast(self) -> contextlib.AbstractContextManager:
-        return contextlib.nullcontext()  # in bf16 the weights are
+        return contextlib.nullcontext()  # the weights themselves are bf16
 
     def backward(self, part: Batch, num_labels: int, last: bool) -> Tensor:
         loss = self.deepspeed(part, num_labels)
-        # DeepSpeed takes the mean over processes; the sum is meant. Micro-batches it adds up.
+        # DeepSpeed takes the mean over processes, where we need the sum; it sums micro-batches.
         self.deepspeed.backward(loss * self.processes.world_size, scale_wrt_gas=False)
         if not last:
-            self.deepspeed.step()  # counts the micro-batch; the last one updates
+            self.deepspeed.step()  # counts the micro-batch; only the last one updates
         return loss
 
     def update(self, learning_rate: float) -> Tensor:
@@ -97,10 +97,10 @@ class ZeroEngine(Engine):
         norm = self.deepspeed.get_global_grad_norm()
         return torch.as_tensor(norm, dtype=torch.float32, device=self.device)
 
-    # --- what a checkpoint holds ----------------------------------------------------------------
+    # --- state for checkpoints ------------------------------------------------------------------
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """One parameter at a time, and of the optimizer nothing else."""
+        """Gathers one parameter at a time."""
         from deepspeed.utils import safe_get_full_fp32_param
 
         weights: dict[str, Tensor] = {}
@@ -117,25 +117,25 @@ class ZeroEngine(Engine):
     def copy_moments(self) -> Callable[[Path], None]:
         return copy_moments(self.moments(), self.processes.rank, self.processes.world_size)
 
-    def moments(self) -> Iterator[Piece]:
+    def moments(self) -> Iterator[MomentSlice]:
         for name, parameter in self.model.named_parameters():
             part = self._part_1_2(parameter) if self.stage < 3 else self._part_3(parameter)
             if part is not None:
                 flat, offset, start, length = part
                 state = adam_state(self.optimizer, flat)
-                yield Piece(name, start, {key: state[key][offset:][:length] for key in KEYS})
+                yield MomentSlice(name, start, {key: state[key][offset:][:length] for key in KEYS})
 
     def _part_1_2(self, parameter: Any) -> tuple[Tensor, int, int, int] | None:
-        """This process's flat part, where in it, where in the parameter, and how much."""
+        """This process's flat shard, the offset in it, the offset in the parameter, the length."""
         where = parameter._hp_mapping
         if where is None:
-            return None  # all of it belongs to other processes
+            return None  # it belongs to other processes
         flat = self.zero.single_partition_of_fp32_groups[where.param_group_index]
         own = where.lp_fragment_address
         return flat, where.hp_fragment_address.start, own.start, own.numel
 
     def _part_3(self, parameter: Any) -> tuple[Tensor, int, int, int] | None:
-        """ZeRO-3 cuts every parameter into equal parts, the last of them padded."""
+        """ZeRO-3 cuts each parameter into equal shards, the last one padded."""
         group, offset, length = self.zero.grad_position[self.zero.get_param_id(parameter)]
         start = self.processes.rank * length
         length = min(length, parameter.ds_numel - start)
@@ -165,8 +165,8 @@ def import_deepspeed(device: torch.device) -> Any:
             "deepspeed"
         ) from None
     if device.type == "cpu":
-        # Its collectives through shared memory are for inference; without this they would be
-        # compiled at the first start, behind a lock that a killed start leaves locked for ever.
+        # Disables shared-memory collectives, which are for inference. They would be compiled on
+        # first use, under a lock that a killed process never releases.
         deepspeed.ops.__compatible_ops__ = {}
     deepspeed.init_distributed(auto_mpi_discovery=False, dist_init_required=False)
     return deepspeed
@@ -186,7 +186,7 @@ _ZERO = {"stage", "overlap_comm", "contiguous_gradients", "reduce_scatter", "red
 
 
 def deepspeed_settings(config: RunConfig, processes: Processes) -> dict[str, Any]:
-    """The JSON file of the engine with what our config decides; a contradiction is refused."""
+    """The engine's JSON settings with the values of our config; contradictions are refused."""
     name = config.engine.name
     path = Path(config.engine.deepspeed_config or CONFIG_FOLDER / f"{name}.json")
     settings = read_json(path, dict, "engine.deepspeed_config names DeepSpeed's JSON settings")

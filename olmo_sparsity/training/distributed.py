@@ -1,10 +1,10 @@
-"""The processes of one run: how they find each other, and what they tell each other.
+"""Connect the processes of a run: process group, small messages, and common errors.
 
-Place in the flow: beneath the training loop and its engines. Everything here goes over the CPU
-(gloo) and is small: flags, counts, sentences. Gradients are the engines' business.
+Place in the flow: beneath the training loop and its engines. Messages are small (flags, counts,
+text) and go over the CPU (gloo). Engines communicate gradients themselves.
 
-What one process finds wrong must stop all of them, and be said once: set-up runs inside
-`processes.agree()`, which ends in the same place everywhere.
+An error of one process must stop all of them and be reported once: set-up runs inside
+`processes.agree()`, which raises on all processes together.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from olmo_sparsity.launch import Launch, read_launch
 
 
 class LostProcess(Exception):
-    """Another process of this run is gone, or does not answer any more."""
+    """Another process of this run has died or does not respond."""
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Which process this is, and its line to the others. Alone, nothing is sent anywhere."""
+    """Rank of this process, and communication with the others; a single one sends nothing."""
 
     rank: int = 0
     world_size: int = 1
@@ -39,23 +39,23 @@ class Processes:
     """Processes on this machine."""
 
     group: Any = None
-    """A group that reaches all of them through the CPU, whatever moves the gradients."""
+    """A gloo group of all processes, for any backend of the gradients."""
 
     @property
     def is_first(self) -> bool:
-        """The one that speaks, and writes what is written once."""
+        """The process that prints, and writes files that are written once."""
         return self.rank == 0
 
     def gather(self, value: Any) -> list[Any]:
-        """Everyone's value, by rank."""
+        """The values of all processes, by rank."""
         if self.world_size == 1:
             return [value]
-        found: list[Any] = [None] * self.world_size
-        dist.all_gather_object(found, value, group=self.group)
-        return found
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
 
     def add_up(self, numbers: torch.Tensor) -> torch.Tensor:
-        """In place, on the CPU."""
+        """Sum over processes, in place, on the CPU."""
         if self.world_size > 1:
             dist.all_reduce(numbers, group=self.group)
         return numbers
@@ -64,15 +64,15 @@ class Processes:
         return number if self.world_size == 1 else int(self.add_up(torch.tensor(number)))
 
     def first_text(self, text: str) -> str:
-        """The first that is not empty, by rank; costs little while there is none."""
+        """The first text that is not empty, by rank; cheap while there is none."""
         if self.sum(bool(text)) == 0:
             return ""
-        return next(found for found in self.gather(text) if found)
+        return next(filter(None, self.gather(text)))
 
     @contextlib.contextmanager
     def agree(self) -> Iterator[None]:
-        """Do this everywhere, then wait for everyone. If it went wrong anywhere, it went wrong
-        everywhere: the first process that found it says it, the others leave in silence."""
+        """Run the body on all processes, then wait for all. If any of them has an error, the first
+        of these by rank reports it, and the others exit silently."""
         error: UserError | None = None
         try:
             yield
@@ -82,13 +82,13 @@ class Processes:
             if self.world_size == 1 or caught.filename is None:
                 raise
             error = UserError(f"{caught.filename}: {caught.strerror}")
-        found = self.gather(None if error is None else str(error))
-        wrong = [rank for rank, text in enumerate(found) if text is not None]
-        if not wrong:
+        messages = self.gather(None if error is None else str(error))
+        failed = [rank for rank, text in enumerate(messages) if text is not None]
+        if not failed:
             return
-        if error is None or self.rank != wrong[0]:
+        if error is None or self.rank != failed[0]:
             raise ReportedElsewhere
-        if len(wrong) < self.world_size:
+        if len(failed) < self.world_size:
             where = f"process {self.rank} of {self.world_size} on {socket.gethostname()}"
             raise type(error)(f"{where}: {error}") from None
         raise error
@@ -96,8 +96,8 @@ class Processes:
 
 @contextlib.contextmanager
 def connect() -> Iterator[Processes]:
-    """Meet the other processes of this launch. An exception that means that one of them is gone
-    becomes LostProcess."""
+    """Connect to the other processes of this launch. An error that means that one of them died is
+    raised as LostProcess."""
     launch = read_launch()
     if launch.world_size > 1:
         _meet(launch)
@@ -108,8 +108,8 @@ def connect() -> Iterator[Processes]:
             raise
         raise LostProcess(" ".join(str(error).split())[:200]) from error
     if dist.is_initialized():
-        # A DDP engine must be gone by now, as it is when `train` has returned: one that outlives
-        # its group now and then waits for gloo's threads for ever. What DeepSpeed keeps: cli.entry.
+        # The DDP engine must be deleted by now, as after `train`: one that outlives its group
+        # sometimes waits for gloo's threads forever. For DeepSpeed see cli.entry.
         dist.destroy_process_group()
 
 
@@ -122,14 +122,14 @@ def among(launch: Launch) -> Processes:
 
 
 def start_alone() -> None:
-    """DDP and DeepSpeed want a process group even for one process."""
+    """DDP and DeepSpeed need a process group even for one process."""
     if not dist.is_initialized():
         dist.init_process_group(_backend(), store=dist.HashStore(), rank=0, world_size=1)
 
 
 def _meet(launch: Launch) -> None:
     address, port = _meeting_point()
-    # DeepSpeed reads these itself, and some launchers set only a part of them.
+    # DeepSpeed reads these itself, and some launchers set only some of them.
     os.environ |= {
         "RANK": str(launch.rank),
         "WORLD_SIZE": str(launch.world_size),
@@ -159,7 +159,7 @@ def _meeting_point() -> tuple[str, str]:
     nodes = os.environ.get("SLURM_STEP_NODELIST") or os.environ.get("SLURM_JOB_NODELIST")
     job = os.environ.get("SLURM_JOB_ID", "")
     address = given[0] or (nodes and first_node(nodes))
-    # Two jobs on one machine must not meet by accident.
+    # Two jobs on one machine must not connect to each other.
     port = given[1] or (str(20000 + int(job) % 20000) if job.isdigit() else None)
     if not address or not port:
         raise ConfigError(
@@ -178,7 +178,7 @@ def first_node(nodes: str) -> str:
 
 
 def _means_lost(error: BaseException) -> bool:
-    """gloo and NCCL report a broken line in words only."""
+    """gloo and NCCL report a broken connection only in the message."""
     words = (
         "closed by peer",
         "reset by peer",

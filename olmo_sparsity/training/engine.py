@@ -1,12 +1,11 @@
-"""How a step is carried out: devices, precision, gradient accumulation, clipping, processes.
+"""Run training steps on one process or several: device, precision, accumulation, clipping.
 
-Place in the flow: batches → model → **losses become updates**. The training loop hands over a
-batch and a learning rate and knows nothing of what is below: one process, several that hold the
-same model (DDP), or several that share its optimizer state, gradients and weights (DeepSpeed's
-ZeRO 1, 2, 3, in deepspeed_engine.py).
+Place in the flow: batches → model → **losses become updates**. The training loop gives a batch and
+a learning rate, for any engine: one process, several with the same model (DDP), or several that
+shard its optimizer state, gradients and weights (DeepSpeed's ZeRO 1, 2, 3, in deepspeed_engine.py).
 
-The loss of a step is the mean over the labels of all processes. They may hold different numbers of
-them, so each adds its sum divided by the number of all.
+The loss of a step is the mean over the labels of all processes. These may have different numbers of
+labels, so each contributes its sum divided by the total number.
 
 Dimension key: B batch, L length.
 """
@@ -32,20 +31,20 @@ from olmo_sparsity.model.checkpoint_files import unique_weights
 from olmo_sparsity.model.layers import document_bias, kernel_in_training
 from olmo_sparsity.model.losses import mean_loss, token_losses
 from olmo_sparsity.training.distributed import Processes, start_alone
-from olmo_sparsity.training.moments import KEYS, Piece, SavedMoments, copy_moments
+from olmo_sparsity.training.moments import KEYS, MomentSlice, SavedMoments, copy_moments
 from olmo_sparsity.training.optim import build_optimizer
 
 
 class Losses(nn.Module):
-    """The model as a module whose forward returns losses: what wraps a model (DDP, DeepSpeed) hooks
-    its forward, and the loss here needs weights outside of the model's own."""
+    """The model as a module whose forward returns losses, because DDP and DeepSpeed hook the
+    forward pass, and our loss uses the unembedding outside of the model's own."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
 
     def forward(self, batch: Batch, num_labels: int | None = None) -> Tensor:
-        """nll_BL, or for training the sum of it divided by the labels of the whole step."""
+        """nll_BL; or for training its sum divided by `num_labels`, those of the whole step."""
         inputs = (self.model, batch.tokens_BL, batch.positions_BL, batch.labels_BL)
         bias = None if batch.documents_BL is None else document_bias(batch.documents_BL)
         if num_labels is None:
@@ -58,7 +57,7 @@ class Engine:
 
     title = "one process"
     shares_state = False
-    """Whether every process holds a part of the optimizer state that no other has."""
+    """Whether the optimizer state is sharded over processes."""
 
     optimizer: Any
 
@@ -77,7 +76,7 @@ class Engine:
         self.prepare()
 
     def prepare(self) -> None:
-        """What a child of this class does otherwise begins here."""
+        """Overridden by other engines."""
         self.optimizer = build_optimizer(self.model, self.config.optimizer)
 
     # --- a step ---------------------------------------------------------------------------------
@@ -126,36 +125,36 @@ class Engine:
         with self.autocast(), torch.no_grad():
             return self.losses(batch.to(self.device))
 
-    # --- what a checkpoint holds ----------------------------------------------------------------
+    # --- state for checkpoints ------------------------------------------------------------------
 
     def gather_weights(self) -> dict[str, Tensor]:
-        """A copy of all of the weights in fp32, in the main memory of the first process; nothing
-        elsewhere. Every process must call it."""
+        """A copy of all weights in fp32, in the main memory of the first process; empty elsewhere.
+        Every process must call it."""
         if not self.processes.is_first:
             return {}
         weights = unique_weights(self.model.state_dict())
         return {name: tensor.to("cpu", copy=True) for name, tensor in weights.items()}
 
     def copy_moments(self) -> Callable[[Path], None]:
-        """A copy of this process's part of the optimizer state, as a function that writes it into
-        a folder."""
+        """Copy this process's part of the optimizer state; returns a function that writes it into a
+        folder."""
         return copy_moments(self.moments())
 
     def load_moments(self, folder: Path, step: int) -> None:
-        """`step`: how many updates they have seen, for Adam's bias correction."""
+        """`step`: the number of updates so far, for Adam's bias correction."""
         saved = SavedMoments(folder, self.processes.rank)
-        for piece in self.moments():
-            saved.fill(piece)
+        for part in self.moments():
+            saved.fill(part)
         for state in self.optimizer.state.values():
             state["step"].fill_(step)
 
-    def moments(self) -> Iterator[Piece]:
+    def moments(self) -> Iterator[MomentSlice]:
         for name, parameter in self.model.named_parameters():
             state = adam_state(self.optimizer, parameter)
-            yield Piece(name, 0, {key: state[key].view(-1) for key in KEYS})
+            yield MomentSlice(name, 0, {key: state[key].view(-1) for key in KEYS})
 
     def describe(self) -> dict[str, Any]:
-        """What really runs, for environment.json."""
+        """The engine that actually runs, for environment.json."""
         return {
             "name": self.config.engine.name,
             "class": type(self).__name__,
@@ -174,38 +173,38 @@ class Engine:
 
 
 class DDPEngine(Engine):
-    """Several processes, each with the whole model; gradients are averaged as they appear."""
+    """Several processes, each with the complete model; DDP averages gradients."""
 
     def prepare(self) -> None:
         super().prepare()
-        start_alone()  # of one process, launched as a group of one
+        start_alone()  # if there is only one process
         num = self.processes.world_size
         self.title = f"DistributedDataParallel, {num} process{'es' * (num > 1)}"
         on_gpu = self.device.type == "cuda"
         self.parallel = DistributedDataParallel(
             self.losses,
             device_ids=[self.device] if on_gpu else None,
-            gradient_as_bucket_view=True,  # else every gradient is held twice
+            gradient_as_bucket_view=True,  # else gradients are stored twice
         )
 
     def backward(self, part: Batch, num_labels: int, last: bool) -> Tensor:
         with contextlib.nullcontext() if last else self.parallel.no_sync():
             with self.autocast():
                 loss = self.parallel(part, num_labels)
-            (loss * self.processes.world_size).backward()  # DDP takes the mean, the sum is meant
+            (loss * self.processes.world_size).backward()  # DDP takes the mean, we need the sum
         return loss
 
     def copy_moments(self) -> Callable[[Path], None]:
         if self.processes.is_first:
             return super().copy_moments()
-        return lambda folder: None  # they are the same everywhere
+        return lambda folder: None  # all processes have the same
 
     def describe(self) -> dict[str, Any]:
         return super().describe() | {"class": type(self.parallel).__name__}
 
 
 def adam_state(optimizer: torch.optim.AdamW, parameter: Tensor) -> dict[str, Tensor]:
-    """Adam makes its state at the first update; here at the latest, as it would."""
+    """Adam creates its state at the first update; this does so if it has not happened yet."""
     state = optimizer.state[parameter]
     if not state:
         state["step"] = torch.zeros((), device=parameter.device)
@@ -237,7 +236,7 @@ def choose_device(name: str, processes: Processes | None = None) -> torch.device
 
 
 def own_gpu(num_seen: int, processes: Processes) -> int:
-    """Launchers either show every process all GPUs of its machine, or each its own one only."""
+    """Launchers make all GPUs of the machine visible to a process, or only its own."""
     if num_seen == 1:
         return 0
     if processes.local_rank >= num_seen:
@@ -265,10 +264,10 @@ def choose_precision(name: Precision, device: torch.device) -> Precision:
 
 
 def measure_matmul_peak(device: torch.device, precision: str) -> float:
-    """FLOP/s of a plain square matmul on this device: the yardstick for every throughput shown."""
+    """FLOP/s of a plain square matmul on this device, as a reference for throughput."""
     size = 8192 if device.type == "cuda" else 1024
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    own = torch.Generator(device)  # leave the run's random numbers alone
+    own = torch.Generator(device)  # does not change the run's random numbers
     left = torch.randn(size, size, device=device, dtype=dtype, generator=own)
     best = float("inf")
     for _ in range(4):

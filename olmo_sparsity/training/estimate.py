@@ -1,4 +1,4 @@
-"""What a run costs: parameters, FLOPs, memory; and the FLOP/s that a GPU's vendor states.
+"""Estimate the parameters, FLOPs and memory of a run, and look up the peak FLOP/s of a GPU.
 
 Place in the flow: `train --dry-run`, and the throughput in the log.
 """
@@ -23,8 +23,8 @@ def count_parameters(model: nn.Module) -> int:
 
 
 def flops_per_token(model: nn.Module, config: RunConfig) -> float:
-    """Forward and backward: 6 for every weight of a matmul, and 6·L·D a layer for the attention
-    scores and sums over the half of L keys that causality leaves."""
+    """Forward and backward: 6 per weight of a matmul, and 6·L·D per layer for attention scores and
+    sums, over half of L keys because of causality."""
     weight_VD, _ = cast(TrainableModel, model).unembedding
     embeddings = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding))
     matmul_weights = sum(p.numel() for p in model.parameters() if p.ndim > 1) - embeddings
@@ -34,7 +34,7 @@ def flops_per_token(model: nn.Module, config: RunConfig) -> float:
     return 6.0 * matmul_weights + 6.0 * attention
 
 
-# Dense bf16, from the data sheets; of names that begin alike the longer first.
+# Dense bf16, from the data sheets; the longer of names with a common beginning comes first.
 STATED_TFLOPS = {
     **{"GB200": 2500, "B200": 2250, "GH200": 989, "H200 NVL": 835, "H200": 989},
     **{"H100 PCIe": 756, "H100 NVL": 835, "H100": 989, "H800 PCIe": 756, "H800": 989},
@@ -44,25 +44,24 @@ STATED_TFLOPS = {
 
 
 def stated_flops(device_name: str) -> float | None:
-    """FLOP/s in bf16 as the vendor states them; None where that is not known, or where the device
-    is a slice of a GPU (MIG)."""
+    """FLOP/s in bf16 as stated by the vendor; None if unknown, or for a slice of a GPU (MIG)."""
     words = set(re.split(r"\W+", device_name))
     known = (t for name, t in STATED_TFLOPS.items() if words >= set(name.split()))
     return None if "MIG" in words else next((1e12 * t for t in known), None)
 
 
 def peak_memory_gib(device: torch.device) -> float:
-    """The most this process has held so far: of the GPU, or of main memory where there is none."""
+    """Peak memory of this process so far: on the GPU, or main memory without one."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**30
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # in KiB on Linux
 
 
 def activation_bytes(config: RunConfig, micro_batch_size: int, device: str = "cpu") -> float:
-    """What one forward keeps for its backward pass, and the largest piece of logits."""
+    """Activations kept for the backward pass, and the largest chunk of logits."""
     rows, width = micro_batch_size * config.training.length, config.model.d_model
-    # A block keeps the inputs of its matmuls and norms, about 34 numbers of width D a token with
-    # the plain MLP ratio of 4 (Korthikanti et al. 2022), or just its input.
+    # A block keeps the inputs of its matmuls and norms, about 34·D numbers per token with an MLP
+    # ratio of 4 (Korthikanti et al. 2022), or with checkpointing only its input.
     kept = 2 if config.training.activation_checkpointing else 34
     size = 2 if config.training.precision == "bf16" else 4
     vocab_size = config.model.embedding_size or config.model.vocab_size
@@ -71,7 +70,7 @@ def activation_bytes(config: RunConfig, micro_batch_size: int, device: str = "cp
 
 
 def estimate(config: RunConfig) -> dict[str, str]:
-    """Lines for `--dry-run`. The model is built without memory (on PyTorch's meta device)."""
+    """Lines for `--dry-run`. The model is built on PyTorch's meta device, without memory."""
     with torch.device("meta"):
         model = build_model(replace(config.model))
     training = config.training

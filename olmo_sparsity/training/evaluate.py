@@ -1,5 +1,4 @@
-"""Held-out loss by position: inside the training length, up to the PoSE target, and beyond. And
-whether the model copies: how far the loss falls when a passage is read twice.
+"""Evaluate a model in training: held-out loss by position, and the induction drop.
 
 Place in the flow: model → per-token losses → the training log.
 
@@ -21,8 +20,8 @@ from olmo_sparsity.training.engine import Engine
 
 
 def evaluate(engine: Engine, heldout: TokenShards, config: RunConfig) -> list[dict]:
-    """[{"from", "to", "loss", "bits_per_byte", "num_tokens"}, …], one row a range of positions of
-    the *target*."""
+    """[{"from", "to", "loss", "bits_per_byte", "num_tokens"}, …], one row per range of the target's
+    position: within the training length, up to the PoSE target, and beyond."""
     length = config.evaluation.length or 2 * config.largest_length
     sum_L = torch.zeros(length, dtype=torch.float64)
     count_L = torch.zeros(length, dtype=torch.int64)
@@ -52,9 +51,9 @@ def evaluate(engine: Engine, heldout: TokenShards, config: RunConfig) -> list[di
 
 
 def induction_drop(engine: Engine, heldout: TokenShards, config: RunConfig) -> float:
-    """Nats by which the mean loss on held-out passages of half the training length falls when each
-    is read twice: near 0 for a model that does not use what it has just read."""
-    sums = torch.zeros(3, dtype=torch.float64)  # first reading, second reading, passages
+    """Nats by which the mean loss on held-out passages, half the training length long, falls on
+    their repetition; near 0 for a model that does not copy from its context."""
+    sums = torch.zeros(3, dtype=torch.float64)  # passage, repetition, number of passages
     for passages in heldout_batches(
         heldout,
         length=max(2, config.training.length // 2),
@@ -72,9 +71,9 @@ def induction_drop(engine: Engine, heldout: TokenShards, config: RunConfig) -> f
 
 
 def own_rows(batch: Batch, engine: Engine) -> tuple[Batch, int]:
-    """This process's rows of a batch, and how many of them count. Every process runs every forward
-    (ZeRO-3 fetches weights from all of them), so one that has no row left computes the first once
-    more and does not count it."""
+    """This process's rows of a batch, and how many of them count. All processes must run all
+    forwards, as ZeRO-3 fetches weights from all of them, so one without rows computes the first
+    row, which does not count."""
     own = batch.rows(slice(engine.processes.rank, None, engine.processes.world_size))
     num_own = len(own.tokens_BL)
     return (own, num_own) if num_own else (batch.rows(slice(1)), 0)

@@ -1,6 +1,6 @@
-"""The plain loop of small models on one device: of tasks and of theory's bridge.
+"""Train a small model on one device, without checkpoints.
 
-Place in the flow: batches → **steps** → whoever asked. What is resumed is loop.py's.
+Place in the flow: the training loop of tasks and of theory's bridge; loop.py is that of runs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def fit(
     max_grad_norm: float,
     report: Callable[[int, float], None],
 ) -> None:
-    """One step a batch. `rate` and `report` are given the number of the step, from 1."""
+    """One step per batch. `rate` and `report` get the number of the step, from 1."""
     for step, batch in enumerate(batches, 1):
         for group in optimizer.param_groups:
             group["lr"] = rate(step)

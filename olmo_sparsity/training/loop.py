@@ -1,9 +1,9 @@
-"""Training, start to end, in one visible loop.
+"""Train a model: set up, resume, run the training loop, save checkpoints.
 
 Place in the flow: batches → model → losses → **checkpoints**.
 
-Everything that decides a run is in its config, and everything that must survive a kill is in its
-checkpoint; the loop itself holds nothing else. Exit codes are those of `Outcome`.
+The config determines a run, and its checkpoints hold all state that must survive a kill. Exit codes
+are those of `Outcome`.
 """
 
 from __future__ import annotations
@@ -68,30 +68,30 @@ from olmo_sparsity.training.sinks import open_sinks
 
 
 class Outcome(IntEnum):
-    """Exit codes of `olmo-sparsity train` (2, as everywhere: the input must be mended)."""
+    """Exit codes of `olmo-sparsity train`; see ending.py for the others."""
 
     FINISHED = 0
     STOPPED_BY_SIGNAL = 75
-    """Saved and left at the wish of SIGTERM, SIGINT or SIGUSR2; the same command goes on."""
+    """Saved and stopped by SIGTERM, SIGINT or SIGUSR2; the same command resumes."""
 
 
 Probe = Callable[[RunConfig, TokenShards, torch.device], Callable[[Mapping[str, Tensor]], dict]]
-"""Makes what is asked of the weights at every evaluation (evaluation.sparsity_targets)."""
+"""Creates a function of the weights that each evaluation calls (evaluation.sparsity_targets)."""
 
 
 def train(
     config: RunConfig, processes: Processes | None = None, probe: Probe | None = None
 ) -> Outcome:
-    with contextlib.ExitStack() as held:  # the run folder, until all is written
+    with contextlib.ExitStack() as held:  # locks the run folder until all is written
         return _train(config, processes or Processes(), probe, held)
 
 
 def _train(
     config: RunConfig, processes: Processes, probe: Probe | None, held: contextlib.ExitStack
 ) -> Outcome:
-    tell = say if processes.is_first else be_silent
+    report = say if processes.is_first else be_silent
 
-    # --- what to train on, and what to train ----------------------------------------------------
+    # --- data and model -------------------------------------------------------------------------
     run_folder = Path(config.run_folder)
     with processes.agree():
         check_engine(config, processes)
@@ -132,9 +132,9 @@ def _train(
     check_same_config(config, processes)
     check_shared(run_folder, processes)
 
-    # --- where to begin: the newest whole checkpoint, else branch_from or init_from, else random
+    # --- the start: the newest intact checkpoint, else branch_from or init_from, else random ----
     with processes.agree():
-        latest = checkpoint.resume_point(run_folder, tell) if processes.is_first else None
+        latest = checkpoint.resume_point(run_folder, report) if processes.is_first else None
         if processes.is_first and latest is None and config.branch_from is not None:
             latest = checkpoint.branch_point(config.branch_from)
     latest = processes.gather(latest)[0]
@@ -146,14 +146,14 @@ def _train(
     if latest is not None:
         with processes.agree():
             engine.load_moments(latest / ENGINE_FOLDER, start)
-    tell(f"{config.run_folder}: {num_parameters:,} parameters on {device}, {engine.title}")
+    report(f"{config.run_folder}: {num_parameters:,} parameters on {device}, {engine.title}")
     if latest is not None:
-        tell(f"resuming from {latest}")
+        report(f"resuming from {latest}")
     elif config.init_from is not None:
-        tell(f"starting from the weights of {config.init_from}")
+        report(f"starting from the weights of {config.init_from}")
     num_steps = config.training.num_steps
     if start == num_steps:
-        tell(f"{config.run_folder} is finished; raise training.num_steps in another run_folder")
+        report(f"{config.run_folder} is finished; raise training.num_steps in another run_folder")
     with processes.agree():
         if processes.is_first:
             describe_environment(run_folder, engine.describe(), device, resumed_at=start)
@@ -161,12 +161,12 @@ def _train(
     stated_peak = (stated_flops(device_name(device)) or 0) * processes.world_size
 
     def save_checkpoint(step: int) -> None:
-        writer.wait()  # a second copy would take as much memory again
+        writer.wait()  # there is memory for one copy
         with processes.agree():
             metrics.flush()  # also refuses to save after a loss that is not a number
         state = TrainerState(step, step * tokens_per_step, shards.fingerprint)
         weights = engine.gather_weights()
-        with processes.agree():  # what this step's update did, only the next one's loss would show
+        with processes.agree():  # the effect of this update is not in any loss yet
             total = sum(float(tensor.sum(dtype=torch.float64)) for tensor in weights.values())
             refuse_divergence(step, {"sum of the weights": total})
 
@@ -231,40 +231,40 @@ def _train(
                     metrics.write_heldout(step, losses, drop, sparsity)
                 if step < num_steps:
                     progress.note(
-                        f"step {step}: held-out loss {format_losses(losses)}; on second reading "
-                        f"{drop:.2f} lower"
+                        f"step {step}: held-out loss {format_losses(losses)}; induction drop "
+                        f"{drop:.2f}"
                     )
-            # Asked of one, all stop, at one step; and where a checkpoint could not be written.
-            asked = processes.first_text(stop.requested or writer.failure)
+            # If one process gets a signal or cannot write a checkpoint, all stop at the same step.
+            reason = processes.first_text(stop.requested or writer.failure)
             kept = config.checkpoint
-            if asked or due(step, kept.interval_steps, num_steps) or kept.stays(step):
+            if reason or due(step, kept.interval_steps, num_steps) or kept.stays(step):
                 save_checkpoint(step)
-            if asked and step < num_steps:
+            if reason and step < num_steps:
                 writer.wait()
-                progress.note(f"{asked}: saved step {step}; the same command goes on")
+                progress.note(f"{reason}: saved step {step}; the same command goes on")
                 return Outcome.STOPPED_BY_SIGNAL
-            shown_at += time.perf_counter() - paused_at  # the rates shown are of training alone
+            shown_at += time.perf_counter() - paused_at  # so that rates are of training alone
         writer.wait()
 
     with processes.agree():
         if processes.is_first and config.checkpoint.export_at_end:
             out = run_folder / "huggingface"
-            if not out.exists():  # not again by another start of a finished run
+            if not out.exists():  # a finished run may be started again
                 export(run_folder, out)
     if processes.is_first:
         last = metrics.last_heldout()
         lost = "lost, with its line of metrics.jsonl"
-        tell(f"held-out loss by position: {format_losses(last) if last else lost}")
+        report(f"held-out loss by position: {format_losses(last) if last else lost}")
     return Outcome.FINISHED
 
 
 def dry_run(config: RunConfig) -> None:
-    """Print what `train` would do: the resolved config, then what it costs."""
+    """Print the resolved config and the cost of the run."""
     device = choose_device(config.training.device)
     try:
         resolve(config, open_shards(config.data, "train"), device)
     except DataError as error:
-        print(f"# {error}")  # what it costs can be known before the text is there
+        print(f"# {error}")  # the cost is known without the text
         config.training.precision = choose_precision(config.training.precision, device)
         name = config.data.tokenizer.name
         size = count_vocabulary(load_tokenizer(name)) if name else config.data.tokenizer.train_vocab
@@ -277,10 +277,10 @@ def dry_run(config: RunConfig) -> None:
 def draw(
     batches: TrainingBatches, start: int, num_steps: int, device: torch.device
 ) -> Generator[Batch, None, None]:
-    """The batches of the steps after `start`, in the thread that runs this."""
+    """The batches of the steps after `start`; runs in a thread."""
     on_gpu = device.type == "cuda"
     if on_gpu:
-        torch.cuda.set_device(device)  # else a thread takes memory of the first GPU
+        torch.cuda.set_device(device)  # else the thread would use memory of the first GPU
     for batch in islice(batches.from_step(start), num_steps - start):
         yield batch.pinned() if on_gpu else batch
 
@@ -294,7 +294,7 @@ def be_silent(message: str) -> None:
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Dropout is drawn from (seed, step, process) alone, so a resumed run draws it again."""
+    """Dropout depends only on (seed, step, process), so a resumed run repeats it."""
     (mixed,) = np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)
     torch.manual_seed(int(mixed))
 
@@ -302,13 +302,13 @@ def seed_step(seed: int, step: int, rank: int) -> None:
 def restore_weights(
     latest: Path | None, model: nn.Module, shards: TokenShards, config: RunConfig
 ) -> int:
-    """Puts the weights of a checkpoint (or `init_from`) into the model; returns its step."""
+    """Load the weights of a checkpoint (or `init_from`) into the model; returns the step."""
     if latest is None:
         if config.init_from is not None:
             fill(model, import_weights(config.init_from, config.model), config.init_from)
         return 0
     own = latest.parent.parent == Path(config.run_folder)
-    # Also of the own: it may have been put there by hand.
+    # Its own checkpoint too, which may have been put there by hand.
     (refuse_other_config if own else refuse_other_branch)(latest / "config.yaml", config)
     state = TrainerState.read(latest)
     if state.data_fingerprint != shards.fingerprint:
@@ -326,7 +326,7 @@ def restore_weights(
 
 
 def resolve(config: RunConfig, shards: TokenShards, device: torch.device) -> None:
-    """Fill in what hardware and tokenizer decide; refuse what does not fit the shards."""
+    """Set the fields that hardware and tokenizer determine; refuse what does not fit the shards."""
     refuse_other_settings(config.data)
     model, training = config.model, config.training
     training.precision = choose_precision(training.precision, device)
@@ -336,7 +336,7 @@ def resolve(config: RunConfig, shards: TokenShards, device: torch.device) -> Non
             f"model.vocab_size={model.vocab_size} is smaller than the tokenizer's "
             f"{shards.vocab_size} in {config.data.folder}; set it to 0 to take the tokenizer's"
         )
-    check_model(model, "config")  # its embedding may be too small for the vocabulary taken
+    check_model(model, "config")  # the embedding may be too small for the vocabulary
     model.eos_token_id = model.pad_token_id = shards.eos_id
 
 
@@ -353,8 +353,8 @@ class StopRequest:
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[StopRequest]:
-    """SIGTERM, SIGINT and SIGUSR2 ask to save and leave after the current step; asked a second
-    time, SIGINT interrupts at once, but for a checkpoint that is being written."""
+    """On SIGTERM, SIGINT and SIGUSR2 the run saves and stops after the current step. A second
+    SIGINT interrupts at once, except while a checkpoint is being written."""
     stop = StopRequest()
     names = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 

@@ -1,11 +1,11 @@
-"""Adam's moments on disk: named pieces of flat parameters, one file a process.
+"""Save and load Adam's moments, as slices of flat parameters in one file per process.
 
-Place in the flow: what engines put into a checkpoint beside the weights.
+Place in the flow: the part of a checkpoint that engines write beside the weights.
 
-Every engine holds a part of the moments of each parameter laid flat: all of it in one process, a
-stretch of it under ZeRO. A file says which stretches it holds, so whoever needs a stretch finds it,
-under whatever engine and number of processes it was written: nothing is ever gathered, and Adam,
-which treats every element alone, goes on exactly.
+A process holds the moments of slices of the flat parameters: all of each parameter without ZeRO, a
+part with it. A file lists its slices, so a run can resume with another engine or number of
+processes. Nothing is gathered, and as Adam treats elements independently, training continues
+exactly.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ KEYS = ("exp_avg", "exp_avg_sq")
 
 
 @dataclass
-class Piece:
-    """Elements `start`, `start + 1`, … of a parameter laid flat, and their moments: views into the
-    optimizer's own state, to read from or to fill."""
+class MomentSlice:
+    """Moments of the elements `start`, `start + 1`, … of a flat parameter: views into the
+    optimizer's state, to read or to fill."""
 
     parameter: str
     start: int
@@ -42,19 +42,19 @@ class Piece:
 
 
 def copy_moments(
-    pieces: Iterable[Piece], rank: int = 0, world_size: int = 1
+    parts: Iterable[MomentSlice], rank: int = 0, world_size: int = 1
 ) -> Callable[[Path], None]:
-    """Copies them into main memory. The function that comes back writes the copy into a folder."""
-    stretches: dict[str, tuple[int, int]] = {}
+    """Copy moments into main memory; returns a function that writes the copy into a folder."""
+    slices: dict[str, tuple[int, int]] = {}
     tensors: dict[str, Tensor] = {}
-    for piece in pieces:
-        stretches[piece.parameter] = (piece.start, piece.length)
-        for key, moment in piece.moments.items():
-            tensors[f"{key}/{piece.parameter}"] = moment.detach().to("cpu", copy=True)
+    for part in parts:
+        slices[part.parameter] = (part.start, part.length)
+        for key, moment in part.moments.items():
+            tensors[f"{key}/{part.parameter}"] = moment.detach().to("cpu", copy=True)
 
     def write(folder: Path) -> None:
         path = folder / f"moments-{rank:05d}-of-{world_size:05d}.safetensors"
-        save_file(tensors, str(path), metadata={"stretches": json.dumps(stretches)})
+        save_file(tensors, str(path), metadata={"stretches": json.dumps(slices)})
         follow_umask(path)
         sync(path)
 
@@ -62,42 +62,42 @@ def copy_moments(
 
 
 class SavedMoments:
-    """The files of one checkpoint, opened as they are needed."""
+    """The files of one checkpoint, opened on demand."""
 
     def __init__(self, folder: Path, rank: int) -> None:
         self.folder = folder
-        found = sorted(folder.glob("moments-*-of-*.safetensors"))
-        counts = {int(path.stem.rsplit("-", 1)[1]) for path in found}
-        if not found or counts != {len(found)}:
+        paths = sorted(folder.glob("moments-*-of-*.safetensors"))
+        counts = {int(path.stem.rsplit("-", 1)[1]) for path in paths}
+        if not paths or counts != {len(paths)}:
             raise DataError(
-                f"{folder} holds {len(found)} files of optimizer state (moments-*.safetensors), "
+                f"{folder} holds {len(paths)} files of optimizer state (moments-*.safetensors), "
                 f"{' and '.join(map(str, sorted(counts))) or 'some'} were written; delete the "
                 "checkpoint to resume from the one before, or set init_from to it in another run "
                 "to take its weights alone"
             )
-        # The same number of processes as before: what is needed lies in this process's own file.
-        self.paths = found[rank:] + found[:rank]
+        # Its own file first, which has all slices if the number of processes is unchanged.
+        self.paths = paths[rank:] + paths[:rank]
         self.open_files: list[tuple[Any, dict[str, tuple[int, int]]]] = []
 
     @torch.no_grad()
-    def fill(self, piece: Piece) -> None:
+    def fill(self, part: MomentSlice) -> None:
         filled = 0
         for index, path in enumerate(self.paths):
-            if filled == piece.length:
+            if filled == part.length:
                 break
-            file, stretches = self._file(index, path)
-            first, length = stretches.get(piece.parameter, (0, 0))
-            begin = max(first, piece.start)
-            end = min(first + length, piece.start + piece.length)
+            file, slices = self._file(index, path)
+            first, length = slices.get(part.parameter, (0, 0))
+            begin = max(first, part.start)
+            end = min(first + length, part.start + part.length)
             if begin >= end:
                 continue
-            for key, moment in piece.moments.items():
-                saved = file.get_slice(f"{key}/{piece.parameter}")[begin - first : end - first]
-                moment[begin - piece.start : end - piece.start].copy_(saved)
+            for key, moment in part.moments.items():
+                saved = file.get_slice(f"{key}/{part.parameter}")[begin - first : end - first]
+                moment[begin - part.start : end - part.start].copy_(saved)
             filled += end - begin
-        if filled != piece.length:
+        if filled != part.length:
             raise DataError(
-                f"{self.folder} lacks moments of {piece.parameter} ({filled} of {piece.length} "
+                f"{self.folder} lacks moments of {part.parameter} ({filled} of {part.length} "
                 "numbers found): it was written by another model; start another run_folder"
             )
 

@@ -1,4 +1,4 @@
-"""Parameter groups and the learning-rate schedule.
+"""Build AdamW with its parameter groups, and compute the learning-rate schedule.
 
 Place in the flow: used by training/engine.py.
 """
@@ -14,7 +14,7 @@ from olmo_sparsity.config import OptimizerConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
-    """AdamW; what is decayed besides matrices is chosen as in OLMo's own config."""
+    """AdamW; which parameters besides matrices are decayed is configured as in OLMo."""
     embeddings = {
         id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)
     }
@@ -41,8 +41,8 @@ def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ad
 def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
     """Rate of optimizer step `step` (1 is the first) of `num_steps`.
 
-    OLMo: the decay runs over `num_steps` counted from the end of the warm-up, so that it never
-    reaches its final rate; here: it ends on the last step, as in transformers' linear scheduler.
+    OLMo: the decay lasts `num_steps` from the end of the warm-up, so it never reaches its final
+    rate; here: it ends at the last step, as in transformers' linear scheduler.
     """
     peak, last = config.learning_rate, config.learning_rate * config.final_lr_share
     if step <= config.warmup_steps:

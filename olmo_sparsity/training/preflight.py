@@ -1,8 +1,8 @@
-"""What must hold before the first step, so that a job fails in its first minute and not in its
-last: a disk that all processes share and that has room, shards that can be read, the GPUs that were
-asked for, and a run that has not died twice in the same place.
+"""Check disks, GPUs and earlier attempts before training, so that a job fails in its first minute.
 
-Place in the flow: what training/loop.py asks before it begins.
+Place in the flow: called by training/loop.py before the first step. The disk must be shared by all
+processes and have room, the shards readable, the requested GPUs there, and the run must not have
+died repeatedly at the same step.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.run_folder import read_metrics
 
 BYTES_PER_PARAMETER = 12
-"""Of a checkpoint: the weight and Adam's two moments, in fp32, whatever the engine."""
+"""Size of a checkpoint: weight and Adam's two moments in fp32, for any engine."""
 
 
 # --- devices ------------------------------------------------------------------------------------
 
 
 def check_devices(asked: str, device: torch.device, processes: Processes) -> None:
-    """GPUs seen = GPUs asked, and no two processes on one."""
+    """Check that the requested GPUs are visible, and that no two processes share one."""
     with processes.agree():
         _check_own_device(asked, device)
     name = ""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
         name = f"GPU {getattr(properties, 'uuid', device.index)} of {socket.gethostname()}"
-    everyone = processes.gather(name)
+    names = processes.gather(name)
     with processes.agree():
-        if len(set(map(bool, everyone))) > 1:
+        if len(set(map(bool, names))) > 1:
             raise ConfigError(
-                f"process {everyone.index('')} of {processes.world_size} has no GPU, others have; "
+                f"process {names.index('')} of {processes.world_size} has no GPU, others have; "
                 "ask for the same number on every machine, or set training.device=cpu"
             )
-        if name and everyone.count(name) > 1:
+        if name and names.count(name) > 1:
             raise ConfigError(
-                f"{everyone.count(name)} processes would share {name}; launch as many processes as "
+                f"{names.count(name)} processes would share {name}; launch as many processes as "
                 "GPUs"
             )
 
@@ -70,19 +70,21 @@ def _check_own_device(asked: str, device: torch.device) -> None:
 
 
 def check_same_config(config: RunConfig, processes: Processes) -> None:
-    """A config file on a disk that is not shared may differ from machine to machine."""
+    """Config files on disks that are not shared may differ between machines."""
     first = processes.gather(flatten(config) if processes.is_first else None)[0]
     with processes.agree():
         for key, value in flatten(config).items():
             if first[key] != value:
-                raise ConfigError(f"{key}={value} here, {first[key]} on the first process")
+                raise ConfigError(
+                    f"{key}={value} here, {first[key]} on the first process; give all the same file"
+                )
 
 
 # --- disks --------------------------------------------------------------------------------------
 
 
 def check_readable(shards: TokenShards) -> None:
-    """Their sizes are checked when they are opened; here that their bytes come."""
+    """Read a byte of each file; sizes were checked on opening."""
     for path in shards.paths:
         try:
             with path.open("rb") as file:
@@ -93,25 +95,25 @@ def check_readable(shards: TokenShards) -> None:
 
 
 def check_room(run_folder: Path, config: RunConfig, num_parameters: int, step: int) -> None:
-    """For the checkpoints this run will keep, and the one being written beside them."""
+    """Check the disk for the checkpoints that the run will keep, and one being written."""
     kept, num_steps = config.checkpoint, config.training.num_steps
-    still_to_come = -(-(num_steps - step) // (kept.interval_steps or num_steps))
+    num_left = -(-(num_steps - step) // (kept.interval_steps or num_steps))
     existing = sum(not kept.stays(step_of(path)) for path in list_checkpoints(run_folder))
-    num_new = max(min(kept.keep + 1 - existing, still_to_come), 0)
-    for_ever = kept.num_staying(step, num_steps)
-    needed = max(num_new + for_ever, 1) * num_parameters * BYTES_PER_PARAMETER
+    num_new = max(min(kept.keep + 1 - existing, num_left), 0)
+    num_staying = kept.num_staying(step, num_steps)
+    needed = max(num_new + num_staying, 1) * num_parameters * BYTES_PER_PARAMETER
     free = shutil.disk_usage(run_folder).free
-    if free < needed and still_to_come > 0:
+    if free < needed and num_left > 0:
         raise UserError(
             f"run_folder={config.run_folder}: its disk has {free / 2**30:.2f} GiB free, the "
             f"checkpoints to come need {needed / 2**30:.2f} (checkpoint.keep="
-            f"{kept.keep}, {for_ever} to stay for ever, {num_parameters:,} parameters); free "
+            f"{kept.keep}, {num_staying} to stay forever, {num_parameters:,} parameters); free "
             "space, keep fewer, or choose a run_folder on another disk"
         )
 
 
 def check_shared(run_folder: Path, processes: Processes, patience_s: float = 10) -> None:
-    """Every process must see what the first one writes."""
+    """Check that all processes see what the first one writes."""
     if processes.world_size == 1:
         return
     mark = run_folder / f".seen-by-all-{processes.gather(uuid.uuid4().hex)[0]}"
@@ -131,17 +133,17 @@ def check_shared(run_folder: Path, processes: Processes, patience_s: float = 10)
         mark.unlink()
 
 
-# --- a run that dies again and again ------------------------------------------------------------
+# --- repeated deaths ----------------------------------------------------------------------------
 
 
 SAME_STEP, ANYWHERE = 2, 5
-"""Deaths without a new checkpoint between them after which a run is given up."""
+"""Deaths without a new checkpoint, at one step or in total, after which a run is not restarted."""
 
 
 @contextlib.contextmanager
 def attempt(run_folder: Path, start: int, processes: Processes) -> Iterator[None]:
-    """Counts deaths: starts from this checkpoint that ended without a word (killed, crashed, out of
-    memory). A run that saves, stops at a signal, or reports a mistake of the user's is not dead."""
+    """Count deaths: attempts from this checkpoint that ended without a message (killed, crashed,
+    out of memory). A run that saves, stops on a signal, or reports a user error does not count."""
     path = run_folder / "attempts.json"
     with processes.agree():
         if processes.is_first:
@@ -163,12 +165,12 @@ class _Attempts:
 
 
 def _count_deaths(path: Path, start: int) -> None:
-    """The file is there only while a run is alive, or after it died."""
+    """The file exists only while a run is alive, or after it died."""
     deaths: list[int] = []
-    with contextlib.suppress(DataError):  # it has nothing to say then
+    with contextlib.suppress(DataError):  # a damaged file does not count
         before = read_json(path, _Attempts, "")
         if before.start == start:
-            # How far it came, as precisely as it logs.
+            # The last logged step.
             reached = [row["step"] for row in read_metrics(path.parent / "metrics.jsonl")]
             deaths = [*before.deaths, max(reached, default=start)]
     same = deaths.count(deaths[-1]) if deaths else 0

@@ -1,6 +1,6 @@
-"""A run folder is the whole truth of a run: its config, its environment, its metrics.
+"""Read and write the files of a run folder: config, environment and metrics.
 
-Place in the flow: what training/loop.py writes beside its checkpoints.
+Place in the flow: written by training/loop.py, beside its checkpoints.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from olmo_sparsity.training.checkpoint import step_of
 from olmo_sparsity.training.sinks import Sink
 from olmo_sparsity.versions import provenance, typed_command
 
-# Settings that change what is written and shown, or who computes it, but not what is trained (but
-# for rounding): a resumed run may differ.
+# Settings in which a resumed run may differ: they change what is written, or which hardware
+# computes it, but not the trained weights, except for rounding.
 FREE_KEYS = (
     "run_folder",
     "logging",
@@ -50,7 +50,7 @@ FREE_KEYS = (
 
 @contextmanager
 def open_run_folder(config: RunConfig) -> Iterator[Path]:
-    """Create it, or check that it holds this very run; then it is this process's alone."""
+    """Create the folder, or check that it holds the same run, and lock it."""
     folder = Path(config.run_folder)
     path = folder / "config.yaml"
     if folder.is_dir() and not path.exists() and not all(map(_before_config, folder.iterdir())):
@@ -72,13 +72,12 @@ def open_run_folder(config: RunConfig) -> Iterator[Path]:
 
 
 def _before_config(path: Path) -> bool:
-    """What a start may leave that is killed before config.yaml is there."""
+    """Whether a run may leave it if it is killed before it writes config.yaml."""
     empty = path.name == "checkpoints" and path.is_dir() and not any(path.iterdir())
     return empty or path.name == LOCK or is_partial(path)
 
 
 def refuse_other_config(path: Path, config: RunConfig) -> None:
-    """`path`: the config.yaml of a run folder or of a checkpoint in it."""
     changed = _changed(path, config, lambda key: not key.startswith(FREE_KEYS))
     if changed:
         raise ConfigError(
@@ -88,7 +87,7 @@ def refuse_other_config(path: Path, config: RunConfig) -> None:
 
 
 def refuse_other_branch(path: Path, config: RunConfig) -> None:
-    """A branch may change everything but the model, and which text comes next."""
+    """A branch may change everything except the model and the order of the text."""
     fixed = {"seed", "training.length", "training.batch_size"}
     free = "model.max_sequence_length"
     changed = _changed(
@@ -103,8 +102,8 @@ def refuse_other_branch(path: Path, config: RunConfig) -> None:
 
 def _changed(path: Path, config: RunConfig, counts: Callable[[str], bool]) -> str:
     before, now = (
-        {key: value for key, value in flatten(each).items() if counts(key)}
-        for each in (load_config(path), config)
+        {key: value for key, value in flatten(settings).items() if counts(key)}
+        for settings in (load_config(path), config)
     )
     return ", ".join(differences(before, now))
 
@@ -136,10 +135,10 @@ def describe_environment(
 # --- metrics.jsonl -----
 
 
-def refuse_divergence(step: float, found: dict[str, float]) -> None:
-    if all(math.isfinite(value) for value in found.values()):
+def refuse_divergence(step: float, values: dict[str, float]) -> None:
+    if all(math.isfinite(value) for value in values.values()):
         return
-    shown = ", ".join(f"{name} {value}" for name, value in found.items())
+    shown = ", ".join(f"{name} {value}" for name, value in values.items())
     raise UserError(
         f"step {step:.0f}: {shown}; earlier checkpoints are intact. Lower "
         "optimizer.learning_rate or training.max_grad_norm, or lengthen optimizer.warmup_steps, "
@@ -148,19 +147,19 @@ def refuse_divergence(step: float, found: dict[str, float]) -> None:
 
 
 class Metrics:
-    """`metrics.jsonl`: one line a step. Losses stay on the device until they are wanted, so that a
-    GPU is not made to wait each step."""
+    """`metrics.jsonl`: one line per step. Losses stay on the device until `flush`, so that a GPU
+    need not wait at each step."""
 
     def __init__(
         self, run_folder: Path, start: int, sinks: list[Sink], writes: bool = True
     ) -> None:
-        """`writes`: whether this process is the one that writes; the others check their numbers."""
+        """`writes`: whether this process writes; the others only check their numbers."""
         self.path = run_folder / "metrics.jsonl"
         self.sinks, self.writes = sinks, writes
         self.pending: list[tuple[int, dict[str, Tensor | float]]] = []
         self.num_lines = 0
         if writes and self.path.exists():
-            # A killed run may have written past its last checkpoint; those steps come again.
+            # A killed run may have written past its last checkpoint; those steps are repeated.
             lines = _read_lines(self.path)
             kept = [line for line in lines if line.row is None or line.row["step"] <= start]
             with writing(self.path) as partial:
@@ -172,7 +171,7 @@ class Metrics:
         self.pending.append((step, values))
 
     def flush(self, **of_last: float) -> dict[str, float]:
-        """Write what is pending; return the means over it."""
+        """Write the pending rows; returns their means."""
         rows = [
             {"step": step, **{name: float(value) for name, value in values.items()}}
             for step, values in self.pending
@@ -191,7 +190,7 @@ class Metrics:
     def write_heldout(
         self, step: int, losses: list[dict], induction_drop: float, sparsity: dict | None
     ) -> None:
-        # What the last update did, no training loss shows any more.
+        # No training loss shows the effect of the last update.
         refuse_divergence(step, {"held-out loss": sum(row["loss"] for row in losses)})
         row = {"step": step, "heldout": losses, "induction_drop": induction_drop}
         self.write(row if sparsity is None else row | {"sparsity": sparsity})
@@ -208,29 +207,29 @@ class Metrics:
                 sink(row)
 
     def last_heldout(self) -> list[dict] | None:
-        """None: lost, with its line."""
+        """None: its line is lost."""
         rows = [row["heldout"] for row in read_metrics(self.path) if "heldout" in row]
         return rows[-1] if rows else None
 
 
 def read_metrics(path: Path) -> Iterator[dict]:
-    """The rows of a metrics file; damaged lines are passed over."""
+    """The rows of a metrics file; damaged lines are skipped."""
     yield from (line.row for line in _read_lines(path) if line.row is not None)
 
 
 @dataclass(frozen=True)
 class _Line:
     number: int
-    """As it was written: lines before it may have been lost."""
+    """As written; lines before it may be lost."""
 
     text: bytes
     row: dict | None
-    """None: it is damaged."""
+    """None: the line is damaged."""
 
 
 @dataclass(frozen=True)
 class _Row:
-    """What a line may hold."""
+    """The keys of a line."""
 
     step: int
     loss: float = 0.0
@@ -250,20 +249,20 @@ def _read_lines(path: Path) -> list[_Line]:
         content = path.read_bytes() if path.exists() else b""
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; restore it") from None
-    found: list[_Line] = []
+    lines: list[_Line] = []
     last = 0
     for text in content.splitlines():
         try:
             row = _check_row(parse_json(text, dict))
         except ValueError:
             row = None
-        # Older versions wrote no numbers. One that has been is there twice.
+        # Older versions wrote no numbers. A number that does not rise is a duplicate.
         number = last + 1 if row is None else row.pop("line", last + 1)
-        found.append(_Line(number, text, row if number > last else None))
+        lines.append(_Line(number, text, row if number > last else None))
         last = max(last, number)
-    if found and found[-1].row is None and not content.endswith(b"\n"):
-        found.pop()  # cut short by a kill
-    return found
+    if lines and lines[-1].row is None and not content.endswith(b"\n"):
+        lines.pop()  # cut short by a kill
+    return lines
 
 
 def _check_row(row: dict) -> dict:
@@ -289,7 +288,7 @@ def _name_damage(path: Path, lines: list[_Line]) -> None:
 
 
 def loss_table(run_folder: str | Path) -> str:
-    """The held-out losses of a run, as tables for people: the last in detail, then all of them."""
+    """The held-out losses of a run as text: the last in detail, then all of them."""
     rows = _evaluations(run_folder)
     lines = [f"{run_folder}, step {rows[-1]['step']}: held-out loss by position"]
     lines.append(
@@ -310,14 +309,14 @@ def loss_table(run_folder: str | Path) -> str:
         losses = {_name(part): part["loss"] for part in row["heldout"]}
         shown = [losses.get(name, math.nan) for name in names]
         shown.append(row.get("induction_drop", math.nan))
-        found = row.get("sparsity", {})
-        shown += [found[name]["net"] if name in found else math.nan for name in units]
+        sparsity = row.get("sparsity", {})
+        shown += [sparsity[name]["net"] if name in sparsity else math.nan for name in units]
         lines.append(f" {row['step']:>13,}" + "".join(f" {value:>13.4f}" for value in shown))
     return "\n".join(lines)
 
 
 def draw_losses(run_folder: str | Path, out: Path) -> None:
-    """The same over steps, as a figure, and the training loss beside it."""
+    """A figure of held-out and training loss, induction and net excess over steps."""
     from matplotlib.figure import Figure
 
     from olmo_sparsity.drawing import band, save
@@ -336,17 +335,17 @@ def draw_losses(run_folder: str | Path, out: Path) -> None:
             color="0.8", linewidth=0.6, label="training",
         )  # fmt: skip
         for name in [_name(part) for part in rows[-1]["heldout"]]:
-            found = [
+            values = [
                 next((p["loss"] for p in row["heldout"] if _name(p) == name), math.nan)
                 for row in rows
             ]
-            losses.plot(steps, found, marker=".", label=f"held out, {name}")
+            losses.plot(steps, values, marker=".", label=f"held out, {name}")
         losses.set(xlabel="step", ylabel="loss (nats)")
         losses.legend(frameon=False)
         drops = [row.get("induction_drop", math.nan) for row in rows]
         induction.plot(steps, drops, marker=".")
         induction.axhline(0, color="0.8", linewidth=0.6)
-        induction.set(xlabel="step", ylabel="fall in loss on second reading (nats)")
+        induction.set(xlabel="step", ylabel="induction drop (nats)")
         for axes in beside:
             for units in probed[-1]["sparsity"]:
                 at = [row["step"] for row in probed if units in row["sparsity"]]
@@ -376,11 +375,11 @@ def _evaluations(run_folder: str | Path) -> list[dict]:
         )
     lines = _read_lines(path)
     _name_damage(path, lines)
-    found = [line.row for line in lines if line.row is not None]
+    intact = [line.row for line in lines if line.row is not None]
     saved = [step_of(folder) for folder in list_checkpoints(run_folder)[:1]]
-    if found and saved and found[-1]["step"] < saved[0]:
-        say(f"{path} ends at step {found[-1]['step']}; its rows up to step {saved[0]} are lost")
-    rows = [row for row in found if "heldout" in row]
+    if intact and saved and intact[-1]["step"] < saved[0]:
+        say(f"{path} ends at step {intact[-1]['step']}; its rows up to step {saved[0]} are lost")
+    rows = [row for row in intact if "heldout" in row]
     if not rows:
         raise DataError(f"{path} holds no held-out loss yet; let the run reach an evaluation")
     return rows

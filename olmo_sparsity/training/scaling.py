@@ -1,8 +1,8 @@
-"""What a run holds and sends on each of many GPUs, from formulas: a simulation on paper.
+"""Compute, from formulas, the memory and communication of a run on many GPUs.
 
 Place in the flow: before a run, beside training/estimate.py. Run as a module it prints the tables
-of docs/scaling.md; tests hold them equal, and hold `state_bytes` and `collective_bytes` equal to
-what DeepSpeed and PyTorch hold and send at small size.
+of docs/scaling.md, and a test compares them. Tests also compare `state_bytes` and
+`collective_bytes` with measurements of DeepSpeed and PyTorch at small size.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ SIZES = ("20m", "60m", "150m", "300m", "1b")
 ENGINES = ("ddp", "zero1", "zero2", "zero3")
 WORLD_SIZES = (1, 2, 8, 64, 512, 1024)
 
-# Assumed, not measured: what the configs' headers assume of a GPU, NVLink inside a machine of
-# eight, one 200 Gbit/s adapter a GPU between machines.
+# Assumptions, not measurements: FLOP/s as in the configs' headers, NVLink inside a machine of
+# eight, one 200 Gbit/s adapter per GPU between machines.
 FLOPS_PER_S = 350e12
 GPU_BYTES = 80 * 2**30
 MACHINE_GPUS = 8
@@ -48,8 +48,8 @@ class State:
 
 
 def state_bytes(engine: str, parameters: int, world_size: int, precision: str) -> State:
-    """P parameters on N processes. In bf16 DDP keeps fp32 weights and casts a copy of them for each
-    step; DeepSpeed keeps bf16 weights, and fp32 ones with the moments."""
+    """In bf16 DDP keeps fp32 weights and casts a copy of them at each step; DeepSpeed keeps bf16
+    weights, and fp32 ones with the moments."""
     part = parameters / world_size
     if engine in ("single", "ddp"):
         cast = 2 if precision == "bf16" else 0
@@ -65,24 +65,25 @@ def state_bytes(engine: str, parameters: int, world_size: int, precision: str) -
 def collective_bytes(
     engine: str, parameters: int, precision: str, num_micro_batches: int
 ) -> dict[str, float]:
-    """Size of what each kind of collective is called on in one optimizer step."""
+    """Bytes that each kind of collective is called on in one optimizer step."""
     size = parameters * (2 if precision == "bf16" and engine != "ddp" else 4)
     if engine == "single":
         return {}
     if engine == "ddp":
         return {"all_reduce": size}
-    if engine == "zero1":  # gradients once a step, then the updated weights
+    if engine == "zero1":  # gradients once per step, then the updated weights
         return {"all_reduce": size, "all_gather": size}
-    if engine == "zero2":  # gradients leave after every micro-batch
+    if engine == "zero2":  # gradients after each micro-batch
         return {"all_reduce": size * num_micro_batches, "all_gather": size}
-    # Weights come for the forward and again for the backward pass.
+    # Weights for the forward and again for the backward pass.
     return {"all_gather": 2 * size * num_micro_batches, "reduce_scatter": size * num_micro_batches}
 
 
 def sent_bytes(
     engine: str, parameters: int, world_size: int, precision: str, num_micro_batches: int
 ) -> float:
-    """By one process in one step, with rings: (N − 1)/N of the size, twice for an all-reduce."""
+    """Bytes sent by one process per step, with rings: (N − 1)/N of the size, twice for an
+    all-reduce."""
     sizes = collective_bytes(engine, parameters, precision, num_micro_batches)
     rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
     return sum(rounds[kind] * size for kind, size in sizes.items()) * (1 - 1 / world_size)
@@ -107,7 +108,7 @@ class Plan:
 
     @property
     def efficiency(self) -> float:
-        """Share of the time spent computing if nothing is sent meanwhile: a lower bound."""
+        """Share of the time spent computing without overlap with sending: a lower bound."""
         return self.compute_s / (self.compute_s + self.sending_s)
 
 
@@ -125,7 +126,7 @@ class Size:
 
 def plan(config: RunConfig, size: Size, engine: str, world_size: int) -> Plan:
     parameters, training = size.parameters, config.training
-    batch_size = max(training.batch_size, world_size)  # a sequence for each, at least
+    batch_size = max(training.batch_size, world_size)  # at least a sequence for each
     share = batch_size // world_size
     micro = min(training.micro_batch_size or share, share)
     state = state_bytes(engine, parameters, world_size, training.precision)
@@ -142,10 +143,10 @@ def plan(config: RunConfig, size: Size, engine: str, world_size: int) -> Plan:
 
 
 def choose(plans: list[Plan]) -> Plan:
-    """The first, in order of simplicity, of those that fit whose efficiency is near the best."""
-    fitting = [one for one in plans if one.fits]
-    best = max(one.efficiency for one in fitting)
-    return next(one for one in fitting if one.efficiency >= best - 0.02)
+    """The simplest engine that fits with an efficiency close to the best."""
+    fitting = [plan for plan in plans if plan.fits]
+    best = max(plan.efficiency for plan in fitting)
+    return next(plan for plan in fitting if plan.efficiency >= best - 0.02)
 
 
 # --- docs/scaling.md ----------------------------------------------------------------------------
@@ -183,10 +184,10 @@ def render_tables(configs: Path) -> str:
     for size in SIZES:
         cells = []
         for n in WORLD_SIZES:
-            found = choose([planned(size, engine, n) for engine in ENGINES])
-            name = "single" if n == 1 and found.engine == "ddp" else found.engine
-            hours = loaded[size].training.num_steps * (found.compute_s + found.sending_s) / 3600
-            cells.append(f"{name}, {hours:,.1f} h ({found.efficiency:.0%})")
+            best = choose([planned(size, engine, n) for engine in ENGINES])
+            name = "single" if n == 1 and best.engine == "ddp" else best.engine
+            hours = loaded[size].training.num_steps * (best.compute_s + best.sending_s) / 3600
+            cells.append(f"{name}, {hours:,.1f} h ({best.efficiency:.0%})")
         lines.append(f"| c4_{size} | " + " | ".join(cells) + " |")
     return "\n".join(lines).strip() + "\n"
 

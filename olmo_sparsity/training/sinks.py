@@ -1,4 +1,4 @@
-"""Optional places that rows of `metrics.jsonl` also go to. Off by default, imported when asked."""
+"""Log metrics to TensorBoard and W&B as well, if configured."""
 
 from __future__ import annotations
 
