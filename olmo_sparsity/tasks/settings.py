@@ -156,7 +156,7 @@ def _read_class(name: str) -> type:
     if missing := [member for member in members if member not in given]:
         raise ConfigError(
             f"task.name={name}: {class_name} lacks {', '.join(missing)}; docs/tasks.md has a "
-            "whole task"
+            "complete one"
         )
     return kind
 

@@ -38,10 +38,10 @@ BYTES_PER_PARAMETER = 12
 # --- devices ------------------------------------------------------------------------------------
 
 
-def check_devices(asked: str, device: torch.device, processes: Processes) -> None:
+def check_devices(requested: str, device: torch.device, processes: Processes) -> None:
     """Check that the requested GPUs are visible, and that no two processes share one."""
     with processes.agree():
-        _check_own_device(asked, device)
+        _check_own_device(requested, device)
     name = ""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -60,11 +60,11 @@ def check_devices(asked: str, device: torch.device, processes: Processes) -> Non
             )
 
 
-def _check_own_device(asked: str, device: torch.device) -> None:
-    num_asked = os.environ.get("SLURM_GPUS_ON_NODE", "0")
-    if asked == "auto" and device.type == "cpu" and num_asked not in ("", "0"):
+def _check_own_device(requested: str, device: torch.device) -> None:
+    num_given = os.environ.get("SLURM_GPUS_ON_NODE", "0")
+    if requested == "auto" and device.type == "cpu" and num_given not in ("", "0"):
         raise ConfigError(
-            f"SLURM gave this machine {num_asked} GPUs (SLURM_GPUS_ON_NODE), but PyTorch sees "
+            f"SLURM gave this machine {num_given} GPUs (SLURM_GPUS_ON_NODE), but PyTorch sees "
             "none: its build or the driver is at fault; set training.device=cpu to train without"
         )
 
