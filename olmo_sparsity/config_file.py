@@ -13,6 +13,7 @@ import fnmatch
 import re
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -69,7 +70,7 @@ def fill_in(schema: type[Schema], given: DictConfig | dict, origin: str) -> Sche
     """The schema's defaults with what is given on top; unknown keys and wrong types refused."""
     try:
         kept = _without_taken_back(given, schema)
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), kept))
+        config = OmegaConf.to_object(OmegaConf.merge(_defaults(schema), kept))
     except ConfigKeyError as error:
         _refuse_other_kind(given, schema, origin)
         raise ConfigError(f"{origin}: {_explain_unknown(str(error.full_key), schema)}") from None
@@ -89,6 +90,9 @@ def fill_in(schema: type[Schema], given: DictConfig | dict, origin: str) -> Sche
         if isinstance(value, list) and any(isinstance(one, list | dict) for one in value):
             raise ConfigError(f"{origin}: {key} must be a plain list, not one that holds {value}")
     return config
+
+
+_defaults = cache(OmegaConf.structured)  # a merge copies it
 
 
 def _without_taken_back(given: DictConfig | dict, schema: type) -> dict:
