@@ -145,7 +145,11 @@ def test_a_run_that_never_started_waits(run: Run) -> None:
     assert run.state().name == "waiting"
 
 
-@pytest.mark.parametrize(("pid", "expected"), [(os.getpid(), "running"), (2**22 + 1, "failed")])
+@pytest.mark.parametrize(
+    ("pid", "expected"),
+    [(os.getpid(), "running"), (2**22 + 1, "failed")],
+    ids=["alive", "gone"],  # xdist wants the same in every process
+)
 def test_on_this_machine_the_process_is_asked(run: Run, pid: int, expected: str) -> None:
     start(run, pid=pid)
     assert (run.state().name, run.state().step) == (expected, 4)
