@@ -11,7 +11,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -92,7 +92,7 @@ def fill_in(schema: type[Schema], given: DictConfig | dict, origin: str) -> Sche
     return config
 
 
-_defaults = cache(OmegaConf.structured)  # a merge copies it
+_defaults: Callable[[Any], Any] = cache(OmegaConf.structured)  # a merge copies them
 
 
 def _without_taken_back(given: DictConfig | dict, schema: type) -> dict:
