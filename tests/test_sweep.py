@@ -197,6 +197,8 @@ def test_a_sweep_is_stopped_goes_on_and_says_what_failed(
     assert 0 < first.state().step < 200
     assert second.state().step == 0
 
+    # The rest without the start of a process for each run.
+    monkeypatch.setattr("olmo_sparsity.jobs.run_process", lambda command: main(command[3:]))
     assert main(words) == EXIT_BAD_INPUT
     assert first.state().name == "done"
     assert second.state().name == "failed"
