@@ -24,8 +24,10 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+# A process for each core, each with one thread. The tests of a file share what they prepare, and
+# those that wait (integration/) begin.
 test: install
-	$(BIN)/pytest
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
 
 fuzz: install
 	$(BIN)/python -m tests.fuzz --cases 3000

@@ -113,8 +113,10 @@ def recover(
         if done is not None:
             done(num_done)
     return {
-        name: pd.concat(parts, ignore_index=True) if parts else pd.DataFrame(columns=COLUMNS[name])
-        for name, parts in evaluation.tables.items()
+        name: pd.DataFrame({column: np.concatenate(parts) for column, parts in columns.items()})
+        if all(columns.values())
+        else pd.DataFrame(columns=COLUMNS[name])
+        for name, columns in evaluation.tables.items()
     }
 
 
@@ -146,7 +148,9 @@ class _Evaluation:
         """`longest`: with `long="all"`, the start of the last block."""
         self.scorer, self.document, self.longest, self.seed = scorer, document, longest, seed
         self.units, self.selectors, self.ks = units, selectors, ks
-        self.tables: dict[str, list[pd.DataFrame]] = {name: [] for name in COLUMNS}
+        self.tables: dict[str, dict[str, list[np.ndarray]]] = {
+            name: {column: [] for column in columns} for name, columns in COLUMNS.items()
+        }
         self._states: dict[tuple, FarStates] = {}
 
     def add(self, block: Block, wanted: dict[str, Spans], controls: Controls | None) -> None:
@@ -297,5 +301,9 @@ class _Evaluation:
         self._add("costs", about, token_forwards=[spent], num_targets=[num_targets])
 
     def _add(self, table: str, about: Mapping[str, Any], **values: Any) -> None:
-        rows = pd.DataFrame(values).assign(**about)
-        self.tables[table].append(rows[COLUMNS[table]])
+        num_rows = len(next(iter(values.values())))
+        for column, parts in self.tables[table].items():
+            # Arrays, and one frame in the end: a frame for each choice costs more than the choice.
+            value = values[column] if column in values else [about[column]] * num_rows
+            is_text = num_rows > 0 and isinstance(value[0], str)
+            parts.append(np.array(value, dtype=object if is_text else None))

@@ -11,8 +11,9 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
@@ -69,7 +70,7 @@ def fill_in(schema: type[Schema], given: DictConfig | dict, origin: str) -> Sche
     """The schema's defaults, overridden by `given`; unknown keys and wrong types are refused."""
     try:
         kept = _without_null_sections(given, schema)
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(schema), kept))
+        config = OmegaConf.to_object(OmegaConf.merge(_defaults(schema), kept))
     except ConfigKeyError as error:
         _refuse_other_kind(given, schema, origin)
         raise ConfigError(f"{origin}: {_explain_unknown(str(error.full_key), schema)}") from None
@@ -89,6 +90,9 @@ def fill_in(schema: type[Schema], given: DictConfig | dict, origin: str) -> Sche
         if isinstance(value, list) and any(isinstance(item, list | dict) for item in value):
             raise ConfigError(f"{origin}: {key} must be a plain list, not one that holds {value}")
     return config
+
+
+_defaults: Callable[[Any], Any] = cache(OmegaConf.structured)  # a merge copies them
 
 
 def _without_null_sections(given: DictConfig | dict, schema: type) -> dict:

@@ -287,6 +287,7 @@ def test_the_same_task_runs_under_every_scheme(tmp_path: Path) -> None:
             f"--task.name={tmp_path}/backwards_task.py:Backwards",
             f"--output={tmp_path}/out",
             "--seeds=[1]",
+            "--num_workers=1",
             "--test_lengths=[6]",
             "--num_test_samples=20",
             "--training.num_steps=2",

@@ -134,13 +134,15 @@ def test_the_tutorial_runs_from_top_to_bottom(
     train(config)
     monkeypatch.chdir(ROOT)
     results = tmp_path / "results"
-    windows = ["--long=48", "--short=16", "--stride=8", "--min-gap=0", "--ks=1,2"]
+    windows = ["--long=48", "--short=16", "--stride=16", "--min-gap=0", "--ks=1,2"]
     measuring = ["measure", config.run_folder, "--quick", "--out", str(results), *windows]
-    assert main([*measuring, "--max-documents=12"]) == 0
+    assert main([*measuring, "--max-documents=8"]) == 0
     names: dict[str, Any] = {}
     for code in python_in("docs/tutorial.md"):
         code = code.replace("runs/induction", config.run_folder)
-        code = code.replace("Windows(96, 32, 32)", "Windows(48, 16, 8)")
+        code = code.replace("limit=20", "limit=8").replace(
+            "Windows(96, 32, 32)", "Windows(48, 16, 16)"
+        )
         code = code.replace("Windows(long=96, short=32)", "Windows(48, 16)")
         exec(code.replace("results/tutorial", str(results)), names)
     assert {"target", "far_part", "loss_set"} <= set(names["table"].columns)

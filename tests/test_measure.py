@@ -35,7 +35,7 @@ from olmo_sparsity.training.loop import train
 
 VOCAB = 40
 SETTINGS = Settings(
-    Windows(16, 6, 4), ("tokens", "span:3"), ("add_one", "divergence", "random"), (1, 2, 4),
+    Windows(16, 6, 6), ("tokens", "span:3"), ("add_one", "divergence", "random"), (1, 2, 4),
     target_share=0.3, min_gap=0.0,
 )  # fmt: skip
 TABLES = ("losses", "targets", "influence", "recovery", "tokens", "costs", "summary")
@@ -319,7 +319,7 @@ def test_random_weights_have_excess_on_chosen_targets_but_no_net_excess(
     generator = np.random.default_rng(seed)
     words = generator.zipf(1.3, size=(100, 60)) % 256  # as in text, few types are most tokens
     settings = Settings(
-        Windows(32, 8, 8), ("tokens", "span:4"), ("add_one",), (1, 4), min_gap=0.0, num_foreign=3
+        Windows(32, 8, 28), ("tokens", "span:4"), ("add_one",), (1, 4), min_gap=0.0, num_foreign=3
     )
     results = measured_into(tmp_path, untrained, Documents.of(list(words)), settings)
     summary = results.summary.set_index(["target_set", "units", "k"])
@@ -632,10 +632,11 @@ def test_a_trained_run_is_measured_on_its_own_held_out_text(
     config = make_config()
     train(config)
     trained = load_model(config.run_folder, device="cpu")
-    text = open_documents(None, trained, limit=12)
-    assert len(text) == 12
-    windows = Windows(24, 8, 4)
+    text = open_documents(None, trained, limit=8)
+    assert len(text) == 8
+    windows = Windows(24, 8, 32)
     choices: dict[str, Any] = {"ks": (1, 2), "selectors": "add_one", "min_gap": 0.0}
+    choices |= {"max_targets": 8, "sets": ("gap",)}
     results = measure(trained, text, windows, units=["tokens", "words"], **choices)
     one = results.tokens[results.tokens.document == results.tokens.document.iloc[0]]
     document = text[int(one.document.iloc[0])]
@@ -688,7 +689,7 @@ def test_shares_that_are_none_are_refused(text: str) -> None:
 def test_a_first_look_bounds_the_work_and_not_the_documents(model: Any, windows: Windows) -> None:
     """However many documents there are, and however long."""
     rng = np.random.default_rng(0)
-    budget = 100_000
+    budget = 25_000
     for num_documents, length in ((4, 2000), (12, 400)):
         texts = Documents.of([rng.integers(0, VOCAB, length) for _ in range(num_documents)])
         cut = first_look(texts, windows, budget)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -74,11 +73,11 @@ def test_modules_stay_small() -> None:
         assert len(path.read_text().splitlines()) <= 425, path
 
 
-def test_help_answers_at_once() -> None:
-    command = [sys.executable, "-m", "olmo_sparsity.cli", "--help"]
-    took = []
-    for _ in range(3):
-        started = time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True)
-        took.append(time.perf_counter() - started)
-    assert min(took) < 0.5
+def test_help_imports_nothing_heavy() -> None:
+    code = "import sys, olmo_sparsity.cli as cli\n"
+    code += "try: cli.main(['--help'])\n"
+    code += "finally: print(*sys.modules, file=sys.stderr)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert "usage: olmo-sparsity" in done.stdout
+    heavy = {"numpy", "olmo", "omegaconf", "pandas", "torch", "transformers"}
+    assert heavy & set(done.stderr.split()) == set()

@@ -145,7 +145,11 @@ def test_a_run_that_never_started_waits(run: Run) -> None:
     assert run.state().name == "waiting"
 
 
-@pytest.mark.parametrize(("pid", "expected"), [(os.getpid(), "running"), (2**22 + 1, "failed")])
+@pytest.mark.parametrize(
+    ("pid", "expected"),
+    [(os.getpid(), "running"), (2**22 + 1, "failed")],
+    ids=["alive", "gone"],  # xdist wants the same in every process
+)
 def test_on_this_machine_the_process_is_asked(run: Run, pid: int, expected: str) -> None:
     start(run, pid=pid)
     assert (run.state().name, run.state().step) == (expected, 4)
@@ -193,6 +197,8 @@ def test_a_sweep_is_stopped_goes_on_and_says_what_failed(
     assert 0 < first.state().step < 200
     assert second.state().step == 0
 
+    # The rest without the start of a process for each run.
+    monkeypatch.setattr("olmo_sparsity.jobs.run_process", lambda command: main(command[3:]))
     assert main(words) == EXIT_BAD_INPUT
     assert first.state().name == "done"
     assert second.state().name == "failed"

@@ -16,6 +16,7 @@ from copy import deepcopy
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -333,7 +334,7 @@ class _stopping_after:
         self.patch.undo()
 
 
-def _prepare_slowly(data: DataConfig) -> None:
+def _prepare_slowly(data: DataConfig, begun: Any) -> None:
     tokens.SHARD_CHARACTERS, tokens.BATCH_CHARACTERS = 1500, 700
     tokenizer.PIECE_CHARACTERS = 100
     inner = shards.ShardWriter.write
@@ -343,6 +344,7 @@ def _prepare_slowly(data: DataConfig) -> None:
         inner(self, pieces)
 
     shards.ShardWriter.write = write
+    begun.set()
     prepare(data)
 
 
@@ -359,8 +361,10 @@ def test_killed_at_random_moments_and_resumed_gives_the_same_bytes(
     for attempt in range(2):
         again = in_folder(data, tmp_path / f"killed-{attempt}")
         while True:
-            process = context.Process(target=_prepare_slowly, args=(again,))
+            begun = context.Event()
+            process = context.Process(target=_prepare_slowly, args=(again, begun))
             process.start()
+            begun.wait()
             process.join(timeout=rng.uniform(0.05, 0.8))
             if process.exitcode is not None:
                 assert process.exitcode == 0

@@ -510,37 +510,26 @@ def test_a_book_stays_responsive(browser: Browser, tmp_path: Path, long: int | s
     every = np.arange(2048, len(words), dtype=np.int32)
     losses = results.losses.iloc[[0] * len(every)].assign(target=every)
     write_report(replace(results, losses=losses), tmp_path / "report.html")
-    started = time.perf_counter()
     browser.open(tmp_path / "report.html")
     assert len(browser.run(TARGETS)) == len(far_of)
-    opened_s = time.perf_counter() - started
-    # From the pointer's arrival to the frame that shows it, in the middle of the book.
-    took_ms = browser.run(f"""
+    # A hover touches a few dozen elements, in the middle of the book too.
+    touched = browser.run(f"""
         {PLACES}
-        const took = [];
-        for (let place = 50000 - 50000 % 10 + 8; place < 50200; place += 10) {{
+        const observer = new MutationObserver(() => {{}}), touched = [];
+        observer.observe(document.body,
+            {{subtree: true, childList: true, attributes: true, characterData: true}});
+        for (let place = 50008; place < 50200; place += 10) {{
             nodes[place].scrollIntoView({{block: 'center', behavior: 'instant'}});
-            document.body.getBoundingClientRect();
-            const start = performance.now();
             nodes[place].dispatchEvent(new PointerEvent('pointerover', {{bubbles: true}}));
             if (!nodes[place].classList.contains('current')) return 'not lit';
-            document.getElementById('panel').getBoundingClientRect();
-            nodes[place - 300].getBoundingClientRect();
-            took.push(performance.now() - start);
+            touched.push(observer.takeRecords().length);
         }}
-        return took;
+        return touched;
     """)
-    assert isinstance(took_ms, list), took_ms
-    slider_ms = browser.run(f"""
-        const choose = (...values) => {{ (function () {{ {CHOOSE} }})(...values); }};
-        const start = performance.now();
-        choose('gap', '2');
-        document.body.getBoundingClientRect();
-        return performance.now() - start;
-    """)
-    print(
-        f"opened in {opened_s:.1f} s; hover {np.median(took_ms):.1f} ms, at most "
-        f"{max(took_ms):.1f}; slider {slider_ms:.0f} ms"
-    )
-    assert np.median(took_ms) < 100
+    assert isinstance(touched, list), touched
+    assert 16 < max(touched) < 200
+    # What is far from the window is not laid out.
+    laid_out = "node.checkVisibility({contentVisibilityAuto: true})"
+    num_laid_out = browser.run(f"{PLACES} return nodes.filter((node) => {laid_out}).length")
+    assert 0 < num_laid_out < len(words) / 10
     assert browser.console() == []
