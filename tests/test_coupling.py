@@ -246,7 +246,7 @@ def test_batches_that_do_not_fit_are_refused() -> None:
         coupling.loss(tokens_BL, ids_BL + NUM_IDS, response_BL)
     with pytest.raises(ConfigError, match="from -1 to"):
         coupling.generate(tokens_BL, ids_BL - 3, 2)
-    with pytest.raises(ConfigError, match="which nothing precedes"):
+    with pytest.raises(ConfigError, match="which has no context"):
         coupling.loss(tokens_BL, ids_BL, torch.ones_like(response_BL))
     with pytest.raises(ConfigError, match="response_BL has shape"):
         coupling.loss(tokens_BL, ids_BL, response_BL[:, :-1])
