@@ -101,7 +101,7 @@ def test_from_config_to_figure(config_path: Path, tmp_path: Path) -> None:
         ("cases=[{setting: nonlocal_token_keys, num_places: 4}]", "GiB"),
         ("bridge.schemes=[alibi]", "must be among rope, pose"),
         ("bridge.cases=[{setting: nowhere, num_places: 1}]", "'nowhere' is not one of local"),
-        ("train_length", "nor a setting with its value"),
+        ("train_length", "nor a setting with a value"),
     ],
 )
 def test_bad_settings_are_refused(
