@@ -376,7 +376,7 @@ def test_the_estimate_is_near_what_it_takes(
 ) -> None:
     text = estimate(Plan.of(loaded(model), documents, SETTINGS))
     costs = read_results(measured).costs
-    (said,) = re.findall(r"about ([\d.e+]+), [\d,]+ for each target", text)
+    (said,) = re.findall(r"about ([\d.e+]+), [\d,]+ for each evaluated target", text)
     # Selectors of the own candidates alone, without controls: a lower bound.
     assert costs.token_forwards.sum() < float(said) < 20 * costs.token_forwards.sum()
     assert f"{12 - len(read_results(measured).losses.document.unique())} too short" in text
@@ -390,17 +390,17 @@ def test_the_estimate_of_long_documents_asks_few_of_their_targets(
     texts = Documents.of([rng.integers(0, VOCAB, 3000) for _ in range(6)])
     settings = replace(SETTINGS, windows=Windows(16, 6, 4), min_gap=0.0)
     asked, read = [], []
-    answers, losses = Plan.answers, Plan.losses
+    recovery, losses = Plan.recovery, Plan.losses
 
     def count(self: Plan, number: int, targets: pd.DataFrame) -> Any:
         asked.append(np.unique(targets.target))
-        return answers(self, number, targets)
+        return recovery(self, number, targets)
 
     def follow(self: Plan, number: int) -> Any:
         read.append(len(self.documents[number].tokens))
         return losses(self, number)
 
-    monkeypatch.setattr(Plan, "answers", count)
+    monkeypatch.setattr(Plan, "recovery", count)
     monkeypatch.setattr(Plan, "losses", follow)
     text = estimate(Plan.of(loaded(model), texts, settings))
     assert asked
