@@ -164,13 +164,13 @@ def _train_all(
             settings.num_workers, context, initializer=_start_worker, initargs=(counter,)
         ) as pool:
             try:
-                # Ctrl-C reaches all processes of the group; workers inherit that they ignore it.
-                handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+                # Ctrl-C reaches all processes of the group; workers inherit that it is blocked.
+                mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
                 running = {
                     pool.submit(_work, settings, trial, str(device), folder): trial
                     for trial in todo
                 }
-                signal.signal(signal.SIGINT, handler)
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
                 num_done = num_trials - len(todo)
                 while running:
                     done, _ = wait(running, timeout=1, return_when=FIRST_COMPLETED)
