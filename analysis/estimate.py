@@ -15,7 +15,7 @@ import torch
 
 from analysis.documents import Documents
 from analysis.plan import Plan, share_of
-from analysis.scoring import TOGETHER
+from analysis.scoring import TOGETHER, Reading
 from analysis.statistics import half_of
 from analysis.summary import describe_gate
 from analysis.windows import Windows
@@ -31,17 +31,26 @@ QUICK_FORWARDS = 3_000_000
 """Token-forwards of a first look, for any text and windows."""
 
 
-def first_look(documents: Documents, windows: Windows, budget: float = QUICK_FORWARDS) -> Documents:
+def first_look(
+    documents: Documents,
+    windows: Windows,
+    far_states: Reading = "contextual",
+    budget: float = QUICK_FORWARDS,
+) -> Documents:
     """The beginnings of the documents, as much as the budget allows with the settings of `--quick`.
 
     One target in five is evaluated (half of the documents, and in them a tenth for each of several
     target sets) with three far texts (own, placebo, one foreign): a gradient, then 17 rows of the
-    short window. All targets need the losses of two long windows and a short one, shared by a
-    block.
+    short window; 50 rows with what was chosen, and 40 without it, which are long windows if far
+    units are shown alone. All targets need the losses of two long windows and a short one, shared
+    by a block.
     """
     long, short = windows.first_target, windows.short
     losses = (2 * long + short) / windows.stride + 3
-    recovery = 3 * (3 * short + 17 * (short + TOGETHER) + long / windows.stride)
+    together = min(TOGETHER, windows.stride)
+    near = short + together
+    recovery = 3 * (3 * short + 17 * near + long / windows.stride) + 50 * near
+    recovery += 40 * (long + together if far_states == "isolated" else near)
     num_long = sum(len(document.tokens) > long for document in documents)
     num_targets = max(windows.stride, int(budget / max(num_long, 1) / (losses + recovery / 5)))
     items = [replace(d, tokens=d.tokens[: long + num_targets]) for d in documents.items]

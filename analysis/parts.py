@@ -34,6 +34,7 @@ from analysis.tables import (
     PHASES,
     SCHEMAS,
     Columns,
+    check_columns,
     plain,
     read_table,
     to_table,
@@ -108,6 +109,8 @@ class Parts:
             try:
                 contents = read_json(part / "finished.json", _Contents, "")
                 problem = verify_manifest(part, [f"{name}.parquet" for name in contents.rows])
+                for name in contents.rows if problem is None else ():
+                    check_columns(part / f"{name}.parquet", name)
             except DataError as error:
                 problem = str(error).rstrip("; ")
         if contents is not None and problem is None and contents.identity != self._identity:

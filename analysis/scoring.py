@@ -223,7 +223,9 @@ class Scorer:
             shapes[len(row.places), row.num_targets, num_wanted, seen].append(index)
         for (length, _, _, seen), indices in shapes.items():
             # A far state takes as much memory as a state of the row.
-            num_keys = length if seen is None else length + seen[1]
+            num_keys = length
+            if seen is not None:
+                num_keys += seen[0].states.num_places if self._hides(*seen) else seen[1]
 
             def outputs(batch: Sequence[int]) -> list[Any]:
                 return list(read(self._hidden([rows[index] for index in batch]), batch))
@@ -243,6 +245,7 @@ class Scorer:
         first = 0
         while first < len(items):
             batch = items[first : first + max(1, self.batch_tokens // num_tokens)]
+            before = self.token_forwards
             try:
                 outputs.append(compute(batch))
                 first += len(batch)
@@ -251,11 +254,20 @@ class Scorer:
                 if len(batch) == 1 or not is_out_of_memory(error):
                     raise
             # Outside of `except`, whose traceback would keep the memory alive.
-            self.batch_tokens = len(batch) // 2 * num_tokens
+            self.batch_tokens, self.token_forwards = len(batch) // 2 * num_tokens, before
             say(f"out of memory: batches of {self.batch_tokens:,} tokens from here on")
             if self.device.type == "cuda":
                 torch.cuda.empty_cache()
         return outputs
+
+    def _hides(self, context: Context, num_seen: int) -> bool:
+        """Whether the far places that a row does not see are hidden from it: where they are few,
+        that avoids copying nearly all states for each row. A model that scales its queries by the
+        number of keys would count them."""
+        config = getattr(self.model, "config", None)
+        counts_keys = getattr(config, "query_scale_length", None) is not None
+        states = context.states
+        return states is not None and 2 * num_seen > states.num_places and not counts_keys
 
     def _hidden(self, batch: Sequence[Row]) -> Tensor:
         """hidden_BWD at the places that predict targets."""
@@ -265,9 +277,9 @@ class Scorer:
         if batch[0].seen is not None and states is not None:
             seen = np.stack([row.seen for row in batch if row.seen is not None])
             seen_BK = torch.from_numpy(seen).to(self.device)
-            if 2 * seen_BK.shape[1] <= states.num_places:
+            if not self._hides(batch[0].context, seen_BK.shape[1]):
                 far = states.choose(seen_BK)
-            else:  # hiding the few others avoids copying nearly all states for each row
+            else:
                 far = states.expand(len(batch))
                 if seen_BK.shape[1] < states.num_places:
                     shape = (len(batch), states.num_places)

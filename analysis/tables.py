@@ -121,7 +121,13 @@ def write_table(path: Path, table: pa.Table) -> None:
 def read_table(path: Path, name: str) -> pa.Table:
     """Read a file of a folder whose manifest was verified."""
     table = read_parquet(path, "measure again")
-    types = {field.name: field.type for field in table.schema}
+    check_columns(path, name, table.schema)
+    return table.select(SCHEMAS[name].names)
+
+
+def check_columns(path: Path, name: str, found: pa.Schema | None = None) -> None:
+    found = pq.read_schema(path) if found is None else found
+    types = {field.name: field.type for field in found}
     for field in SCHEMAS[name]:
         if types.get(field.name) != field.type:
             raise DataError(
@@ -129,7 +135,6 @@ def read_table(path: Path, name: str) -> pa.Table:
                 f"{types.get(field.name, 'absent')}; if an older version wrote it, run the command "
                 "of its measurement again, which updates the tables (schema: docs/formats.md)"
             )
-    return table.select(SCHEMAS[name].names)
 
 
 def plain(value: Any) -> Any:

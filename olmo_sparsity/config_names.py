@@ -49,8 +49,11 @@ def translate(given: dict[str, Any], origin: str) -> dict[str, Any]:
     """Replace OLMo's names by ours, and drop removed keys. `max_duration` in tokens (`2e9T`) needs
     the batch size and length as well."""
     for name, value in REMOVED.items():
-        if _has(given, path := name.split(".")) and (old := _take(given, path)) != value:
-            raise ConfigError(f"{origin}: {name}={old} is gone; only {value} is left")
+        if _has(given, path := name.split(".")) and (old := _take(given, path)) not in (
+            value,
+            None,
+        ):
+            raise ConfigError(f"{origin}: {name}={old} is gone, only {value} is left; remove it")
     theirs = {name: _take(given, name.split(".")) for name in NAMES if _has(given, name.split("."))}
     for name, value in theirs.items():
         ours = NAMES[name].split(", ")

@@ -220,7 +220,7 @@ def test_settings_that_are_gone() -> None:
     pose = {"scheme": "pose", "target_length": 512}
     old = pose | {"chunk_lengths": "published", "skips": "published", "skip_text": False}
     assert config_from_dict(given(positions=old)) == config_from_dict(given(positions=pose))
-    with pytest.raises(ConfigError, match=r"positions\.skips=sorted is gone; only published"):
+    with pytest.raises(ConfigError, match=r"positions\.skips=sorted is gone, only published"):
         config_from_dict(given(positions=pose | {"skips": "sorted"}))
 
 

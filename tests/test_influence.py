@@ -638,6 +638,23 @@ def test_a_batch_counts_the_far_states_it_looks_back_at(
     assert max(sizes) == 80 // (6 + 24)
 
 
+@pytest.mark.parametrize("scale", [None, 40.0])
+def test_hidden_far_places_are_no_keys(scale: float | None, document: np.ndarray) -> None:
+    """Rows that see all far places but one, against rows that hold these alone."""
+    torch.manual_seed(1)
+    config = ModelConfig(
+        d_model=32, n_heads=4, n_layers=2, vocab_size=VOCAB, max_sequence_length=64, init_std=0.2,
+        query_scale_length=scale,
+    )  # fmt: skip
+    scorer = Scorer(build_model(config).eval(), CPU)
+    context = scorer.context(next(iter(Windows(16, 6, 4).blocks(document))))
+    rows = [context.set_row(np.delete(np.arange(10), place)) for place in range(10)]
+    hidden = scorer.losses(rows)
+    assert scorer._hides(context, 9) == (scale is None)
+    scorer._hides = lambda *_: False  # type: ignore[method-assign]
+    np.testing.assert_allclose(hidden, scorer.losses(rows), atol=1e-5)
+
+
 @READINGS
 @pytest.mark.parametrize("selector", ["add_one", "add_one_screened", "gradient"])
 def test_where_memory_does_not_suffice_batches_are_halved(

@@ -21,7 +21,7 @@ from analysis.parts import Parts
 from analysis.plan import Plan
 from analysis.recovery import recover
 from analysis.results import read_results
-from analysis.scoring import Scorer, repetition_drop
+from analysis.scoring import Reading, Scorer, repetition_drop
 from analysis.settings import Settings
 from analysis.sources import open_documents
 from analysis.statistics import half_of, longppl, summarize
@@ -686,16 +686,20 @@ def test_shares_that_are_none_are_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("windows", [Windows(16, 6), Windows(40, 8, 4), Windows(60, 30)], ids=str)
-def test_a_first_look_bounds_the_work_and_not_the_documents(model: Any, windows: Windows) -> None:
+@pytest.mark.parametrize("far_states", ["contextual", "isolated"])
+def test_a_first_look_bounds_the_work_and_not_the_documents(
+    model: Any, windows: Windows, far_states: Reading
+) -> None:
     """However many documents there are, and however long."""
     rng = np.random.default_rng(0)
     budget = 25_000
     for num_documents, length in ((4, 2000), (12, 400)):
         texts = Documents.of([rng.integers(0, VOCAB, length) for _ in range(num_documents)])
-        cut = first_look(texts, windows, budget)
+        cut = first_look(texts, windows, far_states, budget)
         assert [d.number for d in cut] == [d.number for d in texts]
         settings = replace(
             SETTINGS, windows=windows, min_gap=0.0, num_foreign=1, ks=(1, 2, 4, 8),
+            far_states=far_states,
             target_share=0.1, units=("tokens",), selectors=("add_one_screened", "random"),
         )  # fmt: skip
         plan = Plan.of(loaded(model), cut, settings)

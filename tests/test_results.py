@@ -278,6 +278,26 @@ def test_a_part_of_another_measurement_is_passed_over(tmp_path: Path) -> None:
     assert Parts(tmp_path / "one", IDENTITY).finished("losses") == {3}
 
 
+def test_a_part_of_an_older_version_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as older:
+        schema = SCHEMAS["recovery"]
+        without = schema.remove(schema.get_field_index("loss_without"))
+        for tables in (SCHEMAS, PHASES["recovery"]):
+            older.setitem(tables, "recovery", without)
+        rows = tiny_rows(1)
+        del rows["recovery"]["recovery"]["loss_without"]
+        parts = Parts(tmp_path, IDENTITY)
+        for phase, tables in rows.items():
+            parts.write(phase, 1, tables)
+        parts.flush()
+    parts = Parts(tmp_path, IDENTITY)
+    assert parts.finished("losses") == {1}
+    assert parts.finished("recovery") == set()
+    assert "column loss_without must be float" in capsys.readouterr().err
+
+
 def test_a_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
     rows = tiny_rows(1)["losses"]
     rows["losses"]["loss_long"][3] = np.inf

@@ -49,8 +49,9 @@ class TrainerState:
 class CheckpointWriter:
     """Writes checkpoints, one at a time, in a thread while training continues.
 
-    Errors of the thread are raised by `wait`; `failure` shows them earlier. `train` never returns
-    while a checkpoint is being written, not even with an error.
+    Errors of the thread are raised by `wait`; `failure` shows them earlier. `train` does not
+    return while a checkpoint is being written, not even with an error (unless Ctrl-C is pressed
+    again and again).
     """
 
     def __init__(self, run_folder: Path, kept: CheckpointConfig, processes: Processes) -> None:

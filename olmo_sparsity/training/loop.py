@@ -180,6 +180,7 @@ def _train(
     def measure_sparsity() -> dict | None:
         if not config.evaluation.sparsity_targets:
             return None
+        writer.wait()  # so that there is one copy of the weights at a time
         weights = engine.gather_weights()
         with processes.agree():
             return None if sparsity_of is None else sparsity_of(weights)
