@@ -352,6 +352,8 @@ def _generate(model: LoadedModel, tokens: list[int], max_new_tokens: int) -> lis
         generated.append(best)
         inputs = torch.tensor([[best]], device=device)
         positions = positions[:, -1:] + 1
+    else:
+        say(f"the answer ends at {max_new_tokens} tokens (max_new_tokens), unfinished")
     return generated
 
 

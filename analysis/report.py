@@ -361,6 +361,7 @@ def _summary_tables(results: Results) -> str:
             "lost when removed": zip(
                 rows.removal, rows.removal_low, rows.removal_high, strict=True
             ),
+            "lost in the placebo": rows.placebo_removal,
             "KL removed": rows.kl_removed,
             "token-forwards per target": [number(n, 0) for n in rows.token_forwards_per_target],
         }

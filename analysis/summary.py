@@ -151,7 +151,9 @@ def format_summary(rows: pd.DataFrame, title: str) -> str:
         "placebo": (7, lambda row: _number(row.placebo, "+")),
         "net": (22, lambda row: with_interval(row.net, row.net_low, row.net_high)),
         "nats": (6, lambda row: _number(row.net_nats, "+")),
-        "removal": (7, lambda row: _number(row.removal)),
+        "removal (placebo)": (
+            17, lambda row: f"{_number(row.removal)} ({_number(row.placebo_removal)})"
+        ),
         "planted found": (
             20, lambda row: with_interval(row.hit_rate, row.hit_low, row.hit_high, "")
         ),

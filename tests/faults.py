@@ -357,7 +357,7 @@ def _child(words: list[str], watched: str, die_at: float, log: str) -> None:
         operation()
         really(descriptor)
 
-    os.fsync = fsync  # type: ignore[assignment]
+    os.fsync = fsync  # type: ignore[assignment] # counts file operations
     sys.addaudithook(hook)
     from olmo_sparsity.cli import main
 

@@ -525,7 +525,7 @@ def reading(piped: bytes) -> Iterator[None]:
         file.seek(0)
         before, kept = sys.stdin, os.dup(0)
         os.dup2(file.fileno(), 0)
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115 (stays open until it is put back)
         try:
             yield
         finally:

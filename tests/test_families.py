@@ -426,6 +426,7 @@ def test_scaled_logits_train_and_capped_ones_do_not() -> None:
 def test_logits_that_no_field_of_the_config_explains_are_refused() -> None:
     model = build(SUPPORTED[0])
     head = model.lm_head
+    # The instance has a forward of its own, as accelerate gives it.
     model.forward = lambda **kw: type(model).forward(model, **kw)  # type: ignore[method-assign]
 
     class Odd(nn.Linear):
@@ -437,6 +438,7 @@ def test_logits_that_no_field_of_the_config_explains_are_refused() -> None:
     odd = Odd(32, 61, bias=False)
     odd.weight = head.weight
     model.lm_head = odd
+    # A model whose head is not what it says.
     model.get_output_embeddings = lambda: head  # type: ignore[method-assign]
     with pytest.raises(ConfigError, match=r"LlamaForCausalLM .* not the last linear map"):
         HuggingFaceLM(model)
@@ -505,6 +507,7 @@ def test_rounding_to_8_bits_is_told_from_a_gap_that_hides(
             continue
         body, forward = model.base_model, model.base_model.forward
 
+        # As transformers calls it: the signature is copied below.
         def without_ones(*args: Any, attention_mask: Any = None, _ask: Any = forward, **kw: Any):  # type: ignore[no-untyped-def]
             """Without a mask transformers takes a gap for the start of another text."""
             if attention_mask is not None and attention_mask.dim() == 2:

@@ -188,7 +188,7 @@ def test_standard_input_is_text(model: LoadedModel) -> None:
             given = os.open("in", os.O_RDONLY)
             os.dup2(given, 0)
             os.close(given)
-            documents = open_documents("-", model, split_at=split_at)  # type: ignore[arg-type]
+            documents = open_documents("-", model, split_at=split_at)  # type: ignore[arg-type] # a str
             assert read(documents) == wanted
             assert names(documents)[0] == ("-" if split_at == "whole" else "-:1")
     finally:
@@ -219,7 +219,7 @@ def test_text_is_tokenized_in_batches_as_it_is_read(
     monkeypatch.setattr(sources, "BATCH_CHARACTERS", 200)
     taken: list[Any] = []
     asked: list[tuple[int, int]] = []
-    encode_batch = model.tokenizer.encode_batch  # type: ignore[union-attr]
+    encode_batch = model.tokenizer.encode_batch  # type: ignore[union-attr] # it has one
 
     class Watched:
         def __getattr__(self, name: str) -> Any:
