@@ -15,17 +15,17 @@ import torch
 
 from analysis.documents import Documents
 from analysis.plan import Plan, share_of
-from analysis.scoring import TOGETHER, Reading
+from analysis.scoring import TOGETHER, Reading, Scorer
 from analysis.statistics import half_of
 from analysis.summary import describe_gate
 from analysis.windows import Windows
 from olmo_sparsity.progress import format_duration
 
-LOSSES_S, RECOVERY_S = 3.0, 5.0
-"""For how long losses and recovery are computed: at least for two documents and a few targets."""
+LOSSES_S, RECOVERY_S = 1.5, 3.0
+"""For how long losses and recovery are computed, at least for two documents and for two targets."""
 
-SOME_TARGETS, FEW_TARGETS = 256, 8
-"""Per document, how many targets get losses, and how many recovery. It may have thousands."""
+FEW_TARGETS = 16
+"""Targets of a document that get losses: few in many documents say more than many in few."""
 
 QUICK_FORWARDS = 3_000_000
 """Token-forwards of a first look, for any text and windows."""
@@ -64,14 +64,12 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
     def num_targets(numbers: list[int]) -> int:
         return sum(len(documents[number].tokens) - windows.first_target for number in numbers)
 
-    size = windows.first_target + max(SOME_TARGETS, windows.stride)
-    if plan.fits_thresholds:  # else targets may lie anywhere in a document
-        plan.documents = replace(
-            documents, items=[replace(d, tokens=d.tokens[:size]) for d in documents.items]
-        )
-    tables: dict[int, pd.DataFrame] = {}
+    size = windows.first_target + max(FEW_TARGETS, windows.stride)
+    beginnings = [replace(d, tokens=d.tokens[:size]) for d in documents.items]
+    plan = replace(plan, documents=replace(documents, items=beginnings))
     plan.losses(plan.measured[0])  # warm
-    spent = _Spent(plan)
+    tables: dict[int, pd.DataFrame] = {}
+    spent = _Spent(scorer)
     for number in sorted(plan.measured, key=lambda number: (number // 2, number % 2)):
         with spent:
             tables[number] = pd.DataFrame(dict(plan.losses(number)["losses"]))
@@ -80,35 +78,24 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
     share_of_losses = num_targets(ours) / sum(map(len, tables.values()))
     seconds, forwards = spent.seconds * share_of_losses, spent.forwards * share_of_losses
 
-    losses = pd.concat(tables, names=["document"]).reset_index("document")
-    most = plan.settings.max_targets or np.inf
-    unlimited = replace(plan, settings=replace(plan.settings, max_targets=None))
-    chosen = unlimited.targets(losses)
-    # The sets gap_recurs and gap_new are part of the set gap.
-    within = chosen.target_set.str.startswith("gap_")
-    chosen = chosen[chosen.document.isin(list(tables)) & ~within]
-    places = chosen.drop_duplicates(["document", "target", "far_part"])
-    known, reported = (
-        [n for n in numbers if not plan.fits_thresholds or half_of(n) == "report"]
-        for numbers in (tables, ours)
-    )
-    # Each set has the same density in all documents, and at most `max_targets` of each.
-    density = chosen.groupby(["far_part", "target_set"]).size() / max(
-        sum(len(tables[n]) for n in known), 1
-    )
-    evaluated = sum(np.minimum(density * num_targets([n]), most).sum() for n in reported)
-    evaluated *= len(places) / max(len(chosen), 1)  # a target may be in several sets
-    spent, num_tried = _Spent(plan), 0
-    for number, rows in places.groupby("document"):
-        # All targets of the first blocks, because targets of a block share costs.
-        last = windows.start_of(rows.target.to_numpy()[:FEW_TARGETS].max()) + windows.stride
-        few = rows[rows.target < last]
+    if plan.fits_thresholds:
+        reported = [number for number in ours if half_of(number) == "report"]
+        evaluated, targets = _chosen_targets(plan, tables, [num_targets([n]) for n in reported])
+    else:  # they may lie anywhere in a document
+        plan = replace(plan, documents=documents)
+        targets = _distinct(plan.targets(pd.DataFrame()))
+        evaluated = float(targets.document.isin(ours).sum())
+    spent, num_tried = _Spent(scorer), 0
+    for number, rows in targets.groupby("document"):
+        # Targets of a block share costs: all of one, unless the first target says they take long.
+        room = int((RECOVERY_S - spent.seconds) * num_tried / max(spent.seconds, 1e-9))
+        start = windows.start_of(rows.target.to_numpy())
+        few = rows[start == start.min()].head(max(room, 1))
         with spent:
             plan.recovery(int(number), few)
         num_tried += len(few)
         if spent.seconds > RECOVERY_S:
             break
-    plan.documents = documents
     per_target = spent.forwards / max(num_tried, 1)
     seconds += spent.seconds * evaluated / max(num_tried, 1)
     forwards += per_target * evaluated
@@ -130,11 +117,35 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
     return "\n".join(lines)
 
 
+def _chosen_targets(
+    plan: Plan, tables: dict[int, pd.DataFrame], num_targets: list[int]
+) -> tuple[float, pd.DataFrame]:
+    """The targets that are chosen among those with losses, and how many come of `num_targets` in
+    the documents that results come from."""
+    losses = pd.concat(tables, names=["document"]).reset_index("document")
+    unlimited = replace(plan, settings=replace(plan.settings, max_targets=None))
+    chosen = unlimited.targets(losses)
+    # The sets gap_recurs and gap_new are part of the set gap.
+    chosen = chosen[~chosen.target_set.str.startswith("gap_")]
+    # Each set has the same density in all documents, and at most `max_targets` of each.
+    most = plan.settings.max_targets or np.inf
+    known = sum(len(rows) for number, rows in tables.items() if half_of(number) == "report")
+    density = chosen.groupby(["far_part", "target_set"]).size() / max(known, 1)
+    evaluated = sum(np.minimum(density * n, most).sum() for n in num_targets)
+    targets = _distinct(chosen)
+    return evaluated * len(targets) / max(len(chosen), 1), targets
+
+
+def _distinct(targets: pd.DataFrame) -> pd.DataFrame:
+    """A target may be in several sets."""
+    return targets.drop_duplicates(["document", "target", "far_part"])
+
+
 class _Spent:
     """Counts the seconds and token-forwards of `with` blocks."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.scorer, self.seconds, self.forwards = plan.scorer, 0.0, 0
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer, self.seconds, self.forwards = scorer, 0.0, 0
 
     def __enter__(self) -> None:
         self.seconds -= time.perf_counter()
