@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install fmt check test fuzz faults bench docs figure2 evidence
+.PHONY: install fmt check test fuzz faults bench docs figure2 positive-control evidence
 
 install: .venv/installed
 
@@ -45,28 +45,42 @@ docs: install
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-# The model copies (configs/repeated.yaml, configs/induction.yaml), or there would be nothing to
-# measure. Both readings of "k far tokens": shown alone, and with their states in the long window;
-# single tokens, and every run of four.
-ask := $(BIN)/olmo-sparsity measure runs/induction --long 96 --short 32 --stride 32 \
-	--max-documents 60 --units tokens,span:4 --selectors add_one,random --ks 1,2,4,8
+# Both readings of "k far tokens": with the states they have in the long window, and shown alone. Side
+# by side: a second thread makes one measurement of a model this small hardly faster.
+ask = set -o pipefail; $(BIN)/olmo-sparsity measure $(1) --max-documents 60 --units tokens,span:4 \
+	--selectors add_one,random --ks 1,2,4,8 --far-states $* --out $@ 2>&1 | sed -u 's/^/$*: /'
+readings := contextual isolated
+side_by_side = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$((($$(nproc) + 1) / 2))} $(MAKE) --jobs=2
 
-# Side by side: a second thread makes one measurement of a model this small hardly faster.
-readings := results/isolated results/contextual
-.PHONY: $(readings)
-$(readings): results/%:
-	set -o pipefail; $(ask) --out $@ --far-states $* 2>&1 | sed -u 's/^/$*: /'
+.PHONY: $(readings:%=results/%) $(readings:%=results/control_%)
+$(readings:%=results/%): results/%:
+	$(call ask,runs/figure2 --long 192 --short 64 --stride 32 --max-targets 4 --foreign 1 --sets gap)
+$(readings:%=results/control_%): results/control_%:
+	$(call ask,runs/induction --long 96 --short 32 --stride 32)
 
+# The model learns to copy from Python sources alone: the library's and those of the packages.
+# Two processes on CPU; a GPU is shared by none.
+processes = $$($(BIN)/python -c 'import os, torch; \
+	print(1 if torch.cuda.is_available() else min(2, len(os.sched_getaffinity(0))))')
 figure2: install
-	$(BIN)/olmo-sparsity prepare configs/quick.yaml
-	$(BIN)/olmo-sparsity train configs/repeated.yaml
-	$(BIN)/olmo-sparsity train configs/induction.yaml
-	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$((($$(nproc) + 1) / 2))} $(MAKE) --jobs=2 $(readings)
+	$(BIN)/olmo-sparsity prepare configs/figure2.yaml
+	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc_per_node=$(processes) \
+		scripts/train.py configs/figure2.yaml
+	$(side_by_side) $(readings:%=results/%)
 	$(BIN)/olmo-sparsity figure results/contextual results/isolated \
 		--labels "with their context,shown alone" --out results/figure2.png
 	$(BIN)/olmo-sparsity report results/contextual --out results/report.html --max-documents 20
-	$(BIN)/olmo-sparsity explain runs/induction --text docs/examples/hospital.txt --at Hartsfield \
+	$(BIN)/olmo-sparsity explain runs/figure2 --text docs/examples/hospital.txt --at Hartsfield \
 		--units words -k 2 --check --html results/explain.html
+
+# The same of a model that is taught to copy: passages that repeat, then Wikipedia.
+positive-control: install
+	$(BIN)/olmo-sparsity prepare configs/quick.yaml
+	$(BIN)/olmo-sparsity train configs/repeated.yaml
+	$(BIN)/olmo-sparsity train configs/induction.yaml
+	$(side_by_side) $(readings:%=results/control_%)
+	$(BIN)/olmo-sparsity figure results/control_contextual results/control_isolated \
+		--labels "with their context,shown alone" --out results/positive_control.png
 
 # The other parts: configs/experiments/evidence.yaml.
 evidence: install

@@ -90,10 +90,13 @@ NET_EXCESS = {
     "text_only": {"net_python_contextual": "text only", "net_python_isolated": "text only"},
     "controls": {
         "net_induction_contextual": "taught to copy",
-        "net_figure2_isolated": "taught to copy (`make figure2`)",
+        "net_control_isolated": "taught to copy",
         "net_no_induction_contextual": "not taught",
     },
-    "beyond": {"beyond_python_pose_480": "RoPE + PoSE"},
+    "beyond": {
+        "beyond_python_pose_480": "RoPE + PoSE",
+        "beyond_python_480": "RoPE alone",
+    },
     "documents": {"documents_apart": "apart", "documents_together": "together"},
 }
 """Measurements of a table, each with the name of its model."""
