@@ -211,7 +211,9 @@ def test_where_a_rule_asks_very_often_a_cheaper_one_is_named(
     assert "each of up to" not in capsys.readouterr().err
 
 
-def test_a_prompt_and_its_answer(model: LlamaForCausalLM) -> None:
+def test_a_prompt_and_its_answer(
+    model: LlamaForCausalLM, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Given, or what transformers writes."""
     prompt = " ".join(TEXT.split()[:30])
     given = asked(model, text=None, at=None, prompt=prompt, target="w3 w4", units="words")
@@ -222,6 +224,10 @@ def test_a_prompt_and_its_answer(model: LlamaForCausalLM) -> None:
     expected = model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=2)[0, 31:]
     expected = [int(i) for i in expected if i != 2]
     assert written.document.tokens[30:].tolist() == expected
+    unfinished = (
+        "the answer ends at 5 tokens (max_new_tokens), unfinished" in capsys.readouterr().err
+    )
+    assert unfinished == (len(expected) == 5)
 
 
 def test_a_chat_template_is_prefix_and_end(model: LlamaForCausalLM) -> None:
