@@ -70,7 +70,7 @@ figure2: install
 	$(BIN)/olmo-sparsity figure results/contextual results/isolated \
 		--labels "with their context,shown alone" --out results/figure2.png
 	$(BIN)/olmo-sparsity report results/contextual --out results/report.html --max-documents 20
-	$(BIN)/olmo-sparsity explain runs/figure2 --text docs/examples/hospital.txt --at Hartsfield \
+	$(BIN)/olmo-sparsity explain runs/figure2 --text docs/examples/greenhouse.py --at MoistureProbe \
 		--units words -k 2 --check --html results/explain.html
 
 # The same of a model that is taught to copy: passages that repeat, then Wikipedia.

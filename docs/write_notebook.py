@@ -1,6 +1,6 @@
 """docs/explain.ipynb, with the outputs of its cells: `python docs/write_notebook.py`.
 
-Needs runs/induction (`make figure2`). A test runs the cells of the notebook that is stored.
+Needs runs/figure2 (`make figure2`). A test runs the cells of the notebook that is stored.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ CELLS = [
     "unrelated text have done as well? The model is the small one of `make figure2`; any folder, "
     "hub name or model in memory works in its place.",
     "from pathlib import Path\n\nfrom analysis import explain, load_model\n\n"
-    'model = load_model("runs/induction")\n'
-    'text = Path("docs/examples/hospital.txt").read_text()\n'
-    'e = explain(model, text=text, at=["Wrenfeather", "Hartsfield"], units="words", k=2)\ne',
+    'model = load_model("runs/figure2")\n'
+    'text = Path("docs/examples/greenhouse.py").read_text()\n'
+    'e = explain(model, text=text, at=["MoistureProbe", "open_valve"], units="words", k=2)\ne',
     "Targets are underlined. A far word is as bright as its share of the most that one word does "
     "for its target.",
     "e.targets",
     "e.top(1)",
-    "A name that stands there for the first time depends on nothing far away. The check asks the "
-    "same question about eight unrelated texts:",
+    "A name that stands there for the first time can depend on little. The check asks the same "
+    "question about eight unrelated texts:",
     "print(e.check())",
     "An answer to a prompt is one target, here written by the model:",
-    'prompt = text[: text.index("Hartsfield, and it told")]\n'
+    'prompt = text[: text.index("MoistureProbe(pot, readers")]\n'
     'explain(model, prompt=prompt, max_new_tokens=4, units="words", k=2)',
 ]
 

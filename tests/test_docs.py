@@ -139,7 +139,7 @@ def test_the_tutorial_runs_from_top_to_bottom(
     assert main([*measuring, "--max-documents=8"]) == 0
     names: dict[str, Any] = {}
     for code in python_in("docs/tutorial.md"):
-        code = code.replace("runs/induction", config.run_folder)
+        code = code.replace("runs/figure2", config.run_folder)
         code = code.replace("limit=20", "limit=8").replace(
             "Windows(96, 32, 32)", "Windows(48, 16, 16)"
         )
@@ -165,7 +165,7 @@ def test_python_of_a_page_runs(
     monkeypatch.chdir(tmp_path)
     (code,) = python_in(name)
     names: dict[str, Any] = {}
-    exec(code.replace("runs/induction", config.run_folder), names)
+    exec(code.replace("runs/figure2", config.run_folder), names)
     if name == "docs/measure.md":
         assert names["influence_FW"].shape == (32, 8)
         assert {"recovery", "influence", "costs"} == set(names["answers"])
@@ -186,7 +186,7 @@ def test_the_notebook_runs(
     assert all(cell["outputs"] for cell in cells if cell["cell_type"] == "code")
     names: dict[str, Any] = {}
     for code in codes:
-        exec(code.replace("runs/induction", config.run_folder), names)
+        exec(code.replace("runs/figure2", config.run_folder), names)
     assert names["e"].checked is not None
 
 
