@@ -146,6 +146,30 @@ def python_training(*millions: str) -> str:
     return table(f"{header} | net excess, one token | net excess, span of 4 | gap", lines, left=0)
 
 
+BIASES = {
+    "seed2": "PoSE, seed 2",
+    "seed3": "PoSE, seed 3",
+    "rope": "RoPE alone",
+    "no_biases": "PoSE, no biases",
+}
+
+
+def biases(*steps: str) -> str:
+    """The induction check while the models of configs/figure2.yaml are trained."""
+    drops = {}
+    for name, model in BIASES.items():
+        lines = (RESULTS / f"biases_{name}_evaluations.jsonl").read_text().splitlines()
+        drops[model] = {row["step"]: row["induction_drop"] for row in map(json.loads, lines)}
+    lines = [
+        [
+            f"{int(step) * 16 * 256 / 1e6:.1f}M",
+            *(f"{drops[model][int(step)]:.2f}" for model in drops),
+        ]
+        for step in steps
+    ]
+    return table(" | ".join(["tokens trained", *drops]), lines, left=0)
+
+
 KINDS = {
     "equal": "equal to the target",
     "same_family": "same word family",
@@ -378,7 +402,7 @@ def bridge() -> str:
     return table(" | ".join(names), [[row[name] for name in names] for row in chosen])
 
 
-_TEXT = (python_training, net_excess, kinds, selectors, reviews, planted)
+_TEXT = (python_training, biases, net_excess, kinds, selectors, reviews, planted)
 _MANY = (beyond, pose_pays)
 _TASKS = (task, sparse_parity, ablations, scratchpad, task_commands, theory, bridge)
 TABLES: dict[str, Callable[..., str]] = {
