@@ -17,7 +17,7 @@ CELLS = [
     "from pathlib import Path\n\nfrom analysis import explain, load_model\n\n"
     'model = load_model("runs/figure2")\n'
     'text = Path("docs/examples/greenhouse.py").read_text()\n'
-    'e = explain(model, text=text, at=["MoistureProbe", "open_valve"], units="words", k=2)\ne',
+    'e = explain(model, text=text, at=["MoistureProbe", "load_pots"], units="words", k=2)\ne',
     "Targets are underlined. A far word is as bright as its share of the most that one word does "
     "for its target.",
     "e.targets",
@@ -26,8 +26,8 @@ CELLS = [
     "question about eight unrelated texts:",
     "print(e.check())",
     "An answer to a prompt is one target, here written by the model:",
-    'prompt = text[: text.index("MoistureProbe(pot, readers")]\n'
-    'explain(model, prompt=prompt, max_new_tokens=4, units="words", k=2)',
+    'prompt = text[: text.index("Probe(pot, readers")]  # … probe = Moisture\n'
+    'explain(model, prompt=prompt, max_new_tokens=2, units="words", k=2)',
 ]
 
 

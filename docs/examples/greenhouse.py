@@ -1,52 +1,27 @@
-"""Watering of a greenhouse: what the sensors say, and which valves open."""
+"""Waters the pots of a greenhouse that are dry."""
 
 import json
-import time
 from pathlib import Path
-
-DRY = 0.25
-LONGEST_WATERING_S = 90
 
 
 class MoistureProbe:
-    """A sensor in a pot; its reading is a number from 0 (dust) to 1 (mud)."""
-
     def __init__(self, pot, read):
         self.pot = pot
         self.read = read
 
-    def needs_water(self):
-        return self.read() < DRY
+    def is_dry(self):
+        return self.read() < 0.25
 
 
-def load_settings(path):
+def load_pots(path):
     settings = json.loads(Path(path).read_text())
-    for name in ("valves", "pots"):
-        if name not in settings:
-            raise ValueError(f"{path} does not name the {name}")
-    return settings
+    if "pots" not in settings:
+        raise ValueError(f"{path} names no pots")
+    return settings["pots"]
 
 
-def open_valve(valve, seconds):
-    if seconds > LONGEST_WATERING_S:
-        raise ValueError(f"{seconds} s of water would flood the bench")
-    valve.open()
-    try:
-        time.sleep(seconds)
-    finally:
-        valve.close()
-
-
-def water_all(probes, valves, seconds=20):
-    watered = []
-    for probe in probes:
-        if probe.needs_water():
-            open_valve(valves[probe.pot], seconds)
-            watered.append(probe.pot)
-    return watered
-
-
-def main(path, valves, readers):
-    settings = load_settings(path)
-    probes = [MoistureProbe(pot, readers[pot]) for pot in settings["pots"]]
-    return water_all(probes, valves)
+def water_all(path, valves, readers, seconds=20):
+    for pot in load_pots(path):
+        probe = MoistureProbe(pot, readers[pot])
+        if probe.is_dry():
+            valves[pot].open(seconds)
