@@ -208,6 +208,7 @@ def _draw_gaps(axes: Axes, results: Results) -> None:
             (threshold, 0.97), xycoords=("data", "axes fraction"), xytext=(4 * side, 0),
             textcoords="offset points", va="top", ha="left" if side > 0 else "right",
             fontsize=6.5, linespacing=1.35,
+            bbox={"facecolor": _PAPER, "alpha": 0.8, "linewidth": 0, "pad": 1},
         )  # fmt: skip
     axes.set_ylim(0.6, max(counts.max(), by_placebo.max(), 3) * (3 if side > 0 else 20))
 

@@ -87,7 +87,16 @@ def read_kinds(name: str, k: int) -> pd.DataFrame:
 
 
 NET_EXCESS = {
+    "figure2": {
+        "net_figure2_contextual": "seed 1",
+        "net_biases_seed2_contextual": "seed 2",
+        "net_biases_seed3_contextual": "seed 3",
+        "net_figure2_isolated": "seed 1",
+        "net_biases_seed2_isolated": "seed 2",
+        "net_biases_seed3_isolated": "seed 3",
+    },
     "text_only": {"net_python_contextual": "text only", "net_python_isolated": "text only"},
+    "prose": {"prose_seed2": "seed 2", "prose_seed3": "seed 3"},
     "controls": {
         "net_induction_contextual": "taught to copy",
         "net_control_isolated": "taught to copy",
@@ -149,8 +158,7 @@ def python_training(*millions: str) -> str:
 BIASES = {
     "seed2": "PoSE, seed 2",
     "seed3": "PoSE, seed 3",
-    "rope": "RoPE alone",
-    "no_biases": "PoSE, no biases",
+    "rope": "RoPE alone, seed 2",
 }
 
 
