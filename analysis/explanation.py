@@ -262,11 +262,14 @@ def _with_far_part(document: Document, windows: Windows, spans: Spans, units: st
     kept = [span for span in spans if span[0] >= first]
     if not kept:
         raise DataError(
-            f"no target has far {units}: of {len(document.tokens):,} tokens, the first {first:,} "
-            f"have no far part or no full window before them; lower short={windows.short}"
+            f"no target has far {units}: the text has {len(document.tokens):,} tokens, and targets "
+            f"with a far part begin at {first:,}; name a later place, lower short={windows.short}"
             + ("" if windows.long == "all" else f" or long={windows.long}")
             + ", or give more text"
         )
+    if len(kept) < len(spans):
+        left_out = f"{len(spans) - len(kept)} of {len(spans)} targets"
+        say(f"{left_out} stand before token {first:,} and have no far {units}: left out")
     return kept
 
 
@@ -298,7 +301,8 @@ def read_text(path: str, inline: bool = False) -> str:
         raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
         text = raw.decode("utf-8-sig")
     except OSError as error:
-        raise DataError(f"{path}: {error.strerror or error}") from None
+        reason = error.strerror or error
+        raise DataError(f"{path} cannot be read: {reason}; give one file of text") from None
     except UnicodeDecodeError:
         raise DataError(f"{path} is not text in UTF-8; convert it first") from None
     if not text.strip():

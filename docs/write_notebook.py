@@ -17,7 +17,7 @@ CELLS = [
     "from pathlib import Path\n\nfrom analysis import explain, load_model\n\n"
     'model = load_model("runs/figure2")\n'
     'text = Path("docs/examples/greenhouse.py").read_text()\n'
-    'e = explain(model, text=text, at=["MoistureProbe", "load_pots"], units="words", k=2)\ne',
+    'e = explain(model, text=text, at="MoistureProbe", units="words", k=2)\ne',
     "Targets are underlined. A far word is as bright as its share of the most that one word does "
     "for its target.",
     "e.targets",

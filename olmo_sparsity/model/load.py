@@ -258,8 +258,8 @@ def find_folder(path_or_hub_name: str) -> Path:
         return _latest_or_fail(path)
     raise DataError(
         f"'{path}' is no model folder: it has neither config.json (Hugging Face), nor {MANIFEST} "
-        "(a checkpoint of ours), nor checkpoints/ (a run of ours); to start a run from an official "
-        "OLMo checkpoint set init_from"
+        "(a checkpoint of ours), nor checkpoints/ (a run of ours); official OLMo checkpoints can "
+        "only start a run (init_from)"
     )
 
 
