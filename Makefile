@@ -52,33 +52,33 @@ ask = set -o pipefail; $(BIN)/olmo-sparsity measure $(1) --max-documents 60 --un
 readings := contextual isolated
 side_by_side = OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$((($$(nproc) + 1) / 2))} $(MAKE) --jobs=2
 
-.PHONY: $(readings:%=results/%) $(readings:%=results/control_%)
-$(readings:%=results/%): results/%:
+.PHONY: $(readings:%=results/figure2_%) $(readings:%=results/control_%)
+$(readings:%=results/figure2_%): results/figure2_%:
 	$(call ask,runs/figure2 --long 192 --short 64 --stride 32 --max-targets 4 --foreign 1 --sets gap)
 $(readings:%=results/control_%): results/control_%:
 	$(call ask,runs/induction --long 96 --short 32 --stride 32)
 
-# The model learns to copy from Python sources alone: the library's and those of the packages.
-# Two processes on CPU; a GPU is shared by none.
+# The model learns to copy from Python sources alone: the standard library's and those of packages.
+# One process on a GPU, two on CPU.
 processes = $$($(BIN)/python -c 'import os, torch; \
 	print(1 if torch.cuda.is_available() else min(2, len(os.sched_getaffinity(0))))')
 figure2: install
 	$(BIN)/olmo-sparsity prepare configs/figure2.yaml
 	OMP_NUM_THREADS=1 $(BIN)/torchrun --standalone --nproc_per_node=$(processes) \
 		scripts/train.py configs/figure2.yaml
-	$(side_by_side) $(readings:%=results/%)
-	$(BIN)/olmo-sparsity figure results/contextual results/isolated \
+	+$(side_by_side) $(readings:%=results/figure2_%)
+	$(BIN)/olmo-sparsity figure results/figure2_contextual results/figure2_isolated \
 		--labels "with their context,shown alone" --out results/figure2.png
-	$(BIN)/olmo-sparsity report results/contextual --out results/report.html --max-documents 20
+	$(BIN)/olmo-sparsity report results/figure2_contextual --out results/report.html --max-documents 20
 	$(BIN)/olmo-sparsity explain runs/figure2 --text docs/examples/greenhouse.py --at MoistureProbe \
 		--units words -k 2 --check --html results/explain.html
 
-# The same of a model that is taught to copy: passages that repeat, then Wikipedia.
+# Both readings of a model that is taught to copy: passages that repeat, then Wikipedia.
 positive-control: install
 	$(BIN)/olmo-sparsity prepare configs/quick.yaml
 	$(BIN)/olmo-sparsity train configs/repeated.yaml
 	$(BIN)/olmo-sparsity train configs/induction.yaml
-	$(side_by_side) $(readings:%=results/control_%)
+	+$(side_by_side) $(readings:%=results/control_%)
 	$(BIN)/olmo-sparsity figure results/control_contextual results/control_isolated \
 		--labels "with their context,shown alone" --out results/positive_control.png
 

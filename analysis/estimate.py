@@ -22,10 +22,10 @@ from analysis.windows import Windows
 from olmo_sparsity.progress import format_duration
 
 LOSSES_S, RECOVERY_S = 1.5, 2.5
-"""For how long losses and recovery are computed, at least for two documents and for two targets."""
+"""For how long losses and recovery are computed, at least for two documents and for a target."""
 
-FEW_TARGETS = 16
-"""Targets of a document that get losses: few in many documents say more than many in few."""
+MANY_TARGETS, FEW_TARGETS = 256, 10
+"""The most targets of a document that get losses; below so many chosen ones a warning is given."""
 
 QUICK_FORWARDS = 3_000_000
 """Token-forwards of a first look, for any text and windows."""
@@ -64,10 +64,18 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
     def num_targets(numbers: list[int]) -> int:
         return sum(len(documents[number].tokens) - windows.first_target for number in numbers)
 
-    size = windows.first_target + max(FEW_TARGETS, windows.stride)
-    beginnings = [replace(d, tokens=d.tokens[:size]) for d in documents.items]
-    plan = replace(plan, documents=replace(documents, items=beginnings))
-    plan.losses(plan.measured[0])  # warm
+    def beginnings(num_blocks: int) -> Plan:
+        size = windows.first_target + num_blocks * windows.stride
+        items = [replace(d, tokens=d.tokens[:size]) for d in documents.items]
+        return replace(plan, documents=replace(documents, items=items))
+
+    for _ in range(2):  # the first is slower
+        a_block = _Spent(scorer)
+        with a_block:
+            beginnings(1).losses(plan.measured[0])
+    # Some targets of several documents, and several blocks, which share forwards.
+    num_blocks = min(LOSSES_S / 4 / a_block.seconds, MANY_TARGETS / windows.stride)
+    whole, plan = plan, beginnings(max(int(num_blocks), 1))
     tables: dict[int, pd.DataFrame] = {}
     spent = _Spent(scorer)
     for number in sorted(plan.measured, key=lambda number: (number // 2, number % 2)):
@@ -82,15 +90,16 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
         reported = [number for number in ours if half_of(number) == "report"]
         evaluated, targets = _chosen_targets(plan, tables, [num_targets([n]) for n in reported])
     else:  # they may lie anywhere in a document
-        plan = replace(plan, documents=documents)
+        plan = whole
         targets = _distinct(plan.targets(pd.DataFrame()))
         evaluated = float(targets.document.isin(ours).sum())
     spent, num_tried = _Spent(scorer), 0
     for number, rows in targets.groupby("document"):
-        # Targets of a block share costs: all of one, unless the first target says they take long.
+        # Targets of a block share costs, and few that are drawn from a document stand alone.
+        start = pd.Series(windows.start_of(rows.target.to_numpy()), index=rows.index)
+        alike = ~start.duplicated() if plan.settings.max_targets else start == start.min()
         room = int((RECOVERY_S - spent.seconds) * num_tried / max(spent.seconds, 1e-9))
-        start = windows.start_of(rows.target.to_numpy())
-        few = rows[start == start.min()].head(max(room, 1))
+        few = rows[alike].head(max(room, 1))
         with spent:
             plan.recovery(int(number), few)
         num_tried += len(few)
@@ -103,12 +112,15 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
         memory, of = torch.cuda.max_memory_allocated(scorer.device), f" of {scorer.device}"
     else:
         memory, of = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10, ""
+    chosen = f"about {evaluated:,.0f} evaluated"
+    if len(targets) < FEW_TARGETS:
+        chosen += f" (uncertain: {len(targets)} in the sample)"
     skipped = documents.num_too_short + len(documents) - len(plan.measured)
     lines = [
         describe_gate(plan.induction(), plan.settings.far_states, documents.are_planted),
         f"model           {model.name}, {model.num_parameters:,} parameters, on {scorer.device}",
         f"documents       {len(ours):,} to measure, {skipped:,} too short for the long window",
-        f"targets         {num_targets(ours):,} with both losses, about {evaluated:,.0f} evaluated",
+        f"targets         {num_targets(ours):,} with both losses, {chosen}",
         f"token-forwards  about {forwards:.2e}, {per_target:,.0f} for each evaluated target",
         f"FLOPs           about {forwards * 2 * model.num_parameters:.2e} (2 per parameter)",
         f"memory          {memory / 2**30:.1f} GiB{of} at the peak of a short trial",
@@ -127,10 +139,13 @@ def _chosen_targets(
     chosen = unlimited.targets(losses)
     # The sets gap_recurs and gap_new are part of the set gap.
     chosen = chosen[~chosen.target_set.str.startswith("gap_")]
-    # Each set has the same density in all documents, and at most `max_targets` of each.
+    # Each set has the same density in all documents, and at most `max_targets` of each. A share of
+    # few targets is rounded up.
     most = plan.settings.max_targets or np.inf
     known = sum(len(rows) for number, rows in tables.items() if half_of(number) == "report")
     density = chosen.groupby(["far_part", "target_set"]).size() / max(known, 1)
+    by_share = density.index.isin(["recurs", "new"], level="target_set")
+    density[by_share] = density[by_share].clip(upper=plan.settings.target_share)
     evaluated = sum(np.minimum(density * n, most).sum() for n in num_targets)
     targets = _distinct(chosen)
     return evaluated * len(targets) / max(len(chosen), 1), targets

@@ -96,6 +96,11 @@ NET_EXCESS = {
         "net_biases_seed3_isolated": "seed 3",
     },
     "text_only": {"net_python_contextual": "text only", "net_python_isolated": "text only"},
+    "beyond_biases": {
+        "beyond_biases_seed2_480": "RoPE + PoSE",
+        "beyond_biases_rope_480": "RoPE alone",
+        "beyond_biases_seed2_992": "RoPE + PoSE",
+    },
     "prose": {"prose_seed2": "seed 2", "prose_seed3": "seed 3"},
     "controls": {
         "net_induction_contextual": "taught to copy",
