@@ -100,6 +100,7 @@ NET_EXCESS = {
         "beyond_biases_seed2_480": "RoPE + PoSE",
         "beyond_biases_rope_480": "RoPE alone",
         "beyond_biases_seed2_992": "RoPE + PoSE",
+        "beyond_biases_rope_992": "RoPE alone",
     },
     "prose": {"prose_seed2": "seed 2", "prose_seed3": "seed 3"},
     "controls": {
