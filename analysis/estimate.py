@@ -21,7 +21,7 @@ from analysis.summary import describe_gate
 from analysis.windows import Windows
 from olmo_sparsity.progress import format_duration
 
-LOSSES_S, RECOVERY_S = 1.5, 2.5
+LOSSES_S, RECOVERY_S = 1.2, 2.0
 """For how long losses and recovery are computed, at least for two documents and for a target."""
 
 MANY_TARGETS, FEW_TARGETS = 256, 10
