@@ -75,12 +75,12 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
             beginnings(1).losses(plan.measured[0])
     # Some targets of several documents, and several blocks, which share forwards.
     num_blocks = min(LOSSES_S / 4 / a_block.seconds, MANY_TARGETS / windows.stride)
-    whole, plan = plan, beginnings(max(int(num_blocks), 1))
+    sample = beginnings(max(int(num_blocks), 1))
     tables: dict[int, pd.DataFrame] = {}
     spent = _Spent(scorer)
     for number in sorted(plan.measured, key=lambda number: (number // 2, number % 2)):
         with spent:
-            tables[number] = pd.DataFrame(dict(plan.losses(number)["losses"]))
+            tables[number] = pd.DataFrame(dict(sample.losses(number)["losses"]))
         if spent.seconds > LOSSES_S and {half_of(n) for n in tables} == {"threshold", "report"}:
             break
     share_of_losses = num_targets(ours) / sum(map(len, tables.values()))
@@ -88,9 +88,9 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
 
     if plan.fits_thresholds:
         reported = [number for number in ours if half_of(number) == "report"]
-        evaluated, targets = _chosen_targets(plan, tables, [num_targets([n]) for n in reported])
+        evaluated, targets = _chosen_targets(sample, tables, [num_targets([n]) for n in reported])
     else:  # they may lie anywhere in a document
-        plan = whole
+        sample = plan
         targets = _distinct(plan.targets(pd.DataFrame()))
         evaluated = float(targets.document.isin(ours).sum())
     spent, num_tried = _Spent(scorer), 0
@@ -101,7 +101,7 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
         room = int((RECOVERY_S - spent.seconds) * num_tried / max(spent.seconds, 1e-9))
         few = rows[alike].head(max(room, 1))
         with spent:
-            plan.recovery(int(number), few)
+            sample.recovery(int(number), few)
         num_tried += len(few)
         if spent.seconds > RECOVERY_S:
             break

@@ -141,15 +141,18 @@ def net_excess(of: str, target_sets: str, *ks: str) -> str:
     return table(header, [[line[i] for i in kept] for line in lines], left=len(names) - shared)
 
 
+TOKENS_OF_STEP = 16 * 256
+"""Of configs/python.yaml, and of figure2.yaml, which is based on it."""
+
+
 def python_training(*millions: str) -> str:
     """What the text-only model can do after so many tokens of its training."""
-    tokens_of_step = 16 * 256  # configs/python.yaml
     drops = pd.read_csv(RESULTS / "python_drop.csv").set_index("step")["drop"]
     evaluations = (RESULTS / "python_evaluations.jsonl").read_text().splitlines()
     lines = []
     for row in map(json.loads, evaluations):
         step, probe = row["step"], row["sparsity"]
-        trained = f"{step * tokens_of_step / 1e6:.0f}"
+        trained = f"{step * TOKENS_OF_STEP / 1e6:.0f}"
         line = [f"{trained}M", f"{row['heldout'][0]['loss']:.2f}", f"{drops[step]:.2f}"]
         line += [f"{row['induction_drop']:.2f}"]
         line += [shown(probe[units], "net") for units in ("tokens", "span:4")]
@@ -176,7 +179,7 @@ def biases(*steps: str) -> str:
         drops[model] = {row["step"]: row["induction_drop"] for row in map(json.loads, lines)}
     lines = [
         [
-            f"{int(step) * 16 * 256 / 1e6:.1f}M",
+            f"{int(step) * TOKENS_OF_STEP / 1e6:.1f}M",
             *(f"{drops[model][int(step)]:.2f}" for model in drops),
         ]
         for step in steps

@@ -230,6 +230,14 @@ def test_a_prompt_and_its_answer(
     assert unfinished == (len(expected) == 5)
 
 
+def test_targets_without_a_far_part_are_named(
+    model: LlamaForCausalLM, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = asked(model, at=[slice(2, 3), slice(40, 41)])
+    assert found.targets.target.tolist() == [40]
+    assert "1 of 2 targets stand before token" in capsys.readouterr().err
+
+
 def test_a_chat_template_is_prefix_and_end(model: LlamaForCausalLM) -> None:
     prompt = " ".join(TEXT.split()[:30])
     found = asked(model, text=None, at=None, prompt=prompt, target="w3", chat=True)

@@ -514,7 +514,7 @@ def test_rounding_to_8_bits_is_told_from_a_gap_that_hides(
                 attention_mask = None
             return _ask(*args, attention_mask=attention_mask, **kw)
 
-        without_ones.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined]
+        without_ones.__signature__ = inspect.signature(forward)  # type: ignore[attr-defined] # as mypy sees it
         monkeypatch.setattr(body, "forward", without_ones)
         with pytest.raises(ConfigError, match="a gap in its position IDs changes who may attend"):
             HuggingFaceLM(model)

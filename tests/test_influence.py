@@ -651,7 +651,7 @@ def test_hidden_far_places_are_no_keys(scale: float | None, document: np.ndarray
     rows = [context.set_row(np.delete(np.arange(10), place)) for place in range(10)]
     hidden = scorer.losses(rows)
     assert scorer._hides(context, 9) == (scale is None)
-    scorer._hides = lambda *_: False  # type: ignore[method-assign]
+    scorer._hides = lambda *_: False  # type: ignore[method-assign] # states are copied
     np.testing.assert_allclose(hidden, scorer.losses(rows), atol=1e-5)
 
 

@@ -412,8 +412,26 @@ def test_the_estimate_of_long_documents_asks_few_of_their_targets(
     (said,) = re.findall(r"about ([\d,]+) evaluated", text)
     assert int(said.replace(",", "")) > 0.3 * 3 * (3000 - settings.windows.long)
     few = replace(settings, max_targets=5, sets=("gap",))
+    rare = replace(few, max_targets=None, min_gap=100.0)
+    assert "about 0 evaluated (uncertain: 0 in the sample)" in estimate(
+        Plan.of(loaded(model), texts, rare)
+    )
     (said,) = re.findall(r"about ([\d,]+) evaluated", estimate(Plan.of(loaded(model), texts, few)))
     assert int(said) == 3 * 5 * 2  # documents, targets, own and placebo
+
+
+@pytest.mark.parametrize("changed", [{"target_share": 0.02}, {"max_targets": 3}, {}])
+def test_the_estimate_of_token_forwards_is_within_a_factor_of_two(
+    model: Any, tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    rng = np.random.default_rng(1)
+    texts = Documents.of([rng.integers(0, VOCAB, 400) for _ in range(6)])
+    settings = replace(SETTINGS, windows=Windows(24, 8, 8), selectors=("add_one",), **changed)
+    text = estimate(Plan.of(loaded(model), texts, settings))
+    (said,) = re.findall(r"token-forwards +about ([\d.e+]+),", text)
+    plan = Plan.of(loaded(model), texts, settings)
+    run(plan, tmp_path)
+    assert 0.5 < float(said) / plan.scorer.token_forwards < 2
 
 
 def test_recover_is_what_measure_does(model: Any, documents: Documents, measured: Path) -> None:

@@ -250,7 +250,7 @@ def own_gpu(num_seen: int, processes: Processes) -> int:
 def be_deterministic() -> None:
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when cuBLAS starts
     torch.use_deterministic_algorithms(True)
-    # For debugging, and slow.
+    # For debugging, and slow. PyTorch's types lack it.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
 
 
