@@ -14,7 +14,7 @@ import pandas as pd
 import torch
 
 from analysis.documents import Documents
-from analysis.plan import Plan, share_of
+from analysis.plan import MAX_FITTED, Plan, share_of
 from analysis.scoring import TOGETHER, Reading, Scorer
 from analysis.statistics import half_of
 from analysis.summary import describe_gate
@@ -41,16 +41,16 @@ def first_look(
 
     One target in five is evaluated (half of the documents, and in them a tenth for each of several
     target sets) with three far texts (own, placebo, one foreign): a gradient, then 17 rows of the
-    short window; 50 rows with what was chosen, and 40 without it, which are long windows if far
-    units are shown alone. All targets need the losses of two long windows and a short one, shared
-    by a block.
+    short window; 50 rows with what was chosen, 40 without it and 16 with random halves, which
+    are long windows if far units are shown alone. All targets need the losses of two long windows
+    and a short one, shared by a block.
     """
     long, short = windows.first_target, windows.short
     losses = (2 * long + short) / windows.stride + 3
     together = min(TOGETHER, windows.stride)
     near = short + together
     recovery = 3 * (3 * short + 17 * near + long / windows.stride) + 50 * near
-    recovery += 40 * (long + together if far_states == "isolated" else near)
+    recovery += 56 * (long + together if far_states == "isolated" else near)
     num_long = sum(len(document.tokens) > long for document in documents)
     num_targets = max(windows.stride, int(budget / max(num_long, 1) / (losses + recovery / 5)))
     items = [replace(d, tokens=d.tokens[: long + num_targets]) for d in documents.items]
@@ -93,6 +93,12 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
         sample = plan
         targets = _distinct(plan.targets(pd.DataFrame()))
         evaluated = float(targets.document.isin(ours).sum())
+    if plan.fits_thresholds:
+        spent = _Spent(scorer)
+        with spent:
+            sample.fit_heads(pd.concat(tables, names=["document"]).reset_index("document"), 2)
+        seconds += spent.seconds * MAX_FITTED / 2
+        forwards += spent.forwards * MAX_FITTED / 2
     spent, num_tried = _Spent(scorer), 0
     for number, rows in targets.groupby("document"):
         # Targets of a block share costs, and few that are drawn from a document stand alone.

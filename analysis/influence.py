@@ -14,16 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
-from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from analysis.scoring import Context, Row, Scorer, as_tensors, window_bias
+from analysis.saliency import embedding_saliency, gate_gradients, head_attention
+from analysis.scoring import Context, Scorer
 from analysis.windows import NOTHING, Spans, Units
-from olmo_sparsity.model.far_states import FarStates
+from olmo_sparsity.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -58,6 +56,9 @@ class Choice:
     influence_TK: np.ndarray
     """Their scores by the selector."""
 
+    score_TU: np.ndarray
+    """The scores of all units; 0 for those that the selector did not evaluate."""
+
 
 def influence_map(scorer: Scorer, context: Context, units: Units) -> np.ndarray:
     """I_UW in nats: L_short − L_set(unit) of every far unit on every target of the block.
@@ -82,7 +83,7 @@ def add_one_screened(scorer: Scorer, question: Question) -> Choice:
     of attention scores has a log-gate of ln 0.1. The gradient of the loss with respect to the gate
     predicts the effect of opening it.
     """
-    gate_TU = question.units.total(_gate_gradients(scorer, question))
+    gate_TU = question.units.total(gate_gradients(scorer, question.context, question.spans))
     screened = _best(gate_TU, min(len(question.units), max(16, 2 * question.k)))
     return _exact(scorer, question, list(screened.unit_TK))
 
@@ -119,12 +120,12 @@ def add_one_nested(scorer: Scorer, question: Question) -> Choice:
 def _exact(scorer: Scorer, question: Question, candidates: Sequence[np.ndarray]) -> Choice:
     """add_one on the candidates of each target, at least k."""
     sets = [[question.units.places(unit) for unit in units.tolist()] for units in candidates]
-    chosen, influence = [], []
-    for units, fall in zip(candidates, _falls(scorer, question, sets), strict=True):
-        best = np.argsort(-fall, kind="stable")[: question.k]
-        chosen.append(units[best])
-        influence.append(fall[best])
-    return Choice(np.array(chosen), np.array(influence))
+    chosen, score_TU = [], np.zeros((len(candidates), len(question.units)))
+    falls = _falls(scorer, question, sets)
+    for score_U, units, fall in zip(score_TU, candidates, falls, strict=True):
+        chosen.append(units[np.argsort(-fall, kind="stable")[: question.k]])
+        score_U[units] = fall
+    return _scored(np.array(chosen), score_TU)
 
 
 def _falls(
@@ -156,7 +157,8 @@ def greedy(scorer: Scorer, question: Question) -> Choice:
     """add_one, then add_one again given the units already chosen, until there are k."""
     units = question.units
     first = add_one(scorer, replace(question, k=1))
-    chosen, influence = first.unit_TK.tolist(), first.influence_TK.tolist()
+    chosen, score_TU = first.unit_TK.tolist(), np.zeros_like(first.score_TU)
+    np.put_along_axis(score_TU, first.unit_TK, first.influence_TK, axis=1)
     for row, span in enumerate(question.spans):
         of_target = replace(question, spans=[span])
         for _ in range(1, min(question.k, len(units))):
@@ -165,8 +167,8 @@ def greedy(scorer: Scorer, question: Question) -> Choice:
             (fall,) = _falls(scorer, of_target, [sets])
             best = int(fall[1:].argmax())
             chosen[row].append(rest[best])
-            influence[row].append(float(fall[1 + best] - fall[0]))
-    return Choice(np.array(chosen), np.array(influence))
+            score_TU[row, rest[best]] = fall[1 + best] - fall[0]
+    return _scored(np.array(chosen), score_TU)
 
 
 def divergence(scorer: Scorer, question: Question) -> Choice:
@@ -179,6 +181,17 @@ def divergence(scorer: Scorer, question: Question) -> Choice:
     return _best(question.total(short_W[None] - np.stack(alone)), question.k)
 
 
+def halves(
+    scorer: Scorer, question: Question, num_halves: int
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """kept_AU: random halves of the far units; and how far the loss of each target falls when each
+    half is added."""
+    units = question.units
+    kept_AU = question.generator.random((num_halves, len(units))) < 0.5
+    sets = [units.places(*np.flatnonzero(kept_U).tolist()) for kept_U in kept_AU]
+    return kept_AU, _falls(scorer, question, [sets] * len(question.spans))
+
+
 NUM_ABLATIONS, LASSO = 64, 0.01
 """Those of ContextCite (Cohen-Wang et al. 2024): the number of random halves, and the weight of the
 penalty for columns of variance 1."""
@@ -187,10 +200,7 @@ penalty for columns of variance 1."""
 def lasso(scorer: Scorer, question: Question) -> Choice:
     """ContextCite's surrogate: the largest weights of a sparse linear fit of the target's loss,
     given random halves of the far units."""
-    units, draw = question.units, question.generator
-    kept_AU = draw.random((NUM_ABLATIONS, len(units))) < 0.5
-    sets = [units.places(*np.flatnonzero(kept_U).tolist()) for kept_U in kept_AU]
-    falls = _falls(scorer, question, [sets] * len(question.spans))
+    kept_AU, falls = halves(scorer, question, NUM_ABLATIONS)
     return _best(np.stack([lasso_fit(kept_AU, fall_A, LASSO) for fall_A in falls]), question.k)
 
 
@@ -216,28 +226,27 @@ def lasso_fit(
 
 def gradient(scorer: Scorer, question: Question) -> Choice:
     """Gradient × input on the long window: the first-order rise in loss without the embeddings."""
-    context = question.context
-    saliency_TF = scorer.in_batches(
-        question.spans, len(context.block.tokens), partial(_embedding_saliency, scorer, context)
-    )
-    return _best(question.units.total(np.concatenate(saliency_TF)), question.k)
+    saliency_TF = embedding_saliency(scorer, question.context, question.spans)
+    return _best(question.units.total(saliency_TF), question.k)
 
 
 def attention(scorer: Scorer, question: Question) -> Choice:
     """Mean attention, over all heads of all layers, from the places that predict the target."""
-    block = question.context.block
-    states = question.context.states
-    if states is None:
-        states = scorer.states(block.tokens[: block.num_prefix + block.num_far])
-    weights_TF = np.zeros((len(question.spans), block.num_far))
-    for row, (first, end) in enumerate(question.spans):
-        for target in range(first, end):
-            window = Row(question.context, block.near(target + 1), 1)
-            tokens_BL, positions_BL = as_tensors([window], scorer.device)
-            scorer.token_forwards += tokens_BL.numel()
-            weights_BK = scorer.model.last_attention(tokens_BL, positions_BL, states)
-            far = slice(block.num_prefix, block.num_prefix + block.num_far)
-            weights_TF[row] += weights_BK[0, far].float().cpu().numpy()
+    weights_TF = head_attention(scorer, question.context, question.spans).mean(1)
+    return _best(question.units.total(weights_TF), question.k)
+
+
+def attention_learned(scorer: Scorer, question: Question) -> Choice:
+    """The same with a weight for each head, fitted to exact influences on other documents
+    (`fit_head_weights`)."""
+    if scorer.head_weights is None:
+        raise ConfigError(
+            "attention_learned has no weights; `measure` fits them, for targets that it chooses by "
+            "their gap; take attention"
+        )
+    weights_TF = np.einsum(
+        "thf,h->tf", head_attention(scorer, question.context, question.spans), scorer.head_weights
+    )
     return _best(question.units.total(weights_TF), question.k)
 
 
@@ -278,6 +287,7 @@ SELECTORS: dict[str, Selector] = {
     "lasso": lasso,
     "gradient": gradient,
     "attention": attention,
+    "attention_learned": attention_learned,
     "divergence": divergence,
     "nearest": nearest,
     "random": random,
@@ -291,100 +301,8 @@ AIMED = frozenset({"divergence"})
 
 def _best(influence_TU: np.ndarray, k: int) -> Choice:
     """The k largest of each row; ties in order of place, so that results are reproducible."""
-    order = np.argsort(-influence_TU, axis=1, kind="stable")[:, :k]
-    return Choice(order, np.take_along_axis(influence_TU, order, axis=1))
+    return _scored(np.argsort(-influence_TU, axis=1, kind="stable")[:, :k], influence_TU)
 
 
-# --- gradients ------------------------------------------------------------------------------------
-
-
-def _target_losses(scorer: Scorer, hidden_BLD: Tensor, context: Context, spans: Spans) -> Tensor:
-    """Sum over rows of the loss of the row's own target. All rows end with the input before the
-    last target of the spans."""
-    last = max(end for _, end in spans)
-    rows = [row for row, (first, end) in enumerate(spans) for _ in range(first, end)]
-    targets = np.concatenate([np.arange(first, end) for first, end in spans])
-    labels = torch.from_numpy(context.block.targets_W[targets].astype(np.int64))
-    hidden_ND = hidden_BLD[rows, torch.from_numpy(targets - last)]
-    logits_NV = scorer.model.unembed(hidden_ND).float()
-    return torch.nn.functional.cross_entropy(
-        logits_NV, labels.to(logits_NV.device), reduction="sum"
-    )
-
-
-def _embedding_saliency(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:
-    model: Any = scorer.model
-    row = context.dense_row(max(end for _, end in spans))
-    tokens_BL, positions_BL = as_tensors([row] * len(spans), scorer.device)
-    scorer.token_forwards += 3 * tokens_BL.numel()  # a backward pass costs two forwards
-    kept: list[Tensor] = []
-
-    def keep(module: Any, inputs: Any, output: Tensor) -> Tensor:
-        kept.append(output.detach().requires_grad_())
-        return kept[0]
-
-    hook = model.embedding.register_forward_hook(keep)
-    try:
-        with torch.enable_grad():
-            hidden_BLD = model.hidden(tokens_BL, positions_BL)
-            loss = _target_losses(scorer, hidden_BLD, context, spans)
-            (gradient_BLD,) = torch.autograd.grad(loss, kept)
-    finally:
-        hook.remove()
-    saliency_BL = -(gradient_BLD * kept[0]).sum(-1)
-    first = context.block.num_prefix
-    return saliency_BL[:, first : first + context.block.num_far].detach().float().cpu().numpy()
-
-
-GATE = 0.1
-SCORES = 2**15
-"""Attention scores, kept for the backward pass of the gates, that count as one token."""
-
-
-def _gate_gradients(scorer: Scorer, question: Question) -> np.ndarray:
-    """gradient_TF. Only the window's places are computed, and attend to far states, so that there
-    are S × F scores instead of all pairs."""
-    context, block = question.context, question.context.block
-    states = context.states
-    if states is None:
-        states = _states_alone(scorer, context)
-    num_keys = states.num_places + len(block.near())
-    num_scores = len(block.near()) * num_keys * states.num_heads * len(states.layers)
-    num_tokens = max(1, num_scores // SCORES)
-    parts = scorer.in_batches(
-        question.spans, num_tokens, partial(_gate_batch, scorer, context, states)
-    )
-    return np.concatenate(parts)
-
-
-def _states_alone(scorer: Scorer, context: Context) -> FarStates:
-    """States of the prefix, and of each far token as if it followed the prefix directly."""
-    block = context.block
-    rows = [Row(context, block.earlier(np.array([far])), 0) for far in range(block.num_far)]
-
-    def states(batch: Sequence[Row]) -> FarStates:
-        tokens_BL, positions_BL = as_tensors(batch, scorer.device)
-        scorer.token_forwards += tokens_BL.numel()
-        return scorer.model.far_states(tokens_BL, positions_BL)
-
-    batches = scorer.in_batches(rows, block.num_prefix + 1, states)
-    return FarStates.behind_prefix(batches, block.num_prefix)
-
-
-def _gate_batch(scorer: Scorer, context: Context, states: FarStates, spans: Spans) -> np.ndarray:
-    block, device = context.block, scorer.device
-    window = Row(context, block.near(max(end for _, end in spans)), 0)
-    tokens_BL, positions_BL = as_tensors([window] * len(spans), device)
-    scorer.token_forwards += 3 * tokens_BL.numel()  # a backward pass costs two forwards
-    batch, length = tokens_BL.shape
-    with torch.enable_grad():
-        gate_BF = torch.full(
-            (batch, block.num_far), float(np.log(GATE)), device=device, requires_grad=True
-        )
-        # The prefix has no gate.
-        earlier_BK = torch.nn.functional.pad(gate_BF, (block.num_prefix, 0))
-        bias = window_bias(earlier_BK, length)
-        hidden_BLD = scorer.model.hidden(tokens_BL, positions_BL, bias, far=states.expand(batch))
-        loss = _target_losses(scorer, hidden_BLD, context, spans)
-        (gradient_BF,) = torch.autograd.grad(loss, gate_BF)
-    return (-gradient_BF).float().cpu().numpy()
+def _scored(unit_TK: np.ndarray, score_TU: np.ndarray) -> Choice:
+    return Choice(unit_TK, np.take_along_axis(score_TU, unit_TK, axis=1), score_TU)

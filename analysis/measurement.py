@@ -29,7 +29,7 @@ from analysis.plan import Plan, share_of, targets_meta
 from analysis.results import FILES, Meta, Results, main_set, read_results
 from analysis.scoring import Reading
 from analysis.settings import Settings
-from analysis.statistics import GROUPS, half_of, hit_rates, longppl, summarize
+from analysis.statistics import GROUPS, half_of, hit_rates, longppl, mean_lds, summarize
 from analysis.summary import describe_gate
 from analysis.targets import At, check_all_evaluated
 from analysis.windows import Windows
@@ -62,6 +62,7 @@ def measure(
     far_states: Reading = Settings.far_states,
     foreign: ForeignText = Settings.foreign,
     num_foreign: int = Settings.num_foreign,
+    num_halves: int = Settings.num_halves,
     seed: int = Settings.seed,
     out: str | Path | None = None,
     shard: tuple[int, int] = (0, 1),
@@ -87,7 +88,7 @@ def measure(
     settings = Settings(
         windows, _names(units), _names(selectors), tuple(ks),
         1.0 if isinstance(targets, Results) else float(targets), min_gap, _names(sets), max_targets,
-        far_states, foreign, num_foreign, seed,
+        far_states, foreign, num_foreign, num_halves, seed,
     )  # fmt: skip
     plan = Plan.of(model, documents, settings, given, batch_tokens)
     if out is not None:
@@ -136,6 +137,7 @@ def run(
         half = [number for number in measured if half_of(number) == "threshold"]
         _wait_for("losses", parts, half, write_losses, slowest)
     chosen = targets()
+    plan.fit_heads(parts.read("losses"))
     slowest = _work(
         "recovery", parts, sorted(set(mine) & set(chosen.document)), write_recovery, shown
     )
@@ -251,6 +253,7 @@ def _sum_up(
     summary = summary.merge(per_target.reset_index(), how="left", on=["units", "selector"])
     hits = hit_rates(influence, planted, settings.ks)
     summary = summary.merge(hits, how="left", on=GROUPS)
+    summary = summary.merge(mean_lds(targets, parts.read("lds")), how="left", on=GROUPS[:3])
     made = {"targets": targets, "summary": summary}
     if plan.model.tokenizer is not None and "tokens" in settings.units:
         made["dependencies"] = measure_dependencies(
@@ -268,6 +271,7 @@ def _sum_up(
         controls={"foreign": settings.foreign, "num_foreign": settings.num_foreign},
         seed=settings.seed,
         targets=targets_meta(plan, thresholds),
+        head_weights=None if plan.scorer.head_weights is None else list(plan.scorer.head_weights),
         longppl=longppl(losses),
         counts={
             "documents_measured": len(plan.measured) - left,

@@ -13,6 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.documents import Controls, Documents
+from analysis.heads import fit_head_weights
 from analysis.recovery import recover
 from analysis.results import Results
 from analysis.scoring import Scorer, context_losses, repetition_drop
@@ -32,6 +33,9 @@ from analysis.targets import (
 )
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import LoadedModel
+
+MAX_FITTED = 64
+"""Targets that `attention_learned` is fitted to."""
 
 
 @dataclass
@@ -64,6 +68,11 @@ class Plan:
         )
         plan = Plan(model, documents, settings, scorer, controls)
         if not plan.fits_thresholds or given is not None:
+            if "attention_learned" in settings.selectors:
+                raise ConfigError(
+                    "attention_learned is fitted on the documents that fix the threshold of chosen "
+                    "targets, and these targets are given; take attention"
+                )
             chosen = Settings(settings.windows)
             for name in ("sets", "max_targets"):
                 if getattr(settings, name) != getattr(chosen, name):
@@ -150,13 +159,25 @@ class Plan:
             settings.max_targets,
         )  # fmt: skip
 
+    def fit_heads(self, losses: pd.DataFrame, max_targets: int = MAX_FITTED) -> None:
+        """Where `attention_learned` is measured, fit it to targets of large gap in the half of the
+        documents that fixes the threshold."""
+        if "attention_learned" not in self.settings.selectors:
+            return
+        half = losses[losses.document.map(half_of) == "threshold"]
+        gap = half.loss_short - half.loss_long
+        large = half[gap >= gap.quantile(1 - self.settings.target_share)]
+        fitted = large.sample(min(len(large), max_targets), random_state=self.settings.seed)
+        targets = [(self.documents[row.document].tokens, row.target) for row in fitted.itertuples()]
+        self.scorer.head_weights = fit_head_weights(self.scorer, self.settings.windows, targets)
+
     def recovery(self, number: int, targets: pd.DataFrame) -> dict[str, Columns]:
         """The rows of one document in the tables of the second phase."""
         document, settings = self.documents[number], self.settings
         recovered = recover(
             self.scorer, document, settings.windows, of_document(targets, document),
             units=settings.units, selectors=settings.selectors, ks=settings.ks,
-            controls=self.controls, seed=settings.seed,
+            controls=self.controls, num_halves=settings.num_halves, seed=settings.seed,
         )  # fmt: skip
         tables: dict[str, Columns] = {name: dict(rows) for name, rows in recovered.items()}
         tables["tokens"] = {

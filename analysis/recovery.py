@@ -21,8 +21,9 @@ import torch
 from torch import Tensor
 
 from analysis.documents import Controls, Document, FarText
-from analysis.influence import AIMED, SELECTORS, Choice, Question
+from analysis.influence import AIMED, SELECTORS, Choice, Question, halves
 from analysis.scoring import Context, Row, Scorer
+from analysis.statistics import rank_correlations
 from analysis.tables import PHASES
 from analysis.windows import Block, Spans, Units, Windows
 from olmo_sparsity.errors import DataError
@@ -37,7 +38,7 @@ NUM_DRAWS = {"random": 3}
 
 COLUMNS = {
     name: [column for column in PHASES["recovery"][name].names if column != "document"]
-    for name in ("recovery", "influence", "costs")
+    for name in ("recovery", "influence", "lds", "costs")
 }
 
 
@@ -80,16 +81,18 @@ def recover(
     selectors: str | Sequence[str] = "add_one",
     ks: Sequence[int] = KS,
     controls: Controls | None = None,
+    num_halves: int = 0,
     seed: int = 0,
     done: Callable[[int], None] | None = None,
 ) -> dict[str, pd.DataFrame]:
-    """The tables `recovery`, `influence` and `costs` of one document (docs/formats.md).
+    """The tables `recovery`, `influence`, `lds` and `costs` of one document (docs/formats.md).
 
     `targets`: places in the document, or a mapping from far part to places (default: every target
     with a full long window, with the document's own far part). Two columns are spans, from the
     first place to one past the last, each evaluated as one target. Without `controls` there is
-    neither placebo nor foreign text; recovery should not be reported without them. `done` is called
-    with the number of finished targets.
+    neither placebo nor foreign text; recovery should not be reported without them. `num_halves`:
+    random halves of the far units that `lds` is computed from. `done` is called with the number of
+    finished targets.
     """
     units, selectors = ((n,) if isinstance(n, str) else tuple(n) for n in (units, selectors))
     if targets is None:
@@ -104,7 +107,9 @@ def recover(
             parts = blocks.setdefault((start, last), {})
             parts.setdefault(part, []).append((first - start, end - start))
     longest = max((start for start, _ in blocks), default=0) if windows.long == "all" else None
-    evaluation = _Evaluation(scorer, document, longest, units, selectors, tuple(ks), seed)
+    evaluation = _Evaluation(
+        scorer, document, longest, units, selectors, tuple(ks), num_halves, seed
+    )
     num_done = 0
     for start, last in sorted(blocks):
         block = windows.block(document.tokens, start, last)
@@ -143,11 +148,12 @@ class _Evaluation:
         units: tuple[str, ...],
         selectors: tuple[str, ...],
         ks: tuple[int, ...],
+        num_halves: int,
         seed: int,
     ) -> None:
         """`longest`: with `long="all"`, the start of the last block."""
         self.scorer, self.document, self.longest, self.seed = scorer, document, longest, seed
-        self.units, self.selectors, self.ks = units, selectors, ks
+        self.units, self.selectors, self.ks, self.num_halves = units, selectors, ks, num_halves
         self.tables: dict[str, dict[str, list[np.ndarray]]] = {
             name: {column: [] for column in columns} for name, columns in COLUMNS.items()
         }
@@ -209,6 +215,8 @@ class _Evaluation:
         all_targets = sorted({span for targets in text.targets.values() for span in targets})
         for kind in self.units:
             units = text.far.units(kind)
+            is_tested = self.num_halves > 0 and text.control == "own" and DOCUMENT in text.targets
+            kept_and_falls = self._halves(text, units, kind) if is_tested else None
             for selector in self.selectors:
                 # The aim differs between far parts; other selectors serve all at once.
                 groups = [(all_targets, text.targets)]
@@ -219,9 +227,12 @@ class _Evaluation:
                     about = {"units": kind, "selector": selector, "control": text.control}
                     for targets, parts in groups:
                         aim = aims[next(iter(parts))] if selector in AIMED else None
-                        choices.append(
-                            self._choose(text, units, about | {"draw": draw}, targets, parts, aim)
+                        chosen = self._choose(
+                            text, units, about | {"draw": draw}, targets, parts, aim
                         )
+                        choices.append(chosen)
+                        if kept_and_falls is not None and draw == text.draw:
+                            self._write_lds(text, chosen, *kept_and_falls)
         # The rows of all choices share batches.
         rows = [row for chosen in choices for row in chosen.rows]
         hidden = self.scorer.hidden(rows)
@@ -243,6 +254,24 @@ class _Evaluation:
             losses = {"loss_set": loss_TK, "loss_without": without_TK, "kl_set": kl_TK}
             self._write(text, chosen, losses)
             first = end
+
+    def _halves(self, text: _Text, units: Units, kind: str) -> tuple[np.ndarray, np.ndarray]:
+        """Random halves of the units, and the fall in loss that each gives to each target."""
+        block, targets = text.context.block, text.targets[DOCUMENT]
+        generator = np.random.default_rng([self.seed, self.document.number, block.start])
+        before = self.scorer.token_forwards
+        question = Question(text.context, units, targets, max(self.ks), generator)
+        kept_AU, falls = halves(self.scorer, question, self.num_halves)
+        self._cost(kind, "halves", before, len(targets))
+        return kept_AU, np.stack(falls)
+
+    def _write_lds(
+        self, text: _Text, chosen: _Chosen, kept_AU: np.ndarray, fall_TA: np.ndarray
+    ) -> None:
+        """How well the sum of a half's scores predicts its fall in loss."""
+        predicted_TA = chosen.choice.score_TU @ kept_AU.T
+        starts = text.context.block.start + np.array([first for first, _ in chosen.targets])
+        self._add("lds", chosen.about, target=starts, lds=rank_correlations(predicted_TA, fall_TA))
 
     def _choose(
         self,

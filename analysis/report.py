@@ -29,7 +29,18 @@ from analysis.results import SETS, Meta, Results, main_set
 from analysis.statistics import KEYS
 from analysis.summary import FAR_STATES, describe_gap
 from analysis.tables import SCHEMAS
-from analysis.view import DIRECTIONS, escape, interval, number, places, quoted, sentence, spell
+from analysis.view import (
+    DIRECTIONS,
+    escape,
+    html_table,
+    interval,
+    intervals,
+    number,
+    places,
+    quoted,
+    sentence,
+    spell,
+)  # fmt: skip
 from olmo_sparsity.files import write_atomically
 
 if TYPE_CHECKING:
@@ -305,7 +316,7 @@ def _check_table(check: Check) -> str:
         "at most": table.foreign_most,
         "do as well": [f"{num} of {check.draws}" for num in table.better],
     }
-    return _table(caption, columns, True)
+    return html_table(caption, columns, True)
 
 
 def _headline(results: Results) -> str:
@@ -353,57 +364,33 @@ def _summary_tables(results: Results) -> str:
             "selector": rows.selector.map(spell),
             "units": rows.units,
             "k": rows.k,
-            "net excess": zip(rows.net, rows.net_low, rows.net_high, strict=True),
-            "excess": zip(rows.excess, rows.excess_low, rows.excess_high, strict=True),
+            "net excess": intervals(rows, "net", "net_low", "net_high"),
+            "excess": intervals(rows, "excess", "excess_low", "excess_high"),
             "placebo": rows.placebo,
-            "recovery": zip(rows.recovery, rows.low, rows.high, strict=True),
+            "recovery": intervals(rows, "recovery", "low", "high"),
             "foreign control": rows.foreign,
-            "lost when removed": zip(
-                rows.removal, rows.removal_low, rows.removal_high, strict=True
-            ),
+            "lost when removed": intervals(rows, "removal", "removal_low", "removal_high"),
             "lost in the placebo": rows.placebo_removal,
+            "LDS": intervals(rows, "lds", "lds_low", "lds_high"),
             "KL removed": rows.kl_removed,
             "token-forwards per target": [number(n, 0) for n in rows.token_forwards_per_target],
         }
-        tables.append(_table(caption, columns, target_set == main_set(summary.target_set)))
+        tables.append(html_table(caption, columns, target_set == main_set(summary.target_set)))
     for target_set, rows in results.dependencies.groupby("target_set", sort=False):
         columns = {
             "selector": rows.selector.map(spell),
             "k": rows.k,
             "kind": rows.kind.map(spell),
-            "enrichment": zip(rows.enrichment, rows.low, rows.high, strict=True),
+            "enrichment": intervals(rows, "enrichment", "low", "high"),
             "share of selected": rows.share,
             "share of far tokens": rows.base_share,
-            "excess recovery": rows[["excess_recovery", "excess_low", "excess_high"]].to_numpy(),
-            "net excess": rows[["net", "net_low", "net_high"]].to_numpy(),
+            "excess recovery": intervals(rows, "excess_recovery", "excess_low", "excess_high"),
+            "net excess": intervals(rows, "net", "net_low", "net_high"),
             "targets": rows.num_targets,
         }
         title = f"Kinds of far tokens, targets: {results.spell_set(target_set)}"
-        tables.append(_table(title, columns, False))
+        tables.append(html_table(title, columns, False))
     return "\n".join(tables) or "<p>Nothing was measured.</p>"
-
-
-def _table(caption: str, columns: dict[str, Iterable], is_open: bool) -> str:
-    """The first column groups the rows, and is shown once per group."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
-    lines, before = [], None
-    for group, *values in zip(*columns.values(), strict=True):
-        cells = "".join(f"<td>{escape(_cell(value))}</td>" for value in values)
-        begins = "" if group == before else " class=group"
-        lines.append(f'<tr{begins}><th scope="row">{escape(group)}</th>{cells}</tr>')
-        before = group
-    return (
-        f"<details{' open' if is_open else ''}><summary>{escape(caption)}</summary>"
-        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
-        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></details>"
-    )
-
-
-def _cell(value: Any) -> str:
-    if isinstance(value, tuple):
-        return interval(*value)
-    digits = 0 if isinstance(value, int) else 2
-    return value if isinstance(value, str) else number(value, digits)
 
 
 def _json_for_html(value: Any) -> str:

@@ -56,6 +56,9 @@ class Meta:
     gate: dict = field(default_factory=dict)
     """The induction check: the drop in loss on a repeated passage."""
 
+    head_weights: list | None = None
+    """Of `attention_learned`, for the heads of all layers."""
+
     longppl: dict = field(default_factory=dict)
     counts: dict = field(default_factory=dict)
     commit: str | None = None
@@ -77,6 +80,7 @@ class Results:
     targets: pd.DataFrame
     influence: pd.DataFrame
     recovery: pd.DataFrame
+    lds: pd.DataFrame
     costs: pd.DataFrame
     summary: pd.DataFrame
     dependencies: pd.DataFrame

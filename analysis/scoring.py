@@ -134,6 +134,9 @@ class Scorer:
             # it after each layer, which would cost a tenth of the time in page faults.
             torch.empty(31 * 2**20, dtype=torch.uint8)
         self.token_forwards = 0
+        self.head_weights: np.ndarray | None = None
+        """For `attention_learned`."""
+
         self._last: tuple[np.ndarray, FarStates] | None = None
 
     def context(self, block: Block, states: FarStates | None = None) -> Context:

@@ -15,6 +15,8 @@ from analysis.targets import CHOSEN_SETS
 from analysis.windows import Windows, span_width
 from olmo_sparsity.errors import ConfigError
 
+MIN_HALVES = 4
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -33,6 +35,9 @@ class Settings:
     far_states: Reading = "contextual"
     foreign: ForeignText = "unrelated"
     num_foreign: int = 3
+    num_halves: int = 16
+    """Random halves of the far units that LDS is computed from."""
+
     seed: int = 0
 
     def check(self) -> None:
@@ -69,6 +74,11 @@ class Settings:
         if self.num_foreign < 1:
             raise ConfigError(
                 f"num_foreign={self.num_foreign}: the control needs at least one draw"
+            )
+        if self.num_halves != 0 and self.num_halves < MIN_HALVES:
+            raise ConfigError(
+                f"num_halves={self.num_halves}: a rank correlation needs at least {MIN_HALVES}; 0 "
+                "for none"
             )
         for units in self.units:
             width = span_width(units)

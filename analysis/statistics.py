@@ -195,6 +195,27 @@ def hit_rates(
     return pd.DataFrame(rows, columns=[*GROUPS, "hit_rate", "hit_low", "hit_high"])
 
 
+def rank_correlations(x_NA: np.ndarray, y_NA: np.ndarray) -> np.ndarray:
+    """Spearman's of each pair of rows; 0 where all values of a row are equal."""
+    x_NA, y_NA = (pd.DataFrame(rows).rank(axis=1).to_numpy() for rows in (x_NA, y_NA))
+    x_NA, y_NA = (rows - rows.mean(1, keepdims=True) for rows in (x_NA, y_NA))
+    scale_N = np.sqrt((x_NA**2).sum(1) * (y_NA**2).sum(1))
+    return (x_NA * y_NA).sum(1) / np.where(scale_N > 0, scale_N, 1.0)
+
+
+def mean_lds(targets: pd.DataFrame, lds: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+    """The mean over targets, with its interval, for each target set, kind of units and selector."""
+    rows = []
+    own = targets[targets.far_part == "document"].merge(lds, on=KEYS)
+    for names, group in own.groupby(["target_set", "units", "selector"]):
+        sums = group.groupby("document").lds.agg(["sum", "count"])
+        sum_R, count_R = resample(sums, seed).T
+        mean_R = sum_R / count_R
+        rows.append((*names, *interval(mean_R[1:], mean_R[0])))
+    columns = ["target_set", "units", "selector", "lds", "lds_low", "lds_high"]
+    return pd.DataFrame(rows, columns=columns)
+
+
 def longppl(losses: pd.DataFrame) -> dict[str, float | int | None]:
     """LongPPL over all targets together; the authors' package averages within each text."""
     gap = losses.loss_short - losses.loss_long

@@ -134,7 +134,8 @@ def describe_gate(gate: dict[str, Any], far_states: str, planted: bool) -> str:
 def format_summary(rows: pd.DataFrame, title: str) -> str:
     """A table of rows with equal target set. `net`: excess over the foreign control, minus that of
     the placebo; `nats`: the same in nats a target, to compare models; `removal`: the share of the
-    gap that is lost without the units."""
+    gap that is lost without the units; `lds`: how well a selector's scores of all units predict the
+    loss with random halves of them."""
     first = rows.iloc[0]
     lines = [
         f"{title}: {first.num_targets:,} targets in {first.num_documents:,} documents, mean gap "
@@ -154,12 +155,14 @@ def format_summary(rows: pd.DataFrame, title: str) -> str:
         "removal (placebo)": (
             17, lambda row: f"{_number(row.removal)} ({_number(row.placebo_removal)})"
         ),
+        "lds": (6, lambda row: _number(row.lds)),
         "planted found": (
             20, lambda row: with_interval(row.hit_rate, row.hit_low, row.hit_high, "")
         ),
     }  # fmt: skip
-    if rows.hit_rate.isna().all():
-        del columns["planted found"]
+    for name, column in (("lds", "lds"), ("planted found", "hit_rate")):
+        if rows[column].isna().all():
+            del columns[name]
     head = "".join(f"  {name:>{width}}" for name, (width, _) in columns.items())
     lines.append(f"{'selector':<18}{'units':<10}{'k':>3}{head}")
     for row in rows.itertuples():

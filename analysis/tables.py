@@ -57,6 +57,9 @@ PHASES = {
             control="text", draw="int", k="int", num_tokens="int", loss_set="real",
             loss_without="real?", kl_set="real?",
         ),
+        "lds": _schema(
+            document="int", target="int", units="text", selector="text", lds="real",
+        ),
         "costs": _schema(
             document="int", units="text", selector="text", token_forwards="large",
             num_targets="int",
@@ -80,8 +83,9 @@ SCHEMAS = MADE_OF_PARTS | {
         target_set="text", units="text", selector="text", k="int", num_tokens="wide",
         **{name.replace("recovery_", ""): kind for name, kind in _INTERVALS.items()},
         kl_removed="wide?", kl_removed_foreign="wide?", hit_rate="wide?", hit_low="wide?",
-        hit_high="wide?", gap="wide", num_targets="int", num_documents="int",
-        num_placebo_targets="int", token_forwards_per_target="wide?",
+        hit_high="wide?", lds="wide?", lds_low="wide?", lds_high="wide?", gap="wide",
+        num_targets="int", num_documents="int", num_placebo_targets="int",
+        token_forwards_per_target="wide?",
     ),
     "dependencies": _schema(
         target_set="text", selector="text", k="int", kind="text", share="wide?",

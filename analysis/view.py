@@ -1,4 +1,4 @@
-"""Show targets and their far units in their text, for a terminal and for a notebook.
+"""Show targets and their far units in their text, in a terminal and a notebook; tables in HTML.
 
 Place in the flow: last, beneath explanations and results. Never imports torch.
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,6 +44,34 @@ def number(value: Any, digits: int = 2) -> str:
 def interval(value: Any, low: Any, high: Any) -> str:
     shown = number(value)
     return shown if shown == "–" else f"{shown} [{number(low)}, {number(high)}]"
+
+
+def intervals(rows: pd.DataFrame, *names: str) -> Iterable[tuple]:
+    """A value and the ends of its interval in each row."""
+    return rows[list(names)].itertuples(index=False, name=None)
+
+
+def html_table(caption: str, columns: dict[str, Iterable], is_open: bool) -> str:
+    """The first column groups the rows, and is shown once per group."""
+    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
+    lines, before = [], None
+    for group, *values in zip(*columns.values(), strict=True):
+        cells = "".join(f"<td>{escape(_cell(value))}</td>" for value in values)
+        begins = "" if group == before else " class=group"
+        lines.append(f'<tr{begins}><th scope="row">{escape(group)}</th>{cells}</tr>')
+        before = group
+    return (
+        f"<details{' open' if is_open else ''}><summary>{escape(caption)}</summary>"
+        f'<div class="wide" tabindex="0" role="region" aria-label="{escape(caption)}"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{''.join(lines)}</tbody></table></div></details>"
+    )
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, tuple):
+        return interval(*value)
+    digits = 0 if isinstance(value, int) else 2
+    return value if isinstance(value, str) else number(value, digits)
 
 
 def spell(name: Any) -> str:

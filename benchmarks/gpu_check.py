@@ -392,6 +392,7 @@ def asked_of(fields: dict[str, Any], device: Any, dtype: str) -> Iterator[tuple[
         hidden_BLD = model.hidden(*near, far=states.choose(places_BF), last=4)
     yield "hidden after far states", hidden_BLD.float().cpu().numpy()
     document, scorer = Document(tokens_BL[0].numpy()), Scorer(model)
+    scorer.head_weights = np.linspace(0, 1, sizes["n_layers"] * sizes["n_heads"])
     for name in SELECTORS:
         tables = recover(scorer, document, Windows(32, 8, 8), selectors=name, ks=(1, 4))
         yield name, tables["influence"].influence.to_numpy()

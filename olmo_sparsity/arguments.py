@@ -138,6 +138,8 @@ def build_parser(runs: Mapping[str, Callable[..., int]]) -> argparse.ArgumentPar
     sub.add_argument("--max-targets", type=int, metavar="N", help="at most N of each set and "
                      "document, drawn at random (all)")  # fmt: skip
     sub.add_argument("--foreign", type=int, help="draws of the foreign control (3)")
+    sub.add_argument("--halves", type=int, default=16, metavar="N", help="random halves of the "
+                     "far units that LDS is computed from (%(default)s; 0: none)")  # fmt: skip
     sub.add_argument("--foreign-text", choices=("unrelated", "matched", "shuffled"),
                      default="unrelated", help="text of another document, text around the target's "
                      "token, or the own far part in another order (%(default)s)")  # fmt: skip

@@ -246,6 +246,7 @@ def measure(options: argparse.Namespace) -> int:
         far_states=options.far_states,
         foreign=options.foreign_text,
         num_foreign=options.foreign,
+        num_halves=options.halves,
         seed=options.seed,
     )
     settings.check()

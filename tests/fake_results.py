@@ -19,7 +19,7 @@ import pandas as pd
 from analysis.dependencies import measure_dependencies
 from analysis.parts import Parts
 from analysis.results import Meta, Results, read_results
-from analysis.statistics import far_part_losses, half_of, summarize
+from analysis.statistics import GROUPS, far_part_losses, half_of, mean_lds, summarize
 from analysis.tables import SCHEMAS
 from analysis.windows import Windows
 
@@ -95,7 +95,7 @@ def recovery_rows(document: int, targets: pd.DataFrame, losses: pd.DataFrame) ->
     words, other = np.array(fake_words(document)), fake_words(document + 1)
     rng = np.random.default_rng(200 + document)
     losses = losses.set_index("target")
-    influence, recovery = [], []
+    influence, recovery, lds = [], [], []
     asked = targets[["target", "far_part"]].drop_duplicates()
     for (t, part), units in product(asked.itertuples(index=False), UNITS):
         start, near, width = Windows(LONG, SHORT, STRIDE).start_of(t), losses.loc[t], WIDTHS[units]
@@ -104,6 +104,8 @@ def recovery_rows(document: int, targets: pd.DataFrame, losses: pd.DataFrame) ->
         is_own = part == "document"
         gap = near.loss_short - (near.loss_long if is_own else near.placebo_loss_long)
         for selector, (own, foreign) in SELECTORS.items():
+            if is_own:
+                lds.append((t, units, selector, own - foreign))
             for control in ("own", "foreign"):
                 about = (t, part, units, selector, control)
                 first = rng.permutation(far[: len(far) + 1 - width])[: max(KS)]
@@ -127,7 +129,8 @@ def recovery_rows(document: int, targets: pd.DataFrame, losses: pd.DataFrame) ->
     ids = np.unique(words, return_inverse=True)[1]
     tokens = [(place, ids[place], word) for place, word in enumerate(words)]
     cost = [(units, s, 410 * len(asked), len(asked)) for units, s in product(UNITS, SELECTORS)]
-    rows = {"influence": influence, "recovery": recovery, "costs": cost, "tokens": tokens}
+    rows = {"influence": influence, "recovery": recovery, "costs": cost, "tokens": tokens,
+            "lds": lds}  # fmt: skip
     return {name: pd.DataFrame(r, columns=SCHEMAS[name].names[1:]) for name, r in rows.items()}
 
 
@@ -171,6 +174,8 @@ def write_fake_results(folder: Path, meta: Meta = META) -> None:
     summary = summarize(losses, targets, recovery).assign(
         hit_rate=np.nan, hit_low=np.nan, hit_high=np.nan, token_forwards_per_target=410.0
     )
+    lds = mean_lds(targets, parts.read("lds"))
+    summary = summary.merge(lds, how="left", on=GROUPS[:3])
     large = targets[targets.target_set == "gap"]
     seeing = influence[influence.selector.isin(SEEING)]
     windows = Windows(LONG, SHORT, STRIDE)

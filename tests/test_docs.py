@@ -168,7 +168,7 @@ def test_python_of_a_page_runs(
     exec(code.replace("runs/figure2", config.run_folder), names)
     if name == "docs/measure.md":
         assert names["influence_FW"].shape == (32, 8)
-        assert {"recovery", "influence", "costs"} == set(names["answers"])
+        assert {"recovery", "influence", "lds", "costs"} == set(names["answers"])
         assert len(names["losses"]) == len(names["document"].tokens) - 48
     else:
         assert names["e"].checked.draws in (4, 8)

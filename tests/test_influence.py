@@ -17,9 +17,12 @@ import torch
 from torch import nn
 
 from analysis.documents import Controls, Document, Documents, FarText
+from analysis.heads import fit_head_weights
 from analysis.influence import LASSO, NUM_ABLATIONS, SELECTORS, Choice, Question, influence_map
 from analysis.recovery import recover
+from analysis.saliency import gate_gradients
 from analysis.scoring import Context, Reading, Scorer, context_losses
+from analysis.statistics import rank_correlations
 from analysis.windows import NOTHING, Block, Units, Windows
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.model.huggingface import HuggingFaceLM
@@ -365,15 +368,13 @@ def test_screened_evaluates_max_16_2k_candidates_exactly(
     model: Any, kind: str, far_states: Reading
 ) -> None:
     """Those with the largest gradients of their gates, and of them the best are chosen."""
-    from analysis import influence
-
     document = np.random.default_rng(3).integers(0, VOCAB, 61)
     windows = Windows(60, 6, 1)
     block = next(iter(windows.blocks(document)))
     units, by_hand = units_of(kind, 54)
     exact = Brute(model, document, windows, 60, far_states).influences("add_one", by_hand)
     scorer = Scorer(model, CPU, far_states=far_states)
-    gate = influence._gate_gradients(scorer, question(scorer, block, [0], 1))[0]
+    gate = gate_gradients(scorer, scorer.context(block), [(0, 1)])[0]
     candidates = np.argsort([-sum(gate[j] for j in unit) for unit in by_hand])
     for k, num_exact in ((2, 16), (20, 40)):
         asked = question(scorer, block, [0], k, units)
@@ -394,11 +395,9 @@ def test_the_gate_gradient_is_a_finite_difference(
     model: Any, document: np.ndarray, far_states: Reading
 ) -> None:
     """Against opening one far token's gate a little, in a mask written out by hand."""
-    from analysis import influence
-
     block = next(iter(Windows(14, 6, 1).blocks(document)))
     scorer = Scorer(model, CPU, far_states=far_states)
-    found = influence._gate_gradients(scorer, question(scorer, block, [0], 1))[0]
+    found = gate_gradients(scorer, scorer.context(block), [(0, 1)])[0]
     tokens = torch.from_numpy(block.tokens[:-1])[None]
     positions = torch.arange(14)[None]
 
@@ -439,6 +438,34 @@ def test_attention_is_that_of_the_long_window(document: np.ndarray, kind: str) -
             assert_ranked(choice, row, expected, 3)
 
 
+@READINGS
+def test_weights_of_heads_are_the_least_squares_fit_to_influences(
+    model: Any, document: np.ndarray, far_states: Reading
+) -> None:
+    windows, places = Windows(16, 6, 4, prefix=(60, 3)), [17, 22, 30, 39]
+    scorer = Scorer(model, CPU, far_states=far_states)
+    scorer.head_weights = fit_head_weights(scorer, windows, [(document, p) for p in places])
+    x, y = [], []
+    for place in places:
+        brute = Brute(model, document, windows, place, far_states)
+        tokens, positions = brute.inputs([*brute.far, *brute.near])
+        states = model.far_states(tokens[:, :12], positions[:, :12])
+        with torch.no_grad():
+            weights_HF = model.last_attention(tokens[:, 12:], positions[:, 12:], states)[0, :, 2:12]
+        x.append((weights_HF - weights_HF.mean(1, keepdim=True)).T.numpy())
+        y.append(brute.influences("add_one") - brute.influences("add_one").mean())
+    heads = x[0].shape[1]
+    assert heads == 8
+    squares = np.mean([(x_FH**2).sum(0) for x_FH in x], 0).mean() * len(x)
+    x.append(np.eye(heads) * np.sqrt(1e-3 * squares))  # the ridge, as more rows
+    y.append(np.zeros(heads))
+    expected = np.linalg.lstsq(np.concatenate(x), np.concatenate(y), rcond=None)[0]
+    np.testing.assert_allclose(scorer.head_weights, expected, rtol=2e-3, atol=2e-3)
+    block = windows.block(document, 16, 20)
+    choice = SELECTORS["attention_learned"](scorer, question(scorer, block, [1], 3))
+    assert_ranked(choice, 0, x[0] @ expected + choice.score_TU[0].mean(), 3)
+
+
 def test_last_attention_of_olmo_is_that_of_its_hugging_face_twin() -> None:
     from olmo_sparsity.model.exchange import hugging_face_model
 
@@ -456,7 +483,7 @@ def test_last_attention_of_olmo_is_that_of_its_hugging_face_twin() -> None:
         states = model.far_states(tokens[:, :5], positions[:, :5])
         weights.append(model.last_attention(tokens[:, 5:], positions[:, 5:], states))
     torch.testing.assert_close(*weights)
-    torch.testing.assert_close(weights[0].sum(-1), torch.ones(2))
+    torch.testing.assert_close(weights[0].sum(-1), torch.ones(2, 8))
 
 
 @READINGS
@@ -599,6 +626,7 @@ def test_the_far_text_is_read_once_whoever_asks(
     influence_map(scorer, asked.context, asked.units)
     influence_map(scorer, asked.context, asked.units)
     assert scorer.token_forwards == before + 2 * (10 * (6 + 3) + (6 + 3))
+    scorer.head_weights = np.ones(8)
     for select in SELECTORS.values():
         select(scorer, asked)
     assert [far_F.tolist() for far_F in prefills] == [block.far_F.tolist()]
@@ -820,11 +848,50 @@ def test_what_is_recovered_is_the_loss_of_the_chosen_set(
     }
 
 
+@READINGS
+@pytest.mark.parametrize("kind", ["tokens", "span:3"])
+def test_lds_is_the_rank_correlation_with_the_losses_of_random_halves(
+    model: Any, documents: Documents, far_states: Reading, kind: str
+) -> None:
+    selectors = ("add_one", "drop_one", "add_one_screened", "most_frequent")
+    tables = recovered(
+        Scorer(model, CPU, far_states=far_states), documents, units=kind, selectors=selectors,
+        num_halves=7, seed=3,
+    )  # fmt: skip
+    document, (_, by_hand) = documents[1], units_of(kind)
+    found = tables["lds"].set_index(["target", "selector"]).lds
+    targets = TARGETS["document"].tolist()
+    assert len(found) == len(targets) * len(selectors)
+    for target in targets:
+        brute = Brute(model, document.tokens, RECOVERED, target, far_states)
+        start = target - (target - 16) % 4
+        kept = np.random.default_rng([3, document.number, start]).random((7, len(by_hand))) < 0.5
+        far = [sorted({j for unit in np.flatnonzero(row) for j in by_hand[unit]}) for row in kept]
+        falls = pd.Series([brute.loss([]) - brute.loss(places) for places in far])
+        for selector in ("add_one", "drop_one"):
+            predicted = pd.Series(kept @ brute.influences(selector, by_hand))
+            expected = np.corrcoef(predicted.rank(), falls.rank())[0, 1]
+            assert found[target, selector] == pytest.approx(expected, abs=1e-6)
+        # It evaluates all of so few units.
+        assert found[target, "add_one_screened"] == pytest.approx(found[target, "add_one"])
+    spent = tables["costs"].query("selector == 'halves'")
+    assert spent.num_targets.sum() == len(targets)
+    assert (spent.token_forwards > 0).all()
+
+
+def test_rank_correlations() -> None:
+    x = np.array([[1.0, 2, 3, 4], [1, 1, 2, 2], [5, 5, 5, 5], [3, 1, 2, 4]])
+    y = np.array([[10.0, 20, 30, 90], [1, 2, 3, 4], [1, 2, 3, 4], [-3, -1, -2, -4]])
+    np.testing.assert_allclose(rank_correlations(x, y), [1, 4 / np.sqrt(4 * 5), 0, -1])
+
+
 def test_far_states_are_made_once_for_each_text_of_a_block(
     model: Any, documents: Documents, prefills: list[np.ndarray]
 ) -> None:
     """The own far part, the placebo, and three foreign texts, whatever is asked about them."""
-    tables = recovered(Scorer(model, CPU), documents, selectors=tuple(SELECTORS))
+    scorer = Scorer(model, CPU)
+    scorer.head_weights = np.ones(8)
+    tables = recovered(scorer, documents, selectors=tuple(SELECTORS))
     asked = {16: ["document", "placebo"], 24: ["document"]}  # the first targets of the blocks
     document, controls = documents[1], Controls(documents, RECOVERED, num_draws=3)
     expected = []

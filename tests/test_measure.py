@@ -38,7 +38,7 @@ SETTINGS = Settings(
     Windows(16, 6, 4), ("tokens", "span:3"), ("add_one", "divergence", "random"), (1, 2, 4),
     target_share=0.3, min_gap=0.0,
 )  # fmt: skip
-TABLES = ("losses", "targets", "influence", "recovery", "tokens", "costs", "summary")
+TABLES = ("losses", "targets", "influence", "recovery", "lds", "tokens", "costs", "summary")
 
 
 def loaded(model: Any) -> LoadedModel:
@@ -98,6 +98,7 @@ def test_results_hold_what_they_should(measured: Path, documents: Documents) -> 
     assert {"gap", "kl", "recurs", "new"} <= set(summary.target_set)
     gap = summary[summary.target_set == "gap"]
     columns = ["excess", "excess_low", "excess_high", "placebo", "net", "net_low", "net_high"]
+    columns += ["lds", "lds_low", "lds_high"]
     assert gap[[*columns, "token_forwards_per_target"]].notna().all(axis=None)
     np.testing.assert_allclose(gap.net, gap.excess - gap.placebo)
     np.testing.assert_allclose(gap.excess, gap.recovery - gap.foreign)
@@ -432,6 +433,39 @@ def test_the_estimate_of_token_forwards_is_within_a_factor_of_two(
     plan = Plan.of(loaded(model), texts, settings)
     run(plan, tmp_path)
     assert 0.5 < float(said) / plan.scorer.token_forwards < 2
+
+
+def test_attention_is_fitted_on_the_half_that_is_not_reported(
+    model: Any, documents: Documents, tmp_path: Path
+) -> None:
+    settings = replace(SETTINGS, selectors=("attention_learned", "attention"), units=("tokens",))
+    rng = np.random.default_rng(5)
+
+    def weights(name: str, changed_half: str) -> np.ndarray:
+        texts = [
+            rng.integers(0, VOCAB, len(d.tokens)) if half_of(d.number) == changed_half else d.tokens
+            for d in documents
+        ]
+        found = measured_into(tmp_path / name, model, Documents.of(texts), settings)
+        assert set(found.summary.selector) == set(settings.selectors)
+        return np.array(found.meta.head_weights)
+
+    fitted = weights("plain", "neither")
+    assert fitted.shape == (8,)
+    np.testing.assert_array_equal(weights("report", "report"), fitted)
+    assert np.abs(weights("threshold", "threshold") - fitted).max() > 1e-3
+    assert "token-forwards" in estimate(Plan.of(loaded(model), documents, settings))
+
+
+def test_attention_is_not_fitted_where_targets_are_given(
+    model: Any, documents: Documents, measured: Path
+) -> None:
+    settings = Settings(SETTINGS.windows, selectors=("attention_learned",), ks=(1,))
+    with pytest.raises(ConfigError, match="these targets are given; take attention"):
+        Plan.of(loaded(model), documents, settings, read_results(measured))
+    scorer = Scorer(model)
+    with pytest.raises(ConfigError, match="attention_learned has no weights"):
+        recover(scorer, documents[0], SETTINGS.windows, selectors="attention_learned", ks=(1,))
 
 
 def test_recover_is_what_measure_does(model: Any, documents: Documents, measured: Path) -> None:

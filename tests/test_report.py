@@ -21,6 +21,7 @@ from analysis import explain
 from analysis.explanation import Explanation
 from analysis.report import _json_for_html, write_explanation, write_report
 from analysis.results import SETS, Results
+from analysis.view import interval
 from tests.fake_results import (
     DOCUMENTS,
     KS,
@@ -185,6 +186,16 @@ def test_only_the_named_script_and_style_may_run(kind: str, request: pytest.Fixt
         for name in ("src", "srcset", "href"):
             value = attributes.get(name)
             assert value is None or value.startswith(("data:", "#")), f"<{tag} {name}={value[:80]}>"
+
+
+def test_the_tables_show_values_with_their_intervals(page: Page, results: Results) -> None:
+    """The column of the summary and of the kinds, as cells."""
+    cells = {text for attributes, text in page.inside if attributes.get("tag") == "td"}
+    row = results.summary.iloc[0]
+    assert interval(row.lds, row.lds_low, row.lds_high) in cells
+    kinds = results.dependencies
+    for row in kinds[kinds.excess_recovery.notna()].itertuples():
+        assert interval(row.excess_recovery, row.excess_low, row.excess_high) in cells
 
 
 def test_the_page_holds_the_results(page: Page, results: Results) -> None:

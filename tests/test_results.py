@@ -58,6 +58,8 @@ def tiny_rows(document: int) -> dict[str, dict]:
                    "text": [f"{document}·{place}" for place in targets]},
         "costs": {"units": ["tokens"], "selector": ["add_one"], "token_forwards": [2**40],
                   "num_targets": [5]},
+        "lds": {"target": targets, "units": ["tokens"] * 5, "selector": ["add_one"] * 5,
+                "lds": rng.uniform(-1, 1, 5)},
         "recovery": about | {"control": ["own"] * 5, "draw": [0] * 5, "k": [1] * 5,
                              "num_tokens": [1] * 5, "loss_set": rng.random(5),
                              "loss_without": [None] * 5,

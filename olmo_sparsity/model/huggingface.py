@@ -149,8 +149,8 @@ class HuggingFaceLM(nn.Module):
 
     @torch.no_grad()
     def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
-        """weights_BK: attention from the last place to the places of `far` and of the row, mean
-        over the heads of all layers."""
+        """weights_BHK: attention from the last place to the places of `far` and of the row, by the
+        heads of all layers."""
         self._refuse_beyond(positions_BL, far.num_places + tokens_BL.shape[1])
         cache = _as_cache(far)
         if tokens_BL.shape[1] > 1:
@@ -171,8 +171,9 @@ class HuggingFaceLM(nn.Module):
             ).attentions
         finally:
             self.model.set_attn_implementation(before)
-        means = [weights_BH1K[:, :, 0].mean(1).to(tokens_BL.device) for weights_BH1K in attentions]
-        return torch.stack(means).mean(0)
+        return torch.cat(
+            [weights_BH1K[:, :, 0].to(tokens_BL.device) for weights_BH1K in attentions], 1
+        )
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """(…, D) → logits (…, V)."""

@@ -219,8 +219,8 @@ class PositionedOLMo(OLMo):
 
     @torch.no_grad()
     def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
-        """weights_BK: attention from the last place to the places of `far` and of the row, mean
-        over the heads of all layers."""
+        """weights_BHK: attention from the last place to the places of `far` and of the row, by the
+        heads of all layers."""
         seen: list[tuple[Tensor, Tensor, Tensor | None]] = []
         for block in self.blocks:
             block.seen = seen
@@ -236,8 +236,8 @@ class PositionedOLMo(OLMo):
             scores_BHL = scores_BHL * q_BHK.shape[-1] ** -0.5
             if bias is not None:
                 scores_BHL = scores_BHL + bias[:, :, -1]
-            weights.append(scores_BHL.softmax(-1).mean(1))
-        return torch.stack(weights).mean(0)
+            weights.append(scores_BHL.softmax(-1))
+        return torch.cat(weights, dim=1)
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """(…, D) → logits (…, V)."""

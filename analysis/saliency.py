@@ -1,0 +1,140 @@
+"""Read how much a prediction uses far places from inside the model: gradients and attention.
+
+Place in the flow: a context and targets → scores of far places → selectors that rank by them.
+
+Dimension key: B rows, L tokens of a row, D width, T targets, F far places, H heads of all layers, K
+keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from analysis.scoring import Context, Row, Scorer, as_tensors, window_bias
+from analysis.windows import Spans
+from olmo_sparsity.model.far_states import FarStates
+
+
+def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:
+    """attention_THF: of each head, from the places that predict the target to the far places."""
+    block, states = context.block, context.states
+    if states is None:
+        states = scorer.states(block.tokens[: block.num_prefix + block.num_far])
+    attention = []
+    for first, end in spans:
+        of_span = []
+        for target in range(first, end):
+            window = Row(context, block.near(target + 1), 1)
+            tokens_BL, positions_BL = as_tensors([window], scorer.device)
+            scorer.token_forwards += tokens_BL.numel()
+            weights_BHK = scorer.model.last_attention(tokens_BL, positions_BL, states)
+            far = slice(block.num_prefix, block.num_prefix + block.num_far)
+            of_span.append(weights_BHK[0, :, far].float().cpu().numpy())
+        attention.append(sum(of_span))
+    return np.stack(attention)
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+def _target_losses(scorer: Scorer, hidden_BLD: Tensor, context: Context, spans: Spans) -> Tensor:
+    """Sum over rows of the loss of the row's own target. All rows end with the input before the
+    last target of the spans."""
+    last = max(end for _, end in spans)
+    rows = [row for row, (first, end) in enumerate(spans) for _ in range(first, end)]
+    targets = np.concatenate([np.arange(first, end) for first, end in spans])
+    labels = torch.from_numpy(context.block.targets_W[targets].astype(np.int64))
+    hidden_ND = hidden_BLD[rows, torch.from_numpy(targets - last)]
+    logits_NV = scorer.model.unembed(hidden_ND).float()
+    return torch.nn.functional.cross_entropy(
+        logits_NV, labels.to(logits_NV.device), reduction="sum"
+    )
+
+
+def embedding_saliency(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:
+    """saliency_TF: gradient × input of the embeddings, with the long window."""
+    parts = scorer.in_batches(
+        spans, len(context.block.tokens), partial(_saliency_batch, scorer, context)
+    )
+    return np.concatenate(parts)
+
+
+def _saliency_batch(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:
+    model: Any = scorer.model
+    row = context.dense_row(max(end for _, end in spans))
+    tokens_BL, positions_BL = as_tensors([row] * len(spans), scorer.device)
+    scorer.token_forwards += 3 * tokens_BL.numel()  # a backward pass costs two forwards
+    kept: list[Tensor] = []
+
+    def keep(module: Any, inputs: Any, output: Tensor) -> Tensor:
+        kept.append(output.detach().requires_grad_())
+        return kept[0]
+
+    hook = model.embedding.register_forward_hook(keep)
+    try:
+        with torch.enable_grad():
+            hidden_BLD = model.hidden(tokens_BL, positions_BL)
+            loss = _target_losses(scorer, hidden_BLD, context, spans)
+            (gradient_BLD,) = torch.autograd.grad(loss, kept)
+    finally:
+        hook.remove()
+    saliency_BL = -(gradient_BLD * kept[0]).sum(-1)
+    first = context.block.num_prefix
+    return saliency_BL[:, first : first + context.block.num_far].detach().float().cpu().numpy()
+
+
+GATE = 0.1
+SCORES = 2**15
+"""Attention scores, kept for the backward pass of the gates, that count as one token."""
+
+
+def gate_gradients(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:
+    """gradient_TF of gates that nearly mask the far places. Only the window's places are computed,
+    and attend to far states, so that there are S × F scores instead of all pairs."""
+    block, states = context.block, context.states
+    if states is None:
+        states = _states_alone(scorer, context)
+    num_keys = states.num_places + len(block.near())
+    num_scores = len(block.near()) * num_keys * states.num_heads * len(states.layers)
+    num_tokens = max(1, num_scores // SCORES)
+    parts = scorer.in_batches(spans, num_tokens, partial(_gate_batch, scorer, context, states))
+    return np.concatenate(parts)
+
+
+def _states_alone(scorer: Scorer, context: Context) -> FarStates:
+    """States of the prefix, and of each far token as if it followed the prefix directly."""
+    block = context.block
+    rows = [Row(context, block.earlier(np.array([far])), 0) for far in range(block.num_far)]
+
+    def states(batch: Sequence[Row]) -> FarStates:
+        tokens_BL, positions_BL = as_tensors(batch, scorer.device)
+        scorer.token_forwards += tokens_BL.numel()
+        return scorer.model.far_states(tokens_BL, positions_BL)
+
+    batches = scorer.in_batches(rows, block.num_prefix + 1, states)
+    return FarStates.behind_prefix(batches, block.num_prefix)
+
+
+def _gate_batch(scorer: Scorer, context: Context, states: FarStates, spans: Spans) -> np.ndarray:
+    block, device = context.block, scorer.device
+    window = Row(context, block.near(max(end for _, end in spans)), 0)
+    tokens_BL, positions_BL = as_tensors([window] * len(spans), device)
+    scorer.token_forwards += 3 * tokens_BL.numel()  # a backward pass costs two forwards
+    batch, length = tokens_BL.shape
+    with torch.enable_grad():
+        gate_BF = torch.full(
+            (batch, block.num_far), float(np.log(GATE)), device=device, requires_grad=True
+        )
+        # The prefix has no gate.
+        earlier_BK = torch.nn.functional.pad(gate_BF, (block.num_prefix, 0))
+        bias = window_bias(earlier_BK, length)
+        hidden_BLD = scorer.model.hidden(tokens_BL, positions_BL, bias, far=states.expand(batch))
+        loss = _target_losses(scorer, hidden_BLD, context, spans)
+        (gradient_BF,) = torch.autograd.grad(loss, gate_BF)
+    return (-gradient_BF).float().cpu().numpy()
