@@ -24,6 +24,7 @@ from torch import Tensor
 from analysis.scoring import Context, Row, Scorer, as_tensors, window_bias
 from analysis.windows import NOTHING, Spans, Units
 from olmo_sparsity.model.far_states import FarStates
+from olmo_sparsity.model.relevance import attn_lrp
 
 
 @dataclass(frozen=True)
@@ -216,11 +217,13 @@ def lasso_fit(
 
 def gradient(scorer: Scorer, question: Question) -> Choice:
     """Gradient × input on the long window: the first-order rise in loss without the embeddings."""
-    context = question.context
-    saliency_TF = scorer.in_batches(
-        question.spans, len(context.block.tokens), partial(_embedding_saliency, scorer, context)
-    )
-    return _best(question.units.total(np.concatenate(saliency_TF)), question.k)
+    return _by_embeddings(scorer, question, _loss)
+
+
+def lrp(scorer: Scorer, question: Question) -> Choice:
+    """Relevance for the target's logit on the long window, by the rules of AttnLRP."""
+    with attn_lrp(scorer.model):
+        return _by_embeddings(scorer, question, _negative_logit)
 
 
 def attention(scorer: Scorer, question: Question) -> Choice:
@@ -277,6 +280,7 @@ SELECTORS: dict[str, Selector] = {
     "greedy": greedy,
     "lasso": lasso,
     "gradient": gradient,
+    "lrp": lrp,
     "attention": attention,
     "divergence": divergence,
     "nearest": nearest,
@@ -298,21 +302,46 @@ def _best(influence_TU: np.ndarray, k: int) -> Choice:
 # --- gradients ------------------------------------------------------------------------------------
 
 
-def _target_losses(scorer: Scorer, hidden_BLD: Tensor, context: Context, spans: Spans) -> Tensor:
-    """Sum over rows of the loss of the row's own target. All rows end with the input before the
-    last target of the spans."""
+Objective = Callable[[Tensor, Tensor], Tensor]
+"""logits_NV and labels_N of targets → a sum over them, the smaller the better."""
+
+
+def _loss(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(logits_NV, labels_N, reduction="sum")
+
+
+def _negative_logit(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+    return -logits_NV.gather(1, labels_N[:, None]).sum()
+
+
+def _of_targets(
+    scorer: Scorer, hidden_BLD: Tensor, context: Context, spans: Spans, objective: Objective
+) -> Tensor:
+    """Sum over rows of the objective of the row's own target. All rows end with the input before
+    the last target of the spans."""
     last = max(end for _, end in spans)
     rows = [row for row, (first, end) in enumerate(spans) for _ in range(first, end)]
     targets = np.concatenate([np.arange(first, end) for first, end in spans])
-    labels = torch.from_numpy(context.block.targets_W[targets].astype(np.int64))
+    labels_N = torch.from_numpy(context.block.targets_W[targets].astype(np.int64))
     hidden_ND = hidden_BLD[rows, torch.from_numpy(targets - last)]
     logits_NV = scorer.model.unembed(hidden_ND).float()
-    return torch.nn.functional.cross_entropy(
-        logits_NV, labels.to(logits_NV.device), reduction="sum"
+    return objective(logits_NV, labels_N.to(logits_NV.device))
+
+
+def _by_embeddings(scorer: Scorer, question: Question, objective: Objective) -> Choice:
+    context = question.context
+    saliency_TF = scorer.in_batches(
+        question.spans,
+        len(context.block.tokens),
+        partial(_embedding_saliency, scorer, context, objective),
     )
+    return _best(question.units.total(np.concatenate(saliency_TF)), question.k)
 
 
-def _embedding_saliency(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:
+def _embedding_saliency(
+    scorer: Scorer, context: Context, objective: Objective, spans: Spans
+) -> np.ndarray:
+    """saliency_BF: −gradient · embedding of each far token, for the target of each row."""
     model: Any = scorer.model
     row = context.dense_row(max(end for _, end in spans))
     tokens_BL, positions_BL = as_tensors([row] * len(spans), scorer.device)
@@ -327,8 +356,8 @@ def _embedding_saliency(scorer: Scorer, context: Context, spans: Spans) -> np.nd
     try:
         with torch.enable_grad():
             hidden_BLD = model.hidden(tokens_BL, positions_BL)
-            loss = _target_losses(scorer, hidden_BLD, context, spans)
-            (gradient_BLD,) = torch.autograd.grad(loss, kept)
+            total = _of_targets(scorer, hidden_BLD, context, spans, objective)
+            (gradient_BLD,) = torch.autograd.grad(total, kept)
     finally:
         hook.remove()
     saliency_BL = -(gradient_BLD * kept[0]).sum(-1)
@@ -385,6 +414,6 @@ def _gate_batch(scorer: Scorer, context: Context, states: FarStates, spans: Span
         earlier_BK = torch.nn.functional.pad(gate_BF, (block.num_prefix, 0))
         bias = window_bias(earlier_BK, length)
         hidden_BLD = scorer.model.hidden(tokens_BL, positions_BL, bias, far=states.expand(batch))
-        loss = _target_losses(scorer, hidden_BLD, context, spans)
+        loss = _of_targets(scorer, hidden_BLD, context, spans, _loss)
         (gradient_BF,) = torch.autograd.grad(loss, gate_BF)
     return (-gradient_BF).float().cpu().numpy()
