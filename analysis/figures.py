@@ -41,6 +41,7 @@ _SELECTORS = {
     "greedy": (drawing.GREEN, "D"),
     "drop_one": (drawing.PINK, "v"),
     "gradient": (drawing.ORANGE, "P"),
+    "lrp": ("#999933", "p"),
     "attention": ("#882255", "X"),
     "most_frequent": (drawing.GREY, "1"),
     "nearest": (drawing.GREY, "+"),

@@ -18,10 +18,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from analysis.saliency import embedding_saliency, gate_gradients, head_attention
+from analysis.saliency import (
+    embedding_saliency,
+    gate_gradients,
+    head_attention,
+    loss,
+    negative_logit,
+)
 from analysis.scoring import Context, Scorer
 from analysis.windows import NOTHING, Spans, Units
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.relevance import attn_lrp
 
 
 @dataclass(frozen=True)
@@ -226,8 +233,15 @@ def lasso_fit(
 
 def gradient(scorer: Scorer, question: Question) -> Choice:
     """Gradient × input on the long window: the first-order rise in loss without the embeddings."""
-    saliency_TF = embedding_saliency(scorer, question.context, question.spans)
+    saliency_TF = embedding_saliency(scorer, question.context, question.spans, loss)
     return _best(question.units.total(saliency_TF), question.k)
+
+
+def lrp(scorer: Scorer, question: Question) -> Choice:
+    """Relevance for the target's logit on the long window, by the rules of AttnLRP."""
+    with attn_lrp(scorer.model):
+        relevance_TF = embedding_saliency(scorer, question.context, question.spans, negative_logit)
+    return _best(question.units.total(relevance_TF), question.k)
 
 
 def attention(scorer: Scorer, question: Question) -> Choice:
@@ -286,6 +300,7 @@ SELECTORS: dict[str, Selector] = {
     "greedy": greedy,
     "lasso": lasso,
     "gradient": gradient,
+    "lrp": lrp,
     "attention": attention,
     "attention_learned": attention_learned,
     "divergence": divergence,

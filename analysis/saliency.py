@@ -8,7 +8,7 @@ keys.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,29 +43,43 @@ def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray
 # --- gradients ------------------------------------------------------------------------------------
 
 
-def _target_losses(scorer: Scorer, hidden_BLD: Tensor, context: Context, spans: Spans) -> Tensor:
-    """Sum over rows of the loss of the row's own target. All rows end with the input before the
-    last target of the spans."""
+Objective = Callable[[Tensor, Tensor], Tensor]
+"""logits_NV and labels_N of targets → a sum over them, the smaller the better."""
+
+
+def loss(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(logits_NV, labels_N, reduction="sum")
+
+
+def negative_logit(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+    return -logits_NV.gather(1, labels_N[:, None]).sum()
+
+
+def _of_targets(
+    scorer: Scorer, hidden_BLD: Tensor, context: Context, spans: Spans, objective: Objective
+) -> Tensor:
+    """Sum over rows of the objective of the row's own target. All rows end with the input before
+    the last target of the spans."""
     last = max(end for _, end in spans)
     rows = [row for row, (first, end) in enumerate(spans) for _ in range(first, end)]
     targets = np.concatenate([np.arange(first, end) for first, end in spans])
-    labels = torch.from_numpy(context.block.targets_W[targets].astype(np.int64))
+    labels_N = torch.from_numpy(context.block.targets_W[targets].astype(np.int64))
     hidden_ND = hidden_BLD[rows, torch.from_numpy(targets - last)]
     logits_NV = scorer.model.unembed(hidden_ND).float()
-    return torch.nn.functional.cross_entropy(
-        logits_NV, labels.to(logits_NV.device), reduction="sum"
-    )
+    return objective(logits_NV, labels_N.to(logits_NV.device))
 
 
-def embedding_saliency(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:
-    """saliency_TF: gradient × input of the embeddings, with the long window."""
-    parts = scorer.in_batches(
-        spans, len(context.block.tokens), partial(_saliency_batch, scorer, context)
-    )
-    return np.concatenate(parts)
+def embedding_saliency(
+    scorer: Scorer, context: Context, spans: Spans, objective: Objective
+) -> np.ndarray:
+    """saliency_TF: −gradient · embedding of the far tokens, with the long window."""
+    of_batch = partial(_saliency_batch, scorer, context, objective)
+    return np.concatenate(scorer.in_batches(spans, len(context.block.tokens), of_batch))
 
 
-def _saliency_batch(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:
+def _saliency_batch(
+    scorer: Scorer, context: Context, objective: Objective, spans: Spans
+) -> np.ndarray:
     model: Any = scorer.model
     row = context.dense_row(max(end for _, end in spans))
     tokens_BL, positions_BL = as_tensors([row] * len(spans), scorer.device)
@@ -80,8 +94,8 @@ def _saliency_batch(scorer: Scorer, context: Context, spans: Spans) -> np.ndarra
     try:
         with torch.enable_grad():
             hidden_BLD = model.hidden(tokens_BL, positions_BL)
-            loss = _target_losses(scorer, hidden_BLD, context, spans)
-            (gradient_BLD,) = torch.autograd.grad(loss, kept)
+            total = _of_targets(scorer, hidden_BLD, context, spans, objective)
+            (gradient_BLD,) = torch.autograd.grad(total, kept)
     finally:
         hook.remove()
     saliency_BL = -(gradient_BLD * kept[0]).sum(-1)
@@ -135,6 +149,6 @@ def _gate_batch(scorer: Scorer, context: Context, states: FarStates, spans: Span
         earlier_BK = torch.nn.functional.pad(gate_BF, (block.num_prefix, 0))
         bias = window_bias(earlier_BK, length)
         hidden_BLD = scorer.model.hidden(tokens_BL, positions_BL, bias, far=states.expand(batch))
-        loss = _target_losses(scorer, hidden_BLD, context, spans)
-        (gradient_BF,) = torch.autograd.grad(loss, gate_BF)
+        total = _of_targets(scorer, hidden_BLD, context, spans, loss)
+        (gradient_BF,) = torch.autograd.grad(total, gate_BF)
     return (-gradient_BF).float().cpu().numpy()

@@ -7,6 +7,7 @@ the far tokens of every unit and calls the model itself.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -27,6 +28,7 @@ from analysis.windows import NOTHING, Block, Units, Windows
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.model.huggingface import HuggingFaceLM
 from olmo_sparsity.model.load import build_model
+from olmo_sparsity.model.relevance import attn_lrp
 
 VOCAB = 61
 CPU = torch.device("cpu")
@@ -149,20 +151,22 @@ class Brute:
             return np.array([self.loss(rest) - self.loss(every) for rest in rests])
         if selector == "divergence":
             return np.array([self.kl([]) - self.kl(unit) for unit in units])
-        if selector == "gradient":
-            saliency = self.gradient_times_input()
+        if selector in ("gradient", "lrp"):
+            saliency = self.gradient_times_input(selector)
             return np.array([sum(float(saliency[j]) for j in unit) for unit in units])
         raise AssertionError(selector)
 
-    def gradient_times_input(self) -> np.ndarray:
+    def gradient_times_input(self, selector: str) -> np.ndarray:
         embedding = self.model.embedding.weight
         tokens, positions = self.inputs([*self.far, *self.near])
         change = torch.zeros(1, tokens.shape[1], embedding.shape[1], requires_grad=True)
         hook = self.model.embedding.register_forward_hook(lambda m, i, out: out + change)
-        logits = self.model(tokens, positions)[0, -1]
+        with attn_lrp(self.model) if selector == "lrp" else nullcontext():
+            logits = self.model(tokens, positions)[0, -1].float()
+            explained = logits if selector == "lrp" else logits.log_softmax(-1)
+            loss = -explained[int(self.document[self.target])]
+            (gradient,) = torch.autograd.grad(loss, change)
         hook.remove()
-        loss = -logits.float().log_softmax(-1)[int(self.document[self.target])]
-        (gradient,) = torch.autograd.grad(loss, change)
         inputs = embedding[tokens[0]]
         saliency = -(gradient[0] * inputs).sum(-1).detach().numpy()
         return saliency[len(self.prefix) : len(self.prefix) + len(self.far)]
@@ -274,7 +278,7 @@ def test_influence_map(
 @READINGS
 @pytest.mark.parametrize("windows", WINDOWS[:2], ids=str)
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("selector", ["add_one", "drop_one", "divergence", "gradient"])
+@pytest.mark.parametrize("selector", ["add_one", "drop_one", "divergence", "gradient", "lrp"])
 def test_selectors(
     model: Any,
     document: np.ndarray,
@@ -684,7 +688,7 @@ def test_hidden_far_places_are_no_keys(scale: float | None, document: np.ndarray
 
 
 @READINGS
-@pytest.mark.parametrize("selector", ["add_one", "add_one_screened", "gradient"])
+@pytest.mark.parametrize("selector", ["add_one", "add_one_screened", "gradient", "lrp"])
 def test_where_memory_does_not_suffice_batches_are_halved(
     selector: str, far_states: Reading, document: np.ndarray, monkeypatch: pytest.MonkeyPatch
 ) -> None:
