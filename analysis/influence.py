@@ -98,6 +98,9 @@ def add_one_screened(scorer: Scorer, question: Question) -> Choice:
 GROUPS = (256, 32, 4)
 """How many neighbouring units `add_one_nested` evaluates as one, from step to step."""
 
+NUM_OPENED = 8
+"""How many of the best groups it opens, at least."""
+
 
 def add_one_nested(scorer: Scorer, question: Question) -> Choice:
     """add_one from coarse to fine: all groups of 256 units, then the groups of 32 inside the best
@@ -105,7 +108,7 @@ def add_one_nested(scorer: Scorer, question: Question) -> Choice:
 
     A unit that helps less than the rest of its group harms is missed.
     """
-    units, num_opened = question.units, max(8, 2 * question.k)
+    units, num_opened = question.units, max(NUM_OPENED, 2 * question.k)
     inside = [np.arange(len(units))] * len(question.spans)  # for each target, remaining candidates
     for size in GROUPS:
         if size * num_opened >= len(units):

@@ -95,6 +95,10 @@ NET_EXCESS = {
         "net_biases_seed2_isolated": "seed 2",
         "net_biases_seed3_isolated": "seed 3",
     },
+    "without_biases": {
+        "net_biases_seed2_contextual": "biases",
+        "net_biases_no_biases_contextual": "no biases",
+    },
     "text_only": {"net_python_contextual": "text only", "net_python_isolated": "text only"},
     "beyond_biases": {
         "beyond_biases_seed2_480": "RoPE + PoSE",
@@ -168,6 +172,7 @@ BIASES = {
     "seed2": "PoSE, seed 2",
     "seed3": "PoSE, seed 3",
     "rope": "RoPE alone, seed 2",
+    "no_biases": "PoSE, seed 2, no biases",
 }
 
 
