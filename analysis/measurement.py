@@ -161,6 +161,7 @@ def run(
         "command": list(command),
         "gate": gate,
         "seconds_of_last_start": time.perf_counter() - started,
+        "token_forwards_of_last_start": plan.scorer.token_forwards,
     }
     with locked(out, waits=True):  # another launch may be at the same point
         if verify_manifest(out, FILES) is not None:

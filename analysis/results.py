@@ -66,6 +66,7 @@ class Meta:
     machine: str = ""
     command: list = field(default_factory=list)
     seconds_of_last_start: float = 0.0
+    token_forwards_of_last_start: int = 0
     identity: dict = field(default_factory=dict)
 
 

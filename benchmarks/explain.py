@@ -18,13 +18,15 @@ import platform
 import subprocess
 import sys
 import tempfile
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from explainers import CONTESTANTS, ELSEWHERE, Question
+from explainers import CONTESTANTS, ELSEWHERE, OURS, Question
+from matplotlib.figure import Figure
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -34,6 +36,7 @@ from analysis.scoring import Scorer
 from analysis.sources import open_documents
 from analysis.statistics import interval
 from analysis.windows import NOTHING, Windows
+from olmo_sparsity.drawing import PALETTE, save
 from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.model.exchange import export
 from olmo_sparsity.model.huggingface import HuggingFaceLM
@@ -43,7 +46,6 @@ SHORT = 32
 """Tokens before the answer that every method leaves in view, and none of them scores."""
 
 NUM_ANSWER = 3
-LENGTH = 2000
 VOCABULARY = 8192
 TOPS = (1, 4, 16)
 NUM_ABLATIONS = 200
@@ -63,20 +65,20 @@ def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=words, **special)
 
 
-def write_random_model(folder: Path) -> None:
+def write_random_model(folder: Path, length: int) -> None:
     """10M parameters; weights do not change what a method costs."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=320, intermediate_size=864, num_hidden_layers=6,
-        num_attention_heads=5, num_key_value_heads=5, max_position_embeddings=4096,
+        num_attention_heads=5, num_key_value_heads=5, max_position_embeddings=2 * length,
         tie_word_embeddings=True, bos_token_id=None, eos_token_id=0, pad_token_id=0,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)
     word_tokenizer(VOCABULARY).save_pretrained(folder)
 
 
-def random_questions(count: int) -> list[dict[str, list[int]]]:
-    ids = np.random.default_rng(0).integers(1, VOCABULARY, (count, LENGTH + NUM_ANSWER)).tolist()
+def random_questions(count: int, length: int) -> list[dict[str, list[int]]]:
+    ids = np.random.default_rng(0).integers(1, VOCABULARY, (count, length + NUM_ANSWER)).tolist()
     return [_question(row) for row in ids]
 
 
@@ -230,11 +232,14 @@ def mean_interval(values_Q: np.ndarray) -> tuple[float, float, float]:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def cost_table(names: list[str], limit: int, num_questions: int, other_python: str) -> None:
+def cost_table(
+    names: list[str], length: int, limit: int, num_questions: int, other_python: str
+) -> dict[str, dict[str, float]]:
+    """Prints medians over the questions, and returns them for each contestant that answered."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        write_random_model(folder)
-        questions = random_questions(num_questions)
+        write_random_model(folder, length)
+        questions = random_questions(num_questions, length)
         found = {}
         for name in names:
             found[name] = ask(name, folder, questions, limit, other_python)
@@ -254,7 +259,7 @@ def cost_table(names: list[str], limit: int, num_questions: int, other_python: s
     }
     told = [one["cpu_s"] for name, one in median.items() if name != "random"]
     cheapest = min(told, default=float("nan"))
-    print(f"\n{LENGTH:,} tokens, an answer of {NUM_ANSWER}: what one question costs\n")
+    print(f"\n{length:,} tokens, an answer of {NUM_ANSWER}: what one question costs\n")
     print("| | version | CPU s | wall s | × the cheapest | token-forwards | MiB |")
     print("|---|---|---:|---:|---:|---:|---:|")
     for name, (rows, reason) in found.items():
@@ -265,6 +270,34 @@ def cost_table(names: list[str], limit: int, num_questions: int, other_python: s
         print(f"| {name} | {rows[0]['version']} | {one['cpu_s']:.2f} | {one['wall_s']:.2f} | "
               f"{one['cpu_s'] / cheapest:.1f} | {one['token_forwards']:,.0f} | "
               f"{one['memory_mib']:.0f} |", flush=True)  # fmt: skip
+    return median
+
+
+def draw_costs(costs: dict[int, dict[str, dict[str, float]]], out: Path) -> None:
+    """CPU seconds and memory against length. A line ends where a contestant did not answer."""
+
+    def figure() -> Figure:
+        made = Figure(figsize=(5.5, 2.8), layout="constrained")
+        for axes, column, label in zip(
+            made.subplots(1, 2), ("cpu_s", "memory_mib"), ("CPU seconds", "MiB"), strict=True
+        ):
+            names = list(dict.fromkeys(name for of_length in costs.values() for name in of_length))
+            for name, color in zip(names, cycle(PALETTE)):
+                points = [(n, of[name][column]) for n, of in costs.items() if name in of]
+                is_ours = CONTESTANTS[name][0] == OURS
+                axes.plot(
+                    *zip(*points, strict=True), "-" if is_ours else "--", label=name,
+                    marker="o" if is_ours else "s", markersize=3, color=color,
+                )  # fmt: skip
+            axes.set(xscale="log", yscale="log", xlabel="tokens before the answer", ylabel=label)
+            axes.set_xticks(list(costs), [f"{n:,}" for n in costs])
+            axes.minorticks_off()
+        made.legend(
+            *axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
+        )
+        return made
+
+    save(figure, out)
 
 
 def quality_table(names: list[str], folder: Path, options: argparse.Namespace) -> None:
@@ -315,14 +348,24 @@ def main() -> None:
     parser.add_argument(
         "--other-python", default="", help="of an environment with lxt and flashtrace"
     )
-    parser.add_argument("--only", help="names with this in them")
+    parser.add_argument("--only", help="names with one of these in them, comma-separated")
+    parser.add_argument("--lengths", default="2000", help="tokens, where cost is taken")
+    parser.add_argument("--figure", type=Path, help="draw cost against these lengths")
     parser.add_argument("--part", choices=["cost", "quality"])
     options = parser.parse_args()
-    names = [name for name in CONTESTANTS if (options.only or "") in name]
+    parts = (options.only or "").split(",")
+    names = [name for name in CONTESTANTS if any(part in name for part in parts)]
     print(f"{platform.processor() or platform.machine()}, 1 thread, torch {torch.__version__}")
     try:
         if options.part != "quality":
-            cost_table(names, options.limit, options.repeats, options.other_python)
+            costs = {
+                length: cost_table(
+                    names, length, options.limit, options.repeats, options.other_python
+                )
+                for length in map(int, options.lengths.split(","))
+            }
+            if options.figure:
+                draw_costs(costs, options.figure)
         if options.part != "cost":
             with tempfile.TemporaryDirectory() as place:
                 folder = Path(options.model)

@@ -242,6 +242,7 @@ CONTESTANTS: dict[str, tuple[str, Callable[..., Scores]]] = {
     f"add_one_screened, k = {K}": (OURS, partial(ours, "add_one_screened", most=K)),
     "drop_one": (OURS, partial(ours, "drop_one")),
     "gradient": (OURS, partial(ours, "gradient")),
+    "lrp": (OURS, partial(ours, "lrp")),
     "attention": (OURS, partial(ours, "attention")),
     "context-cite, 64 ablations": ("context-cite", partial(context_cite, 64)),
     "context-cite, 256 ablations": ("context-cite", partial(context_cite, 256)),

@@ -4,15 +4,17 @@ python benchmarks/long_context.py [--model FOLDER] [--lengths 1024,8192,32768] [
 
 Without a model it takes random weights (4 layers, width 256), which cost the same. Each row is a
 process of its own, so that its peak of memory is its own. Seconds of a noisy machine compare within
-one run only. add_one is asked in full up to --exact-up-to tokens; beyond, its cost is computed: its
-rows are all alike.
+one run only. A row that takes more than --cpu-seconds is stopped: its memory is the peak until
+then, and the forwards of add_one, whose rows are all alike, are computed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
+import signal
 import subprocess
 import sys
 import time
@@ -21,14 +23,14 @@ from typing import Any
 import numpy as np
 import torch
 
-from analysis.influence import SELECTORS, Question
+from analysis.influence import AIMED, SELECTORS, Question
 from analysis.scoring import Scorer
 from analysis.windows import Units, Windows
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.model.load import build_model, load_model
 
 SHORT, K = 256, 4
-ASKED = ("add_one_nested", "add_one_screened", "gradient", "attention", "add_one")
+ASKED = tuple(name for name in SELECTORS if name not in ("nearest", "random", "most_frequent"))
 
 
 def random_model(length: int) -> Any:
@@ -46,28 +48,50 @@ def random_model(length: int) -> Any:
     ).eval()
 
 
-def measure_row(model_name: str, selector: str, length: int) -> dict[str, Any]:
+def measure_row(model_name: str, selector: str, length: int, cpu_seconds: int) -> dict[str, Any]:
     """One target at the end of `length` tokens, all of them before it."""
     model = load_model(model_name).model if model_name else random_model(length)
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, length + 1)
     block = Windows("all", SHORT).block(tokens, length, length + 1)
     scorer = Scorer(model)
+    num_heads = len(scorer.model.last_attention(*_one_token(), scorer.states(tokens[:1]))[0])
+    scorer.head_weights = np.ones(num_heads)
     started = time.perf_counter()
     context = scorer.context(block)
     prefilled, prefill_s = scorer.token_forwards, time.perf_counter() - started
     units = Units.of_tokens(block.num_far)
-    question = Question(context, units, [(0, 1)], K, np.random.default_rng(0))
+    aim_WV = None
+    if selector in AIMED:
+        (hidden_WD,) = scorer.hidden([context.long_row()])
+        aim_WV = scorer.log_probabilities(hidden_WD)
+    question = Question(context, units, [(0, 1)], K, np.random.default_rng(0), aim_WV)
     started = time.perf_counter()
+
+    def found(**more: Any) -> dict[str, Any]:
+        return {
+            "selector": selector,
+            "length": length,
+            "token_forwards": scorer.token_forwards - prefilled,
+            "seconds": time.perf_counter() - started,
+            "prefill_seconds": prefill_s,
+            "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+            **more,
+        }
+
+    def give_up(*_: Any) -> None:
+        print(json.dumps(found(stopped=True)))
+        sys.stdout.flush()
+        os._exit(0)
+
+    signal.signal(signal.SIGXCPU, give_up)
+    spent = int(time.process_time())
+    resource.setrlimit(resource.RLIMIT_CPU, (spent + cpu_seconds, resource.RLIM_INFINITY))
     choice = SELECTORS[selector](scorer, question)
-    return {
-        "selector": selector,
-        "length": length,
-        "token_forwards": scorer.token_forwards - prefilled,
-        "seconds": time.perf_counter() - started,
-        "prefill_seconds": prefill_s,
-        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
-        "chosen": choice.unit_TK[0].tolist(),
-    }
+    return found(chosen=choice.unit_TK[0].tolist())
+
+
+def _one_token() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.long)
 
 
 def main() -> None:
@@ -75,40 +99,36 @@ def main() -> None:
     parser.add_argument("--model", default="")
     parser.add_argument("--lengths", default="1024,2048,4096,8192,16384,32768")
     parser.add_argument("--selectors", default=",".join(ASKED))
-    parser.add_argument("--exact-up-to", type=int, default=4096)
+    parser.add_argument("--cpu-seconds", type=int, default=300)
     parser.add_argument("--out")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.row:
         selector, length = options.row.split(":")
-        print(json.dumps(measure_row(options.model, selector, int(length))))
+        row = measure_row(options.model, selector, int(length), options.cpu_seconds)
+        print(json.dumps(row))
         return
     rows = []
     print(f"{'tokens':>7}  {'selector':18} {'token-forwards':>14} {'seconds':>9} {'GiB':>6}")
     for length in map(int, options.lengths.split(",")):
         for selector in options.selectors.split(","):
-            if selector == "add_one" and length > options.exact_up_to:
-                row = {"selector": selector, "length": length, "seconds": None, "peak_gib": None,
-                       "token_forwards": (length - SHORT + 1) * SHORT}  # fmt: skip
+            command = [sys.executable, __file__, "--model", options.model]
+            command += ["--row", f"{selector}:{length}", "--cpu-seconds", str(options.cpu_seconds)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                last = (done.stderr.strip().splitlines() or ["killed"])[-1]
+                row = {"selector": selector, "length": length, "failed": last[:120]}
             else:
-                command = [sys.executable, __file__, "--model", options.model]
-                command += ["--row", f"{selector}:{length}"]
-                done = subprocess.run(command, capture_output=True, text=True)
-                if done.returncode:
-                    last = (done.stderr.strip().splitlines() or ["killed"])[-1]
-                    row = {"selector": selector, "length": length, "failed": last[:120]}
-                else:
-                    row = json.loads(done.stdout)
+                row = json.loads(done.stdout)
+                if row.get("stopped") and selector == "add_one":
+                    row["token_forwards"] = (length - SHORT + 1) * SHORT
             rows.append(row)
             if "failed" in row:
                 print(f"{length:>7}  {selector:18} {row['failed']}")
                 continue
-            seconds, memory = (
-                "computed" if row[name] is None else f"{row[name]:.2f}"
-                for name in ("seconds", "peak_gib")
-            )
+            seconds = "stopped" if row.get("stopped") else f"{row['seconds']:.2f}"
             print(f"{length:>7}  {selector:18} {row['token_forwards']:>14,} {seconds:>9} "
-                  f"{memory:>6}", flush=True)  # fmt: skip
+                  f"{row['peak_gib']:>6.2f}", flush=True)  # fmt: skip
     if options.out:
         with open(options.out, "w") as file:
             json.dump(rows, file, indent=1)

@@ -255,6 +255,18 @@ def share_of_own_word(name: str) -> float:
     return float(own / read_summary(name).loc["add_one", 1].num_targets)
 
 
+def rules() -> str:
+    """What each selector finds, how well it scores all units, and what it costs."""
+    rows, lines = read_summary("rules"), []
+    for selector in read_meta("rules")["selectors"]:
+        one, four = (rows.loc[selector, k] for k in (1, 4))
+        cost = f"{one.token_forwards_per_target:,.0f}"
+        values = (shown(one, "net"), shown(four, "net"), shown(four, "removal", ".2f"))
+        lines.append([f"`{selector}`", *values, shown(one, "lds", ".2f"), cost])
+    header = "rule | net, k = 1 | net, k = 4 | removal, k = 4 | LDS | token-forwards a target"
+    return table(header, lines)
+
+
 def planted() -> str:
     name = "planted_contextual"
     here, gone = (read_summary(name, targets) for targets in ("planted", "planted_removed"))
@@ -424,7 +436,7 @@ def bridge() -> str:
     return table(" | ".join(names), [[row[name] for name in names] for row in chosen])
 
 
-_TEXT = (python_training, biases, net_excess, kinds, selectors, reviews, planted)
+_TEXT = (python_training, biases, net_excess, kinds, rules, selectors, reviews, planted)
 _MANY = (beyond, pose_pays)
 _TASKS = (task, sparse_parity, ablations, scratchpad, task_commands, theory, bridge)
 TABLES: dict[str, Callable[..., str]] = {

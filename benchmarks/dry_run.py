@@ -1,0 +1,50 @@
+"""What `measure --dry-run` says, beside what comes: token-forwards, time, memory.
+
+python benchmarks/dry_run.py MODEL [any arguments of `olmo-sparsity measure` but --out]
+
+Time means something on an idle machine only.
+"""
+
+from __future__ import annotations
+
+import re
+import resource
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from analysis.results import read_results
+
+UNITS = {"h": 3600, "min": 60, "s": 1}
+
+
+def measure(arguments: list[str], folder: Path) -> str:
+    command = ["olmo-sparsity", "measure", *arguments, "--out", folder]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+def main() -> None:
+    arguments = sys.argv[1:]
+    with tempfile.TemporaryDirectory() as place:
+        said = measure([*arguments, "--dry-run"], Path(place, "out"))
+        measure(arguments, Path(place, "out"))
+        meta = read_results(Path(place, "out")).meta
+    # Of the larger of the two processes; the trial does no more than the measurement.
+    memory = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
+    ((forwards,), (gib,), (time,)) = (
+        re.findall(pattern, said)
+        for pattern in (r"token-forwards +about ([\d.e+]+)", r"memory +([\d.]+) GiB", r"time +(.*)")
+    )
+    seconds = sum(int(n) * UNITS[unit] for n, unit in re.findall(r"(\d+) (h|min|s)\b", time))
+    print(f"{'':16}{'said':>12}{'came':>12}{'ratio':>8}")
+    for name, says, comes, digits in (
+        ("token-forwards", float(forwards), meta.token_forwards_of_last_start, 0),
+        ("seconds", seconds, meta.seconds_of_last_start, 0),
+        ("GiB", float(gib), memory, 2),
+    ):
+        print(f"{name:<16}{says:>12,.{digits}f}{comes:>12,.{digits}f}{comes / says:>8.2f}")
+
+
+if __name__ == "__main__":
+    main()
