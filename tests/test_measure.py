@@ -435,6 +435,18 @@ def test_the_estimate_of_token_forwards_is_within_a_factor_of_two(
     assert 0.5 < float(said) / plan.scorer.token_forwards < 2
 
 
+def test_without_halves_there_is_no_lds(
+    model: Any, documents: Documents, tmp_path: Path, measured: Path
+) -> None:
+    found = measured_into(tmp_path, model, documents, replace(SETTINGS, num_halves=0))
+    assert found.lds.empty
+    assert found.summary.lds.isna().all()
+    assert "lds" not in describe(found)
+    assert "lds" in describe(read_results(measured))
+    with pytest.raises(ConfigError, match="num_halves=3: a rank correlation needs at least 4"):
+        replace(SETTINGS, num_halves=3).check()
+
+
 def test_attention_is_fitted_on_the_half_that_is_not_reported(
     model: Any, documents: Documents, tmp_path: Path
 ) -> None:
