@@ -16,6 +16,7 @@ import torch
 from analysis.documents import Documents
 from analysis.plan import MAX_FITTED, Plan, share_of
 from analysis.scoring import TOGETHER, Reading, Scorer
+from analysis.settings import Settings
 from analysis.statistics import half_of
 from analysis.summary import describe_gate
 from analysis.windows import Windows
@@ -36,12 +37,13 @@ def first_look(
     windows: Windows,
     far_states: Reading = "contextual",
     budget: float = QUICK_FORWARDS,
+    num_halves: int = Settings.num_halves,
 ) -> Documents:
     """The beginnings of the documents, as much as the budget allows with the settings of `--quick`.
 
     One target in five is evaluated (half of the documents, and in them a tenth for each of several
     target sets) with three far texts (own, placebo, one foreign): a gradient, then 17 rows of the
-    short window; 50 rows with what was chosen, 40 without it and 16 with random halves, which
+    short window; 50 rows with what was chosen, 40 without it and those of random halves, which
     are long windows if far units are shown alone. All targets need the losses of two long windows
     and a short one, shared by a block.
     """
@@ -50,7 +52,7 @@ def first_look(
     together = min(TOGETHER, windows.stride)
     near = short + together
     recovery = 3 * (3 * short + 17 * near + long / windows.stride) + 50 * near
-    recovery += 56 * (long + together if far_states == "isolated" else near)
+    recovery += (40 + num_halves) * (long + together if far_states == "isolated" else near)
     num_long = sum(len(document.tokens) > long for document in documents)
     num_targets = max(windows.stride, int(budget / max(num_long, 1) / (losses + recovery / 5)))
     items = [replace(d, tokens=d.tokens[: long + num_targets]) for d in documents.items]
@@ -96,9 +98,12 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
     if plan.fits_thresholds:
         spent = _Spent(scorer)
         with spent:
-            sample.fit_heads(pd.concat(tables, names=["document"]).reset_index("document"), 2)
-        seconds += spent.seconds * MAX_FITTED / 2
-        forwards += spent.forwards * MAX_FITTED / 2
+            heads = sample.fit_heads(_joined(tables), max_targets=2)
+        if heads is not None:
+            half = [number for number in plan.measured if half_of(number) == "threshold"]
+            fitted = min(MAX_FITTED, max(1, plan.settings.target_share * num_targets(half)))
+            seconds += spent.seconds * fitted / heads.num_targets
+            forwards += spent.forwards * fitted / heads.num_targets
     spent, num_tried = _Spent(scorer), 0
     for number, rows in targets.groupby("document"):
         # Targets of a block share costs, and few that are drawn from a document stand alone.
@@ -140,7 +145,7 @@ def _chosen_targets(
 ) -> tuple[float, pd.DataFrame]:
     """The targets that are chosen among those with losses, and how many come of `num_targets` in
     the documents that results come from."""
-    losses = pd.concat(tables, names=["document"]).reset_index("document")
+    losses = _joined(tables)
     unlimited = replace(plan, settings=replace(plan.settings, max_targets=None))
     chosen = unlimited.targets(losses)
     # The sets gap_recurs and gap_new are part of the set gap.
@@ -155,6 +160,10 @@ def _chosen_targets(
     evaluated = sum(np.minimum(density * n, most).sum() for n in num_targets)
     targets = _distinct(chosen)
     return evaluated * len(targets) / max(len(chosen), 1), targets
+
+
+def _joined(tables: dict[int, pd.DataFrame]) -> pd.DataFrame:
+    return pd.concat(tables, names=["document"]).reset_index("document")
 
 
 def _distinct(targets: pd.DataFrame) -> pd.DataFrame:

@@ -8,7 +8,8 @@ Dimension key: H heads of all layers, F far places.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -21,11 +22,22 @@ RIDGE = 1e-3
 """Relative to the mean squared attention of a head."""
 
 
+@dataclass(frozen=True)
+class HeadWeights:
+    weights: list[float]
+    """In nats for all of a head's attention, for the heads of all layers."""
+
+    num_targets: int
+    token_forwards: int
+    """Those of the fit."""
+
+
 def fit_head_weights(
-    scorer: Scorer, windows: Windows, targets: Iterable[tuple[np.ndarray, int]]
-) -> np.ndarray:
-    """weights_H, in nats for all of a head's attention, by least squares: they turn attention into
-    the influences of `add_one` on the targets, each the tokens of a document and a place in it."""
+    scorer: Scorer, windows: Windows, targets: Sequence[tuple[np.ndarray, int]]
+) -> HeadWeights:
+    """By least squares, so that attention gives the influences of `add_one` on the targets, each
+    the tokens of a document and a place in it."""
+    before = scorer.token_forwards
     products, with_influence = [], []
     for tokens, place in targets:
         start = int(windows.start_of(place))
@@ -39,4 +51,5 @@ def fit_head_weights(
         with_influence.append(attention_HF @ influence_F)
     product_HH = sum(products)
     ridge_H = np.full(len(product_HH), RIDGE * np.trace(product_HH) / len(product_HH))
-    return np.linalg.solve(product_HH + np.diag(ridge_H), sum(with_influence))
+    weights_H = np.linalg.solve(product_HH + np.diag(ridge_H), sum(with_influence))
+    return HeadWeights(weights_H.tolist(), len(targets), scorer.token_forwards - before)

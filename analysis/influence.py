@@ -90,23 +90,27 @@ def add_one_screened(scorer: Scorer, question: Question) -> Choice:
     of attention scores has a log-gate of ln 0.1. The gradient of the loss with respect to the gate
     predicts the effect of opening it.
     """
+    return _exact(scorer, question, list(_screened(scorer, question)))
+
+
+def _screened(scorer: Scorer, question: Question) -> np.ndarray:
     gate_TU = question.units.total(gate_gradients(scorer, question.context, question.spans))
-    screened = _best(gate_TU, min(len(question.units), max(16, 2 * question.k)))
-    return _exact(scorer, question, list(screened.unit_TK))
+    return _best(gate_TU, min(len(question.units), max(16, 2 * question.k))).unit_TK
 
 
 GROUPS = (256, 32, 4)
 """How many neighbouring units `add_one_nested` evaluates as one, from step to step."""
 
-NUM_OPENED = 8
+NUM_OPENED = 20
 """How many of the best groups it opens, at least."""
 
 
 def add_one_nested(scorer: Scorer, question: Question) -> Choice:
     """add_one from coarse to fine: all groups of 256 units, then the groups of 32 inside the best
-    of those, then of 4, then single units. For a long far part, these are far fewer rows.
+    of those, then of 4, then single units; and those that `add_one_screened` evaluates. For a long
+    far part, these are far fewer rows.
 
-    A unit that helps less than the rest of its group harms is missed.
+    A unit is missed if it helps less than the rest of its group harms, and its gradient is small.
     """
     units, num_opened = question.units, max(NUM_OPENED, 2 * question.k)
     inside = [np.arange(len(units))] * len(question.spans)  # for each target, remaining candidates
@@ -124,6 +128,9 @@ def add_one_nested(scorer: Scorer, question: Question) -> Choice:
             best = firsts[np.argsort(-fall, kind="stable")[:num_opened]]
             opened = (np.sort(best)[:, None] + np.arange(size)).ravel()
             inside.append(opened[opened < len(units)])
+    if len(inside[0]) < len(units):
+        screened = _screened(scorer, question)
+        inside = [np.union1d(*found) for found in zip(inside, screened, strict=True)]
     return _exact(scorer, question, inside)
 
 
@@ -191,15 +198,11 @@ def divergence(scorer: Scorer, question: Question) -> Choice:
     return _best(question.total(short_W[None] - np.stack(alone)), question.k)
 
 
-def halves(
-    scorer: Scorer, question: Question, num_halves: int
-) -> tuple[np.ndarray, list[np.ndarray]]:
-    """kept_AU: random halves of the far units; and how far the loss of each target falls when each
-    half is added."""
+def falls_of_sets(scorer: Scorer, question: Question, kept_AU: np.ndarray) -> np.ndarray:
+    """fall_TA: how far the loss of each target falls when each set of units is added."""
     units = question.units
-    kept_AU = question.generator.random((num_halves, len(units))) < 0.5
     sets = [units.places(*np.flatnonzero(kept_U).tolist()) for kept_U in kept_AU]
-    return kept_AU, _falls(scorer, question, [sets] * len(question.spans))
+    return np.stack(_falls(scorer, question, [sets] * len(question.spans)))
 
 
 NUM_ABLATIONS, LASSO = 64, 0.01
@@ -210,8 +213,9 @@ penalty for columns of variance 1."""
 def lasso(scorer: Scorer, question: Question) -> Choice:
     """ContextCite's surrogate: the largest weights of a sparse linear fit of the target's loss,
     given random halves of the far units."""
-    kept_AU, falls = halves(scorer, question, NUM_ABLATIONS)
-    return _best(np.stack([lasso_fit(kept_AU, fall_A, LASSO) for fall_A in falls]), question.k)
+    kept_AU = question.generator.random((NUM_ABLATIONS, len(question.units))) < 0.5
+    fall_TA = falls_of_sets(scorer, question, kept_AU)
+    return _best(np.stack([lasso_fit(kept_AU, fall_A, LASSO) for fall_A in fall_TA]), question.k)
 
 
 def lasso_fit(

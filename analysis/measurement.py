@@ -20,10 +20,12 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analysis.dependencies import measure_dependencies
 from analysis.documents import Documents, ForeignText
+from analysis.heads import HeadWeights
 from analysis.parts import Parts
 from analysis.plan import Plan, share_of, targets_meta
 from analysis.results import FILES, Meta, Results, main_set, read_results
@@ -31,9 +33,11 @@ from analysis.scoring import Reading
 from analysis.settings import Settings
 from analysis.statistics import GROUPS, half_of, hit_rates, longppl, mean_lds, summarize
 from analysis.summary import describe_gate
+from analysis.tables import write_json
 from analysis.targets import At, check_all_evaluated
 from analysis.windows import Windows
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.json_files import read_json
 from olmo_sparsity.launch import read_launch
 from olmo_sparsity.lock import locked
 from olmo_sparsity.manifest import MANIFEST, verify_manifest
@@ -137,7 +141,7 @@ def run(
         half = [number for number in measured if half_of(number) == "threshold"]
         _wait_for("losses", parts, half, write_losses, slowest)
     chosen = targets()
-    plan.fit_heads(parts.read("losses"))
+    _fit_heads(plan, parts)
     slowest = _work(
         "recovery", parts, sorted(set(mine) & set(chosen.document)), write_recovery, shown
     )
@@ -188,6 +192,21 @@ def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Result
     with locked(out / "partial", waits=True):
         _sum_up(plan, parts, targets, about, out / "partial", len(left))
         return read_results(out / "partial")
+
+
+def _fit_heads(plan: Plan, parts: Parts) -> None:
+    """Fit once for a folder: all processes would get the same weights."""
+    path = parts.folder / "heads.json"
+    if path.exists():
+        heads = read_json(path, HeadWeights, "remove it, to fit again")
+        plan.scorer.head_weights = np.array(heads.weights)
+    elif (fitted := plan.fit_heads(parts.read("losses"))) is not None:
+        write_json(path, asdict(fitted))
+
+
+def _heads(folder: Path) -> dict[str, Any] | None:
+    path = folder / "heads.json"
+    return asdict(read_json(path, HeadWeights, "")) if path.exists() else None
 
 
 def _work(
@@ -272,7 +291,7 @@ def _sum_up(
         controls={"foreign": settings.foreign, "num_foreign": settings.num_foreign},
         seed=settings.seed,
         targets=targets_meta(plan, thresholds),
-        head_weights=None if plan.scorer.head_weights is None else list(plan.scorer.head_weights),
+        heads=_heads(parts.folder),
         longppl=longppl(losses),
         counts={
             "documents_measured": len(plan.measured) - left,

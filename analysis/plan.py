@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.documents import Controls, Documents
-from analysis.heads import fit_head_weights
+from analysis.heads import HeadWeights, fit_head_weights
 from analysis.recovery import recover
 from analysis.results import Results
 from analysis.scoring import Scorer, context_losses, repetition_drop
@@ -33,6 +33,7 @@ from analysis.targets import (
 )
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import LoadedModel
+from olmo_sparsity.model.relevance import check_has_rules
 
 MAX_FITTED = 64
 """Targets that `attention_learned` is fitted to."""
@@ -79,6 +80,8 @@ class Plan:
                     raise ConfigError(
                         f"{name} applies to chosen targets, and these are given; leave it out"
                     )
+        if "lrp" in settings.selectors:
+            check_has_rules(model.model)
         if given is None:
             return plan
         if not isinstance(given, Results):
@@ -159,17 +162,19 @@ class Plan:
             settings.max_targets,
         )  # fmt: skip
 
-    def fit_heads(self, losses: pd.DataFrame, max_targets: int = MAX_FITTED) -> None:
+    def fit_heads(self, losses: pd.DataFrame, max_targets: int = MAX_FITTED) -> HeadWeights | None:
         """Where `attention_learned` is measured, fit it to targets of large gap in the half of the
         documents that fixes the threshold."""
         if "attention_learned" not in self.settings.selectors:
-            return
+            return None
         half = losses[losses.document.map(half_of) == "threshold"]
         gap = half.loss_short - half.loss_long
         large = half[gap >= gap.quantile(1 - self.settings.target_share)]
         fitted = large.sample(min(len(large), max_targets), random_state=self.settings.seed)
         targets = [(self.documents[row.document].tokens, row.target) for row in fitted.itertuples()]
-        self.scorer.head_weights = fit_head_weights(self.scorer, self.settings.windows, targets)
+        heads = fit_head_weights(self.scorer, self.settings.windows, targets)
+        self.scorer.head_weights = np.array(heads.weights)
+        return heads
 
     def recovery(self, number: int, targets: pd.DataFrame) -> dict[str, Columns]:
         """The rows of one document in the tables of the second phase."""

@@ -72,6 +72,7 @@ def probe_settings(config: RunConfig) -> Settings:
         sets=("gap",),
         max_targets=TARGETS_OF_DOCUMENT,
         num_foreign=1,
+        num_halves=0,
     )
 
 

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from analysis.documents import Controls, Document, FarText
-from analysis.influence import AIMED, SELECTORS, Choice, Question, halves
+from analysis.influence import AIMED, SELECTORS, Choice, Question, falls_of_sets
 from analysis.scoring import Context, Row, Scorer
 from analysis.statistics import rank_correlations
 from analysis.tables import PHASES
@@ -261,9 +261,10 @@ class _Evaluation:
         generator = np.random.default_rng([self.seed, self.document.number, block.start])
         before = self.scorer.token_forwards
         question = Question(text.context, units, targets, max(self.ks), generator)
-        kept_AU, falls = halves(self.scorer, question, self.num_halves)
+        kept_AU = units.halves(self.num_halves, generator)
+        fall_TA = falls_of_sets(self.scorer, question, kept_AU)
         self._cost(kind, "halves", before, len(targets))
-        return kept_AU, np.stack(falls)
+        return kept_AU, fall_TA
 
     def _write_lds(
         self, text: _Text, chosen: _Chosen, kept_AU: np.ndarray, fall_TA: np.ndarray

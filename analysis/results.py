@@ -56,8 +56,8 @@ class Meta:
     gate: dict = field(default_factory=dict)
     """The induction check: the drop in loss on a repeated passage."""
 
-    head_weights: list | None = None
-    """Of `attention_learned`, for the heads of all layers."""
+    heads: dict | None = None
+    """The fit of `attention_learned`: weights, num_targets, token_forwards."""
 
     longppl: dict = field(default_factory=dict)
     counts: dict = field(default_factory=dict)
@@ -193,6 +193,10 @@ def read_results(folder: str | Path) -> Results:
         )
     problem = verify_manifest(folder, FILES)
     if problem is not None:
+        if "does not list" in problem:
+            raise DataError(
+                f"{folder} is of another version: {problem}; measure into another folder"
+            )
         raise DataError(f"{folder} is damaged: {problem}; {REMEDY}")
     tables = {name: read_table(folder / f"{name}.parquet", name).to_pandas() for name in SCHEMAS}
     return Results(**tables, meta=read_json(folder / "meta.json", Meta, REMEDY))

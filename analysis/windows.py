@@ -181,6 +181,19 @@ class Units:
         """All places of neighbouring units."""
         return np.arange(self.first[first], self.end[end - 1])
 
+    def halves(self, num_halves: int, generator: np.random.Generator) -> np.ndarray:
+        """kept_AU: random halves, all with the same number of units. Of spans, which overlap, only
+        those that stand side by side are drawn."""
+        apart, end = [], 0
+        for unit in range(len(self)):
+            if self.first[unit] >= end:
+                apart.append(unit)
+                end = self.end[unit]
+        kept_AU = np.zeros((num_halves, len(self)), dtype=bool)
+        for kept_U in kept_AU:
+            kept_U[generator.choice(apart, len(apart) // 2, replace=False)] = True
+        return kept_AU
+
     def total(self, scores_TF: np.ndarray) -> np.ndarray:
         """scores_TU: the sum over the places of each unit."""
         padded = np.pad(scores_TF, ((0, 0), (0, 1)))  # so that `end` may be F

@@ -43,7 +43,8 @@ def main() -> None:
         ("seconds", seconds, meta.seconds_of_last_start, 0),
         ("GiB", float(gib), memory, 2),
     ):
-        print(f"{name:<16}{says:>12,.{digits}f}{comes:>12,.{digits}f}{comes / says:>8.2f}")
+        ratio = f"{comes / says:.2f}" if says else "–"
+        print(f"{name:<16}{says:>12,.{digits}f}{comes:>12,.{digits}f}{ratio:>8}")
 
 
 if __name__ == "__main__":

@@ -120,14 +120,16 @@ def main() -> None:
                 row = {"selector": selector, "length": length, "failed": last[:120]}
             else:
                 row = json.loads(done.stdout)
-                if row.get("stopped") and selector == "add_one":
-                    row["token_forwards"] = (length - SHORT + 1) * SHORT
+                if row.get("stopped"):
+                    computed = (length - SHORT + 1) * SHORT if selector == "add_one" else None
+                    row["token_forwards"] = computed
             rows.append(row)
             if "failed" in row:
                 print(f"{length:>7}  {selector:18} {row['failed']}")
                 continue
             seconds = "stopped" if row.get("stopped") else f"{row['seconds']:.2f}"
-            print(f"{length:>7}  {selector:18} {row['token_forwards']:>14,} {seconds:>9} "
+            forwards = "–" if row["token_forwards"] is None else f"{row['token_forwards']:,}"
+            print(f"{length:>7}  {selector:18} {forwards:>14} {seconds:>9} "
                   f"{row['peak_gib']:>6.2f}", flush=True)  # fmt: skip
     if options.out:
         with open(options.out, "w") as file:

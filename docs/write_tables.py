@@ -280,6 +280,18 @@ def planted() -> str:
     return table("rule | planted tokens found | excess recovery | taken out", lines)
 
 
+def planted_8k() -> str:
+    lines = []
+    for name, what in {"planted_8k_one": "one", "planted_8k": "two, half of it each"}.items():
+        rows = read_summary(name, "planted").loc["add_one_nested"]
+        for k in (1, 2):
+            row = rows.loc[k]
+            values = [shown(row, "hit_rate", ".2f"), shown(row, "recovery", ".2f")]
+            lines.append([what, str(k), *values, f"{row.foreign:.2f}", shown(row, "excess")])
+    header = "planted tokens that tell the answer | k | found | recovery | foreign | excess"
+    return table(header, lines)
+
+
 # --- many models ----------------------------------------------------------------------------------
 
 
@@ -436,7 +448,7 @@ def bridge() -> str:
     return table(" | ".join(names), [[row[name] for name in names] for row in chosen])
 
 
-_TEXT = (python_training, biases, net_excess, kinds, rules, selectors, reviews, planted)
+_TEXT = (python_training, biases, net_excess, kinds, rules, selectors, reviews, planted, planted_8k)
 _MANY = (beyond, pose_pays)
 _TASKS = (task, sparse_parity, ablations, scratchpad, task_commands, theory, bridge)
 TABLES: dict[str, Callable[..., str]] = {

@@ -263,7 +263,9 @@ def measure(options: argparse.Namespace) -> int:
     if options.planted:
         documents = plant_dependencies(documents, model, settings.windows, settings.seed)
     if options.quick and not options.planted:
-        documents = first_look(documents, settings.windows, settings.far_states)
+        documents = first_look(
+            documents, settings.windows, settings.far_states, num_halves=settings.num_halves
+        )
     windows = replace(settings.windows, prefix=tuple(model.prefix_ids(options.prefix)))
     settings = replace(settings, windows=windows)
     plan = Plan.of(model, documents, settings, targets, options.batch_tokens)

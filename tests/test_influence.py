@@ -448,7 +448,11 @@ def test_weights_of_heads_are_the_least_squares_fit_to_influences(
 ) -> None:
     windows, places = Windows(16, 6, 4, prefix=(60, 3)), [17, 22, 30, 39]
     scorer = Scorer(model, CPU, far_states=far_states)
-    scorer.head_weights = fit_head_weights(scorer, windows, [(document, p) for p in places])
+    before = scorer.token_forwards
+    heads = fit_head_weights(scorer, windows, [(document, p) for p in places])
+    assert heads.num_targets == 4
+    assert heads.token_forwards == scorer.token_forwards - before > 0
+    scorer.head_weights = np.array(heads.weights)
     x, y = [], []
     for place in places:
         brute = Brute(model, document, windows, place, far_states)
@@ -458,11 +462,11 @@ def test_weights_of_heads_are_the_least_squares_fit_to_influences(
             weights_HF = model.last_attention(tokens[:, 12:], positions[:, 12:], states)[0, :, 2:12]
         x.append((weights_HF - weights_HF.mean(1, keepdim=True)).T.numpy())
         y.append(brute.influences("add_one") - brute.influences("add_one").mean())
-    heads = x[0].shape[1]
-    assert heads == 8
+    num_heads = x[0].shape[1]
+    assert num_heads == 8
     squares = np.mean([(x_FH**2).sum(0) for x_FH in x], 0).mean() * len(x)
-    x.append(np.eye(heads) * np.sqrt(1e-3 * squares))  # the ridge, as more rows
-    y.append(np.zeros(heads))
+    x.append(np.eye(num_heads) * np.sqrt(1e-3 * squares))  # the ridge, as more rows
+    y.append(np.zeros(num_heads))
     expected = np.linalg.lstsq(np.concatenate(x), np.concatenate(y), rcond=None)[0]
     np.testing.assert_allclose(scorer.head_weights, expected, rtol=2e-3, atol=2e-3)
     block = windows.block(document, 16, 20)
@@ -869,7 +873,7 @@ def test_lds_is_the_rank_correlation_with_the_losses_of_random_halves(
     for target in targets:
         brute = Brute(model, document.tokens, RECOVERED, target, far_states)
         start = target - (target - 16) % 4
-        kept = np.random.default_rng([3, document.number, start]).random((7, len(by_hand))) < 0.5
+        kept = units_of(kind)[0].halves(7, np.random.default_rng([3, document.number, start]))
         far = [sorted({j for unit in np.flatnonzero(row) for j in by_hand[unit]}) for row in kept]
         falls = pd.Series([brute.loss([]) - brute.loss(places) for places in far])
         for selector in ("add_one", "drop_one"):
@@ -881,6 +885,19 @@ def test_lds_is_the_rank_correlation_with_the_losses_of_random_halves(
     spent = tables["costs"].query("selector == 'halves'")
     assert spent.num_targets.sum() == len(targets)
     assert (spent.token_forwards > 0).all()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_halves_have_the_same_number_of_units_that_do_not_overlap(kind: str) -> None:
+    units, by_hand = units_of(kind)
+    kept = units.halves(200, np.random.default_rng(0))
+    apart = by_hand[::3] if kind == "span:3" else by_hand
+    assert (kept.sum(1) == len(apart) // 2).all()
+    assert [by_hand[unit] for unit in np.flatnonzero(kept.any(0))] == apart
+    # So scores that say nothing predict nothing, not even where every unit helps.
+    generator = np.random.default_rng(1)
+    helps, scores = generator.random((300, len(units))), generator.random((300, len(units)))
+    assert abs(rank_correlations(scores @ kept.T, helps @ kept.T).mean()) < 0.1
 
 
 def test_rank_correlations() -> None:
@@ -1034,13 +1051,20 @@ def test_nested_asks_groups_and_opens_the_best(
     windows = Windows(63, 6, 1)
     block = next(iter(windows.blocks(document)))
     monkeypatch.setattr("analysis.influence.GROUPS", (16, 4))
+    monkeypatch.setattr("analysis.influence.NUM_OPENED", 8)
     brute = Brute(model, document, windows, 63, far_states)
     scorer = Scorer(model, CPU, far_states=far_states)
-    choice = SELECTORS["add_one_nested"](scorer, question(scorer, block, [0], 1))
+    asked = question(scorer, block, [0], 1)
+    choice = SELECTORS["add_one_nested"](scorer, asked)
     # 57 far tokens are too few for eight groups of 16; of 15 groups of 4, eight are opened.
     groups = [list(range(first, min(first + 4, 57))) for first in range(0, 57, 4)]
     falls = [brute.loss([]) - brute.loss(group) for group in groups]
     opened = [j for index in np.argsort(falls)[::-1][:8] for j in groups[index]]
+    gate = gate_gradients(scorer, asked.context, asked.spans)[0]
+    opened = sorted({*opened, *np.argsort(-gate)[:16].tolist()})
     exact = brute.influences("add_one")
+    evaluated = np.flatnonzero(choice.score_TU[0])
+    assert evaluated.tolist() == opened
+    np.testing.assert_allclose(choice.score_TU[0, opened], exact[opened], atol=2e-5)
     assert choice.unit_TK[0, 0] == max(opened, key=lambda j: exact[j])
     assert choice.influence_TK[0, 0] == pytest.approx(exact[opened].max(), abs=2e-5)

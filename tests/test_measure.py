@@ -421,13 +421,18 @@ def test_the_estimate_of_long_documents_asks_few_of_their_targets(
     assert int(said) == 3 * 5 * 2  # documents, targets, own and placebo
 
 
-@pytest.mark.parametrize("changed", [{"target_share": 0.02}, {"max_targets": 3}, {}])
+@pytest.mark.parametrize(
+    "changed",
+    [{"target_share": 0.02}, {"max_targets": 3}, {}, {"selectors": ("attention_learned",)}],
+)
 def test_the_estimate_of_token_forwards_is_within_a_factor_of_two(
     model: Any, tmp_path: Path, changed: dict[str, Any]
 ) -> None:
     rng = np.random.default_rng(1)
     texts = Documents.of([rng.integers(0, VOCAB, 400) for _ in range(6)])
-    settings = replace(SETTINGS, windows=Windows(24, 8, 8), selectors=("add_one",), **changed)
+    settings = replace(
+        SETTINGS, **({"windows": Windows(24, 8, 8), "selectors": ("add_one",)} | changed)
+    )
     text = estimate(Plan.of(loaded(model), texts, settings))
     (said,) = re.findall(r"token-forwards +about ([\d.e+]+),", text)
     plan = Plan.of(loaded(model), texts, settings)
@@ -460,13 +465,20 @@ def test_attention_is_fitted_on_the_half_that_is_not_reported(
         ]
         found = measured_into(tmp_path / name, model, Documents.of(texts), settings)
         assert set(found.summary.selector) == set(settings.selectors)
-        return np.array(found.meta.head_weights)
+        assert found.meta.heads is not None
+        assert found.meta.heads["token_forwards"] > 0
+        return np.array(found.meta.heads["weights"])
 
     fitted = weights("plain", "neither")
     assert fitted.shape == (8,)
     np.testing.assert_array_equal(weights("report", "report"), fitted)
     assert np.abs(weights("threshold", "threshold") - fitted).max() > 1e-3
-    assert "token-forwards" in estimate(Plan.of(loaded(model), documents, settings))
+    # Fitted once: who comes later reads the weights.
+    (tmp_path / "plain/manifest.json").unlink()
+    plan = Plan.of(loaded(model), documents, settings)
+    run(plan, tmp_path / "plain")
+    assert plan.scorer.token_forwards == 0 or plan.scorer.token_forwards < 1000
+    np.testing.assert_array_equal(plan.scorer.head_weights, fitted)
 
 
 def test_attention_is_not_fitted_where_targets_are_given(

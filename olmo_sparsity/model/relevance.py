@@ -50,6 +50,10 @@ def attn_lrp(model: Any) -> Iterator[None]:
         yield
 
 
+def check_has_rules(model: Any) -> None:
+    list(_rules(model))
+
+
 def _rules(model: Any) -> Iterator[tuple[nn.Module, Rule]]:
     if isinstance(model, PositionedOLMo):
         return _rules_of_olmo(model)
@@ -60,8 +64,8 @@ def _rules(model: Any) -> Iterator[tuple[nn.Module, Rule]]:
             return _rules_of_gpt_neox(model.model)
         model = model.model
     raise ConfigError(
-        f"selector=lrp has no rules for {type(model).__name__}, only for OLMo, GPT-NeoX and "
-        f"{', '.join(LIKE_LLAMA)}; take gradient"
+        f"selector=lrp has no rules for {type(model).__name__}, only for runs of this package, "
+        f"GPT-NeoX and {', '.join(LIKE_LLAMA)}; take gradient"
     )
 
 
