@@ -229,6 +229,14 @@ def test_a_table_of_another_version_is_named(whole: Path, tmp_path: Path) -> Non
         read_results(folder)
 
 
+def test_results_of_before_a_table_was_added_are_named(whole: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(whole, tmp_path / "copy")
+    (folder / "lds.parquet").unlink()
+    write_manifest(folder, [name for name in FILES if name != "lds.parquet"])
+    with pytest.raises(DataError, match=r"another version: .*lds\.parquet; measure into another"):
+        read_results(folder)
+
+
 def test_unfinished_and_unreadable_folders_are_explained(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="holds no results"):
         read_results(tmp_path)
