@@ -26,6 +26,7 @@ from typing import Any, Literal, TypeVar, get_args
 import numpy as np
 import pandas as pd
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from analysis.documents import Controls, Document
@@ -202,14 +203,11 @@ class Scorer:
     def nll(self, hidden_ND: Tensor, targets_N: np.ndarray) -> np.ndarray:
         """−log p of one target from each state."""
         labels_N = torch.from_numpy(targets_N.astype(np.int64)).to(self.device)
-        parts = []
-        for start in range(0, len(labels_N), self.chunk):
-            part = slice(start, start + self.chunk)
+        loss_N = torch.empty(len(labels_N))  # one tensor: see `context_losses`
+        for part in (slice(i, i + self.chunk) for i in range(0, len(labels_N), self.chunk)):
             logits_CV = self.model.unembed(hidden_ND[part]).float()
-            parts.append(
-                torch.nn.functional.cross_entropy(logits_CV, labels_N[part], reduction="none")
-            )
-        return torch.cat(parts).cpu().numpy()
+            loss_N[part] = F.cross_entropy(logits_CV, labels_N[part], reduction="none")
+        return loss_N.numpy()
 
     @torch.no_grad()
     def kl(self, log_p: Tensor, hidden: Tensor) -> np.ndarray:
@@ -357,18 +355,22 @@ def context_losses(
         for name, group in contexts.items()
     }
     targets_T1 = torch.from_numpy(table["token_id"].astype(np.int64)).to(scorer.device)[:, None]
-    parts = defaultdict(list)
+    # Arrays: small tensors kept between chunks would keep the memory of logits from being reused.
+    columns: dict[str, np.ndarray] = defaultdict(lambda: np.empty(len(targets), np.float32))
+
+    def write(column: str, chunk: slice, values: Tensor) -> None:
+        columns[column][chunk] = values.flatten().float().cpu().numpy()
+
     for start in range(0, len(targets), scorer.chunk):
         chunk = slice(start, start + scorer.chunk)
         log_q_CV = scorer.log_probabilities(short_TD[chunk])
-        parts["loss_short"].append(-log_q_CV.gather(1, targets_T1[chunk]))
+        write("loss_short", chunk, -log_q_CV.gather(1, targets_T1[chunk]))
         for name, hidden_TD in long_TD.items():
             log_p_CV = scorer.log_probabilities(hidden_TD[chunk])
-            parts[f"{name}loss_long"].append(-log_p_CV.gather(1, targets_T1[chunk]))
+            write(f"{name}loss_long", chunk, -log_p_CV.gather(1, targets_T1[chunk]))
             if controls is not None:
-                parts[f"{name}kl"].append(divergence(log_p_CV, log_q_CV))
-    for column, values in parts.items():
-        table[column] = torch.cat(values).flatten().float().cpu().numpy()
+                write(f"{name}kl", chunk, divergence(log_p_CV, log_q_CV))
+    table |= columns
     if controls is not None:
         for name, group in contexts.items():
             table[f"{name}stratum"] = np.concatenate([strata(context.block) for context in group])
