@@ -19,6 +19,7 @@ from analysis.scoring import TOGETHER, Reading, Scorer
 from analysis.settings import Settings
 from analysis.statistics import half_of
 from analysis.summary import describe_gate
+from analysis.tables import Columns, joined
 from analysis.windows import Windows
 from olmo_sparsity.progress import format_duration
 
@@ -78,32 +79,32 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
     # Some targets of several documents, and several blocks, which share forwards.
     num_blocks = min(LOSSES_S / 4 / a_block.seconds, MANY_TARGETS / windows.stride)
     sample = beginnings(max(int(num_blocks), 1))
-    tables: dict[int, pd.DataFrame] = {}
+    tables: dict[int, Columns] = {}
     spent = _Spent(scorer)
     for number in sorted(plan.measured, key=lambda number: (number // 2, number % 2)):
         with spent:
-            tables[number] = pd.DataFrame(dict(sample.losses(number)["losses"]))
+            tables[number] = sample.losses(number)["losses"]
         if spent.seconds > LOSSES_S and {half_of(n) for n in tables} == {"threshold", "report"}:
             break
-    share_of_losses = num_targets(ours) / sum(map(len, tables.values()))
+    losses = joined(tables)
+    share_of_losses = num_targets(ours) / len(losses)
     seconds, forwards = spent.seconds * share_of_losses, spent.forwards * share_of_losses
 
     if plan.fits_thresholds:
         reported = [number for number in ours if half_of(number) == "report"]
-        evaluated, targets = _chosen_targets(sample, tables, [num_targets([n]) for n in reported])
-    else:  # they may lie anywhere in a document
-        sample = plan
-        targets = _distinct(plan.targets(pd.DataFrame()))
-        evaluated = float(targets.document.isin(ours).sum())
-    if plan.fits_thresholds:
+        evaluated, targets = _chosen_targets(sample, losses, [num_targets([n]) for n in reported])
         spent = _Spent(scorer)
         with spent:
-            heads = sample.fit_heads(_joined(tables), max_targets=2)
+            heads = sample.fit_heads(losses, max_targets=2)
         if heads is not None:
             half = [number for number in plan.measured if half_of(number) == "threshold"]
             fitted = min(MAX_FITTED, max(1, plan.settings.target_share * num_targets(half)))
             seconds += spent.seconds * fitted / heads.num_targets
             forwards += spent.forwards * fitted / heads.num_targets
+    else:  # they may lie anywhere in a document
+        sample = plan
+        targets = _distinct(plan.targets(pd.DataFrame()))
+        evaluated = float(targets.document.isin(ours).sum())
     spent, num_tried = _Spent(scorer), 0
     for number, rows in targets.groupby("document"):
         # Targets of a block share costs, and few that are drawn from a document stand alone.
@@ -141,11 +142,10 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
 
 
 def _chosen_targets(
-    plan: Plan, tables: dict[int, pd.DataFrame], num_targets: list[int]
+    plan: Plan, losses: pd.DataFrame, num_targets: list[int]
 ) -> tuple[float, pd.DataFrame]:
     """The targets that are chosen among those with losses, and how many come of `num_targets` in
     the documents that results come from."""
-    losses = _joined(tables)
     unlimited = replace(plan, settings=replace(plan.settings, max_targets=None))
     chosen = unlimited.targets(losses)
     # The sets gap_recurs and gap_new are part of the set gap.
@@ -153,17 +153,13 @@ def _chosen_targets(
     # Each set has the same density in all documents, and at most `max_targets` of each. A share of
     # few targets is rounded up.
     most = plan.settings.max_targets or np.inf
-    known = sum(len(rows) for number, rows in tables.items() if half_of(number) == "report")
+    known = int((losses.document.map(half_of) == "report").sum())
     density = chosen.groupby(["far_part", "target_set"]).size() / max(known, 1)
     by_share = density.index.isin(["recurs", "new"], level="target_set")
     density[by_share] = density[by_share].clip(upper=plan.settings.target_share)
     evaluated = sum(np.minimum(density * n, most).sum() for n in num_targets)
     targets = _distinct(chosen)
     return evaluated * len(targets) / max(len(chosen), 1), targets
-
-
-def _joined(tables: dict[int, pd.DataFrame]) -> pd.DataFrame:
-    return pd.concat(tables, names=["document"]).reset_index("document")
 
 
 def _distinct(targets: pd.DataFrame) -> pd.DataFrame:

@@ -22,7 +22,7 @@ import torch
 
 from analysis.check import Check, ExplanationSettings, check
 from analysis.documents import Document
-from analysis.influence import SELECTORS
+from analysis.influence import SELECTORS, check_can_run
 from analysis.recovery import DOCUMENT, recover
 from analysis.scoring import Reading, Scorer, context_losses
 from analysis.targets import At, find_spans, first_place, largest_gaps
@@ -30,7 +30,6 @@ from analysis.view import described, lit_text
 from analysis.windows import Spans, Windows, span_width
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import LoadedModel, load_model, wrap_model
-from olmo_sparsity.model.relevance import check_has_rules
 from olmo_sparsity.progress import Progress, say
 
 SHORT = 32
@@ -84,10 +83,8 @@ def explain(
         raise ConfigError("give either a text or a prompt")
     if (text is None and at is not None) or (prompt is None and (target is not None or chat)):
         raise ConfigError("`at` names places of a text; `target` and `chat` belong to a prompt")
-    names = [name for name in SELECTORS if name != "attention_learned"]
-    if selector not in names:
-        unknown = "needs many documents" if selector in SELECTORS else "is unknown"
-        raise ConfigError(f"selector={selector} {unknown}; choose from {', '.join(names)}")
+    if selector not in SELECTORS:
+        raise ConfigError(f"selector={selector} is unknown; choose from {', '.join(SELECTORS)}")
     numbers = {"k": k, "short": short, "seed": seed, "max_new_tokens": max_new_tokens}
     for name, value in numbers.items():
         least = 0 if name == "seed" else 1
@@ -111,8 +108,7 @@ def explain(
         if (device, dtype) != ("auto", "auto"):
             raise ConfigError("device and dtype of a model in memory are its own; leave them out")
         loaded = wrap_model(model, tokenizer)
-    if selector == "lrp":
-        check_has_rules(loaded.model)
+    check_can_run([selector], loaded.model, fits_heads=False)
     if loaded.tokenizer is None:
         raise DataError(f"'{loaded.name}' has no tokenizer; give one: explain(model, tokenizer, …)")
     start_ids, num_closing = loaded.prefix_ids(prefix), 0

@@ -28,7 +28,8 @@ from analysis.saliency import (
 from analysis.scoring import Context, Scorer
 from analysis.windows import NOTHING, Spans, Units
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.relevance import attn_lrp
+from olmo_sparsity.model.losses import LanguageModel
+from olmo_sparsity.model.relevance import attn_lrp, check_has_rules
 
 
 @dataclass(frozen=True)
@@ -261,10 +262,7 @@ def attention_learned(scorer: Scorer, question: Question) -> Choice:
     """The same with a weight for each head, fitted to exact influences on other documents
     (`fit_head_weights`)."""
     if scorer.head_weights is None:
-        raise ConfigError(
-            "attention_learned has no weights; `measure` fits them, for targets that it chooses by "
-            "their gap; take attention"
-        )
+        raise ConfigError("attention_learned has no weights; `measure` fits them; take attention")
     weights_TF = np.einsum(
         "thf,h->tf", head_attention(scorer, question.context, question.spans), scorer.head_weights
     )
@@ -315,6 +313,17 @@ SELECTORS: dict[str, Selector] = {
     "random": random,
     "most_frequent": most_frequent,
 }
+
+
+def check_can_run(selectors: Sequence[str], model: LanguageModel, fits_heads: bool) -> None:
+    """Refuse before the losses are computed what would fail after them."""
+    if "attention_learned" in selectors and not fits_heads:
+        raise ConfigError(
+            "attention_learned is fitted on the documents that fix the threshold of chosen "
+            "targets, and these targets are given; take attention"
+        )
+    if "lrp" in selectors:
+        check_has_rules(model)
 
 
 AIMED = frozenset({"divergence"})

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from analysis.figures import error_lengths
 from analysis.results import Results, main_set
-from analysis.statistics import INDUCTION_NATS
+from analysis.statistics import INDUCTION_NATS, rank_correlations
 from analysis.summary import BEYOND, curve_name, with_interval
 from olmo_sparsity.drawing import BLUE, GREEN, GREY, RED, save
 from olmo_sparsity.errors import DataError
@@ -98,8 +98,7 @@ def rank_correlation(x: pd.Series, y: pd.Series) -> tuple[float, float, float]:
     """Spearman's, with a 95% bootstrap over models."""
     drawn = np.random.default_rng(0).integers(0, len(x), (len(x), _NUM_RESAMPLES))
     drawn = np.hstack([np.arange(len(x))[:, None], drawn])  # all models first
-    ranks = [pd.DataFrame(values.to_numpy()[drawn]).rank() for values in (x, y)]
-    value, *resampled = ranks[0].corrwith(ranks[1])
+    value, *resampled = rank_correlations(*(values.to_numpy()[drawn].T for values in (x, y)))
     low, high = np.nanquantile(resampled, [0.025, 0.975])  # one model drawn n times has no order
     return float(value), float(low), float(high)
 

@@ -14,6 +14,7 @@ import pandas as pd
 
 from analysis.documents import Controls, Documents
 from analysis.heads import HeadWeights, fit_head_weights
+from analysis.influence import check_can_run
 from analysis.recovery import recover
 from analysis.results import Results
 from analysis.scoring import Scorer, context_losses, repetition_drop
@@ -33,7 +34,6 @@ from analysis.targets import (
 )
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import LoadedModel
-from olmo_sparsity.model.relevance import check_has_rules
 
 MAX_FITTED = 64
 """Targets that `attention_learned` is fitted to."""
@@ -68,20 +68,15 @@ class Plan:
             documents, settings.windows, settings.foreign, settings.num_foreign, settings.seed
         )
         plan = Plan(model, documents, settings, scorer, controls)
-        if not plan.fits_thresholds or given is not None:
-            if "attention_learned" in settings.selectors:
-                raise ConfigError(
-                    "attention_learned is fitted on the documents that fix the threshold of chosen "
-                    "targets, and these targets are given; take attention"
-                )
+        chooses = plan.fits_thresholds and given is None
+        check_can_run(settings.selectors, model.model, fits_heads=chooses)
+        if not chooses:
             chosen = Settings(settings.windows)
             for name in ("sets", "max_targets"):
                 if getattr(settings, name) != getattr(chosen, name):
                     raise ConfigError(
                         f"{name} applies to chosen targets, and these are given; leave it out"
                     )
-        if "lrp" in settings.selectors:
-            check_has_rules(model.model)
         if given is None:
             return plan
         if not isinstance(given, Results):

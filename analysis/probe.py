@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import islice
 
-import pandas as pd
 import torch
 
 from analysis.documents import Document, Documents
 from analysis.plan import Plan
 from analysis.settings import Settings
 from analysis.statistics import summarize
-from analysis.tables import Columns
+from analysis.tables import joined
 from analysis.windows import Windows
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.data.shards import TokenShards
@@ -45,20 +44,15 @@ class SparsityProbe:
         name, tokenizer = self.config.run_folder, self.heldout.tokenizer
         loaded = LoadedModel(model.to(self.device).eval(), tokenizer, name, 0, None, None)
         plan = Plan.of(loaded, self.documents, self.settings)
-        losses = _table({number: plan.losses(number)["losses"] for number in plan.measured})
+        losses = joined({number: plan.losses(number)["losses"] for number in plan.measured})
         targets = plan.targets(losses)
         numbers = sorted(set(targets.document))
         if not numbers:
             return {}
-        recovery = _table({n: plan.recovery(n, targets)["recovery"] for n in numbers})
+        recovery = joined({n: plan.recovery(n, targets)["recovery"] for n in numbers})
         summary = summarize(losses, targets, recovery)
         rows = summary[summary.target_set == "gap"].set_index("units")[COLUMNS].astype(float)
         return {str(units): row.to_dict() for units, row in rows.iterrows()}
-
-
-def _table(of_documents: Mapping[int, Columns]) -> pd.DataFrame:
-    tables = {number: pd.DataFrame(dict(rows)) for number, rows in of_documents.items()}
-    return pd.concat(tables, names=["document"]).reset_index("document")
 
 
 def probe_settings(config: RunConfig) -> Settings:

@@ -216,6 +216,7 @@ class _Evaluation:
         for kind in self.units:
             units = text.far.units(kind)
             is_tested = self.num_halves > 0 and text.control == "own" and DOCUMENT in text.targets
+            is_tested &= len(units) > 1  # of one unit there is no half
             kept_and_falls = self._halves(text, units, kind) if is_tested else None
             for selector in self.selectors:
                 # The aim differs between far parts; other selectors serve all at once.
@@ -270,9 +271,9 @@ class _Evaluation:
         self, text: _Text, chosen: _Chosen, kept_AU: np.ndarray, fall_TA: np.ndarray
     ) -> None:
         """How well the sum of a half's scores predicts its fall in loss."""
-        predicted_TA = chosen.choice.score_TU @ kept_AU.T
+        correlation_T = rank_correlations(chosen.choice.score_TU @ kept_AU.T, fall_TA)
         starts = text.context.block.start + np.array([first for first, _ in chosen.targets])
-        self._add("lds", chosen.about, target=starts, lds=rank_correlations(predicted_TA, fall_TA))
+        self._add("lds", chosen.about, target=starts, lds=np.nan_to_num(correlation_T))
 
     def _choose(
         self,

@@ -34,7 +34,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from analysis.scoring import Scorer
 from analysis.sources import open_documents
-from analysis.statistics import interval
+from analysis.statistics import interval, rank_correlations
 from analysis.windows import NOTHING, Windows
 from olmo_sparsity.drawing import PALETTE, save
 from olmo_sparsity.errors import ConfigError, UserError
@@ -207,19 +207,12 @@ class Judge:
         without = [np.setdiff1d(every, best[:k]) for k in TOPS]
         found = {}
         for way, log_p in (("masked", self.masked), ("deleted", self.deleted)):
-            found[f"lds {way}"] = rank_correlation(predicted, self.truth[way])
+            correlations = rank_correlations(predicted[None], np.array(self.truth[way])[None])
+            found[f"lds {way}"] = float(np.nan_to_num(correlations)[0])
             whole, *less = log_p([every, *without])
             found |= {f"−{k} {way}": whole - some for k, some in zip(TOPS, less, strict=True)}
         none, four = self.masked([NOTHING, np.sort(best[:4])])
         return found | {"+4 masked": four - none}
-
-
-def rank_correlation(a: np.ndarray, b: np.ndarray) -> float:
-    """Spearman's; 0 where one side says nothing."""
-    ranks = [pd.Series(values).rank().to_numpy() for values in (a, b)]
-    if min(rank.std() for rank in ranks) == 0:
-        return 0.0
-    return float(np.corrcoef(*ranks)[0, 1])
 
 
 def mean_interval(values_Q: np.ndarray) -> tuple[float, float, float]:
