@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from analysis.scoring import Context, Row, Scorer, as_tensors, window_bias
+from analysis.scoring import Context, Row, Scorer, as_tensors
 from analysis.windows import Spans
 from olmo_sparsity.model.far_states import FarStates
 
@@ -140,15 +140,14 @@ def _gate_batch(scorer: Scorer, context: Context, states: FarStates, spans: Span
     window = Row(context, block.near(max(end for _, end in spans)), 0)
     tokens_BL, positions_BL = as_tensors([window] * len(spans), device)
     scorer.token_forwards += 3 * tokens_BL.numel()  # a backward pass costs two forwards
-    batch, length = tokens_BL.shape
     with torch.enable_grad():
         gate_BF = torch.full(
-            (batch, block.num_far), float(np.log(GATE)), device=device, requires_grad=True
+            (len(spans), block.num_far), float(np.log(GATE)), device=device, requires_grad=True
         )
         # The prefix has no gate.
         earlier_BK = torch.nn.functional.pad(gate_BF, (block.num_prefix, 0))
-        bias = window_bias(earlier_BK, length)
-        hidden_BLD = scorer.model.hidden(tokens_BL, positions_BL, bias, far=states.expand(batch))
+        far = states.expand(len(spans), earlier_BK)
+        hidden_BLD = scorer.model.hidden(tokens_BL, positions_BL, far=far)
         total = _of_targets(scorer, hidden_BLD, context, spans, loss)
         (gradient_BF,) = torch.autograd.grad(total, gate_BF)
     return (-gradient_BF).float().cpu().numpy()

@@ -34,7 +34,6 @@ from analysis.statistics import INDUCTION_NATS
 from analysis.windows import NOTHING, Block, Windows
 from olmo_sparsity.errors import ConfigError, is_out_of_memory
 from olmo_sparsity.model.far_states import FarStates
-from olmo_sparsity.model.layers import causal_bias
 from olmo_sparsity.model.losses import (
     LanguageModel,
     repetition_losses,
@@ -223,10 +222,11 @@ class Scorer:
             num_wanted = None if row.wanted is None else row.wanted[1] - row.wanted[0]
             shapes[len(row.places), row.num_targets, num_wanted, seen].append(index)
         for (length, _, _, seen), indices in shapes.items():
-            # A far state takes as much memory as a state of the row.
             num_keys = length
-            if seen is not None:
-                num_keys += seen[0].states.num_places if self._hides(*seen) else seen[1]
+            if seen is not None and not self._hides(*seen):
+                num_keys += seen[1]  # a far state takes as much memory as a state of the row
+            elif seen is not None and not self.model.shares_far:
+                num_keys += seen[0].states.num_places
 
             def outputs(batch: Sequence[int]) -> list[Any]:
                 return list(read(self._hidden([rows[index] for index in batch]), batch))
@@ -274,21 +274,19 @@ class Scorer:
         """hidden_BWD at the places that predict targets."""
         tokens_BL, positions_BL = as_tensors(batch, self.device)
         self.token_forwards += tokens_BL.numel()
-        far, bias, states = None, None, batch[0].context.states
+        far, states = None, batch[0].context.states
         if batch[0].seen is not None and states is not None:
             seen = np.stack([row.seen for row in batch if row.seen is not None])
             seen_BK = torch.from_numpy(seen).to(self.device)
             if not self._hides(batch[0].context, seen_BK.shape[1]):
                 far = states.choose(seen_BK)
-            else:
+            elif seen_BK.shape[1] == states.num_places:
                 far = states.expand(len(batch))
-                if seen_BK.shape[1] < states.num_places:
-                    shape = (len(batch), states.num_places)
-                    hidden_BF = torch.full(shape, torch.finfo(torch.float).min, device=self.device)
-                    bias = window_bias(hidden_BF.scatter_(1, seen_BK, 0.0), tokens_BL.shape[1])
-        hidden_BWD = self.model.hidden(
-            tokens_BL, positions_BL, bias, far=far, last=batch[0].num_targets
-        )
+            else:
+                shape = (len(batch), states.num_places)
+                bias_BF = torch.full(shape, torch.finfo(torch.float).min, device=self.device)
+                far = states.expand(len(batch), bias_BF.scatter_(1, seen_BK, 0.0))
+        hidden_BWD = self.model.hidden(tokens_BL, positions_BL, far=far, last=batch[0].num_targets)
         if batch[0].wanted is None:
             return hidden_BWD
         first, end = batch[0].wanted
@@ -304,19 +302,6 @@ def as_tensors(batch: Sequence[Row], device: torch.device) -> tuple[Tensor, Tens
     return (
         torch.from_numpy(tokens.astype(np.int64)).to(device),
         torch.from_numpy(places.astype(np.int64)).to(device),
-    )
-
-
-def window_bias(earlier_BK: Tensor, length: int) -> Tensor:
-    """Attention bias of a window's places: `earlier_BK` for earlier places, causal within the
-    window."""
-    batch = len(earlier_BK)
-    return torch.cat(
-        (
-            earlier_BK[:, None, None].expand(-1, -1, length, -1),
-            causal_bias(length, earlier_BK.device).expand(batch, -1, -1, -1),
-        ),
-        dim=-1,
     )
 
 

@@ -670,23 +670,25 @@ def test_a_batch_counts_the_far_states_it_looks_back_at(
         return hidden(tokens_BL, *given, **named)
 
     monkeypatch.setattr(ours, "hidden", counted)
-    scorer.losses([context.set_row(np.arange(24))] * 6)
-    assert max(sizes) == 80 // (6 + 24)
+    scorer.losses([context.set_row(np.arange(10))] * 20)  # the states of 10 places, in each row
+    assert max(sizes) == 80 // (6 + 10)
+    scorer.losses([context.set_row(np.arange(24))] * 20)  # all states, shared by the rows
+    assert max(sizes) == 80 // 6
 
 
-@pytest.mark.parametrize("scale", [None, 40.0])
-def test_hidden_far_places_are_no_keys(scale: float | None, document: np.ndarray) -> None:
+@pytest.mark.parametrize("change", [{}, {"n_kv_heads": 2}, {"query_scale_length": 40.0}])
+def test_hidden_far_places_are_no_keys(change: dict, document: np.ndarray) -> None:
     """Rows that see all far places but one, against rows that hold these alone."""
     torch.manual_seed(1)
     config = ModelConfig(
         d_model=32, n_heads=4, n_layers=2, vocab_size=VOCAB, max_sequence_length=64, init_std=0.2,
-        query_scale_length=scale,
+        **change,
     )  # fmt: skip
     scorer = Scorer(build_model(config).eval(), CPU)
     context = scorer.context(next(iter(Windows(16, 6, 4).blocks(document))))
     rows = [context.set_row(np.delete(np.arange(10), place)) for place in range(10)]
     hidden = scorer.losses(rows)
-    assert scorer._hides(context, 9) == (scale is None)
+    assert scorer._hides(context, 9) == ("query_scale_length" not in change)
     scorer._hides = lambda *_: False  # type: ignore[method-assign] # states are copied
     np.testing.assert_allclose(hidden, scorer.losses(rows), atol=1e-5)
 

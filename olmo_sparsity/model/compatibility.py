@@ -108,10 +108,11 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 @torch.no_grad()
-def refuse_unfit(wrapped: HuggingFaceLM, original: nn.Module) -> LogitMap:
+def refuse_unfit(wrapped: HuggingFaceLM, original: nn.Module) -> tuple[LogitMap, bool]:
     """Check that position IDs reach the attention, that a gap in them hides nothing, that kept
     states of earlier places can replace these places, and that the logits are those of the given
-    model (`original`, with its adapters). Returns how they follow from the last linear map."""
+    model (`original`, with its adapters). Returns how they follow from the last linear map, and
+    whether `attending_to` gives the same as copies of the kept states."""
     model, config = wrapped.model, wrapped.model.config
     text = config.get_text_config()
     family = f"{type(model).__name__} (model_type {config.model_type})"
@@ -165,6 +166,11 @@ def refuse_unfit(wrapped: HuggingFaceLM, original: nn.Module) -> LogitMap:
         seen, hiding = hidden(gapped_BL, causal), hidden(gapped_BL, packed)
         earlier = wrapped.far_states(tokens_BL[:, :4], gapped_BL[:, :4])
         looked_back = wrapped.hidden(tokens_BL[:, 4:], gapped_BL[:, 4:], far=earlier).float()
+        try:
+            with wrapped.attending_to(earlier):
+                shared = wrapped.hidden(tokens_BL[:, 4:], gapped_BL[:, 4:]).float()
+        except Exception:  # of the model's own code, which may ask anything of its attention
+            shared = None
         nudge_BLD = wrapped.embedding(tokens_BL)
         nudge_BLD[..., ::2] *= -1
         nudge_BLD *= max(1e-4, torch.finfo(nudge_BLD.dtype).eps)
@@ -210,7 +216,7 @@ def refuse_unfit(wrapped: HuggingFaceLM, original: nn.Module) -> LogitMap:
         alike(looked_back, seen[:, 4:]),
         "the keys and values that it keeps of earlier places do not replace these places",
     )
-    return logit_map
+    return logit_map, shared is not None and alike(shared, looked_back)
 
 
 def _distance(a: Tensor, b: Tensor | float = 0.0) -> float:

@@ -14,12 +14,17 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from olmo_sparsity.model.layers import causal_bias
+
 
 @dataclass(frozen=True)
 class FarStates:
     positions_BF: Tensor
     layers: list[tuple[Tensor, Tensor]]
     """k_BFHK, rotated, and v_BFHK of each layer."""
+
+    bias_BF: Tensor | None = None
+    """Added to the attention scores of these places."""
 
     @staticmethod
     def behind_prefix(batches: Sequence[FarStates], num_prefix: int) -> FarStates:
@@ -42,13 +47,22 @@ class FarStates:
     def num_heads(self) -> int:
         return self.layers[0][0].shape[2]
 
-    def expand(self, num_rows: int) -> FarStates:
-        """The same states in every row, as views."""
+    def expand(self, num_rows: int, bias_BF: Tensor | None = None) -> FarStates:
+        """The same states in every row, as views, with a bias of its own for each."""
 
         def rows(x_1F: Tensor) -> Tensor:
             return x_1F.expand(num_rows, *x_1F.shape[1:])
 
-        return FarStates(rows(self.positions_BF), [(rows(k), rows(v)) for k, v in self.layers])
+        layers = [(rows(k), rows(v)) for k, v in self.layers]
+        return FarStates(rows(self.positions_BF), layers, bias_BF)
+
+    def window_bias(self, length: int) -> Tensor | None:
+        """bias_B1LK of a window's places: `bias_BF` for these ones, causal within the window. None
+        stands for causal attention that sees all of them."""
+        if self.bias_BF is None:
+            return None
+        causal = causal_bias(length, self.bias_BF.device).expand(len(self.bias_BF), -1, -1, -1)
+        return torch.cat((self.bias_BF[:, None, None].expand(-1, -1, length, -1), causal), dim=-1)
 
     def first(self, num_places: int) -> FarStates:
         """The states of the first places, as views."""

@@ -7,8 +7,9 @@ Dimension key: B batch, L length, D width, H heads, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, cast
 
@@ -19,6 +20,7 @@ from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.compatibility import position_limit, refuse_unfit
 from olmo_sparsity.model.far_states import FarStates
+from olmo_sparsity.model.layers import attend_to_far
 
 if TYPE_CHECKING:  # importing transformers takes two seconds, so only its models do
     from peft import PeftModel
@@ -34,7 +36,8 @@ class HuggingFaceLM(nn.Module):
         get_base: Callable[[], Any] = getattr(model, "get_base_model", lambda: model)
         self.model: PreTrainedModel = get_base()
         self.limit = position_limit(self.model.config)
-        self.logit_map = refuse_unfit(self, original=model)
+        self.can_share_far = False  # while the next line asks
+        self.logit_map, self.can_share_far = refuse_unfit(self, original=model)
 
     @property
     def vocab_size(self) -> int:
@@ -98,22 +101,29 @@ class HuggingFaceLM(nn.Module):
         attention scores of L places over K, and replaces the causal mask. `added_BLD` is added to
         the token embeddings. Places also attend to those in `cache` (no gradients), or to `far`,
         states of earlier places. `last`: return only the last places."""
+        attending: Any = nullcontext()
+        num_earlier = cache.get_seq_length() if cache is not None else 0
         if far is not None:
             assert cache is None
-            cache = _as_cache(far)
-        num_earlier = cache.get_seq_length() if cache is not None else 0
+            assert attention_bias is None
+            num_earlier = far.num_places
+            if self.shares_far and num_earlier > tokens_BL.shape[1]:
+                attending = self.attending_to(far)
+            else:
+                cache, attention_bias = _as_cache(far), far.window_bias(tokens_BL.shape[1])
         self._refuse_beyond(positions_BL, num_earlier + tokens_BL.shape[1])
         if attention_bias is None:
             # Without a mask, transformers takes a gap in the position IDs for the start of another
             # packed sequence. A mask of ones means one sequence, and transformers drops it again,
             # so that attention still runs the fused causal kernel.
-            mask = tokens_BL.new_ones(len(tokens_BL), num_earlier + tokens_BL.shape[1])
+            num_keys = tokens_BL.shape[1] + (0 if cache is None else num_earlier)
+            mask = tokens_BL.new_ones(len(tokens_BL), num_keys)
         else:
             mask = _additive(attention_bias, self.model.dtype).expand(len(tokens_BL), -1, -1, -1)
         adding: Any = nullcontext()
         if added_BLD is not None:  # not inputs_embeds: some families look up more by token
             adding = self.embedding.register_forward_hook(lambda *called: called[-1] + added_BLD)
-        with adding:
+        with adding, attending:
             hidden_BLD = self.body(
                 input_ids=tokens_BL,
                 position_ids=positions_BL.expand_as(tokens_BL),
@@ -141,6 +151,28 @@ class HuggingFaceLM(nn.Module):
         kept: list[Any] = cache.layers
         layers = [(layer.keys.transpose(1, 2), layer.values.transpose(1, 2)) for layer in kept]
         return FarStates(positions_BL.expand_as(tokens_BL), layers)
+
+    @property
+    def shares_far(self) -> bool:
+        on_cpu = self.device.type == "cpu" and not torch.is_grad_enabled()
+        has_kernel = self.model.config._attn_implementation == "sdpa"
+        return on_cpu and has_kernel and self.can_share_far
+
+    @contextmanager
+    def attending_to(self, far: FarStates) -> Iterator[None]:
+        """Attention of all layers to `far`, shared by the rows, and to the rows' own places. On CPU
+        without gradients."""
+        from transformers import AttentionInterface
+
+        AttentionInterface.register(_ATTEND_TO_FAR, _attend_to_far)
+        config = self.model.config
+        before, token = config._attn_implementation, _FAR.set(far)
+        config._attn_implementation = _ATTEND_TO_FAR
+        try:
+            yield
+        finally:
+            config._attn_implementation = before
+            _FAR.reset(token)
 
     def new_cache(self) -> Cache:
         from transformers import DynamicCache
@@ -197,6 +229,28 @@ def _as_cache(far: FarStates) -> Cache:
     for index, (k_BFHK, v_BFHK) in enumerate(far.layers):
         cache.update(k_BFHK.transpose(1, 2), v_BFHK.transpose(1, 2), index)
     return cache
+
+
+_FAR: ContextVar[FarStates] = ContextVar("far")
+_ATTEND_TO_FAR = "olmo_sparsity_far"
+
+
+def _attend_to_far(
+    module: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Any,
+    scaling: float | None = None,
+    **more: Any,
+) -> tuple[Tensor, None]:
+    """An attention of transformers, for `attending_to`."""
+    if any(more.get(name) is not None for name in ("softcap", "s_aux", "position_bias")):
+        raise NotImplementedError
+    far = _FAR.get()
+    far_k, far_v = (part.transpose(1, 2) for part in far.layers[module.layer_idx])
+    bias_BF = None if far.bias_BF is None else _additive(far.bias_BF, q.dtype)
+    return attend_to_far(q, k, v, far_k, far_v, bias_BF, scaling).transpose(1, 2).contiguous(), None
 
 
 def _additive(bias: Tensor, dtype: torch.dtype) -> Tensor:

@@ -9,7 +9,7 @@ Place in the flow: model → **the states that predict a target** → losses. Ca
 - In the last layer only the wanted places need queries, attention output and feed-forward; the
   other places give keys and values.
 - Far tokens that keep their states of the full text (`far_states`) are keys and values computed
-  once.
+  once, and on CPU not copied for each row that attends to them.
 - On CPU sums are taken in place, and attention runs in fp32 for any dtype of weights, as neither
   rotation nor the fused kernel is faster in bf16 there.
 
@@ -32,6 +32,7 @@ from olmo_sparsity.model.far_states import FarStates
 from olmo_sparsity.model.layers import (
     RMSNorm,
     alibi_bias,
+    attend_to_far,
     causal_bias,
     query_scales,
     rms_norm,
@@ -47,6 +48,9 @@ Projected = tuple[Tensor, Tensor, Tensor]
 
 KeysAndValues = tuple[Tensor, Tensor]
 
+FarLayer = tuple[Tensor, Tensor, Tensor | None, bool]
+"""Keys, values and bias_BF of far places in one layer, and whether rows share them uncopied."""
+
 
 def last_hidden(
     model: PositionedOLMo,
@@ -59,6 +63,12 @@ def last_hidden(
     """hidden_BWD of the last W places, after the last norm. All of them attend to all of `far`."""
     config, (first, *others) = model.config, model.blocks
     positions_BL = positions_BL.expand_as(tokens_BL)
+    earlier: list[FarLayer | None] = [None] * config.n_layers
+    if far is not None:
+        assert bias is None
+        shares = model.shares_far and far.num_places > tokens_BL.shape[1]
+        bias = None if shares else far.window_bias(tokens_BL.shape[1])
+        earlier = [(k, v, far.bias_BF, shares) for k, v in far.layers]
     if config.alibi:
         keys_at = positions_BL if far is None else torch.cat((far.positions_BF, positions_BL), 1)
         alibi = alibi_bias(keys_at, config, num_queries=tokens_BL.shape[1])
@@ -66,7 +76,6 @@ def last_hidden(
     tokens_P, positions_P, pair_BL = _different_pairs(tokens_BL, positions_BL)
     x_PD = _embed(model, tokens_P)
     turns_P = _turns(positions_P, config, x_PD.dtype) if config.rope else None
-    earlier = [None] * config.n_layers if far is None else far.layers
     length, pairs = tokens_BL.shape[1], _project(first, x_PD, turns_P)
     mixed = _attend_to_pairs(first, pairs, pair_BL, bias, length if others else last, earlier[0])
     x_BLD = _finish(first, _gather(x_PD, pair_BL), mixed)
@@ -76,6 +85,19 @@ def last_hidden(
         mixed = _attend(block, *_project(block, x_BLD, turns, wanted), bias, wanted, past)
         x_BLD = _finish(block, x_BLD, mixed)
     return model.transformer.ln_f(x_BLD)
+
+
+def shares_far(model: PositionedOLMo) -> bool:
+    """Whether attention to far places and to the row's own can be computed apart: ALiBi and scaled
+    queries depend on all of them, and the sums are those of a kernel for CPU without gradients."""
+    config = model.config
+    return (
+        model.embedding.weight.device.type == "cpu"
+        and not torch.is_grad_enabled()
+        and not config.alibi
+        and config.query_scale_length is None
+        and model.blocks[0].seen is None
+    )
 
 
 @torch.no_grad()
@@ -217,11 +239,16 @@ def _attend(
     v: Tensor,
     bias: Tensor | None,
     last: int,
-    past: KeysAndValues | None = None,
+    past: FarLayer | None = None,
 ) -> Tensor:
     """Attention from the last places to all places, and to those of the past."""
     if past is not None:
-        k, v = torch.cat((past[0], k), dim=1), torch.cat((past[1], v), dim=1)
+        far_k, far_v, far_bias_BF, shares = past
+        if shares:
+            own = (q[:, -last:].transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2))
+            far = (far_k.transpose(1, 2), far_v.transpose(1, 2), far_bias_BF)
+            return attend_to_far(*own, *far).transpose(1, 2)
+        k, v = torch.cat((far_k, k), dim=1), torch.cat((far_v, v), dim=1)
     q, k, v = (part.transpose(1, 2) for part in (q[:, -last:], k, v))
     if bias is None and 1 < last < k.shape[2]:
         bias = causal_bias(k.shape[2], q.device, last)
@@ -237,7 +264,7 @@ def _attend_to_pairs(
     pair_BL: Tensor,
     bias: Tensor | None,
     last: int,
-    past: KeysAndValues | None,
+    past: FarLayer | None,
 ) -> Tensor:
     """The first layer's attention. If rows differ only in their first place, that place is one more
     key beside a softmax over the others, which is the same for all rows."""

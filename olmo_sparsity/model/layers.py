@@ -118,6 +118,39 @@ def attend(
     return F.scaled_dot_product_attention(q, k, v, bias, dropout_p, is_causal, enable_gqa=grouped)
 
 
+def attend_to_far(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    far_k: Tensor,
+    far_v: Tensor,
+    far_bias_BF: Tensor | None,
+    scale: float | None = None,
+) -> Tensor:
+    """Attention of the last places to far places and to the row's own, on CPU without gradients.
+    The two parts are joined by their log-sum-exp, so that far keys and values which rows share (as
+    views) are not copied for each of them, and the bias of far places not for each query."""
+    num_queries, (num_heads, num_keys) = q.shape[2], k.shape[1:3]
+    causal = causal_bias(num_keys, q.device, num_queries).to(q.dtype)
+    grouped = q.unflatten(1, (num_heads, -1)).flatten(2, 3)  # heads that read the same keys
+    causal = causal.repeat(1, 1, grouped.shape[2] // num_queries, 1)
+    bias = None
+    if far_bias_BF is not None:
+        bias = far_bias_BF[:, None, None].expand(-1, -1, grouped.shape[2], -1)
+    near, near_sum = _attend_with_sum(grouped, k, v, causal, scale)
+    far, far_sum = _attend_with_sum(grouped, far_k, far_v, bias, scale)
+    mixed = torch.lerp(near, far, (far_sum - near_sum).sigmoid()[..., None].to(near.dtype))
+    return mixed.unflatten(2, (-1, num_queries)).flatten(1, 2)
+
+
+def _attend_with_sum(
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None
+) -> tuple[Tensor, Tensor]:
+    """Attention, and log-sum-exp of each query's scores."""
+    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+    return kernel(q, k, v, attn_mask=bias, scale=scale)
+
+
 def _matmul_is_faster(device: torch.device, length: int, grouped: bool) -> bool:
     return device.type == "cpu" and length <= 192 and not grouped
 

@@ -27,7 +27,7 @@ from torch.utils.checkpoint import checkpoint
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.far_states import FarStates
-from olmo_sparsity.model.inference import far_states, last_hidden
+from olmo_sparsity.model.inference import far_states, last_hidden, shares_far
 from olmo_sparsity.model.layers import (
     RMSNorm,
     RotaryTables,
@@ -210,6 +210,10 @@ class PositionedOLMo(OLMo):
             else:
                 x = _run_block(block, x, tables, attention_bias)
         return self.transformer.ln_f(x if last is None else x[:, -last:])
+
+    @property
+    def shares_far(self) -> bool:
+        return shares_far(self)
 
     def far_states(self, tokens_BL: Tensor, positions_BL: Tensor) -> FarStates:
         return far_states(self, tokens_BL, positions_BL)
