@@ -165,10 +165,18 @@ def drop_one(scorer: Scorer, question: Question) -> Choice:
     """The largest rises in loss when a far unit is left out of the long window."""
     context, units = question.context, question.units
     far_F = np.arange(context.block.num_far)
-    left_out = [context.set_row(np.delete(far_F, units.places(unit))) for unit in range(len(units))]
     (long_W,) = scorer.losses([context.long_row()])
-    influence_UW = np.stack(scorer.losses(left_out)) - long_W[None]
+    influence_UW = np.empty((len(units), len(long_W)))
+    # A row holds the places that it sees: not all rows of a long text at once.
+    at_once = max(1, _PLACES_AT_ONCE // len(far_F))
+    for first in range(0, len(units), at_once):
+        part = range(first, min(first + at_once, len(units)))
+        rows = [context.set_row(np.delete(far_F, units.places(unit))) for unit in part]
+        influence_UW[part] = np.stack(scorer.losses(rows)) - long_W[None]
     return _best(question.total(influence_UW), question.k)
+
+
+_PLACES_AT_ONCE = 2**22
 
 
 def greedy(scorer: Scorer, question: Question) -> Choice:

@@ -264,6 +264,10 @@ ELSEWHERE = {"lxt": "transformers below 5", "flashtrace": "NumPy 2"}
 """Packages that ask for what conflicts with our requirements."""
 
 
+MEMORY_GIB = 12
+"""What a contestant may take."""
+
+
 # --- one of them in a process of its own ----------------------------------------------------------
 
 
@@ -323,6 +327,7 @@ def main(name: str, folder: str, questions: str, answers: str, cpu_seconds: str)
     signal.signal(signal.SIGXCPU, give_up)
     spent = int(time.process_time())
     resource.setrlimit(resource.RLIMIT_CPU, (spent + int(cpu_seconds), resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_GIB * 2**30,) * 2)
     with open(answers, "a") as file:
         for question in asked:
             held, counter.count = memory_mib(begin=True), 0

@@ -99,6 +99,11 @@ NET_EXCESS = {
         "net_biases_seed2_contextual": "biases",
         "net_biases_no_biases_contextual": "no biases",
     },
+    "sizes": {
+        "net_biases_small_contextual": "0.4M",
+        "net_biases_seed2_contextual": "0.95M",
+        "net_biases_large_contextual": "2.7M",
+    },
     "text_only": {"net_python_contextual": "text only", "net_python_isolated": "text only"},
     "beyond_biases": {
         "beyond_biases_seed2_480": "RoPE + PoSE",

@@ -108,9 +108,24 @@ def _rules_of_gpt_neox(model: Any) -> Iterator[tuple[nn.Module, Rule]]:
 # --- the rules ------------------------------------------------------------------------------------
 
 
-def _as_linear(output: Tensor, x: Tensor, slope: Tensor) -> Tensor:
+class _AsLinear(torch.autograd.Function):
     """The output, bit by bit, with the gradient of `slope` · x."""
-    return output.detach() + slope.detach() * (x - x.detach())
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, x: Tensor, slope: Tensor) -> Tensor:
+        ctx.save_for_backward(slope)
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
+        (slope,) = ctx.saved_tensors
+        return None, gradient * slope, None
+
+
+def _as_linear(output: Tensor, x: Tensor, slope: Tensor) -> Tensor:
+    # Detached here: else what its own gradient needs would be kept too.
+    linear: Tensor = _AsLinear.apply(output.detach(), x, slope.detach())
+    return linear
 
 
 def _identity(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
