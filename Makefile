@@ -24,10 +24,11 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# A process for each core, each with one thread. The tests of a file share what they prepare, and
-# those that wait (integration/) begin.
+# A process for each core and one more, each with one thread. The tests of a file share what they
+# prepare, and those that wait (integration/) begin.
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n logical --maxprocesses=8 --dist=loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) < 8 ? $$(nproc) + 1 : 8)) \
+		--dist=loadfile --no-loadscope-reorder
 
 fuzz: install
 	$(BIN)/python -m tests.fuzz --cases 3000
