@@ -83,8 +83,10 @@ def explain(
         raise ConfigError("give either a text or a prompt")
     if (text is None and at is not None) or (prompt is None and (target is not None or chat)):
         raise ConfigError("`at` names places of a text; `target` and `chat` belong to a prompt")
-    if selector not in SELECTORS:
-        raise ConfigError(f"selector={selector} is unknown; choose from {', '.join(SELECTORS)}")
+    names = [name for name in SELECTORS if name != "attention_learned"]
+    if selector not in names:
+        unknown = "needs many documents" if selector in SELECTORS else "is unknown"
+        raise ConfigError(f"selector={selector} {unknown}; choose from {', '.join(names)}")
     numbers = {"k": k, "short": short, "seed": seed, "max_new_tokens": max_new_tokens}
     for name, value in numbers.items():
         least = 0 if name == "seed" else 1
@@ -108,7 +110,7 @@ def explain(
         if (device, dtype) != ("auto", "auto"):
             raise ConfigError("device and dtype of a model in memory are its own; leave them out")
         loaded = wrap_model(model, tokenizer)
-    check_can_run([selector], loaded.model, fits_heads=False)
+    check_can_run([selector], loaded.model)
     if loaded.tokenizer is None:
         raise DataError(f"'{loaded.name}' has no tokenizer; give one: explain(model, tokenizer, …)")
     start_ids, num_closing = loaded.prefix_ids(prefix), 0

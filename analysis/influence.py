@@ -161,22 +161,22 @@ def _falls(
     return [part[0] - part[1:] for part in parts]
 
 
+PLACES_AT_ONCE = 2**22
+"""How many far places the rows of `drop_one` that are evaluated together see at most."""
+
+
 def drop_one(scorer: Scorer, question: Question) -> Choice:
     """The largest rises in loss when a far unit is left out of the long window."""
     context, units = question.context, question.units
     far_F = np.arange(context.block.num_far)
     (long_W,) = scorer.losses([context.long_row()])
     influence_UW = np.empty((len(units), len(long_W)))
-    # A row holds the places that it sees: not all rows of a long text at once.
-    at_once = max(1, _PLACES_AT_ONCE // len(far_F))
+    at_once = max(1, PLACES_AT_ONCE // len(far_F))
     for first in range(0, len(units), at_once):
         part = range(first, min(first + at_once, len(units)))
         rows = [context.set_row(np.delete(far_F, units.places(unit))) for unit in part]
         influence_UW[part] = np.stack(scorer.losses(rows)) - long_W[None]
     return _best(question.total(influence_UW), question.k)
-
-
-_PLACES_AT_ONCE = 2**22
 
 
 def greedy(scorer: Scorer, question: Question) -> Choice:
@@ -323,7 +323,7 @@ SELECTORS: dict[str, Selector] = {
 }
 
 
-def check_can_run(selectors: Sequence[str], model: LanguageModel, fits_heads: bool) -> None:
+def check_can_run(selectors: Sequence[str], model: LanguageModel, fits_heads: bool = False) -> None:
     """Refuse before the losses are computed what would fail after them."""
     if "attention_learned" in selectors and not fits_heads:
         raise ConfigError(

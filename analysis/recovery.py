@@ -271,9 +271,10 @@ class _Evaluation:
         self, text: _Text, chosen: _Chosen, kept_AU: np.ndarray, fall_TA: np.ndarray
     ) -> None:
         """How well the sum of a half's scores predicts its fall in loss."""
-        correlation_T = rank_correlations(chosen.choice.score_TU @ kept_AU.T, fall_TA)
+        predicted_TA = chosen.choice.score_TU @ kept_AU.T
+        lds_T = rank_correlations(predicted_TA, fall_TA, of_equal_values=0.0)
         starts = text.context.block.start + np.array([first for first, _ in chosen.targets])
-        self._add("lds", chosen.about, target=starts, lds=np.nan_to_num(correlation_T))
+        self._add("lds", chosen.about, target=starts, lds=lds_T)
 
     def _choose(
         self,

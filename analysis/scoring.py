@@ -225,7 +225,7 @@ class Scorer:
             num_keys = length
             if seen is not None and not self._hides(*seen):
                 num_keys += seen[1]  # a far state takes as much memory as a state of the row
-            elif seen is not None and not self.model.shares_far:
+            elif seen is not None and not self.model.shares_far(seen[0].states.num_places, length):
                 num_keys += seen[0].states.num_places
 
             def outputs(batch: Sequence[int]) -> list[Any]:

@@ -195,12 +195,15 @@ def hit_rates(
     return pd.DataFrame(rows, columns=[*GROUPS, "hit_rate", "hit_low", "hit_high"])
 
 
-def rank_correlations(x_NA: np.ndarray, y_NA: np.ndarray) -> np.ndarray:
-    """Spearman's of each pair of rows; NaN where all values of a row are equal."""
+def rank_correlations(
+    x_NA: np.ndarray, y_NA: np.ndarray, of_equal_values: float = np.nan
+) -> np.ndarray:
+    """Spearman's of each pair of rows; `of_equal_values` where all values of a row are equal."""
     x_NA, y_NA = (pd.DataFrame(rows).rank(axis=1).to_numpy() for rows in (x_NA, y_NA))
     x_NA, y_NA = (rows - rows.mean(1, keepdims=True) for rows in (x_NA, y_NA))
     scale_N = np.sqrt((x_NA**2).sum(1) * (y_NA**2).sum(1))
-    return (x_NA * y_NA).sum(1) / np.where(scale_N > 0, scale_N, np.nan)
+    products_N = (x_NA * y_NA).sum(1)
+    return np.where(scale_N == 0, of_equal_values, products_N / np.where(scale_N == 0, 1, scale_N))
 
 
 def mean_lds(targets: pd.DataFrame, lds: pd.DataFrame, seed: int = 0) -> pd.DataFrame:

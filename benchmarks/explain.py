@@ -207,8 +207,9 @@ class Judge:
         without = [np.setdiff1d(every, best[:k]) for k in TOPS]
         found = {}
         for way, log_p in (("masked", self.masked), ("deleted", self.deleted)):
-            correlations = rank_correlations(predicted[None], np.array(self.truth[way])[None])
-            found[f"lds {way}"] = float(np.nan_to_num(correlations)[0])
+            truth = np.array(self.truth[way])
+            (lds,) = rank_correlations(predicted[None], truth[None], of_equal_values=0.0)
+            found[f"lds {way}"] = float(lds)
             whole, *less = log_p([every, *without])
             found |= {f"−{k} {way}": whole - some for k, some in zip(TOPS, less, strict=True)}
         none, four = self.masked([NOTHING, np.sort(best[:4])])

@@ -327,7 +327,8 @@ def main(name: str, folder: str, questions: str, answers: str, cpu_seconds: str)
     signal.signal(signal.SIGXCPU, give_up)
     spent = int(time.process_time())
     resource.setrlimit(resource.RLIMIT_CPU, (spent + int(cpu_seconds), resource.RLIM_INFINITY))
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_GIB * 2**30,) * 2)
+    _, most = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_GIB * 2**30, most))
     with open(answers, "a") as file:
         for question in asked:
             held, counter.count = memory_mib(begin=True), 0

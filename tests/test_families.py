@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import inspect
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ PAGE = Path(__file__).parents[1] / "docs/models.md"
 
 CPU = torch.device("cpu")
 LENGTH, NUM_FAR = 12, 7
-# Their attention takes more than queries, keys and values, or is fixed when they are built.
+# Their attention takes more than queries, keys and values of one width, or is their own.
 COPIES_FAR = {
     *("Gemma2", "Gemma3n", "Gemma4", "DeepseekV2", "DeepseekV3", "GptOss", "Falcon", "GPTJ"),
     *("GPTNeo", "CodeGen"),
@@ -259,8 +259,33 @@ def test_far_states_stand_for_far_places(index: int) -> None:
     check_close(model.unembed(model.hidden(*near, far=some)), expected)
     others_hidden = far.expand(1, bias[0, :, NUM_FAR, :NUM_FAR])
     check_close(model.unembed(model.hidden(*near, far=others_hidden)), expected)
-    assert model.shares_far == (SUPPORTED[index].class_name.split("For")[0] not in COPIES_FAR)
+    copies = SUPPORTED[index].class_name.split("For")[0] in COPIES_FAR
+    assert model.shares_far(NUM_FAR, LENGTH - NUM_FAR) == (not copies)
+    rows = (near[0].expand(2, -1), near[1].expand(2, -1))
+    none_and_others = torch.cat((torch.zeros(1, NUM_FAR), bias[0, :, NUM_FAR, :NUM_FAR]))
+    two = model.unembed(model.hidden(*rows, far=far.expand(2, none_and_others)))
+    check_close(two, torch.cat((plain[:, NUM_FAR:], expected)))
     assert float((expected - plain[:, NUM_FAR:]).abs().max()) > 1e-3
+
+
+@torch.no_grad()
+def test_queries_that_grow_with_the_text_count_shared_places() -> None:
+    (family,) = (f for f in SUPPORTED if f.class_name == "Llama4ForCausalLM")
+    model = HuggingFaceLM(build(replace(family, settings=family.settings | {"floor_scale": 4})))
+    far = model.far_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
+    assert model.shares_far(NUM_FAR, LENGTH - NUM_FAR)
+    found = model.unembed(model.hidden(TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:], far=far))
+    check_close(found, model.model(input_ids=TOKENS).logits[:, NUM_FAR:])
+
+
+def test_a_model_in_memory_keeps_its_settings() -> None:
+    (family,) = (f for f in SUPPORTED if f.class_name == "Gemma3ForConditionalGeneration")
+    model = build(family)
+    model.config._attn_implementation = {"text_config": "sdpa", "vision_config": "eager"}
+    parts = (model.config, model.config.text_config, model.config.vision_config)
+    before = [part._attn_implementation for part in parts]
+    HuggingFaceLM(model)
+    assert [part._attn_implementation for part in parts] == before
 
 
 @torch.no_grad()

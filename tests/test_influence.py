@@ -17,6 +17,7 @@ import pytest
 import torch
 from torch import nn
 
+from analysis import influence
 from analysis.documents import Controls, Document, Documents, FarText
 from analysis.heads import fit_head_weights
 from analysis.influence import LASSO, NUM_ABLATIONS, SELECTORS, Choice, Question, influence_map
@@ -694,6 +695,23 @@ def test_hidden_far_places_are_no_keys(change: dict, document: np.ndarray) -> No
 
 
 @READINGS
+def test_rows_of_drop_one_in_parts(
+    far_states: Reading, document: np.ndarray, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def scores() -> np.ndarray:
+        scorer = Scorer(tiny("olmo"), CPU, far_states=far_states)
+        context = scorer.context(next(iter(Windows(16, 6, 4).blocks(document))))
+        question = Question(
+            context, Units.of_tokens(10), [(0, 1), (2, 4)], 3, np.random.default_rng(0)
+        )
+        return SELECTORS["drop_one"](scorer, question).score_TU
+
+    together = scores()
+    monkeypatch.setattr(influence, "PLACES_AT_ONCE", 30)
+    np.testing.assert_allclose(scores(), together, atol=1e-5)
+
+
+@READINGS
 @pytest.mark.parametrize("selector", ["add_one", "add_one_screened", "gradient", "lrp"])
 def test_where_memory_does_not_suffice_batches_are_halved(
     selector: str, far_states: Reading, document: np.ndarray, monkeypatch: pytest.MonkeyPatch
@@ -905,7 +923,10 @@ def test_halves_have_the_same_number_of_units_that_do_not_overlap(kind: str) -> 
 def test_rank_correlations() -> None:
     x = np.array([[1.0, 2, 3, 4], [1, 1, 2, 2], [5, 5, 5, 5], [3, 1, 2, 4]])
     y = np.array([[10.0, 20, 30, 90], [1, 2, 3, 4], [1, 2, 3, 4], [-3, -1, -2, -4]])
-    np.testing.assert_allclose(rank_correlations(x, y), [1, 4 / np.sqrt(4 * 5), np.nan, -1])
+    found = rank_correlations(x, y)
+    np.testing.assert_allclose(found, [1, 4 / np.sqrt(4 * 5), np.nan, -1])
+    y[0, 0] = np.nan  # a loss that is no number is not a loss that nothing changes
+    np.testing.assert_allclose(rank_correlations(x, y, of_equal_values=0.0)[[0, 2]], [np.nan, 0])
 
 
 def test_far_states_are_made_once_for_each_text_of_a_block(

@@ -39,7 +39,7 @@ OLMO: dict[str, dict[str, Any]] = {
     },
     "olmo, LayerNorm": {"attention_layer_norm": True, "scale_logits": True},
     "olmo, GELU and ALiBi": {"activation_type": "gelu", "rope": False, "alibi": True},
-    "olmo, ReLU": {"activation_type": "relu", "query_scale_length": 32.0},
+    "olmo, ReLU": {"activation_type": "relu", "query_scale_length": 32.0, "clip_qkv": 100.0},
     "GPT-NeoX": {"architecture": "gpt_neox", "rotary_fraction": 0.5},
 }  # fmt: skip
 LLAMAS = [

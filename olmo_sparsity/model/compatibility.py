@@ -47,7 +47,7 @@ _WINDOWS = ("sliding_window", "window_size", "attention_chunk_size", "keep_windo
 _WINDOWED_LAYERS = {"sliding_attention", "chunked_attention", "local"}
 
 
-def position_limit(config: Any) -> PositionLimit | None:
+def position_limit(config: Any, only_wrong_beyond: bool = False) -> PositionLimit | None:
     """The tightest limit that a config states; None if it states none.
 
     A sliding window counts places, and only within it do places and position IDs give the same
@@ -72,6 +72,7 @@ def position_limit(config: Any) -> PositionLimit | None:
         for name in _WINDOWS:
             limits.append((getattr(text, name, None), name.replace("_", " "), True))
     stated = [PositionLimit(*limit) for limit in limits if limit[0]]
+    stated = [limit for limit in stated if limit.wrong_beyond or not only_wrong_beyond]
     return min(stated, key=lambda it: (it.num_positions, not it.wrong_beyond), default=None)
 
 
@@ -112,7 +113,7 @@ def refuse_unfit(wrapped: HuggingFaceLM, original: nn.Module) -> tuple[LogitMap,
     """Check that position IDs reach the attention, that a gap in them hides nothing, that kept
     states of earlier places can replace these places, and that the logits are those of the given
     model (`original`, with its adapters). Returns how they follow from the last linear map, and
-    whether `attending_to` gives the same as copies of the kept states."""
+    whether `hidden_sharing` gives the same as copies of the kept states."""
     model, config = wrapped.model, wrapped.model.config
     text = config.get_text_config()
     family = f"{type(model).__name__} (model_type {config.model_type})"
@@ -167,10 +168,10 @@ def refuse_unfit(wrapped: HuggingFaceLM, original: nn.Module) -> tuple[LogitMap,
         earlier = wrapped.far_states(tokens_BL[:, :4], gapped_BL[:, :4])
         looked_back = wrapped.hidden(tokens_BL[:, 4:], gapped_BL[:, 4:], far=earlier).float()
         try:
-            with wrapped.attending_to(earlier):
-                shared = wrapped.hidden(tokens_BL[:, 4:], gapped_BL[:, 4:]).float()
+            shared = wrapped.hidden_sharing(tokens_BL[:, 4:], gapped_BL[:, 4:], earlier).float()
         except Exception:  # of the model's own code, which may ask anything of its attention
             shared = None
+        alone = wrapped.hidden(tokens_BL[:, 4:], gapped_BL[:, 4:]).float()
         nudge_BLD = wrapped.embedding(tokens_BL)
         nudge_BLD[..., ::2] *= -1
         nudge_BLD *= max(1e-4, torch.finfo(nudge_BLD.dtype).eps)
@@ -216,7 +217,10 @@ def refuse_unfit(wrapped: HuggingFaceLM, original: nn.Module) -> tuple[LogitMap,
         alike(looked_back, seen[:, 4:]),
         "the keys and values that it keeps of earlier places do not replace these places",
     )
-    return logit_map, shared is not None and alike(shared, looked_back)
+    if shared is None:
+        return logit_map, False
+    error, effect = _distance(shared, looked_back), _distance(alone, looked_back)
+    return logit_map, alike(shared, looked_back) and error <= max(noise, effect / 4)
 
 
 def _distance(a: Tensor, b: Tensor | float = 0.0) -> float:

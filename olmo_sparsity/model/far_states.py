@@ -66,11 +66,13 @@ class FarStates:
 
     def first(self, num_places: int) -> FarStates:
         """The states of the first places, as views."""
+        assert self.bias_BF is None
         layers = [(k[:, :num_places], v[:, :num_places]) for k, v in self.layers]
         return FarStates(self.positions_BF[:, :num_places], layers)
 
     def choose(self, places_BF: Tensor) -> FarStates:
         """The states of the given places for each row; the text is the same for all rows."""
+        assert self.bias_BF is None
         if places_BF.shape == (1, self.num_places):
             return self
 

@@ -7,9 +7,8 @@ Dimension key: B batch, L length, D width, H heads, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING, Any, cast
 
@@ -20,7 +19,7 @@ from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.compatibility import position_limit, refuse_unfit
 from olmo_sparsity.model.far_states import FarStates
-from olmo_sparsity.model.layers import attend_to_far
+from olmo_sparsity.model.layers import causal_bias
 
 if TYPE_CHECKING:  # importing transformers takes two seconds, so only its models do
     from peft import PeftModel
@@ -36,6 +35,7 @@ class HuggingFaceLM(nn.Module):
         get_base: Callable[[], Any] = getattr(model, "get_base_model", lambda: model)
         self.model: PreTrainedModel = get_base()
         self.limit = position_limit(self.model.config)
+        self.wrong_beyond = position_limit(self.model.config, only_wrong_beyond=True)
         self.can_share_far = False  # while the next line asks
         self.logit_map, self.can_share_far = refuse_unfit(self, original=model)
 
@@ -101,45 +101,76 @@ class HuggingFaceLM(nn.Module):
         attention scores of L places over K, and replaces the causal mask. `added_BLD` is added to
         the token embeddings. Places also attend to those in `cache` (no gradients), or to `far`,
         states of earlier places. `last`: return only the last places."""
-        attending: Any = nullcontext()
-        num_earlier = cache.get_seq_length() if cache is not None else 0
         if far is not None:
             assert cache is None
             assert attention_bias is None
-            num_earlier = far.num_places
-            if self.shares_far and num_earlier > tokens_BL.shape[1]:
-                attending = self.attending_to(far)
-            else:
-                cache, attention_bias = _as_cache(far), far.window_bias(tokens_BL.shape[1])
+            if self.shares_far(far.num_places, tokens_BL.shape[1]):
+                return self.hidden_sharing(tokens_BL, positions_BL, far, last)
+            cache, attention_bias = _as_cache(far), far.window_bias(tokens_BL.shape[1])
+        num_earlier = cache.get_seq_length() if cache is not None else 0
         self._refuse_beyond(positions_BL, num_earlier + tokens_BL.shape[1])
         if attention_bias is None:
             # Without a mask, transformers takes a gap in the position IDs for the start of another
             # packed sequence. A mask of ones means one sequence, and transformers drops it again,
             # so that attention still runs the fused causal kernel.
-            num_keys = tokens_BL.shape[1] + (0 if cache is None else num_earlier)
-            mask = tokens_BL.new_ones(len(tokens_BL), num_keys)
+            mask = tokens_BL.new_ones(len(tokens_BL), num_earlier + tokens_BL.shape[1])
         else:
             mask = _additive(attention_bias, self.model.dtype).expand(len(tokens_BL), -1, -1, -1)
         adding: Any = nullcontext()
         if added_BLD is not None:  # not inputs_embeds: some families look up more by token
             adding = self.embedding.register_forward_hook(lambda *called: called[-1] + added_BLD)
-        with adding, attending:
-            hidden_BLD = self.body(
-                input_ids=tokens_BL,
-                position_ids=positions_BL.expand_as(tokens_BL),
-                attention_mask=mask,
-                past_key_values=cache,
-                use_cache=cache is not None,
-                return_dict=True,
-            ).last_hidden_state
+        with adding:
+            return self._last_hidden(tokens_BL, positions_BL, mask, cache, last)
+
+    def shares_far(self, num_far: int, length: int) -> bool:
+        kernel = self.model.config.get_text_config()._attn_implementation
+        return (
+            self.can_share_far
+            and kernel == "sdpa"
+            and self.device.type == "cpu"
+            and not torch.is_grad_enabled()
+            and not torch.is_autocast_enabled("cpu")
+            and num_far > length
+        )
+
+    def hidden_sharing(
+        self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates, last: int | None = None
+    ) -> Tensor:
+        """`hidden` where rows share the far states. Only where `can_share_far`."""
+        from olmo_sparsity.model.sharing import SharedCache, attending_to
+
+        num_rows, length = tokens_BL.shape
+        self._refuse_beyond(positions_BL, far.num_places + length)
+        mask = _additive(causal_bias(length, self.device), self.model.dtype)
+        mask = mask.expand(num_rows, -1, -1, -1)
+        with attending_to(far, mask):
+            cache = SharedCache(far.num_places)
+            return self._last_hidden(tokens_BL, positions_BL, mask, cache, last)
+
+    def _last_hidden(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        mask: Tensor,
+        cache: Cache | None,
+        last: int | None,
+    ) -> Tensor:
+        hidden_BLD = self.body(
+            input_ids=tokens_BL,
+            position_ids=positions_BL.expand_as(tokens_BL),
+            attention_mask=mask,
+            past_key_values=cache,
+            use_cache=cache is not None,
+            return_dict=True,
+        ).last_hidden_state
         if last is not None:
             hidden_BLD = hidden_BLD[:, -last:]
         return hidden_BLD.to(tokens_BL.device)  # a device map may have put it elsewhere
 
     def _refuse_beyond(self, positions_BL: Tensor, num_places: int) -> None:
-        if self.limit is not None and self.limit.wrong_beyond:
+        if self.wrong_beyond is not None:
             num_positions = max(int(positions_BL.max()) + 1, num_places)
-            self.limit.check(num_positions, type(self.model).__name__)
+            self.wrong_beyond.check(num_positions, type(self.model).__name__)
 
     @torch.no_grad()
     def far_states(self, tokens_BL: Tensor, positions_BL: Tensor) -> FarStates:
@@ -152,28 +183,6 @@ class HuggingFaceLM(nn.Module):
         layers = [(layer.keys.transpose(1, 2), layer.values.transpose(1, 2)) for layer in kept]
         return FarStates(positions_BL.expand_as(tokens_BL), layers)
 
-    @property
-    def shares_far(self) -> bool:
-        on_cpu = self.device.type == "cpu" and not torch.is_grad_enabled()
-        has_kernel = self.model.config._attn_implementation == "sdpa"
-        return on_cpu and has_kernel and self.can_share_far
-
-    @contextmanager
-    def attending_to(self, far: FarStates) -> Iterator[None]:
-        """Attention of all layers to `far`, shared by the rows, and to the rows' own places. On CPU
-        without gradients."""
-        from transformers import AttentionInterface
-
-        AttentionInterface.register(_ATTEND_TO_FAR, _attend_to_far)
-        config = self.model.config
-        before, token = config._attn_implementation, _FAR.set(far)
-        config._attn_implementation = _ATTEND_TO_FAR
-        try:
-            yield
-        finally:
-            config._attn_implementation = before
-            _FAR.reset(token)
-
     def new_cache(self) -> Cache:
         from transformers import DynamicCache
 
@@ -184,6 +193,7 @@ class HuggingFaceLM(nn.Module):
         """weights_BHK: attention from the last place to the places of `far` and of the row, by the
         heads of all layers."""
         self._refuse_beyond(positions_BL, far.num_places + tokens_BL.shape[1])
+        assert far.bias_BF is None
         cache = _as_cache(far)
         if tokens_BL.shape[1] > 1:
             self.hidden(tokens_BL[:, :-1], positions_BL[:, :-1], cache=cache)
@@ -229,28 +239,6 @@ def _as_cache(far: FarStates) -> Cache:
     for index, (k_BFHK, v_BFHK) in enumerate(far.layers):
         cache.update(k_BFHK.transpose(1, 2), v_BFHK.transpose(1, 2), index)
     return cache
-
-
-_FAR: ContextVar[FarStates] = ContextVar("far")
-_ATTEND_TO_FAR = "olmo_sparsity_far"
-
-
-def _attend_to_far(
-    module: Any,
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Any,
-    scaling: float | None = None,
-    **more: Any,
-) -> tuple[Tensor, None]:
-    """An attention of transformers, for `attending_to`."""
-    if any(more.get(name) is not None for name in ("softcap", "s_aux", "position_bias")):
-        raise NotImplementedError
-    far = _FAR.get()
-    far_k, far_v = (part.transpose(1, 2) for part in far.layers[module.layer_idx])
-    bias_BF = None if far.bias_BF is None else _additive(far.bias_BF, q.dtype)
-    return attend_to_far(q, k, v, far_k, far_v, bias_BF, scaling).transpose(1, 2).contiguous(), None
 
 
 def _additive(bias: Tensor, dtype: torch.dtype) -> Tensor:

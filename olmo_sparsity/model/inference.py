@@ -9,7 +9,7 @@ Place in the flow: model → **the states that predict a target** → losses. Ca
 - In the last layer only the wanted places need queries, attention output and feed-forward; the
   other places give keys and values.
 - Far tokens that keep their states of the full text (`far_states`) are keys and values computed
-  once, and on CPU not copied for each row that attends to them.
+  once. Rows that see most of them share them on CPU.
 - On CPU sums are taken in place, and attention runs in fp32 for any dtype of weights, as neither
   rotation nor the fused kernel is faster in bf16 there.
 
@@ -66,7 +66,7 @@ def last_hidden(
     earlier: list[FarLayer | None] = [None] * config.n_layers
     if far is not None:
         assert bias is None
-        shares = model.shares_far and far.num_places > tokens_BL.shape[1]
+        shares = model.shares_far(far.num_places, tokens_BL.shape[1])
         bias = None if shares else far.window_bias(tokens_BL.shape[1])
         earlier = [(k, v, far.bias_BF, shares) for k, v in far.layers]
     if config.alibi:
@@ -87,12 +87,14 @@ def last_hidden(
     return model.transformer.ln_f(x_BLD)
 
 
-def shares_far(model: PositionedOLMo) -> bool:
-    """Whether attention to far places and to the row's own can be computed apart: ALiBi and scaled
-    queries depend on all of them, and the sums are those of a kernel for CPU without gradients."""
+def shares_far(model: PositionedOLMo, num_far: int, length: int) -> bool:
+    """Whether attention to far places is computed apart from that to the row's own. ALiBi and
+    scaled queries depend on both; `attend_to_far` runs on CPU without gradients; for few far places
+    copies cost less."""
     config = model.config
     return (
-        model.embedding.weight.device.type == "cpu"
+        num_far > length
+        and model.embedding.weight.device.type == "cpu"
         and not torch.is_grad_enabled()
         and not config.alibi
         and config.query_scale_length is None

@@ -130,6 +130,9 @@ def attend_to_far(
     """Attention of the last places to far places and to the row's own, on CPU without gradients.
     The two parts are joined by their log-sum-exp, so that far keys and values which rows share (as
     views) are not copied for each of them, and the bias of far places not for each query."""
+    # The kernel itself checks no sizes.
+    assert len(q) == len(k) == len(v) == len(far_k) == len(far_v)
+    assert far_bias_BF is None or far_bias_BF.shape == (len(q), far_k.shape[2])
     num_queries, (num_heads, num_keys) = q.shape[2], k.shape[1:3]
     causal = causal_bias(num_keys, q.device, num_queries).to(q.dtype)
     grouped = q.unflatten(1, (num_heads, -1)).flatten(2, 3)  # heads that read the same keys

@@ -211,9 +211,8 @@ class PositionedOLMo(OLMo):
                 x = _run_block(block, x, tables, attention_bias)
         return self.transformer.ln_f(x if last is None else x[:, -last:])
 
-    @property
-    def shares_far(self) -> bool:
-        return shares_far(self)
+    def shares_far(self, num_far: int, length: int) -> bool:
+        return shares_far(self, num_far, length)
 
     def far_states(self, tokens_BL: Tensor, positions_BL: Tensor) -> FarStates:
         return far_states(self, tokens_BL, positions_BL)

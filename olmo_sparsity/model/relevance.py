@@ -114,7 +114,7 @@ class _AsLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: Tensor, x: Tensor, slope: Tensor) -> Tensor:
         ctx.save_for_backward(slope)
-        return output.view_as(output)
+        return output.clone()  # the model may change it in place
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
