@@ -267,31 +267,43 @@ def cost_table(
     return median
 
 
-def draw_costs(costs: dict[int, dict[str, dict[str, float]]], out: Path) -> None:
+def keep_costs(file: Path, length: int, rows: dict[str, dict[str, float]]) -> None:
+    """Rows of the same length and name are replaced."""
+    columns = ["length", "name"]
+    new = pd.DataFrame([{"length": length, "name": name, **row} for name, row in rows.items()])
+    known = [pd.read_csv(file)] if file.exists() else []
+    both = pd.concat([*known, new]).drop_duplicates(columns, keep="last").round(2)
+    both = both.sort_values(columns, kind="stable").drop(columns="wall_s", errors="ignore")
+    both.to_csv(file, index=False)
+
+
+def draw_costs(file: Path) -> None:
     """CPU seconds and memory against length. A line ends where a contestant did not answer."""
+    rows = pd.read_csv(file)
+    lengths = sorted(set(rows.length))
 
     def figure() -> Figure:
         made = Figure(figsize=(5.5, 2.8), layout="constrained")
         for axes, column, label in zip(
             made.subplots(1, 2), ("cpu_s", "memory_mib"), ("CPU seconds", "MiB"), strict=True
         ):
-            names = list(dict.fromkeys(name for of_length in costs.values() for name in of_length))
+            names = [name for name in CONTESTANTS if name in set(rows.name)]
             for name, color in zip(names, cycle(PALETTE)):
-                points = [(n, of[name][column]) for n, of in costs.items() if name in of]
-                is_ours = CONTESTANTS[name][0] == OURS
+                line, is_ours = rows[rows.name == name], CONTESTANTS[name][0] == OURS
                 axes.plot(
-                    *zip(*points, strict=True), "-" if is_ours else "--", label=name,
+                    line.length, line[column], "-" if is_ours else "--", label=name,
                     marker="o" if is_ours else "s", markersize=3, color=color,
                 )  # fmt: skip
             axes.set(xscale="log", yscale="log", xlabel="tokens before the answer", ylabel=label)
-            axes.set_xticks(list(costs), [f"{n:,}" for n in costs])
+            axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
+            axes.yaxis.set_major_formatter("{x:,g}")  # labels are drawn as they are, without math
             axes.minorticks_off()
         made.legend(
             *axes.get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False
         )
         return made
 
-    save(figure, out)
+    save(figure, file.with_suffix(".png"))
 
 
 def quality_table(names: list[str], folder: Path, options: argparse.Namespace) -> None:
@@ -344,7 +356,7 @@ def main() -> None:
     )
     parser.add_argument("--only", help="names with one of these in them, comma-separated")
     parser.add_argument("--lengths", default="2000", help="tokens, where cost is taken")
-    parser.add_argument("--figure", type=Path, help="draw cost against these lengths")
+    parser.add_argument("--kept", type=Path, help="add costs to this CSV file, and draw them")
     parser.add_argument("--part", choices=["cost", "quality"])
     options = parser.parse_args()
     parts = (options.only or "").split(",")
@@ -352,14 +364,13 @@ def main() -> None:
     print(f"{platform.processor() or platform.machine()}, 1 thread, torch {torch.__version__}")
     try:
         if options.part != "quality":
-            costs = {
-                length: cost_table(
-                    names, length, options.limit, options.repeats, options.other_python
-                )
-                for length in map(int, options.lengths.split(","))
-            }
-            if options.figure:
-                draw_costs(costs, options.figure)
+            for length in map(int, options.lengths.split(",")):
+                asked = (options.limit, options.repeats, options.other_python)
+                rows = cost_table(names, length, *asked)
+                if options.kept:
+                    keep_costs(options.kept, length, rows)
+            if options.kept:
+                draw_costs(options.kept)
         if options.part != "cost":
             with tempfile.TemporaryDirectory() as place:
                 folder = Path(options.model)

@@ -116,6 +116,7 @@ NET_EXCESS = {
         "net_induction_contextual": "taught to copy",
         "net_control_isolated": "taught to copy",
         "net_no_induction_contextual": "not taught",
+        "net_no_induction_isolated": "not taught",
     },
     "beyond": {
         "beyond_python_pose_480": "RoPE + PoSE",
