@@ -114,7 +114,8 @@ class _AsLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: Tensor, x: Tensor, slope: Tensor) -> Tensor:
         ctx.save_for_backward(slope)
-        return output.clone()  # the model may change it in place
+        ctx.mark_dirty(output)  # not a view, which the model could not change in place
+        return output
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
