@@ -118,6 +118,10 @@ NET_EXCESS = {
         "net_no_induction_contextual": "not taught",
         "net_no_induction_isolated": "not taught",
     },
+    "reviews": {
+        "net_reviews_contextual_seed1": "seed 1",
+        "net_reviews_isolated_seed1": "seed 1",
+    },
     "beyond": {
         "beyond_python_pose_480": "RoPE + PoSE",
         "beyond_python_480": "RoPE alone",
