@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from olmo_sparsity.model.compatibility import position_limit
 from olmo_sparsity.model.huggingface import HuggingFaceLM
 from olmo_sparsity.model.layers import causal_bias
 from olmo_sparsity.model.losses import mean_loss
+from olmo_sparsity.model.sharing import attending_to
 from tests.test_load import SIZES, TOKEN_IDS
 
 PAGE = Path(__file__).parents[1] / "docs/models.md"
@@ -270,17 +272,38 @@ def test_far_states_stand_for_far_places(index: int) -> None:
 
 @torch.no_grad()
 def test_queries_that_grow_with_the_text_count_shared_places() -> None:
-    (family,) = (f for f in SUPPORTED if f.class_name == "Llama4ForCausalLM")
-    model = HuggingFaceLM(build(replace(family, settings=family.settings | {"floor_scale": 4})))
+    model = HuggingFaceLM(build(SUPPORTED[find("Llama 4 (text)")], floor_scale=4))
     far = model.far_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
     assert model.shares_far(NUM_FAR, LENGTH - NUM_FAR)
     found = model.unembed(model.hidden(TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:], far=far))
     check_close(found, model.model(input_ids=TOKENS).logits[:, NUM_FAR:])
 
 
+@torch.no_grad()
+def test_other_threads_and_types_are_not_affected_by_sharing() -> None:
+    model, near = wrap(find("Llama 1, 2, 3")), (TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:])
+    far = model.far_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
+    alone = model.hidden(*near)
+    with attending_to(far, torch.zeros(1)), ThreadPoolExecutor() as pool:
+        assert torch.equal(pool.submit(torch.no_grad()(model.hidden), *near).result(), alone)
+        with pytest.raises(NotImplementedError, match="another mask"):
+            model.hidden(*near)
+    shared = model.hidden(*near, far=far)
+    with torch.autocast("cpu", torch.bfloat16):  # its kernels are not those that share
+        torch.testing.assert_close(model.hidden(*near, far=far).float(), shared, atol=0.1, rtol=0.1)
+
+
+def test_a_window_beyond_the_trained_length_is_still_a_limit() -> None:
+    family = SUPPORTED[find("Mistral")]
+    model = HuggingFaceLM(build(family, sliding_window=48, max_position_embeddings=32))
+    tokens = torch.zeros(1, 49, dtype=torch.long)
+    model.hidden(tokens[:, :48], torch.arange(48)[None])
+    with pytest.raises(ConfigError, match=r"49 positions .*48 \(sliding window"):
+        model.hidden(tokens, torch.arange(49)[None])
+
+
 def test_a_model_in_memory_keeps_its_settings() -> None:
-    (family,) = (f for f in SUPPORTED if f.class_name == "Gemma3ForConditionalGeneration")
-    model = build(family)
+    model = build(SUPPORTED[find("Gemma 3 (with images)")])
     model.config._attn_implementation = {"text_config": "sdpa", "vision_config": "eager"}
     parts = (model.config, model.config.text_config, model.config.vision_config)
     before = [part._attn_implementation for part in parts]

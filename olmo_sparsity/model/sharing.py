@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 from transformers import AttentionInterface, DynamicCache
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from olmo_sparsity.model.far_states import FarStates
 from olmo_sparsity.model.layers import attend_to_far
@@ -22,6 +22,7 @@ _HARMLESS = frozenset({"dropout", "is_causal", "sliding_window", "position_ids",
 """Arguments that change nothing here: the own places of a row are causal, and a text that is longer
 than a sliding window is refused."""
 
+_sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
 _shared: ContextVar[tuple[FarStates, Tensor]] = ContextVar("shared")
 
 
@@ -60,12 +61,10 @@ def _attend(
     attention_mask: Tensor | None,
     scaling: float | None = None,
     **more: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     shared = _shared.get(None)
     if shared is None:
-        return sdpa_attention_forward(
-            module, query, key, value, attention_mask, scaling=scaling, **more
-        )
+        return _sdpa(module, query, key, value, attention_mask, scaling=scaling, **more)
     far, mask = shared
     unknown = [name for name, given in more.items() if given is not None and name not in _HARMLESS]
     if attention_mask is not mask or unknown:
