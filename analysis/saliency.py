@@ -83,7 +83,8 @@ def _saliency_batch(
     model: Any = scorer.model
     row = context.dense_row(max(end for _, end in spans))
     tokens_BL, positions_BL = as_tensors([row] * len(spans), scorer.device)
-    scorer.token_forwards += 3 * tokens_BL.numel()  # a backward pass costs two forwards
+    num_passes = 3 + model.recomputes(tokens_BL.numel())  # a backward pass costs two forwards
+    scorer.token_forwards += num_passes * tokens_BL.numel()
     kept: list[Tensor] = []
 
     def keep(module: Any, inputs: Any, output: Tensor) -> Tensor:

@@ -333,8 +333,14 @@ def compare_numbers() -> Iterator[Row]:
     import torch
 
     from analysis.influence import SELECTORS
+    from olmo_sparsity.model.layers import can_share_far
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    for dtype in (torch.float, torch.bfloat16):
+        with torch.no_grad():
+            shares = can_share_far(torch.empty(0, device=device, dtype=dtype), 2, 1)
+        found = "attention in two parts equals attention at once" if shares else "rows get copies"
+        yield Row(f"far states are shared, {dtype}", shares, found)
     for model, fields in MODELS.items():
         expected = dict(asked_of(fields, torch.device("cpu"), "fp32"))
         for dtype, allowed in ALLOWED.items():
@@ -391,6 +397,11 @@ def asked_of(fields: dict[str, Any], device: Any, dtype: str) -> Iterator[tuple[
         near = (batch.tokens_BL[2:, :8], batch.positions_BL[2:, -8:] + 1)
         hidden_BLD = model.hidden(*near, far=states.choose(places_BF), last=4)
     yield "hidden after far states", hidden_BLD.float().cpu().numpy()
+    with torch.no_grad():
+        bias_BF = torch.zeros(2, states.num_places, device=device)
+        bias_BF[1, 40:] = torch.finfo(torch.float).min
+        hidden_BLD = model.hidden(*near, far=states.expand(2, bias_BF), last=4)
+    yield "hidden after all far states", hidden_BLD.float().cpu().numpy()
     document, scorer = Document(tokens_BL[0].numpy()), Scorer(model)
     scorer.head_weights = np.linspace(0, 1, sizes["n_layers"] * sizes["n_heads"])
     for name in SELECTORS:

@@ -14,10 +14,11 @@ from olmo.config import ActivationType, InitFnType, LayerNormType
 from olmo.config import ModelConfig as UpstreamConfig
 from olmo.model import OLMo
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from olmo_sparsity.config import IGNORED, ModelConfig
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model import losses
+from olmo_sparsity.model import layers, losses
 from olmo_sparsity.model.layers import attend, causal_bias
 from olmo_sparsity.model.losses import mean_loss, row_losses, token_losses
 from olmo_sparsity.model.olmo import PositionedOLMo
@@ -213,6 +214,38 @@ def test_long_rows_attend_by_blocks_as_they_do_at_once(
     assert found.dtype == dtype
     precision = 1e-5 if dtype == torch.float else 2e-2
     torch.testing.assert_close(found.float(), whole, atol=precision, rtol=0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float, torch.bfloat16])
+def test_sharing_far_states_is_tried_on_the_hardware_that_is_there(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = layers._far_attends_apart.__wrapped__
+    assert tried(torch.device("cpu"), dtype)
+    right = layers._attend_with_sum
+
+    def other_base(*inputs: Any) -> tuple[Tensor, Tensor]:
+        mixed, sums = right(*inputs)
+        return mixed, sums / math.log(2)
+
+    def missing(*inputs: Any) -> tuple[Tensor, Tensor]:
+        raise RuntimeError("no kernel for this dtype")
+
+    for wrong in (other_base, missing):
+        monkeypatch.setattr(layers, "_attend_with_sum", wrong)
+        assert not tried(torch.device("cpu"), dtype)
+
+
+@pytest.mark.parametrize("num_far", [64, 70])
+def test_the_kernel_for_gpus_takes_the_shapes_that_it_is_given(num_far: int) -> None:
+    with FakeTensorMode():  # the operator's own checks and shapes, without a GPU
+        q = torch.empty(3, 2, 5, 16, device="cuda", dtype=torch.bfloat16)
+        k_1 = torch.empty(1, num_far, 2, 16, device="cuda", dtype=torch.bfloat16)
+        k = k_1.transpose(1, 2).expand(3, -1, -1, -1)
+        bias = torch.empty(3, 1, 1, num_far, device="cuda")
+        mixed, sums = layers._attend_with_sum(q, k, k, bias, None)
+    assert (mixed.shape, mixed.device.type, mixed.dtype) == (q.shape, "cuda", q.dtype)
+    assert (sums.shape, sums.dtype) == ((3, 2, 5), torch.float)
 
 
 def test_an_attention_bias_replaces_causality() -> None:

@@ -20,7 +20,7 @@ from analysis.scoring import Scorer
 from analysis.windows import Units, Windows
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model import layers, relevance
+from olmo_sparsity.model import layers, olmo, relevance
 from olmo_sparsity.model.huggingface import HuggingFaceLM
 from olmo_sparsity.model.load import build_model
 from olmo_sparsity.model.relevance import LIKE_LLAMA, attn_lrp
@@ -323,6 +323,28 @@ def test_a_span_is_explained_by_the_sum_of_its_logits() -> None:
     np.testing.assert_allclose(
         found.influence_TK[0], relevance_TU.sum(0)[found.unit_TK[0]], atol=1e-5
     )
+
+
+@pytest.mark.parametrize("selector", ["gradient", "lrp"])
+def test_a_long_text_is_computed_again_in_place_of_kept(
+    selector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scorer = Scorer(model_of("olmo"))
+    question = asked(scorer)
+    runs: list[int] = []
+
+    def found() -> tuple[np.ndarray, int, int]:
+        before, _ = scorer.token_forwards, runs.clear()
+        influence_TK = SELECTORS[selector](scorer, question).influence_TK
+        return influence_TK, scorer.token_forwards - before, len(runs)
+
+    with scorer.model.blocks[0].register_forward_pre_hook(lambda *_: runs.append(1)):
+        kept, kept_forwards, kept_runs = found()
+        monkeypatch.setattr(olmo, "MAX_ACTIVATIONS_B", 0)
+        again, forwards, again_runs = found()
+    np.testing.assert_array_equal(again, kept)
+    assert 3 * forwards == 4 * kept_forwards
+    assert again_runs == 2 * kept_runs
 
 
 @pytest.mark.parametrize("name", ["Mixtral", "Gemma 2", "Phi 3, 4", "OLMo", "GPT-2"])

@@ -19,7 +19,7 @@ from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.compatibility import position_limit, refuse_unfit
 from olmo_sparsity.model.far_states import FarStates
-from olmo_sparsity.model.layers import causal_bias
+from olmo_sparsity.model.layers import can_share_far, causal_bias
 
 if TYPE_CHECKING:  # importing transformers takes two seconds, so only its models do
     from peft import PeftModel
@@ -122,15 +122,15 @@ class HuggingFaceLM(nn.Module):
         with adding:
             return self._last_hidden(tokens_BL, positions_BL, mask, cache, last)
 
+    def recomputes(self, num_tokens: int) -> bool:
+        return False  # transformers does so in training alone
+
     def shares_far(self, num_far: int, length: int) -> bool:
         kernel = self.model.config.get_text_config()._attn_implementation
         return (
             self.can_share_far
             and kernel == "sdpa"
-            and self.device.type == "cpu"
-            and not torch.is_grad_enabled()
-            and not torch.is_autocast_enabled("cpu")
-            and num_far > length
+            and can_share_far(self.embedding.weight, num_far, length)
         )
 
     def hidden_sharing(

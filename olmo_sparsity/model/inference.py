@@ -9,7 +9,7 @@ Place in the flow: model → **the states that predict a target** → losses. Ca
 - In the last layer only the wanted places need queries, attention output and feed-forward; the
   other places give keys and values.
 - Far tokens that keep their states of the full text (`far_states`) are keys and values computed
-  once. Rows that see most of them share them on CPU.
+  once. Rows that see most of them share them.
 - On CPU sums are taken in place, and attention runs in fp32 for any dtype of weights, as neither
   rotation nor the fused kernel is faster in bf16 there.
 
@@ -33,6 +33,7 @@ from olmo_sparsity.model.layers import (
     RMSNorm,
     alibi_bias,
     attend_to_far,
+    can_share_far,
     causal_bias,
     query_scales,
     rms_norm,
@@ -89,16 +90,13 @@ def last_hidden(
 
 def shares_far(model: PositionedOLMo, num_far: int, length: int) -> bool:
     """Whether attention to far places is computed apart from that to the row's own. ALiBi and
-    scaled queries depend on both; `attend_to_far` runs on CPU without gradients; for few far places
-    copies cost less."""
+    scaled queries depend on both."""
     config = model.config
     return (
-        num_far > length
-        and model.embedding.weight.device.type == "cpu"
-        and not torch.is_grad_enabled()
-        and not config.alibi
+        not config.alibi
         and config.query_scale_length is None
         and model.blocks[0].seen is None
+        and can_share_far(model.embedding.weight, num_far, length)
     )
 
 

@@ -8,6 +8,7 @@ width of a head.
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -127,20 +128,18 @@ def attend_to_far(
     far_bias_BF: Tensor | None,
     scale: float | None = None,
 ) -> Tensor:
-    """Attention of the last places to far places and to the row's own, on CPU without gradients.
-    The two parts are joined by their log-sum-exp, so that far keys and values which rows share (as
-    views) are not copied for each of them, and the bias of far places not for each query."""
-    # The kernel itself checks no sizes.
+    """Attention of the last places to far places and to the row's own, without gradients. The two
+    parts are joined by their log-sum-exp, so that far keys and values which rows share (as views)
+    are not copied for each of them, and the bias of far places not for each query."""
+    # The kernels themselves check few sizes.
     assert len(q) == len(k) == len(v) == len(far_k) == len(far_v)
     assert far_bias_BF is None or far_bias_BF.shape == (len(q), far_k.shape[2])
     num_queries, (num_heads, num_keys) = q.shape[2], k.shape[1:3]
-    causal = causal_bias(num_keys, q.device, num_queries).to(q.dtype)
+    causal = causal_bias(num_keys, q.device, num_queries)
     grouped = q.unflatten(1, (num_heads, -1)).flatten(2, 3)  # heads that read the same keys
     causal = causal.repeat(1, 1, grouped.shape[2] // num_queries, 1)
-    bias = None
-    if far_bias_BF is not None:
-        bias = far_bias_BF[:, None, None].expand(-1, -1, grouped.shape[2], -1)
     near, near_sum = _attend_with_sum(grouped, k, v, causal, scale)
+    bias = None if far_bias_BF is None else far_bias_BF[:, None, None]
     far, far_sum = _attend_with_sum(grouped, far_k, far_v, bias, scale)
     mixed = torch.lerp(near, far, (far_sum - near_sum).sigmoid()[..., None].to(near.dtype))
     return mixed.unflatten(2, (-1, num_queries)).flatten(1, 2)
@@ -150,8 +149,62 @@ def _attend_with_sum(
     q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None
 ) -> tuple[Tensor, Tensor]:
     """Attention, and log-sum-exp of each query's scores."""
-    kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-    return kernel(q, k, v, attn_mask=bias, scale=scale)
+    if bias is not None:
+        bias = bias.to(q).clamp(min=torch.finfo(q.dtype).min)
+    if q.device.type == "cpu":
+        if bias is not None:
+            bias = bias.expand(-1, -1, q.shape[2], -1)
+        cpu_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        return cpu_kernel(q, k, v, attn_mask=bias, scale=scale)
+    if bias is not None:
+        num_keys = bias.shape[-1]
+        aligned = F.pad(bias, (0, -num_keys % 16))  # rows of a bias begin at multiples of 16 bytes
+        bias = aligned.narrow(-1, 0, num_keys).expand(len(q), q.shape[1], q.shape[2], -1)
+    kernel = torch.ops.aten._scaled_dot_product_efficient_attention
+    mixed, sum_BHL, _, _ = kernel(q, k, v, bias, compute_log_sumexp=True, scale=scale)
+    return mixed, sum_BHL.narrow(-1, 0, q.shape[2])  # padded by the kernel
+
+
+def can_share_far(weight: Tensor, num_far: int, length: int) -> bool:
+    """Whether `attend_to_far` serves a model with this weight; for few far places copies cost
+    less."""
+    return (
+        num_far > length
+        and not torch.is_grad_enabled()
+        and not torch.is_autocast_enabled(weight.device.type)
+        and _far_attends_apart(weight.device, weight.dtype)
+    )
+
+
+@functools.cache
+def _far_attends_apart(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `attend_to_far` gives here what attention to all places gives: which kernels there
+    are, and for which dtypes, depends on the hardware."""
+    rows, queries, far = 3, 5, 70  # no multiples of what kernels like
+    with torch.no_grad(), torch.autocast(device.type, enabled=False):
+        numbers = torch.linspace(-3, 3, 32 * (far + queries), device=device).sin()
+        k_1HLK = (37 * numbers).sin().view(1, 2, -1, 16).to(dtype)
+        v_1HLK = (59 * numbers).sin().view(1, 2, -1, 16).to(dtype)
+        k, v = k_1HLK.expand(rows, -1, -1, -1), v_1HLK.expand(rows, -1, -1, -1)
+        q = 4 * v[:, :, -queries:].repeat_interleave(2, dim=1)  # grouped heads
+        bias_BF = torch.arange(rows * far, device=device).view(rows, far) % 3 - 2.0
+        bias_BF[1, far // 2 :] = torch.finfo(torch.float).min
+        all_bias = torch.cat(
+            (
+                bias_BF[:, None, None].expand(-1, -1, queries, -1),
+                causal_bias(queries, device).expand(rows, -1, -1, -1),
+            ),
+            dim=-1,
+        )
+        scores = (q.float() @ k.float().repeat_interleave(2, 1).mT) * 16**-0.5 + all_bias
+        expected = scores.softmax(-1) @ v.float().repeat_interleave(2, 1)
+        own, past = (k[:, :, far:], v[:, :, far:]), (k[:, :, :far], v[:, :, :far])
+        try:
+            found = attend_to_far(q, *own, *past, bias_BF).float()
+        except (RuntimeError, NotImplementedError):
+            return False
+        eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float).eps)
+        return torch.allclose(found, expected, rtol=0, atol=4 * eps)
 
 
 def _matmul_is_faster(device: torch.device, length: int, grouped: bool) -> bool:

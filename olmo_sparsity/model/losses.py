@@ -47,6 +47,9 @@ class LanguageModel(Protocol):
     def shares_far(self, num_far: int, length: int) -> bool:
         """Whether rows of `length` places attend to `num_far` far places without copies of them."""
 
+    def recomputes(self, num_tokens: int) -> bool:
+        """Whether a backward pass through this many tokens computes activations again."""
+
     def unembed(self, hidden: Tensor) -> Tensor: ...
     def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor: ...
     @property

@@ -39,6 +39,9 @@ from olmo_sparsity.model.layers import (
     rotated_width,
 )
 
+MAX_ACTIVATIONS_B = 2**31
+"""What a backward pass of an evaluation may keep; beyond, activations are computed again."""
+
 KeysAndValues = tuple[Tensor, Tensor]
 """k_BHKD and v_BHKD of one layer, keys rotated."""
 
@@ -205,11 +208,19 @@ class PositionedOLMo(OLMo):
             if cache is not None:
                 past = cache.layers[index]
                 x, cache.layers[index] = _run_cached(block, x, tables, attention_bias, past)
-            elif self.activation_checkpointing_strategy is not None and torch.is_grad_enabled():
+            elif torch.is_grad_enabled() and self.recomputes(tokens_BL.numel()):
                 x = checkpoint(_run_block, block, x, tables, attention_bias, use_reentrant=False)
             else:
                 x = _run_block(block, x, tables, attention_bias)
         return self.transformer.ln_f(x if last is None else x[:, -last:])
+
+    def recomputes(self, num_tokens: int) -> bool:
+        """Whether a backward pass computes activations again: where training says so, and where
+        those of a text that is only evaluated would be large."""
+        kept = 20 * self.config.d_model * self.config.n_layers  # numbers for each token
+        size_B = num_tokens * kept * self.embedding.weight.element_size()
+        checkpointing = self.activation_checkpointing_strategy is not None
+        return checkpointing or (not self.training and size_B > MAX_ACTIVATIONS_B)
 
     def shares_far(self, num_far: int, length: int) -> bool:
         return shares_far(self, num_far, length)

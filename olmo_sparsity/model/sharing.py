@@ -1,7 +1,7 @@
 """Let the rows of a transformers model attend to the same far states without copies of them.
 
-Place in the flow: far states → **attention of every layer to them** → `HuggingFaceLM.hidden`. On
-CPU, without gradients, for models whose attention runs through transformers' AttentionInterface.
+Place in the flow: far states → **attention of every layer to them** → `HuggingFaceLM.hidden`.
+Without gradients, for models whose attention runs through transformers' AttentionInterface.
 """
 
 from __future__ import annotations
@@ -70,8 +70,7 @@ def _attend(
     if attention_mask is not mask or unknown:
         raise NotImplementedError(f"attention with {unknown or 'another mask'}")
     far_k, far_v = (part.transpose(1, 2) for part in far.layers[module.layer_idx])
-    bias_BF = None if far.bias_BF is None else far.bias_BF.to(query.dtype)
-    mixed = attend_to_far(query, key, value, far_k, far_v, bias_BF, scaling)
+    mixed = attend_to_far(query, key, value, far_k, far_v, far.bias_BF, scaling)
     return mixed.transpose(1, 2).contiguous(), None
 
 
