@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+
+from tests.children import free_port
 
 MISSING = [name for name in ("chromium", "chromedriver") if not shutil.which(name)]
 INSTALL = "apt-get install -y --no-install-recommends chromium chromium-driver"
@@ -21,9 +21,7 @@ _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the name W3C WebDriver gives
 
 class Browser:
     def __init__(self, profile: Path, width: int = 1360, height: int = 960) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.server = f"http://127.0.0.1:{port}"
         self.driver = subprocess.Popen(
             ["chromedriver", f"--port={port}", "--silent"],
@@ -50,15 +48,7 @@ class Browser:
         self.session = f"/session/{started['sessionId']}"
         self._post(self.session + "/timeouts", {"script": 60_000})
 
-    def __enter__(self) -> Browser:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         if self.session:
             self._request("DELETE", self.session)
         self.driver.terminate()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -57,7 +58,7 @@ CHOOSE = """
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
-    with Browser(tmp_path_factory.mktemp("profile")) as started:
+    with closing(Browser(tmp_path_factory.mktemp("profile"))) as started:
         yield started
 
 
@@ -121,9 +122,12 @@ def spoken(page: Browser) -> str:
     return page.run("return document.getElementById('live').textContent")
 
 
-def test_the_text_is_the_document(page: Browser) -> None:
+@pytest.mark.parametrize(("index", "number"), [(0, FIRST), (1, 3)])
+def test_the_text_is_the_chosen_document(page: Browser, index: int, number: int) -> None:
+    page.run(CHOOSE, "document", str(index))
     shown = page.run("return document.getElementById('text').textContent")
-    assert shown == "".join(fake_words(FIRST))
+    assert shown == "".join(fake_words(number))
+    assert page.run(TARGETS)
 
 
 @pytest.mark.parametrize(
@@ -233,12 +237,6 @@ def test_filters_leave_what_they_say(page: Browser, results: Results) -> None:
         if words[influence_of(results, target).far_first.iloc[0]].strip() == words[target].strip()
     ]
     assert page.run(TARGETS) == again
-
-
-def test_another_document_can_be_opened(page: Browser) -> None:
-    page.run(CHOOSE, "document", "1")
-    assert page.run("return document.getElementById('text').textContent") == "".join(fake_words(3))
-    assert page.run(TARGETS)
 
 
 def test_the_keyboard_reaches_a_target_and_it_is_spoken(page: Browser, results: Results) -> None:
