@@ -17,12 +17,7 @@ from matplotlib.axes import Axes
 from analysis.figures import _drawing, draw_figure2, figure2_svg
 from analysis.results import Results
 from olmo_sparsity.errors import ConfigError
-from tests.fake_results import META, SELECTORS, THRESHOLD, UNITS, fake_results
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return fake_results(tmp_path_factory.mktemp("fake"))
+from tests.fake_results import META, SELECTORS, THRESHOLD, UNITS
 
 
 @pytest.fixture(scope="module")

@@ -29,7 +29,6 @@ from tests.fake_results import (
     META,
     UNITS,
     WIDTHS,
-    fake_results,
     fake_words,
     one_document,
 )
@@ -80,11 +79,6 @@ def _no_figure() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("analysis.report.figure2_svg", lambda results, dark=False: b"<svg/>")
         yield
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return fake_results(tmp_path_factory.mktemp("fake"))
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ import pytest
 from analysis.explanation import Explanation
 from analysis.report import write_explanation, write_report
 from analysis.results import Results
-from tests.fake_results import META, fake_results, fake_words, one_document
+from tests.fake_results import META, fake_words, one_document
 from tests.integration.browser import INSTALL, MISSING, Browser, is_required
 from tests.test_explain import SHORT
 from tests.test_report import (
@@ -60,11 +60,6 @@ CHOOSE = """
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
     with closing(Browser(tmp_path_factory.mktemp("profile"))) as started:
         yield started
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return fake_results(tmp_path_factory.mktemp("fake"))
 
 
 @pytest.fixture(scope="module")
