@@ -13,6 +13,7 @@ import os
 import sys
 import traceback
 from dataclasses import replace
+from inspect import signature
 from pathlib import Path
 from typing import NoReturn
 
@@ -33,12 +34,6 @@ __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 
 # Commands that resume where they were stopped.
 RESUMED = ("prepare", "train", "sweep", "measure", "task")
-
-# Options that `explain` takes as they are.
-EXPLAIN = (
-    *("target", "k", "units", "selector", "short", "far_states", "prefix", "chat"),
-    *("max_new_tokens", "device", "dtype", "batch_tokens", "seed"),
-)
 
 
 def entry(arguments: list[str] | None = None) -> NoReturn:
@@ -171,15 +166,15 @@ def explain(options: argparse.Namespace) -> int:
         raise ConfigError("--foreign is text for --check; add it, or leave --foreign out")
     if options.long != "all" and not options.long.isdecimal():
         raise ConfigError(f"--long={options.long} must be `all` or a number of tokens")
-    given = {
-        **{name: getattr(options, name) for name in EXPLAIN},
+    taken = signature(explanation.explain).parameters
+    given = {name: value for name, value in vars(options).items() if name in taken} | {
         "text": None if options.text is None else read_text(options.text),
         "prompt": None if options.prompt is None else read_text(options.prompt, inline=True),
         "at": options.at and [parse_at(at) for at in options.at],
         "long": "all" if options.long == "all" else int(options.long),
         "foreign": options.foreign or "embedded",
     }
-    result = explanation.explain(options.model, **given)
+    result = explanation.explain(**given)
     if not options.json:
         print(result.describe(bold=sys.stdout.isatty()), flush=True)
     if options.check:
