@@ -25,13 +25,7 @@ from analysis.windows import Windows
 from olmo_sparsity.config import CorpusConfig, DataConfig, PlantedConfig
 from olmo_sparsity.config_file import load_config
 from olmo_sparsity.data import records
-from olmo_sparsity.data.corpus import (
-    Tally,
-    good_documents,
-    is_heldout,
-    list_inputs,
-    read_records,
-)
+from olmo_sparsity.data.corpus import Tally, good_documents, is_heldout, list_inputs, read_records
 from olmo_sparsity.data.planted import Planting
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import tokenizer_fingerprint

@@ -6,6 +6,8 @@ Needs runs/figure2 (`make figure2`). A test runs the cells of the notebook that 
 from __future__ import annotations
 
 import ast
+import contextlib
+import io
 import json
 from pathlib import Path
 from typing import Any
@@ -33,9 +35,6 @@ CELLS = [
 
 def outputs_of(code: str, names: dict[str, Any]) -> list[dict[str, Any]]:
     """What is printed, and the value of a last line that is an expression."""
-    import contextlib
-    import io
-
     body = ast.parse(code).body
     last = body.pop() if isinstance(body[-1], ast.Expr) else None
     printed, value = io.StringIO(), None

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -75,8 +75,12 @@ def read_summary(name: str, target_set: str = "gap", units: str = "tokens") -> p
 
 
 def read_meta(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((RESULTS / f"measurements/{name}/meta.json").read_text())
-    return found
+    return json.loads((RESULTS / f"measurements/{name}/meta.json").read_text())
+
+
+def read_evaluations(name: str) -> Iterator[dict[str, Any]]:
+    """Rows of the metrics of a training run."""
+    return map(json.loads, (RESULTS / f"{name}_evaluations.jsonl").read_text().splitlines())
 
 
 def read_kinds(name: str, k: int) -> pd.DataFrame:
@@ -162,9 +166,8 @@ TOKENS_OF_STEP = 16 * 256
 def python_training(*millions: str) -> str:
     """What the text-only model can do after so many tokens of its training."""
     drops = pd.read_csv(RESULTS / "python_drop.csv").set_index("step")["drop"]
-    evaluations = (RESULTS / "python_evaluations.jsonl").read_text().splitlines()
     lines = []
-    for row in map(json.loads, evaluations):
+    for row in read_evaluations("python"):
         step, probe = row["step"], row["sparsity"]
         trained = f"{step * TOKENS_OF_STEP / 1e6:.0f}"
         line = [f"{trained}M", f"{row['heldout'][0]['loss']:.2f}", f"{drops[step]:.2f}"]
@@ -188,18 +191,15 @@ BIASES = {
 
 def biases(*steps: str) -> str:
     """The induction check while the models of configs/figure2.yaml are trained."""
-    drops = {}
-    for name, model in BIASES.items():
-        lines = (RESULTS / f"biases_{name}_evaluations.jsonl").read_text().splitlines()
-        drops[model] = {row["step"]: row["induction_drop"] for row in map(json.loads, lines)}
-    lines = [
-        [
-            f"{int(step) * TOKENS_OF_STEP / 1e6:.1f}M",
-            *(f"{drops[model][int(step)]:.2f}" for model in drops),
-        ]
-        for step in steps
+    drops = [
+        {row["step"]: row["induction_drop"] for row in read_evaluations(f"biases_{name}")}
+        for name in BIASES
     ]
-    return table(" | ".join(["tokens trained", *drops]), lines, left=0)
+    lines = [
+        [f"{step * TOKENS_OF_STEP / 1e6:.1f}M", *(f"{drop[step]:.2f}" for drop in drops)]
+        for step in map(int, steps)
+    ]
+    return table(" | ".join(["tokens trained", *BIASES.values()]), lines, left=0)
 
 
 KINDS = {
@@ -245,23 +245,20 @@ REVIEWS = {"repeats": "a fifth of sequences repeats", "running": "running text a
 
 def reviews() -> str:
     lines = []
-    for text, seed in ((text, seed) for text in REVIEWS for seed in (1, 2, 3)):
+    for text, seed in product(REVIEWS, (1, 2, 3)):
         name = f"reviews_{text}_seed{seed}"
         rows = read_summary(name).loc["add_one"]
-        one, eight = (rows.loc[k] for k in (1, 8))
-        line = [REVIEWS[text], str(seed), f"{read_meta(name)['gate']['drop']:+.2f}"]
-        line += [f"{one.gap:.2f}"]
-        line += [shown(one, "excess"), shown(eight, "excess"), f"{share_of_own_word(name):.2f}"]
-        lines.append(line)
+        drop, gap = read_meta(name)["gate"]["drop"], rows.gap[1]
+        line = [REVIEWS[text], str(seed), f"{drop:+.2f}", f"{gap:.2f}"]
+        line += [shown(rows.loc[k], "excess") for k in (1, 8)]
+        lines.append([*line, f"{share_of_own_word(name):.2f}"])
     header = "text | seed | drop | gap | excess, k = 1 | excess, k = 8 | own word chosen first"
     return table(header, lines)
 
 
 def share_of_own_word(name: str) -> float:
     """Of the targets: those whose first choice is their own word or of its family."""
-    rows = pd.read_csv(RESULTS / f"measurements/{name}/dependencies.csv")
-    rows = read_kinds(name, int(rows.k.min()))
-    own = rows.num_targets[["equal", "same_family"]].sum()
+    own = read_kinds(name, 4).num_targets[["equal", "same_family"]].sum()
     return float(own / read_summary(name).loc["add_one", 1].num_targets)
 
 
@@ -282,20 +279,17 @@ def planted() -> str:
     here, gone = (read_summary(name, targets) for targets in ("planted", "planted_removed"))
     lines = []
     for selector in read_meta(name)["selectors"]:
-        own = here.loc[selector, 2]
-        removed = shown(gone.loc[selector, 2], "excess", "+.3f")
-        lines.append(
-            [f"`{selector}`", shown(own, "hit_rate", ".2f"), shown(own, "excess"), removed]
-        )
+        own, removed = (rows.loc[selector, 2] for rows in (here, gone))
+        line = [f"`{selector}`", shown(own, "hit_rate", ".2f"), shown(own, "excess")]
+        lines.append([*line, shown(removed, "excess", "+.3f")])
     return table("rule | planted tokens found | excess recovery | taken out", lines)
 
 
 def planted_8k() -> str:
     lines = []
     for name, what in {"planted_8k_one": "one", "planted_8k": "two, half of it each"}.items():
-        rows = read_summary(name, "planted").loc["add_one_nested"]
         for k in (1, 2):
-            row = rows.loc[k]
+            row = read_summary(name, "planted").loc["add_one_nested", k]
             values = [shown(row, "hit_rate", ".2f"), shown(row, "recovery", ".2f")]
             lines.append([what, str(k), *values, f"{row.foreign:.2f}", shown(row, "excess")])
     header = "planted tokens that tell the answer | k | found | recovery | foreign | excess"
@@ -458,11 +452,13 @@ def bridge() -> str:
     return table(" | ".join(names), [[row[name] for name in names] for row in chosen])
 
 
-_TEXT = (python_training, biases, net_excess, kinds, rules, selectors, reviews, planted, planted_8k)
-_MANY = (beyond, pose_pays)
-_TASKS = (task, sparse_parity, ablations, scratchpad, task_commands, theory, bridge)
 TABLES: dict[str, Callable[..., str]] = {
-    function.__name__: function for function in (*_TEXT, *_MANY, *_TASKS)
+    function.__name__: function
+    for function in (
+        *(python_training, biases, net_excess, kinds, rules, selectors, reviews, planted),
+        *(planted_8k, beyond, pose_pays, task, sparse_parity, ablations, scratchpad),
+        *(task_commands, theory, bridge),
+    )
 }
 
 

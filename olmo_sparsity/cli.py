@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import json
 import os
 import sys
 import traceback
+from dataclasses import replace
+from inspect import signature
+from pathlib import Path
 from typing import NoReturn
 
 from olmo_sparsity import arguments
@@ -70,15 +74,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    return arguments.build_parser(
-        {
-            run.__name__: run
-            for run in (
-                prepare, train, sweep, losses, export, explain, measure, figure, ladder, report,
-                task, theory,
-            )
-        }
-    )  # fmt: skip
+    return arguments.build_parser(globals())
 
 
 def prepare(options: argparse.Namespace) -> int:
@@ -142,8 +138,6 @@ def sweep(options: argparse.Namespace) -> int:
 
 
 def losses(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from olmo_sparsity.training import run_folder
 
     print(run_folder.loss_table(options.run_folder))
@@ -154,8 +148,6 @@ def losses(options: argparse.Namespace) -> int:
 
 
 def export(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from olmo_sparsity.model import exchange
 
     name = exchange.export(Path(options.checkpoint), Path(options.out))
@@ -174,27 +166,15 @@ def explain(options: argparse.Namespace) -> int:
         raise ConfigError("--foreign is text for --check; add it, or leave --foreign out")
     if options.long != "all" and not options.long.isdecimal():
         raise ConfigError(f"--long={options.long} must be `all` or a number of tokens")
-    result = explanation.explain(
-        options.model,
-        text=None if options.text is None else read_text(options.text),
-        at=None if options.at is None else [parse_at(at) for at in options.at],
-        prompt=None if options.prompt is None else read_text(options.prompt, inline=True),
-        target=options.target,
-        k=options.k,
-        units=options.units,
-        selector=options.selector,
-        long="all" if options.long == "all" else int(options.long),
-        short=options.short,
-        far_states=options.far_states,
-        prefix=options.prefix,
-        chat=options.chat,
-        foreign=options.foreign or "embedded",
-        max_new_tokens=options.max_new_tokens,
-        device=options.device,
-        dtype=options.dtype,
-        batch_tokens=options.batch_tokens,
-        seed=options.seed,
-    )
+    taken = signature(explanation.explain).parameters
+    given = {name: value for name, value in vars(options).items() if name in taken} | {
+        "text": None if options.text is None else read_text(options.text),
+        "prompt": None if options.prompt is None else read_text(options.prompt, inline=True),
+        "at": options.at and [parse_at(at) for at in options.at],
+        "long": "all" if options.long == "all" else int(options.long),
+        "foreign": options.foreign or "embedded",
+    }
+    result = explanation.explain(**given)
     if not options.json:
         print(result.describe(bold=sys.stdout.isatty()), flush=True)
     if options.check:
@@ -210,9 +190,6 @@ def explain(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace) -> int:
-    from dataclasses import replace
-    from pathlib import Path
-
     from analysis.estimate import estimate, first_look
     from analysis.measurement import run, sum_up_partial
     from analysis.plan import Plan
@@ -282,8 +259,6 @@ def measure(options: argparse.Namespace) -> int:
 
 
 def figure(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
     folders = [Path(folder) for folder in options.results]
     labels = options.labels.split(",") if options.labels else None
     if (folders[0] / "accuracy.parquet").is_file():
@@ -300,9 +275,6 @@ def figure(options: argparse.Namespace) -> int:
 
 
 def ladder(options: argparse.Namespace) -> int:
-    import json
-    from pathlib import Path
-
     from analysis.ladder import describe_ladder, draw_ladder, ladder_table, made_by
     from analysis.results import read_results
     from olmo_sparsity.files import write_atomically
@@ -317,8 +289,6 @@ def ladder(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    from pathlib import Path
-
     from analysis.report import write_report
     from analysis.results import read_results
 

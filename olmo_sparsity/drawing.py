@@ -61,14 +61,7 @@ def render(draw: Callable[[], Figure], suffix: str, settings: dict[str, Any]) ->
     return stream.getvalue()
 
 
-def band(
-    axes: Axes,
-    at: Sequence[float],
-    low: Sequence[float],
-    high: Sequence[float],
-    color: str,
-    alpha: float = 0.15,
-) -> None:
+def band(axes: Axes, at: Any, low: Any, high: Any, color: str, alpha: float = 0.15) -> None:
     """An interval around a curve."""
     axes.fill_between(at, low, high, color=color, alpha=alpha, linewidth=0, zorder=0)
 

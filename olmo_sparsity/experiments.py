@@ -33,9 +33,8 @@ import json
 import os
 import re
 import shlex
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -144,11 +143,10 @@ def read_experiments(path: str, overrides: list[str]) -> list[Experiment]:
     of: dict[str, list[Experiment]] = {}  # by name, with and without choices
     for name, given in config.experiments.items():
         made = _expand(path, Path(config.folder), name, given)
-        of[name] = made
-        for experiment in made:
-            if experiment.name != name and experiment.name in of:
-                raise ConfigError(f"{path}: two experiments are called {experiment.name}")
-            of[experiment.name] = of.get(experiment.name, [experiment])
+        for known, jobs in [(name, made), *((job.name, [job]) for job in made if job.name != name)]:
+            if known in of:
+                raise ConfigError(f"{path}: two experiments are called {known}")
+            of[known] = jobs
     parts = {given.part for given in config.experiments.values()}
     if unknown := set(config.parts) - parts:
         raise ConfigError(
@@ -169,9 +167,7 @@ def read_experiments(path: str, overrides: list[str]) -> list[Experiment]:
             for other in of[need]:
                 add(other, (*above, experiment.name))
                 needs.append(other.name)
-        ordered[experiment.name] = Experiment(
-            **{**vars(experiment), "needs": tuple(dict.fromkeys(needs))}
-        )
+        ordered[experiment.name] = replace(experiment, needs=tuple(dict.fromkeys(needs)))
 
     for name in config.experiments:
         for experiment in of[name]:
@@ -204,8 +200,6 @@ def _expand(path: str, folder: Path, name: str, given: ExperimentConfig) -> list
                 outputs=tuple(map(put, given.outputs)),
             )
         )
-    if repeated := [name for name, count in Counter(e.name for e in made).items() if count > 1]:
-        raise ConfigError(f"{path}: two experiments are called {repeated[0]}")
     return made
 
 

@@ -111,9 +111,7 @@ def run_here(path: str, overrides: list[str], jobs: Sequence[Job]) -> int:
     failed waits."""
     failed = []
     for number, job in enumerate(jobs):
-        if job.state().name in ("done", "running"):
-            continue
-        if unfinished_needs(job, jobs):
+        if job.state().name in ("done", "running") or unfinished_needs(job, jobs):
             continue
         say(f"{job.name}: {job.text}")
         words = ["sweep", path, f"--only={number}", *overrides]

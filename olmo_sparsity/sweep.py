@@ -68,9 +68,8 @@ def expand(path: str, overrides: list[str]) -> list[Run]:
     for name in sweep.configs:
         config = os.path.relpath(Path(path).parent / name)
         for choices in itertools.product(*axes):
-            labels = {
-                axis: as_name(label) for axis, (label, _) in zip(sweep.grid, choices, strict=True)
-            }
+            names = (as_name(label) for label, _ in choices)
+            labels = dict(zip(sweep.grid, names, strict=True))
             parts = [as_name(Path(name).stem), *filter(None, labels.values())]
             folder = Path(sweep.folder) / "_".join(parts)
             chosen = [_name_axes(word, labels) for _, words in choices for word in words]
@@ -88,12 +87,8 @@ def expand(path: str, overrides: list[str]) -> list[Run]:
 def _choices(path: str, axis: str, values: Any) -> list[tuple[str, list[str]]]:
     """The choices of one axis: for each, its part of the run's name, and its overrides."""
     if isinstance(values, list) and values:
-        leaf = axis.rsplit(".", 1)[-1]
-        labels = [f"{leaf}{_text(value)}" if len(values) > 1 else "" for value in values]
-        return [
-            (label, [f"--{axis}={_text(value)}"])
-            for label, value in zip(labels, values, strict=True)
-        ]
+        leaf, texts = axis.rsplit(".", 1)[-1], [_text(value) for value in values]
+        return [(leaf + text if len(texts) > 1 else "", [f"--{axis}={text}"]) for text in texts]
     if isinstance(values, dict) and all(isinstance(keys, dict) for keys in values.values()):
         return [
             (str(label), [f"--{key}={_text(value)}" for key, value in keys.items()])

@@ -10,10 +10,12 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
+from analysis.results import Results
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import config_from_dict
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokens import prepare
+from tests.fake_results import fake_results
 
 VOCAB = 512
 
@@ -95,3 +97,9 @@ def make_config(run_dict: dict) -> Callable[..., RunConfig]:
         return config_from_dict(run_dict)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Of a measurement that never happened, for figures and pages."""
+    return fake_results(tmp_path_factory.mktemp("fake"))

@@ -102,7 +102,8 @@ def recovery_rows(document: int, targets: pd.DataFrame, losses: pd.DataFrame) ->
         far = np.arange(start - LONG, start - SHORT)
         again = far[words[far] == words[t]][:-3:-1]
         is_own = part == "document"
-        gap = near.loss_short - (near.loss_long if is_own else near.placebo_loss_long)
+        short = float(near.loss_short)
+        gap = short - float(near.loss_long if is_own else near.placebo_loss_long)
         for selector, (own, foreign) in SELECTORS.items():
             if is_own:
                 lds.append((t, units, selector, own - foreign))
@@ -123,8 +124,8 @@ def recovery_rows(document: int, targets: pd.DataFrame, losses: pd.DataFrame) ->
                     for k in KS:
                         left = gap * (1 - level * (1 - 0.55**k) * noise)
                         kl = 0.8 * left if selector == "divergence" else None
-                        loss = near.loss_short - gap + left
-                        lost = near.loss_short - 0.8 * left if control == "own" else None
+                        loss = short - gap + left
+                        lost = short - 0.8 * left if control == "own" else None
                         recovery.append((*about, draw, k, k * width, loss, lost, kl))
     ids = np.unique(words, return_inverse=True)[1]
     tokens = [(place, ids[place], word) for place, word in enumerate(words)]

@@ -6,7 +6,8 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ from analysis.influence import SELECTORS
 from olmo_sparsity.cli import build_parser, main
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import load_config
-from olmo_sparsity.experiments import Experiment, read_experiments, read_jobs
+from olmo_sparsity.experiments import Experiment, read_jobs
+from olmo_sparsity.jobs import Job
 from olmo_sparsity.tasks.settings import load_settings
 from olmo_sparsity.theory.settings import load_theory_config
 from olmo_sparsity.training.loop import train
@@ -47,18 +49,9 @@ def commands_in(text: str) -> list[str]:
     return [line for line in lines if line.startswith("olmo-sparsity ")]
 
 
-GUIDES = ["README.md", "slurm/README.md"]
-GUIDES += [
+GUIDES = ["README.md", "slurm/README.md"] + [
     f"docs/{name}.md"
-    for name in (
-        "explain",
-        "measure",
-        "results",
-        "results_tasks",
-        "theory",
-        "train",
-        "tutorial",
-    )
+    for name in ("explain", "measure", "results", "results_tasks", "theory", "train", "tutorial")
 ]
 COMMANDS = [command for name in GUIDES for command in commands_in((ROOT / name).read_text())]
 
@@ -68,31 +61,49 @@ def test_commands_parse_and_name_files_that_exist(command: str) -> None:
     check_command(shlex.split(command)[1:])
 
 
+@cache
+def jobs_of(config: str, *overrides: str) -> Sequence[Job]:
+    return read_jobs(os.path.relpath(ROOT / config), list(overrides))
+
+
 def check_command(words: list[str]) -> None:
     options, rest = build_parser().parse_known_args(words)
     assert all(word.startswith("--") and "=" in word for word in rest)
-    if options.run.__name__ == "theory":
-        load_theory_config(ROOT / options.config, rest)
-    elif options.run.__name__ == "task":
-        load_settings(ROOT / options.config, rest)
-    elif options.run.__name__ == "sweep":
-        assert read_jobs(str(ROOT / options.config), rest)
+    if options.command == "sweep":
+        assert jobs_of(options.config, *rest)
     elif hasattr(options, "config"):
-        load_config(ROOT / options.config, rest)
-    elif options.run.__name__ == "measure" and options.selectors:
+        read = {"theory": load_theory_config, "task": load_settings}
+        read.get(options.command, load_config)(ROOT / options.config, rest)
+    elif options.command == "measure" and options.selectors:
         assert set(options.selectors.split(",")) <= set(SELECTORS)
+
+
+def test_the_grids_that_are_shipped() -> None:
+    grids = {path.stem: jobs_of(f"configs/sweeps/{path.name}")
+             for path in (ROOT / "configs/sweeps").iterdir()}  # fmt: skip
+    assert {name: len(runs) for name, runs in grids.items()} == {
+        "quick": 6,
+        "c4_ladder": 30,
+        "ladder_school": 12,
+        "ladder": 24,
+        "stages_school": 3,
+        "stages": 21,
+        "reviews": 6,
+    }
+    assert re.sub(r"[^ ]*configs/", "configs/", grids["quick"][3].text) == (
+        "olmo-sparsity train configs/quick.yaml --positions.scheme=contiguous "
+        "--positions.target_length=null --evaluation.length=256 --seed=1 "
+        "--run_folder=runs/sweep_quick/quick_rope_seed1"
+    )
 
 
 # --- the report -----------------------------------------------------------------------------------
 
 
-PARTS = ["text", "tasks", "long", "reviews", "untaught", "gpu"]
-
-
 @pytest.fixture(scope="module")
-def evidence() -> list[Experiment]:
-    path = os.path.relpath(ROOT / "configs/experiments/evidence.yaml")
-    return read_experiments(path, [f"--parts=[{','.join(PARTS)}]"])
+def evidence() -> Sequence[Job]:
+    parts = "--parts=[text,tasks,long,reviews,untaught,gpu]"
+    return jobs_of("configs/experiments/evidence.yaml", parts)
 
 
 def test_the_report_is_made_by_commands_that_parse(evidence: list[Experiment]) -> None:
@@ -123,77 +134,73 @@ def test_the_report_makes_every_stored_result(evidence: list[Experiment]) -> Non
         assert str(figure.relative_to(ROOT)) in made, figure.name
 
 
+# --- code -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(make_config: Callable[..., RunConfig], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One for all tests of this file: it is found finished by all but the first."""
+    folder = str(tmp_path_factory.getbasetemp() / "run_of_docs")
+    train(make_config(run_folder=folder, model__max_sequence_length=1024))
+    return folder
+
+
+def cells_of_notebook() -> list[dict[str, Any]]:
+    cells = json.loads((ROOT / "docs/explain.ipynb").read_text())["cells"]
+    return [cell for cell in cells if cell["cell_type"] == "code"]
+
+
 def python_in(name: str) -> list[str]:
+    if name.endswith(".ipynb"):
+        return [cell["source"] for cell in cells_of_notebook()]
     return re.findall(r"```python\n(.*?)```", (ROOT / name).read_text(), flags=re.DOTALL)
 
 
-def test_the_tutorial_runs_from_top_to_bottom(
-    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = make_config()
-    train(config)
-    monkeypatch.chdir(ROOT)
-    results = tmp_path / "results"
-    windows = ["--long=48", "--short=16", "--stride=16", "--min-gap=0", "--ks=1,2"]
-    measuring = ["measure", config.run_folder, "--quick", "--out", str(results), *windows]
-    assert main([*measuring, "--max-documents=8"]) == 0
-    names: dict[str, Any] = {}
-    for code in python_in("docs/tutorial.md"):
-        code = code.replace("runs/figure2", config.run_folder)
-        code = code.replace("limit=20", "limit=8").replace(
-            "Windows(96, 32, 32)", "Windows(48, 16, 16)"
-        )
-        code = code.replace("Windows(long=96, short=32)", "Windows(48, 16)")
-        exec(code.replace("results/tutorial", str(results)), names)
-    assert {"target", "far_part", "loss_set"} <= set(names["table"].columns)
-    assert len(names["foreign"]) == len(names["helped"])
-    assert set(names["summary"].selector) == {"add_one_screened", "random"}
-    assert set(names["spans"].summary.units) == {"span:4"}
+SMALLER = {
+    "Windows(long=96, short=32)": "Windows(24, 8)",
+    "Windows(96, 32, 32)": "Windows(24, 8, 8), max_targets=2",
+    "limit=20": "limit=8",
+    "128 < len(text.tokens) < 1000": "64 < len(text.tokens) < 200",
+}
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/explain.md", "docs/measure.md"])
+@pytest.mark.parametrize(
+    "name",
+    ["README.md", "docs/explain.md", "docs/explain.ipynb", "docs/measure.md", "docs/tutorial.md"],
+)
 def test_python_of_a_page_runs(
-    name: str,
-    make_config: Callable[..., RunConfig],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    name: str, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = make_config(model__max_sequence_length=1024)
-    train(config)
-    (tmp_path / "docs").symlink_to(ROOT / "docs")
-    (tmp_path / "README.md").symlink_to(ROOT / "README.md")
+    for folder in ("docs", "README.md"):
+        (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
-    (code,) = python_in(name)
+    if name == "docs/tutorial.md":
+        smaller = ["--long=24", "--short=8", "--stride=8", "--ks=1,2", "--max-documents=8",
+                   "--min-gap=0", "--max-targets=2", "--sets=gap"]  # fmt: skip
+        assert main(["measure", run, "--quick", "--out", "results/tutorial", *smaller]) == 0
     names: dict[str, Any] = {}
-    exec(code.replace("runs/figure2", config.run_folder), names)
-    if name == "docs/measure.md":
+    for code in python_in(name):
+        for long, short in (SMALLER | {"runs/figure2": run}).items():
+            code = code.replace(long, short)
+        exec(code, names)
+    if name == "docs/tutorial.md":
+        assert {"target", "far_part", "loss_set"} <= set(names["table"].columns)
+        assert len(names["foreign"]) == len(names["helped"])
+        assert set(names["summary"].selector) == {"add_one_screened", "random"}
+        assert set(names["spans"].summary.units) == {"span:4"}
+    elif name == "docs/measure.md":
         assert names["influence_FW"].shape == (32, 8)
         assert {"recovery", "influence", "lds", "costs"} == set(names["answers"])
         assert len(names["losses"]) == len(names["document"].tokens) - 48
     else:
         assert names["e"].checked.draws in (4, 8)
-        assert len(list(tmp_path.glob("*.html"))) == 1
-
-
-def test_the_notebook_runs(
-    make_config: Callable[..., RunConfig], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = make_config(model__max_sequence_length=1024)
-    train(config)
-    monkeypatch.chdir(ROOT)
-    cells = json.loads((ROOT / "docs/explain.ipynb").read_text())["cells"]
-    codes = [cell["source"] for cell in cells if cell["cell_type"] == "code"]
-    assert all(cell["outputs"] for cell in cells if cell["cell_type"] == "code")
-    names: dict[str, Any] = {}
-    for code in codes:
-        exec(code.replace("runs/figure2", config.run_folder), names)
-    assert names["e"].checked is not None
+        assert len(list(tmp_path.glob("*.html"))) == name.endswith(".md")
 
 
 def test_the_output_in_readme_is_that_of_the_notebook() -> None:
     """Which is stored as it came, with another target beside it."""
-    cells = json.loads((ROOT / "docs/explain.ipynb").read_text())["cells"]
-    outputs = [output for cell in cells for output in cell.get("outputs", [])]
+    outputs = [output for cell in cells_of_notebook() for output in cell["outputs"]]
+    assert all(cell["outputs"] for cell in cells_of_notebook())
     texts = [o.get("text") or o["data"]["text/plain"] for o in outputs]
     (shown,) = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
     missing = set(filter(None, shown.splitlines())) - set("\n".join(texts).splitlines())

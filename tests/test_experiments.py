@@ -83,6 +83,13 @@ def test_experiments_that_cannot_be(make: Make, changed: dict, expected: str) ->
     assert expected in str(error.value)
 
 
+def test_a_choice_may_not_be_called_as_another_experiment(make: Make) -> None:
+    one, other = ({"part": "a", "commands": ["true"], "grid": grid} for grid in ({"x": [1]}, {}))
+    for both in ({"one": one, "one_1": other}, {"one_1": other, "one": one}):
+        with pytest.raises(ConfigError, match="two experiments are called one_1"):
+            read_experiments(make(both), [])
+
+
 def states(path: str) -> dict[str, tuple[str, int]]:
     found = {job.name: job.state() for job in read_experiments(path, [])}
     return {name: (state.name, state.step) for name, state in found.items()}

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -28,7 +29,6 @@ from tests.fake_results import (
     META,
     UNITS,
     WIDTHS,
-    fake_results,
     fake_words,
     one_document,
 )
@@ -73,9 +73,12 @@ class Page(HTMLParser):
         return "".join(t for a, t in self.inside if a.get("tag") == tag and "type" not in a)
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return fake_results(tmp_path_factory.mktemp("fake"))
+@pytest.fixture(scope="module", autouse=True)
+def _no_figure() -> Iterator[None]:
+    """Drawing takes the longest, and is tested by itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("analysis.report.figure2_svg", lambda results, dark=False: b"<svg/>")
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -91,12 +94,6 @@ def explanation() -> Explanation:
 @pytest.fixture(scope="module")
 def explained(explanation: Explanation, tmp_path_factory: pytest.TempPathFactory) -> Page:
     return page_of(explanation, tmp_path_factory.mktemp("explained"))
-
-
-@pytest.fixture
-def _no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Drawing takes the longest, and tests of other parts have no use for it."""
-    monkeypatch.setattr("analysis.report.figure2_svg", lambda results, dark=False: b"<svg/>")
 
 
 def page_of(results: Results | Explanation, folder: Path, max_documents: int | None = None) -> Page:
@@ -204,6 +201,9 @@ def test_the_page_holds_the_results(page: Page, results: Results) -> None:
     assert data["units"] == list(UNITS)
     named = [[number, f"{number}.txt"] for number in DOCUMENTS[1::2]]
     assert [document[:2] for document in data["documents"]] == named
+    assert ("img", "data:image/svg+xml;base64,PHN2Zy8+") in {
+        (tag, attributes.get("src")) for tag, attributes in page.elements
+    }
     document = page.data("document-3")
     assert "".join(document["text"]) == "".join(fake_words(3))
     losses = results.losses.query("document == 3")
@@ -243,7 +243,6 @@ def test_headline_never_shows_recovery_without_its_controls(page: Page, results:
     assert places == sorted(places)
 
 
-@pytest.mark.usefixtures("_no_figure")
 @pytest.mark.parametrize("main", ["gap", "planted"])
 def test_headline_and_open_table_are_of_the_same_targets(
     results: Results, tmp_path: Path, main: str
@@ -261,38 +260,35 @@ def test_headline_and_open_table_are_of_the_same_targets(
     assert ("there is no placebo" in page.text) == (main == "planted")
 
 
-@pytest.mark.usefixtures("_no_figure")
 def test_it_opens_on_the_document_of_the_largest_gain(results: Results, tmp_path: Path) -> None:
     rows = results.recovery
+
+    def opened(changed: pd.Series) -> int:
+        """Where these losses are far lower."""
+        recovery = rows.assign(loss_set=rows.loss_set.mask(changed, -50.0))
+        data = page_of(replace(results, recovery=recovery), tmp_path).data("page-data")
+        return data["documents"][data["start"]][0]
+
     own = (rows.document == 7) & (rows.control == "own") & (rows.k == 4)  # whatever k it is
     own &= (rows.units == "tokens") & (rows.selector == "add_one") & (rows.far_part == "document")
     first = own & (rows.target == rows.target[own].iloc[0])
-    far = replace(results, recovery=rows.assign(loss_set=rows.loss_set.mask(first, -50.0)))
-    data = page_of(far, tmp_path).data("page-data")
-    assert data["documents"][data["start"]][0] == 7
+    assert opened(first) == 7
     # What foreign units give as well is no gain.
-    same = first | (first.groupby([rows.document, rows.target]).transform("any"))
-    both = replace(results, recovery=rows.assign(loss_set=rows.loss_set.mask(same, -50.0)))
-    data = page_of(both, tmp_path).data("page-data")
-    assert data["documents"][data["start"]][0] != 7
-    placebo = rows.assign(loss_set=rows.loss_set.mask(rows.far_part == "placebo", -50.0))
-    start = page_of(results, tmp_path).data("page-data")["start"]
-    again = page_of(replace(results, recovery=placebo), tmp_path).data("page-data")["start"]
-    assert start == again
+    assert opened(first.groupby([rows.document, rows.target]).transform("any")) != 7
+    assert opened(rows.far_part == "placebo") == opened(rows.k < 0)
 
 
-@pytest.mark.usefixtures("_no_figure")
 def test_the_gate_is_stated_first(results: Results, tmp_path: Path) -> None:
     gate = {"loss_first": 5.0, "loss_repeated": 4.9, "drop": 0.1, "has_induction": False}
-    text = page_of(replace(results, meta=replace(META, gate=gate)), tmp_path).text
+    text, without = (
+        page_of(replace(results, meta=replace(META, gate=some)), tmp_path).text
+        for some in (gate, {})
+    )
     assert text.index("This model has no induction.") < text.index("Net excess recovery of")
     assert "repeated once 4.90: a drop of 0.10" in text
-    assert (
-        "was not measured" in page_of(replace(results, meta=replace(META, gate={})), tmp_path).text
-    )
+    assert "was not measured" in without
 
 
-@pytest.mark.usefixtures("_no_figure")
 def test_what_is_left_out_is_counted(results: Results, tmp_path: Path) -> None:
     targets = results.targets[~results.targets.document.isin([1, 5])]
     page = page_of(replace(results, targets=targets), tmp_path, max_documents=3)
@@ -301,7 +297,6 @@ def test_what_is_left_out_is_counted(results: Results, tmp_path: Path) -> None:
     assert shown == [3, 7, 9]  # those with chosen targets first
 
 
-@pytest.mark.usefixtures("_no_figure")
 @pytest.mark.parametrize(
     "name", ["tokens", "losses", "targets", "influence", "recovery", "summary", "dependencies"]
 )
@@ -311,7 +306,6 @@ def test_a_table_without_rows_makes_a_page_all_the_same(
     page_of(replace(results, **{name: getattr(results, name).iloc[:0]}), tmp_path)
 
 
-@pytest.mark.usefixtures("_no_figure")
 @pytest.mark.parametrize("kind", ["results", "explanation"])
 def test_hostile_text_stays_text(
     kind: str, results: Results, explanation: Explanation, tmp_path: Path
@@ -371,10 +365,8 @@ def test_an_explanation_says_whether_to_believe_it(
     check = explanation.checked
     assert check is not None
     text = explained.text
-    subtitle = (
-        f"long window of all before a target, short window {SHORT}, both behind a prefix of 1"
-    )
-    assert subtitle in text
+    windows = f"long window of all before a target, short window {SHORT}"
+    assert f"{windows}, both behind a prefix of 1" in text
     assert f"{check.verdict}." in text
     assert f"{check.excess[0]:+.2f} nats a target".replace("-", "−") in text
     assert f"This model {check.warning.removeprefix('this model ')}." in text
@@ -407,7 +399,6 @@ def test_nothing_of_the_template_is_left(page: Page, explained: Page) -> None:
     assert "Placebo targets" not in page.text
 
 
-@pytest.mark.usefixtures("_no_figure")
 def test_without_a_tokenizer_the_text_is_numbers(results: Results, tmp_path: Path) -> None:
     page = page_of(replace(results, tokens=results.tokens.assign(text="")), tmp_path)
     ids = results.tokens.query("document == 1").token_id

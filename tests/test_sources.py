@@ -6,8 +6,6 @@ import gzip
 import json
 import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -24,14 +22,13 @@ from analysis.measurement import measure
 from analysis.sources import open_documents
 from analysis.tables import read_table
 from analysis.windows import Windows
-from olmo_sparsity.config import CorpusConfig, RunConfig
-from olmo_sparsity.config_file import config_from_dict
+from olmo_sparsity.config import CorpusConfig, ModelConfig, RunConfig
+from olmo_sparsity.config_file import config_from_dict, save_config
 from olmo_sparsity.data.corpus import is_heldout, read_documents
-from olmo_sparsity.data.shards import TokenShards
+from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.errors import ConfigError, DataError, UserError
-from olmo_sparsity.model.load import LoadedModel, load_model
-from olmo_sparsity.training.loop import train
+from olmo_sparsity.model.load import LoadedModel, build_model
 from tests.conftest import VOCAB
 
 TEXTS = ["One, two;\n“three”.", "NA", '\tfour\n five, "six" seven\n', "eight\nnine"]
@@ -134,16 +131,12 @@ def test_files_of_text_are_the_same_documents(model: LoadedModel) -> None:
     assert read(open_documents("text:t/notes.log", model)) == ["not meant"]
 
 
+DATASET = datasets.Dataset.from_list(ROWS)
+
+
 @pytest.mark.parametrize(
     "rows",
-    [
-        TEXTS,
-        ROWS,
-        tuple(TEXTS),
-        FRAME,
-        datasets.Dataset.from_list(ROWS),
-        datasets.Dataset.from_list(ROWS).to_iterable_dataset(),
-    ],
+    [TEXTS, ROWS, tuple(TEXTS), FRAME, DATASET, DATASET.to_iterable_dataset()],
     ids=lambda rows: type(rows).__name__,
 )
 def test_what_python_holds_are_the_same_documents(rows: Any, model: LoadedModel) -> None:
@@ -213,33 +206,8 @@ def test_reading_stops_at_the_limit(model: LoadedModel) -> None:
     assert read(open_documents("a.jsonl", model, limit=6)) == list("abcdef")
 
 
-def test_text_is_tokenized_in_batches_as_it_is_read(
-    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sources, "BATCH_CHARACTERS", 200)
-    taken: list[Any] = []
-    asked: list[tuple[int, int]] = []
-    encode_batch = model.tokenizer.encode_batch  # type: ignore[union-attr] # it has one
-
-    class Watched:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(encode_batch.__self__, name)
-
-        def encode_batch(self, texts: list[str], **options: Any) -> Any:
-            asked.append((len(texts), len(taken)))
-            return encode_batch(texts, **options)
-
-    watched: Any = Watched()
-    documents = open_documents(counted(["ab"] * 10, taken), named("x", watched))
-    assert len(documents) == 10
-    assert asked == [(4, 4), (4, 8), (2, 10)]  # 64 + 2 characters each
-
-
 def test_more_than_can_be_held_is_refused_before_it_is_read(
-    model: LoadedModel,
-    monkeypatch: pytest.MonkeyPatch,
-    data_folder: Path,
-    heldout: TokenShards,
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, data_folder: Path, heldout: TokenShards
 ) -> None:
     monkeypatch.setattr(sources, "BATCH_CHARACTERS", 200)
     monkeypatch.setattr(sources, "MOST_TOKENS", 10)
@@ -324,8 +292,7 @@ def test_half_a_compressed_file_is_never_taken_for_a_short_one(
 
 
 def test_a_saved_data_set_that_is_none_or_several(model: LoadedModel) -> None:
-    one = datasets.Dataset.from_list(ROWS)
-    both = datasets.DatasetDict(train=one, test=one.select([1, 2]))
+    both = datasets.DatasetDict(train=DATASET, test=DATASET.select([1, 2]))
     both.save_to_disk("both")
     for text in ("both", both):
         with pytest.raises(ConfigError, match="several splits, train, test; give one of them"):
@@ -376,29 +343,25 @@ def test_what_cannot_be_read_is_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_one_document_is_too_few_to_measure(model: LoadedModel) -> None:
-    Path("book.txt").write_text("one\n\ntwo")
-    with pytest.raises(DataError, match=r"book\.txt is one document, .*split_at=blank-lines"):
-        measure(
-            load_model_of(characters()), open_documents("book.txt", model), Windows(4, 2), ks=[1]
-        )
-
-
-def load_model_of(tokenizer: Tokenizer) -> LoadedModel:
-    from olmo_sparsity.config import ModelConfig
-    from olmo_sparsity.model.load import build_model
-
+@pytest.fixture
+def measurable() -> LoadedModel:
     config = ModelConfig(d_model=16, n_heads=2, n_layers=1, vocab_size=VOCAB, embedding_size=VOCAB,
                          max_sequence_length=32)  # fmt: skip
-    return LoadedModel(build_model(config).eval(), tokenizer, "tiny", 1, 32, "weights")
+    return LoadedModel(build_model(config).eval(), characters(), "tiny", 1, 32, "weights")
 
 
-def test_measured_documents_keep_their_names() -> None:
-    model = load_model_of(characters())
+def test_one_document_is_too_few_to_measure(measurable: LoadedModel) -> None:
+    Path("book.txt").write_text("one\n\ntwo")
+    documents = open_documents("book.txt", measurable)
+    with pytest.raises(DataError, match=r"book\.txt is one document, .*split_at=blank-lines"):
+        measure(measurable, documents, Windows(4, 2), ks=[1])
+
+
+def test_measured_documents_keep_their_names(measurable: LoadedModel) -> None:
     packed("a.jsonl", lines([{"text": f"{n} abcabcabc abcabc"} for n in range(6)]))
     results = measure(
-        model, open_documents("a.jsonl", model), Windows(8, 4, 4), selectors="nearest", ks=[1],
-        targets=1.0, min_gap=0, num_foreign=1, out="out",
+        measurable, open_documents("a.jsonl", measurable), Windows(8, 4, 4), selectors="nearest",
+        ks=[1], targets=1.0, min_gap=0, num_foreign=1, out="out",
     )  # fmt: skip
     assert results is not None
     assert results.documents.name.tolist() == [f"a.jsonl:{n}" for n in range(1, 7)]
@@ -415,7 +378,7 @@ def test_the_hub_is_asked_for_what_is_named(
 
     def load_dataset(*args: Any, **options: Any) -> datasets.IterableDataset:
         asked.append((*args, options["split"]))
-        return datasets.Dataset.from_list(ROWS).to_iterable_dataset()
+        return DATASET.to_iterable_dataset()
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     for text, wanted in (
@@ -432,35 +395,20 @@ def test_the_hub_is_asked_for_what_is_named(
         open_documents("owner/name", model, field="body")
 
 
-def test_the_hub_offline_is_one_line(tmp_path: Path) -> None:
-    """In a process of its own: the hub client reads the variable when it is imported."""
-    code = (
-        "from analysis.sources import open_documents\n"
-        "from types import SimpleNamespace as Model\n"
-        "from tokenizers import Tokenizer, models\n"
-        "model = Model(name='x', tokenizer=Tokenizer(models.BPE()))\n"
-        "try: open_documents('owner/name', model)\n"
-        "except Exception as error: print(type(error).__name__, error)\n"
-    )
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path),
-                   "PYTHONPATH": str(Path(__file__).parents[1])}  # fmt: skip
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.count("\n") == 1
-    assert done.stdout.startswith("DataError cannot read owner/name (default, train) from the hub")
-
-
 # --- what a run has, and what it was trained on ---------------------------------------------------
 
 
-@pytest.fixture
-def run(make_config: Callable[..., RunConfig]) -> LoadedModel:
-    config = make_config(training__num_steps=2)
-    train(config)
-    return load_model(config.run_folder, device="cpu")
+def as_run(config: RunConfig) -> LoadedModel:
+    """Named as `load_model` names one of ours: by a folder with its config."""
+    Path(config.run_folder).mkdir()
+    save_config(config, Path(config.run_folder) / "config.yaml")
+    return named(config.run_folder, open_shards(config.data, "heldout").tokenizer)
 
 
-def test_a_run_is_measured_on_its_own_held_out_text(run: LoadedModel, heldout: TokenShards) -> None:
+def test_a_run_is_measured_on_its_own_held_out_text(
+    make_config: Callable[..., RunConfig], heldout: TokenShards
+) -> None:
+    run = as_run(make_config())
     own = open_documents(None, run)
     assert [d.tokens.tolist() for d in own] == [
         heldout.document(number).tolist() for number in range(len(heldout))
@@ -499,10 +447,9 @@ def test_a_file_that_was_trained_on_is_known_in_every_form(
     texts = [f"Text {n}: " + " ".join(f"word{n * i % 97}" for i in range(40)) for n in range(60)]
     packed("a.jsonl", lines([{"body": text} for text in texts]))
     corpus = {"source": "files", "path": "*.jsonl", "field": "body"}
-    config = make_config(training__num_steps=1, data__folder="data", data__corpus=corpus)
+    config = make_config(data__folder="data", data__corpus=corpus)
     prepare(config.data)
-    train(config)
-    run = load_model(config.run_folder, device="cpu")
+    run = as_run(config)
     own = open_documents(None, run)
     assert 0 < len(own) < 60
     for form in ("a.jsonl", "c4_files:a.jsonl"):

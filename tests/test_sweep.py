@@ -84,25 +84,6 @@ def test_a_value_may_name_the_choice_of_another_axis(make_grid: MakeGrid) -> Non
     assert runs[1].overrides[2] == "--init_from=runs/school/tiny_a-b_seed2_{other}"
 
 
-def test_the_grids_that_are_shipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    numbers = {path.stem: len(expand(str(path), [])) for path in Path("configs/sweeps").iterdir()}
-    assert numbers == {
-        "quick": 6,
-        "c4_ladder": 30,
-        "ladder_school": 12,
-        "ladder": 24,
-        "stages_school": 3,
-        "stages": 21,
-        "reviews": 6,
-    }
-    assert expand("configs/sweeps/quick.yaml", [])[3].text == (
-        "olmo-sparsity train configs/quick.yaml --positions.scheme=contiguous "
-        "--positions.target_length=null --evaluation.length=256 --seed=1 "
-        "--run_folder=runs/sweep_quick/quick_rope_seed1"
-    )
-
-
 @pytest.mark.parametrize(
     ("sections", "expected"),
     [
@@ -135,33 +116,31 @@ def run(make_grid: MakeGrid) -> Run:
     return run
 
 
-def start(run: Run, **owner: Any) -> None:
-    run.folder.mkdir(parents=True)
-    (run.folder / "metrics.jsonl").write_text('{"step": 4, "loss": 3.0}\n')
-    (run.folder / LOCK).write_text(json.dumps(asdict(replace(Owner.here(), **owner))))
-
-
 def test_a_run_that_never_started_waits(run: Run) -> None:
     assert run.state().name == "waiting"
 
 
 @pytest.mark.parametrize(
-    ("pid", "expected"),
-    [(os.getpid(), "running"), (2**22 + 1, "failed")],
-    ids=["alive", "gone"],  # xdist wants the same in every process
+    ("owner", "age_s", "expected"),
+    [
+        ({}, 0, "running"),
+        ({"pid": 2**22 + 1}, 0, "failed"),
+        ({"host": "elsewhere", "slurm_job": "17"}, 60, "running"),
+        ({"host": "elsewhere", "slurm_job": "17"}, STALE_S + 60, "failed"),
+    ],
+    ids=["alive", "gone", "refreshed", "not refreshed"],
 )
-def test_on_this_machine_the_process_is_asked(run: Run, pid: int, expected: str) -> None:
-    start(run, pid=pid)
-    assert (run.state().name, run.state().step) == (expected, 4)
-
-
-@pytest.mark.parametrize(("age_s", "expected"), [(60, "running"), (STALE_S + 60, "failed")])
-def test_on_another_machine_the_lock_must_be_refreshed(run: Run, age_s: int, expected: str) -> None:
-    start(run, host="elsewhere", slurm_job="17")
+def test_a_run_is_running_while_its_owner_lives(
+    run: Run, owner: dict[str, Any], age_s: int, expected: str
+) -> None:
+    """A process on this machine is asked; on another machine the lock must be refreshed."""
+    run.folder.mkdir(parents=True)
+    (run.folder / "metrics.jsonl").write_text('{"step": 4, "loss": 3.0}\n')
+    (run.folder / LOCK).write_text(json.dumps(asdict(replace(Owner.here(), **owner))))
     os.utime(run.folder / LOCK, (time.time() - age_s,) * 2)
     state = run.state()
-    assert state.name == expected
-    assert state.detail.endswith("on elsewhere, job 17")
+    assert (state.name, state.step) == (expected, 4)
+    assert state.detail.endswith("on elsewhere, job 17") == ("host" in owner)
 
 
 def test_a_run_that_ended_without_a_word_to_the_log_is_known_by_its_checkpoint(run: Run) -> None:
@@ -211,15 +190,14 @@ def test_a_sweep_is_stopped_goes_on_and_says_what_failed(
     assert capfd.readouterr().out.strip() == format_states([first, second])
 
 
-def test_a_number_beyond_the_grid(make_grid: MakeGrid, capsys: pytest.CaptureFixture) -> None:
-    assert main(["sweep", make_grid(), "--only=1"]) == EXIT_BAD_INPUT
-    assert "has runs 0 to 0" in capsys.readouterr().err
-
-
-def test_slurm_that_is_not_there(
-    make_grid: MakeGrid, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
+@pytest.mark.parametrize(
+    ("option", "expected"), [("--only=1", "has runs 0 to 0"), ("--slurm", "leave --slurm out")]
+)
+def test_what_cannot_be_run(
+    make_grid: MakeGrid, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture,
+    option: str, expected: str,
+) -> None:  # fmt: skip
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PATH", "")
-    assert main(["sweep", make_grid(), "--slurm"]) == EXIT_BAD_INPUT
-    assert "leave --slurm out" in capsys.readouterr().err
+    assert main(["sweep", make_grid(), option]) == EXIT_BAD_INPUT
+    assert expected in capsys.readouterr().err

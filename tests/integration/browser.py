@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
-import socket
 import subprocess
 import time
 import urllib.error
 import urllib.request
 from pathlib import Path
-from types import TracebackType
 from typing import Any
+
+from tests.children import free_port
 
 MISSING = [name for name in ("chromium", "chromedriver") if not shutil.which(name)]
 INSTALL = "apt-get install -y --no-install-recommends chromium chromium-driver"
@@ -22,9 +21,7 @@ _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the name W3C WebDriver gives
 
 class Browser:
     def __init__(self, profile: Path, width: int = 1360, height: int = 960) -> None:
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
+        port = free_port()
         self.server = f"http://127.0.0.1:{port}"
         self.driver = subprocess.Popen(
             ["chromedriver", f"--port={port}", "--silent"],
@@ -51,15 +48,7 @@ class Browser:
         self.session = f"/session/{started['sessionId']}"
         self._post(self.session + "/timeouts", {"script": 60_000})
 
-    def __enter__(self) -> Browser:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
         if self.session:
             self._request("DELETE", self.session)
         self.driver.terminate()
@@ -94,32 +83,22 @@ class Browser:
     def prefer(self, **features: str) -> None:
         """prefer(prefers_color_scheme="dark")"""
         listed = [{"name": k.replace("_", "-"), "value": v} for k, v in features.items()]
-        self._post(
-            self.session + "/goog/cdp/execute",
-            {"cmd": "Emulation.setEmulatedMedia", "params": {"features": listed}},
-        )
-
-    def resize(self, width: int, height: int) -> None:
-        self._post(self.session + "/window/rect", {"width": width, "height": height})
+        self._emulate("setEmulatedMedia", {"features": listed})
 
     def emulate_width(self, width: int | None) -> None:
         """Of a phone, say, which no window can be as narrow as; None: the window's own."""
-        command = "clearDeviceMetricsOverride"
-        screen = {"width": width or 0, "height": 800, "deviceScaleFactor": 1, "mobile": True}
-        if width is not None:
-            command = "setDeviceMetricsOverride"
-        self._post(
-            self.session + "/goog/cdp/execute",
-            {"cmd": f"Emulation.{command}", "params": screen if width else {}},
-        )
+        screen = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+        name = "setDeviceMetricsOverride" if width else "clearDeviceMetricsOverride"
+        self._emulate(name, screen if width else {})
+
+    def _emulate(self, name: str, parameters: dict[str, Any]) -> None:
+        command = {"cmd": f"Emulation.{name}", "params": parameters}
+        self._post(self.session + "/goog/cdp/execute", command)
 
     def console(self) -> list[str]:
         """What the page complained of since the last call, refused resources included."""
         entries = self._post(self.session + "/se/log", {"type": "browser"})
         return [f"{entry['level']}: {entry['message']}" for entry in entries]
-
-    def screenshot(self, path: Path) -> None:
-        path.write_bytes(base64.b64decode(self._request("GET", self.session + "/screenshot")))
 
     def _point(self, script: str, values: tuple, more: list[dict]) -> None:
         element = self.run(script, *values)
