@@ -322,7 +322,7 @@ def stopping_after(last: int | None) -> Iterator[list[int]]:
         yield done
 
 
-def _prepare_slowly(data: DataConfig, begun: Any) -> None:
+def _prepare_slowly(data: DataConfig) -> None:
     tokens.SHARD_CHARACTERS, tokens.BATCH_CHARACTERS = 1500, 700
     tokenizer.PIECE_CHARACTERS = 100
     inner = shards.ShardWriter.write
@@ -332,7 +332,6 @@ def _prepare_slowly(data: DataConfig, begun: Any) -> None:
         inner(self, pieces)
 
     shards.ShardWriter.write = write
-    begun.set()
     prepare(data)
 
 
@@ -344,21 +343,24 @@ def test_killed_at_random_moments_and_resumed_gives_the_same_bytes(
     again = in_folder(data, tmp_path / "killed")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([__name__])
-    rng, num_kills, exit_code = random.Random(7), 0, None
-    for wait_s in [*(rng.uniform(0.05, 0.35) for _ in range(4)), None]:
-        begun = context.Event()
-        process = context.Process(target=_prepare_slowly, args=(again, begun))
+    rng, num_kills, num_shards = random.Random(7), 0, 0
+    for kills in (True, True, True, False):
+        process = context.Process(target=_prepare_slowly, args=(again,))
         process.start()
-        begun.wait()
-        process.join(timeout=wait_s)
-        exit_code = process.exitcode
-        if exit_code is None:
-            process.kill()
-            process.join()
-            num_kills += 1
-    assert exit_code == 0
+        while kills and process.is_alive() and _num_shards(again) == num_shards:
+            time.sleep(0.005)
+        process.join(timeout=rng.uniform(0, 0.15) if kills else None)
+        process.kill()
+        process.join()
+        num_kills += process.exitcode != 0
+        num_shards = _num_shards(again)
+    assert process.exitcode == 0
     assert contents(again) == contents(data)
-    assert num_kills >= 2
+    assert num_kills >= 1
+
+
+def _num_shards(data: DataConfig) -> int:
+    return len(list(Path(data.folder).glob("train-*.uint16")))
 
 
 def test_a_finished_folder_is_left_alone(
