@@ -32,7 +32,6 @@ from olmo_sparsity.model.exchange import config_of
 from olmo_sparsity.model.huggingface import HuggingFaceLM
 from olmo_sparsity.model.layers import causal_bias
 from olmo_sparsity.model.load import DTYPES, build_model, load_model
-from olmo_sparsity.model.losses import mean_loss, token_losses
 
 COUNTED = torch.arange(12)[None]
 GAPPED = torch.tensor([[0, 1, 2, 3, 9, 10, 11, 12, 30, 31, 32, 33]])
@@ -161,9 +160,7 @@ FIELDS: dict[str, Any] = {
 
 def gpt_neox(**changes: Any) -> HuggingFaceLM:
     torch.manual_seed(0)
-    model = build_model(ModelConfig(architecture="gpt_neox", **(FIELDS | changes)))
-    assert isinstance(model, HuggingFaceLM)
-    return model
+    return build_model(ModelConfig(architecture="gpt_neox", **(FIELDS | changes)))
 
 
 def test_gpt_neox_is_built_from_the_same_fields() -> None:
@@ -216,27 +213,6 @@ def test_gpt_neox_sees_only_differences_of_positions() -> None:
 def test_gpt_neox_ignores_no_field(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match=f"model.{field}={value}"):
         gpt_neox(**{field: value})
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_gpt_neox_trains_and_checkpointing_changes_no_gradient(tied: bool) -> None:
-    tokens_BL = draw_tokens()
-    found = []
-    for frugal in (False, True):
-        model = gpt_neox(weight_tying=tied).train()
-        if frugal:
-            model.checkpoint_activations()
-        labels_BL = tokens_BL.roll(-1, dims=1)
-        two = [mean_loss(model, tokens_BL, p, labels_BL, 48) for p in (COUNTED, GAPPED)]
-        for loss in two:
-            loss.backward()
-        found.append([p.grad.clone() for p in model.parameters() if p.grad is not None])
-        assert len(found[-1]) == len(list(model.parameters()))
-    for a, b in zip(*found, strict=True):
-        torch.testing.assert_close(a, b)
-    logits_BLV = model(tokens_BL, GAPPED)
-    expected = F.cross_entropy(logits_BLV.transpose(1, 2), labels_BL, reduction="none").detach()
-    torch.testing.assert_close(token_losses(model, tokens_BL, GAPPED, labels_BL), expected)
 
 
 # --- weights and checkpoint folders of ours -----------------------------------------------------
@@ -321,7 +297,6 @@ def test_a_checkpoint_of_ours_is_read(tmp_path: Path, architecture: str) -> None
         loaded = load_model(str(path), device="cpu")
         assert torch.equal(loaded.model(draw_tokens(), GAPPED), model(draw_tokens(), GAPPED))
         assert not loaded.model.training
-        assert loaded.tokenizer is not None
         assert loaded.tokenizer.get_vocab_size() == 60
         assert (loaded.name, loaded.max_positions) == (str(folder), 256)
         assert loaded.num_parameters == sum(p.numel() for p in model.parameters())
@@ -524,7 +499,6 @@ def test_the_attention_kernel_is_not_the_folders_to_choose(
     change_config: Callable[..., str], field: str, kernel: str
 ) -> None:
     model = load_model(change_config(**{field: kernel}), device="cpu").model
-    assert isinstance(model, HuggingFaceLM)
     assert model.model.config._attn_implementation == "sdpa"
 
 

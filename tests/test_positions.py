@@ -87,10 +87,6 @@ def test_a_draw_depends_on_seed_epoch_and_index_alone() -> None:
     assert len({draw(1, 0, 5), draw(2, 0, 5), draw(1, 1, 5), draw(1, 0, 6)}) == 4
 
 
-def test_contiguous_can_start_anywhere() -> None:
-    assert contiguous(3, start=7).tolist() == [7, 8, 9]
-
-
 # --- whole batches ------------------------------------------------------------------------------
 
 

@@ -29,8 +29,8 @@ def draw_positions(
     return pose(generator, length, target, num_chunks=config.num_chunks)
 
 
-def contiguous(length: int, start: int = 0) -> np.ndarray:
-    return np.arange(start, start + length)
+def contiguous(length: int) -> np.ndarray:
+    return np.arange(length)
 
 
 def randomized(generator: np.random.Generator, length: int, target: int) -> np.ndarray:
