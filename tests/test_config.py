@@ -59,6 +59,10 @@ def given(data: dict | None = None, **sections: Any) -> dict:
         ({"data": {"train_files": ["a.npy"]}}, "go together"),
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep=0"),
         ({"data": {"token_dtype": "uint32"}}, "is for data.train_files"),
+        ({"data": {"repeated": {"share": 0.5, "min_length": 20, "max_length": 10}}}, "above max_"),
+        ({"data": {"repeated": {"share": 0.5, "max_length": 10**6}}}, "does not fit twice"),
+        ({"data": {"repeated": {"of": "text"}}}, "repeats nothing"),
+        ({"data": {"repeated": {"share": 0.6}, "planted": {"share": 0.6}}}, "more than 1"),
         ({"model": {"alibi_bias_max": 4.0}}, "has no bias"),
         (
             {"optimizer": {"schedule": "constant", "final_lr_share": 0.1}},

@@ -181,14 +181,6 @@ def test_gpt_neox_is_built_from_the_same_fields() -> None:
     assert gpt_neox(mlp_hidden_size=40).model.config.intermediate_size == 40
 
 
-@torch.no_grad()
-def test_gpt_neox_sees_only_differences_of_positions() -> None:
-    model, tokens_BL = gpt_neox(rotary_fraction=0.5).eval(), draw_tokens()
-    gapped = model(tokens_BL, GAPPED)
-    torch.testing.assert_close(model(tokens_BL, GAPPED + 17), gapped, atol=1e-4, rtol=1e-4)
-    assert float((model(tokens_BL, COUNTED) - gapped)[:, 4:].abs().max()) > 0.01
-
-
 @pytest.mark.parametrize(
     ("field", "value"),
     [

@@ -115,8 +115,13 @@ def test_rotating_part_of_a_head_is_something_else() -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{}, {"rotary_fraction": 0.5}, {"rope": False, "alibi": True}],
-    ids=["rope", "half rope", "alibi"],
+    [
+        {},
+        {"rotary_fraction": 0.5},
+        {"rope": False, "alibi": True},
+        {"rotary_fraction": 0.5, "architecture": "gpt_neox"},
+    ],
+    ids=["rope", "half rope", "alibi", "GPT-NeoX"],
 )
 def test_only_differences_of_positions_matter(changes: dict[str, Any]) -> None:
     model, tokens_BL = build(**changes), draw_tokens()

