@@ -33,8 +33,6 @@ from olmo_sparsity.model.load import build_model, load_model
 from tests import test_load
 from tests.test_load import COUNTED, FIELDS, GAPPED, draw_tokens
 
-# PyTorch has newer names for these functions; the calls are upstream's.
-
 CONFIGS = Path(__file__).parents[1] / "configs"
 
 TINY: dict[str, Any] = FIELDS | {
