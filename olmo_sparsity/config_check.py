@@ -6,6 +6,7 @@ Place in the flow: config.py → **checked** → everything else. Nothing is rea
 from __future__ import annotations
 
 from dataclasses import Field
+from functools import partial
 
 from olmo_sparsity.config import OLMO_RANGES, ModelConfig, RepeatedConfig, RunConfig
 from olmo_sparsity.errors import ConfigError
@@ -26,15 +27,16 @@ def check_range(origin: str, key: str, section: object, item: Field, value: obje
             raise ConfigError(f"{origin}: {key}={value} must be at most {most}")
 
 
+def _require(origin: str, holds: bool, message: str) -> None:
+    if not holds:
+        raise ConfigError(f"{origin}: {message}")
+
+
 def check(config: RunConfig, origin: str) -> None:
     """Check a complete config. Each message names field, value and remedy."""
     training, positions, model, data = config.training, config.positions, config.model, config.data
     check_model(model, origin)
-
-    def require(holds: bool, message: str) -> None:
-        if not holds:
-            raise ConfigError(f"{origin}: {message}")
-
+    require = partial(_require, origin)
     require(
         config.init_from is None or config.branch_from is None,
         f"init_from={config.init_from} and branch_from={config.branch_from} exclude each other: "
@@ -138,11 +140,7 @@ def check(config: RunConfig, origin: str) -> None:
 
 def check_model(model: ModelConfig, origin: str) -> None:
     """Also used for a task's model. Upstream would fail with an assertion."""
-
-    def require(holds: bool, message: str) -> None:
-        if not holds:
-            raise ConfigError(f"{origin}: {message}")
-
+    require = partial(_require, origin)
     require(
         model.architecture != "olmo"
         or model.activation_type != "swiglu"

@@ -116,7 +116,12 @@ def save_config(config: RunConfig, path: str | Path) -> None:
 
 
 def config_text(config: RunConfig) -> str:
-    return OmegaConf.to_yaml(OmegaConf.create(_applicable(config)))
+    written = OmegaConf.create()
+    for key, section, item, value in _walk(config):
+        if key not in REFUSED_FIELDS and _applies(section, item):
+            is_enum = key.startswith("model.") and hasattr(value, "name")
+            OmegaConf.update(written, key, str(value) if is_enum else value)
+    return OmegaConf.to_yaml(written)
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:
@@ -158,23 +163,8 @@ def _applies(section: Any, item: Any) -> bool:
     return condition is None or getattr(section, condition[0]) in condition[1]
 
 
-def _applicable(config: RunConfig) -> dict:
-    nested: dict = {}
-    for key, section, item, value in _walk(config):
-        if key in REFUSED_FIELDS or not _applies(section, item):
-            continue
-        *parents, leaf = key.split(".")
-        target = nested
-        for parent in parents:
-            target = target.setdefault(parent, {})
-        target[leaf] = str(value) if key.startswith("model.") and hasattr(value, "name") else value
-    return nested
-
-
-def _refuse_unused(config: RunConfig, given: DictConfig | dict, origin: str) -> None:
-    plain = OmegaConf.to_container(given) if isinstance(given, DictConfig) else given
-    assert isinstance(plain, dict)
-    given_keys = dict(leaves(plain))
+def _refuse_unused(config: RunConfig, given: dict, origin: str) -> None:
+    given_keys = dict(leaves(given))
     for key, section, item, _ in _walk(config):
         if given_keys.get(key) is None:
             continue  # `--key=null` unsets a key of the base file

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from olmo.data.iterable_dataset import IterableDataset
-from olmo.data.memmap_dataset import MemMapDataset
 
 from olmo_sparsity.config import IGNORED, PlantedConfig, PositionsConfig, RepeatedConfig
 from olmo_sparsity.data.background import in_background
@@ -43,30 +42,6 @@ def same(left: Batch, right: Batch) -> bool:
         torch.equal(getattr(left, name), getattr(right, name))
         for name in ("tokens_BL", "positions_BL", "labels_BL")
     )
-
-
-def test_sequences_are_those_of_olmos_dataset(shards: TokenShards) -> None:
-    ours = Sequences(shards, 50)
-    theirs = MemMapDataset(*shards.paths, chunk_size=50, memmap_dtype=np.uint16)
-    assert len(ours) == sum(len(np.memmap(p, np.uint16, "r")) // 50 for p in shards.paths)
-    for index in (0, 1, len(ours) // 2, len(ours) - 1):
-        read = theirs._read_chunk_from_memmap(shards.paths[0], index)
-        assert torch.equal(torch.from_numpy(ours[index]), read)
-
-
-def test_sequences_cross_no_shard_boundary(tmp_path: Path, shards: TokenShards) -> None:
-    paths = []
-    for shard, values in enumerate((range(10), range(100, 107))):
-        paths.append(tmp_path / f"{shard}.tokens.uint16")
-        np.array(values, dtype=np.uint16).tofile(paths[-1])
-    cut = copy(shards)
-    cut.paths = paths
-    read = Sequences(cut, 4)
-    assert [read[i].tolist() for i in range(len(read))] == [
-        [0, 1, 2, 3],
-        [4, 5, 6, 7],
-        [100, 101, 102, 103],
-    ]
 
 
 @pytest.mark.parametrize("epoch", [0, 3])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +20,8 @@ CONFIGS = Path(__file__).parents[1] / "configs"
 MINIMAL = {"data": {"tokenizer": {"train_vocab": 300}}}
 
 
-def given(**sections: dict) -> dict:
-    return MINIMAL | sections
+def given(data: dict | None = None, **sections: Any) -> dict:
+    return {"data": MINIMAL["data"] | (data or {}), **sections}
 
 
 @pytest.mark.parametrize(
@@ -58,6 +59,10 @@ def given(**sections: dict) -> dict:
         ({"data": {"train_files": ["a.npy"]}}, "go together"),
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep=0"),
         ({"data": {"token_dtype": "uint32"}}, "is for data.train_files"),
+        ({"data": {"repeated": {"share": 0.5, "min_length": 20, "max_length": 10}}}, "above max_"),
+        ({"data": {"repeated": {"share": 0.5, "max_length": 10**6}}}, "does not fit twice"),
+        ({"data": {"repeated": {"of": "text"}}}, "repeats nothing"),
+        ({"data": {"repeated": {"share": 0.6}, "planted": {"share": 0.6}}}, "more than 1"),
         ({"model": {"alibi_bias_max": 4.0}}, "has no bias"),
         (
             {"optimizer": {"schedule": "constant", "final_lr_share": 0.1}},
@@ -90,11 +95,7 @@ def given(**sections: dict) -> dict:
 )
 def test_wrong_settings_are_refused_by_name(wrong: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
-        config_from_dict(given(**wrong) if "data" not in wrong else _with_tokenizer(wrong))
-
-
-def _with_tokenizer(wrong: dict) -> dict:
-    return {"data": {"tokenizer": {"train_vocab": 300}} | wrong["data"]}
+        config_from_dict(given(**wrong))
 
 
 def test_overrides_reach_their_key(tmp_path: Path) -> None:
@@ -171,13 +172,10 @@ def test_c4_configs_are_the_papers_and_as_large_as_they_say(path: Path) -> None:
     with torch.device("meta"):
         parameters = count_parameters(build_model(config.model))
     said = re.search(r"\((\d+)M parameters", path.read_text())
-    assert said is not None
     assert round(parameters / 1e6) == int(said[1])
     found = estimate(config)
     memory = re.match(r"([\d.]+) GiB .*optimizer ([\d.]+)", found["memory"])
     needs = re.search(r"(\d+) GiB of GPU memory, ([\d.]+) of them.*\n# (\S+) F", path.read_text())
-    assert memory is not None
-    assert needs is not None
     assert (round(float(memory[1])), f"{float(memory[2]):.1f}") == (int(needs[1]), needs[2])
     assert f"{float(found['FLOPs in all']):.1e}" == needs[3]
 
@@ -191,12 +189,8 @@ def test_rope_and_pose_configs_differ_in_positions_alone() -> None:
 
 
 def test_the_defaults_are_the_papers_optimizer() -> None:
-    optimizer = RunConfig().optimizer
-    assert (optimizer.learning_rate, optimizer.weight_decay, optimizer.warmup_steps) == (
-        5e-5,
-        0.1,
-        300,
-    )
+    found = RunConfig().optimizer
+    assert (found.learning_rate, found.weight_decay, found.warmup_steps) == (5e-5, 0.1, 300)
 
 
 def test_names_of_olmo_are_understood() -> None:

@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 
 from olmo_sparsity.config import PositionsConfig
 from olmo_sparsity.data.positions import (
-    contiguous,
     contiguous_batch,
     draw_positions,
     pose,
@@ -72,7 +71,7 @@ def test_every_position_is_covered(num_chunks: int) -> None:
 
 def test_no_room_means_contiguous() -> None:
     ids = pose(np.random.default_rng(0), 12, 12, num_chunks=4)
-    assert (ids == contiguous(12)).all()
+    assert (ids == np.arange(12)).all()
 
 
 def test_a_draw_depends_on_seed_epoch_and_index_alone() -> None:
@@ -85,10 +84,6 @@ def test_a_draw_depends_on_seed_epoch_and_index_alone() -> None:
     backwards = [draw(1, 0, index) for index in reversed(range(20))]
     assert forwards == backwards[::-1]
     assert len({draw(1, 0, 5), draw(2, 0, 5), draw(1, 1, 5), draw(1, 0, 6)}) == 4
-
-
-def test_contiguous_can_start_anywhere() -> None:
-    assert contiguous(3, start=7).tolist() == [7, 8, 9]
 
 
 # --- whole batches ------------------------------------------------------------------------------
@@ -150,7 +145,7 @@ def test_randomized_and_contiguous_batches_are_their_single_ones() -> None:
     assert (np.diff(ids_BL) >= 1).all()
     counts = np.bincount(ids_BL.flatten(), minlength=9)
     assert abs(counts / counts.sum() - 1 / 9).max() < 0.01
-    assert (contiguous_batch(2, 5) == contiguous(5)).all()
+    assert (contiguous_batch(2, 5) == np.arange(5)).all()
 
 
 def test_uniform_pose_has_uniform_cuts_sorted_skips_and_an_offset() -> None:

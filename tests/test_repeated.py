@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from olmo_sparsity.config import IGNORED, PlantedConfig, PositionsConfig, RepeatedConfig
-from olmo_sparsity.config_file import config_from_dict
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.repeated import Repeating
 from olmo_sparsity.data.shards import TokenShards
@@ -75,13 +74,3 @@ def test_the_share_of_sequences_is_the_one_asked_for(shards: TokenShards) -> Non
 def test_what_cannot_be_drawn_is_refused(shards: TokenShards) -> None:
     with pytest.raises(ConfigError, match="as many different tokens"):
         Repeating.of(RepeatedConfig(max_length=10**6), shards.tokenizer)
-    for section, message in (
-        ({"share": 0.5, "min_length": 20, "max_length": 10}, "above max_length"),
-        ({"share": 0.5, "max_length": 10**6}, "does not fit twice"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            config_from_dict({"data": {"repeated": section}})
-    with pytest.raises(ConfigError, match="repeats nothing"):
-        config_from_dict({"data": {"repeated": {"of": "text"}}})
-    with pytest.raises(ConfigError, match="more than 1"):
-        config_from_dict({"data": {"repeated": {"share": 0.6}, "planted": {"share": 0.6}}})

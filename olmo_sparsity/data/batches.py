@@ -22,7 +22,7 @@ from torch import Tensor
 
 from olmo_sparsity.config import IGNORED, PlantedConfig, PositionsConfig, RepeatedConfig
 from olmo_sparsity.data.planted import Planting
-from olmo_sparsity.data.positions import contiguous, draw_positions
+from olmo_sparsity.data.positions import draw_positions
 from olmo_sparsity.data.repeated import Repeating
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.errors import DataError
@@ -201,7 +201,7 @@ def heldout_batches(
         tokens_BL = torch.from_numpy(np.stack([sequences[row] for row in rows]))
         labels_BL = torch.full_like(tokens_BL, IGNORED)
         labels_BL[:, :-1] = tokens_BL[:, 1:]
-        positions_BL = torch.from_numpy(contiguous(length)).expand(len(rows), length)
+        positions_BL = torch.arange(length).expand(len(rows), length)
         batch = Batch(tokens_BL, positions_BL, labels_BL)
         if mask_documents:
             documents_BL = number_documents(tokens_BL.numpy(), shards.eos_id)

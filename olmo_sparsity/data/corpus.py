@@ -142,12 +142,10 @@ def good_documents(
 
 def list_inputs(config: CorpusConfig) -> list[Path]:
     """The files a run depends on, in reading order; none for a hub stream."""
-    if config.source in ("c4_files", "files"):
+    if config.source in ("c4_files", "files", "text"):
         return _list_files(config)
-    if config.source == "text":
-        return _list_text_files(config)
     if config.source == "python":
-        return [file.path for file in list_python_files()]
+        return [path for _, path in list_python_files()]
     return []
 
 
@@ -217,8 +215,8 @@ def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Record]:
 
 def _list_files(config: CorpusConfig) -> list[Path]:
     assert config.path is not None
-    if config.source == "files" and Path(config.path).is_dir():
-        return _list_text_files(config)
+    if config.source == "text" or (config.source == "files" and Path(config.path).is_dir()):
+        return _list_text_files(Path(config.path))
     suffixes = SUFFIXES if config.source == "files" else LINE_SUFFIXES
     is_file = Path(config.path).is_file()
     names = [config.path] if is_file else glob.glob(config.path, recursive=True)
@@ -236,7 +234,12 @@ def _list_files(config: CorpusConfig) -> list[Path]:
 
 
 def _read_files(config: CorpusConfig, skip: int) -> Iterator[Record]:
-    files = (read_file(path, config.field, config.split_at) for path in _list_files(config))
+    files = (
+        read_text(path, config.split_at)
+        if config.source == "text"
+        else read_file(path, config.field, config.split_at)
+        for path in _list_files(config)
+    )
     return islice(chain.from_iterable(files), skip, None)
 
 
@@ -249,9 +252,7 @@ def _read_c4_files(config: CorpusConfig, skip: int) -> Iterator[Record]:
                 yield parse_line(line, path, number, config.field)
 
 
-def _list_text_files(config: CorpusConfig) -> list[Path]:
-    assert config.path is not None
-    path = Path(config.path)
+def _list_text_files(path: Path) -> list[Path]:
     if path.is_file():
         return [path]
     if not path.is_dir():
@@ -260,11 +261,6 @@ def _list_text_files(config: CorpusConfig) -> list[Path]:
     if not paths:
         raise DataError(f"{path} holds no .txt file; name other files by a glob, '{path}/*.jsonl'")
     return paths
-
-
-def _read_text(config: CorpusConfig, skip: int) -> Iterator[Record]:
-    files = (read_text(path, config.split_at) for path in _list_text_files(config))
-    return islice(chain.from_iterable(files), skip, None)
 
 
 # --- Python -------------------------------------------------------------------------------------
@@ -280,14 +276,14 @@ def _read_python(config: CorpusConfig, skip: int) -> Iterator[Record]:
 
 
 def _sift_python(record: Document | BadRecord, where: str, repeats: Repeats) -> Record:
-    if isinstance(record, BadRecord):
-        is_empty = record.kind == "empty document"
-        return LeftOut(f"shorter than {SHORTEST_FILE:,} characters", where) if is_empty else record
-    if len(record.text) < SHORTEST_FILE:
+    if isinstance(record, BadRecord) and record.kind != "empty document":
+        return record
+    text = record.text if isinstance(record, Document) else ""
+    if len(text) < SHORTEST_FILE:
         return LeftOut(f"shorter than {SHORTEST_FILE:,} characters", where)
-    if len(record.text) > LONGEST_FILE:
+    if len(text) > LONGEST_FILE:
         return LeftOut(f"longer than {LONGEST_FILE:,} characters", where)
-    kind = repeats.find(record.text)
+    kind = repeats.find(text)
     return LeftOut(kind, where) if kind else record
 
 
@@ -296,6 +292,6 @@ _READERS = {
     "c4": _read_c4,
     "c4_files": _read_c4_files,
     "files": _read_files,
-    "text": _read_text,
+    "text": _read_files,
     "python": _read_python,
 }

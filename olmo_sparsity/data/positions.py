@@ -20,17 +20,13 @@ def draw_positions(
 ) -> np.ndarray:
     """positions_L for one training sequence, int64, strictly increasing."""
     if config.scheme == "contiguous":
-        return contiguous(length)
+        return np.arange(length)
     target = config.target_length
     assert target is not None
     generator = np.random.default_rng([seed, epoch, index])
     if config.scheme == "randomized":
         return randomized(generator, length, target)
     return pose(generator, length, target, num_chunks=config.num_chunks)
-
-
-def contiguous(length: int, start: int = 0) -> np.ndarray:
-    return np.arange(start, start + length)
 
 
 def randomized(generator: np.random.Generator, length: int, target: int) -> np.ndarray:

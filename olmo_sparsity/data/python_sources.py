@@ -11,7 +11,6 @@ import os
 import sysconfig
 import zlib
 from pathlib import Path
-from typing import NamedTuple
 
 from olmo_sparsity.errors import DataError
 
@@ -30,15 +29,9 @@ _OWN = ("olmo_sparsity", "analysis", "__editable__")
 """This project is left out, so that the text does not depend on whether it is installed."""
 
 
-class PythonFile(NamedTuple):
-    package: str
-    """The first part of its name: `json` for the standard library's json/decoder.py."""
-
-    path: Path
-
-
-def list_python_files() -> list[PythonFile]:
-    """Sorted by package, then by name: the same order wherever they are installed."""
+def list_python_files() -> list[tuple[str, Path]]:
+    """Each file with its package, the first part of its name: `json` for the standard library's
+    json/decoder.py. Sorted by package, then by name: the same order wherever they are installed."""
     files = []
     for number, root in enumerate(find_roots()):
         for path in _walk(root):
@@ -50,7 +43,7 @@ def list_python_files() -> list[PythonFile]:
             "data.corpus.source=python, but this interpreter's library holds no .py file; use "
             "another source"
         )
-    return [PythonFile(package, path) for package, _, _, path in sorted(files)]
+    return [(package, path) for package, _, _, path in sorted(files)]
 
 
 def find_roots() -> list[Path]:

@@ -79,11 +79,11 @@ class Manifest:
     files: list[ShardFile] = field(default_factory=list)
     complete: bool = False
 
-    def num_documents(self, split: str) -> int:
-        return sum(file.num_documents for file in self.files if file.split == split)
+    def num_documents(self, *splits: str) -> int:
+        return sum(file.num_documents for file in self.files if file.split in splits)
 
-    def num_tokens(self, split: str) -> int:
-        return sum(file.num_tokens for file in self.files if file.split == split)
+    def num_tokens(self, *splits: str) -> int:
+        return sum(file.num_tokens for file in self.files if file.split in splits)
 
     def save(self, folder: Path) -> None:
         content = asdict(self)
@@ -95,8 +95,7 @@ class Manifest:
 
     @staticmethod
     def load(folder: Path) -> Manifest:
-        path = folder / "manifest.json"
-        remedy = f"delete {folder} and run `olmo-sparsity prepare` again"
+        path, remedy = folder / "manifest.json", _remedy(folder)
         content = read_json(path, dict, remedy)
         content.pop("totals", None)
         try:
@@ -111,10 +110,13 @@ class Manifest:
         return manifest
 
 
+def _remedy(folder: Path) -> str:
+    return f"delete {folder} and run `olmo-sparsity prepare` again"
+
+
 def check_files(folder: Path, manifest: Manifest, verify: Collection[str] = ()) -> None:
     """Check the sizes of all files, and the SHA-256 of the splits in `verify`."""
-    remedy = f"delete {folder} and run `olmo-sparsity prepare` again"
-    item_size = np.dtype(manifest.dtype).itemsize
+    remedy, item_size = _remedy(folder), np.dtype(manifest.dtype).itemsize
     for file in manifest.files:
         for name, size, sha256 in (
             (file.tokens, file.num_tokens * item_size, file.tokens_sha256),
@@ -135,13 +137,12 @@ def check_files(folder: Path, manifest: Manifest, verify: Collection[str] = ()) 
 def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
     path = folder / "tokenizer.json"
     if not path.is_file():
-        raise DataError(f"{path} is missing; delete {folder} and run `olmo-sparsity prepare` again")
+        raise DataError(f"{path} is missing; {_remedy(folder)}")
     tokenizer = load_tokenizer(str(path))
     if tokenizer_fingerprint(tokenizer) != manifest.tokenizer_sha256:
         raise DataError(
             f"{path} is not the tokenizer the shards were written with (its fingerprint differs "
-            f"from manifest.json); restore it, or delete {folder} and run `olmo-sparsity prepare` "
-            "again"
+            f"from manifest.json); restore it, or {_remedy(folder)}"
         )
     return tokenizer
 
@@ -315,7 +316,7 @@ def _check_ends(path: Path, ends: np.ndarray, num_tokens: int) -> None:
     if not len(ends) or ends[0] < 1 or ends[-1] != num_tokens or (ends[1:] <= ends[:-1]).any():
         raise DataError(
             f"{path} does not hold the ends of documents: they must rise to the file's "
-            f"{num_tokens:,} tokens; delete {path.parent} and run `olmo-sparsity prepare` again"
+            f"{num_tokens:,} tokens; {_remedy(path.parent)}"
         )
 
 

@@ -297,13 +297,13 @@ def _write_shards(
     data: DataConfig, folder: Path, manifest: Manifest, tokenizer: Tokenizer, progress: Progress
 ) -> None:
     _remove_unnamed(folder, manifest)
-    done = sum(manifest.num_tokens(split) for split in SPLITS)
+    done = manifest.num_tokens(*SPLITS)
     progress.resume_at(done)
     wanted = data.corpus.max_documents
     if manifest.num_shards:
         progress.note(f"continuing after {manifest.num_shards} finished shards, {done:,} tokens")
         if wanted is not None:
-            wanted -= sum(manifest.num_documents(split) for split in SPLITS)
+            wanted -= manifest.num_documents(*SPLITS)
 
     def new_writers() -> list[ShardWriter]:
         index, dtype = manifest.num_shards, manifest.dtype

@@ -18,31 +18,14 @@ batch, D width, V vocabulary, I number of IDs.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olmo_sparsity.errors import ConfigError
-
-
-class PositionedModel(Protocol):
-    """The methods of a model that are used here; PositionedOLMo and HuggingFaceLM have them."""
-
-    @property
-    def embedding(self) -> nn.Embedding: ...
-    def hidden(
-        self,
-        tokens_BL: Tensor,
-        positions_BL: Tensor,
-        attention_bias: Tensor | None = None,
-        *,
-        added_BLD: Tensor | None = None,
-        cache: Any = None,
-    ) -> Tensor: ...
-    def unembed(self, hidden: Tensor) -> Tensor: ...
-    def new_cache(self) -> Any: ...
+from olmo_sparsity.model.losses import LanguageModel
 
 
 class JointLoss(NamedTuple):
@@ -71,7 +54,7 @@ class PositionCoupling(nn.Module):
 
     def __init__(
         self,
-        model: PositionedModel,
+        model: LanguageModel,
         num_ids: int,
         *,
         embed_ids: bool = True,

@@ -11,7 +11,6 @@ field that the class cannot express is refused by name.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +24,11 @@ from olmo_sparsity.files import follow_umask, remove_partial, writing
 from olmo_sparsity.model.checkpoint_files import check_fit, fill, unreadable
 from olmo_sparsity.model.huggingface import HuggingFaceLM, gpt_neox_config
 from olmo_sparsity.model.load import find_folder, load_model
-from olmo_sparsity.model.official import is_official, official_fields, read_official_weights
+from olmo_sparsity.model.official import (
+    is_official,
+    read_official_config,
+    read_official_weights,
+)
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.transformers_folder import NO_CODE
 
@@ -264,11 +267,10 @@ def import_weights(source: str, config: ModelConfig) -> dict[str, Tensor]:
 def config_of(source: str) -> dict[str, Any]:
     """The fields of ModelConfig that a source of weights implies."""
     if is_official(source):
-        return official_fields(Path(source))
+        return dict(vars(read_official_config(Path(source))))
     folder = find_folder(source)
     if not (folder / "config.json").is_file():
-        config = load_config(folder / "config.yaml").model
-        return {item.name: getattr(config, item.name) for item in fields(config)}
+        return dict(vars(load_config(folder / "config.yaml").model))
     from transformers import AutoConfig
 
     try:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # importing transformers takes two seconds, so only its model
 
 
 class HuggingFaceLM(nn.Module):
-    """A transformers causal LM as a TrainableModel. Models that do not fit are refused."""
+    """A transformers causal LM as a LanguageModel. Models that do not fit are refused."""
 
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:
         """`model`: for a PEFT model, its base model is used, which contains the adapters."""
@@ -63,7 +63,6 @@ class HuggingFaceLM(nn.Module):
 
     @property
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
-        """weight_VD and bias_V of the last linear map."""
         head = self.model.get_output_embeddings()
         if not isinstance(head, nn.Linear):
             raise ConfigError(
@@ -97,10 +96,6 @@ class HuggingFaceLM(nn.Module):
         far: FarStates | None = None,
         last: int | None = None,
     ) -> Tensor:
-        """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, K) is added to the
-        attention scores of L places over K, and replaces the causal mask. `added_BLD` is added to
-        the token embeddings. Places also attend to those in `cache` (no gradients), or to `far`,
-        states of earlier places. `last`: return only the last places."""
         if far is not None:
             assert cache is None
             assert attention_bias is None
@@ -174,7 +169,6 @@ class HuggingFaceLM(nn.Module):
 
     @torch.no_grad()
     def far_states(self, tokens_BL: Tensor, positions_BL: Tensor) -> FarStates:
-        """Keys and values of all places, each seeing those before it."""
         from transformers import DynamicCache
 
         cache = DynamicCache()
@@ -190,8 +184,6 @@ class HuggingFaceLM(nn.Module):
 
     @torch.no_grad()
     def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
-        """weights_BHK: attention from the last place to the places of `far` and of the row, by the
-        heads of all layers."""
         self._refuse_beyond(positions_BL, far.num_places + tokens_BL.shape[1])
         assert far.bias_BF is None
         cache = _as_cache(far)
@@ -218,7 +210,6 @@ class HuggingFaceLM(nn.Module):
         )
 
     def unembed(self, hidden: Tensor) -> Tensor:
-        """(…, D) → logits (…, V)."""
         return self.logit_map(self.raw_logits(hidden))
 
     def raw_logits(self, hidden: Tensor) -> Tensor:

@@ -6,7 +6,8 @@ The logits are by far the largest tensor of a small model (B·L·V numbers), so 
 chunks. For training, the gradient of a chunk is computed while its logits are in cache: nothing is
 recomputed and nothing of size B·L·V is kept.
 
-Dimension key: B batch, L length, N = B·L rows, C rows of a chunk, D width, V vocabulary.
+Dimension key: B batch, L length (K keys), N = B·L rows, C rows of a chunk, D width, H heads, V
+vocabulary.
 """
 
 from __future__ import annotations
@@ -30,37 +31,52 @@ def rows_per_chunk(vocab_size: int, device: torch.device) -> int:
 
 
 class LanguageModel(Protocol):
-    """The methods of a model; PositionedOLMo and HuggingFaceLM have them."""
+    """What all models have: PositionedOLMo and HuggingFaceLM."""
 
     @property
-    def vocab_size(self) -> int: ...
+    def vocab_size(self) -> int:
+        """Width of the logits, including padding."""
+
+    @property
+    def embedding(self) -> nn.Embedding: ...
+    @property
+    def unembedding(self) -> tuple[Tensor, Tensor | None]:
+        """weight_VD and bias_V of the last linear map."""
+
+    @property
+    def logit_scale(self) -> float: ...
     def hidden(
         self,
         tokens_BL: Tensor,
         positions_BL: Tensor,
         attention_bias: Tensor | None = None,
         *,
+        added_BLD: Tensor | None = None,
+        cache: Any = None,
         far: FarStates | None = None,
         last: int | None = None,
-    ) -> Tensor: ...
-    def far_states(self, tokens_BL: Tensor, positions_BL: Tensor) -> FarStates: ...
+    ) -> Tensor:
+        """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, K) is added to the
+        attention scores of L places over K, and replaces the causal mask. `added_BLD` is added to
+        the token embeddings. Places also attend to those in `cache` (no gradients), or to `far`,
+        states of earlier places. `last`: return only the last places."""
+
+    def unembed(self, hidden: Tensor) -> Tensor:
+        """(…, D) → logits (…, V)."""
+
+    def new_cache(self) -> Any: ...
+    def far_states(self, tokens_BL: Tensor, positions_BL: Tensor) -> FarStates:
+        """Keys and values of all places, each seeing those before it."""
+
     def shares_far(self, num_far: int, length: int) -> bool:
         """Whether rows of `length` places attend to `num_far` far places without copies of them."""
 
+    def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
+        """weights_BHK: attention from the last place to the places of `far` and of the row, by the
+        heads of all layers."""
+
     def recomputes(self, num_tokens: int) -> bool:
         """Whether a backward pass through this many tokens computes activations again."""
-
-    def unembed(self, hidden: Tensor) -> Tensor: ...
-    def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor: ...
-    @property
-    def embedding(self) -> nn.Embedding: ...
-
-
-class TrainableModel(LanguageModel, Protocol):
-    @property
-    def unembedding(self) -> tuple[Tensor, Tensor | None]: ...
-    @property
-    def logit_scale(self) -> float: ...
 
 
 @torch.no_grad()
@@ -110,7 +126,7 @@ def repetition_losses(
 
 
 def mean_loss(
-    model: TrainableModel,
+    model: LanguageModel,
     tokens_BL: Tensor,
     positions_BL: Tensor,
     labels_BL: Tensor,

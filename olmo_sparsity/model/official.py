@@ -8,10 +8,9 @@ from __future__ import annotations
 import base64
 import pickle
 import pickletools
-from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from olmo.config import ModelConfig
@@ -48,11 +47,6 @@ def read_official_config(folder: Path) -> ModelConfig:
             "which are not supported; choose a checkpoint with either"
         )
     return config
-
-
-def official_fields(folder: Path) -> dict[str, Any]:
-    config = read_official_config(folder)
-    return {item.name: getattr(config, item.name) for item in fields(config)}
 
 
 def read_official_weights(folder: Path) -> dict[str, Tensor]:

@@ -114,7 +114,7 @@ class PositionedBlock(OLMoSequentialBlock):
 
 
 class PositionedOLMo(OLMo):
-    """`model(tokens_BL, positions_BL)` → logits_BLV, which is `unembed` of `hidden`."""
+    """A LanguageModel: `model(tokens_BL, positions_BL)` → logits_BLV, `unembed` of `hidden`."""
 
     config: ModelConfig
     transformer: Any  # a ModuleDict; its entries depend on the config
@@ -145,7 +145,6 @@ class PositionedOLMo(OLMo):
 
     @property
     def vocab_size(self) -> int:
-        """Width of the logits, including padding."""
         return self.config.embedding_size or self.config.vocab_size
 
     @property
@@ -154,7 +153,6 @@ class PositionedOLMo(OLMo):
 
     @property
     def unembedding(self) -> tuple[Tensor, Tensor | None]:
-        """weight_VD and bias_V of the last linear map."""
         last = self.transformer.wte if self.config.weight_tying else self.transformer.ff_out
         return last.weight, getattr(last, "bias", None)
 
@@ -179,10 +177,6 @@ class PositionedOLMo(OLMo):
         far: FarStates | None = None,
         last: int | None = None,
     ) -> Tensor:
-        """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, K) is added to the
-        attention scores of L places over K, and replaces the causal mask. `added_BLD` is added to
-        the token embeddings. Places also attend to those in `cache` (no gradients), or to `far`,
-        states of earlier places. `last`: return only the last places."""
         if far is not None:
             assert not self.training
             assert added_BLD is None
@@ -215,8 +209,8 @@ class PositionedOLMo(OLMo):
         return self.transformer.ln_f(x if last is None else x[:, -last:])
 
     def recomputes(self, num_tokens: int) -> bool:
-        """Whether a backward pass computes activations again: where training says so, and where
-        those of a text that is only evaluated would be large."""
+        """Where training says so, and where activations of a text that is only evaluated would be
+        large."""
         kept = 20 * self.config.d_model * self.config.n_layers  # numbers for each token
         size_B = num_tokens * kept * self.embedding.weight.element_size()
         checkpointing = self.activation_checkpointing_strategy is not None
@@ -233,8 +227,6 @@ class PositionedOLMo(OLMo):
 
     @torch.no_grad()
     def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
-        """weights_BHK: attention from the last place to the places of `far` and of the row, by the
-        heads of all layers."""
         seen: list[tuple[Tensor, Tensor, Tensor | None]] = []
         for block in self.blocks:
             block.seen = seen
@@ -254,7 +246,6 @@ class PositionedOLMo(OLMo):
         return torch.cat(weights, dim=1)
 
     def unembed(self, hidden: Tensor) -> Tensor:
-        """(…, D) → logits (…, V)."""
         weight_VD, bias_V = self.unembedding
         logits = F.linear(hidden, weight_VD, bias_V)
         return logits * self.logit_scale if self.config.scale_logits else logits

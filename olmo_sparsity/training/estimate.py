@@ -15,7 +15,7 @@ from torch import nn
 
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.model.load import build_model
-from olmo_sparsity.model.losses import TrainableModel, rows_per_chunk
+from olmo_sparsity.model.losses import LanguageModel, rows_per_chunk
 
 
 def count_parameters(model: nn.Module) -> int:
@@ -25,7 +25,7 @@ def count_parameters(model: nn.Module) -> int:
 def flops_per_token(model: nn.Module, config: RunConfig) -> float:
     """Forward and backward: 6 per weight of a matmul, and 6·L·D per layer for attention scores and
     sums, over half of L keys because of causality."""
-    weight_VD, _ = cast(TrainableModel, model).unembedding
+    weight_VD, _ = cast(LanguageModel, model).unembedding
     embeddings = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding))
     matmul_weights = sum(p.numel() for p in model.parameters() if p.ndim > 1) - embeddings
     if any(m.weight is weight_VD for m in model.modules() if isinstance(m, nn.Embedding)):
