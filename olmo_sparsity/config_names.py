@@ -111,5 +111,9 @@ def _take(given: dict[str, Any], path: list[str]) -> Any:
 def _put(given: dict[str, Any], path: list[str], value: Any) -> None:
     *parents, leaf = path
     for parent in parents:
-        given = given.setdefault(parent, {})
+        if given.get(parent) is None:
+            given[parent] = {}
+        given = given[parent]
+        if not isinstance(given, dict):
+            raise ConfigError(f"{parent}={given} must be a section with settings")
     given[leaf] = value

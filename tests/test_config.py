@@ -227,6 +227,7 @@ def test_settings_that_are_gone() -> None:
         ({"optimizer": {"betas": 0.9}}, "must be 2 numbers"),
         ({"scheduler": {"name": "inverse_sqrt"}}, "inverse_sqrt"),
         ({"scheduler": {"t_max": 3}}, "unknown key 'scheduler'"),
+        ({"optimizer": 5, "scheduler": {"name": "linear"}}, "optimizer=5 must be a section"),
         ({"fsdp": {"precision": "mixed"}}, "unknown key 'fsdp'"),
     ],
 )
