@@ -231,10 +231,8 @@ class _Evaluation:
         first = 0
         for chosen in choices:
             end, shape = first + len(chosen.rows), (len(chosen.targets), len(self.ks))
-            kl_TK, without_TK = np.full(shape, np.nan), np.full(shape, np.nan)
-            loss_TK = loss_N[first : first + kl_TK.size].reshape(shape)
-            if len(chosen.rows) > kl_TK.size:
-                without_TK = loss_N[first + kl_TK.size : end].reshape(shape)
+            kl_TK, none_TK = np.full(shape, np.nan), np.full(shape, np.nan)
+            loss_TK, without_TK = [*loss_N[first:end].reshape(-1, *shape), none_TK][:2]
             if chosen.aim_WV is not None:
                 for i, (start, last) in enumerate(chosen.targets):
                     of_target = hidden[first + i * shape[1] : first + (i + 1) * shape[1]]

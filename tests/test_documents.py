@@ -306,26 +306,22 @@ def test_shuffled_text_is_the_far_part_in_another_order(documents: Documents) ->
 # --- ground truth ---------------------------------------------------------------------------------
 
 
-def loaded(tokenizer: Tokenizer | None, vocab_size: int) -> LoadedModel:
-    model: Any = type("Sized", (), {"vocab_size": vocab_size})()
+def loaded(tokenizer: Tokenizer | None) -> LoadedModel:
+    model: Any = type("Sized", (), {"vocab_size": VOCAB})()
     return LoadedModel(model, tokenizer, "somebody/elses", 1, 64, "weights")
 
 
 @pytest.fixture(scope="module")
 def prepared(heldout: TokenShards) -> Documents:
-    texts = [heldout.document(number) for number in range(8)]
-    groups = ["a", "a", *("" for _ in texts[2:])]
-    return Documents(
-        "prepared",
-        [
-            Document(text[: 10 if number == 3 else 60], number, group, heldout.tokenizer)
-            for number, (text, group) in enumerate(zip(texts, groups, strict=True))
-        ],
-    )
+    def document(number: int) -> Document:
+        tokens = heldout.document(number)[: 10 if number == 3 else 60]
+        return Document(tokens, number, "a" if number < 2 else "", heldout.tokenizer)
+
+    return Documents("prepared", [document(number) for number in range(8)])
 
 
 def test_what_is_planted_has_a_twin_without_it(heldout: TokenShards, prepared: Documents) -> None:
-    model, windows = loaded(heldout.tokenizer, VOCAB), Windows(30, 10)
+    model, windows = loaded(heldout.tokenizer), Windows(30, 10)
     planted = plant_dependencies(prepared, model, windows)
     assert planted.are_planted
     assert (len(planted), planted.num_too_short) == (14, 1)
@@ -359,7 +355,7 @@ def test_no_foreign_text_holds_what_is_planted(
     heldout: TokenShards, prepared: Documents, kind: Any
 ) -> None:
     windows = Windows(30, 10)
-    planted = plant_dependencies(prepared, loaded(heldout.tokenizer, VOCAB), windows)
+    planted = plant_dependencies(prepared, loaded(heldout.tokenizer), windows)
     controls = Controls(planted, windows, kind)
     for document, block in blocks_of(planted, windows):
         texts = [controls.placebo(document, block)]
@@ -370,10 +366,10 @@ def test_no_foreign_text_holds_what_is_planted(
 
 
 def test_planting_where_it_cannot_be_is_refused(heldout: TokenShards, prepared: Documents) -> None:
-    model = loaded(heldout.tokenizer, VOCAB)
+    model = loaded(heldout.tokenizer)
     with pytest.raises(DataError, match="0 documents are longer than long=60"):
         plant_dependencies(prepared, model, Windows(60, 10))
     with pytest.raises(DataError, match="planted tokens are more than the far ones"):
         plant_dependencies(prepared, model, Windows(30, 29))
     with pytest.raises(DataError, match="has no tokenizer beside it"):
-        plant_dependencies(prepared, loaded(None, VOCAB), Windows(30, 10))
+        plant_dependencies(prepared, loaded(None), Windows(30, 10))

@@ -77,6 +77,10 @@ def asked(model: Any, **changed: Any) -> Explanation:
     return explain(model, make_tokenizer(), **given)
 
 
+def answered(model: Any, prompt: str, **changed: Any) -> Explanation:
+    return asked(model, text=None, at=None, prompt=prompt, **changed)
+
+
 @pytest.mark.parametrize("prefix", ["auto", "none", "w1 w2"])
 @pytest.mark.parametrize("far_states", ["contextual", "isolated"])
 def test_numbers_are_those_of_plain_transformers(
@@ -196,10 +200,10 @@ def test_a_prompt_and_its_answer(
 ) -> None:
     """Given, or what transformers writes."""
     prompt = " ".join(TEXT.split()[:30])
-    given = asked(model, text=None, at=None, prompt=prompt, target="w3 w4", units="words")
+    given = answered(model, prompt, target="w3 w4", units="words")
     assert given.targets.text.str.strip().tolist() == ["w3 w4"]
     assert given.targets.target.tolist() == [30]
-    written = asked(model, text=None, at=None, prompt=prompt, max_new_tokens=5)
+    written = answered(model, prompt, max_new_tokens=5)
     ids = torch.tensor([make_tokenizer()(prompt).input_ids])
     expected = model.generate(ids, max_new_tokens=5, do_sample=False, pad_token_id=2)[0, 31:]
     expected = [int(i) for i in expected if i != 2]
@@ -218,16 +222,16 @@ def test_targets_without_a_far_part_are_named(
 
 def test_a_chat_template_is_prefix_and_end(model: LlamaForCausalLM) -> None:
     prompt = " ".join(TEXT.split()[:30])
-    found = asked(model, text=None, at=None, prompt=prompt, target="w3", chat=True)
+    found = answered(model, prompt, target="w3", chat=True)
     assert found.windows.prefix == (1, 43)  # <s> Q:
     assert found.document.tokens[29:].tolist()[1:] == [44, 6]  # A: w3
     assert found.targets.target.tolist() == [31]
     # What the template puts behind the prompt is no candidate, unless that is asked for.
     prompt = " ".join(TEXT.split()[:3])
-    given = {"text": None, "at": None, "prompt": prompt, "target": "w3", "chat": True}
-    assert asked(model, **given, short=None).windows.short == 1
+    given = {"target": "w3", "chat": True}
+    assert answered(model, prompt, **given, short=None).windows.short == 1
     with pytest.raises(ConfigError, match="the template sets"):
-        asked(model, **given, prefix="none")
+        answered(model, prompt, **given, prefix="none")
 
 
 def test_a_prompt_is_found_where_the_template_puts_it(model: LlamaForCausalLM) -> None:

@@ -6,9 +6,9 @@ the far tokens of every unit and calls the model itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,11 @@ def document() -> np.ndarray:
     return np.random.default_rng(1).integers(0, VOCAB, 40)
 
 
+@pytest.fixture(scope="module")
+def block(document: np.ndarray) -> Block:
+    return next(iter(Windows(16, 6, 4).blocks(document)))
+
+
 # --- brute force ----------------------------------------------------------------------------------
 
 
@@ -93,7 +98,7 @@ class Brute:
         self.far = list(range(self.origin, start - windows.short))
         self.known: dict[tuple[int, ...], torch.Tensor] = {}
 
-    def log_p(self, far: list[int]) -> torch.Tensor:
+    def log_p(self, far: Iterable[int]) -> torch.Tensor:
         """log p(· | the window and these far tokens), `far` counted from the origin."""
         key = tuple(sorted(far))
         if key not in self.known:
@@ -123,12 +128,12 @@ class Brute:
         positions = [*range(size), *(size + place - self.origin for place in places)]
         return torch.tensor([tokens]), torch.tensor([positions])
 
-    def loss(self, far: list[int]) -> float:
+    def loss(self, far: Iterable[int]) -> float:
         return -float(self.log_p(far)[int(self.document[self.target])])
 
-    def kl(self, far: list[int], log_p: torch.Tensor | None = None) -> float:
+    def kl(self, far: Iterable[int], log_p: torch.Tensor | None = None) -> float:
         """KL(p_long ‖ p_far), or of another p."""
-        p = self.log_p(list(range(len(self.far)))) if log_p is None else log_p
+        p = self.log_p(range(len(self.far))) if log_p is None else log_p
         return float((p.exp() * (p - self.log_p(far))).sum())
 
     def influences(self, selector: str, units: list[list[int]] | None = None) -> np.ndarray:
@@ -289,37 +294,33 @@ def test_greedy_picks_the_best_next_unit_each_time(
             before = choice.unit_TK[row, :count].tolist()
             seen = {j for unit in before for j in by_hand[unit]}
             after = [
-                np.inf if unit in before else brute.loss(sorted(seen.union(places)))
+                np.inf if unit in before else brute.loss(seen.union(places))
                 for unit, places in enumerate(by_hand)
             ]
             assert after[choice.unit_TK[row, count]] == pytest.approx(min(after), abs=1e-5)
-            gain = brute.loss(sorted(seen)) - min(after)
+            gain = brute.loss(seen) - min(after)
             assert choice.influence_TK[row, count] == pytest.approx(gain, abs=2e-5)
 
 
 @READINGS
 @pytest.mark.parametrize("kind", ["tokens", "span:3"])
 def test_lasso_is_the_sparse_fit_to_losses_of_random_halves(
-    model: Any, document: np.ndarray, kind: str, far_states: Reading
+    model: Any, document: np.ndarray, block: Block, kind: str, far_states: Reading
 ) -> None:
-    scorer, windows = Scorer(model, CPU, far_states=far_states), Windows(16, 6, 4)
-    block = next(iter(windows.blocks(document)))
-    units, by_hand = units_of(kind)
+    scorer, (units, by_hand) = Scorer(model, CPU, far_states=far_states), units_of(kind)
     asked = question(scorer, block, [0, 3], len(units), units)
     seen_AU = np.random.default_rng(0).random((NUM_ABLATIONS, len(units))) < 0.5
     choice = SELECTORS["lasso"](scorer, asked)
     for row, target in enumerate([0, 3]):
-        brute = Brute(model, document, windows, block.start + target, far_states)
+        brute = Brute(model, document, block.windows, block.start + target, far_states)
         fall_A = brute.loss([]) - np.array([
-            brute.loss(sorted({j for unit in np.flatnonzero(seen_U) for j in by_hand[unit]}))
+            brute.loss({j for unit in np.flatnonzero(seen_U) for j in by_hand[unit]})
             for seen_U in seen_AU
         ])  # fmt: skip
-        weight_U = np.empty(len(units))
-        weight_U[choice.unit_TK[row]] = choice.influence_TK[row]
         # At the minimum the rest correlates with a column by the penalty, or less where its weight
         # is zero. Columns have a variance of 1.
         x_AU = (seen_AU - seen_AU.mean(0)) / seen_AU.std(0)
-        weight_U = weight_U * seen_AU.std(0)
+        weight_U = choice.score_TU[row] * seen_AU.std(0)
         pull_U = x_AU.T @ (fall_A - fall_A.mean() - x_AU @ weight_U) / len(fall_A)
         assert np.abs(pull_U).max() < LASSO + 1e-5
         np.testing.assert_allclose(
@@ -473,9 +474,8 @@ def test_rows_for_single_targets_equal_those_for_the_whole_block(
 
 @ONE_FAMILY
 def test_how_much_is_unembedded_at_once_changes_nothing(
-    model: Any, document: np.ndarray, monkeypatch: pytest.MonkeyPatch
+    model: Any, block: Block, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    block = list(Windows(16, 6, 4).blocks(document))[1]
     scorer = shown_alone(model)
     rows = [scorer.context(block).set_row(np.array([j])) for j in range(10)]
     aim_WV = log_p_long(scorer, block)
@@ -505,8 +505,7 @@ def test_no_target_no_rows(model: Any) -> None:
 # --- costs ----------------------------------------------------------------------------------------
 
 
-def test_cost_is_counted_in_token_forwards(document: np.ndarray) -> None:
-    block = next(iter(Windows(16, 6, 4).blocks(document)))
+def test_cost_is_counted_in_token_forwards(block: Block) -> None:
     for kind, width in (("tokens", 1), ("span:3", 3)):
         scorer, (units, by_hand) = shown_alone(tiny("olmo")), units_of(kind)
         influence_map(scorer, scorer.context(block), units)
@@ -529,9 +528,8 @@ def prefills(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
 
 @ONE_FAMILY
 def test_the_far_text_is_read_once_whoever_asks(
-    model: Any, document: np.ndarray, prefills: list[np.ndarray]
+    model: Any, block: Block, prefills: list[np.ndarray]
 ) -> None:
-    block = next(iter(Windows(16, 6, 4).blocks(document)))
     scorer = Scorer(model, CPU)
     asked = question(scorer, block, [0, 2], 3, aim=block)
     before, once = scorer.token_forwards, 10 + 16 + 3
@@ -583,11 +581,11 @@ def test_a_batch_counts_the_far_states_it_looks_back_at(
 
 
 @pytest.mark.parametrize("change", [{}, {"n_kv_heads": 2}, {"query_scale_length": 40.0}])
-def test_hidden_far_places_are_no_keys(change: dict, document: np.ndarray) -> None:
+def test_hidden_far_places_are_no_keys(change: dict, block: Block) -> None:
     """Rows that see all far places but one, against rows that hold these alone."""
     torch.manual_seed(1)
     scorer = Scorer(build_model(ModelConfig(**SHAPE, **change)).eval(), CPU)
-    context = scorer.context(next(iter(Windows(16, 6, 4).blocks(document))))
+    context = scorer.context(block)
     rows = [context.set_row(np.delete(np.arange(10), place)) for place in range(10)]
     hidden = scorer.losses(rows)
     assert scorer._hides(context, 9) == ("query_scale_length" not in change)
@@ -637,9 +635,8 @@ def test_where_memory_does_not_suffice_batches_are_halved(
 # --- controls -------------------------------------------------------------------------------------
 
 
-def test_controls_choose_what_they_say(document: np.ndarray) -> None:
+def test_controls_choose_what_they_say(block: Block) -> None:
     scorer = shown_alone(tiny("olmo"))
-    block = next(iter(Windows(16, 6, 4).blocks(document)))
     block = block.with_far(np.array([5, 7, 5, 9, 7, 5, 1, 2, 3, 4]))
 
     def chosen(selector: str, kind: str, targets: Sequence[int] = (0,)) -> list[list[int]]:
@@ -693,31 +690,27 @@ def test_what_is_recovered_is_the_loss_of_the_chosen_set(
     model: Any, documents: Documents, far_states: Reading
 ) -> None:
     """Of each far part, and of the foreign texts put in its place by hand."""
-    document = documents[1]
+    document, controls = documents[1], Controls(documents, RECOVERED, num_draws=3)
     tables = recovered(Scorer(model, CPU, far_states=far_states), documents)
-    controls = Controls(documents, RECOVERED, num_draws=3)
     by = ["target", "far_part", "units", "selector", "control"]
     influence = {about: rows for about, rows in tables["influence"].groupby(by)}
     blocks = {block.start: block for block in RECOVERED.blocks(document.tokens)}
-    num_seen, brutes = 0, {}
+
+    @cache
+    def brute_of(target: int, part: str, draw: int) -> Brute:
+        block, text = blocks[target - (target - 16) % 4], document.tokens
+        if part == "placebo":
+            text = behind(text, block, controls.placebo(document, block))
+        elif part == "foreign":
+            text = behind(text, block, controls.unrelated(document, block, draw))
+        return Brute(model, text, RECOVERED, target, far_states)
+
+    num_seen = 0
     for about, rows in tables["recovery"].groupby([*by, "draw"]):
         target, part, kind, selector, control, draw = about
-        block = blocks[target - (target - 16) % 4]
-        texts = {
-            "document": document.tokens,
-            "placebo": behind(document.tokens, block, controls.placebo(document, block)),
-            "foreign": behind(document.tokens, block, controls.unrelated(document, block, draw)),
-        }
-        text = texts[part if control == "own" else "foreign"]
-        assert (control == "foreign") == (text is texts["foreign"])
-        own = brutes.setdefault(
-            (target, part), Brute(model, texts[part], RECOVERED, target, far_states)
-        )
-        brute = own
-        if control == "foreign":
-            brute = Brute(model, text, RECOVERED, target, far_states)
-            brute = brutes.setdefault((target, draw), brute)
-        aim = own.log_p(list(range(10)))
+        own = brute_of(target, part, 0)
+        brute = own if control == "own" else brute_of(target, "foreign", draw)
+        aim = own.log_p(range(10))
         by_hand = units_of(kind)[1]
         assert rows.k.tolist() == [1, 2]
         # Which units are chosen, by brute force: the best, whatever the draw.
@@ -734,18 +727,18 @@ def test_what_is_recovered_is_the_loss_of_the_chosen_set(
         assert chosen["rank"].tolist() == [1, 2]
         for row in rows.itertuples():
             places = {
-                place - (block.start - 16)
+                place - brute.origin
                 for first, end in zip(chosen.far_first[: row.k], chosen.far_end, strict=False)
                 for place in range(first, end)
             }
             assert row.num_tokens == len(places)
-            assert row.loss_set == pytest.approx(brute.loss(sorted(places)), abs=2e-5)
-            without = brute.loss(sorted({*range(10)} - places)) if control == "own" else np.nan
+            assert row.loss_set == pytest.approx(brute.loss(places), abs=2e-5)
+            without = brute.loss({*range(10)} - places) if control == "own" else np.nan
             assert row.loss_without == pytest.approx(without, abs=2e-5, nan_ok=True)
             if selector == "divergence":
-                assert row.kl_set == pytest.approx(brute.kl(sorted(places), aim), abs=2e-5)
+                assert row.kl_set == pytest.approx(brute.kl(places, aim), abs=2e-5)
         for row in chosen.itertuples():
-            far = text[row.far_first : row.far_end]
+            far = brute.document[row.far_first : row.far_end]
             assert row.far_text == " ".join(str(token) for token in far)
         num_seen += 1
     # Five targets of the far parts, two kinds of units, three selectors, own and foreign.
@@ -780,7 +773,7 @@ def test_lds_is_the_rank_correlation_with_the_losses_of_random_halves(
         brute = Brute(model, document.tokens, RECOVERED, target, far_states)
         start = target - (target - 16) % 4
         kept = units_of(kind)[0].halves(7, np.random.default_rng([3, document.number, start]))
-        far = [sorted({j for unit in np.flatnonzero(row) for j in by_hand[unit]}) for row in kept]
+        far = [{j for unit in np.flatnonzero(row) for j in by_hand[unit]} for row in kept]
         falls = pd.Series([brute.loss([]) - brute.loss(places) for places in far])
         for selector in ("add_one", "drop_one"):
             predicted = pd.Series(kept @ brute.influences(selector, by_hand))
