@@ -368,8 +368,8 @@ def _end_ids(model: LoadedModel) -> set[int]:
     lm: Any = model.model
     configs = (getattr(owner, "config", None) for owner in (lm, getattr(lm, "model", None)))
     sources = (model.transformers_tokenizer, *configs)
-    ids = [np.atleast_1d(getattr(source, "eos_token_id", None)) for source in sources]
-    return {int(token) for token in np.concatenate(ids) if token is not None}
+    ids: list[Any] = [getattr(source, "eos_token_id", None) for source in sources]
+    return {int(token) for of_one in ids for token in np.atleast_1d(of_one) if token is not None}
 
 
 def to_json(explanation: Explanation) -> str:

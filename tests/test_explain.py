@@ -14,7 +14,7 @@ import pandas as pd
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedTokenizerFast
 
 from analysis import explain
 from analysis.check import _unrelated
@@ -26,6 +26,7 @@ from analysis.windows import Windows
 from olmo_sparsity.cli import main
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.layers import causal_bias
+from tests.test_families import SUPPORTED, build, find
 from tests.test_influence import Brute
 
 WORDS = [f"w{i}" for i in range(40)]
@@ -49,23 +50,20 @@ def make_tokenizer(bos: bool = True) -> PreTrainedTokenizerFast:
     return made
 
 
-def make_model() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        hidden_size=32, intermediate_size=48, num_attention_heads=4, num_key_value_heads=2,
-        num_hidden_layers=2, vocab_size=45, max_position_embeddings=256, initializer_range=0.3,
-        bos_token_id=1, eos_token_id=2,
+def make_model() -> Any:
+    return build(
+        SUPPORTED[find("Llama 1, 2, 3")], vocab_size=45, max_position_embeddings=256,
+        initializer_range=0.3, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
+def model() -> Any:
     return make_model()
 
 
 @pytest.fixture(scope="module")
-def folder(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> str:
+def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("model")
     model.save_pretrained(path)
     make_tokenizer().save_pretrained(path)
@@ -83,9 +81,7 @@ def answered(model: Any, prompt: str, **changed: Any) -> Explanation:
 
 @pytest.mark.parametrize("prefix", ["auto", "none", "w1 w2"])
 @pytest.mark.parametrize("far_states", ["contextual", "isolated"])
-def test_numbers_are_those_of_plain_transformers(
-    model: LlamaForCausalLM, prefix: str, far_states: Any
-) -> None:
+def test_numbers_are_those_of_plain_transformers(model: Any, prefix: str, far_states: Any) -> None:
     found = asked(model, prefix=prefix, far_states=far_states)
     start: dict[str, tuple[int, ...]] = {"auto": (1,), "none": (), "w1 w2": (4, 5)}
     row = found.targets.iloc[-1]
@@ -119,7 +115,7 @@ def test_numbers_are_those_of_plain_transformers(
         assert unit.loss_without == pytest.approx(without, abs=2e-5)
 
 
-def test_top_is_a_table(model: LlamaForCausalLM) -> None:
+def test_top_is_a_table(model: Any) -> None:
     found = asked(model, units="span:3")
     table = found.top(2)
     columns = "target rank unit text place back nats loss_set loss_without"
@@ -133,7 +129,7 @@ def test_top_is_a_table(model: LlamaForCausalLM) -> None:
 
 
 @pytest.mark.parametrize("long", ["all", 30])
-def test_without_names_the_largest_gaps_are_looked_at(model: LlamaForCausalLM, long: Any) -> None:
+def test_without_names_the_largest_gaps_are_looked_at(model: Any, long: Any) -> None:
     found = asked(model, at=None, long=long, selector="nearest")
     assert found.settings.chosen_by_gap
     # Those of the placebo are chosen with the text that is then asked about.
@@ -157,7 +153,7 @@ def test_without_names_the_largest_gaps_are_looked_at(model: LlamaForCausalLM, l
 
 
 @pytest.mark.parametrize("selector", ["attention", "nearest", "random", "drop_one", "greedy"])
-def test_nats_are_falls_whatever_a_selector_goes_by(model: LlamaForCausalLM, selector: str) -> None:
+def test_nats_are_falls_whatever_a_selector_goes_by(model: Any, selector: str) -> None:
     found = asked(model, selector=selector, at="w8")
     exact = asked(model, at="w8", k=50).far.set_index(["target", "first"]).nats
     for row in found.far.itertuples():
@@ -166,7 +162,7 @@ def test_nats_are_falls_whatever_a_selector_goes_by(model: LlamaForCausalLM, sel
     assert len(found.far)
 
 
-def test_the_check_says_what_its_texts_are_worth(model: LlamaForCausalLM) -> None:
+def test_the_check_says_what_its_texts_are_worth(model: Any) -> None:
     given = {"at": "w8", "selector": "nearest"}
     found = asked(model, **given)
     ids = np.array(make_tokenizer(bos=False)(TEXT).input_ids)
@@ -184,7 +180,7 @@ def test_the_check_says_what_its_texts_are_worth(model: LlamaForCausalLM) -> Non
 
 
 def test_where_a_rule_asks_very_often_a_cheaper_one_is_named(
-    model: LlamaForCausalLM, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked(model)
     assert "add_one_nested" not in capsys.readouterr().err
@@ -195,9 +191,7 @@ def test_where_a_rule_asks_very_often_a_cheaper_one_is_named(
     assert "each of up to" not in capsys.readouterr().err
 
 
-def test_a_prompt_and_its_answer(
-    model: LlamaForCausalLM, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_prompt_and_its_answer(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
     """Given, or what transformers writes."""
     prompt = " ".join(TEXT.split()[:30])
     given = answered(model, prompt, target="w3 w4", units="words")
@@ -213,14 +207,14 @@ def test_a_prompt_and_its_answer(
 
 
 def test_targets_without_a_far_part_are_named(
-    model: LlamaForCausalLM, capsys: pytest.CaptureFixture[str]
+    model: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = asked(model, at=[slice(2, 3), slice(40, 41)])
     assert found.targets.target.tolist() == [40]
     assert "1 of 2 targets stand before token" in capsys.readouterr().err
 
 
-def test_a_chat_template_is_prefix_and_end(model: LlamaForCausalLM) -> None:
+def test_a_chat_template_is_prefix_and_end(model: Any) -> None:
     prompt = " ".join(TEXT.split()[:30])
     found = answered(model, prompt, target="w3", chat=True)
     assert found.windows.prefix == (1, 43)  # <s> Q:
@@ -234,7 +228,7 @@ def test_a_chat_template_is_prefix_and_end(model: LlamaForCausalLM) -> None:
         answered(model, prompt, **given, prefix="none")
 
 
-def test_a_prompt_is_found_where_the_template_puts_it(model: LlamaForCausalLM) -> None:
+def test_a_prompt_is_found_where_the_template_puts_it(model: Any) -> None:
     tokenizer = make_tokenizer()
     prompt = "w3 w5 w3"
     given = {"prompt": prompt, "target": "w3", "chat": True, "k": 1}
@@ -248,14 +242,14 @@ def test_a_prompt_is_found_where_the_template_puts_it(model: LlamaForCausalLM) -
         explain(model, tokenizer, **given)
 
 
-def test_what_would_be_ignored_is_refused(model: LlamaForCausalLM, folder: str) -> None:
+def test_what_would_be_ignored_is_refused(model: Any, folder: str) -> None:
     with pytest.raises(ConfigError, match="brings its own tokenizer"):
         explain(folder, make_tokenizer(), text=TEXT)
     with pytest.raises(ConfigError, match="of a model in memory"):
         asked(model, dtype="bf16")
 
 
-def test_spans_that_do_not_fit_before_a_target_are_not_asked_about(model: LlamaForCausalLM) -> None:
+def test_spans_that_do_not_fit_before_a_target_are_not_asked_about(model: Any) -> None:
     """Neither of named targets, nor of those of the placebo."""
     found = asked(model, at=[slice(SHORT + 1, SHORT + 2), slice(40, 41)], units="span:20")
     assert found.targets.target.tolist() == [40]
@@ -288,9 +282,7 @@ def test_names_of_targets() -> None:
 
 
 @pytest.mark.parametrize(("at", "selector"), [("w7 w8", "add_one"), (None, "nearest")])
-def test_the_check_asks_the_same_of_unrelated_texts(
-    model: LlamaForCausalLM, at: Any, selector: str
-) -> None:
+def test_the_check_asks_the_same_of_unrelated_texts(model: Any, at: Any, selector: str) -> None:
     found = asked(model, at=at, selector=selector, k=2)
     checked = found.check(draws=4)
     assert str(checked).count("\n") >= len(found.targets) + 1
@@ -308,7 +300,7 @@ def test_the_check_asks_the_same_of_unrelated_texts(
     assert "does not copy" in str(checked)
 
 
-def test_of_targets_that_begin_alike_the_longest_is_asked_about(model: LlamaForCausalLM) -> None:
+def test_of_targets_that_begin_alike_the_longest_is_asked_about(model: Any) -> None:
     found = asked(model, at=["w7", "w7 w8"], selector="random", k=2)
     assert found.targets.target.is_unique
     assert found.targets.iloc[-1].end == found.targets.iloc[-1].target + 2
@@ -316,7 +308,7 @@ def test_of_targets_that_begin_alike_the_longest_is_asked_about(model: LlamaForC
     assert len(checked.table) == len(found.targets)
 
 
-def test_what_is_shown_and_saved(model: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_what_is_shown_and_saved(model: Any, tmp_path: Path) -> None:
     found = asked(model, at="w8")
     page = found._repr_html_()
     assert page.count("<mark") >= 1
