@@ -18,7 +18,7 @@ from analysis.sources import open_documents
 from analysis.statistics import interval, resample_weights
 from analysis.targets import MIN_GAP, first_place, largest_gaps
 from analysis.view import quoted
-from analysis.windows import Spans, Windows
+from analysis.windows import Windows
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import LoadedModel
 from olmo_sparsity.progress import Progress
@@ -139,11 +139,10 @@ def check(
     """`targets`: those of an explanation. `foreign`: text in any form that open_documents reads."""
     if draws < 2:
         raise ConfigError(f"draws={draws} must be at least 2")
-    spans: Spans = list(zip(targets.target.tolist(), targets.end.tolist(), strict=True))
     others = _unrelated(model, foreign, document)
     apart = len(others[0].tokens) // len(document.tokens)
     controls = Controls(others, windows, num_draws=draws, seed=settings.seed)
-    parts = {DOCUMENT: np.array(spans)}
+    parts = {DOCUMENT: targets[["target", "end"]].to_numpy()}
     if settings.chosen_by_gap:
         losses = context_losses(scorer, document, windows, controls)
         losses = losses[losses.target >= first_place(windows, settings.units)]

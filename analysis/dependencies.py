@@ -17,9 +17,9 @@ from collections import defaultdict
 import numpy as np
 import pandas as pd
 
+from analysis.documents import first_characters
 from analysis.statistics import KEYS, beyond_controls, interval, pair, resample
 from analysis.tables import SCHEMAS
-from analysis.token_texts import first_characters
 from analysis.windows import Windows
 
 TOP = (1, 4)

@@ -17,7 +17,6 @@ from typing import Literal, get_args
 import numpy as np
 from tokenizers import Tokenizer
 
-from analysis.token_texts import first_characters, token_texts
 from analysis.windows import Block, Spans, Units, Windows, span_width
 from olmo_sparsity.errors import DataError
 
@@ -106,6 +105,41 @@ class Documents(Sequence[Document]):
     @property
     def are_planted(self) -> bool:
         return self.items[0].truth is not None
+
+
+def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """One string per token; joined they are `tokenizer.decode(ids)`, special tokens included.
+
+    A character may be spread over several tokens. It belongs to the token that completes it; the
+    tokens before hold the empty string. (U+FFFD, which an incomplete character is decoded as,
+    belongs to the first of its own tokens.)
+    """
+    ids = [int(token_id) for token_id in ids]
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    texts: list[str] = []
+    # The text of a token depends on its neighbours (a space dropped at the start, bytes that join),
+    # so each is decoded after the few before it, from `first` to `done`, whose text is known.
+    first, done, known, at = 0, 0, 0, 0
+    for end in range(1, len(ids)):
+        new = tokenizer.decode(ids[first:end], skip_special_tokens=False)[known:]
+        complete = new
+        while not text.startswith(complete, at):  # ends with an incomplete character
+            complete = complete[:-1]
+        texts.append(complete)
+        at += len(complete)
+        known += len(complete)
+        if complete and complete == new:
+            first, done = done, end
+            known = len(tokenizer.decode(ids[first:done], skip_special_tokens=False))
+    return [*texts, text[at:]] if ids else []
+
+
+def first_characters(texts: Sequence[str]) -> np.ndarray:
+    """Where in the joined text each token begins, leading white space skipped: a token that begins
+    with a space belongs to the word after it."""
+    lengths = np.array([len(text) for text in texts], dtype=np.int64)
+    spaces = [len(text) - len(text.lstrip()) for text in texts]
+    return np.cumsum(lengths) - lengths + np.array(spaces, dtype=np.int64)
 
 
 # --- controls -------------------------------------------------------------------------------------
@@ -198,22 +232,26 @@ class Controls:
         return self._draw(unused or others, document, block, 0, 1)
 
     def foreign(
-        self, document: Document, block: Block, far: FarText, targets: Spans, draw: int
-    ) -> Iterator[tuple[FarText, Spans]]:
-        """Foreign texts of one draw for `far`, each with the targets of the block it serves."""
-        if self.kind == "unrelated":
+        self, document: Document, block: Block, own: dict[str, tuple[FarText, Spans]], draw: int
+    ) -> Iterator[tuple[FarText, dict[str, Spans]]]:
+        """Foreign texts of one draw for the far parts of a block, each given with its targets; and
+        the targets of each far part that a text serves."""
+        if self.kind == "unrelated":  # one text for all far parts
+            targets = {part: spans for part, (_, spans) in own.items()}
             yield self.unrelated(document, block, draw), targets
             return
-        if self.kind == "shuffled":
-            generator = np.random.default_rng([self.seed, document.number, block.start, draw, 2])
-            yield replace(far, places_F=generator.permutation(far.places_F)), targets
-            return
-        tokens = block.targets_W[[first for first, _ in targets]]
-        for token in np.unique(tokens):
-            seeds = [self.seed, document.number, block.start, draw, 2, int(token)]
+        seeds = [self.seed, document.number, block.start, draw, 2]
+        for part, (far, spans) in own.items():
+            if self.kind == "shuffled":
+                places_F = np.random.default_rng(seeds).permutation(far.places_F)
+                yield replace(far, places_F=places_F), {part: spans}
+                continue
             others = [o for o in self._foreign_to(document) if o is not far.document]
-            text = self._with_token(others, document, block, int(token), seeds)
-            yield text, [span for span, t in zip(targets, tokens, strict=True) if t == token]
+            tokens = block.targets_W[[first for first, _ in spans]]
+            for token in np.unique(tokens).tolist():
+                text = self._with_token(others, document, block, token, [*seeds, token])
+                served = [span for span, t in zip(spans, tokens, strict=True) if t == token]
+                yield text, {part: served}
 
     def _draw(
         self, others: list[Document], document: Document, block: Block, *seeds: int

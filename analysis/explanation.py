@@ -162,11 +162,13 @@ def explain(
     rows = tables["recovery"].groupby(["target", "k"])[["loss_set", "loss_without"]].mean()
     targets = pd.DataFrame(spans, columns=["target", "end"])
     targets["text"] = ["".join(document.texts[a:b]) for a, b in spans]
-    targets["loss_short"] = rows.loss_set.xs(0, level="k")[targets.target].to_numpy()
+    no_units = rows.xs(0, level="k").loc[targets.target]
+    targets["loss_short"] = no_units.loss_set.to_numpy()
+    targets["loss_long"] = no_units.loss_without.to_numpy(float)
     far = tables["influence"].rename(
         columns={"far_first": "first", "far_end": "end", "far_text": "text"}
     )[["target", "rank", "first", "end", "text"]]
-    targets["loss_long"], far["nats"] = _losses_alone(scorer, document, windows, targets, far)
+    far["nats"] = _falls_alone(scorer, document, windows, targets, far)
     targets["gap"] = targets.loss_short - targets.loss_long
     far = far.merge(rows.rename_axis(index={"k": "rank"}).reset_index(), on=["target", "rank"])
     return Explanation(loaded, document, windows, settings, targets, far, tables, scorer, foreign)
@@ -276,12 +278,11 @@ def _with_far_part(document: Document, windows: Windows, spans: Spans, units: st
     return kept
 
 
-def _losses_alone(
+def _falls_alone(
     scorer: Scorer, document: Document, windows: Windows, targets: pd.DataFrame, far: pd.DataFrame
-) -> tuple[list[float], pd.Series]:
-    """For each target the loss with the long window; for each far unit the fall in loss when it
-    alone is added, whatever the selector's score is."""
-    loss_long, nats = [], pd.Series(0.0, far.index)
+) -> pd.Series:
+    """The fall in loss when each far unit alone is added, whatever the selector's score is."""
+    nats = pd.Series(0.0, far.index)
     for target in targets.itertuples():
         block = windows.block(document.tokens, target.target, target.end)
         context, units = scorer.context(block), far[far.target == target.target]
@@ -289,10 +290,9 @@ def _losses_alone(
             context.set_row(np.arange(first, end) - block.first)
             for first, end in zip(units["first"], units["end"], strict=True)
         ]
-        long, *others = (loss_W.sum() for loss_W in scorer.losses([context.long_row(), *alone]))
-        loss_long.append(float(long))
-        nats[units.index] = target.loss_short - np.array(others)
-    return loss_long, nats
+        losses = np.array([loss_W.sum() for loss_W in scorer.losses(alone)])
+        nats[units.index] = target.loss_short - losses
+    return nats
 
 
 def read_text(path: str, inline: bool = False) -> str:
@@ -366,14 +366,10 @@ def _generate(model: LoadedModel, tokens: list[int], max_new_tokens: int) -> lis
 
 def _end_ids(model: LoadedModel) -> set[int]:
     lm: Any = model.model
-    end_ids = [getattr(model.transformers_tokenizer, "eos_token_id", None)]
-    for config in (
-        getattr(lm, "config", None),
-        getattr(getattr(lm, "model", None), "config", None),
-    ):
-        ids = getattr(config, "eos_token_id", None)
-        end_ids += ids if isinstance(ids, list) else [ids]
-    return {int(token) for token in end_ids if token is not None}
+    configs = (getattr(owner, "config", None) for owner in (lm, getattr(lm, "model", None)))
+    sources = (model.transformers_tokenizer, *configs)
+    ids: list[Any] = [getattr(source, "eos_token_id", None) for source in sources]
+    return {int(token) for of_one in ids for token in np.atleast_1d(of_one) if token is not None}
 
 
 def to_json(explanation: Explanation) -> str:

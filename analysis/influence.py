@@ -7,7 +7,7 @@ costs can be compared. Eq. (20) in our reading is `add_one` over single tokens: 
 far unit is the fall in the target's loss when it alone is added to the short window.
 
 Dimension key: T chosen targets, F far places, U far units, K ranks, W targets of a block, L tokens
-of a row.
+of a row, H heads of all layers.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from analysis.saliency import (
     negative_logit,
 )
 from analysis.scoring import Context, Scorer
-from analysis.windows import NOTHING, Spans, Units
+from analysis.windows import NOTHING, Spans, Units, Windows
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.losses import LanguageModel
 from olmo_sparsity.model.relevance import attn_lrp, check_has_rules
@@ -277,6 +277,44 @@ def attention_learned(scorer: Scorer, question: Question) -> Choice:
     return _best(question.units.total(weights_TF), question.k)
 
 
+RIDGE = 1e-3
+"""Relative to the mean squared attention of a head."""
+
+
+@dataclass(frozen=True)
+class HeadWeights:
+    weights: list[float]
+    """In nats for all of a head's attention, for the heads of all layers."""
+
+    num_targets: int
+    token_forwards: int
+    """Those of the fit."""
+
+
+def fit_head_weights(
+    scorer: Scorer, windows: Windows, targets: Sequence[tuple[np.ndarray, int]]
+) -> HeadWeights:
+    """By least squares, so that attention gives the influences of `add_one` on the targets, each
+    the tokens of a document and a place in it. As AT2 (Cohen-Wang et al. 2025), which fits to
+    random ablations instead."""
+    before = scorer.token_forwards
+    products, with_influence = [], []
+    for tokens, place in targets:
+        start = int(windows.start_of(place))
+        block = windows.block(tokens, start, place + 1)
+        units, spans = Units.of_tokens(block.num_far), [(place - start, place - start + 1)]
+        question = Question(scorer.context(block), units, spans, 1, np.random.default_rng(0))
+        (attention_HF,) = head_attention(scorer, question.context, spans)
+        (influence_F,) = add_one(scorer, question).score_TU
+        attention_HF = attention_HF - attention_HF.mean(1, keepdims=True)
+        products.append(attention_HF @ attention_HF.T)
+        with_influence.append(attention_HF @ influence_F)
+    product_HH = sum(products)
+    ridge_H = np.full(len(product_HH), RIDGE * np.trace(product_HH) / len(product_HH))
+    weights_H = np.linalg.solve(product_HH + np.diag(ridge_H), sum(with_influence))
+    return HeadWeights(weights_H.tolist(), len(targets), scorer.token_forwards - before)
+
+
 def nearest(scorer: Scorer, question: Question) -> Choice:
     """Control: the far units next to the short window."""
     scores_U = question.units.end.astype(float)
@@ -293,12 +331,10 @@ def random(scorer: Scorer, question: Question) -> Choice:
 def most_frequent(scorer: Scorer, question: Question) -> Choice:
     """Control: the nearest occurrence of each of the most frequent types among the far tokens."""
     far_F = question.context.block.far_F
-    counts = {token: int((far_F == token).sum()) for token in set(far_F.tolist())}
-    scores_F = np.zeros(len(far_F))
-    for place, token in enumerate(far_F.tolist()):
-        last = place == int(np.flatnonzero(far_F == token)[-1])
-        # Fractions break ties by nearness; their sum is less than a count.
-        scores_F[place] = (counts[token] if last else 0) + place / len(far_F) ** 2
+    # Fractions break ties by nearness; their sum is less than a count.
+    scores_F = np.arange(len(far_F)) / len(far_F) ** 2
+    _, from_end, counts = np.unique(far_F[::-1], return_index=True, return_counts=True)
+    scores_F[len(far_F) - 1 - from_end] += counts
     scores_TU = question.units.total(np.tile(scores_F, (len(question.spans), 1)))
     return _best(scores_TU, question.k)
 

@@ -25,7 +25,7 @@ import pandas as pd
 
 from analysis.dependencies import measure_dependencies
 from analysis.documents import Documents, ForeignText
-from analysis.heads import HeadWeights
+from analysis.influence import HeadWeights
 from analysis.parts import Parts
 from analysis.plan import Plan, share_of, targets_meta
 from analysis.results import FILES, Meta, Results, main_set, read_results

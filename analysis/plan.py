@@ -13,8 +13,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.documents import Controls, Documents
-from analysis.heads import HeadWeights, fit_head_weights
-from analysis.influence import check_can_run
+from analysis.influence import HeadWeights, check_can_run, fit_head_weights
 from analysis.recovery import recover
 from analysis.results import Results
 from analysis.scoring import Scorer, context_losses, repetition_drop

@@ -11,7 +11,7 @@ Dimension key: T targets, K numbers of far units.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -137,23 +137,22 @@ def _as_spans(windows: Windows, document: Document, places: np.ndarray) -> Spans
     return sorted({(int(start), int(end)) for start, end in spans})
 
 
+@dataclass
 class _Evaluation:
     """Evaluates blocks of one document and collects the rows of the tables."""
 
-    def __init__(
-        self,
-        scorer: Scorer,
-        document: Document,
-        longest: int | None,
-        units: tuple[str, ...],
-        selectors: tuple[str, ...],
-        ks: tuple[int, ...],
-        num_halves: int,
-        seed: int,
-    ) -> None:
-        """`longest`: with `long="all"`, the start of the last block."""
-        self.scorer, self.document, self.longest, self.seed = scorer, document, longest, seed
-        self.units, self.selectors, self.ks, self.num_halves = units, selectors, ks, num_halves
+    scorer: Scorer
+    document: Document
+    longest: int | None
+    """With `long="all"`, the start of the last block."""
+
+    units: tuple[str, ...]
+    selectors: tuple[str, ...]
+    ks: tuple[int, ...]
+    num_halves: int
+    seed: int
+
+    def __post_init__(self) -> None:
         self.tables: dict[str, dict[str, list[np.ndarray]]] = {
             name: {column: [] for column in columns} for name, columns in COLUMNS.items()
         }
@@ -177,8 +176,10 @@ class _Evaluation:
         for text in own.values():
             self._select(text, aims)
         if controls is not None:
-            for text in self._foreign(block, own, controls):
-                self._select(text, aims)
+            asked = {part: (text.far, wanted[part]) for part, text in own.items()}
+            for draw in range(controls.num_draws):
+                for far, served in controls.foreign(self.document, block, asked, draw):
+                    self._select(self._text(block, far, "foreign", draw, served), aims)
 
     def _text(
         self, block: Block, far: FarText, control: str, draw: int, targets: dict[str, Spans]
@@ -195,19 +196,6 @@ class _Evaluation:
                 self._states[key] = self.scorer.states(tokens)
             states = self._states[key]
         return _Text(self.scorer.context(block, states), far, control, draw, targets)
-
-    def _foreign(self, block: Block, own: dict[str, _Text], controls: Controls) -> Iterator[_Text]:
-        for draw in range(controls.num_draws):
-            if controls.kind == "unrelated":  # one text for all far parts, evaluated once
-                far = controls.unrelated(self.document, block, draw)
-                targets = {part: text.targets[part] for part, text in own.items()}
-                yield self._text(block, far, "foreign", draw, targets)
-                continue
-            for part, text in own.items():
-                for far, spans in controls.foreign(
-                    self.document, block, text.far, text.targets[part], draw
-                ):
-                    yield self._text(block, far, "foreign", draw, {part: spans})
 
     def _select(self, text: _Text, aims: dict[str, Tensor]) -> None:
         """Run all selectors on all kinds of units of one text, then compute L_k of each choice."""
@@ -243,10 +231,8 @@ class _Evaluation:
         first = 0
         for chosen in choices:
             end, shape = first + len(chosen.rows), (len(chosen.targets), len(self.ks))
-            kl_TK, without_TK = np.full(shape, np.nan), np.full(shape, np.nan)
-            loss_TK = loss_N[first : first + kl_TK.size].reshape(shape)
-            if len(chosen.rows) > kl_TK.size:
-                without_TK = loss_N[first + kl_TK.size : end].reshape(shape)
+            kl_TK, none_TK = np.full(shape, np.nan), np.full(shape, np.nan)
+            loss_TK, without_TK = [*loss_N[first:end].reshape(-1, *shape), none_TK][:2]
             if chosen.aim_WV is not None:
                 for i, (start, last) in enumerate(chosen.targets):
                     of_target = hidden[first + i * shape[1] : first + (i + 1) * shape[1]]

@@ -169,15 +169,19 @@ class Scorer:
     @torch.no_grad()
     def losses(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """nll_W of each row's targets, in nats."""
-        return self._run(
-            rows, lambda hidden_BWD, batch: self._nll(hidden_BWD, [rows[i] for i in batch])
-        )
+
+        def nll(hidden_BWD: Tensor, batch: Sequence[Row]) -> np.ndarray:
+            targets_BW = np.stack([row.targets for row in batch])
+            loss_N = self.nll(hidden_BWD.flatten(0, 1), targets_BW.ravel())
+            return loss_N.reshape(targets_BW.shape)
+
+        return self._run(rows, nll)
 
     @torch.no_grad()
     def divergences(self, rows: Sequence[Row], log_p_WV: Tensor) -> list[np.ndarray]:
         """KL(p ‖ p_row) of each row's targets; `log_p_WV` is log p of these targets."""
 
-        def kl(hidden_BWD: Tensor, _: Sequence[int]) -> np.ndarray:
+        def kl(hidden_BWD: Tensor, _: Sequence[Row]) -> np.ndarray:
             size = max(1, self.chunk // hidden_BWD.shape[1])
             parts = [self.kl(log_p_WV, hidden_CWD) for hidden_CWD in hidden_BWD.split(size)]
             return np.concatenate(parts)
@@ -194,10 +198,6 @@ class Scorer:
         """How many targets are unembedded at a time."""
         return rows_per_chunk(self.model.vocab_size, self.device)
 
-    def _nll(self, hidden_BWD: Tensor, rows: Sequence[Row]) -> np.ndarray:
-        targets = np.stack([row.targets for row in rows])
-        return self.nll(hidden_BWD.flatten(0, 1), targets.ravel()).reshape(targets.shape)
-
     @torch.no_grad()
     def nll(self, hidden_ND: Tensor, targets_N: np.ndarray) -> np.ndarray:
         """−log p of one target from each state."""
@@ -213,7 +213,7 @@ class Scorer:
         """KL(p ‖ ·) of the prediction from each state."""
         return divergence(log_p, self.log_probabilities(hidden)).cpu().numpy()
 
-    def _run(self, rows: Sequence[Row], read: Callable[[Tensor, Sequence[int]], Any]) -> list[Any]:
+    def _run(self, rows: Sequence[Row], read: Callable[[Tensor, Sequence[Row]], Any]) -> list[Any]:
         """Rows of equal shape share forwards; results are in the order of the rows."""
         results: list[Any] = [None] * len(rows)
         shapes: dict[tuple, list[int]] = defaultdict(list)
@@ -228,12 +228,11 @@ class Scorer:
             elif seen is not None and not self.model.shares_far(seen[0].states.num_places, length):
                 num_keys += seen[0].states.num_places
 
-            def outputs(batch: Sequence[int]) -> list[Any]:
-                return list(read(self._hidden([rows[index] for index in batch]), batch))
+            def outputs(batch: Sequence[Row]) -> list[Any]:
+                return list(read(self._hidden(batch), batch))
 
-            for index, output in zip(
-                indices, chain(*self.in_batches(indices, num_keys, outputs)), strict=True
-            ):
+            parts = self.in_batches([rows[index] for index in indices], num_keys, outputs)
+            for index, output in zip(indices, chain(*parts), strict=True):
                 results[index] = output
         return results
 

@@ -19,9 +19,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.documents import Document, Documents
+from analysis.documents import Document, Documents, first_characters
 from analysis.statistics import KEYS, far_part_losses, half_of
-from analysis.token_texts import first_characters
 from analysis.windows import Spans, Windows, span_width
 from olmo_sparsity.errors import ConfigError, DataError
 

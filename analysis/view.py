@@ -11,6 +11,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -107,14 +108,8 @@ def described(
     ]
     units = far[far.target == target.target]
     for unit in units.itertuples():
-        before, inside, after = (
-            _line("".join(texts[a:b]))
-            for a, b in (
-                (max(0, unit.first - REACH), unit.first),
-                (unit.first, unit.end),
-                (unit.end, unit.end + REACH),
-            )
-        )
+        bounds = (max(0, unit.first - REACH), unit.first, unit.end, unit.end + REACH)
+        before, inside, after = (_line("".join(texts[a:b])) for a, b in pairwise(bounds))
         back = f"{target.target - unit.first:,} back"
         around = f"…{before}{_strong(f'[{inside}]', bold)}{after}…"
         lines.append(f"{unit.rank:>3}  {unit.nats:+7.2f} nats  {back:>11}  {around}")

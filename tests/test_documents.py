@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -117,11 +117,7 @@ def test_a_far_text_has_the_units_and_the_text_of_its_places(heldout: TokenShard
     assert far.tokens_F.tolist() == document.tokens[7:37].tolist()
     assert far.text(2, 9) == "".join(document.texts[9:16])
     for kind in ("tokens", "span:4", "words", "sentences"):
-        units, same = far.units(kind), document.units(kind, 7, 37)
-        assert [units.first.tolist(), units.end.tolist()] == [
-            same.first.tolist(),
-            same.end.tolist(),
-        ]
+        np.testing.assert_equal(asdict(far.units(kind)), asdict(document.units(kind, 7, 37)))
 
 
 def test_without_a_tokenizer_there_are_tokens_and_spans_only() -> None:
@@ -139,12 +135,8 @@ def test_documents_are_known_by_their_tokens() -> None:
     texts = [np.arange(5), np.arange(3)]
     fingerprint = Documents.of(texts).fingerprint
     assert Documents.of([text.astype(np.uint16) for text in texts]).fingerprint == fingerprint
-    others = [
-        texts[::-1],
-        [np.arange(5)],
-        [np.arange(4), np.array([4, 0, 1, 2])],
-        [*texts, texts[0]],
-    ]
+    apart = [np.arange(4), np.array([4, 0, 1, 2])]
+    others = [texts[::-1], [np.arange(5)], apart, [*texts, texts[0]]]
     assert len({fingerprint, *(Documents.of(other).fingerprint for other in others)}) == 5
     planted = [replace(document, truth=np.array([1])) for document in Documents.of(texts)]
     assert Documents("d", planted).fingerprint != fingerprint
@@ -171,8 +163,8 @@ def place_of(far: FarText) -> tuple[int, list[int]]:
 def foreign(controls: Controls, document: Document, block: Block, draw: int = 0) -> list:
     far = FarText.at(document, block.first, block.num_far)
     spans = [(target, target + 1) for target in range(block.num_targets)]
-    found = controls.foreign(document, block, far, spans, draw)
-    return [(text, np.array([first for first, _ in some])) for text, some in found]
+    found = controls.foreign(document, block, {"own": (far, spans)}, draw)
+    return [(text, np.array([first for first, _ in some["own"]])) for text, some in found]
 
 
 @pytest.mark.parametrize("kind", ["unrelated", "matched", "shuffled"])
@@ -302,10 +294,10 @@ def test_shuffled_text_is_the_far_part_in_another_order(documents: Documents) ->
         ):
             targets = [(0, 1)]
             for draw in range(3):
-                ((far, some),) = controls.foreign(document, block, own, targets, draw)
+                ((far, some),) = controls.foreign(document, block, {"own": (own, targets)}, draw)
                 assert far.document is own.document
                 assert sorted(far.places_F.tolist()) == own.places_F.tolist()
-                assert some is targets
+                assert some == {"own": targets}
                 orders.add((document.number, *(far.places_F - own.places_F[0]).tolist()))
     # Each block and draw has its own order, which the placebo shares.
     assert len(orders) == 3 * len(blocks_of(documents))
@@ -314,26 +306,22 @@ def test_shuffled_text_is_the_far_part_in_another_order(documents: Documents) ->
 # --- ground truth ---------------------------------------------------------------------------------
 
 
-def loaded(tokenizer: Tokenizer | None, vocab_size: int) -> LoadedModel:
-    model: Any = type("Sized", (), {"vocab_size": vocab_size})()
+def loaded(tokenizer: Tokenizer | None) -> LoadedModel:
+    model: Any = type("Sized", (), {"vocab_size": VOCAB})()
     return LoadedModel(model, tokenizer, "somebody/elses", 1, 64, "weights")
 
 
 @pytest.fixture(scope="module")
 def prepared(heldout: TokenShards) -> Documents:
-    texts = [heldout.document(number) for number in range(8)]
-    groups = ["a", "a", *("" for _ in texts[2:])]
-    return Documents(
-        "prepared",
-        [
-            Document(text[: 10 if number == 3 else 60], number, group, heldout.tokenizer)
-            for number, (text, group) in enumerate(zip(texts, groups, strict=True))
-        ],
-    )
+    def document(number: int) -> Document:
+        tokens = heldout.document(number)[: 10 if number == 3 else 60]
+        return Document(tokens, number, "a" if number < 2 else "", heldout.tokenizer)
+
+    return Documents("prepared", [document(number) for number in range(8)])
 
 
 def test_what_is_planted_has_a_twin_without_it(heldout: TokenShards, prepared: Documents) -> None:
-    model, windows = loaded(heldout.tokenizer, VOCAB), Windows(30, 10)
+    model, windows = loaded(heldout.tokenizer), Windows(30, 10)
     planted = plant_dependencies(prepared, model, windows)
     assert planted.are_planted
     assert (len(planted), planted.num_too_short) == (14, 1)
@@ -367,7 +355,7 @@ def test_no_foreign_text_holds_what_is_planted(
     heldout: TokenShards, prepared: Documents, kind: Any
 ) -> None:
     windows = Windows(30, 10)
-    planted = plant_dependencies(prepared, loaded(heldout.tokenizer, VOCAB), windows)
+    planted = plant_dependencies(prepared, loaded(heldout.tokenizer), windows)
     controls = Controls(planted, windows, kind)
     for document, block in blocks_of(planted, windows):
         texts = [controls.placebo(document, block)]
@@ -378,10 +366,10 @@ def test_no_foreign_text_holds_what_is_planted(
 
 
 def test_planting_where_it_cannot_be_is_refused(heldout: TokenShards, prepared: Documents) -> None:
-    model = loaded(heldout.tokenizer, VOCAB)
+    model = loaded(heldout.tokenizer)
     with pytest.raises(DataError, match="0 documents are longer than long=60"):
         plant_dependencies(prepared, model, Windows(60, 10))
     with pytest.raises(DataError, match="planted tokens are more than the far ones"):
         plant_dependencies(prepared, model, Windows(30, 29))
     with pytest.raises(DataError, match="has no tokenizer beside it"):
-        plant_dependencies(prepared, loaded(None, VOCAB), Windows(30, 10))
+        plant_dependencies(prepared, loaded(None), Windows(30, 10))

@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from analysis.influence import SELECTORS
 from olmo_sparsity.model.huggingface import HuggingFaceLM
+from tests.test_families import SUPPORTED, build, find
 
 ROOT = Path(__file__).parents[1]
 
@@ -38,13 +38,8 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 @pytest.fixture
-def model() -> LlamaForCausalLM:
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=2,
-        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=64,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval()
+def model() -> PreTrainedModel:
+    return build(SUPPORTED[find("Llama 1, 2, 3")], vocab_size=64)
 
 
 @pytest.fixture

@@ -47,21 +47,19 @@ def test_the_marks_and_they_alone_determine_the_answer(planting: Planting) -> No
     assert len(with_first) == 4
 
 
-def test_nothing_planted_stands_in_the_text_by_itself(planting: Planting) -> None:
+def test_nothing_planted_stands_in_the_text_by_itself(
+    tokenizer: Tokenizer, planting: Planting
+) -> None:
     own = np.array([*planting.marks_KM.ravel(), *planting.answers, planting.cue])
     assert len(set(own.tolist())) == len(own) == 8 + 16 + 1
+    special = tokenizer.get_added_tokens_decoder().keys()
+    assert special
+    assert not special & set(own.tolist())
     text = np.concatenate([own, np.arange(30)])
     cleared = planting.clear(text)
     assert not np.isin(cleared, own).any()
     assert (cleared >= 0).all()
     np.testing.assert_array_equal(cleared[len(own) :], text[len(own) :])
-
-
-def test_special_tokens_are_left_alone(tokenizer: Tokenizer, planting: Planting) -> None:
-    special = tokenizer.get_added_tokens_decoder().keys()
-    own = {*planting.marks_KM.ravel().tolist(), *planting.answers.tolist(), planting.cue}
-    assert special
-    assert not own & special
 
 
 def test_alphabets_larger_than_half_the_vocabulary_are_refused(tokenizer: Tokenizer) -> None:
@@ -100,18 +98,18 @@ def test_what_is_planted_is_found_and_nothing_where_it_is_taken_out(
     """The whole way: a model trained on planted text, measured on planted held-out documents."""
     config = make_config(
         data__planted={"share": 1.0, "num_tokens": 2, "num_values": 3},
-        positions__target_length=48,
+        positions__target_length=26,
         model={"d_model": 64, "n_heads": 4, "n_layers": 2, "max_sequence_length": 48,
                "layer_norm_type": "rms", "attention_layer_norm": True, "weight_tying": True,
                "norm_after": True},
-        training={"length": 32, "batch_size": 32, "num_steps": 700, "precision": "fp32"},
-        optimizer={"learning_rate": 2e-2, "warmup_steps": 20},
+        training={"length": 20, "batch_size": 16, "num_steps": 700, "precision": "fp32"},
+        optimizer={"learning_rate": 3e-2, "warmup_steps": 20},
         checkpoint={},
     )  # fmt: skip
     train(config)
     run = load_model(config.run_folder, device="cpu")
-    windows = Windows(30, 8)
-    documents = plant_dependencies(open_documents(None, run, limit=30), run, windows)
+    windows = Windows(18, 5)
+    documents = plant_dependencies(open_documents(None, run, limit=20), run, windows)
     results = measure(run, documents, windows, selectors=["add_one", "random"], ks=(1, 2))
     assert "planted found" in describe(results)
     assert "planted dependency, taken out" in describe(results)

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from analysis.influence import SELECTORS, Question
 from analysis.scoring import Scorer
@@ -171,16 +170,6 @@ def test_a_bias_takes_relevance_from_no_token(kind: str) -> None:
 # --- explicit propagation -------------------------------------------------------------------------
 
 
-def tiny_llama() -> LlamaForCausalLM:
-    torch.manual_seed(3)
-    return LlamaForCausalLM(
-        LlamaConfig(
-            hidden_size=16, intermediate_size=24, num_attention_heads=2, num_key_value_heads=1,
-            num_hidden_layers=1, vocab_size=VOCAB, initializer_range=0.3, tie_word_embeddings=False,
-        )
-    ).eval()  # fmt: skip
-
-
 class Linear:
     """y = W x, and relevance of x in proportion to its shares of y."""
 
@@ -263,7 +252,10 @@ def propagated(theirs: Any, target: int) -> Tensor:
 
 
 def test_relevance_is_that_of_an_explicit_propagation() -> None:
-    theirs = tiny_llama()
+    theirs = build(
+        SUPPORTED[find("Llama 1, 2, 3")], hidden_size=16, intermediate_size=24,
+        num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=1, initializer_range=0.3,
+    )  # fmt: skip
     _, relevance_L, _ = explain(HuggingFaceLM(theirs))
     expected_L = propagated(theirs, 7)
     torch.testing.assert_close(relevance_L.double(), expected_L, rtol=0, atol=1e-5)

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 import analysis.parts
+from analysis.documents import token_texts
 from analysis.parts import Parts
 from analysis.results import FILES, Meta, read_results
 from analysis.tables import MADE_OF_PARTS, PHASES, SCHEMAS
-from analysis.token_texts import token_texts
 from olmo_sparsity.data.tokenizer import load_tokenizer, train_tokenizer
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.manifest import write_manifest

@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, ByT5Tokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
-from analysis.token_texts import token_texts
+from analysis.documents import token_texts
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.huggingface import HuggingFaceLM
