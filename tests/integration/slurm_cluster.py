@@ -29,12 +29,11 @@ INSTALL = "apt-get install -y --no-install-recommends slurm-wlm munge"
 PARTITIONS = """\
 PartitionName=pair Nodes=n[1-2] Default=YES
 PartitionName=doomed Nodes=n[3-4]
-PartitionName=deaf Nodes=n[5-6]
-PartitionName=low Nodes=n7 PriorityTier=1
-PartitionName=high Nodes=n7 PriorityTier=2
+PartitionName=low Nodes=n5 PriorityTier=1
+PartitionName=high Nodes=n5 PriorityTier=2
 """
 ROOT = Path(__file__).parents[2]
-NODES = [f"n{number}" for number in range(1, 8)]
+NODES = [f"n{number}" for number in range(1, 6)]
 
 # Requeued jobs wait for their old credential to expire, and a lost node for its time-out: both are
 # minutes by default and seconds here. Nodes claim more cores than there are: tests wait, not race.
@@ -56,7 +55,7 @@ SlurmdLogFile={folder}/slurmd.%n.log
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
 SchedulerType=sched/backfill
-SchedulerParameters=sched_interval=2,bf_interval=2,batch_sched_delay=0,defer_batch
+SchedulerParameters=sched_interval=1,bf_interval=1,batch_sched_delay=0,defer_batch
 SelectType=select/cons_tres
 GresTypes=gpu
 SelectTypeParameters=CR_Core
@@ -197,7 +196,7 @@ class Cluster:
                     raise RuntimeError(f"{name} has left with {daemon.returncode}:\n{self.logs()}")
             if time.monotonic() > deadline:
                 raise TimeoutError(f"waited {timeout_s} s for {what}\n{self.logs()}")
-            time.sleep(0.2)
+            time.sleep(0.4)
 
     def logs(self) -> str:
         """The ends of the daemons' logs, for a failure's message."""
