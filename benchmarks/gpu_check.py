@@ -134,6 +134,8 @@ def end(child: subprocess.Popen[str]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
+    if child.stdout is not None:
+        child.stdout.close()
 
 
 def last_words(output: str) -> str:
