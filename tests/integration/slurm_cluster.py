@@ -20,7 +20,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 MISSING = [
     name for name in ("sbatch", "slurmctld", "slurmd", "munged") if not shutil.which(name)
@@ -94,12 +93,7 @@ class Cluster:
     def __enter__(self) -> Cluster:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     def _start(self) -> None:
@@ -115,9 +109,8 @@ class Cluster:
                 controller_port=controller,
                 ports=",".join(map(str, ports)),
                 num_nodes=len(NODES),
-                first_job=random.randrange(
-                    10_000, 60_000
-                ),  # jobs meet at a port that follows from it
+                # Jobs meet at a port that follows from it.
+                first_job=random.randrange(10_000, 60_000),
             )
             + PARTITIONS
         )

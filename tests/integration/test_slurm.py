@@ -29,7 +29,7 @@ from olmo_sparsity.cli import build_parser, main
 from olmo_sparsity.config_file import load_config
 from olmo_sparsity.sweep import expand
 from olmo_sparsity.training.run_folder import read_metrics
-from tests.conftest import data_section
+from tests.conftest import data_section, small_run
 from tests.integration.slurm_cluster import INSTALL, MISSING, ROOT, Cluster, is_required
 
 pytestmark = pytest.mark.skipif(
@@ -207,6 +207,7 @@ def two_nodes(bench: Bench) -> Job:
 
 
 def poisoned(bench: Bench) -> Job:
+    """Killed twice before anything is saved: the third start refuses."""
     never = "--checkpoint.interval_steps=null"
     job = bench.train("poisoned", FOREVER, never, "--logging.interval_steps=1000000")
     attempts = job.run_folder / "attempts.json"
@@ -245,11 +246,12 @@ def swept(bench: Bench) -> Job:
 
 
 def crashing(bench: Bench) -> Job:
+    """A job that crashes at once is not tried for ever."""
     return bench.pretend("crashing", "exit 9", MAX_RESTARTS="1").end()
 
 
 def told_too_early(bench: Bench) -> Job:
-    """USR2 before the program listens kills it."""
+    """USR2 before the program listens kills it, and it is requeued."""
     script = "[[ $SLURM_RESTART_COUNT == 1 ]] || { echo up; exec sleep 1000; }"
     job = bench.pretend("told_too_early", script)
     job.wait_for(lambda: "up" in job.log, "the first start")
@@ -258,12 +260,12 @@ def told_too_early(bench: Bench) -> Job:
 
 
 def refusing(bench: Bench) -> Job:
-    """The second task needs longer to say no."""
+    """The second task needs longer to say no: that is no crash."""
     return bench.pretend("refusing", "sleep $((3 * SLURM_PROCID)); exit 2", *TWO_NODES).end()
 
 
 def hanging(bench: Bench) -> Job:
-    """One task of two is gone, and the other waits for it for ever."""
+    """One task of two is gone, and the other waits for it for ever, till it is taken down."""
     script = "((SLURM_RESTART_COUNT > 0)) || ((SLURM_PROCID == 1)) && exit 0; exec sleep 1000"
     return bench.pretend("hanging", script, *TWO_NODES).end()
 
@@ -298,19 +300,12 @@ def jobs(
     request: pytest.FixtureRequest, data_folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[Scenario, Future[Job]]]:
     folder = tmp_path_factory.mktemp("slurm")
-    config = {
-        "seed": 3,
-        "data": data_section(data_folder),
-        "positions": {"scheme": "pose", "target_length": 32},
-        "model": {"d_model": 32, "n_heads": 2, "n_layers": 2, "max_sequence_length": 64},
-        # Constant, so that runs of different lengths have the same curve.
-        "optimizer": {"learning_rate": 1e-3, "warmup_steps": 2, "schedule": "constant"},
-        "training": {"length": 16, "batch_size": 8, "micro_batch_size": 2, "device": "cpu"},
-        "evaluation": {"num_sequences": 4},
-        "checkpoint": {"interval_steps": 10},
-        "logging": {"interval_steps": 5},
-    }
-    config["training"] |= {"num_steps": NUM_STEPS, "precision": "fp32"}
+    config = small_run(folder / "run", data_section(data_folder))
+    # Constant, so that runs of different lengths have the same curve.
+    config["optimizer"] |= {"learning_rate": 1e-3, "schedule": "constant"}
+    config["training"] |= {"num_steps": NUM_STEPS, "batch_size": 8, "micro_batch_size": 2}
+    config["training"]["device"] = "cpu"
+    config |= {"checkpoint": {"interval_steps": 10}, "logging": {"interval_steps": 5}}
     OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
     asked = [getattr(item, "callspec", None) for item in request.session.items]
     wanted = [call.params["job"] for call in asked if call is not None and "job" in call.params]
@@ -411,14 +406,6 @@ def test_deepspeed_on_two_nodes(job: Job, expected: dict[int, float]) -> None:
     assert (start["engine"]["name"], start["engine"]["world_size"]) == ("zero2", 2)
 
 
-@asks(poisoned)
-def test_a_poisoned_job_stops_and_says_so(job: Job) -> None:
-    assert (job.fact("JobState"), job.fact("Restarts")) == ("FAILED", "2")
-    assert job.fact("ExitCode") == "2:0"
-    assert "died 2 times after step 0" in job.log
-    assert "not requeued" in job.log
-
-
 @asks(swept)
 def test_a_sweep_is_an_array(job: Job, expected: dict[int, float]) -> None:
     assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "1")
@@ -431,29 +418,24 @@ def test_a_sweep_is_an_array(job: Job, expected: dict[int, float]) -> None:
     assert job.losses() == expected
 
 
-@asks(crashing)
-def test_a_job_that_crashes_at_once_is_not_tried_for_ever(job: Job) -> None:
-    assert (job.fact("JobState"), job.fact("Restarts")) == ("FAILED", "1")
-    assert job.fact("ExitCode") == "9:0"
-    assert "exit code 9: requeued" in job.log
-    assert "exit code 9: not requeued after 1 restarts" in job.log
+ENDS = {
+    poisoned: ("FAILED", "2", "2:0", ["died 2 times after step 0", "not requeued"]),
+    crashing: ("FAILED", "1", "9:0", ["9: requeued", "9: not requeued after 1 restarts"]),
+    told_too_early: ("COMPLETED", "1", "0:0", ["stopped when asked: requeued"]),
+    refusing: ("FAILED", "0", "2:0", ["not requeued"]),
+    hanging: ("COMPLETED", "1", "0:0", []),
+}
 
 
-@asks(told_too_early)
-def test_a_job_told_to_stop_before_it_listens_is_requeued(job: Job) -> None:
-    assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "1")
-    assert "stopped when asked: requeued" in job.log
-
-
-@asks(refusing)
-def test_tasks_that_refuse_one_after_the_other_are_no_crash(job: Job) -> None:
-    assert (job.fact("JobState"), job.fact("Restarts")) == ("FAILED", "0")
-    assert job.fact("ExitCode") == "2:0"
-
-
-@asks(hanging)
-def test_a_task_that_waits_for_a_lost_one_is_taken_down(job: Job) -> None:
-    assert (job.fact("JobState"), job.fact("Restarts")) == ("COMPLETED", "1")
+@pytest.mark.parametrize(
+    ("job", "facts", "said"),
+    [(scenario, facts, said) for scenario, (*facts, said) in ENDS.items()],
+    indirect=["job"],
+    ids=[scenario.__name__ for scenario in ENDS],
+)
+def test_what_becomes_of_a_job(job: Job, facts: list[str], said: list[str]) -> None:
+    assert [job.fact(name) for name in ("JobState", "Restarts", "ExitCode")] == facts
+    assert all(words in job.log for words in said)
 
 
 @asks(measured)
