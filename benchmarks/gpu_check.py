@@ -134,6 +134,8 @@ def end(child: subprocess.Popen[str]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()
+    if child.stdout is not None:
+        child.stdout.close()
 
 
 def last_words(output: str) -> str:
@@ -402,7 +404,7 @@ def asked_of(fields: dict[str, Any], device: Any, dtype: str) -> Iterator[tuple[
         bias_BF[1, 40:] = torch.finfo(torch.float).min
         hidden_BLD = model.hidden(*near, far=states.expand(2, bias_BF), last=4)
     yield "hidden after all far states", hidden_BLD.float().cpu().numpy()
-    document, scorer = Document(tokens_BL[0].numpy()), Scorer(model)
+    document, scorer = Document(tokens_BL[0, :56].numpy()), Scorer(model)
     scorer.head_weights = np.linspace(0, 1, sizes["n_layers"] * sizes["n_heads"])
     for name in SELECTORS:
         tables = recover(scorer, document, Windows(32, 8, 8), selectors=name, ks=(1, 4))

@@ -20,11 +20,11 @@ import platform
 import statistics
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -47,6 +47,7 @@ from olmo_sparsity.model.exchange import hugging_face_model
 from olmo_sparsity.model.load import build_model, load_model
 from olmo_sparsity.model.olmo import PositionedOLMo
 
+T = TypeVar("T")
 ROOT = Path(__file__).parents[1]
 LONG, SHORT = 256, 64
 CPU = torch.device("cpu")
@@ -64,15 +65,15 @@ class Contest:
     wall: dict[str, list[float]] = field(default_factory=dict)
     cpu: dict[str, list[float]] = field(default_factory=dict)
 
-    def time(self, name: str, work: int, run: Callable[[], Any]) -> Any:
+    def time(self, name: str, work: int, run: Callable[..., T], *given: Any) -> T:
         wall, cpu = time.perf_counter(), time.process_time()
-        found = run()
-        for table, since, now in (
-            (self.wall, wall, time.perf_counter()),
-            (self.cpu, cpu, time.process_time()),
-        ):
-            table.setdefault(name, []).append((now - since) * 1000 / work)
+        found = run(*given)
+        self.wall.setdefault(name, []).append((time.perf_counter() - wall) * 1000 / work)
+        self.cpu.setdefault(name, []).append((time.process_time() - cpu) * 1000 / work)
         return found
+
+    def time_all(self, name: str, work: int, run: Callable[[Any], T], given: Iterable) -> list[T]:
+        return self.time(name, work, lambda: [run(one) for one in given])
 
     def report(self, *baselines: str) -> None:
         def ratio(table: dict[str, list[float]], base: str, name: str) -> str:
@@ -151,11 +152,11 @@ def longppl_loop(model: Any, document: np.ndarray, windows: Windows) -> np.ndarr
 
 
 def losses_in_whole_documents(
-    scorer: Scorer, document: np.ndarray, short: int, stride: int
+    scorer: Scorer, document: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """longppl's reading, asked here: the long context is all that went before."""
-    whole = Windows(short, 1, len(document) - short).blocks(document)
-    near = Windows(short, 1, stride).blocks(document)
+    whole = Windows(SHORT, 1, len(document) - SHORT).blocks(document)
+    near = Windows(SHORT, 1, SHORT).blocks(document)
     long, *_ = scorer.losses([Context(block).long_row() for block in whole])
     return long, np.concatenate(scorer.losses([Context(block).long_row() for block in near]))
 
@@ -240,25 +241,17 @@ def one_target(setting: Setting) -> None:
     for number in range(setting.rounds):
         block = setting.question(number)
         num_far = block.num_far
-        alone = contest.time(
-            "(i) one at a time",
-            len(far) + 1,
-            lambda block=block: one_at_a_time(setting.hugging_face, block, far, 0),
-        )
+        asked = (setting.hugging_face, block, far, 0)
+        alone = contest.time("(i) one at a time", len(far) + 1, one_at_a_time, *asked)
+        target = torch.from_numpy(block.targets_W[:1].astype(np.int64))
         for name, text in captum_inputs(setting.tokenizer, block).items():
             # Its wrapper takes batches of one only; without its cache it is faster for one target.
-            contest.time(
-                f"(ii) captum, {name}",
-                text.n_itp_features + 1,
-                lambda text=text, block=block: ablation.attribute(
-                    text, target=torch.from_numpy(block.targets_W[:1].astype(np.int64)),
-                    use_cached_outputs=False,
-                ),
-            )  # fmt: skip
-        fp32 = contest.time("(iii) ours, W=1", num_far, lambda b=block: ours(exact, b))
-        bf16 = contest.time("(iii) ours, W=1, bf16", num_far, lambda b=block: ours(rounded, b))
-        contest.time("(v) add_one_screened", num_far, lambda b=block: screened(exact, b))
-        contest.time("(v) add_one_screened, bf16", num_far, lambda b=block: screened(rounded, b))
+            attribute = partial(ablation.attribute, target=target, use_cached_outputs=False)
+            contest.time(f"(ii) captum, {name}", text.n_itp_features + 1, attribute, text)
+        fp32 = contest.time("(iii) ours, W=1", num_far, ours, exact, block)
+        bf16 = contest.time("(iii) ours, W=1, bf16", num_far, ours, rounded, block)
+        contest.time("(v) add_one_screened", num_far, screened, exact, block)
+        contest.time("(v) add_one_screened, bf16", num_far, screened, rounded, block)
         errors.append(np.abs(fp32[far, 0] - alone).max())
         bf16_errors.append(np.abs(bf16 - fp32))
     contest.report("(i) one at a time", "(ii) captum, replaced", "(ii) captum, added")
@@ -274,16 +267,13 @@ def shared_windows(setting: Setting) -> None:
     for number in range(setting.rounds):
         block = setting.question(number, stride=SHORT)
         work = block.num_targets * block.num_far
-        alone = contest.time(
-            "(i) one at a time, equal windows",
-            len(targets) * (len(far) + 1),
-            lambda block=block: np.stack(
-                [one_at_a_time(setting.hugging_face, block, far, target) for target in targets]
-            ),
-        )
-        fp32 = contest.time("(iv) ours, W=S", work, lambda b=block: ours(exact, b))
-        contest.time("(iv) ours, W=S, bf16", work, lambda b=block: ours(rounded, b))
-        worst = np.abs(fp32[np.ix_(far, targets)].T - alone).max()
+        each = partial(one_at_a_time, setting.hugging_face, block, far)
+        num_rows = len(targets) * (len(far) + 1)
+        name = "(i) one at a time, equal windows"
+        alone = contest.time_all(name, num_rows, each, targets)
+        fp32 = contest.time("(iv) ours, W=S", work, ours, exact, block)
+        contest.time("(iv) ours, W=S, bf16", work, ours, rounded, block)
+        worst = np.abs(fp32[np.ix_(far, targets)].T - np.stack(alone)).max()
         assert worst < 2e-5, worst
     contest.report("(i) one at a time, equal windows")
 
@@ -295,13 +285,9 @@ def with_context(setting: Setting, long: int, short: int, stride: int) -> None:
     for number in range(setting.rounds):
         document = setting.documents[number % len(setting.documents)]
         block = next(iter(Windows(long, short, stride).blocks(document)))
-        masked = contest.time(
-            "the long window under a mask", 1, lambda b=block: under_a_mask(setting.fp32, b)
-        )
-        scorer = Scorer(setting.fp32, CPU)
-        found = contest.time("ours", 1, lambda s=scorer, b=block: ours(s, b))
-        alone = shown_alone(setting.fp32)
-        contest.time("ours, shown alone", 1, lambda s=alone, b=block: ours(s, b))
+        masked = contest.time("the long window under a mask", 1, under_a_mask, setting.fp32, block)
+        found = contest.time("ours", 1, ours, Scorer(setting.fp32, CPU), block)
+        contest.time("ours, shown alone", 1, ours, shown_alone(setting.fp32), block)
         worst = np.abs(found - masked).max()
         assert worst < 2e-5, worst
     contest.report("the long window under a mask")
@@ -368,39 +354,29 @@ def against_longppl(setting: Setting) -> None:
     bounded = Contest(f"Context losses, S=W={SHORT}, N={LONG}: ms per target")
     whole = Contest(f"The same, the long context being the whole document, S=W={SHORT}")
     scorer = shown_alone(setting.fp32)
+
+    def key_tokens(ids_1L: Tensor) -> Any:
+        """At thresholds at which the model of this benchmark has some."""
+        model = setting.hugging_face
+        return find_key_token(ids_1L, model, Ids(), SHORT, SHORT, alpha=0.1, beta=-100)
+
     for number in range(setting.rounds):
         # Several documents a round: how much the last, shorter block of each costs is chance.
         part = [setting.documents[(5 * number + i) % len(setting.documents)] for i in range(5)]
         num_targets = sum(len(document) - LONG for document in part)
-        their_gaps = bounded.time(
-            "longppl's loop, our windows",
-            num_targets,
-            lambda part=part: [longppl_loop(setting.hugging_face, d, windows) for d in part],
-        )
-        our_losses = bounded.time(
-            "ours",
-            num_targets,
-            lambda part=part: [context_losses(scorer, Document(d), windows) for d in part],
-        )
+        theirs = partial(longppl_loop, setting.hugging_face, windows=windows)
+        their_gaps = bounded.time_all("longppl's loop, our windows", num_targets, theirs, part)
+        asked = [Document(document) for document in part]
+        losses_of = partial(context_losses, scorer, windows=windows)
+        our_losses = bounded.time_all("ours", num_targets, losses_of, asked)
         for losses, gap_T in zip(our_losses, their_gaps, strict=True):
             assert np.abs(losses.loss_short - losses.loss_long - gap_T).max() < 5e-5
 
         num_targets = sum(len(document) - SHORT for document in part)
         all_ids = [torch.from_numpy(document.astype(np.int64))[None] for document in part]
-        all_spans = whole.time(
-            "longppl.find_key_token",
-            num_targets,
-            # Thresholds at which the model of this benchmark has key tokens.
-            lambda all_ids=all_ids: [
-                find_key_token(ids, setting.hugging_face, Ids(), SHORT, SHORT, alpha=0.1, beta=-100)
-                for ids in all_ids
-            ],
-        )
-        all_losses = whole.time(
-            "ours, per token",
-            num_targets,
-            lambda part=part: [losses_in_whole_documents(scorer, d, SHORT, SHORT) for d in part],
-        )
+        all_spans = whole.time_all("longppl.find_key_token", num_targets, key_tokens, all_ids)
+        in_whole = partial(losses_in_whole_documents, scorer)
+        all_losses = whole.time_all("ours, per token", num_targets, in_whole, part)
         for spans, (long, short) in zip(all_spans, all_losses, strict=True):
             key = {place for start, end in spans.tolist() for place in range(start, end)}
             doubtful = np.abs(short - long - 0.1) < 1e-4
@@ -422,12 +398,8 @@ def against_dense(setting: Setting) -> None:
             rows = [context.set_row(np.array([j])) for j in range(block.num_far)]
             tensors = (*as_tensors(rows, CPU), torch.from_numpy(block.targets_W.astype(np.int64)))
             labels_B = tensors[2].expand(len(rows))
-            contest.time(
-                f"plain forward, {name}",
-                len(rows),
-                lambda m=model, t=tensors, y=labels_B: dense(m, *t[:2], y),
-            )
-            contest.time(f"ours, {name}", len(rows) + 1, lambda s=scorer, b=block: ours(s, b))
+            contest.time(f"plain forward, {name}", len(rows), dense, model, *tensors[:2], labels_B)
+            contest.time(f"ours, {name}", len(rows) + 1, ours, scorer, block)
     contest.report("plain forward, fp32", "plain forward, bf16")
 
 

@@ -20,18 +20,20 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import multiprocessing
 import os
 import platform
 import random
 import resource
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 PART_MEGABYTES = 30
 BATCH_CHARACTERS = 2**21  # As in prepare: what differs is the work around the tokenizer.
@@ -113,7 +115,7 @@ CONTESTANTS = {
 }
 
 
-def run_contestant(name: str, part: str, tokenizer_name: str) -> None:
+def run_contestant(name: str, part: str, tokenizer_name: str) -> dict[str, Any]:
     """In the child: set up, then the work alone between two clocks."""
     with tempfile.TemporaryDirectory() as scratch:
         work = CONTESTANTS[name](part, tokenizer_name, scratch)
@@ -122,7 +124,7 @@ def run_contestant(name: str, part: str, tokenizer_name: str) -> None:
         seconds, cpu = time.perf_counter() - started, cpu_seconds() - started_cpu
     status = Path("/proc/self/status").read_text()
     peak_mb = int(status.split("VmHWM:")[1].split()[0]) / 1024
-    print(json.dumps({"seconds": seconds, "cpu": cpu, "peak_mb": peak_mb, "result": result}))
+    return {"seconds": seconds, "cpu": cpu, "peak_mb": peak_mb, "result": result}
 
 
 def cpu_seconds() -> float:
@@ -132,11 +134,9 @@ def cpu_seconds() -> float:
     return own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
 
 
-def call_contestant(name: str, part: str, tokenizer_name: str) -> dict:
-    command = [sys.executable, __file__, "--contestant", name, "--part", part]
-    command += ["--tokenizer", tokenizer_name]
-    done = subprocess.run(command, check=True, capture_output=True, text=True)
-    return json.loads(done.stdout.splitlines()[-1])
+def call_contestant(name: str, part: str, tokenizer_name: str) -> dict[str, Any]:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(run_contestant, name, part, tokenizer_name).result()
 
 
 def write_corpus(folder: Path, megabytes: int) -> list[Path]:
@@ -164,13 +164,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=200, help="of text in the whole corpus")
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--tokenizer", default="allenai_dolma2.json")
-    parser.add_argument("--contestant", help=argparse.SUPPRESS)
-    parser.add_argument("--part", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.contestant:
-        run_contestant(given.contestant, given.part, given.tokenizer)
-        return
-
     found: dict[str, list[dict]] = {name: [] for name in CONTESTANTS}
     with tempfile.TemporaryDirectory() as folder:
         part = str(write_corpus(Path(folder), given.megabytes)[0])
@@ -180,17 +174,9 @@ def main() -> None:
                 print(f"round {turn}: {name} {found[name][-1]['seconds']:.1f} s", file=sys.stderr)
         whole = call_contestant("prepare", f"{folder}/*.json.gz", given.tokenizer)
 
-    processor = next(
-        (
-            line.split(":")[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.processor(),
-    )
-    print(
-        f"\n{date.today()} · {processor}, {CORES} cores, load {os.getloadavg()[0]:.1f} at the end"
-    )
+    processor = platform.processor() or platform.machine()
+    load = os.getloadavg()[0]
+    print(f"\n{date.today()} · {processor}, {CORES} cores, load {load:.1f} at the end")
     packages = " ".join(f"{name} {version(name)}" for name in ("tokenizers", "datasets"))
     print(f"Python {platform.python_version()}, {packages}, {given.tokenizer}")
     print(f"python {' '.join(sys.argv)}")

@@ -62,11 +62,15 @@ def tokenizer(shards: TokenShards) -> Tokenizer:
 
 @pytest.fixture
 def run_dict(data_folder: Path, tmp_path: Path) -> dict:
+    return small_run(tmp_path / "run", data_section(data_folder))
+
+
+def small_run(run_folder: Path, data: dict) -> dict:
     """A run of a few seconds, as a nested dict that a test may change."""
     return {
-        "run_folder": str(tmp_path / "run"),
+        "run_folder": str(run_folder),
         "seed": 3,
-        "data": data_section(data_folder),
+        "data": data,
         "positions": {"scheme": "pose", "target_length": 32},
         "model": {
             "d_model": 32,

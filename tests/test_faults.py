@@ -15,9 +15,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> fuzz.World:
     return faults.make_world(tmp_path_factory.mktemp("faults"))
 
 
-@pytest.mark.parametrize(("kind", "count"), [("damage", 12), ("kill", 2), ("race", 1)])
-def test_a_fault_changes_no_number_without_a_word(world: fuzz.World, kind: str, count: int) -> None:
-    trials = [faults.run_trial(world, kind, number) for number in range(count)]
+@pytest.mark.parametrize(
+    ("trial", "count"), [(faults.damaged_folder, 16), (faults.kill, 2), (faults.race, 1)]
+)
+def test_a_fault_changes_no_number_without_a_word(
+    world: fuzz.World, trial: fuzz.Trial, count: int
+) -> None:
+    trials = [fuzz.run_trial(world, trial, number) for number in range(count)]
     assert not (failed := [f"{done}: {failure}" for done, failure in trials if failure]), failed
 
 
@@ -31,12 +35,14 @@ def test_the_injector_sees_other_numbers_and_what_is_left_over(
 
     monkeypatch.setattr("analysis.results.verify_manifest", lambda *_: None)
     monkeypatch.setattr(faults, "damage", halve)
-    done, failure = faults.run_trial(world, "damage", list(faults.SCENES).index("report"))
+    done, failure = fuzz.run_trial(
+        world, faults.damaged_folder, list(faults.SCENES).index("report")
+    )
     assert "other rows" in str(failure), done
     monkeypatch.undo()
 
     monkeypatch.setattr("olmo_sparsity.model.exchange.remove_partial", lambda folder: None)
-    number = list(faults.MAKINGS).index("export")
-    monkeypatch.setattr(faults, "_num_operations", {"export": 6})
-    found = [faults.run_trial(world, "kill", number + 5 * i)[1] for i in range(4)]
+    number = list(faults.MAKINGS).index("exporting")
+    monkeypatch.setattr(faults, "_num_operations", {"exporting": 6})
+    found = [fuzz.run_trial(world, faults.kill, number + 5 * i)[1] for i in range(4)]
     assert any("left over" in str(failure) for failure in found), found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests import fuzz
@@ -17,28 +15,17 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> fuzz.World:
 @pytest.mark.parametrize("kind", fuzz.KINDS, ids=lambda kind: kind.__name__)
 def test_malformed_input_is_answered_in_one_line(world: fuzz.World, kind: fuzz.Kind) -> None:
     first, step = fuzz.KINDS.index(kind), len(fuzz.KINDS)
-    answers = {number: fuzz.run_case(world, number) for number in range(first, 10 * step, step)}
-    failed = [f"{number} ({done}): {bug}" for number, (done, bug) in answers.items() if bug]
-    assert not failed, "\n".join(failed)
+    trials = [fuzz.run_trial(world, fuzz.spoilt_input, n) for n in range(first, 10 * step, step)]
+    assert not (failed := [f"{done}: {failure}" for done, failure in trials if failure]), failed
 
 
-def test_the_fuzzer_sees_a_traceback_and_a_loss(
-    world: fuzz.World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [(lambda words: 2, "0 lines that say why"), (lambda words: {}[0], "KeyError")],
+)
+def test_the_fuzzer_sees_a_traceback_and_silence(
+    world: fuzz.World, monkeypatch: pytest.MonkeyPatch, broken: object, said: str
 ) -> None:
-    def broken(words: list[str]) -> int:
-        raise KeyError("a bug")
-
     monkeypatch.setattr(fuzz, "main", broken)
-    done, failure = fuzz.run_case(world, 0)
-    assert "KeyError" in str(failure), done
-    monkeypatch.undo()
-
-    monkeypatch.setattr(fuzz, "main", lambda words: 2)
-    assert "0 lines that say why" in str(fuzz.run_case(world, 0)[1])
-    monkeypatch.undo()
-
-    shorter = tmp_path / "shorter"
-    words = ["measure", world.run["run_folder"], "--out", str(shorter), *fuzz.MEASURE]
-    fuzz.expect(0, fuzz.run_command([*words, "--max-documents=6"]))
-    with pytest.raises(fuzz.Failure, match="other rows"):
-        fuzz.same_results(shorter, world.folder / "results")
+    done, failure = fuzz.run_trial(world, fuzz.spoilt_input, 0)
+    assert said in str(failure), done
