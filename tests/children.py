@@ -122,14 +122,19 @@ def _run(
 
 
 def signal_at_step(number: int, name: str) -> None:
-    """Disturbs: the process gets a signal when it begins its step of that number."""
+    """Disturbs: this process gets a signal."""
+    at_step(number, lambda: os.kill(os.getpid(), signal.Signals[name]))
+
+
+def at_step(number: int, act: Callable[[], None]) -> None:
+    """Act when this process begins its step of that number."""
     step, begun = Engine.step, 0
 
     def counted(self: Engine, *given: Any) -> Any:
         nonlocal begun
         begun += 1
         if begun == number:
-            os.kill(os.getpid(), signal.Signals[name])
+            act()
         return step(self, *given)
 
     Engine.step = counted  # type: ignore[method-assign]
