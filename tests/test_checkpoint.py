@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import random
 import shutil
@@ -109,13 +110,17 @@ def test_killed_at_random_moments_the_end_is_bit_identical(
     settings = settings_for(data_folder, folder)
     generator = random.Random(0)
     for _ in range(4):
-        assert run(settings, partial(die_at_fsync, generator.randint(1, 12))) == -signal.SIGKILL
-        if run(settings, partial(die_after, generator.uniform(0.2, 1.0))) == 0:
-            # It finished before the blow: take its last checkpoint away and go on killing.
-            shutil.rmtree(list_checkpoints(folder)[0])
-        # So many deaths in so short a run are not the loop that is guarded against.
-        (folder / "attempts.json").unlink(missing_ok=True)
+        in_a_checkpoint = partial(die_at_fsync, generator.randint(8, 40))
+        for blow in (in_a_checkpoint, partial(die_after, generator.uniform(0.2, 1.0))):
+            code = run(settings, blow)
+            assert code in (0, -signal.SIGKILL)
+            if code == 0:  # finished before the blow: take its last checkpoint away
+                shutil.rmtree(list_checkpoints(folder)[0])
+            # So many deaths in so short a run are not the loop that is guarded against.
+            (folder / "attempts.json").unlink(missing_ok=True)
     assert run(settings) == 0
+    starts = json.loads((folder / "environment.json").read_text())
+    assert len({start["resumed_at_step"] for start in starts}) > 2, "they went on from checkpoints"
     assert_same_end(folder, undisturbed)
     assert not list((folder / "checkpoints").glob("*.tmp"))
 
