@@ -51,6 +51,8 @@ def exit_code_of(error: BaseException, *, resumes: bool) -> int:
         )
     if isinstance(error, OSError):
         return _exit_code_of_os_error(error)
+    if isinstance(error, ValueError) and str(error) == "embedded null byte":
+        return print_error("a path holds a null byte; write it without")
     raise error
 
 

@@ -68,12 +68,18 @@ def _remove(path: Path) -> None:
 
 def age_s(path: Path) -> float:
     """By the clock of the disk, as machines may differ. 0 if the file is gone."""
+    try:
+        return _stat_of_new(path).st_mtime - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _stat_of_new(path: Path) -> os.stat_result:
+    """Time and mode of a file created beside `path` now."""
     probe = partial_name(path)
     try:
         probe.touch()
-        return probe.stat().st_mtime - path.stat().st_mtime
-    except FileNotFoundError:
-        return 0.0
+        return probe.stat()
     finally:
         probe.unlink(missing_ok=True)
 
@@ -108,12 +114,7 @@ def sync(path: Path) -> None:
 def follow_umask(path: Path) -> None:
     """Give a file the mode of any new one: some libraries use mkstemp, whose files only the owner
     can read."""
-    probe = partial_name(path)
-    try:
-        probe.touch()
-        path.chmod(probe.stat().st_mode & 0o777)
-    finally:
-        probe.unlink(missing_ok=True)
+    path.chmod(_stat_of_new(path).st_mode & 0o777)
 
 
 def sha256_of(path: Path) -> str:

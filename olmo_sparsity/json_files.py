@@ -36,11 +36,13 @@ def parse_json(content: bytes, kind: type[T]) -> T:
     """Raises ValueError with the reason."""
     try:
         value = json.loads(content.decode("utf-8"))
+        too_deep = _depth(value) > _DEEPEST
     except RecursionError:
-        raise ValueError("it is nested too deep") from None
+        too_deep = True
     except ValueError as error:
         raise ValueError(f"not readable JSON ({error})") from None
-    _refuse_depth(value)
+    if too_deep:
+        raise ValueError("it is nested too deep")
     return conform(check_crc(value) if isinstance(value, dict) else value, kind)
 
 
@@ -108,12 +110,7 @@ def _types(kind: type) -> dict[str, Any]:
     return get_type_hints(kind)
 
 
-def _refuse_depth(value: Any) -> None:
-    level, depth = [value], 0
-    while level:
-        depth += 1
-        if depth > _DEEPEST:
-            raise ValueError("it is nested too deep")
-        inner = [node.values() if isinstance(node, dict) else node for node in level
-                 if isinstance(node, dict | list)]  # fmt: skip
-        level = [node for nodes in inner for node in nodes]
+def _depth(value: Any) -> int:
+    if not isinstance(value, dict | list):
+        return 1
+    return 1 + max(map(_depth, value.values() if isinstance(value, dict) else value), default=0)

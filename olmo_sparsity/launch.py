@@ -25,6 +25,7 @@ class Launch:
     """Rank among the processes of this machine, and the number of its GPU."""
 
     local_world_size: int = 1
+    """Processes on this machine."""
 
 
 def read_launch() -> Launch:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from types import TracebackType
 
 from olmo_sparsity.errors import printable
 
@@ -48,15 +47,11 @@ class Progress:
         now = time.perf_counter()
         fresh = done - self.done_at_start
         rate = fresh / (now - self.started) if now > self.started else 0.0
-        parts = [
-            self.title,
-            f"{done:,}" + (f"/{self.total:,}" if self.total else "") + f" {self.unit}",
-        ]
+        of_total = f"/{self.total:,}" if self.total else ""
+        parts = [self.title, f"{done:,}{of_total} {self.unit}"]
         parts += [f"{name.replace('_', ' ')} {value}" for name, value in values.items()]
         if rate > 0:
-            parts.append(
-                f"{rate:,.3g} {self.unit}/s" if rate < 1e3 else f"{rate:,.0f} {self.unit}/s"
-            )
+            parts.append(f"{rate:,{'.3g' if rate < 1e3 else '.0f'}} {self.unit}/s")
             if self.total and done < self.total:
                 parts.append(f"{format_duration((self.total - done) / rate)} left")
         self.text = printable(" · ".join(parts))
@@ -83,12 +78,7 @@ class Progress:
         if self.live:
             print("\r\x1b[K", end="", file=sys.stderr)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._clear()
         if self.enabled and self.text:
             took = format_duration(time.perf_counter() - self.started)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +23,15 @@ VOCAB = 512
 
 # A shell's background jobs ignore Ctrl-C, and so would every command that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is alone, whatever has started the tests."""
+    names = ("SLURM_", "TORCHELASTIC", "MASTER_")
+    for name in list(os.environ):
+        if name.startswith(names) or name.endswith(("RANK", "WORLD_SIZE")):
+            monkeypatch.delenv(name)
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -60,11 +71,6 @@ def tokenizer(shards: TokenShards) -> Tokenizer:
     return shards.tokenizer
 
 
-@pytest.fixture
-def run_dict(data_folder: Path, tmp_path: Path) -> dict:
-    return small_run(tmp_path / "run", data_section(data_folder))
-
-
 def small_run(run_folder: Path, data: dict) -> dict:
     """A run of a few seconds, as a nested dict that a test may change."""
     return {
@@ -85,6 +91,26 @@ def small_run(run_folder: Path, data: dict) -> dict:
         "evaluation": {"num_sequences": 4},
         "checkpoint": {"interval_steps": 2},
     }
+
+
+@pytest.fixture
+def run_dict(data_folder: Path, tmp_path: Path) -> dict:
+    return small_run(tmp_path / "run", data_section(data_folder))
+
+
+@pytest.fixture(scope="session")
+def _trained_once(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from olmo_sparsity.training.loop import train
+
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    train(config_from_dict(small_run(folder, data_section(data_folder))))
+    return folder
+
+
+@pytest.fixture
+def trained(_trained_once: Path, run_dict: dict) -> Path:
+    """The run of `run_dict`, finished."""
+    return shutil.copytree(_trained_once, Path(run_dict["run_folder"]))
 
 
 @pytest.fixture

@@ -158,20 +158,16 @@ def test_the_shipped_files_say_nothing_but_engine_settings(
 # --- who stands where -----------------------------------------------------------------------------
 
 
-def test_the_first_node_of_a_list() -> None:
-    for nodes, first in {
-        "n1": "n1",
-        "n1,n2": "n1",
-        "gpu[07-09,12],cpu1": "gpu07",
-        "a-[3,5]": "a-3",
-    }.items():
-        assert first_node(nodes) == first
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("n1", "n1"), ("n1,n2", "n1"), ("gpu[07-09,12],cpu1", "gpu07"), ("a-[3,5]", "a-3")],
+)
+def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
+    assert first_node(nodes) == first
 
 
+@pytest.mark.usefixtures("no_launcher")
 def test_where_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("MASTER_ADDR", "MASTER_PORT", "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     with pytest.raises(ConfigError, match="MASTER_ADDR is not set"):
         distributed._meeting_point()
     monkeypatch.setenv("SLURM_STEP_NODELIST", "n[3-4]")
@@ -204,32 +200,29 @@ def test_no_gpu_where_slurm_gave_some(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_disk_without_room_for_the_checkpoints_is_refused(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def free(num_bytes: int) -> None:
+        monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=num_bytes))
+
     config = make_config()
     needed = 3 * 10**6 * 12  # two that are kept, one being written
-    for free, fits in ((needed, True), (needed - 1, False)):
-        monkeypatch.setattr(
-            shutil, "disk_usage", lambda path, free=free: SimpleNamespace(free=free)
-        )
-        if fits:
-            check_room(Path("/"), config, 10**6, step=0)
-        else:
-            with pytest.raises(UserError, match=r"0\.03 GiB free, .* need 0\.03 .*keep=2"):
-                check_room(Path("/"), config, 10**6, step=0)
+    free(needed)
+    check_room(Path("/"), config, 10**6, step=0)
+    free(needed - 1)
+    with pytest.raises(UserError, match=r"0\.03 GiB free, .* need 0\.03 .*keep=2"):
+        check_room(Path("/"), config, 10**6, step=0)
     config = make_config(checkpoint__keep_steps=[1, 3])
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=needed))
+    free(needed)
     with pytest.raises(UserError, match=r"need 0\.06 .*keep=2, 2 to stay forever"):
         check_room(Path("/"), config, 10**6, step=0)
-    monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=10**6))
+    free(10**6)
     with pytest.raises(UserError, match="run_folder="):
         train(config)
     assert not (Path(config.run_folder) / "metrics.jsonl").exists()
 
 
-def test_checkpoints_are_as_large_as_the_check_assumes(make_config: MakeConfig) -> None:
-    config = make_config(checkpoint__interval_steps=100)
-    train(config)
-    (folder,) = (Path(config.run_folder) / "checkpoints").iterdir()
-    written = sum(path.stat().st_size for path in folder.rglob("*.safetensors"))
+def test_checkpoints_are_as_large_as_the_check_assumes(trained: Path) -> None:
+    (*_, last) = (trained / "checkpoints").iterdir()
+    written = sum(path.stat().st_size for path in last.rglob("*.safetensors"))
     parameters = 37_024
     assert 0 <= written - parameters * preflight.BYTES_PER_PARAMETER < 10_000, "headers"
 
@@ -323,14 +316,7 @@ def test_dying_in_different_places_is_given_more_patience(tmp_path: Path) -> Non
 
 
 def test_progress_and_an_orderly_end_are_no_deaths(tmp_path: Path) -> None:
-    for start in (
-        0,
-        2,
-        4,
-        6,
-        8,
-        10,
-    ):  # preempted without notice, but a checkpoint further each time
+    for start in range(0, 12, 2):  # preempted without notice, but a checkpoint further each time
         die(tmp_path, start, start + 3)
     for _ in range(4):
         with attempt(tmp_path, 12, ALONE):
@@ -340,15 +326,12 @@ def test_progress_and_an_orderly_end_are_no_deaths(tmp_path: Path) -> None:
     assert not (tmp_path / "attempts.json").exists()
 
 
-def test_a_poisoned_run_is_refused_by_training(make_config: MakeConfig) -> None:
-    config = make_config()
-    folder = Path(config.run_folder)
-    train(config)
-    shutil.rmtree(folder / "checkpoints")
-    (folder / "attempts.json").write_text(json.dumps({"start": 0, "deaths": [6]}))
+def test_a_poisoned_run_is_refused_by_training(make_config: MakeConfig, trained: Path) -> None:
+    shutil.rmtree(trained / "checkpoints")
+    (trained / "attempts.json").write_text(json.dumps({"start": 0, "deaths": [6]}))
     with pytest.raises(UserError, match=r"died 2 times after step 6, without a new checkpoint"):
         train(make_config())
-    (folder / "attempts.json").unlink()
+    (trained / "attempts.json").unlink()
     train(make_config())
 
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.launch import Launch, read_launch
 
-
-@pytest.fixture(autouse=True)
-def _nothing_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("SLURM_") or name.endswith(("RANK", "WORLD_SIZE")):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("no_launcher")
 
 
 @pytest.mark.parametrize(

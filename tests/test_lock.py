@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -20,7 +19,7 @@ from olmo_sparsity import lock
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.launch import launch_id
 from olmo_sparsity.lock import LOCK, Owner, locked
-from tests.children import start
+from tests.children import forkserver, start
 
 HOLD = """
 import sys, time
@@ -32,13 +31,7 @@ with locked(Path(sys.argv[1])):
 """
 
 
-@pytest.fixture(autouse=True)
-def _no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith(("SLURM_", "TORCHELASTIC", "MASTER_")) or name.endswith(
-            ("RANK", "WORLD_SIZE")
-        ):
-            monkeypatch.delenv(name)
+pytestmark = pytest.mark.usefixtures("no_launcher")
 
 
 @pytest.fixture
@@ -148,24 +141,23 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         pass
 
 
-def _compete(folder: Path, start_at: float, found: Any) -> None:
-    time.sleep(max(0.0, start_at - time.time()))
+def _compete(folder: Path, together: Any, found: Any) -> None:
+    together.wait(60)
     try:
         with locked(folder):
             found.put(True)
-            time.sleep(1)
+            together.wait(60)
     except UserError:
         found.put(False)
+        together.wait(60)
 
 
 def test_of_many_that_find_a_dead_owner_one_follows(tmp_path: Path) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__])
     write(tmp_path, started="1")
-    found: Any = context.Queue()
-    start_at = time.time() + 2
+    found: Any = forkserver.Queue()
+    together = forkserver.Barrier(6)
     children = [
-        context.Process(target=_compete, args=(tmp_path, start_at, found)) for _ in range(6)
+        forkserver.Process(target=_compete, args=(tmp_path, together, found)) for _ in range(6)
     ]
     for child in children:
         child.start()
@@ -177,7 +169,8 @@ def test_of_many_that_find_a_dead_owner_one_follows(tmp_path: Path) -> None:
 
 # --- several processes of one launch --------------------------------------------------------------
 
-Set = Callable[[str, str], None]
+TORCHRUN = {"WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "1"}
+SRUN = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
 
 
 def test_all_processes_of_a_launch_are_one_owner(
@@ -206,23 +199,11 @@ def test_all_processes_of_a_launch_are_one_owner(
 @pytest.mark.parametrize(
     ("common", "own", "other"),
     [
+        (TORCHRUN, {"RANK": "1", "LOCAL_RANK": "1"}, {"MASTER_PORT": "2"}),
+        (TORCHRUN, {"RANK": "1"}, {"TORCHELASTIC_RUN_ID": "abc"}),
+        (SRUN, {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"}, {"SLURM_STEP_ID": "1"}),
         (
-            {"WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "1"},
-            {"RANK": "1", "LOCAL_RANK": "1"},
-            {"MASTER_PORT": "2"},
-        ),
-        (
-            {"WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "1"},
-            {"RANK": "1"},
-            {"TORCHELASTIC_RUN_ID": "abc"},
-        ),
-        (
-            {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"},
-            {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"},
-            {"SLURM_STEP_ID": "1"},
-        ),
-        (
-            {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"},
+            SRUN,
             # What training sets for DeepSpeed once the processes have met.
             {"SLURM_PROCID": "1", "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "n1"},
             {"SLURM_RESTART_COUNT": "1"},

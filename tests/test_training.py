@@ -25,6 +25,7 @@ from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.model.load import build_model, load_model
 from olmo_sparsity.model.losses import token_losses
 from olmo_sparsity.training import loop
+from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.engine import Engine, choose_device, choose_precision
 from olmo_sparsity.training.estimate import (
     count_parameters,
@@ -38,6 +39,10 @@ from olmo_sparsity.training.optim import build_optimizer, learning_rate
 from olmo_sparsity.training.run_folder import Metrics, draw_losses, loss_table, read_metrics
 
 MakeConfig = Callable[..., RunConfig]
+GPT_NEOX = {
+    **{"architecture": "gpt_neox", "d_model": 32, "n_heads": 2, "n_layers": 2},
+    **{"max_sequence_length": 64, "activation_type": "gelu", "include_bias": True},
+}
 
 
 def rows(config: RunConfig) -> list[dict]:
@@ -76,20 +81,14 @@ def test_a_run_learns_and_leaves_a_whole_folder(make_config: MakeConfig) -> None
     assert "held-out loss by position" in loss_table(folder)
 
 
-def test_a_finished_run_is_left_alone(make_config: MakeConfig) -> None:
-    config = make_config()
-    train(config)
-    before = rows(config)
-    assert train(make_config()) is Outcome.FINISHED
-    assert rows(config) == before
-
-
-def test_a_finished_run_without_its_metrics_says_so(
-    make_config: MakeConfig, capsys: pytest.CaptureFixture
+def test_a_finished_run_is_left_alone(
+    make_config: MakeConfig, trained: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    config = make_config()
-    train(config)
-    (Path(config.run_folder) / "metrics.jsonl").unlink()
+    metrics = trained / "metrics.jsonl"
+    before = metrics.read_bytes()
+    assert train(make_config()) is Outcome.FINISHED
+    assert metrics.read_bytes() == before
+    metrics.unlink()
     assert train(make_config()) is Outcome.FINISHED
     assert "held-out loss by position: lost" in capsys.readouterr().err
 
@@ -114,27 +113,12 @@ def test_runs_repeat_and_seeds_differ(make_config: MakeConfig, tmp_path: Path) -
         {"training__activation_checkpointing": True},
         {"training__precision": "bf16"},
         {"optimizer__schedule": "cosine"},
+        {"model": GPT_NEOX | {"rotary_fraction": 0.25}},
     ],
     ids=lambda changes: ",".join(f"{key}={value}" for key, value in changes.items()),
 )
 def test_every_variant_trains(make_config: MakeConfig, changes: dict) -> None:
     config = make_config(**changes, training__num_steps=12)
-    train(config)
-    assert losses(config)[-1] < losses(config)[0]
-
-
-def test_gpt_neox_trains_behind_the_same_call(make_config: MakeConfig, run_dict: dict) -> None:
-    run_dict["model"] = {
-        "architecture": "gpt_neox",
-        "d_model": 32,
-        "n_heads": 2,
-        "n_layers": 2,
-        "max_sequence_length": 64,
-        "rotary_fraction": 0.25,
-        "activation_type": "gelu",
-        "include_bias": True,
-    }
-    config = make_config(training__num_steps=12)
     train(config)
     assert losses(config)[-1] < losses(config)[0]
 
@@ -194,8 +178,9 @@ def test_the_step_is_that_of_plain_pytorch(make_config: MakeConfig, batch: Batch
 
 @pytest.mark.filterwarnings("ignore")  # the compiler warns about what it does itself
 def test_compiled_equals_eager(make_config: MakeConfig, batch: Batch) -> None:
-    eager = engine_for(make_config(training__batch_size=6))
-    compiled = engine_for(make_config(training__batch_size=6, training__compile=True))
+    changes = {"training__batch_size": 6, "model__n_layers": 1}
+    eager = engine_for(make_config(**changes))
+    compiled = engine_for(make_config(**changes, training__compile=True))
     for _ in range(2):
         torch.testing.assert_close(compiled.step(batch, 1e-3)[0], eager.step(batch, 1e-3)[0])
     assert compiled.model.state_dict().keys() == eager.model.state_dict().keys()
@@ -245,8 +230,7 @@ def test_the_attention_kernel_that_is_named_is_the_one_that_runs(
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize(
     "model",
-    [{}, {"rope": False, "alibi": True}, {"rope": False}, {"n_kv_heads": 1},
-     {"architecture": "gpt_neox", "include_bias": True, "activation_type": "gelu"}],
+    [{}, {"rope": False, "alibi": True}, {"rope": False}, {"n_kv_heads": 1}, GPT_NEOX],
     ids=["rope", "alibi", "nope", "grouped", "gpt_neox"],
 )  # fmt: skip
 def test_the_loss_of_a_masked_document_is_its_loss_alone(
@@ -254,9 +238,7 @@ def test_the_loss_of_a_masked_document_is_its_loss_alone(
 ) -> None:
     """In training and held out; its position IDs may even begin anew, since only their differences
     count."""
-    if model.get("architecture"):
-        run_dict["model"] = {"d_model": 32, "n_heads": 2, "n_layers": 2, "max_sequence_length": 64}
-    run_dict["model"] |= model
+    run_dict["model"] = model if model == GPT_NEOX else run_dict["model"] | model
     engine = engine_for(make_config(training__batch_size=2, training__precision=precision))
     lengths, generator = (5, 1, 18), torch.Generator().manual_seed(1)
     tokens_BL = torch.randint(1, 300, (2, sum(lengths)), generator=generator)
@@ -387,12 +369,13 @@ def test_induction_is_the_fall_in_loss_on_a_second_reading(make_config: MakeConf
 # --- starting from weights ------------------------------------------------------------------------
 
 
-def test_init_from_starts_with_those_weights(make_config: MakeConfig, tmp_path: Path) -> None:
-    first = make_config(run_folder=str(tmp_path / "first"))
-    train(first)
+def test_init_from_starts_with_those_weights(
+    make_config: MakeConfig, trained: Path, tmp_path: Path
+) -> None:
+    first = make_config()
     second = make_config(
         run_folder=str(tmp_path / "second"),
-        init_from=str(tmp_path / "first"),
+        init_from=str(trained),
         positions__target_length=48,
         optimizer__learning_rate=1e-30,
         optimizer__weight_decay=0.0,
@@ -427,23 +410,19 @@ def test_estimates_count_what_is_built(make_config: MakeConfig) -> None:
     assert flops_per_token(model, config) == 6 * weights + 6 * 2 * 16 * 32
 
 
+@pytest.mark.usefixtures("trained")
 def test_another_config_in_the_same_folder_is_refused(make_config: MakeConfig) -> None:
-    train(make_config())
     with pytest.raises(ConfigError, match=r"optimizer\.learning_rate=0\.01 \(now 0\.5\)"):
         train(make_config(optimizer__learning_rate=0.5))
     train(make_config(optimizer__learning_rate=0.01, logging__interval_steps=1))
 
 
 def test_other_data_under_the_same_run_is_refused(
-    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+    make_config: MakeConfig, trained: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from olmo_sparsity.training import checkpoint
-
-    config = make_config()
-    train(config)
-    state = checkpoint.TrainerState.read(list_checkpoints(config.run_folder)[0])
+    state = TrainerState.read(list_checkpoints(trained)[0])
     state.data_fingerprint = "another"
-    monkeypatch.setattr(checkpoint.TrainerState, "read", staticmethod(lambda folder: state))
+    monkeypatch.setattr(TrainerState, "read", staticmethod(lambda folder: state))
     with pytest.raises(DataError, match="other tokens"):
         train(make_config())
 
@@ -636,7 +615,7 @@ def test_sparsity_is_probed_at_every_evaluation(make_config: MakeConfig, tmp_pat
     }  # fmt: skip
     plain = make_config(**changes)
     train(plain)
-    config = make_config(evaluation__sparsity_targets=8, run_folder=str(tmp_path / "probed"))
+    config = make_config(evaluation__sparsity_targets=4, run_folder=str(tmp_path / "probed"))
     with pytest.raises(ConfigError, match="needs the command"):
         train(config)
     train(config, probe=SparsityProbe)

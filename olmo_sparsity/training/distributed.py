@@ -14,7 +14,7 @@ import os
 import re
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -29,14 +29,8 @@ class LostProcess(Exception):
 
 
 @dataclass(frozen=True)
-class Processes:
+class Processes(Launch):
     """Rank of this process, and communication with the others; a single one sends nothing."""
-
-    rank: int = 0
-    world_size: int = 1
-    local_rank: int = 0
-    local_world_size: int = 1
-    """Processes on this machine."""
 
     group: Any = None
     """A gloo group of all processes, for any backend of the gradients."""
@@ -116,9 +110,7 @@ def connect() -> Iterator[Processes]:
 def among(launch: Launch) -> Processes:
     """The processes of an initialised group."""
     group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
-    return Processes(
-        launch.rank, launch.world_size, launch.local_rank, launch.local_world_size, group
-    )
+    return Processes(**asdict(launch), group=group)
 
 
 def start_alone() -> None:

@@ -89,7 +89,7 @@ def train(
 def _train(
     config: RunConfig, processes: Processes, probe: Probe | None, held: contextlib.ExitStack
 ) -> Outcome:
-    report = say if processes.is_first else be_silent
+    report = say if processes.is_first else lambda message: None
 
     # --- data and model -------------------------------------------------------------------------
     run_folder = Path(config.run_folder)
@@ -288,10 +288,6 @@ def draw(
 
 def due(step: int, interval_steps: int | None, num_steps: int) -> bool:
     return step == num_steps or (interval_steps is not None and step % interval_steps == 0)
-
-
-def be_silent(message: str) -> None:
-    pass
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:

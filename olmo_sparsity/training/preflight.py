@@ -40,8 +40,14 @@ BYTES_PER_PARAMETER = 12
 
 def check_devices(requested: str, device: torch.device, processes: Processes) -> None:
     """Check that the requested GPUs are visible, and that no two processes share one."""
+    given = os.environ.get("SLURM_GPUS_ON_NODE", "0")
     with processes.agree():
-        _check_own_device(requested, device)
+        if requested == "auto" and device.type == "cpu" and given not in ("", "0"):
+            raise ConfigError(
+                f"SLURM gave this machine {given} GPUs (SLURM_GPUS_ON_NODE), but PyTorch sees "
+                "none: its build or the driver is at fault; set training.device=cpu to train "
+                "without"
+            )
     name = ""
     if device.type == "cuda":
         properties = torch.cuda.get_device_properties(device)
@@ -58,15 +64,6 @@ def check_devices(requested: str, device: torch.device, processes: Processes) ->
                 f"{names.count(name)} processes would share {name}; launch as many processes as "
                 "GPUs"
             )
-
-
-def _check_own_device(requested: str, device: torch.device) -> None:
-    num_given = os.environ.get("SLURM_GPUS_ON_NODE", "0")
-    if requested == "auto" and device.type == "cpu" and num_given not in ("", "0"):
-        raise ConfigError(
-            f"SLURM gave this machine {num_given} GPUs (SLURM_GPUS_ON_NODE), but PyTorch sees "
-            "none: its build or the driver is at fault; set training.device=cpu to train without"
-        )
 
 
 def check_same_config(config: RunConfig, processes: Processes) -> None:

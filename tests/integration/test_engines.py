@@ -3,6 +3,7 @@ one end and one message for all processes."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import resource
@@ -10,7 +11,8 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +20,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from olmo_sparsity.cli import main
 from olmo_sparsity.config_file import config_from_dict
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.model.load import build_model
+from olmo_sparsity.training.checkpoint import step_of
 from olmo_sparsity.training.choose_engine import build_engine
 from olmo_sparsity.training.distributed import Processes, connect
 from olmo_sparsity.training.engine import DDPEngine
@@ -31,13 +33,10 @@ from olmo_sparsity.training.moments import KEYS
 from olmo_sparsity.training.run_folder import read_metrics
 from olmo_sparsity.training.scaling import collective_bytes, state_bytes
 from tests import children
-from tests.conftest import data_section
+from tests.conftest import data_section, small_run
 
 ROOT = Path(__file__).parents[2]
 NUM_STEPS = 50
-FEW_STEPS = 40
-"""Where the subject is a checkpoint, not the curve; enough to be interrupted long before."""
-
 ENGINES = ["ddp", "zero1", "zero2", "zero3"]
 
 
@@ -47,28 +46,11 @@ def settings(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     folder = tmp_path_factory.mktemp("engines")
     smallest = {"stage": 3, "stage3_param_persistence_threshold": 0, "reduce_bucket_size": 5000}
     (folder / "zero3.json").write_text(json.dumps({"zero_optimization": smallest}))
-    return {
-        "run_folder": str(folder / "run"),
-        "seed": 3,
-        "data": data_section(data_folder),
-        "positions": {"scheme": "pose", "target_length": 32},
-        "model": {
-            "d_model": 32,
-            "n_heads": 2,
-            "n_layers": 2,
-            "max_sequence_length": 64,
-            "layer_norm_type": "rms",
-            "weight_tying": True,
-        },
+    settings = small_run(folder / "run", data_section(data_folder))
+    settings["training"] |= {"batch_size": 8, "micro_batch_size": 2, "max_grad_norm": 0.5}
+    settings["training"]["num_steps"] = NUM_STEPS
+    return settings | {
         "optimizer": {"learning_rate": 3e-3, "warmup_steps": 5, "decay_norm_and_bias": False},
-        "training": {
-            "length": 16,
-            "batch_size": 8,
-            "micro_batch_size": 2,
-            "num_steps": NUM_STEPS,
-            "precision": "fp32",
-            "max_grad_norm": 0.5,
-        },
         "evaluation": {"num_sequences": 5, "batch_size": 2},
         "checkpoint": {"interval_steps": 1000},
         "logging": {"interval_steps": 1},
@@ -106,13 +88,9 @@ def one_process(settings: dict) -> Path:
 
 
 @pytest.fixture(scope="module")
-def few_steps(settings: dict) -> dict:
-    return on(settings, "few", "auto", training={"num_steps": FEW_STEPS, "micro_batch_size": None})
-
-
-@pytest.fixture(scope="module")
-def undisturbed(few_steps: dict) -> Path:
-    return finish(on(few_steps, "undisturbed", "zero2"))
+def whole(settings: dict) -> Callable[[str], Path]:
+    """The undisturbed run of an engine."""
+    return cache(lambda engine: finish(on(settings, engine, engine)))
 
 
 # --- the same curve -------------------------------------------------------------------------------
@@ -120,9 +98,9 @@ def undisturbed(few_steps: dict) -> Path:
 
 @pytest.mark.parametrize("engine", ENGINES)
 def test_fifty_steps_are_the_same_on_every_engine(
-    settings: dict, one_process: Path, engine: str
+    whole: Callable[[str], Path], one_process: Path, engine: str
 ) -> None:
-    folder = finish(on(settings, engine, engine))
+    folder = whole(engine)
     found = json.loads((folder / "environment.json").read_text())[-1]["engine"]
     assert (found["world_size"], found["backend"]) == (2, "gloo")
     if engine == "ddp":
@@ -151,16 +129,20 @@ def test_fifty_steps_are_the_same_on_every_engine(
         torch.testing.assert_close(consolidated[name], tensor, rtol=1e-3, atol=1e-4)
 
 
+BF16 = {"num_steps": 14, "precision": "bf16"}
+
+
+@pytest.fixture(scope="module")
+def ddp_in_bf16(settings: dict) -> Path:
+    return finish(on(settings, "bf16-ddp", "ddp", training=BF16))
+
+
 @pytest.mark.parametrize("engine", ["zero2", "zero3"])
-def test_bf16_follows_ddp(settings: dict, engine: str) -> None:
+def test_bf16_follows_ddp(settings: dict, ddp_in_bf16: Path, engine: str) -> None:
     """DDP casts inside matmuls, DeepSpeed keeps bf16 weights and an fp32 copy: near, not equal."""
-    short = {"num_steps": 14, "precision": "bf16"}
-    given = on(settings, f"bf16-{engine}", engine, training=short, checkpoint={"interval_steps": 8})
+    given = on(settings, f"bf16-{engine}", engine, training=BF16, checkpoint={"interval_steps": 8})
     ours = finish(given)
-    folder = Path(on(settings, "bf16-ddp", "ddp")["run_folder"])
-    if not folder.exists():
-        finish(on(settings, "bf16-ddp", "ddp", training=short))
-    assert curve(ours) == pytest.approx(curve(folder), rel=3e-3)
+    assert curve(ours) == pytest.approx(curve(ddp_in_bf16), rel=3e-3)
     weights = load_file(list_checkpoints(ours)[0] / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.float32}
     matrix = max(weights.values(), key=torch.Tensor.numel)
@@ -175,35 +157,23 @@ def test_bf16_follows_ddp(settings: dict, engine: str) -> None:
 # --- checkpoints ----------------------------------------------------------------------------------
 
 
-def interrupt_one(settings: dict, rank: int, name: str) -> int:
-    """Signals one process after a few steps; all must save together and leave. The step saved."""
-    job = children.start(settings)
-    metrics = Path(settings["run_folder"]) / "metrics.jsonl"
-    while job.processes[0].is_alive() and len(curve(metrics.parent)) < 5:
-        time.sleep(0.005)
-    os.kill(job.processes[rank].pid, getattr(signal, name))
-    assert job.wait() == [75, 75], "\n".join(job.texts())
-    assert job.texts()[0].count(f"{name}: saved step") == 1
-    assert job.texts()[1] == ""
-    (saved,) = list_checkpoints(settings["run_folder"])
-    return int(saved.name.removeprefix("step"))
+def interrupt(settings: dict, num_steps: int, name: str, world_size: int = 2, rank: int = 0) -> int:
+    """Signals one process in a step; all must save it together and leave. The step saved."""
+    asked = {rank: partial(children.signal_at_step, num_steps, name)}
+    job = children.start(settings, world_size, disturb=asked)
+    assert job.wait() == [75] * world_size, "\n".join(job.texts())
+    first, *others = job.texts()
+    assert first.count(f"{name}: saved step") == 1
+    assert not any(others)
+    return step_of(list_checkpoints(settings["run_folder"])[0])
 
 
 def test_a_signal_to_one_process_stops_all_and_the_run_goes_on_exactly(
-    few_steps: dict, undisturbed: Path
+    settings: dict, whole: Callable[[str], Path]
 ) -> None:
-    asked = on(few_steps, "asked", "zero2")
-    step = interrupt_one(asked, rank=1, name="SIGUSR2")
-    assert 5 <= step < FEW_STEPS
-    folder = Path(asked["run_folder"])
-    copies = {}
-    others = (("single", 1), ("ddp", 2), ("zero3", 2), ("zero1", 4), ("zero2", 1))
-    for engine, world_size in others:
-        copies[engine] = on(few_steps, f"asked-{engine}", engine), world_size
-        shutil.copytree(folder, copies[engine][0]["run_folder"])
-
-    finish(asked)
-    last, expected = list_checkpoints(folder)[0], list_checkpoints(undisturbed)[0]
+    asked = on(settings, "asked", "zero2")
+    assert interrupt(asked, 5, "SIGUSR2", rank=1) == 5
+    last, expected = list_checkpoints(finish(asked))[0], list_checkpoints(whole("zero2"))[0]
     assert last.name == expected.name
     files = {path.relative_to(expected) for path in expected.rglob("*.safetensors")}
     assert len(files) == 3, "the weights, and what each process holds of the optimizer state"
@@ -211,59 +181,42 @@ def test_a_signal_to_one_process_stops_all_and_the_run_goes_on_exactly(
         found, wanted = load_file(last / file), load_file(expected / file)
         assert found.keys() == wanted.keys()
         assert all(torch.equal(found[name], wanted[name]) for name in wanted), file
-    assert curve(folder) == curve(undisturbed)
-
-    for engine, (other, world_size) in copies.items():
-        finish(other, world_size)
-        found = curve(other["run_folder"])
-        assert found[:step] == curve(undisturbed)[:step]
-        assert found == pytest.approx(curve(undisturbed), rel=1e-4), engine
+    assert curve(asked["run_folder"]) == curve(whole("zero2"))
 
 
-@pytest.mark.parametrize("engine", ["single", "zero3"])
-def test_zero_goes_on_from_other_engines(few_steps: dict, undisturbed: Path, engine: str) -> None:
-    """The way back: optimizer state of one process, and of ZeRO-3, under ZeRO-2."""
-    often = on(few_steps, f"from-{engine}", engine, checkpoint={"interval_steps": 15, "keep": 5})
-    finish(often, 1 if engine == "single" else 2)
-    folder = Path(often["run_folder"])
-    for path in list_checkpoints(folder)[:2]:
-        shutil.rmtree(path)
-    (kept,) = list_checkpoints(folder)
-    assert kept.name == "step000015"
-    finish(on(few_steps, f"from-{engine}", "zero2"))
-    assert curve(folder) == pytest.approx(curve(undisturbed), rel=1e-4)
+def test_every_engine_goes_on_from_the_checkpoint_of_another(
+    settings: dict, one_process: Path
+) -> None:
+    relay = [("zero2", 2), ("zero3", 2), ("single", 1), ("zero1", 4), ("ddp", 2)]
+    for leg, (engine, world_size) in enumerate(relay, start=1):
+        saved = interrupt(on(settings, "relay", engine), 3, "SIGTERM", world_size)
+        assert saved == 3 * leg, "each takes three steps"
+    folder = finish(on(settings, "relay", "zero2"), world_size=1)
+    assert curve(folder) == pytest.approx(curve(one_process), rel=1e-4)
 
 
 def test_a_killed_process_takes_the_others_along_and_the_run_recovers(
-    few_steps: dict, undisturbed: Path
+    settings: dict, one_process: Path
 ) -> None:
-    often = on(few_steps, "killed", "ddp", checkpoint={"interval_steps": 4})
-    job = children.start(often)
-    folder = Path(often["run_folder"])
-    while job.processes[0].is_alive() and len(curve(folder)) < 6:
-        time.sleep(0.005)
-    os.kill(job.processes[1].pid, signal.SIGKILL)
+    often = on(settings, "killed", "ddp", checkpoint={"interval_steps": 4})
+    job = children.start(often, disturb={1: partial(children.signal_at_step, 7, "SIGKILL")})
     assert job.wait() == [76, -signal.SIGKILL], "\n".join(job.texts())
     assert "another process of this run is gone" in job.texts()[0]
-    finish(often)
-    assert curve(folder) == pytest.approx(curve(undisturbed), rel=1e-4)
+    assert curve(finish(often)) == pytest.approx(curve(one_process), rel=1e-4)
 
 
-def train_on_a_full_disk(config: str) -> int:
+def fill_the_disk() -> None:
     """In a child: a write past the limit fails as on a full disk."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(
         resource.RLIMIT_FSIZE, (100_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1])
     )
-    return main(["train", config])
 
 
 @pytest.mark.parametrize("engine", ["ddp", "zero2"])
-def test_a_full_disk_stops_all_and_is_said_once(few_steps: dict, engine: str) -> None:
-    given = on(few_steps, f"full-{engine}", engine, checkpoint={"interval_steps": 4})
-    config = Path(given["run_folder"] + ".yaml")
-    config.write_text(json.dumps(given))
-    job = children.start_each(given, train_on_a_full_disk, [str(config)] * 2)
+def test_a_full_disk_stops_all_and_is_said_once(settings: dict, engine: str) -> None:
+    given = on(settings, f"full-{engine}", engine, checkpoint={"interval_steps": 4})
+    job = children.start(given, disturb=dict.fromkeys(range(2), fill_the_disk))
     assert job.wait() == [2, 2], "\n".join(job.texts())
     assert [text.count("could not write checkpoint") for text in job.texts()] == [1, 0]
     assert "Traceback" not in job.texts()[0]
@@ -274,11 +227,12 @@ def test_a_full_disk_stops_all_and_is_said_once(few_steps: dict, engine: str) ->
 # --- what they hold and send ----------------------------------------------------------------------
 
 
-def measure(given: dict) -> int:
-    """In a child: two steps, then what this process holds and the second step called for."""
+def measure(all_given: list[dict]) -> int:
+    """In a child: two steps of each run, then what this process holds and the second step sent."""
     with connect() as processes:
-        found = measured(given, processes)  # a function of its own: the engine must not outlive it
-        Path(f"{given['run_folder']}-{processes.rank}.json").write_text(json.dumps(found))
+        for given in all_given:
+            found = measured(given, processes)  # a function, as no engine must outlive it
+            Path(f"{given['run_folder']}-{processes.rank}.json").write_text(json.dumps(found))
     return 0
 
 
@@ -322,38 +276,36 @@ def size_of(tensor: torch.Tensor) -> int:
     return tensor.numel() * tensor.element_size()
 
 
-@pytest.mark.parametrize(
-    ("engine", "precision"), [("ddp", "fp32"), ("zero1", "fp32"), ("zero2", "bf16"),
-                              ("zero3", "fp32"), ("zero3", "bf16")],
-)  # fmt: skip
-def test_formulas_are_what_is_held_and_sent(
-    settings: dict, tmp_path: Path, engine: str, precision: str
-) -> None:
-    given = on(settings, f"measured-{engine}-{precision}", engine)
-    given["training"] |= {"batch_size": 8, "micro_batch_size": 2, "precision": precision}
-    if engine != "ddp":
-        never_keep = {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
-        smallest = {"stage3_param_persistence_threshold": 0} | never_keep
-        zero = {"stage": int(engine[-1])} | (smallest if engine == "zero3" else {})
-        path = tmp_path / "zero.json"
-        path.write_text(json.dumps(
-            {"zero_optimization": zero, "comms_logger": {"enabled": True, "prof_all": True}}
-        ))  # fmt: skip
-        given["engine"]["deepspeed_config"] = str(path)
-    job = children.start_each(given, measure, [given, given])
+def test_formulas_are_what_is_held_and_sent(settings: dict, tmp_path: Path) -> None:
+    variants = {}
+    for variant in ("ddp fp32", "zero1 fp32", "zero2 bf16", "zero3 fp32", "zero3 bf16"):
+        engine, precision = variant.split()
+        variants[variant] = given = on(settings, f"measured-{engine}-{precision}", engine)
+        given["training"]["precision"] = precision
+        if engine != "ddp":
+            never_keep = {"stage3_max_live_parameters": 0, "stage3_max_reuse_distance": 0}
+            smallest = {"stage3_param_persistence_threshold": 0} | never_keep
+            zero = {"stage": int(engine[-1])} | (smallest if engine == "zero3" else {})
+            path = tmp_path / f"{variant}.json"
+            path.write_text(json.dumps(
+                {"zero_optimization": zero, "comms_logger": {"enabled": True, "prof_all": True}}
+            ))  # fmt: skip
+            given["engine"]["deepspeed_config"] = str(path)
+    job = children.start_each(settings, measure, [list(variants.values())] * 2)
     assert job.wait() == [0, 0], "\n".join(job.texts())
-    for rank in range(2):
+    for (variant, given), rank in itertools.product(variants.items(), range(2)):
+        engine, precision = variant.split()
         found = json.loads(Path(f"{given['run_folder']}-{rank}.json").read_text())
         parameters = found.pop("parameters")
         state = state_bytes(engine, parameters, 2, precision)
         # Flat parts are padded to equal lengths.
-        assert found.pop("optimizer") == pytest.approx(state.optimizer, rel=0.01)
-        cast = 2 * parameters if engine == "ddp" and precision == "bf16" else 0
-        assert found.pop("weights") == pytest.approx(state.weights - cast, rel=0.01)
+        assert found.pop("optimizer") == pytest.approx(state.optimizer, rel=0.01), variant
+        assert found.pop("weights") == pytest.approx(state.weights, rel=0.01), variant
         expected = collective_bytes(engine, parameters, precision, num_micro_batches=2)
         for kind in found.keys() | expected.keys():
             # Besides, a few numbers: overflow, the gradient's norm.
-            assert found.get(kind, 0) == pytest.approx(expected.get(kind, 0), rel=0.01, abs=64)
+            sent = pytest.approx(expected.get(kind, 0), rel=0.01, abs=64)
+            assert found.get(kind, 0) == sent, (variant, kind)
 
 
 # --- launchers ------------------------------------------------------------------------------------
@@ -370,20 +322,37 @@ LAUNCHERS = {
 }
 
 
-@pytest.mark.parametrize("launcher", LAUNCHERS)
-def test_every_launcher_starts_deepspeed_itself(settings: dict, launcher: str) -> None:
-    short = on(settings, launcher, "zero2", training={"num_steps": 2})
-    config = Path(short["run_folder"] + ".yaml")
-    config.write_text(json.dumps(short))
-    words = [word.replace("PORT", str(children.free_port())) for word in LAUNCHERS[launcher]]
+MEET = """
+from olmo_sparsity.training.distributed import connect
+with connect() as processes:
+    met = processes.gather((processes.rank, processes.local_rank, processes.local_world_size))
+    assert met == [(0, 0, 2), (1, 1, 2)], met
+"""
+
+
+def launch(launcher: str, script: Path, *words: str) -> None:
+    options = [word.replace("PORT", str(children.free_port())) for word in LAUNCHERS[launcher]]
     done = subprocess.run(
-        [sys.executable, *words, str(ROOT / "scripts/train.py"), str(config)],
+        [sys.executable, *options, str(script), *words],
         env=os.environ | {"OMP_NUM_THREADS": "1", "DS_ACCELERATOR": "cpu"},
         capture_output=True,
         text=True,
         timeout=180,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "accelerate"])
+def test_the_processes_of_a_launcher_meet(tmp_path: Path, launcher: str) -> None:
+    (tmp_path / "meet.py").write_text(MEET)
+    launch(launcher, tmp_path / "meet.py")
+
+
+def test_a_launcher_starts_deepspeed_itself(settings: dict) -> None:
+    short = on(settings, "launched", "zero2", training={"num_steps": 2})
+    config = Path(short["run_folder"] + ".yaml")
+    config.write_text(json.dumps(short))
+    launch("deepspeed", ROOT / "scripts/train.py", str(config))
     (found,) = json.loads((Path(short["run_folder"]) / "environment.json").read_text())
     assert found["engine"]["class"] == "deepspeed.runtime.engine.DeepSpeedEngine"
     assert found["engine"]["world_size"] == 2
