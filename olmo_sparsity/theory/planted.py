@@ -146,20 +146,6 @@ def uniform_subsets(num_places: int) -> PositionLaw:
     return PositionLaw(num_places, build)
 
 
-def explicit_law(tables: dict[int, dict[tuple[int, ...], float]]) -> PositionLaw:
-    """Any Q^pos as a table: length → {places: probability}."""
-    sizes = {len(places) for table in tables.values() for places in table}
-    if len(sizes) != 1:
-        raise ConfigError(f"Q^pos mixes sets of different sizes: {sorted(sizes)}")
-
-    def build(length: int) -> tuple[np.ndarray, np.ndarray]:
-        if length not in tables:
-            raise ConfigError(f"Q^pos is not given at length {length}, only at {sorted(tables)}")
-        return np.array(list(tables[length])), np.array(list(tables[length].values()), dtype=float)
-
-    return PositionLaw(sizes.pop(), build)
-
-
 def locality(law: PositionLaw, lengths: Sequence[int]) -> int:
     """The smallest L_local for which the law is L_local-local at these lengths: the widest span of
     a planted set, ends included."""

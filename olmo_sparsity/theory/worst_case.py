@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from olmo_sparsity.progress import Progress
-from olmo_sparsity.theory import bounds
+from olmo_sparsity.theory.bounds import both_bounds
 from olmo_sparsity.theory.learning import training_lengths
 from olmo_sparsity.theory.planted import (
     Planted,
@@ -49,13 +49,7 @@ def search_worst_cases(
         for test in lengths:
             for seed in config.seeds:
                 trained, tested = _search(planted, shape, longest, test, seed, config, progress)
-                at = bounds.Lengths(longest, test, span)
-                etas = regularity(law, longest, span), regularity(law, test, span)
-                worst, mean = max(trained), float(np.mean(trained))
-                stated = bounds.stated_bound(at, mean, *etas, constant=constant)
-                improved = bounds.improved_bound(
-                    at, worst, uniform_placement=True, constant=constant
-                )
+                deltas = float(np.mean(trained)), max(trained)
                 rows.append(
                     Row(
                         model="worst_case",
@@ -71,13 +65,18 @@ def search_worst_cases(
                         low=tested,
                         high=tested,
                         method="transfer",
-                        delta_mean=mean,
-                        delta_worst=worst,
+                        delta_mean=deltas[0],
+                        delta_worst=deltas[1],
                         local_span=span,
-                        eta_train=etas[0],
-                        eta_test=etas[1],
-                        bound_stated=stated.value,
-                        bound_improved=improved.value,
+                        **both_bounds(
+                            longest,
+                            test,
+                            span,
+                            deltas,
+                            lambda length: regularity(law, length, span),
+                            uniform_placement=True,
+                            constant=constant,
+                        ),
                     )
                 )
     return rows
