@@ -112,7 +112,7 @@ def _plan(config: TheoryConfig, case: CaseConfig) -> _Plan:
     if setting.coupled:
         # In ID order an ID covers k tokens, and S* is one uniformly drawn ID: a span of 1. η counts
         # in IDs.
-        regular_law = translated_shapes([(0,)], [1.0])
+        regular_law = translated_shapes([(0,)])
         span = config.coupled_window * case.num_places
     else:
         regular_law, span = planted.law, locality(planted.law, lengths)

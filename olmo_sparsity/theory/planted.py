@@ -79,10 +79,14 @@ class PositionLaw:
         return self.cache[length]
 
 
-def translated_shapes(shapes: Sequence[Sequence[int]], weights: Sequence[float]) -> PositionLaw:
-    """The family of Remark C.1 as we read it: one distribution over shapes for all lengths, and
-    each shape placed uniformly. A shape starts at 0: (0, 2) is a pair two places apart."""
-    weights_P = np.asarray(weights, dtype=float)
+def translated_shapes(
+    shapes: Sequence[Sequence[int]], weights: Sequence[float] | None = None
+) -> PositionLaw:
+    """The family of Remark C.1 as we read it: one distribution over shapes for all lengths (equal
+    weights unless given), and each shape placed uniformly. A shape starts at 0: (0, 2) is a pair
+    two places apart."""
+    equal = [1 / len(shapes)] * len(shapes) if weights is None else weights
+    weights_P = np.asarray(equal, dtype=float)
     check_distribution(weights_P, "weights of the shapes")
     shapes_PJ = np.asarray(shapes, dtype=int)
     if shapes_PJ.ndim != 2 or len(shapes_PJ) != len(weights_P) or (shapes_PJ[:, 0] != 0).any():

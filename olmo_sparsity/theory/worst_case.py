@@ -38,8 +38,7 @@ def search_worst_cases(
     config: WorstCaseConfig, test_multiples: list[int], constant: float
 ) -> list[Row]:
     k, span, longest = 2, config.train_length // 4, config.train_length
-    shapes = shapes_within(k, span)
-    law = translated_shapes(shapes, [1 / len(shapes)] * len(shapes))
+    law = translated_shapes(shapes_within(k, span))
     planted = Planted(law, *parity_tokens(k), marker_background(config.marker_rate))
     shape = KeyShape(k, span)
     lengths = [longest * multiple for multiple in test_multiples if multiple > 1]
