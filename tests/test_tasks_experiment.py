@@ -72,10 +72,10 @@ def ids(
     )  # fmt: skip
 
 
-def cut_places(scheme: str, samples: Samples, *, aligned: bool) -> set[int]:
-    """Places in the prompt whose ID is not one more than that before."""
+def cut_places(scheme: str, samples: Samples, num_places: int, *, aligned: bool) -> set[int]:
+    """Which of the first places have an ID that is not one more than that before."""
     placed = ids(scheme, samples, training=True, num_chunks=5, aligned_cuts=aligned)
-    return set(np.nonzero(np.diff(placed[:, : samples.prompt_BP.shape[1]]) > 1)[1] + 1)
+    return set(np.nonzero(np.diff(placed[:, :num_places]) > 1)[1] + 1)
 
 
 def test_at_test_ids_are_counted_or_the_tasks_own() -> None:
@@ -101,11 +101,12 @@ def test_in_training_chunks_skip_ahead_and_reach_every_id() -> None:
 
 def test_aligned_cuts_leave_units_together() -> None:
     pairs = SparseParity().sample(np.random.default_rng(0), 4000, 20)
-    assert cut_places("pose", pairs, aligned=False) == set(range(1, 20))
-    assert cut_places("pose", pairs, aligned=True) == set(range(2, 20, 2))
+    assert cut_places("pose", pairs, 21, aligned=False) == set(range(1, 21))
+    assert cut_places("pose", pairs, 21, aligned=True) == set(range(2, 21, 2))
     statements = VariableAssignment(name_length=2).sample(np.random.default_rng(0), 500, 6)
-    assert cut_places("ppc", statements, aligned=False) == set(range(1, 27))
-    assert cut_places("ppc", statements, aligned=True) == set(range(4, 27, 4))
+    # The IDs of a prompt count its places.
+    assert cut_places("ppc", statements, 27, aligned=False) == set(range(1, 27))
+    assert cut_places("ppc", statements, 27, aligned=True) == set(range(4, 27, 4))
 
 
 def test_coupled_ids_are_spread_as_they_are_coupled() -> None:
