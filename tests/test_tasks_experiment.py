@@ -21,7 +21,6 @@ from omegaconf import OmegaConf
 
 from olmo_sparsity.cli import main
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.model.coupling import PositionCoupling
 from olmo_sparsity.tasks import experiment
 from olmo_sparsity.tasks.results import Row, format_table, read_results, wilson
 from olmo_sparsity.tasks.samples import Samples
@@ -29,7 +28,15 @@ from olmo_sparsity.tasks.schemes import SCHEMES, PositionSettings, place
 from olmo_sparsity.tasks.scratchpad_parity import ScratchpadParity
 from olmo_sparsity.tasks.settings import ExperimentSettings, load_settings
 from olmo_sparsity.tasks.sparse_parity import SparseParity
-from olmo_sparsity.tasks.trial import Bench, Trial, build, measure, train
+from olmo_sparsity.tasks.trial import (
+    Bench,
+    Trial,
+    _draw_batch,
+    _draw_training,
+    build,
+    measure,
+    train,
+)
 from olmo_sparsity.tasks.variable_assignment import VariableAssignment
 
 CPU = torch.device("cpu")
@@ -123,23 +130,15 @@ def test_coupled_ids_are_spread_as_they_are_coupled() -> None:
 
 
 @pytest.mark.parametrize("num_lengths", [1, 4])
-def test_a_batch_mixes_so_many_lengths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_lengths: int
-) -> None:
-    seen: list[torch.Tensor] = []
-
-    def loss(model: PositionCoupling, tokens: Any, ids: Any, response_BL: torch.Tensor) -> Any:
-        seen.append(response_BL.sum(1))
-        return original(model, tokens, ids, response_BL)
-
-    original = PositionCoupling.loss
-    monkeypatch.setattr(PositionCoupling, "loss", loss)
-    training = {"num_steps": 20, "batch_size": 8, "lengths_per_batch": num_lengths}
+def test_a_batch_mixes_so_many_lengths(tmp_path: Path, num_lengths: int) -> None:
+    training = {"batch_size": 8, "lengths_per_batch": num_lengths}
     settings = make(tmp_path, schemes=["rope"], train_lengths=[1, 90], training=training)
-    train(Bench(settings, CPU), Trial("rope", None, 1), lambda step, loss: None)
-    drawn = [len(sums_B.unique()) for sums_B in seen]
-    assert len(drawn) == 20
-    assert max(drawn) == num_lengths
+    bench, generator = Bench(settings, CPU), np.random.default_rng(0)
+    num_drawn = []
+    for step in range(20):
+        *_, response_BL = _draw_batch(bench, Trial("rope", None, 1), generator, 200, step)
+        num_drawn.append(len(response_BL.sum(1).unique()))
+    assert max(num_drawn) == num_lengths
 
 
 def test_what_a_scheme_is_told_about_positions(tmp_path: Path) -> None:
@@ -176,8 +175,6 @@ def test_what_ppc_learns_it_does_freely(tmp_path: Path) -> None:
 
 
 def test_a_growing_k_starts_at_two(tmp_path: Path) -> None:
-    from olmo_sparsity.tasks import trial as module
-
     settings = make(
         tmp_path, task={"name": "sparse_parity"}, schemes=["rope"], train_lengths=[20, 20],
         test_lengths=[20], train_ks=[6], test_ks=[2],
@@ -185,10 +182,8 @@ def test_a_growing_k_starts_at_two(tmp_path: Path) -> None:
     )  # fmt: skip
     bench, largest = Bench(settings, CPU), []
     for step in (1, 10, 30, 60):
-        samples = module._draw_training(
-            bench, Trial("rope", 6, 0), np.random.default_rng(0), 200, 20, step
-        )
-        assert samples.num_relevant_B is not None
+        generator = np.random.default_rng(0)
+        samples = _draw_training(bench, Trial("rope", 6, 0), generator, 200, 20, step)
         largest.append(samples.num_relevant_B.max())
     assert largest == [2, 2, 4, 6]
 

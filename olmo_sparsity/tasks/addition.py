@@ -18,7 +18,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from olmo_sparsity.tasks.samples import Samples, Task, refuse_k
+from olmo_sparsity.tasks.samples import Ks, Samples, Task, refuse_k
 
 _PLUS, _EQUALS = 10, 11
 
@@ -32,11 +32,7 @@ class Addition(Task):
     vocabulary: ClassVar[tuple[str, ...]] = (*"0123456789", "+", "=")
 
     def sample(
-        self,
-        generator: np.random.Generator,
-        num_samples: int,
-        length: int,
-        k: int | np.ndarray | None = None,
+        self, generator: np.random.Generator, num_samples: int, length: int, k: Ks = None
     ) -> Samples:
         refuse_k("addition", k)
         a_Bn, b_Bn = generator.integers(0, 10, size=(2, num_samples, length))

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.tasks.samples import Samples, Task, refuse_k
+from olmo_sparsity.tasks.samples import Ks, Samples, Task, refuse_k
 
 
 @dataclass(frozen=True)
@@ -42,11 +42,7 @@ class Needle(Task):
         return (*values, *(f"K{i}" for i in range(self.num_keys)), "?")
 
     def sample(
-        self,
-        generator: np.random.Generator,
-        num_samples: int,
-        length: int,
-        k: int | np.ndarray | None = None,
+        self, generator: np.random.Generator, num_samples: int, length: int, k: Ks = None
     ) -> Samples:
         refuse_k("needle", k)
         num_hay = length - 2 - 2 * self.num_needles

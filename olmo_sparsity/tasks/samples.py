@@ -17,6 +17,9 @@ import numpy as np
 
 from olmo_sparsity.errors import ConfigError
 
+Ks = int | np.ndarray | None
+"""k of all samples or of each; None: the task chooses."""
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -70,13 +73,9 @@ class Task(Protocol):
         return 1
 
     def sample(
-        self,
-        generator: np.random.Generator,
-        num_samples: int,
-        length: int,
-        k: int | np.ndarray | None = None,
+        self, generator: np.random.Generator, num_samples: int, length: int, k: Ks = None
     ) -> Samples:
-        """`k`: for all samples or for each; None: the task chooses. A task without k refuses it."""
+        """A task without k refuses it."""
 
     def largest_k(self, length: int) -> int | None:
         """None: the task has no k."""
@@ -95,6 +94,6 @@ class Task(Protocol):
         return None
 
 
-def refuse_k(task: str, k: int | np.ndarray | None) -> None:
+def refuse_k(task: str, k: Ks) -> None:
     if k is not None:
         raise ConfigError(f"{task} has no k; leave train_ks and test_ks empty")

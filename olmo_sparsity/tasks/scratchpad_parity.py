@@ -15,7 +15,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from olmo_sparsity.tasks.samples import Samples, Task, refuse_k
+from olmo_sparsity.tasks.samples import Ks, Samples, Task, refuse_k
 
 _EQUALS = 2
 
@@ -25,11 +25,7 @@ class ScratchpadParity(Task):
     vocabulary: ClassVar[tuple[str, ...]] = ("0", "1", "=")
 
     def sample(
-        self,
-        generator: np.random.Generator,
-        num_samples: int,
-        length: int,
-        k: int | np.ndarray | None = None,
+        self, generator: np.random.Generator, num_samples: int, length: int, k: Ks = None
     ) -> Samples:
         refuse_k("scratchpad_parity", k)
         bits_Bn = generator.integers(0, 2, size=(num_samples, length))

@@ -17,7 +17,7 @@ from typing import ClassVar
 import numpy as np
 
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.tasks.samples import Samples, Task
+from olmo_sparsity.tasks.samples import Ks, Samples, Task
 
 _ZERO, _ONE, _PLAIN, _RELEVANT = range(4)
 
@@ -28,11 +28,7 @@ class SparseParity(Task):
     length_step: ClassVar[int] = 2
 
     def sample(
-        self,
-        generator: np.random.Generator,
-        num_samples: int,
-        length: int,
-        k: int | np.ndarray | None = None,
+        self, generator: np.random.Generator, num_samples: int, length: int, k: Ks = None
     ) -> Samples:
         """`k` None: uniform in 1 … l for each sample."""
         num_pairs = length // 2

@@ -28,7 +28,7 @@ from typing import Literal
 import numpy as np
 
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.tasks.samples import Samples, Task
+from olmo_sparsity.tasks.samples import Ks, Samples, Task
 
 _QUESTION, _FILL = 0, 1
 _DIGITS = 2
@@ -79,11 +79,7 @@ class VariableAssignment(Task):
         return self.name_length + self.source_width
 
     def sample(
-        self,
-        generator: np.random.Generator,
-        num_samples: int,
-        length: int,
-        k: int | np.ndarray | None = None,
+        self, generator: np.random.Generator, num_samples: int, length: int, k: Ks = None
     ) -> Samples:
         """`k`: statements of the chain, one number for all samples, so that responses have one
         length; None: uniform in 1 … length, drawn once."""
