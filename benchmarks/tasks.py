@@ -17,7 +17,7 @@ import argparse
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import cycle
 from typing import Any
@@ -90,13 +90,6 @@ def bare_loop(num_steps: int) -> float:
     return BATCH * (2 * LENGTH + 1) * num_steps / (time.process_time() - started)
 
 
-def coupling_of(architecture: str) -> PositionCoupling:
-    model = settings_of("ppc", 1).model
-    model.architecture = architecture
-    model.vocab_size = len(ScratchpadParity.vocabulary)
-    return PositionCoupling(build_model(model), NUM_IDS)
-
-
 @torch.no_grad()
 def recompute(coupling: PositionCoupling, tokens_BL: Any, ids_BL: Any, num_new: int) -> None:
     """Generation without a cache, unembedding the last place only."""
@@ -126,13 +119,10 @@ def drawn_tokens_per_s(name: str, num_batches: int = 20) -> float:
     return sum(draw() for _ in range(num_batches)) / (time.process_time() - started)
 
 
-def rounds(num_rounds: int, contestants: dict[str, Callable[[], float]]) -> Iterator[list[float]]:
+def rounds(num_rounds: int, *contestants: Callable[[], float]) -> list[list[float]]:
     """For each contestant its values, one per round; they take turns within a round."""
-    values: dict[str, list[float]] = {name: [] for name in contestants}
-    for _ in range(num_rounds):
-        for name, measure in contestants.items():
-            values[name].append(measure())
-    yield from values.values()
+    by_round = [[measure() for measure in contestants] for _ in range(num_rounds)]
+    return [list(values) for values in zip(*by_round, strict=True)]
 
 
 def ratio(ours: list[float], theirs: list[float]) -> str:
@@ -150,11 +140,9 @@ def main() -> None:
 
     plain, ppc, bare = rounds(
         options.rounds,
-        {
-            "rope": partial(ours, "rope", options.steps),
-            "ppc": partial(ours, "ppc", options.steps),
-            "bare": partial(bare_loop, options.steps),
-        },
+        partial(ours, "rope", options.steps),
+        partial(ours, "ppc", options.steps),
+        partial(bare_loop, options.steps),
     )
     print("training a tiny GPT-NeoX, tokens/s")
     for name, rates in (("ours, rope", plain), ("ours, ppc", ppc), ("bare loop", bare)):
@@ -164,22 +152,22 @@ def main() -> None:
 
     print("\ngenerating tokens and IDs of 16 samples: recomputing / with the cache")
     for architecture in ("olmo", "gpt_neox"):
-        coupling = coupling_of(architecture)
+        model = settings_of("ppc", 1).model
+        model.architecture, model.vocab_size = architecture, len(ScratchpadParity.vocabulary)
+        coupling = PositionCoupling(build_model(model), NUM_IDS)
         for n in (20, 100):
             prompt = ScratchpadParity().sample(np.random.default_rng(0), 16, n)
             tokens_BP = torch.tensor(prompt.prompt_BP)
             ids_BP = torch.tensor(prompt.prompt_ids_BP)
             cached, recomputed = rounds(
                 options.rounds,
-                {
-                    "cached": partial(seconds, coupling.generate, tokens_BP, ids_BP, n),
-                    "recomputed": partial(seconds, recompute, coupling, tokens_BP, ids_BP, n),
-                },
+                partial(seconds, coupling.generate, tokens_BP, ids_BP, n),
+                partial(seconds, recompute, coupling, tokens_BP, ids_BP, n),
             )
             print(f"  {architecture:<9} n = {n:<4}{ratio(recomputed, cached)}")
 
     print("\ndrawing samples, tokens/s, over those of training (ppc)")
-    drawn = rounds(options.rounds, {name: partial(drawn_tokens_per_s, name) for name in TASKS})
+    drawn = rounds(options.rounds, *(partial(drawn_tokens_per_s, name) for name in TASKS))
     for name, rates in zip(TASKS, drawn, strict=True):
         print(f"  {name:<20}{statistics.median(rates):>12,.0f}  {ratio(rates, ppc)}")
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olmo_sparsity.config import ModelConfig
@@ -35,6 +34,10 @@ MODELS: dict[str, dict[str, Any]] = {
 # Coupled IDs as they come: with gaps, going back, repeated, and other ones in each row.
 PROMPT_IDS = torch.tensor([[3, 4, 5, 20, 21, 22, 2], [8, 9, 30, 31, 50, 51, 7]])
 RESPONSE_IDS = torch.tensor([[3, 4, 5, 20, 21], [50, 8, 8, 31, 59]])
+IDS_BL = torch.cat([PROMPT_IDS, RESPONSE_IDS], dim=1)
+TOKENS_BL = torch.randint(0, VOCAB, (2, 12), generator=torch.Generator().manual_seed(1))
+PROMPT_BP = TOKENS_BL[:, :NUM_PROMPT]
+RESPONSE_BL = torch.arange(12).expand(2, 12) >= NUM_PROMPT
 
 
 def build(changes: dict[str, Any] | None = None, **settings: Any) -> PositionCoupling:
@@ -48,11 +51,7 @@ def build(changes: dict[str, Any] | None = None, **settings: Any) -> PositionCou
         "init_std": 0.3,  # so that random weights have opinions, and small differences show
     }
     model = build_model(ModelConfig(**(fields | (changes or {}))))
-    return PositionCoupling(model, NUM_IDS, **settings)
-
-
-def draw_tokens(length: int) -> Tensor:
-    return torch.randint(0, VOCAB, (2, length), generator=torch.Generator().manual_seed(1))
+    return PositionCoupling(model, **{"num_ids": NUM_IDS} | settings)
 
 
 # --- generation ---------------------------------------------------------------------------------
@@ -65,17 +64,12 @@ def test_generating_with_a_cache_equals_recomputing(
     changes: dict[str, Any], predict_ids: bool
 ) -> None:
     coupling = build(changes, predict_ids=predict_ids)
-    prompt_BP = draw_tokens(NUM_PROMPT)
-    found = coupling.generate(prompt_BP, PROMPT_IDS, 5, None if predict_ids else RESPONSE_IDS)
+    found = coupling.generate(PROMPT_BP, PROMPT_IDS, 5, None if predict_ids else RESPONSE_IDS)
 
-    tokens_BL, ids_BL = prompt_BP, PROMPT_IDS
+    tokens_BL, ids_BL = PROMPT_BP, PROMPT_IDS
     for place in range(5):
         logits_BLV, id_logits_BLI = coupling(tokens_BL, ids_BL)
-        if predict_ids:
-            assert id_logits_BLI is not None
-            next_ids_B = id_logits_BLI[:, -1].argmax(-1)
-        else:
-            next_ids_B = RESPONSE_IDS[:, place]
+        next_ids_B = id_logits_BLI[:, -1].argmax(-1) if predict_ids else RESPONSE_IDS[:, place]
         tokens_BL = torch.cat([tokens_BL, logits_BLV[:, -1].argmax(-1)[:, None]], dim=1)
         ids_BL = torch.cat([ids_BL, next_ids_B[:, None]], dim=1)
     assert torch.equal(found.tokens_BR, tokens_BL[:, NUM_PROMPT:])
@@ -86,45 +80,22 @@ def test_generating_with_a_cache_equals_recomputing(
 @torch.no_grad()
 def test_a_cache_changes_no_hidden_state(changes: dict[str, Any]) -> None:
     model = build(changes).model
-    tokens_BL, ids_BL = draw_tokens(12), torch.cat([PROMPT_IDS, RESPONSE_IDS], dim=1)
     added_BLD = torch.randn(2, 12, 32, generator=torch.Generator().manual_seed(2))
-    whole = model.hidden(tokens_BL, ids_BL, added_BLD=added_BLD)
+    whole = model.hidden(TOKENS_BL, IDS_BL, added_BLD=added_BLD)
     cache = model.new_cache()
     parts = [slice(0, NUM_PROMPT), *(slice(i, i + 1) for i in range(NUM_PROMPT, 12))]
     piecewise = [
-        model.hidden(tokens_BL[:, p], ids_BL[:, p], added_BLD=added_BLD[:, p], cache=cache)
+        model.hidden(TOKENS_BL[:, p], IDS_BL[:, p], added_BLD=added_BLD[:, p], cache=cache)
         for p in parts
     ]
     torch.testing.assert_close(torch.cat(piecewise, dim=1), whole, atol=1e-5, rtol=1e-5)
 
 
 @torch.no_grad()
-def test_generation_feeds_back_what_it_predicted() -> None:
-    """With an ID head that always names one ID, every later step must have been given that ID."""
-    coupling = build()
-    assert coupling.id_head is not None
-    coupling.id_head.weight.zero_()
-    coupling.id_head.bias.copy_(F.one_hot(torch.tensor(41), NUM_IDS).float())
-    found = coupling.generate(draw_tokens(NUM_PROMPT), PROMPT_IDS, 5)
-    assert (found.ids_BR == 41).all()
-    coupling.id_head = None
-    given = coupling.generate(
-        draw_tokens(NUM_PROMPT), PROMPT_IDS, 5, torch.full_like(RESPONSE_IDS, 41)
-    )
-    assert torch.equal(found.tokens_BR, given.tokens_BR)
-    other = coupling.generate(
-        draw_tokens(NUM_PROMPT), PROMPT_IDS, 5, torch.full_like(RESPONSE_IDS, 2)
-    )
-    assert not torch.equal(found.tokens_BR, other.tokens_BR)
-
-
-@torch.no_grad()
 def test_teacher_forcing_gives_the_true_past() -> None:
     coupling = build()
-    tokens_BL, ids_BL = draw_tokens(12), torch.cat([PROMPT_IDS, RESPONSE_IDS], dim=1)
-    found = coupling.predict(tokens_BL, ids_BL, 5)
-    logits_BLV, id_logits_BLI = coupling(tokens_BL, ids_BL)
-    assert id_logits_BLI is not None
+    found = coupling.predict(TOKENS_BL, IDS_BL, 5)
+    logits_BLV, id_logits_BLI = coupling(TOKENS_BL, IDS_BL)
     assert torch.equal(found.tokens_BR, logits_BLV[:, 6:11].argmax(-1))
     assert torch.equal(found.ids_BR, id_logits_BLI[:, 6:11].argmax(-1))
 
@@ -154,11 +125,8 @@ def test_a_prediction_depends_on_no_later_token_or_id(architecture: str) -> None
         return hook
 
     coupling.model.embedding.register_forward_hook(keep("tokens"))
-    assert coupling.id_embedding is not None
     coupling.id_embedding.register_forward_hook(keep("ids"))
-    tokens_BL, ids_BL = draw_tokens(12), torch.cat([PROMPT_IDS, RESPONSE_IDS], dim=1)
-    logits_BLV, id_logits_BLI = coupling(tokens_BL, ids_BL)
-    assert id_logits_BLI is not None
+    logits_BLV, id_logits_BLI = coupling(TOKENS_BL, IDS_BL)
     for logits in (logits_BLV, id_logits_BLI):
         for place in range(12):
             value = logits[:, place].square().sum()
@@ -168,15 +136,14 @@ def test_a_prediction_depends_on_no_later_token_or_id(architecture: str) -> None
 
 
 def test_ids_enter_by_rope_and_by_the_embedding() -> None:
-    tokens_BL, ids_BL = draw_tokens(12), torch.cat([PROMPT_IDS, RESPONSE_IDS], dim=1)
     rope_only = build(embed_ids=False, predict_ids=False)
     torch.testing.assert_close(  # differences of IDs only: this is why it cannot predict them
-        rope_only(tokens_BL, ids_BL + 0)[0], rope_only(tokens_BL, ids_BL - 2)[0],
+        rope_only(TOKENS_BL, IDS_BL + 0)[0], rope_only(TOKENS_BL, IDS_BL - 2)[0],
         atol=1e-4, rtol=1e-4,
     )  # fmt: skip
     embedded_only = build({"rope": False})
     for coupling in (embedded_only, build()):
-        here, there = coupling(tokens_BL, ids_BL), coupling(tokens_BL, ids_BL - 2)
+        here, there = coupling(TOKENS_BL, IDS_BL), coupling(TOKENS_BL, IDS_BL - 2)
         assert not torch.allclose(here[0], there[0], atol=1e-2)
 
 
@@ -186,22 +153,19 @@ def test_ids_enter_by_rope_and_by_the_embedding() -> None:
 @pytest.mark.parametrize("architecture", ["olmo", "gpt_neox"])
 def test_the_joint_loss_is_the_weighted_sum_of_its_parts(architecture: str) -> None:
     coupling = build({"architecture": architecture}, id_loss_weight=0.3)
-    tokens_BL, ids_BL = draw_tokens(12), torch.cat([PROMPT_IDS, RESPONSE_IDS], dim=1)
-    response_BL = torch.arange(12).expand(2, 12) >= NUM_PROMPT
-    response_BL = response_BL.clone()
+    response_BL = RESPONSE_BL.clone()
     response_BL[1, -2:] = False  # a shorter response, padded
-    found = coupling.loss(tokens_BL, ids_BL, response_BL)
+    found = coupling.loss(TOKENS_BL, IDS_BL, response_BL)
 
     with torch.no_grad():
-        logits_BLV, id_logits_BLI = coupling(tokens_BL, ids_BL)
-    assert id_logits_BLI is not None
+        logits_BLV, id_logits_BLI = coupling(TOKENS_BL, IDS_BL)
     token_nll, id_nll, count = 0.0, 0.0, 0
     for row in range(2):
         for place in range(1, 12):
             if response_BL[row, place]:
                 before = (row, place - 1)
-                token_nll -= float(logits_BLV[before].log_softmax(-1)[tokens_BL[row, place]])
-                id_nll -= float(id_logits_BLI[before].log_softmax(-1)[ids_BL[row, place]])
+                token_nll -= float(logits_BLV[before].log_softmax(-1)[TOKENS_BL[row, place]])
+                id_nll -= float(id_logits_BLI[before].log_softmax(-1)[IDS_BL[row, place]])
                 count += 1
     assert count == 8
     assert float(found.token.detach()) == pytest.approx(token_nll / count, rel=1e-5)
@@ -215,8 +179,7 @@ def test_the_joint_loss_is_the_weighted_sum_of_its_parts(architecture: str) -> N
 
 def test_given_ids_add_nothing_to_the_loss() -> None:
     coupling = build(predict_ids=False)
-    tokens_BL, ids_BL = draw_tokens(12), torch.cat([PROMPT_IDS, RESPONSE_IDS], dim=1)
-    found = coupling.loss(tokens_BL, ids_BL, torch.arange(12).expand(2, 12) >= NUM_PROMPT)
+    found = coupling.loss(TOKENS_BL, IDS_BL, RESPONSE_BL)
     assert float(found.id) == 0.0
     assert torch.equal(found.total, found.token)
 
@@ -224,39 +187,34 @@ def test_given_ids_add_nothing_to_the_loss() -> None:
 # --- refusals -----------------------------------------------------------------------------------
 
 
-def test_settings_that_cannot_work_are_refused() -> None:
-    for settings, problem in (
+@pytest.mark.parametrize(
+    ("settings", "problem"),
+    [
         ({"embed_ids": False}, "RoPE sees differences of IDs only"),
         ({"id_loss_weight": 0.0}, "predict_ids=False"),
         ({"id_loss_weight": -1.0}, "id_loss_weight=-1.0"),
-    ):
-        with pytest.raises(ConfigError, match=problem):
-            build(**settings)
-    with pytest.raises(ConfigError, match="num_ids=0"):
-        PositionCoupling(build().model, 0)
+        ({"num_ids": 0}, "num_ids=0"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=problem):
+        build(**settings)
 
 
 def test_batches_that_do_not_fit_are_refused() -> None:
-    coupling, tokens_BL = build(), draw_tokens(12)
-    ids_BL = torch.cat([PROMPT_IDS, RESPONSE_IDS], dim=1)
-    response_BL = torch.arange(12).expand(2, 12) >= NUM_PROMPT
-    with pytest.raises(ConfigError, match="give every token one ID"):
-        coupling.loss(tokens_BL, ids_BL[:, :-1], response_BL)
-    with pytest.raises(ConfigError, match="raise num_ids"):
-        coupling.loss(tokens_BL, ids_BL + NUM_IDS, response_BL)
-    with pytest.raises(ConfigError, match="from -1 to"):
-        coupling.generate(tokens_BL, ids_BL - 3, 2)
-    with pytest.raises(ConfigError, match="which has no context"):
-        coupling.loss(tokens_BL, ids_BL, torch.ones_like(response_BL))
-    with pytest.raises(ConfigError, match="response_BL has shape"):
-        coupling.loss(tokens_BL, ids_BL, response_BL[:, :-1])
-    with pytest.raises(ConfigError, match="leave out response_ids_BR"):
-        coupling.generate(tokens_BL, ids_BL, 5, RESPONSE_IDS)
-    given = build(predict_ids=False)
-    with pytest.raises(ConfigError, match="must be given"):
-        given.generate(tokens_BL, ids_BL, 5)
-    with pytest.raises(ConfigError, match="give every token one ID"):
-        given.generate(tokens_BL, ids_BL, 4, RESPONSE_IDS)
+    loss, generate, given = build().loss, build().generate, build(predict_ids=False).generate
+    for call, arguments, problem in (
+        (loss, (TOKENS_BL, IDS_BL[:, :-1], RESPONSE_BL), "give every token one ID"),
+        (loss, (TOKENS_BL, IDS_BL + NUM_IDS, RESPONSE_BL), "raise num_ids"),
+        (generate, (TOKENS_BL, IDS_BL - 3, 2), "from -1 to"),
+        (loss, (TOKENS_BL, IDS_BL, torch.ones_like(RESPONSE_BL)), "which has no context"),
+        (loss, (TOKENS_BL, IDS_BL, RESPONSE_BL[:, :-1]), "response_BL has shape"),
+        (generate, (TOKENS_BL, IDS_BL, 5, RESPONSE_IDS), "leave out response_ids_BR"),
+        (given, (TOKENS_BL, IDS_BL, 5), "must be given"),
+        (given, (TOKENS_BL, IDS_BL, 4, RESPONSE_IDS), "give every token one ID"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            call(*arguments)
 
 
 # --- the examples -------------------------------------------------------------------------------

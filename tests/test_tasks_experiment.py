@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,15 +21,22 @@ from omegaconf import OmegaConf
 
 from olmo_sparsity.cli import main
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.model.coupling import PositionCoupling
 from olmo_sparsity.tasks import experiment
-from olmo_sparsity.tasks.results import format_table, read_results, wilson
+from olmo_sparsity.tasks.results import Row, format_table, read_results, wilson
 from olmo_sparsity.tasks.samples import Samples
 from olmo_sparsity.tasks.schemes import SCHEMES, PositionSettings, place
 from olmo_sparsity.tasks.scratchpad_parity import ScratchpadParity
 from olmo_sparsity.tasks.settings import ExperimentSettings, load_settings
 from olmo_sparsity.tasks.sparse_parity import SparseParity
-from olmo_sparsity.tasks.trial import Bench, Trial, build, measure, train
+from olmo_sparsity.tasks.trial import (
+    Bench,
+    Trial,
+    _draw_batch,
+    _draw_training,
+    build,
+    measure,
+    train,
+)
 from olmo_sparsity.tasks.variable_assignment import VariableAssignment
 
 CPU = torch.device("cpu")
@@ -70,15 +79,18 @@ def ids(
     )  # fmt: skip
 
 
+def cut_places(scheme: str, samples: Samples, num_places: int, *, aligned: bool) -> set[int]:
+    """Which of the first places have an ID that is not one more than that before."""
+    placed = ids(scheme, samples, training=True, num_chunks=5, aligned_cuts=aligned)
+    return set(np.nonzero(np.diff(placed[:, :num_places]) > 1)[1] + 1)
+
+
 def test_at_test_ids_are_counted_or_the_tasks_own() -> None:
     samples = ScratchpadParity().sample(np.random.default_rng(0), 20, 9)
-    for scheme in ("rope", "nope", "alibi", "pose"):
-        np.testing.assert_array_equal(
-            ids(scheme, samples, training=False), np.tile(np.arange(19), (20, 1))
-        )
-    for scheme in ("coupled", "ppc"):
-        given_BL = np.concatenate((samples.prompt_ids_BP, samples.response_ids_BR), axis=1)
-        np.testing.assert_array_equal(ids(scheme, samples, training=False), given_BL)
+    given_BL = np.concatenate((samples.prompt_ids_BP, samples.response_ids_BR), axis=1)
+    for scheme in set(SCHEMES) - {"randomized"}:
+        wanted_BL = given_BL if scheme in ("coupled", "ppc") else np.tile(np.arange(19), (20, 1))
+        np.testing.assert_array_equal(ids(scheme, samples, training=False), wanted_BL)
     random_BL = ids("randomized", samples, training=False)
     assert (np.diff(random_BL) > 0).all()
     assert len(np.unique(random_BL, axis=0)) == 20
@@ -92,17 +104,16 @@ def test_in_training_chunks_skip_ahead_and_reach_every_id() -> None:
         assert (steps_BL >= 1).all()
         assert (steps_BL > 1).sum(1).max() == chunks - 1
         assert set(np.unique(drawn_BL)) == set(range(64))
-    cut_places = {
-        aligned: set(
-            np.nonzero(
-                np.diff(ids("pose", samples, training=True, num_chunks=5, aligned_cuts=aligned)) > 1
-            )[1]
-        )
-        for aligned in (True, False)
-    }
-    assert cut_places[False] == set(range(20))
-    # Place 2i + 1 is a bit: a cut after it leaves mark and bit together.
-    assert cut_places[True] == set(range(1, 20, 2))
+
+
+def test_aligned_cuts_leave_units_together() -> None:
+    pairs = SparseParity().sample(np.random.default_rng(0), 4000, 20)
+    assert cut_places("pose", pairs, 21, aligned=False) == set(range(1, 21))
+    assert cut_places("pose", pairs, 21, aligned=True) == set(range(2, 21, 2))
+    statements = VariableAssignment(name_length=2).sample(np.random.default_rng(0), 500, 6)
+    # The IDs of a prompt count its places.
+    assert cut_places("ppc", statements, 27, aligned=False) == set(range(1, 27))
+    assert cut_places("ppc", statements, 27, aligned=True) == set(range(4, 27, 4))
 
 
 def test_coupled_ids_are_spread_as_they_are_coupled() -> None:
@@ -115,61 +126,27 @@ def test_coupled_ids_are_spread_as_they_are_coupled() -> None:
     assert set(np.unique(spread_BL)) == set(range(64))
 
 
-def test_aligned_cuts_leave_the_coupled_ids_of_a_unit_together() -> None:
-    task = VariableAssignment(name_length=2)
-    samples = task.sample(np.random.default_rng(0), 500, 6)
-    cut_places = {}
-    for aligned in (True, False):
-        spread_BL = ids("ppc", samples, training=True, num_chunks=5, aligned_cuts=aligned)
-        prompt_BP = spread_BL[:, : samples.prompt_BP.shape[1]]  # its IDs count its places
-        cut_places[aligned] = set(np.nonzero(np.diff(prompt_BP) > 1)[1] + 1)
-    assert cut_places[True] == {4, 8, 12, 16, 20, 24}
-    assert len(cut_places[False]) == prompt_BP.shape[1] - 1
-
-
 # --- one trial ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_every_scheme_trains_and_is_tested(scheme: str, tmp_path: Path) -> None:
-    bench, trial = Bench(make(tmp_path, schemes=[scheme]), CPU), Trial(scheme, None, 1)
-    model, losses = train(bench, trial, lambda step, loss: None)
-    assert [step for step, _ in losses] == [3]
-    rows = measure(bench, trial, model)
-    assert [row.length for row in rows] == [4, 8]
-    for row in rows:
-        assert row.low <= row.exact_match <= row.high
-        assert row.exact_match <= row.token_accuracy
-        assert (row.id_accuracy is None) == (scheme != "ppc")
-
-
 @pytest.mark.parametrize("num_lengths", [1, 4])
-def test_a_batch_mixes_so_many_lengths(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_lengths: int
-) -> None:
-    seen: list[torch.Tensor] = []
-
-    def loss(model: PositionCoupling, tokens: Any, ids: Any, response_BL: torch.Tensor) -> Any:
-        seen.append(response_BL.sum(1))
-        return original(model, tokens, ids, response_BL)
-
-    original = PositionCoupling.loss
-    monkeypatch.setattr(PositionCoupling, "loss", loss)
-    training = {"num_steps": 20, "batch_size": 8, "lengths_per_batch": num_lengths}
+def test_a_batch_mixes_so_many_lengths(tmp_path: Path, num_lengths: int) -> None:
+    training = {"batch_size": 8, "lengths_per_batch": num_lengths}
     settings = make(tmp_path, schemes=["rope"], train_lengths=[1, 90], training=training)
-    train(Bench(settings, CPU), Trial("rope", None, 1), lambda step, loss: None)
-    drawn = [len(sums_B.unique()) for sums_B in seen]
-    assert len(drawn) == 20
-    assert max(drawn) == num_lengths
+    bench, generator = Bench(settings, CPU), np.random.default_rng(0)
+    num_drawn = []
+    for step in range(20):
+        *_, response_BL = _draw_batch(bench, Trial("rope", None, 1), generator, 200, step)
+        num_drawn.append(len(response_BL.sum(1).unique()))
+    assert max(num_drawn) == num_lengths
 
 
 def test_what_a_scheme_is_told_about_positions(tmp_path: Path) -> None:
     """RoPE sees differences only, NoPE nothing; ALiBi distances."""
-    settings = make(tmp_path, schemes=["rope", "nope", "alibi"])
-    bench = Bench(settings, CPU)
+    bench = Bench(make(tmp_path, schemes=["rope", "nope", "alibi"]), CPU)
     tokens = torch.randint(0, 3, (2, 8), generator=torch.Generator().manual_seed(0))
-    near, shifted = torch.arange(8)[None].expand(2, 8), 4 + torch.arange(8)[None].expand(2, 8)
-    spread = near * torch.tensor([1])[:, None] + 5 * (near > 3)
+    near = torch.arange(8).expand(2, 8)
+    shifted, spread = near + 4, near + 5 * (near > 3)
     for scheme, sees_gaps in (("rope", True), ("nope", False), ("alibi", True)):
         torch.manual_seed(0)
         model = build(bench, scheme).eval()
@@ -184,10 +161,9 @@ def test_what_ppc_learns_it_does_freely(tmp_path: Path) -> None:
         tmp_path,
         train_lengths=[3, 3],
         test_lengths=[3],
-        num_test_samples=300,
-        model={"d_model": 32, "n_heads": 2, "n_layers": 2, "mlp_ratio": 2, "init_std": 0.1},
-        optimizer={"learning_rate": 5e-3, "warmup_steps": 20},
-        training={"num_steps": 300, "batch_size": 64},
+        model={"d_model": 32, "n_heads": 2, "n_layers": 1, "mlp_ratio": 2, "init_std": 0.1},
+        optimizer={"learning_rate": 1e-2, "warmup_steps": 20},
+        training={"num_steps": 120, "batch_size": 64},
     )
     bench, trial = Bench(settings, CPU), Trial("ppc", None, 0)
     model, losses = train(bench, trial, lambda step, loss: None)
@@ -199,8 +175,6 @@ def test_what_ppc_learns_it_does_freely(tmp_path: Path) -> None:
 
 
 def test_a_growing_k_starts_at_two(tmp_path: Path) -> None:
-    from olmo_sparsity.tasks import trial as module
-
     settings = make(
         tmp_path, task={"name": "sparse_parity"}, schemes=["rope"], train_lengths=[20, 20],
         test_lengths=[20], train_ks=[6], test_ks=[2],
@@ -208,10 +182,8 @@ def test_a_growing_k_starts_at_two(tmp_path: Path) -> None:
     )  # fmt: skip
     bench, largest = Bench(settings, CPU), []
     for step in (1, 10, 30, 60):
-        samples = module._draw_training(
-            bench, Trial("rope", 6, 0), np.random.default_rng(0), 200, 20, step
-        )
-        assert samples.num_relevant_B is not None
+        generator = np.random.default_rng(0)
+        samples = _draw_training(bench, Trial("rope", 6, 0), generator, 200, 20, step)
         largest.append(samples.num_relevant_B.max())
     assert largest == [2, 2, 4, 6]
 
@@ -219,107 +191,78 @@ def test_a_growing_k_starts_at_two(tmp_path: Path) -> None:
 # --- many trials ----------------------------------------------------------------------------------
 
 
-def test_a_run_leaves_its_table_and_goes_on_where_it_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = write(settings_dict(tmp_path), tmp_path)
-    assert main(["task", str(path), "--schemes=[rope]"]) == 0
-    assert "rope" in capsys.readouterr().out
-    made: list[str] = []
-    run_trial = experiment.run_trial
-    monkeypatch.setattr(
-        experiment, "run_trial", lambda s, t, *rest: made.append(t.name) or run_trial(s, t, *rest)
-    )
-    assert main(["task", str(path)]) == 0
-    assert made == ["ppc_seed1", "ppc_seed2"]
-    rows, meta = read_results(tmp_path / "run")
-    assert {(row.scheme, row.seed, row.length) for row in rows} == {
-        (scheme, seed, length) for scheme in ("rope", "ppc") for seed in (1, 2) for length in (4, 8)
-    }
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Row]]:
+    """The folder and the rows of a run of every scheme."""
+    folder = tmp_path_factory.mktemp("finished")
+    return folder, experiment.run_settings(make(folder, schemes=list(SCHEMES), seeds=[1]))
+
+
+def test_every_scheme_trains_and_is_tested(finished: tuple[Path, list[Row]]) -> None:
+    folder, rows = finished
+    tested = [(row.scheme, row.length) for row in rows]
+    assert tested == [(scheme, length) for scheme in sorted(SCHEMES) for length in (4, 8)]
+    for row in rows:
+        assert row.low <= row.exact_match <= row.high
+        assert row.exact_match <= row.token_accuracy
+        assert (row.id_accuracy is None) == (row.scheme != "ppc")
+    trial = json.loads((folder / "run/trials/ppc_seed1.json").read_text())
+    assert [step for step, _ in trial["losses"]] == [3]
+    assert trial["num_parameters"] > 0
+
+
+def test_the_table_is_read_back_as_written(finished: tuple[Path, list[Row]]) -> None:
+    folder, rows = finished
+    stored, meta = read_results(folder / "run")
+    assert stored == rows
     assert meta["settings"]["train_lengths"] == [3, 5]
     assert meta["trial_losses"].keys() == meta["trial_seconds"].keys()
     assert all(0 < loss < 10 for loss in meta["trial_losses"].values())
-    assert not list((tmp_path / "run").rglob("*.tmp"))
+    with pytest.raises(DataError, match=r"has no accuracy.parquet"):
+        read_results(folder)
 
 
-def test_what_is_stopped_keeps_its_finished_trials(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_the_parts_of_an_array_add_up_to_one_run(
+    finished: tuple[Path, list[Row]], tmp_path: Path
 ) -> None:
-    run_trial = experiment.run_trial
-
-    def stop_at_ppc(settings: Any, trial: Trial, *rest: Any) -> dict[str, Any]:
-        if trial.scheme == "ppc":
-            raise KeyboardInterrupt
-        return run_trial(settings, trial, *rest)
-
-    path = write(settings_dict(tmp_path), tmp_path)
-    monkeypatch.setattr(experiment, "run_trial", stop_at_ppc)
-    assert main(["task", str(path)]) == 75
-    assert [file.name for file in (tmp_path / "run" / "trials").iterdir()] == ["rope_seed1.json"]
-    monkeypatch.setattr(experiment, "run_trial", run_trial)
-    assert main(["task", str(path)]) == 0
-    assert len(read_results(tmp_path / "run")[0]) == 8
-
-
-def _children_of(pid: int) -> list[int]:
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            fields = path.read_text().rpartition(")")[2].split()
-            if int(fields[1]) == pid and fields[0] != "Z":
-                found.append(int(path.parent.name))
-    return found
-
-
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGTERM", "SIGINT"])
-def test_workers_end_with_their_parent(tmp_path: Path, name: str) -> None:
-    settings = settings_dict(tmp_path) | {"num_workers": 2}
-    settings["training"] = {**settings["training"], "num_steps": 100_000}
-    command = [sys.executable, "-m", "olmo_sparsity.cli", "task", str(write(settings, tmp_path))]
-    parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0)
-    try:
-        while len(workers := _children_of(parent.pid)) < 3:  # two, and what counts their memory
-            assert parent.poll() is None
-            time.sleep(0.1)
-        time.sleep(1)
-        group = name == "SIGINT"  # as a terminal does
-        (os.killpg if group else os.kill)(parent.pid, getattr(signal, name))
-        _, error = parent.communicate(timeout=120)
-        deadline = time.monotonic() + 30
-        while any(Path(f"/proc/{pid}").exists() for pid in workers):
-            assert time.monotonic() < deadline, "workers live on"
-            time.sleep(0.1)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(parent.pid, signal.SIGKILL)
-    if name == "SIGINT":
-        assert parent.returncode == 75
-        assert "Traceback" not in error
-        assert "the same command goes on" in error
-
-
-def test_the_parts_of_an_array_add_up_to_one_run(tmp_path: Path) -> None:
-    whole = experiment.run_settings(make(tmp_path, output=str(tmp_path / "whole")))
+    settings = make(tmp_path, schemes=list(SCHEMES), seeds=[1])
     for part in range(3):
-        parts = experiment.run_settings(
-            make(tmp_path, output=str(tmp_path / "parts")), shard=(part, 3)
-        )
-    assert parts == whole
+        rows = experiment.run_settings(settings, shard=(part, 3))
+    assert rows == finished[1]
 
 
-def test_other_settings_in_the_same_folder_are_refused(tmp_path: Path) -> None:
-    experiment.run_settings(make(tmp_path, schemes=["rope"], seeds=[1]))
+def test_other_settings_in_the_same_folder_are_refused(finished: tuple[Path, list[Row]]) -> None:
     with pytest.raises(ConfigError, match=r"holds trials with test_lengths=\[4, 8\] \(now \[4\]\)"):
-        experiment.run_settings(make(tmp_path, test_lengths=[4]))
+        experiment.run_settings(make(finished[0], test_lengths=[4]))
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    settings = make(tmp_path, schemes=["rope"], seeds=[1])
-    experiment.run_settings(settings)
+def test_a_damaged_file_is_named(finished: tuple[Path, list[Row]], tmp_path: Path) -> None:
+    shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
     file = tmp_path / "run" / "trials" / "rope_seed1.json"
     file.write_text(file.read_text()[:-40])
     with pytest.raises(DataError, match=r"rope_seed1.json: not readable JSON .* delete it"):
-        experiment.run_settings(settings)
+        experiment.run_settings(make(tmp_path, schemes=["rope"], seeds=[1]))
+
+
+def test_a_run_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_trial, made = experiment.run_trial, []
+
+    def stop_once(settings: Any, trial: Trial, *rest: Any) -> str:
+        made.append(trial.name)
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        return run_trial(settings, trial, *rest)
+
+    monkeypatch.setattr(experiment, "run_trial", stop_once)
+    path = write(settings_dict(tmp_path), tmp_path)
+    assert main(["task", str(path)]) == 75
+    assert [file.name for file in (tmp_path / "run" / "trials").iterdir()] == ["rope_seed1.json"]
+    assert main(["task", str(path)]) == 0
+    assert made[1:] == ["ppc_seed1", "ppc_seed1", "rope_seed2", "ppc_seed2"]
+    assert format_table(read_results(tmp_path / "run")[0]) in capsys.readouterr().out
+    assert not list((tmp_path / "run").rglob("*.tmp"))
 
 
 OWN_TASK = """
@@ -344,20 +287,43 @@ class Copy:
 """
 
 
-def test_equal_seeds_give_equal_rows_on_any_number_of_processes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGINT"])
+def test_workers_end_with_their_parent_and_their_trials_are_as_in_one_process(
+    tmp_path: Path, name: str
+) -> None:
     """Of a task of one's own too: every process reads its file."""
     file = tmp_path / "copy_task.py"
     file.write_text(OWN_TASK)
-    own = {"name": f"{file}:Copy", "num_words": 5}
-    one, two = (
-        experiment.run_settings(
-            make(tmp_path, task=own, output=str(tmp_path / f"{number}"), num_workers=number)
-        )
-        for number in (1, 2)
+    own = {"task": {"name": f"{file}:Copy", "num_words": 5}, "schemes": ["ppc"]}
+    settings = settings_dict(tmp_path) | own | {"num_workers": 2, "seeds": list(range(1000))}
+    command = [sys.executable, "-m", "olmo_sparsity.cli", "task", str(write(settings, tmp_path))]
+    parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0)
+    trials = [tmp_path / "run" / "trials" / f"ppc_seed{seed}.json" for seed in (0, 1)]
+    try:
+        while not all(trial.exists() for trial in trials):
+            assert parent.poll() is None
+            time.sleep(0.1)
+        group = name == "SIGINT"  # as a terminal does
+        (os.killpg if group else os.kill)(parent.pid, getattr(signal, name))
+        _, error = parent.communicate(timeout=120)
+        deadline = time.monotonic() + 30
+        with contextlib.suppress(ProcessLookupError):
+            while not os.killpg(parent.pid, 0):
+                assert time.monotonic() < deadline, "workers live on"
+                time.sleep(0.1)
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(parent.pid, signal.SIGKILL)
+    if name == "SIGINT":
+        assert parent.returncode == 75
+        assert "Traceback" not in error
+        assert "the same command goes on" in error
+    resumed, alone = (
+        experiment.run_settings(make(tmp_path, **own, seeds=[0, 1], output=str(tmp_path / name)))
+        for name in ("run", "alone")
     )
-    assert one == two
-    assert len(one) == 8
-    assert len({row.token_accuracy for row in one}) > 1
+    assert [row for row in resumed if row.seed < 2] == alone
+    assert len({row.token_accuracy for row in alone}) > 1
 
 
 @pytest.mark.parametrize(
@@ -427,8 +393,6 @@ K = {"task": {"name": "sparse_parity"}, "schemes": ["rope"], "train_lengths": [2
 def test_bad_input_ends_in_one_line(
     changes: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    import re
-
     path = write(settings_dict(tmp_path) | changes, tmp_path)
     assert main(["task", str(path)]) == 2
     error = capsys.readouterr().err
@@ -457,13 +421,3 @@ def test_wilson_is_the_textbook_interval() -> None:
     assert wilson(1.0, 500)[1] == 1.0
     assert wilson(0.0, 500)[0] == 0.0
     assert 0.99 < wilson(1.0, 500)[0] < 1.0
-
-
-def test_the_table_is_read_back_as_written(tmp_path: Path) -> None:
-    rows = experiment.run_settings(make(tmp_path, schemes=["ppc"], seeds=[1]))
-    assert read_results(tmp_path / "run")[0] == rows
-    assert "ppc" in format_table(rows)
-    with pytest.raises(DataError, match=r"has no accuracy.parquet"):
-        read_results(tmp_path)
-    trial = json.loads((tmp_path / "run" / "trials" / "ppc_seed1.json").read_text())
-    assert trial["num_parameters"] > 0

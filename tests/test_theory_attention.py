@@ -25,8 +25,8 @@ from olmo_sparsity.theory.sparse_attention import (
     KeyShape,
     SparseAttention,
     build_layout,
-    count_subsets,
 )
+from tests.test_theory_planted import explicit_law, parity
 
 
 def random_model(shape: KeyShape, *, seed: int = 0, replicas: int = 2) -> SparseAttention:
@@ -78,7 +78,6 @@ def test_vectorised_attention_is_the_definition(shape: KeyShape, ids: list[int])
     model = random_model(shape)
     tokens_RBL = torch.from_numpy(np.random.default_rng(0).integers(3, size=(2, 4, 7)))
     layout = build_layout(np.array(ids), shape)
-    assert len(layout) == count_subsets(np.array(ids), shape)
     with torch.no_grad():
         probs_RBY = model(tokens_RBL, layout)
         for replica in range(2):
@@ -121,13 +120,6 @@ def test_one_place_is_blind_to_order_and_two_are_not() -> None:
     assert spread[1] > 0.01
 
 
-@pytest.mark.parametrize("shape", [KeyShape(1, 1), KeyShape(2, 3), KeyShape(3, 3)], ids=str)
-def test_a_local_key_sees_only_its_window(shape: KeyShape) -> None:
-    layout = build_layout(np.arange(10), shape)
-    spans = layout.places_EJ[:, -1] - layout.places_EJ[:, 0]
-    assert int(spans.max()) < shape.window
-
-
 def test_gradients_agree_with_finite_differences() -> None:
     shape = KeyShape(2, 2, "initial")
     model = random_model(shape, replicas=1)
@@ -156,34 +148,34 @@ def test_the_gradient_of_the_exact_risk_agrees_with_finite_differences() -> None
 
 
 def local_data(k: int, span: int, rate: float = 0.3) -> P.Planted:
-    shapes = P.shapes_within(k, span)
-    law = P.translated_shapes(shapes, [1 / len(shapes)] * len(shapes))
-    return P.Planted(law, *P.parity_tokens(k), P.marker_background(rate))
+    return parity(P.translated_shapes(P.shapes_within(k, span)), rate=rate)
 
 
-@pytest.mark.parametrize(("k", "span", "length"), [(1, 1, 7), (2, 3, 7), (3, 4, 7), (2, 2, 2)])
-def test_transfer_equals_enumeration_of_all_strings(k: int, span: int, length: int) -> None:
-    data, model = local_data(k, span), random_model(KeyShape(k, span))
+WIDE = explicit_law({6: {(0, 5): 0.5, (1, 2): 0.2, (2, 5): 0.3}})
+"""Plants sets that are wider than the key."""
+
+
+@pytest.mark.parametrize(
+    ("data", "shape", "length"),
+    [
+        (local_data(1, 1), KeyShape(1, 1), 7),
+        (local_data(2, 3), KeyShape(2, 3), 7),
+        (local_data(3, 4), KeyShape(3, 4), 7),
+        (local_data(2, 2), KeyShape(2, 2), 2),
+        (P.Planted(WIDE, *P.order_tokens(), P.marker_background(0.4)), KeyShape(2, 3), 6),
+    ],
+)
+def test_transfer_equals_enumeration_of_all_strings(
+    data: P.Planted, shape: KeyShape, length: int
+) -> None:
+    model = random_model(shape)
     exact = enumerated_risk(model, data, length)
     assert transfer_risk(model, data, length).mean_R == pytest.approx(exact.mean_R, abs=2e-6)
 
 
-def test_transfer_takes_planted_sets_wider_than_the_key() -> None:
-    data = P.Planted(
-        P.explicit_law({6: {(0, 5): 0.5, (1, 2): 0.2, (2, 5): 0.3}}),
-        *P.order_tokens(),
-        P.marker_background(0.4),
-    )
-    model = random_model(KeyShape(2, 3))
-    exact = enumerated_risk(model, data, 6)
-    assert transfer_risk(model, data, 6).mean_R == pytest.approx(exact.mean_R, abs=2e-6)
-
-
 @pytest.mark.parametrize("coupled", [False, True])
 def test_the_sampled_interval_covers_the_exact_risk(coupled: bool) -> None:
-    data = P.Planted(
-        P.uniform_subsets(2), *P.parity_tokens(2), P.marker_background(0.2), coupled=coupled
-    )
+    data = parity(P.uniform_subsets(2), rate=0.2, coupled=coupled)
     seeds = list(range(40))
     model = random_model(KeyShape(2, 2, "initial"), replicas=1)
     one = enumerated_risk(model, data, 6).mean_R[0]
@@ -219,14 +211,13 @@ def test_zero_risk_stays_zero_when_the_assumptions_hold(k: int) -> None:
 
 @pytest.mark.parametrize("k", [2, 3])
 def test_zero_risk_is_lost_without_locality_and_kept_with_coupled_positions(k: int) -> None:
-    law, tokens, background = P.uniform_subsets(k), P.parity_tokens(k), P.marker_background(0.0)
-    apart = P.Planted(law, *tokens, background)
+    apart = parity(P.uniform_subsets(k), rate=0)
     # Faultless wherever training looks, and zero beyond: training cannot tell it from the truth.
     model = parity_solver(k, 16)
     assert max(sampled_risk(model, apart, n, 200, [0]).mean_R[0] for n in training_lengths(16)) == 0
     assert sampled_risk(model, apart, 128, 200, [0]).mean_R[0] > 0.3
 
-    together = P.Planted(law, *tokens, background, coupled=True)
+    together = parity(P.uniform_subsets(k), rate=0, coupled=True)
     model = parity_solver(k, 1)
     for length in (8, 16, 128):
         assert sampled_risk(model, together, length, 200, [0]).mean_R[0] == 0
@@ -234,9 +225,7 @@ def test_zero_risk_is_lost_without_locality_and_kept_with_coupled_positions(k: i
 
 def test_order_is_beyond_every_hypothesis_of_one_place() -> None:
     """Both labels give the same bag of tokens, so the risk is one half whatever was learned."""
-    data = P.Planted(
-        P.translated_shapes([(0, 1)], [1.0]), *P.order_tokens(), P.marker_background(0.2)
-    )
+    data = P.Planted(P.translated_shapes([(0, 1)]), *P.order_tokens(), P.marker_background(0.2))
     for seed in range(3):
         risk = enumerated_risk(random_model(KeyShape(1, 1), seed=seed), data, 5)
         assert risk.mean_R == pytest.approx(0.5, abs=1e-12)
@@ -258,8 +247,7 @@ def test_learning_finds_the_planted_pair_and_seeds_do_not_share() -> None:
 
 
 def test_minimax_lowers_the_worst_length() -> None:
-    law = P.drifting_shapes([(0, 1), (0, 2)], switch_length=8, rare=0.05)
-    data = P.Planted(law, *P.parity_tokens(2), P.marker_background(0.1))
+    data = parity(P.drifting_shapes([(0, 1), (0, 2)], switch_length=8, rare=0.05), rate=0.1)
     worst = {}
     for objective in ("mixture", "minimax"):
         model = learn(data, KeyShape(2, 3), 8, objective, LearningConfig(num_steps=200), [0])
@@ -277,8 +265,7 @@ def test_what_cannot_be_enumerated_is_refused() -> None:
         build_layout(np.arange(2), KeyShape(3, 2))
     with pytest.raises(ConfigError, match=r"key table.*GiB"):
         SparseAttention(KeyShape(4, 400), 3, 2, 1)
-    wide = random_model(KeyShape(2, 12))
-    data = local_data(2, 2)
+    wide, data = random_model(KeyShape(2, 12)), local_data(2, 2)
     assert not can_transfer(wide, data)
     with pytest.raises(ConfigError, match="sampled_risk"):
         transfer_risk(wide, data, 16)

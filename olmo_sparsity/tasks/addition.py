@@ -18,26 +18,21 @@ from typing import ClassVar
 
 import numpy as np
 
-from olmo_sparsity.tasks.samples import Samples, refuse_k
+from olmo_sparsity.tasks.samples import Ks, Samples, Task, refuse_k
 
 _PLUS, _EQUALS = 10, 11
 
 
 @dataclass(frozen=True)
-class Addition:
+class Addition(Task):
     digits_reversed: bool = True
     """Whether the response starts with the least significant digit. If so, each digit depends on
     two places and a carry; otherwise a carry may come from any distance."""
 
     vocabulary: ClassVar[tuple[str, ...]] = (*"0123456789", "+", "=")
-    length_step: ClassVar[int] = 1
 
     def sample(
-        self,
-        generator: np.random.Generator,
-        num_samples: int,
-        length: int,
-        k: int | np.ndarray | None = None,
+        self, generator: np.random.Generator, num_samples: int, length: int, k: Ks = None
     ) -> Samples:
         refuse_k("addition", k)
         a_Bn, b_Bn = generator.integers(0, 10, size=(2, num_samples, length))
@@ -61,13 +56,6 @@ class Addition:
         total_BR %= 10
         return total_BR[:, ::-1] if self.digits_reversed else total_BR
 
-    def show(self, samples: Samples, index: int) -> str:
-        prompt, response = (
-            "".join(self.vocabulary[token] for token in tokens[index])
-            for tokens in (samples.prompt_BP, samples.response_BR)
-        )
-        return f"{prompt}{response}"
-
     def solve(self, samples: Samples) -> np.ndarray:
         """With Python's integers, unlike the sampler."""
         rows = []
@@ -80,9 +68,6 @@ class Addition:
             digits = [int(digit) for digit in str(a + b).zfill(num_digits + 1)]
             rows.append(digits[::-1] if self.digits_reversed else digits)
         return np.array(rows)
-
-    def largest_k(self, length: int) -> None:
-        return None
 
     def largest_id(self, length: int) -> int:
         return length + 2

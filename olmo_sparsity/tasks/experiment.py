@@ -8,16 +8,15 @@ A trial with a file is done, so the same command resumes, and the parts of a SLU
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict, dataclass
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from typing import Any
@@ -40,7 +39,7 @@ from olmo_sparsity.tasks.settings import (
     load_settings,
     tests,
 )
-from olmo_sparsity.tasks.trial import Bench, Trial, measure, train
+from olmo_sparsity.tasks.trial import Bench, Report, Trial, measure, train
 from olmo_sparsity.versions import provenance
 
 
@@ -99,36 +98,43 @@ def choose_device(name: str) -> torch.device:
 # --- one trial ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class _Trained:
+    """The file of a trial."""
+
+    rows: list[Row]
+    losses: list[list[float]]
+    num_parameters: int
+    training_seconds: float
+    seconds: float
+    cpu_seconds: float
+
+
 def run_trial(
-    settings: ExperimentSettings,
-    trial: Trial,
-    device: torch.device,
-    report: Callable[[int, float], None],
-) -> dict[str, Any]:
+    settings: ExperimentSettings, trial: Trial, device: torch.device, folder: Path, report: Report
+) -> str:
+    """Write the trial's file; returns a line on its shortest and its longest length."""
     started, cpu_started = time.perf_counter(), time.process_time()
     bench = Bench(settings, device)
     model, history = train(bench, trial, report)
-    trained = time.perf_counter()
+    training_seconds = time.perf_counter() - started
     rows = measure(bench, trial, model)
-    return {
-        "rows": [dataclasses.asdict(row) for row in rows],
-        "losses": history,
-        "num_parameters": sum(parameter.numel() for parameter in model.parameters()),
-        "training_seconds": round(trained - started, 1),
-        "seconds": round(time.perf_counter() - started, 1),
-        "cpu_seconds": round(time.process_time() - cpu_started, 1),
-    }
-
-
-def _run_and_save(
-    settings: ExperimentSettings,
-    trial: Trial,
-    device: torch.device,
-    folder: Path,
-    report: Callable[[int, float], None],
-) -> None:
-    trained = run_trial(settings, trial, device, report)
-    write_atomically(_file_of(folder, trial), json.dumps(with_crc(trained), indent=1) + "\n")
+    seconds = time.perf_counter() - started
+    done = _Trained(
+        rows,
+        history,
+        num_parameters=sum(parameter.numel() for parameter in model.parameters()),
+        training_seconds=round(training_seconds, 1),
+        seconds=round(seconds, 1),
+        cpu_seconds=round(time.process_time() - cpu_started, 1),
+    )
+    write_atomically(_file_of(folder, trial), json.dumps(with_crc(asdict(done)), indent=1) + "\n")
+    ends = ", ".join(
+        f"{row.exact_match:.3f} at {row.length}"
+        + (f" (k = {row.test_k})" if row.test_k is not None else "")
+        for row in (min(rows, key=lambda r: r.length), max(rows, key=lambda r: r.length))
+    )
+    return f"{trial.name}: exact match {ends}; {seconds:.0f} s"
 
 
 # --- many trials ----------------------------------------------------------------------------------
@@ -154,8 +160,7 @@ def _train_all(
                 ) -> None:
                     progress.update(before + step, trial=trial.name, loss=f"{loss:.3f}")
 
-                _run_and_save(settings, trial, device, folder, report)
-                progress.note(_line(folder, trial))
+                progress.note(run_trial(settings, trial, device, folder, report))
             return
         # Not forked: a child would inherit PyTorch's threads in an undefined state.
         context = multiprocessing.get_context("spawn")
@@ -167,18 +172,14 @@ def _train_all(
                 # Ctrl-C reaches all processes of the group; workers inherit that it is blocked.
                 mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
                 running = {
-                    pool.submit(_work, settings, trial, str(device), folder): trial
-                    for trial in todo
+                    pool.submit(_work, settings, trial, str(device), folder) for trial in todo
                 }
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-                num_done = num_trials - len(todo)
                 while running:
-                    done, _ = wait(running, timeout=1, return_when=FIRST_COMPLETED)
+                    done, running = wait(running, timeout=1, return_when=FIRST_COMPLETED)
                     for future in done:
-                        trial = running.pop(future)
-                        future.result()
-                        num_done += 1
-                        progress.note(_line(folder, trial))
+                        progress.note(future.result())
+                    num_done = num_trials - len(running)
                     progress.update(earlier + counter.value, trials=f"{num_done} of {num_trials}")
             except BrokenProcessPool:
                 raise UserError(
@@ -213,12 +214,12 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _work(settings: ExperimentSettings, trial: Trial, device: str, folder: Path) -> None:
+def _work(settings: ExperimentSettings, trial: Trial, device: str, folder: Path) -> str:
     def report(step: int, loss: float) -> None:
         with _steps_done.get_lock():
             _steps_done.value += 1
 
-    _run_and_save(settings, trial, torch.device(device), folder, report)
+    return run_trial(settings, trial, torch.device(device), folder, report)
 
 
 # --- the folder -----------------------------------------------------------------------------------
@@ -226,19 +227,6 @@ def _work(settings: ExperimentSettings, trial: Trial, device: str, folder: Path)
 
 def _file_of(folder: Path, trial: Trial) -> Path:
     return folder / "trials" / f"{trial.name}.json"
-
-
-def _line(folder: Path, trial: Trial) -> str:
-    """Exact match of a trial at its shortest and its longest length."""
-    trained = _read_trial(_file_of(folder, trial))
-    rows = trained.rows
-    first, last = (min(rows, key=lambda r: r.length), max(rows, key=lambda r: r.length))
-    ends = ", ".join(
-        f"{row.exact_match:.3f} at {row.length}"
-        + (f" (k = {row.test_k})" if row.test_k is not None else "")
-        for row in (first, last)
-    )
-    return f"{trial.name}: exact match {ends}; {trained.seconds:.0f} s"
 
 
 def fixed_settings(settings: ExperimentSettings) -> dict[str, Any]:
@@ -260,31 +248,14 @@ def _refuse_other_settings(folder: Path, fixed: dict[str, Any]) -> None:
         )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Trained:
-    """The file of a trial."""
-
-    rows: list[Row]
-    losses: list[list[float]]
-    num_parameters: int
-    training_seconds: float
-    seconds: float
-    cpu_seconds: float
-
-
-def _read_trial(path: Path) -> _Trained:
-    remedy = "delete it and start again"
-    trained = read_json(path, _Trained, remedy)
-    if not (trained.rows and trained.losses and len(trained.losses[-1]) == 2):
-        raise DataError(f"{path}: it has no rows or no losses; {remedy}")
-    return trained
-
-
 def _collect(folder: Path) -> tuple[list[Row], dict[str, dict[str, float]]]:
     """All rows, and the seconds and last training loss of each trial."""
     rows, seconds, losses = [], {}, {}
     for path in sorted((folder / "trials").glob("*.json")):
-        trained = _read_trial(path)
+        remedy = "delete it and start again"
+        trained = read_json(path, _Trained, remedy)
+        if not (trained.rows and trained.losses and len(trained.losses[-1]) == 2):
+            raise DataError(f"{path}: it has no rows or no losses; {remedy}")
         rows += trained.rows
         seconds[path.stem] = trained.seconds
         losses[path.stem] = round(trained.losses[-1][1], 4)

@@ -10,7 +10,6 @@ experiment and its ablations, say) share the panels and differ in colour.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,6 @@ _MANY = 3
 """With so many results, bands would hide each other and are left out."""
 
 Result = tuple[list[Row], dict[str, Any]]
-Value = Callable[[Row], float | None]
 
 
 def draw(folders: list[Path], out: Path, labels: list[str] | None = None) -> None:
@@ -82,16 +80,20 @@ def _figure(results: list[Result], labels: list[str]) -> Figure:
             for axis, test_k in zip(line, test_ks, strict=True):
                 unseen = train_k is not None and test_k is not None and test_k > train_k
                 axis.set_title(f"k = {test_k}" + (" (unseen)" if unseen else ""))
-                _curves(axis, results, labels, train_k, test_k, lambda row: row.exact_match)
+                _curves(axis, results, labels, train_k, test_k)
     else:
         axes[0, 0].set_ylabel("share that is right")
         axes[0, 0].set_title("whole responses, free-running")
-        _curves(axes[0, 0], results, labels, None, None, lambda row: row.exact_match)
+        _curves(axes[0, 0], results, labels)
     if apart:
         axis = axes[0, 1]
         axis.set_title("tokens; IDs dashed, teacher-forced tokens dotted")
-        for value, style in _PARTS:
-            _curves(axis, results, [""] * len(results), None, None, value, style)
+        for value, style in (
+            ("token_accuracy", "-"),
+            ("id_accuracy", "--"),
+            ("teacher_forced", ":"),
+        ):
+            _curves(axis, results, [""] * len(results), value=value, style=style)
     if rows[0].task == "sparse_parity":
         for axis in axes.flat:
             axis.axhline(0.5, color="0.6", linewidth=0.7, linestyle=":", zorder=0)
@@ -111,20 +113,13 @@ def _figure(results: list[Result], labels: list[str]) -> Figure:
     return figure
 
 
-_PARTS: tuple[tuple[Value, str], ...] = (
-    (lambda row: row.token_accuracy, "-"),
-    (lambda row: row.id_accuracy, "--"),
-    (lambda row: row.teacher_forced, ":"),
-)
-
-
 def _curves(
     axis: Axes,
     results: list[Result],
     labels: list[str],
-    train_k: int | None,
-    test_k: int | None,
-    value: Value,
+    train_k: int | None = None,
+    test_k: int | None = None,
+    value: str = "exact_match",
     style: str | None = None,
 ) -> None:
     for index, ((rows, _), label) in enumerate(zip(results, labels, strict=True)):
@@ -134,12 +129,11 @@ def _curves(
                 for row in rows
                 if (row.scheme, row.train_k, row.test_k) == (scheme, train_k, test_k)
             ]
-            if not chosen or value(chosen[0]) is None:
+            if not chosen or getattr(chosen[0], value) is None:
                 continue
             lengths = sorted({row.length for row in chosen})
             at = [[row for row in chosen if row.length == length] for length in lengths]
-            means = [np.mean([value(row) or 0.0 for row in group]) for group in at]
-            ends = [_ends(group, value) for group in at]
+            means = [np.mean([getattr(row, value) for row in group]) for group in at]
             line = "-" if len(results) == 1 else _LINES[scheme]
             color = color if len(results) == 1 else drawing.PALETTE[index]
             axis.plot(
@@ -148,12 +142,12 @@ def _curves(
             )  # fmt: skip
             if len(results) >= _MANY:
                 continue
-            low, high = zip(*ends, strict=True)
+            low, high = zip(*(_ends(group, value) for group in at), strict=True)
             drawing.band(axis, lengths, low, high, color)
 
 
-def _ends(group: list[Row], value: Value) -> tuple[float, float]:
-    values = [value(row) or 0.0 for row in group]
+def _ends(group: list[Row], value: str) -> tuple[float, float]:
+    values = [getattr(row, value) for row in group]
     if len(group) == 1 and values[0] == group[0].exact_match:
         return group[0].low, group[0].high
     return min(values), max(values)

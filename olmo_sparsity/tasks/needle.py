@@ -13,22 +13,19 @@ Dimension key: B samples, N needles, P prompt length, R = 1 response length.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.tasks.samples import Samples, refuse_k
+from olmo_sparsity.tasks.samples import Ks, Samples, Task, refuse_k
 
 
 @dataclass(frozen=True)
-class Needle:
+class Needle(Task):
     num_keys: int = 16
     num_values: int = 16
     num_needles: int = 1
     """Needles in each prompt, with different keys."""
-
-    length_step: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_needles <= self.num_keys:
@@ -45,11 +42,7 @@ class Needle:
         return (*values, *(f"K{i}" for i in range(self.num_keys)), "?")
 
     def sample(
-        self,
-        generator: np.random.Generator,
-        num_samples: int,
-        length: int,
-        k: int | np.ndarray | None = None,
+        self, generator: np.random.Generator, num_samples: int, length: int, k: Ks = None
     ) -> Samples:
         refuse_k("needle", k)
         num_hay = length - 2 - 2 * self.num_needles
@@ -87,9 +80,6 @@ class Needle:
     def solve(self, samples: Samples) -> np.ndarray:
         is_key_BP = samples.prompt_BP[:, :-2] == samples.prompt_BP[:, -1:]
         return np.take_along_axis(samples.prompt_BP, is_key_BP.argmax(1)[:, None] + 1, axis=1)
-
-    def largest_k(self, length: int) -> None:
-        return None
 
     def largest_id(self, length: int) -> int:
         return length

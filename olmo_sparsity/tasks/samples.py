@@ -17,6 +17,9 @@ import numpy as np
 
 from olmo_sparsity.errors import ConfigError
 
+Ks = int | np.ndarray | None
+"""k of all samples or of each; None: the task chooses."""
+
 
 @dataclass(frozen=True)
 class Samples:
@@ -43,27 +46,22 @@ class Samples:
             raise ConfigError(
                 "a sample has coupled IDs for its prompt and its response, or neither"
             )
-        self._check("prompt_ids_BP", self.prompt_ids_BP, self.prompt_BP.shape)
-        self._check("response_ids_BR", self.response_ids_BR, self.response_BR.shape)
-        self._check("num_relevant_B", self.num_relevant_B, self.prompt_BP.shape[:1])
-        self._check("response_BR", self.response_BR[:, :0], (len(self.prompt_BP), 0))
-
-    def _check(self, name: str, array: np.ndarray | None, shape: tuple[int, ...]) -> None:
-        if array is None or array.shape == shape:
-            return
-        if name == "response_BR":
+        for name, shape in (
+            ("prompt_ids_BP", self.prompt_BP.shape),
+            ("response_ids_BR", self.response_BR.shape),
+            ("num_relevant_B", self.prompt_BP.shape[:1]),
+        ):
+            array = getattr(self, name)
+            if array is not None and array.shape != shape:
+                raise ConfigError(f"{name} has shape {array.shape}; its tokens have shape {shape}")
+        if len(self.prompt_BP) != len(self.response_BR):
             raise ConfigError(
                 f"{len(self.prompt_BP)} prompts have {len(self.response_BR)} responses"
             )
-        raise ConfigError(f"{name} has shape {array.shape}; its tokens have shape {shape}")
-
-    @property
-    def num_samples(self) -> int:
-        return len(self.prompt_BP)
 
 
 class Task(Protocol):
-    """The interface of a task."""
+    """The interface of a task, and what most of the shipped ones have in common."""
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -71,30 +69,31 @@ class Task(Protocol):
 
     @property
     def length_step(self) -> int:
-        """Lengths are multiples of this (1 for most tasks)."""
+        """Lengths are multiples of this."""
+        return 1
 
     def sample(
-        self,
-        generator: np.random.Generator,
-        num_samples: int,
-        length: int,
-        k: int | np.ndarray | None = None,
+        self, generator: np.random.Generator, num_samples: int, length: int, k: Ks = None
     ) -> Samples:
-        """`k`: for all samples or for each; None: the task chooses. A task without k refuses it."""
+        """A task without k refuses it."""
 
     def largest_k(self, length: int) -> int | None:
         """None: the task has no k."""
+        return None
 
     def show(self, samples: Samples, index: int) -> str:
         """One sample as readable text."""
+        tokens = *samples.prompt_BP[index], *samples.response_BR[index]
+        return "".join(self.vocabulary[token] for token in tokens)
 
     def solve(self, samples: Samples) -> np.ndarray:
         """response_BR, computed from the prompts alone."""
 
     def largest_id(self, length: int) -> int | None:
         """The largest coupled ID of a sample of this length. None: no coupling."""
+        return None
 
 
-def refuse_k(task: str, k: int | np.ndarray | None) -> None:
+def refuse_k(task: str, k: Ks) -> None:
     if k is not None:
         raise ConfigError(f"{task} has no k; leave train_ks and test_ks empty")

@@ -26,8 +26,7 @@ from olmo_sparsity.data.positions import (
     spread_ids,
     uniform_pose_batch,
 )
-from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.tasks.samples import Samples, Task
+from olmo_sparsity.tasks.samples import Samples
 
 COUPLED = ("coupled", "ppc")
 CHUNKED = ("pose", *COUPLED)
@@ -49,18 +48,6 @@ class PositionSettings:
     """Whether cuts fall only between a task's units, such as pairs of a mark and its bit."""
 
 
-def num_ids_needed(task: Task, scheme: str, length: int, num_tokens: int) -> int:
-    """One more than the largest ID of a test sample of this length."""
-    if scheme in COUPLED:
-        largest = task.largest_id(length)
-        if largest is None:
-            raise ConfigError(
-                f"scheme {scheme}: this task has no coupled IDs; remove {scheme} from schemes"
-            )
-        return largest + 1
-    return num_tokens
-
-
 def place(
     scheme: str,
     samples: Samples,
@@ -71,24 +58,20 @@ def place(
     training: bool,
 ) -> np.ndarray:
     """positions_BL of prompt and response."""
-    num_samples = samples.num_samples
-    length = samples.prompt_BP.shape[1] + samples.response_BR.shape[1]
-    unit = samples.unit if settings.aligned_cuts else 1
+    num_samples, num_prompt = samples.prompt_BP.shape
+    num_places = num_prompt + samples.response_BR.shape[1]
     if scheme == "randomized":
-        return randomized_batch(generator, num_samples, length, num_ids)
+        return randomized_batch(generator, num_samples, num_places, num_ids)
+    ids_BL = contiguous_batch(num_samples, num_places)
     if scheme in COUPLED:
         assert samples.prompt_ids_BP is not None
         assert samples.response_ids_BR is not None
         ids_BL = np.concatenate((samples.prompt_ids_BP, samples.response_ids_BR), axis=1)
-        if not training:
-            return ids_BL
-        largest = int(ids_BL.max())
-        spread_BM = uniform_pose_batch(
-            generator, num_samples, largest, num_ids, num_chunks=settings.num_chunks, unit=unit
-        )
-        return spread_ids(ids_BL, spread_BM)
-    if scheme == "pose" and training:
-        return uniform_pose_batch(
-            generator, num_samples, length, num_ids, num_chunks=settings.num_chunks, unit=unit
-        )
-    return contiguous_batch(num_samples, length)
+        num_places = int(ids_BL.max())
+    if not training or scheme not in CHUNKED:
+        return ids_BL
+    unit = samples.unit if settings.aligned_cuts else 1
+    spread_BM = uniform_pose_batch(
+        generator, num_samples, num_places, num_ids, num_chunks=settings.num_chunks, unit=unit
+    )
+    return spread_ids(ids_BL, spread_BM) if scheme in COUPLED else spread_BM

@@ -15,22 +15,17 @@ from typing import ClassVar
 
 import numpy as np
 
-from olmo_sparsity.tasks.samples import Samples, refuse_k
+from olmo_sparsity.tasks.samples import Ks, Samples, Task, refuse_k
 
 _EQUALS = 2
 
 
 @dataclass(frozen=True)
-class ScratchpadParity:
+class ScratchpadParity(Task):
     vocabulary: ClassVar[tuple[str, ...]] = ("0", "1", "=")
-    length_step: ClassVar[int] = 1
 
     def sample(
-        self,
-        generator: np.random.Generator,
-        num_samples: int,
-        length: int,
-        k: int | np.ndarray | None = None,
+        self, generator: np.random.Generator, num_samples: int, length: int, k: Ks = None
     ) -> Samples:
         refuse_k("scratchpad_parity", k)
         bits_Bn = generator.integers(0, 2, size=(num_samples, length))
@@ -43,18 +38,8 @@ class ScratchpadParity:
             response_ids_BR=ids_Bn,
         )
 
-    def show(self, samples: Samples, index: int) -> str:
-        prompt, response = (
-            "".join(self.vocabulary[token] for token in tokens[index])
-            for tokens in (samples.prompt_BP, samples.response_BR)
-        )
-        return f"{prompt}{response}"
-
     def solve(self, samples: Samples) -> np.ndarray:
         return np.bitwise_xor.accumulate(samples.prompt_BP[:, :-1], axis=1)
-
-    def largest_k(self, length: int) -> None:
-        return None
 
     def largest_id(self, length: int) -> int:
         return length + 1

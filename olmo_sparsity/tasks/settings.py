@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, cast
 
@@ -25,14 +26,7 @@ from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.tasks.addition import Addition
 from olmo_sparsity.tasks.needle import Needle
 from olmo_sparsity.tasks.samples import Samples, Task
-from olmo_sparsity.tasks.schemes import (
-    CHUNKED,
-    COUPLED,
-    SCHEMES,
-    SPREAD,
-    PositionSettings,
-    num_ids_needed,
-)
+from olmo_sparsity.tasks.schemes import CHUNKED, COUPLED, SCHEMES, SPREAD, PositionSettings
 from olmo_sparsity.tasks.scratchpad_parity import ScratchpadParity
 from olmo_sparsity.tasks.sparse_parity import SparseParity
 from olmo_sparsity.tasks.variable_assignment import VariableAssignment
@@ -185,7 +179,7 @@ def check(settings: ExperimentSettings, origin: str) -> None:
         and 1 <= settings.train_lengths[0] <= settings.train_lengths[1],
         f"train_lengths={settings.train_lengths} must be [shortest, longest]",
     )
-    _refuse_unused(settings, require)
+    _refuse_unused(settings, origin)
     check_model(settings.model, origin)
     test_task = build_task(settings, test=True)
     task = build_task(settings)
@@ -198,32 +192,28 @@ def check(settings: ExperimentSettings, origin: str) -> None:
     _draw_once(settings, task, test_task)
 
 
-def _refuse_unused(settings: ExperimentSettings, require: Callable[[bool, str], None]) -> None:
+def _refuse_unused(settings: ExperimentSettings, origin: str) -> None:
     """Refuse a setting that would have no effect."""
-
-    def needs(holds: bool, name: str, value: object, default: object, reader: str) -> None:
-        require(holds or value == default, f"{name}={value} is set, but {reader}; remove it")
-
-    schemes, k = set(settings.schemes), bool(settings.train_ks)
-    positions, coupling, model = settings.positions, settings.coupling, settings.model
-    no_chunks = f"no scheme cuts chunks ({', '.join(CHUNKED)} do)"
-    needs(bool(schemes & set(CHUNKED)), "positions.num_chunks", positions.num_chunks, 4, no_chunks)
-    aligned = positions.aligned_cuts
-    needs(bool(schemes & set(CHUNKED)), "positions.aligned_cuts", aligned, False, no_chunks)
-    no_spread = f"no scheme spreads IDs ({', '.join(SPREAD)} do)"
-    needs(bool(schemes & set(SPREAD)), "positions.num_ids", positions.num_ids, None, no_spread)
-    uncoupled = f"no scheme couples IDs ({', '.join(COUPLED)} do)"
-    coupled = bool(schemes & set(COUPLED))
-    needs(coupled, "coupling.embed_ids", coupling.embed_ids, True, uncoupled)
-    needs(
-        "ppc" in schemes, "coupling.id_loss_weight", coupling.id_loss_weight, 1.0, "there is no ppc"
-    )
-    growing = settings.training.grow_k_steps
-    needs(k, "training.grow_k_steps", growing, 0, "train_ks is empty")
-    require(not k or bool(settings.test_ks), "train_ks is set, but test_ks is empty; set both")
-    for name, by in (("vocab_size", "task"), ("rope", "scheme"), ("alibi", "scheme")):
-        default = getattr(ModelConfig(), name)
-        needs(False, f"model.{name}", getattr(model, name), default, f"the {by} decides it")
+    schemes, has_k = set(settings.schemes), bool(settings.train_ks)
+    chunked = bool(schemes & set(CHUNKED)), f"no scheme cuts chunks ({', '.join(CHUNKED)} do)"
+    for name, (used, reason) in {
+        "positions.num_chunks": chunked,
+        "positions.aligned_cuts": chunked,
+        "positions.num_ids": (
+            bool(schemes & set(SPREAD)), f"no scheme spreads IDs ({', '.join(SPREAD)} do)"),
+        "coupling.embed_ids": (
+            bool(schemes & set(COUPLED)), f"no scheme couples IDs ({', '.join(COUPLED)} do)"),
+        "coupling.id_loss_weight": ("ppc" in schemes, "there is no ppc"),
+        "training.grow_k_steps": (has_k, "train_ks is empty"),
+        "model.vocab_size": (False, "the task decides it"),
+        "model.rope": (False, "the scheme decides it"),
+        "model.alibi": (False, "the scheme decides it"),
+    }.items():  # fmt: skip
+        value, default = attrgetter(name)(settings), attrgetter(name)(ExperimentSettings())
+        if value != default and not used:
+            raise ConfigError(f"{origin}: {name}={value} is set, but {reason}; remove it")
+    if has_k and not settings.test_ks:
+        raise ConfigError(f"{origin}: train_ks is set, but test_ks is empty; set both")
 
 
 def num_ids(
@@ -238,9 +228,16 @@ def num_ids(
         *(("test_lengths", length, test_task) for length in settings.test_lengths),
     ]:
         sample = _draw(of, name, length, of.largest_k(length))  # the longest there is
-        num_tokens = sample.prompt_BP.shape[1] + sample.response_BR.shape[1]
         for each_scheme in schemes:
-            needs = num_ids_needed(of, each_scheme, length, num_tokens)
+            needs = sample.prompt_BP.shape[1] + sample.response_BR.shape[1]
+            if each_scheme in COUPLED:
+                largest = of.largest_id(length)
+                if largest is None:
+                    raise ConfigError(
+                        f"scheme {each_scheme}: this task has no coupled IDs; remove "
+                        f"{each_scheme} from schemes"
+                    )
+                needs = largest + 1
             if each_scheme in SPREAD and given is not None and needs > given:
                 raise ConfigError(
                     f"{name}: length {length} has position IDs up to {needs - 1} under "

@@ -17,22 +17,18 @@ from typing import ClassVar
 import numpy as np
 
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.tasks.samples import Samples
+from olmo_sparsity.tasks.samples import Ks, Samples, Task
 
 _ZERO, _ONE, _PLAIN, _RELEVANT = range(4)
 
 
 @dataclass(frozen=True)
-class SparseParity:
+class SparseParity(Task):
     vocabulary: ClassVar[tuple[str, ...]] = ("0", "1", ".", "*")
     length_step: ClassVar[int] = 2
 
     def sample(
-        self,
-        generator: np.random.Generator,
-        num_samples: int,
-        length: int,
-        k: int | np.ndarray | None = None,
+        self, generator: np.random.Generator, num_samples: int, length: int, k: Ks = None
     ) -> Samples:
         """`k` None: uniform in 1 … l for each sample."""
         num_pairs = length // 2
@@ -68,6 +64,3 @@ class SparseParity:
 
     def largest_k(self, length: int) -> int:
         return length // 2
-
-    def largest_id(self, length: int) -> None:
-        return None

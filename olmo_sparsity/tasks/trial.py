@@ -84,24 +84,22 @@ def build(bench: Bench, scheme: str) -> PositionCoupling:
     ).to(bench.device)
 
 
-def train(
-    bench: Bench, trial: Trial, report: Report
-) -> tuple[PositionCoupling, list[tuple[int, float]]]:
-    """The trained model, and (step, mean loss since the last entry)."""
+def train(bench: Bench, trial: Trial, report: Report) -> tuple[PositionCoupling, list[list[float]]]:
+    """The trained model, and [step, mean loss since the last entry]."""
     settings = bench.settings
     torch.manual_seed(trial.seed)
     model = build(bench, trial.scheme).train()
     optimizer = build_optimizer(model, settings.optimizer)
     generator = np.random.default_rng([trial.seed, _TRAIN])
     num_steps = settings.training.num_steps
-    history: list[tuple[int, float]] = []
+    history: list[list[float]] = []
     recent: list[float] = []
 
     def note(step: int, loss: float) -> None:
         recent.append(loss)
         report(step, loss)
         if step % _LOG_EVERY == 0 or step == num_steps:
-            history.append((step, float(np.mean(recent))))
+            history.append([step, float(np.mean(recent))])
             recent.clear()
 
     fit(

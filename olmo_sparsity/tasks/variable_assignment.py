@@ -23,12 +23,12 @@ A letters of a name, P prompt length, R response length.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import Literal
 
 import numpy as np
 
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.tasks.samples import Samples
+from olmo_sparsity.tasks.samples import Ks, Samples, Task
 
 _QUESTION, _FILL = 0, 1
 _DIGITS = 2
@@ -37,7 +37,7 @@ _NAME_ORDER_SEED = 0
 
 
 @dataclass(frozen=True)
-class VariableAssignment:
+class VariableAssignment(Task):
     num_letters: int = 60
     name_length: int = 1
     num_names: int = 60
@@ -49,9 +49,6 @@ class VariableAssignment:
     distractors: Literal["constants", "chains"] = "chains"
     """Statements off the chain hold constants, or form chains of the same length, so that only the
     query distinguishes them."""
-
-    length_step: ClassVar[int] = 1
-    """A length counts statements."""
 
     def __post_init__(self) -> None:
         for name in ("num_letters", "name_length", "num_names", "value_length"):
@@ -82,11 +79,7 @@ class VariableAssignment:
         return self.name_length + self.source_width
 
     def sample(
-        self,
-        generator: np.random.Generator,
-        num_samples: int,
-        length: int,
-        k: int | np.ndarray | None = None,
+        self, generator: np.random.Generator, num_samples: int, length: int, k: Ks = None
     ) -> Samples:
         """`k`: statements of the chain, one number for all samples, so that responses have one
         length; None: uniform in 1 … length, drawn once."""

@@ -14,6 +14,7 @@ Dimension key: B batch, L length (with the query), Y labels.
 from __future__ import annotations
 
 import math
+from itertools import product
 
 import numpy as np
 import torch
@@ -33,12 +34,7 @@ from olmo_sparsity.training.fit import fit
 
 def run_bridge(config: TheoryConfig) -> list[Row]:
     bridge = config.bridge
-    runs = [
-        (case, scheme, seed)
-        for case in bridge.cases
-        for scheme in bridge.schemes
-        for seed in bridge.seeds
-    ]
+    runs = list(product(bridge.cases, bridge.schemes, bridge.seeds))
     rows: list[Row] = []
     total = len(runs) * bridge.num_steps
     with Progress("bridge", total=total, unit="steps") as progress:

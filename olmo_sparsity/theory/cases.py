@@ -62,10 +62,9 @@ def build_planted(config: TheoryConfig, case: CaseConfig) -> Planted:
     setting = setting_of(case)
     k = case.num_places
     if setting.places == "local":
-        shapes = shapes_within(k, config.local_span)
-        law = translated_shapes(shapes, [1 / len(shapes)] * len(shapes))
+        law = translated_shapes(shapes_within(k, config.local_span))
     elif setting.places == "adjacent":
-        law = translated_shapes([tuple(range(k))], [1.0])
+        law = translated_shapes([tuple(range(k))])
     elif setting.places == "drifting":
         shapes = shapes_within(k, config.local_span)
         switch = case.train_length or config.train_length

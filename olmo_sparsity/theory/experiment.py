@@ -5,32 +5,25 @@ Place in the flow: settings → planted data → learning → risks, bounds → 
 
 from __future__ import annotations
 
-import json
 import time
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 from omegaconf import OmegaConf
 
-from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.progress import Progress, format_duration
 from olmo_sparsity.theory import bounds
 from olmo_sparsity.theory.cases import build_planted, setting_of
 from olmo_sparsity.theory.learning import learn, training_lengths
-from olmo_sparsity.theory.planted import (
-    Planted,
-    PositionLaw,
-    locality,
-    regularity,
-    translated_shapes,
-)
+from olmo_sparsity.theory.planted import Planted, locality, regularity, translated_shapes
 from olmo_sparsity.theory.results import Row, write_results
-from olmo_sparsity.theory.risks import Risk, can_transfer, sampled_risk, transfer_risk
+from olmo_sparsity.theory.risks import can_transfer, sampled_risk, transfer_risk
 from olmo_sparsity.theory.settings import CaseConfig, TheoryConfig, load_theory_config
-from olmo_sparsity.theory.sparse_attention import KeyShape, SparseAttention, build_layout
+from olmo_sparsity.theory.sparse_attention import KeyShape, build_layout
 from olmo_sparsity.theory.worst_case import search_worst_cases
 from olmo_sparsity.versions import provenance
 
@@ -58,8 +51,18 @@ def run(config_path: str, overrides: list[str]) -> None:
         rows += run_bridge(config)
     seconds = time.perf_counter() - started
     cpu_seconds = time.process_time() - cpu_started
-    meta = _meta(config, config_path, overrides)
-    meta |= {"seconds": round(seconds, 1), "cpu_seconds": round(cpu_seconds, 1)}
+    meta = {
+        "command": " ".join(["olmo-sparsity", "theory", config_path, *overrides]),
+        "seeds": config.seeds,
+        "train_length": config.train_length,
+        "test_multiples": config.test_multiples,
+        "local_span": config.local_span,
+        "bound_constant": config.bound_constant,
+        "config": asdict(config),
+        **provenance(f"{torch.get_num_threads()} threads"),
+        "seconds": round(seconds, 1),
+        "cpu_seconds": round(cpu_seconds, 1),
+    }
     write_results(config.output, rows, meta)
     (Path(config.output) / "config.yaml").write_text(
         OmegaConf.to_yaml(OmegaConf.structured(config))
@@ -80,11 +83,10 @@ class _Plan:
     local_span: int
     """L_local that data and class both satisfy, in tokens."""
 
-    regular_law: PositionLaw
-    """The law of the planted places, counted in position IDs."""
+    eta: Callable[[int], float]
+    """η at a length, in tokens."""
 
     uniform_placement: bool
-    etas: dict[int, float] = field(default_factory=dict)
 
 
 def _plan(config: TheoryConfig, case: CaseConfig) -> _Plan:
@@ -108,8 +110,9 @@ def _plan(config: TheoryConfig, case: CaseConfig) -> _Plan:
     )
     build_layout(planted.ids(longest), shape)  # fails early if it does not fit
     if setting.coupled:
-        # In ID order an ID covers k tokens, and S* is one uniformly drawn ID: a span of 1.
-        regular_law = translated_shapes([(0,)], [1.0])
+        # In ID order an ID covers k tokens, and S* is one uniformly drawn ID: a span of 1. η counts
+        # in IDs.
+        regular_law = translated_shapes([(0,)])
         span = config.coupled_window * case.num_places
     else:
         regular_law, span = planted.law, locality(planted.law, lengths)
@@ -118,8 +121,14 @@ def _plan(config: TheoryConfig, case: CaseConfig) -> _Plan:
     # Any L_local from the true span to L/4 is valid. The largest gives the smallest η, and is the
     # choice in the answer to the reviewers.
     span = max(span, train_length // 4)
+    per_id = case.num_places if setting.coupled else 1
+
+    @cache
+    def eta(length: int) -> float:
+        return regularity(regular_law, length // per_id, max(1, span // per_id))
+
     uniform = setting.places != "drifting"
-    return _Plan(case, train_length, planted, shape, span, regular_law, uniform)
+    return _Plan(case, train_length, planted, shape, span, eta, uniform)
 
 
 def _run_case(
@@ -140,13 +149,18 @@ def _run_case(
     )
     trained_on = training_lengths(plan.train_length)
     lengths = sorted({*trained_on, *(plan.train_length * m for m in config.test_multiples)})
-    risks = {length: _measure(config, plan, model, length) for length in lengths}
+    risks = {
+        length: transfer_risk(model, plan.planted, length)
+        if can_transfer(model, plan.planted)
+        else sampled_risk(model, plan.planted, length, config.num_strings, config.seeds)
+        for length in lengths
+    }
     training_risks_GR = np.stack([risks[length].mean_R for length in trained_on])
     rows = []
     for length, risk in risks.items():
         for replica, seed in enumerate(config.seeds):
-            delta_mean = float(training_risks_GR[:, replica].mean())
-            delta_worst = float(training_risks_GR[:, replica].max())
+            risks_G = training_risks_GR[:, replica]
+            deltas = float(risks_G.mean()), float(risks_G.max())
             rows.append(
                 Row(
                     model="attention",
@@ -162,61 +176,18 @@ def _run_case(
                     low=float(risk.low_R[replica]),
                     high=float(risk.high_R[replica]),
                     method=risk.method,
-                    delta_mean=delta_mean,
-                    delta_worst=delta_worst,
+                    delta_mean=deltas[0],
+                    delta_worst=deltas[1],
                     local_span=plan.local_span,
-                    **_bounds(config, plan, length, delta_mean, delta_worst),
+                    **bounds.both_bounds(
+                        plan.train_length,
+                        length,
+                        plan.local_span,
+                        deltas,
+                        plan.eta,
+                        uniform_placement=plan.uniform_placement,
+                        constant=config.bound_constant,
+                    ),
                 )
             )
     return rows
-
-
-def _measure(config: TheoryConfig, plan: _Plan, model: SparseAttention, length: int) -> Risk:
-    if can_transfer(model, plan.planted):
-        return transfer_risk(model, plan.planted, length)
-    return sampled_risk(model, plan.planted, length, config.num_strings, config.seeds)
-
-
-def _bounds(
-    config: TheoryConfig, plan: _Plan, length: int, delta_mean: float, delta_worst: float
-) -> dict[str, Any]:
-    """Both bounds, or the reason why they do not apply."""
-    if length < plan.train_length:
-        return {"refusal": "a training length"}
-    values: dict[str, Any] = {}
-    lengths = bounds.Lengths(plan.train_length, length, plan.local_span)
-    constant = config.bound_constant
-    try:
-        lengths.check()
-        eta_train = _eta(plan, plan.train_length)
-        eta_test = _eta(plan, length)
-        values |= {"eta_train": eta_train, "eta_test": eta_test}
-        stated = bounds.stated_bound(lengths, delta_mean, eta_train, eta_test, constant=constant)
-        values["bound_stated"] = stated.value
-        improved = bounds.improved_bound(
-            lengths, delta_worst, uniform_placement=plan.uniform_placement, constant=constant
-        )
-        values["bound_improved"] = improved.value
-    except ConfigError as error:
-        values["refusal"] = str(error)
-    return values
-
-
-def _eta(plan: _Plan, length: int) -> float:
-    per_id = plan.case.num_places if plan.planted.coupled else 1
-    if length not in plan.etas:
-        local_ids = max(1, plan.local_span // per_id)
-        plan.etas[length] = regularity(plan.regular_law, length // per_id, local_ids)
-    return plan.etas[length]
-
-
-def _meta(config: TheoryConfig, config_path: str, overrides: list[str]) -> dict[str, Any]:
-    return {
-        "command": " ".join(["olmo-sparsity", "theory", config_path, *overrides]),
-        "seeds": config.seeds,
-        "train_length": config.train_length,
-        "test_multiples": config.test_multiples,
-        "local_span": config.local_span,
-        "bound_constant": config.bound_constant,
-        "config": json.loads(json.dumps(OmegaConf.to_container(OmegaConf.structured(config)))),
-    } | provenance(f"{torch.get_num_threads()} threads")

@@ -8,7 +8,6 @@ the transformer of bridge.py. Panels without data are left out.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +39,14 @@ _OF_K = {1: (drawing.GREEN, "^"), 2: (drawing.BLUE, "o"), 3: (drawing.PINK, "s")
 _SETTINGS = {"font.size": 10, "axes.labelsize": 10, "xtick.labelsize": 10, "ytick.labelsize": 10,
              "text.parse_math": True, "savefig.dpi": 100}  # fmt: skip
 _FLOOR = 1e-4  # lowest risk drawn, as a logarithmic axis has no 0
+_BOUNDS = (
+    ("bound_stated", (0, (1, 1)), "bound as stated"),
+    ("bound_improved", (0, (5, 2)), "bound improved"),
+)
+_OBJECTIVES = (("mixture", "-"), ("minimax", "--"))
+
+# A title, what draws it, and what it draws; without the last a panel is left out.
+Panel = tuple[str, Callable[[Axes, list[Summary], dict[str, Any]], None], list[Summary]]
 
 
 def draw(folder: str | Path, prefix: str | Path) -> list[Path]:
@@ -62,43 +69,40 @@ def _figure(summaries: list[Summary], meta: dict[str, Any]) -> Figure:
     L = meta["train_length"]
     attention = [s for s in summaries if s.model == "attention"]
     bridge = [s for s in summaries if s.model in ("rope", "pose")]
-    longer = [s for s in attention if s.setting == "local" and s.objective == "mixture"]
-    attention = [s for s in attention if s.train_length == L]
-    main = [s for s in attention if s.setting in ("local", "nonlocal", "coupled")]
-    rows: list[list[tuple[str, Callable[[Axes], None]]]] = [[], [], []]
-    for k in sorted({s.num_places for s in main}):
-        panel = partial(_draw_sparsity, summaries=[s for s in main if s.num_places == k], L=L)
-        rows[0].append((f"k = {k}", panel))
     worst = [s for s in summaries if s.model == "worst_case"]
-    if worst:
-        rows[0].append(
-            ("how fast risk grows", partial(_draw_growth, summaries=attention + worst, meta=meta))
-        )
-    if any(s.objective == "minimax" for s in attention):
-        panel = partial(_draw_objectives, summaries=attention, L=L)
-        rows[1].append(("(d) mixture against minimax (dashed)", panel))
-    if any(s.setting == "local_wide_keys" for s in attention):
-        panel = partial(_draw_locality, summaries=attention, L=L)
-        rows[1].append(("which part of locality matters, k = 2", panel))
-    if any(s.setting == "order" for s in attention):
-        panel = partial(_draw_order, summaries=attention, L=L)
-        rows[1].append(("label = order of an adjacent pair", panel))
-    if any(s.train_length != L for s in longer):
-        panel = partial(_draw_training_length, summaries=longer, meta=meta)
-        rows[1].append((f"L itself: growth to {meta['test_multiples'][-1]}L", panel))
-    for k in sorted({s.num_places for s in bridge}):
-        panel = partial(_draw_bridge, summaries=[s for s in summaries if s.num_places == k], L=L)
-        rows[2].append((f"a transformer, k = {k}", panel))
-    rows = [row for row in rows if row]
+    longer = _pick(attention, setting="local", objective="mixture")
+    attention = _pick(attention, train_length=L)
+    main = [s for s in attention if s.setting in ("local", "nonlocal", "coupled")]
+    minimax = attention if _pick(attention, objective="minimax") else []
+    wide_keys = attention if _pick(attention, setting="local_wide_keys") else []
+    if not any(s.train_length != L for s in longer):
+        longer = []
+    rows: list[list[Panel]] = [
+        [
+            *((f"k = {k}", _draw_sparsity, _pick(main, num_places=k)) for k in _ks(main)),
+            ("how fast risk grows", _draw_growth, attention + worst if worst else []),
+        ],
+        [
+            ("(d) mixture against minimax (dashed)", _draw_objectives, minimax),
+            ("which part of locality matters, k = 2", _draw_locality, wide_keys),
+            ("label = order of an adjacent pair", _draw_order, _pick(attention, setting="order")),
+            (f"L itself: growth to {meta['test_multiples'][-1]}L", _draw_training_length, longer),
+        ],
+        [
+            (f"a transformer, k = {k}", _draw_bridge, _pick(summaries, num_places=k))
+            for k in _ks(bridge)
+        ],
+    ]
+    rows = [shown for row in rows if (shown := [panel for panel in row if panel[2]])]
     columns = max(len(row) for row in rows)
     figure = Figure(figsize=(4.3 * columns, 4.1 * len(rows)))
     axes = figure.subplots(len(rows), columns, squeeze=False)
     for axis in axes.flat:
         axis.set_axis_off()
     for row, line in zip(rows, axes, strict=True):
-        for (title, draw_panel), axis in zip(row, line, strict=False):
+        for (title, draw_panel, chosen), axis in zip(row, line, strict=False):
             axis.set_axis_on()
-            draw_panel(axis)
+            draw_panel(axis, chosen, meta)
             axis.set_title(title, fontsize=11)
             axis.legend(fontsize=6.5, loc="upper left", framealpha=0.85, handlelength=3)
     seeds = str(max((s.num_seeds for s in attention), default=0))
@@ -113,8 +117,13 @@ def _figure(summaries: list[Summary], meta: dict[str, Any]) -> Figure:
     return figure
 
 
-def _axis(axis: Axes, L: int, bottom: float, top: float) -> None:
+def _ks(summaries: list[Summary]) -> list[int]:
+    return sorted({s.num_places for s in summaries})
+
+
+def _axis(axis: Axes, meta: dict[str, Any], bottom: float, top: float) -> None:
     """`top` leaves room for the legend."""
+    L = meta["train_length"]
     axis.set_xscale("log", base=2)
     axis.set_yscale("log")
     axis.set_ylim(bottom, top)
@@ -145,20 +154,17 @@ def _line(
 
 
 def _bound_lines(axis: Axes, line: list[Summary], color: str, label: str) -> None:
-    for name, style, title in (
-        ("bound_stated", (0, (1, 1)), "as stated"),
-        ("bound_improved", (0, (5, 2)), "improved"),
-    ):
+    for name, style, title in _BOUNDS:
         at = [(s.length, getattr(s, name)) for s in line if getattr(s, name) == getattr(s, name)]
         if at:
             axis.plot(
                 *zip(*at, strict=True), linestyle=style, color=color, linewidth=1,
-                label=f"bound {title}{label}",
+                label=f"{title}{label}",
             )  # fmt: skip
 
 
-def _draw_sparsity(axis: Axes, summaries: list[Summary], L: int) -> None:
-    _axis(axis, L, bottom=_FLOOR, top=1e11)
+def _draw_sparsity(axis: Axes, summaries: list[Summary], meta: dict[str, Any]) -> None:
+    _axis(axis, meta, bottom=_FLOOR, top=1e11)
     for setting in ("local", "nonlocal", "coupled"):
         line = _pick(summaries, setting=setting, objective="mixture")
         color, marker, label = _STYLES[setting]
@@ -207,39 +213,35 @@ def _draw_training_length(axis: Axes, summaries: list[Summary], meta: dict[str, 
         color, marker = _OF_K[k]
         line = sorted(_pick(longest, num_places=k), key=lambda s: s.train_length)
         lengths = [s.train_length for s in line]
-        for name, style, label in (
-            ("bound_stated", (0, (1, 1)), "bound as stated"),
-            ("bound_improved", (0, (5, 2)), "bound improved"),
-            ("risk", "-", "measured"),
-        ):
+        for name, style, label in (*_BOUNDS, ("risk", "-", "measured")):
             axis.plot(
                 lengths, [getattr(s, name) / s.delta_worst for s in line], linestyle=style,
                 color=color, marker=marker, markersize=4, label=f"{label}, k = {k}",
             )  # fmt: skip
 
 
-def _draw_objectives(axis: Axes, summaries: list[Summary], L: int) -> None:
-    _axis(axis, L, bottom=1e-3, top=30)
+def _draw_objectives(axis: Axes, summaries: list[Summary], meta: dict[str, Any]) -> None:
+    _axis(axis, meta, bottom=1e-3, top=30)
     for k, (color, marker) in _OF_K.items():
-        for objective, style in (("mixture", "-"), ("minimax", "--")):
+        for objective, style in _OBJECTIVES:
             line = _pick(summaries, setting="local", num_places=k, objective=objective)
             _line(axis, line, color, marker, f"local, k = {k}, {objective}", style)
-    for objective, style in (("mixture", "-"), ("minimax", "--")):
+    for objective, style in _OBJECTIVES:
         line = _pick(summaries, setting="drifting", objective=objective)
         color, marker, label = _STYLES["drifting"]
         _line(axis, line, color, marker, f"{label}, {objective}", style)
 
 
-def _draw_locality(axis: Axes, summaries: list[Summary], L: int) -> None:
-    _axis(axis, L, bottom=5e-3, top=10)
+def _draw_locality(axis: Axes, summaries: list[Summary], meta: dict[str, Any]) -> None:
+    _axis(axis, meta, bottom=5e-3, top=10)
     names = ("local", "local_wide_keys", "nonlocal", "nonlocal_wide_keys", "nonlocal_token_keys")
     for setting in names:
         line = _pick(summaries, setting=setting, num_places=2, objective="mixture")
         _line(axis, line, *_STYLES[setting])
 
 
-def _draw_order(axis: Axes, summaries: list[Summary], L: int) -> None:
-    _axis(axis, L, bottom=1e-3, top=5)
+def _draw_order(axis: Axes, summaries: list[Summary], meta: dict[str, Any]) -> None:
+    _axis(axis, meta, bottom=1e-3, top=5)
     axis.axhline(0.5, color="0.5", linewidth=0.8, linestyle=":")
     for k in (1, 2):
         color, marker = _OF_K[k]
@@ -247,8 +249,8 @@ def _draw_order(axis: Axes, summaries: list[Summary], L: int) -> None:
         _line(axis, line, color, marker, f"attention over subsets of {k}")
 
 
-def _draw_bridge(axis: Axes, summaries: list[Summary], L: int) -> None:
-    _axis(axis, L, bottom=_FLOOR, top=100)
+def _draw_bridge(axis: Axes, summaries: list[Summary], meta: dict[str, Any]) -> None:
+    _axis(axis, meta, bottom=_FLOOR, top=100)
     for setting in ("local", "nonlocal", "coupled"):
         color, marker, label = _STYLES[setting]
         for model, style, name in (("pose", "-", "RoPE + PoSE"), ("rope", ":", "RoPE")):

@@ -79,10 +79,14 @@ class PositionLaw:
         return self.cache[length]
 
 
-def translated_shapes(shapes: Sequence[Sequence[int]], weights: Sequence[float]) -> PositionLaw:
-    """The family of Remark C.1 as we read it: one distribution over shapes for all lengths, and
-    each shape placed uniformly. A shape starts at 0: (0, 2) is a pair two places apart."""
-    weights_P = np.asarray(weights, dtype=float)
+def translated_shapes(
+    shapes: Sequence[Sequence[int]], weights: Sequence[float] | None = None
+) -> PositionLaw:
+    """The family of Remark C.1 as we read it: one distribution over shapes for all lengths (equal
+    weights unless given), and each shape placed uniformly. A shape starts at 0: (0, 2) is a pair
+    two places apart."""
+    equal = [1 / len(shapes)] * len(shapes) if weights is None else weights
+    weights_P = np.asarray(equal, dtype=float)
     check_distribution(weights_P, "weights of the shapes")
     shapes_PJ = np.asarray(shapes, dtype=int)
     if shapes_PJ.ndim != 2 or len(shapes_PJ) != len(weights_P) or (shapes_PJ[:, 0] != 0).any():
@@ -144,20 +148,6 @@ def uniform_subsets(num_places: int) -> PositionLaw:
         return places_NJ.reshape(count, num_places), np.full(count, 1 / count)
 
     return PositionLaw(num_places, build)
-
-
-def explicit_law(tables: dict[int, dict[tuple[int, ...], float]]) -> PositionLaw:
-    """Any Q^pos as a table: length → {places: probability}."""
-    sizes = {len(places) for table in tables.values() for places in table}
-    if len(sizes) != 1:
-        raise ConfigError(f"Q^pos mixes sets of different sizes: {sorted(sizes)}")
-
-    def build(length: int) -> tuple[np.ndarray, np.ndarray]:
-        if length not in tables:
-            raise ConfigError(f"Q^pos is not given at length {length}, only at {sorted(tables)}")
-        return np.array(list(tables[length])), np.array(list(tables[length].values()), dtype=float)
-
-    return PositionLaw(sizes.pop(), build)
 
 
 def locality(law: PositionLaw, lengths: Sequence[int]) -> int:

@@ -5,14 +5,13 @@ Place in the flow: experiment.py → table.parquet + meta.json → figure.py. Ne
 
 from __future__ import annotations
 
-import csv
 import math
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from olmo_sparsity.rows import markdown, read_rows, write_rows
 from olmo_sparsity.theory import bounds
@@ -111,8 +110,12 @@ class Summary(Case):
 def summarise(rows: list[Row]) -> list[Summary]:
     groups: dict[tuple, list[Row]] = {}
     for row in rows:
-        groups.setdefault((*(getattr(row, name) for name in CASE), row.length), []).append(row)
+        groups.setdefault((*_case_of(row), row.length), []).append(row)
     return [_summarise(group) for group in groups.values()]
+
+
+def _case_of(item: Case) -> tuple:
+    return tuple(getattr(item, name) for name in CASE)
 
 
 def _summarise(group: list[Row]) -> Summary:
@@ -148,24 +151,18 @@ def _summarise(group: list[Row]) -> Summary:
 
 
 def write_summary(path: str | Path, rows: list[Row]) -> None:
-    with open(path, "w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, [item.name for item in fields(Summary)], lineterminator="\n")
-        writer.writeheader()
-        for summary in summarise(rows):
-            values = asdict(summary)
-            writer.writerow(
-                {name: f"{v:.9g}" if isinstance(v, float) else v for name, v in values.items()}
-            )
+    pd.DataFrame(summarise(rows)).to_csv(
+        path, index=False, na_rep="nan", float_format="%.9g", lineterminator="\n"
+    )
 
 
 def read_summary(path: str | Path) -> list[Summary]:
-    kinds: dict[Any, Callable] = {"str": str, "int": int, "float": float}
-    types = {item.name: kinds[item.type] for item in fields(Summary)}
-    with open(path, newline="", encoding="utf-8") as file:
-        return [
-            Summary(**{name: types[name](text) for name, text in line.items()})
-            for line in csv.DictReader(file)
-        ]
+    types: dict[str, Any] = {item.name: item.type for item in fields(Summary)}
+    # An empty refusal is a text, not a number that is missing.
+    table = pd.read_csv(
+        path, dtype=types, keep_default_na=False, na_values="nan", float_precision="round_trip"
+    )
+    return [Summary(**row) for row in table.to_dict("records")]
 
 
 # --- the table as text ----------------------------------------------------------------------------
@@ -185,8 +182,7 @@ def markdown_tables(summaries: list[Summary], meta: dict[str, Any]) -> str:
     lines = [heads]
     cases: dict[tuple, dict[int, Summary]] = {}
     for summary in summaries:
-        case = tuple(getattr(summary, name) for name in CASE)
-        cases.setdefault(case, {})[summary.length] = summary
+        cases.setdefault(_case_of(summary), {})[summary.length] = summary
     for at in cases.values():
         first = next(iter(at.values()))
         if first.model not in _NAMES:
@@ -216,14 +212,12 @@ def markdown_tables(summaries: list[Summary], meta: dict[str, Any]) -> str:
             ratio = s.length / s.train_length
             lines.append([f"{ratio:g}", f"{s.risk / s.delta_worst:.1f}", f"{ratio**2:g}"])
         text += f"\n{markdown(lines)}\n"
-    explained = [
-        s
-        for at in cases.values()
-        for length, s in at.items()
-        if length == L * multiples[-1] and s.setting == "local" and s.objective == "mixture"
-        if s.model == "attention" and s.num_places == 2 and s.train_length == L
-    ]
-    for s in explained:
+    # The case of the first figure whose bound is taken apart.
+    explained = ("attention", "local", 2, "mixture", L, L * multiples[-1])
+    for s in summaries:
+        case = (s.model, s.setting, s.num_places, s.objective, s.train_length, s.length)
+        if case != explained:
+            continue
         at_lengths = bounds.Lengths(L, s.length, s.local_span)
         steps = bounds.steps_between(
             at_lengths, s.delta_mean, s.delta_worst, s.eta_train, s.eta_test

@@ -46,8 +46,10 @@ class Risk:
 def enumerated_risk(model: SparseAttention, planted: Planted, length: int) -> Risk:
     tokens_XL, labels_X, mass_X = planted.enumerate_strings(length)
     layout = build_layout(planted.ids(length), model.shape)
-    wrong_RX = _wrong(model, _repeat(tokens_XL, model), _repeat(labels_X, model), layout)
-    return _exact(wrong_RX @ mass_X, "all strings")
+    tokens_RXL = torch.from_numpy(tokens_XL).expand(model.num_replicas, -1, -1)
+    labels_RX = torch.from_numpy(labels_X).expand(model.num_replicas, -1)
+    mean_R = _wrong(model, tokens_RXL, labels_RX, layout) @ mass_X
+    return Risk(mean_R, mean_R, mean_R, "all strings")
 
 
 def sampled_risk(
@@ -74,16 +76,6 @@ def _wrong(
         probs_RBY = model(tokens_RBL[:, part], layout)
         parts.append(1 - probs_RBY.gather(2, labels_RB[:, part, None])[..., 0])
     return torch.cat(parts, dim=1).double().numpy()
-
-
-def _repeat(array: np.ndarray, model: SparseAttention) -> torch.Tensor:
-    return torch.from_numpy(np.ascontiguousarray(array)).expand(
-        model.num_replicas, *([-1] * array.ndim)
-    )
-
-
-def _exact(mean_R: np.ndarray, method: str) -> Risk:
-    return Risk(mean_R, mean_R, mean_R, method)
 
 
 # --- exact at all lengths -------------------------------------------------------------------------
@@ -116,11 +108,9 @@ def _memory(model: SparseAttention) -> int:
 
 def transfer_risk(model: SparseAttention, planted: Planted, length: int) -> Risk:
     with torch.no_grad():
-        values = [
-            float(transfer_risk_of(log_key_PC, values_CY, model, planted, length))
-            for log_key_PC, values_CY in zip(model.log_key_RPC, model.values(), strict=True)
-        ]
-    return _exact(np.array(values), "transfer")
+        tables = zip(model.log_key_RPC, model.values(), strict=True)
+        mean_R = np.array([float(transfer_risk_of(*of, model, planted, length)) for of in tables])
+    return Risk(mean_R, mean_R, mean_R, "transfer")
 
 
 def transfer_risk_of(

@@ -37,7 +37,7 @@ class CaseConfig:
     """One line of the figure: a planted distribution and a hypothesis class."""
 
     setting: str = MISSING
-    """A name in experiment.SETTINGS: local, nonlocal, coupled …"""
+    """A name in cases.SETTINGS: local, nonlocal, coupled …"""
 
     num_places: int = MISSING
     """k of the data."""

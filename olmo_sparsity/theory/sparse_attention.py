@@ -78,11 +78,6 @@ class Layout:
         return len(self.rows_E)
 
 
-def count_subsets(ids_L: np.ndarray, shape: KeyShape) -> int:
-    ahead = _places_ahead(ids_L, shape)
-    return sum(math.comb(int(n), shape.num_places - 1) for n in ahead)
-
-
 def build_layout(ids_L: np.ndarray, shape: KeyShape) -> Layout:
     """All k-subsets of a string, except those whose key is always zero; IDs must not decrease."""
     k, length = shape.num_places, len(ids_L)
@@ -91,13 +86,14 @@ def build_layout(ids_L: np.ndarray, shape: KeyShape) -> Layout:
             f"attention over k={k} places needs a string of at least {k}, not {length}"
         )
     assert (np.diff(ids_L) >= 0).all()
-    count = count_subsets(ids_L, shape)
+    ahead_L = _places_ahead(ids_L, shape)
+    count = sum(math.comb(int(n), k - 1) for n in ahead_L)
     check_memory(
         count * 8.0 * (3 * k + 2),
         f"the {count:,} subsets of k={k} places at length {length}",
-        _smaller_instead(length, k),
+        f"use a local key (far: zero with a window below {length}), a smaller k than {k}, or a "
+        "shorter length",
     )
-    ahead_L = _places_ahead(ids_L, shape)
     # Offsets are listed once, for the place with most others ahead; each first place takes the ones
     # that fit.
     listed = list(combinations(range(1, int(ahead_L.max()) + 1), k - 1))
@@ -118,13 +114,6 @@ def _places_ahead(ids_L: np.ndarray, shape: KeyShape) -> np.ndarray:
     if shape.far == "initial" or not shape.relative:
         return len(ids_L) - 1 - here_L
     return np.searchsorted(ids_L, ids_L + shape.window, side="left") - 1 - here_L
-
-
-def _smaller_instead(length: int, k: int) -> str:
-    return (
-        f"use a local key (far: zero with a window below {length}), a smaller k than {k}, or a "
-        "shorter length"
-    )
 
 
 class SparseAttention(nn.Module):

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from olmo_sparsity.progress import Progress
-from olmo_sparsity.theory import bounds
+from olmo_sparsity.theory.bounds import both_bounds
 from olmo_sparsity.theory.learning import training_lengths
 from olmo_sparsity.theory.planted import (
     Planted,
@@ -38,8 +38,7 @@ def search_worst_cases(
     config: WorstCaseConfig, test_multiples: list[int], constant: float
 ) -> list[Row]:
     k, span, longest = 2, config.train_length // 4, config.train_length
-    shapes = shapes_within(k, span)
-    law = translated_shapes(shapes, [1 / len(shapes)] * len(shapes))
+    law = translated_shapes(shapes_within(k, span))
     planted = Planted(law, *parity_tokens(k), marker_background(config.marker_rate))
     shape = KeyShape(k, span)
     lengths = [longest * multiple for multiple in test_multiples if multiple > 1]
@@ -49,13 +48,7 @@ def search_worst_cases(
         for test in lengths:
             for seed in config.seeds:
                 trained, tested = _search(planted, shape, longest, test, seed, config, progress)
-                at = bounds.Lengths(longest, test, span)
-                etas = regularity(law, longest, span), regularity(law, test, span)
-                worst, mean = max(trained), float(np.mean(trained))
-                stated = bounds.stated_bound(at, mean, *etas, constant=constant)
-                improved = bounds.improved_bound(
-                    at, worst, uniform_placement=True, constant=constant
-                )
+                deltas = float(np.mean(trained)), max(trained)
                 rows.append(
                     Row(
                         model="worst_case",
@@ -71,13 +64,18 @@ def search_worst_cases(
                         low=tested,
                         high=tested,
                         method="transfer",
-                        delta_mean=mean,
-                        delta_worst=worst,
+                        delta_mean=deltas[0],
+                        delta_worst=deltas[1],
                         local_span=span,
-                        eta_train=etas[0],
-                        eta_test=etas[1],
-                        bound_stated=stated.value,
-                        bound_improved=improved.value,
+                        **both_bounds(
+                            longest,
+                            test,
+                            span,
+                            deltas,
+                            lambda length: regularity(law, length, span),
+                            uniform_placement=True,
+                            constant=constant,
+                        ),
                     )
                 )
     return rows
