@@ -129,6 +129,7 @@ OUT_OF_MEMORY = r"olmo-sparsity: out of memory \(.*training\.micro_batch_size.*m
         (MemoryError(), OUT_OF_MEMORY),
         (RuntimeError("[err == 0. DefaultCPUAllocator: can't"), OUT_OF_MEMORY),
         (UserError("one\ntwo"), r"olmo-sparsity: one\\ntwo"),
+        (ValueError("embedded null byte"), "olmo-sparsity: a path holds a null byte; .*without"),
     ],
 )
 def test_an_error_that_is_no_defect_is_one_line(
