@@ -33,9 +33,7 @@ NUM_DOCUMENTS = 6
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("olmo_sparsity.files.sync", lambda path: None)
+pytestmark = pytest.mark.usefixtures("no_waiting_for_disks")
 
 
 def tiny_rows(document: int) -> dict[str, dict]:
