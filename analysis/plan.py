@@ -66,16 +66,14 @@ class Plan:
         controls = Controls(
             documents, settings.windows, settings.foreign, settings.num_foreign, settings.seed
         )
-        plan = Plan(model, documents, settings, scorer, controls)
-        chooses = plan.fits_thresholds and given is None
+        chooses = given is None and not documents.are_planted
         check_can_run(settings.selectors, model.model, fits_heads=chooses)
-        if not chooses:
-            chosen = Settings(settings.windows)
-            for name in ("sets", "max_targets"):
-                if getattr(settings, name) != getattr(chosen, name):
-                    raise ConfigError(
-                        f"{name} applies to chosen targets, and these are given; leave it out"
-                    )
+        for name in ("sets", "max_targets"):
+            if not chooses and getattr(settings, name) != getattr(Settings, name):
+                raise ConfigError(
+                    f"{name} applies to chosen targets, and these are given; leave it out"
+                )
+        plan = Plan(model, documents, settings, scorer, controls)
         if given is None:
             return plan
         if not isinstance(given, Results):
@@ -213,10 +211,10 @@ def targets_meta(plan: Plan, thresholds: Thresholds) -> dict[str, Any]:
     """The section `targets` of meta.json."""
     if plan.given is not None:
         return {"given": targets_fingerprint(plan.given)}
-    settings = plan.settings
-    share = {
-        "share": settings.target_share,
-        "min_gap": settings.min_gap,
-        "max_targets": settings.max_targets,
+    return {
+        "share": plan.settings.target_share,
+        "min_gap": plan.settings.min_gap,
+        "max_targets": plan.settings.max_targets,
+        "threshold": thresholds.gap,
+        "kl_threshold": thresholds.kl,
     }
-    return share | {"threshold": thresholds.gap, "kl_threshold": thresholds.kl}

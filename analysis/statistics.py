@@ -38,6 +38,8 @@ NO_GAP_NATS = 1e-4
 
 KEYS = ["document", "target"]
 GROUPS = ["target_set", "units", "selector", "k"]
+SUMMED = ["own", "foreign", "removed", "gap", "targets"]
+"""What targets gain by units of the own and of a foreign text, and lose without the own."""
 
 
 def half_of(document: int) -> str:
@@ -76,7 +78,7 @@ def summarize(
 
 def pair(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) -> pd.DataFrame:
     """A row for each target in each of its sets, kind of units, selector and k, with own and
-    foreign columns side by side. Draws of one target are averaged."""
+    foreign columns side by side, and the columns that are `SUMMED`. Draws are averaged."""
     by = [*KEYS, "far_part", "units", "selector", "k"]
     names = ["loss_set", "loss_without", "kl_set", "num_tokens"]
     sets = recovery.pivot_table(names, by, "control")
@@ -89,7 +91,12 @@ def pair(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) ->
         raise DataError(
             "the table recovery lacks rows of chosen targets; measure again into another folder"
         )
-    return rows
+    return rows.assign(
+        own=rows.loss_short - rows.loss_set_own,
+        foreign=rows.loss_short - rows.loss_set_foreign,
+        removed=rows.loss_without_own - rows.loss_long,
+        targets=1.0,
+    )
 
 
 def far_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
@@ -107,7 +114,9 @@ def far_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
 
 def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame, seed: int = 0) -> dict[str, float]:
     """From rows of `pair`: recovery, foreign, excess, …, each with the ends of its interval."""
-    sums, of_placebo = _document_sums(own), _document_sums(placebo)
+    sums, of_placebo = (
+        rows.groupby("document")[SUMMED].sum(min_count=1) for rows in (own, placebo)
+    )
     values = _quantities(sums, sums.index, seed)
     documents = sums.index.union(of_placebo.index)
     own_R, placebo_R = (_quantities(s, documents, seed) for s in (sums, of_placebo))
@@ -119,19 +128,6 @@ def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame, seed: int = 0) -> 
         ends = (name, f"{name}_low", f"{name}_high")
         numbers |= zip(ends, interval(values_R[1:], values_R[0]), strict=True)
     return numbers
-
-
-def _document_sums(rows: pd.DataFrame) -> pd.DataFrame:
-    """Sums over the targets of each document."""
-    columns = {
-        "own": rows.loss_short - rows.loss_set_own,
-        "foreign": rows.loss_short - rows.loss_set_foreign,
-        "removed": rows.loss_without_own - rows.loss_long,
-        "gap": rows.gap,
-        "targets": 1.0,
-    }
-    sums = pd.DataFrame(columns, index=rows.index)
-    return sums.groupby(rows.document).sum(min_count=1)
 
 
 def _quantities(sums: pd.DataFrame, documents: pd.Index, seed: int) -> dict[str, np.ndarray]:
@@ -150,7 +146,7 @@ def _quantities(sums: pd.DataFrame, documents: pd.Index, seed: int) -> dict[str,
 
 def resample(counts: pd.DataFrame, seed: int = 0) -> np.ndarray:
     """Sums of each column: first over all documents, then over each resample."""
-    counts_DV = counts.to_numpy(float)
+    counts_DV = np.ascontiguousarray(counts, float)  # the layout decides last digits
     return np.vstack([counts_DV.sum(0), resample_weights(len(counts_DV), seed) @ counts_DV])
 
 

@@ -94,16 +94,15 @@ def losses_rows(document: int) -> dict[str, dict]:
 def recovery_rows(document: int, targets: pd.DataFrame, losses: pd.DataFrame) -> dict:
     words, other = np.array(fake_words(document)), fake_words(document + 1)
     rng = np.random.default_rng(200 + document)
-    losses = losses.set_index("target")
+    losses = far_part_losses(losses).set_index(["target", "far_part"])
     influence, recovery, lds = [], [], []
     asked = targets[["target", "far_part"]].drop_duplicates()
     for (t, part), units in product(asked.itertuples(index=False), UNITS):
-        start, near, width = Windows(LONG, SHORT, STRIDE).start_of(t), losses.loc[t], WIDTHS[units]
+        start, width = Windows(LONG, SHORT, STRIDE).start_of(t), WIDTHS[units]
         far = np.arange(start - LONG, start - SHORT)
         again = far[words[far] == words[t]][:-3:-1]
         is_own = part == "document"
-        short = float(near.loss_short)
-        gap = short - float(near.loss_long if is_own else near.placebo_loss_long)
+        loss_short, gap = losses.loc[(t, part), ["loss_short", "gap"]]
         for selector, (own, foreign) in SELECTORS.items():
             if is_own:
                 lds.append((t, units, selector, own - foreign))
@@ -124,8 +123,8 @@ def recovery_rows(document: int, targets: pd.DataFrame, losses: pd.DataFrame) ->
                     for k in KS:
                         left = gap * (1 - level * (1 - 0.55**k) * noise)
                         kl = 0.8 * left if selector == "divergence" else None
-                        loss = short - gap + left
-                        lost = short - 0.8 * left if control == "own" else None
+                        lost = loss_short - 0.8 * left if control == "own" else None
+                        loss = loss_short - gap + left
                         recovery.append((*about, draw, k, k * width, loss, lost, kl))
     ids = np.unique(words, return_inverse=True)[1]
     tokens = [(place, ids[place], word) for place, word in enumerate(words)]

@@ -8,6 +8,7 @@ import pytest
 
 from analysis.dependencies import BANDS, KINDS, Words, measure_dependencies, stems
 from analysis.statistics import summarize
+from analysis.tables import SCHEMAS
 from analysis.windows import Windows
 
 WINDOWS = Windows(12, 4)
@@ -97,19 +98,9 @@ def fake_tables(
                         loss = loss + 0.01 * k if is_asked else 0.0
                         recovery.append((document, target, part, units, "s", control, 0, k, k,
                                          loss, None, None))  # fmt: skip
-    columns = {
-        "tokens": ["document", "place", "token_id", "text"],
-        "losses": ["document", "target", "token_id", "loss_short", "loss_long", "kl", "stratum",
-                   "placebo_loss_long", "placebo_kl", "placebo_stratum"],
-        "targets": ["document", "target", "far_part", "target_set"],
-        "influence": ["document", "target", "far_part", "units", "selector", "control", "rank",
-                      "far_first", "far_end", "far_text", "influence"],
-        "recovery": ["document", "target", "far_part", "units", "selector", "control", "draw", "k",
-                     "num_tokens", "loss_set", "loss_without", "kl_set"],
-    }  # fmt: skip
     rows = {"tokens": tokens, "losses": losses, "targets": targets, "influence": influence,
             "recovery": recovery}  # fmt: skip
-    found = {name: pd.DataFrame(rows[name], columns=columns[name]) for name in rows}
+    found = {name: pd.DataFrame(rows[name], columns=SCHEMAS[name].names) for name in rows}
     found["recovery"] = found["recovery"].astype({"loss_without": float, "kl_set": float})
     return found
 

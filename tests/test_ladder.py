@@ -13,28 +13,31 @@ import pandas as pd
 import pytest
 
 from analysis.ladder import describe_ladder, draw_ladder, ladder_table, rank_correlation
-from analysis.results import Results
+from analysis.results import Results, read_results
 from olmo_sparsity.cli import EXIT_BAD_INPUT, main
 from olmo_sparsity.errors import DataError
-from tests.fake_results import fake_results
+from tests.fake_results import write_fake_results
 
 SIZES = (300_000, 1_000_000, 3_000_000)
 
 
 @pytest.fixture(scope="module")
-def one(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return fake_results(tmp_path_factory.mktemp("fake"))
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("fake")
+    write_fake_results(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def one(folder: Path) -> Results:
+    return read_results(folder)
 
 
 def as_model(result: Results, size: int, positions: str, seed: int, **about: Any) -> Results:
     """The larger, the larger the drop and the net excess."""
     rung = SIZES.index(size)
-    trained = {"positions": positions, "seed": seed}
-    model = {
-        "name": f"runs/{positions}{size}_seed{seed}",
-        "num_parameters": size,
-        "trained": trained,
-    }
+    name, trained = f"runs/{positions}{size}_seed{seed}", {"positions": positions, "seed": seed}
+    model = {"name": name, "num_parameters": size, "trained": trained}
     gate = result.meta.gate | {"drop": 0.5 * rung + 0.1 * seed}
     summary = result.summary.assign(net=result.summary.net + 0.1 * rung + 0.02 * seed)
     return replace(
@@ -67,20 +70,25 @@ def test_a_row_per_model_units_selector_and_k(one: Results, table: pd.DataFrame)
     assert row["drop"] == pytest.approx(0.1)
 
 
-def test_models_that_were_asked_otherwise_are_refused(one: Results) -> None:
-    first = as_model(one, SIZES[0], "pose", 1)
-    other = as_model(one, SIZES[1], "pose", 1, windows=one.meta.windows | {"long": 64})
-    with pytest.raises(DataError, match="pose300000_seed1 and runs/pose1000000_seed1 were not"):
-        ladder_table([first, other])
+@pytest.mark.parametrize(
+    ("key", "values", "message"),
+    [
+        ("windows", [{"long": 96}, {"long": 64}], r"windows\.long is 96 and 64; measure both"),
+        ("targets", [{"share": 0.1, "min_gap": gap} for gap in (0.1, 0.7)], r"targets\.min_gap"),
+        ("targets", [{"given": "a"}, {"given": "b"}], r"targets\.given is a and b"),
+        ("data", [{"fingerprint": "x"}, {"fingerprint": "y"}], r"data\.fingerprint"),
+        ("dtype", ["float32", "bfloat16"], "dtype is float32 and bfloat16"),
+    ],
+)
+def test_models_that_were_measured_otherwise_are_refused(
+    one: Results, key: str, values: list, message: str
+) -> None:
+    models = [as_model(one, SIZES[i], "pose", 1, **{key: value}) for i, value in enumerate(values)]
+    names = "pose300000_seed1 and runs/pose1000000_seed1 were not measured alike"
+    with pytest.raises(DataError, match=f"{names}: {message}"):
+        ladder_table(models)
     with pytest.raises(DataError, match="pose300000_seed1 is there twice"):
-        ladder_table([first, first])
-    gaps = [{"share": 0.1, "min_gap": gap} for gap in (0.1, 0.7)]
-    few = [as_model(one, SIZES[i], "pose", 1, targets=gap) for i, gap in enumerate(gaps)]
-    with pytest.raises(DataError, match=r"targets\.min_gap"):
-        ladder_table(few)
-    other = as_model(one, SIZES[1], "pose", 1, data={"source": "x", "fingerprint": "y"})
-    with pytest.raises(DataError, match=r"data\.fingerprint"):
-        ladder_table([first, other])
+        ladder_table(models[:1] * 2)
 
 
 def test_rank_correlation() -> None:
@@ -113,16 +121,6 @@ def test_what_is_said_and_drawn(table: pd.DataFrame, tmp_path: Path) -> None:
         draw_ladder(table, tmp_path / "ladder.svg", "greedy", 8)
 
 
-def test_other_targets_and_another_precision_are_refused(one: Results) -> None:
-    def asked(index: int, **about: Any) -> Results:
-        return as_model(one, SIZES[index], "pose", 1, **about)
-
-    with pytest.raises(DataError, match="dtype is float32 and bfloat16"):
-        ladder_table([asked(0), asked(1, dtype="bfloat16")])
-    with pytest.raises(DataError, match=r"targets\.given is a and b"):
-        ladder_table([asked(0, targets={"given": "a"}), asked(1, targets={"given": "b"})])
-
-
 def test_a_model_that_was_not_asked_is_not_left_out_in_silence(one: Results) -> None:
     few = as_model(one, SIZES[1], "pose", 1)
     few = replace(few, summary=few.summary[few.summary.k < 8])
@@ -144,9 +142,9 @@ def test_models_of_one_size_are_drawn_in_one_panel(one: Results, tmp_path: Path)
         assert "parameters" not in drawn
 
 
-def test_the_command(one: Results, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
-    folder = tmp_path / "measured"
-    fake_results(folder)
+def test_the_command(
+    one: Results, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
     out = tmp_path / "new" / "ladder.png"
     assert main(["ladder", str(folder), "--out", str(out)]) == 0
     assert "add_one, tokens, k = 8" in capsys.readouterr().out

@@ -26,16 +26,14 @@ from analysis.tables import MADE_OF_PARTS, PHASES, SCHEMAS
 from olmo_sparsity.data.tokenizer import load_tokenizer, train_tokenizer
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.manifest import write_manifest
-from tests.fake_results import DOCUMENTS, META, fake_results, fake_words, write_fake_results
+from tests.fake_results import DOCUMENTS, META, fake_words, write_fake_results
 
 IDENTITY = {"model": {"fingerprint": "a1"}, "windows": {"long": 64, "short": 16}, "ks": [1, 2]}
 NUM_DOCUMENTS = 6
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(autouse=True)
-def _no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("olmo_sparsity.files.sync", lambda path: None)
+pytestmark = pytest.mark.usefixtures("no_waiting_for_disks")
 
 
 def tiny_rows(document: int) -> dict[str, dict]:
@@ -80,12 +78,19 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
 
 
-def measured_at_once(folder: Path) -> dict[str, bytes]:
+def measured(folder: Path) -> Parts:
     parts = Parts(folder, IDENTITY)
     for document in range(NUM_DOCUMENTS):
         write(parts, document)
     parts.flush()
-    parts.finish({}, Meta())
+    return parts
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of an uninterrupted measurement."""
+    folder = tmp_path_factory.mktemp("once")
+    measured(folder).finish({}, Meta())
     return bytes_of(folder)
 
 
@@ -97,11 +102,14 @@ def measured_at_once(folder: Path) -> dict[str, bytes]:
     part_size=st.integers(1, 4),
 )
 def test_killed_resumed_and_measured_by_two_equals_uninterrupted(
-    order: list[int], kills: set[int], twice: set[int], part_size: int
+    expected: dict[str, bytes],
+    order: list[int],
+    kills: set[int],
+    twice: set[int],
+    part_size: int,
 ) -> None:
     with tempfile.TemporaryDirectory() as parent:
-        expected = measured_at_once(Path(parent) / "once")
-        folder = Path(parent) / "often"
+        folder = Path(parent)
         parts = Parts(folder, IDENTITY, part_size=part_size)
         other = Parts(folder, IDENTITY, part_size=part_size)
         for step, document in enumerate([*order, *order]):  # the second round does what was lost
@@ -127,13 +135,9 @@ def test_killed_resumed_and_measured_by_two_equals_uninterrupted(
 
 @pytest.mark.parametrize("num_tables", range(len(SCHEMAS)))
 def test_killed_between_final_tables_can_be_repeated(
-    tmp_path: Path, num_tables: int, monkeypatch: pytest.MonkeyPatch
+    expected: dict[str, bytes], tmp_path: Path, num_tables: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = measured_at_once(tmp_path / "once")
-    parts = Parts(tmp_path / "killed", IDENTITY)
-    for document in range(NUM_DOCUMENTS):
-        write(parts, document)
-    parts.flush()
+    parts = measured(tmp_path)
     written, write_table = [], analysis.parts.write_table
 
     def write_some(path: Path, table: pa.Table) -> None:
@@ -198,11 +202,6 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
-def rename_a_column(path: Path) -> None:
-    table = pq.read_table(path)
-    pq.write_table(table.rename_columns(["x", *table.schema.names[1:]]), path)
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("whole")
@@ -221,16 +220,14 @@ def test_a_damaged_file_is_named(
         read_results(folder)
 
 
-def test_a_table_of_another_version_is_named(whole: Path, tmp_path: Path) -> None:
+def test_results_of_another_version_are_named(whole: Path, tmp_path: Path) -> None:
     folder = shutil.copytree(whole, tmp_path / "copy")
-    rename_a_column(folder / "losses.parquet")
+    losses = pq.read_table(folder / "losses.parquet")
+    renamed = losses.rename_columns(["x", *losses.schema.names[1:]])
+    pq.write_table(renamed, folder / "losses.parquet")
     write_manifest(folder, FILES)
     with pytest.raises(DataError, match=r"losses\.parquet: column document must be int32"):
         read_results(folder)
-
-
-def test_results_of_before_a_table_was_added_are_named(whole: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(whole, tmp_path / "copy")
     (folder / "lds.parquet").unlink()
     write_manifest(folder, [name for name in FILES if name != "lds.parquet"])
     with pytest.raises(DataError, match=r"another version: .*lds\.parquet; measure into another"):
@@ -350,24 +347,14 @@ CORNERS = [
 def llama_like_tokenizer() -> Tokenizer:
     """Letters, and bytes for everything else; its decoder drops the first space."""
     names = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcdefghijklmnopqrstuvwxyz"]
-    tokenizer = Tokenizer(
-        models.BPE(
-            vocab={name: i for i, name in enumerate(names)},
-            merges=[],
-            byte_fallback=True,
-            unk_token="<unk>",
-        )
-    )
+    vocab = {name: i for i, name in enumerate(names)}
+    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
     tokenizer.normalizer = normalizers.Sequence(
         [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
     )
+    strip = decoders.Strip(" ", 1, 0)
     tokenizer.decoder = decoders.Sequence(
-        [
-            decoders.Replace("▁", " "),
-            decoders.ByteFallback(),
-            decoders.Fuse(),
-            decoders.Strip(" ", 1, 0),
-        ]
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), strip]
     )
     return tokenizer
 
@@ -444,8 +431,8 @@ def test_a_token_keeps_the_characters_that_it_completes() -> None:
     ],
 )
 def test_a_set_is_named_by_how_its_targets_were_chosen(
-    chosen: dict, words: str, tmp_path: Path
+    chosen: dict, words: str, whole: Path
 ) -> None:
-    results = fake_results(tmp_path / "results")
+    results = read_results(whole)
     results.meta.targets = chosen
     assert results.spell_set("gap_new") == words
