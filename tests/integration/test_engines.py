@@ -323,10 +323,12 @@ LAUNCHERS = {
 
 
 MEET = """
+import os
 from olmo_sparsity.training.distributed import connect
 with connect() as processes:
     met = processes.gather((processes.rank, processes.local_rank, processes.local_world_size))
     assert met == [(0, 0, 2), (1, 1, 2)], met
+os._exit(0)  # as cli.entry does: gloo's threads do not survive Python's shutdown
 """
 
 
