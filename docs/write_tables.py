@@ -124,7 +124,11 @@ NET_EXCESS = {
     },
     "reviews": {
         "net_reviews_contextual_seed1": "seed 1",
+        "net_reviews_contextual_seed2": "seed 2",
+        "net_reviews_contextual_seed3": "seed 3",
         "net_reviews_isolated_seed1": "seed 1",
+        "net_reviews_isolated_seed2": "seed 2",
+        "net_reviews_isolated_seed3": "seed 3",
     },
     "beyond": {
         "beyond_python_pose_480": "RoPE + PoSE",

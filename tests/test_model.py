@@ -202,7 +202,9 @@ def test_sharing_far_states_is_tried_on_the_hardware_that_is_there(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tried = layers._far_attends_apart.__wrapped__
-    assert tried(torch.device("cpu"), dtype)
+    for head_width in (10, 16, 64):
+        assert tried(torch.device("cpu"), dtype, head_width)
+    assert not tried(torch.device("cpu"), torch.int8, 16)
     right = layers._attend_with_sum
 
     def other_base(*inputs: Any) -> tuple[Tensor, Tensor]:
@@ -212,9 +214,15 @@ def test_sharing_far_states_is_tried_on_the_hardware_that_is_there(
     def missing(*inputs: Any) -> tuple[Tensor, Tensor]:
         raise RuntimeError("no kernel for this dtype")
 
+    def out_of_memory(*inputs: Any) -> tuple[Tensor, Tensor]:
+        raise torch.OutOfMemoryError
+
     for wrong in (other_base, missing):
         monkeypatch.setattr(layers, "_attend_with_sum", wrong)
-        assert not tried(torch.device("cpu"), dtype)
+        assert not tried(torch.device("cpu"), dtype, 16)
+    monkeypatch.setattr(layers, "_attend_with_sum", out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        tried(torch.device("cpu"), dtype, 16)
 
 
 @pytest.mark.parametrize("num_far", [64, 70])

@@ -122,10 +122,11 @@ class HuggingFaceLM(nn.Module):
 
     def shares_far(self, num_far: int, length: int) -> bool:
         kernel = self.model.config.get_text_config()._attn_implementation
+        dtype, head_width = self.embedding.weight.dtype, 64  # its own was tried when it was loaded
         return (
             self.can_share_far
             and kernel == "sdpa"
-            and can_share_far(self.embedding.weight, num_far, length)
+            and can_share_far(self.device, dtype, head_width, num_far, length)
         )
 
     def hidden_sharing(

@@ -91,12 +91,13 @@ def last_hidden(
 def shares_far(model: PositionedOLMo, num_far: int, length: int) -> bool:
     """Whether attention to far places is computed apart from that to the row's own. ALiBi and
     scaled queries depend on both."""
-    config = model.config
+    config, weight = model.config, model.embedding.weight
+    head_width = config.d_model // config.n_heads
     return (
         not config.alibi
         and config.query_scale_length is None
         and model.blocks[0].seen is None
-        and can_share_far(model.embedding.weight, num_far, length)
+        and can_share_far(weight.device, weight.dtype, head_width, num_far, length)
     )
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from olmo_sparsity.config import ModelConfig
+from olmo_sparsity.errors import is_out_of_memory
 
 RotaryTables = tuple[Tensor, Tensor]
 """cos_BLR and sin_BLR of each place's position ID."""
@@ -141,7 +142,8 @@ def attend_to_far(
     near, near_sum = _attend_with_sum(grouped, k, v, causal, scale)
     bias = None if far_bias_BF is None else far_bias_BF[:, None, None]
     far, far_sum = _attend_with_sum(grouped, far_k, far_v, bias, scale)
-    mixed = torch.lerp(near, far, (far_sum - near_sum).sigmoid()[..., None].to(near.dtype))
+    far_share = (far_sum - near_sum).sigmoid()[..., None]
+    mixed = torch.lerp(near.to(far_share), far.to(far_share), far_share).to(near.dtype)
     return mixed.unflatten(2, (-1, num_queries)).flatten(1, 2)
 
 
@@ -165,46 +167,54 @@ def _attend_with_sum(
     return mixed, sum_BHL.narrow(-1, 0, q.shape[2])  # padded by the kernel
 
 
-def can_share_far(weight: Tensor, num_far: int, length: int) -> bool:
-    """Whether `attend_to_far` serves a model with this weight; for few far places copies cost
+def can_share_far(
+    device: torch.device, dtype: torch.dtype, head_width: int, num_far: int, length: int
+) -> bool:
+    """Whether `attend_to_far` serves a model with these weights; for few far places copies cost
     less."""
     return (
         num_far > length
         and not torch.is_grad_enabled()
-        and not torch.is_autocast_enabled(weight.device.type)
-        and _far_attends_apart(weight.device, weight.dtype)
+        and not torch.is_autocast_enabled(device.type)
+        and _far_attends_apart(device, dtype, head_width)
     )
 
 
 @functools.cache
-def _far_attends_apart(device: torch.device, dtype: torch.dtype) -> bool:
+def _far_attends_apart(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
     """Whether `attend_to_far` gives here what attention to all places gives: which kernels there
-    are, and for which dtypes, depends on the hardware."""
-    rows, queries, far = 3, 5, 70  # no multiples of what kernels like
-    with torch.no_grad(), torch.autocast(device.type, enabled=False):
-        numbers = torch.linspace(-3, 3, 32 * (far + queries), device=device).sin()
-        k_1HLK = (37 * numbers).sin().view(1, 2, -1, 16).to(dtype)
-        v_1HLK = (59 * numbers).sin().view(1, 2, -1, 16).to(dtype)
-        k, v = k_1HLK.expand(rows, -1, -1, -1), v_1HLK.expand(rows, -1, -1, -1)
-        q = 4 * v[:, :, -queries:].repeat_interleave(2, dim=1)  # grouped heads
-        bias_BF = torch.arange(rows * far, device=device).view(rows, far) % 3 - 2.0
-        bias_BF[1, far // 2 :] = torch.finfo(torch.float).min
-        all_bias = torch.cat(
-            (
-                bias_BF[:, None, None].expand(-1, -1, queries, -1),
-                causal_bias(queries, device).expand(rows, -1, -1, -1),
-            ),
-            dim=-1,
-        )
-        scores = (q.float() @ k.float().repeat_interleave(2, 1).mT) * 16**-0.5 + all_bias
-        expected = scores.softmax(-1) @ v.float().repeat_interleave(2, 1)
-        own, past = (k[:, :, far:], v[:, :, far:]), (k[:, :, :far], v[:, :, :far])
-        try:
-            found = attend_to_far(q, *own, *past, bias_BF).float()
-        except (RuntimeError, NotImplementedError):
-            return False
-        eps = max(torch.finfo(dtype).eps, torch.finfo(torch.float).eps)
-        return torch.allclose(found, expected, rtol=0, atol=4 * eps)
+    are, and for which dtypes and widths, depends on the hardware."""
+    if not dtype.is_floating_point or dtype.itemsize < 2:
+        return False
+    queries, far = 40, 300  # several blocks of any kernel
+    generator = torch.Generator().manual_seed(0)
+    numbers = torch.randn(2, 1, far + queries, 2, head_width, generator=generator)
+    k_1HLK, v_1HLK = numbers.to(dtype).transpose(2, 3)
+    bias_BF = torch.zeros(4, far)
+    lowest = torch.finfo(torch.float).min
+    bias_BF[1, :160], bias_BF[2, 160:], bias_BF[3] = lowest, lowest, lowest
+    bias_BHLK = torch.cat(
+        (
+            bias_BF[:, None, None].expand(-1, -1, queries, -1),
+            causal_bias(queries, bias_BF.device).expand(4, -1, -1, -1),
+        ),
+        dim=-1,
+    )
+    q_1HLK = v_1HLK[:, :, -queries:].repeat_interleave(2, dim=1)  # grouped heads
+    k, v = (part.double().repeat_interleave(2, dim=1) for part in (k_1HLK, v_1HLK))
+    scores = q_1HLK.double() @ k.mT * head_width**-0.5 + bias_BHLK
+    expected = scores.softmax(-1) @ v
+    q, k, v = (part.to(device).expand(4, -1, -1, -1) for part in (q_1HLK, k_1HLK, v_1HLK))
+    own, past = (k[:, :, far:], v[:, :, far:]), (k[:, :, :far], v[:, :, :far])
+    try:
+        with torch.no_grad():
+            found = attend_to_far(q, *own, *past, bias_BF.to(device)).cpu().double()
+    except RuntimeError as error:
+        if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError):
+            raise
+        return False
+    eps = max(torch.finfo(dtype).eps, 8 * torch.finfo(torch.float).eps)
+    return torch.allclose(found, expected, rtol=0, atol=4 * eps)
 
 
 def _matmul_is_faster(device: torch.device, length: int, grouped: bool) -> bool:
