@@ -1,4 +1,4 @@
-"""Documents as token IDs of the measured model, and the unrelated texts that controls draw.
+"""Documents as token IDs of the measured model, their texts, and the unrelated ones of controls.
 
 Place in the flow: sources → **documents** → windows. Never imports torch.
 

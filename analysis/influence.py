@@ -1,6 +1,7 @@
 """Rank far units by how much they matter to a target: Eq. (20) and alternative selectors.
 
-Place in the flow: contexts of chosen targets → **ranked far units** → recovery.
+Place in the flow: contexts of chosen targets → **ranked far units** → recovery. The weights of
+heads for `attention_learned` are fitted here, too.
 
 Every selector has one signature, `(scorer, question) → Choice`, and runs its own forwards, so that
 costs can be compared. Eq. (20) in our reading is `add_one` over single tokens: the influence of a

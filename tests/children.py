@@ -137,7 +137,7 @@ def at_step(number: int, act: Callable[[], None]) -> None:
             act()
         return step(self, *given)
 
-    Engine.step = counted  # type: ignore[method-assign]
+    Engine.step = counted  # type: ignore[method-assign] # counts steps
 
 
 def _logs(settings: dict) -> Path:

@@ -211,7 +211,7 @@ class PositionedOLMo(OLMo):
     def recomputes(self, num_tokens: int) -> bool:
         """Where training says so, and where activations of a text that is only evaluated would be
         large."""
-        kept = 20 * self.config.d_model * self.config.n_layers  # numbers for each token
+        kept = 20 * self.config.d_model * self.config.n_layers  # numbers a token, as measured
         size_B = num_tokens * kept * self.embedding.weight.element_size()
         checkpointing = self.activation_checkpointing_strategy is not None
         return checkpointing or (not self.training and size_B > MAX_ACTIVATIONS_B)
