@@ -12,6 +12,7 @@ import pytest
 
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.tasks.addition import Addition
+from olmo_sparsity.tasks.end_token import EndToken
 from olmo_sparsity.tasks.needle import Needle
 from olmo_sparsity.tasks.samples import Samples, Task
 from olmo_sparsity.tasks.scratchpad_parity import ScratchpadParity
@@ -30,6 +31,9 @@ TASKS: list[Any] = [
     VariableAssignment(num_letters=6, num_names=30, name_length=2, value_length=3),
     VariableAssignment(num_letters=4, num_names=4, order="program"),
     VariableAssignment(num_letters=4, num_names=9, name_length=2, order="program"),
+    EndToken(ScratchpadParity()),
+    EndToken(VariableAssignment()),
+    EndToken(Needle()),
 ]
 every_task = pytest.mark.parametrize("task", TASKS, ids=repr)
 
@@ -93,6 +97,7 @@ def test_shown_as_a_person_would_write_them() -> None:
     for task, wanted in (
         (SparseParity(), r"(?:[.*][01] ){6}→ [01]"),
         (ScratchpadParity(), r"[01]{12}=[01]{12}"),
+        (EndToken(ScratchpadParity()), r"[01]{12}=[01]{12} <end>"),
         (Addition(), r"\d{12}\+\d{12}=\d{13}"),
         (Needle(), r"(?:v\d+ )*K\d+ v\d+ (?:v\d+ )*\? (K\d+) → v\d+"),
         (VariableAssignment(), r"(?:\w+=\w+ ){12}\?\w+ →(?: \w+ →)* \d"),

@@ -24,7 +24,7 @@ from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.tasks import experiment
 from olmo_sparsity.tasks.results import Row, format_table, read_results, wilson
 from olmo_sparsity.tasks.samples import Samples
-from olmo_sparsity.tasks.schemes import SCHEMES, PositionSettings, place
+from olmo_sparsity.tasks.schemes import SCHEMES, Placed, PositionSettings, Sizes, place
 from olmo_sparsity.tasks.scratchpad_parity import ScratchpadParity
 from olmo_sparsity.tasks.settings import ExperimentSettings, load_settings
 from olmo_sparsity.tasks.sparse_parity import SparseParity
@@ -73,22 +73,26 @@ def make(folder: Path, *overrides: str, **changes: Any) -> ExperimentSettings:
 def ids(
     scheme: str, samples: Samples, *, training: bool, seed: int = 0, **given: Any
 ) -> np.ndarray:
+    return placed(scheme, samples, training=training, seed=seed, **given).ids_BL
+
+
+def placed(scheme: str, samples: Samples, *, training: bool, seed: int = 0, **given: Any) -> Placed:
     return place(
-        scheme, samples, np.random.default_rng(seed), PositionSettings(**given), 64,
+        scheme, samples, np.random.default_rng(seed), PositionSettings(**given), Sizes(64, 3, 32),
         training=training,
     )  # fmt: skip
 
 
 def cut_places(scheme: str, samples: Samples, num_places: int, *, aligned: bool) -> set[int]:
     """Which of the first places have an ID that is not one more than that before."""
-    placed = ids(scheme, samples, training=True, num_chunks=5, aligned_cuts=aligned)
-    return set(np.nonzero(np.diff(placed[:, :num_places]) > 1)[1] + 1)
+    drawn_BL = ids(scheme, samples, training=True, num_chunks=5, aligned_cuts=aligned)
+    return set(np.nonzero(np.diff(drawn_BL[:, :num_places]) > 1)[1] + 1)
 
 
 def test_at_test_ids_are_counted_or_the_tasks_own() -> None:
     samples = ScratchpadParity().sample(np.random.default_rng(0), 20, 9)
     given_BL = np.concatenate((samples.prompt_ids_BP, samples.response_ids_BR), axis=1)
-    for scheme in set(SCHEMES) - {"randomized"}:
+    for scheme in set(SCHEMES) - {"randomized", "auxiliary", "pointers"}:
         wanted_BL = given_BL if scheme in ("coupled", "ppc") else np.tile(np.arange(19), (20, 1))
         np.testing.assert_array_equal(ids(scheme, samples, training=False), wanted_BL)
     random_BL = ids("randomized", samples, training=False)
@@ -126,6 +130,41 @@ def test_coupled_ids_are_spread_as_they_are_coupled() -> None:
     assert set(np.unique(spread_BL)) == set(range(64))
 
 
+@pytest.mark.parametrize("training", [False, True])
+def test_auxiliary_ids_are_predicted_and_others_fed(training: bool) -> None:
+    samples = ScratchpadParity().sample(np.random.default_rng(0), 200, 9)
+    drawn = placed("auxiliary", samples, training=training, num_chunks=3)
+    np.testing.assert_array_equal(drawn.target_ids_BL[:, 10:], drawn.ids_BL[:, :9])
+    np.testing.assert_array_equal(drawn.target_ids_BL[:, :10], drawn.ids_BL[:, :10])
+    fed_BR = drawn.ids_BL[:, 10:]
+    assert (fed_BR[:, 0] > drawn.ids_BL[:, :10].max(1)).all()
+    assert (np.diff(fed_BR) >= 1).all()
+    assert training == (len(np.unique(drawn.ids_BL, axis=0)) > 1)
+
+
+def test_pointers_are_the_coupled_ids_as_tokens() -> None:
+    samples = ScratchpadParity().sample(np.random.default_rng(0), 200, 9)
+    for training in (False, True):
+        drawn = placed("pointers", samples, training=training, num_chunks=3)
+        assert drawn.num_prompt == 20
+        labels_BL = drawn.tokens_BL[:, ::2] - 3  # behind the task's three words
+        np.testing.assert_array_equal(drawn.tokens_BL[:, 1:20:2], samples.prompt_BP)
+        np.testing.assert_array_equal(drawn.tokens_BL[:, 21::2], samples.response_BR)
+        np.testing.assert_array_equal(labels_BL[:, 10:], labels_BL[:, :9])
+        assert (np.diff(labels_BL[:, :9]) >= 1).all()
+        assert set(np.unique(labels_BL)) == set(range(32) if training else range(1, 11))
+        assert (np.diff(drawn.ids_BL) > 1).any() == training
+
+
+def test_published_chunks_start_at_0_and_are_short(tmp_path: Path) -> None:
+    samples = SparseParity().sample(np.random.default_rng(0), 4000, 20)
+    drawn_BL = ids("pose", samples, training=True, num_chunks=2, published=True)
+    assert not drawn_BL[:, 0].any()
+    cuts = np.nonzero(np.diff(drawn_BL) > 1)[1] + 1
+    assert set(cuts) == set(range(1, 12))  # 21 tokens: at most 22 // 2 in the first chunk
+    assert set(np.unique(drawn_BL)) == set(range(64))
+
+
 # --- one trial ------------------------------------------------------------------------------------
 
 
@@ -136,7 +175,9 @@ def test_a_batch_mixes_so_many_lengths(tmp_path: Path, num_lengths: int) -> None
     bench, generator = Bench(settings, CPU), np.random.default_rng(0)
     num_drawn = []
     for step in range(20):
-        *_, response_BL = _draw_batch(bench, Trial("rope", None, 1), generator, 200, step)
+        _, _, response_BL, _ = _draw_batch(
+            bench, Trial("rope", None, 1), generator, bench.sizes("rope"), step
+        )
         num_drawn.append(len(response_BL.sum(1).unique()))
     assert max(num_drawn) == num_lengths
 
@@ -155,17 +196,20 @@ def test_what_a_scheme_is_told_about_positions(tmp_path: Path) -> None:
         assert torch.allclose(here, apart, atol=1e-5) != sees_gaps, scheme
 
 
-def test_what_ppc_learns_it_does_freely(tmp_path: Path) -> None:
-    """Copying the bits' own IDs and parity at the training length, learnt in seconds."""
+@pytest.mark.parametrize("scheme", ["ppc", "auxiliary", "pointers"])
+def test_what_is_learnt_is_done_freely(tmp_path: Path, scheme: str) -> None:
+    """Copying the bits' own IDs, parity and the end at the training length, in seconds."""
     settings = make(
         tmp_path,
+        schemes=[scheme],
+        end_token=True,
         train_lengths=[3, 3],
         test_lengths=[3],
         model={"d_model": 32, "n_heads": 2, "n_layers": 1, "mlp_ratio": 2, "init_std": 0.1},
         optimizer={"learning_rate": 1e-2, "warmup_steps": 20},
-        training={"num_steps": 120, "batch_size": 64},
+        training={"num_steps": 240, "batch_size": 64},
     )
-    bench, trial = Bench(settings, CPU), Trial("ppc", None, 0)
+    bench, trial = Bench(settings, CPU), Trial(scheme, None, 0)
     model, losses = train(bench, trial, lambda step, loss: None)
     (row,) = measure(bench, trial, model)
     assert losses[-1][1] < losses[0][1] / 4
@@ -205,7 +249,7 @@ def test_every_scheme_trains_and_is_tested(finished: tuple[Path, list[Row]]) -> 
     for row in rows:
         assert row.low <= row.exact_match <= row.high
         assert row.exact_match <= row.token_accuracy
-        assert (row.id_accuracy is None) == (row.scheme != "ppc")
+        assert (row.id_accuracy is None) == (row.scheme not in ("ppc", "auxiliary", "pointers"))
     trial = json.loads((folder / "run/trials/ppc_seed1.json").read_text())
     assert [step for step, _ in trial["losses"]] == [3]
     assert trial["num_parameters"] > 0

@@ -86,6 +86,24 @@ def uniform_pose_batch(
     return np.arange(length) + np.take_along_axis(skips_BC, starts_chunk_BL.cumsum(1), axis=1)
 
 
+def pose_batch(
+    generator: np.random.Generator,
+    num_sequences: int,
+    length: int,
+    target: int,
+    *,
+    num_chunks: int,
+) -> np.ndarray:
+    """`pose` for B sequences: positions_BL."""
+    longest = max(1, (length + 1) // num_chunks)
+    cuts_BC = generator.integers(1, longest + 1, (num_sequences, num_chunks - 1)).cumsum(1)
+    skips_BC = np.zeros((num_sequences, num_chunks), dtype=np.int64)
+    for chunk in range(1, num_chunks):
+        skips_BC[:, chunk] = generator.integers(skips_BC[:, chunk - 1], target - length + 1)
+    chunks_BL = (np.arange(length) >= cuts_BC[:, :, None]).sum(1)
+    return np.arange(length) + np.take_along_axis(skips_BC, chunks_BL, axis=1)
+
+
 def spread_ids(ids_BL: np.ndarray, positions_BM: np.ndarray) -> np.ndarray:
     """Map coupled IDs 1 … M to an increasing sequence of M position IDs: tokens with equal IDs
     keep equal ones."""

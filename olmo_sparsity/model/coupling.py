@@ -59,10 +59,12 @@ class PositionCoupling(nn.Module):
         *,
         embed_ids: bool = True,
         predict_ids: bool = True,
+        feed_ids: bool = True,
         id_loss_weight: float = 1.0,
     ) -> None:
         """IDs are 0 … num_ids - 1. Without `predict_ids` this is position coupling with given IDs;
-        also without `embed_ids`, it is the unchanged model."""
+        also without `embed_ids`, it is the unchanged model. Without `feed_ids`, predicted IDs are
+        learnt but not fed back: the response has given ones."""
         super().__init__()
         if num_ids < 1:
             raise ConfigError(f"num_ids={num_ids} must be at least 1")
@@ -79,6 +81,7 @@ class PositionCoupling(nn.Module):
         self.model = model
         self.num_ids = num_ids
         self.id_loss_weight = id_loss_weight
+        self.feeds_ids = predict_ids and feed_ids
         tokens = model.embedding
         width, where = tokens.embedding_dim, tokens.weight.device
         self.id_embedding = nn.Embedding(num_ids, width, device=where) if embed_ids else None
@@ -94,8 +97,15 @@ class PositionCoupling(nn.Module):
         id_logits_BLI = None if self.id_head is None else self.id_head(hidden_BLD)
         return self.model.unembed(hidden_BLD), id_logits_BLI
 
-    def loss(self, tokens_BL: Tensor, ids_BL: Tensor, response_BL: Tensor) -> JointLoss:
-        """Mean losses over the response, the places where `response_BL` is true."""
+    def loss(
+        self,
+        tokens_BL: Tensor,
+        ids_BL: Tensor,
+        response_BL: Tensor,
+        target_ids_BL: Tensor | None = None,
+    ) -> JointLoss:
+        """Mean losses over the response, the places where `response_BL` is true. The IDs to be
+        predicted are those that are fed, or `target_ids_BL`."""
         self._check(tokens_BL, ids_BL)
         if response_BL.shape != tokens_BL.shape or response_BL[:, 0].any():
             raise ConfigError(
@@ -109,7 +119,8 @@ class PositionCoupling(nn.Module):
         token_loss = F.cross_entropy(logits_NV, tokens_BL[:, 1:][wanted])
         if self.id_head is None:
             return JointLoss(token_loss, token_loss, torch.zeros_like(token_loss))
-        id_loss = F.cross_entropy(self.id_head(hidden_ND).float(), ids_BL[:, 1:][wanted])
+        targets_BL = ids_BL if target_ids_BL is None else target_ids_BL
+        id_loss = F.cross_entropy(self.id_head(hidden_ND).float(), targets_BL[:, 1:][wanted])
         return JointLoss(token_loss + self.id_loss_weight * id_loss, token_loss, id_loss)
 
     @torch.no_grad()
@@ -127,13 +138,15 @@ class PositionCoupling(nn.Module):
         num_response: int,
         response_ids_BR: Tensor | None = None,
     ) -> Response:
-        """Free-running: generate R tokens greedily. IDs are the model's own if it predicts them,
-        else `response_ids_BR`."""
-        if (response_ids_BR is None) != (self.id_head is not None):
+        """Free-running: generate R tokens greedily. The IDs fed are the model's own if it feeds
+        them, else `response_ids_BR`."""
+        if (response_ids_BR is None) != self.feeds_ids:
             raise ConfigError(
-                "with predict_ids=True only the prompt's IDs are known: leave out response_ids_BR"
-                if self.id_head is not None
-                else "with predict_ids=False the response's IDs must be given: response_ids_BR"
+                "the model feeds its own IDs, only the prompt's are known: leave out "
+                "response_ids_BR"
+                if self.feeds_ids
+                else "without predict_ids=True and feed_ids=True the response's IDs must be given: "
+                "response_ids_BR"
             )
         self._check(prompt_BP, prompt_ids_BP)
         if response_ids_BR is not None:
@@ -145,6 +158,7 @@ class PositionCoupling(nn.Module):
             given = None if response_ids_BR is None else response_ids_BR[:, place : place + 1]
             steps.append(self._most_likely(self._hidden(tokens, ids, cache)[:, -1:], given))
             tokens, ids = steps[-1]
+            ids = ids if given is None else given
         return Response(*(torch.cat(parts, dim=1) for parts in zip(*steps, strict=True)))
 
     def _hidden(self, tokens_BL: Tensor, ids_BL: Tensor, cache: Any = None) -> Tensor:

@@ -24,9 +24,18 @@ from olmo_sparsity.config_check import check_model
 from olmo_sparsity.config_file import fill_in, read_given
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.tasks.addition import Addition
+from olmo_sparsity.tasks.end_token import EndToken
 from olmo_sparsity.tasks.needle import Needle
 from olmo_sparsity.tasks.samples import Samples, Task
-from olmo_sparsity.tasks.schemes import CHUNKED, COUPLED, SCHEMES, SPREAD, PositionSettings
+from olmo_sparsity.tasks.schemes import (
+    CHUNKED,
+    COUPLED,
+    PREDICTED,
+    SCHEMES,
+    SPREAD,
+    PositionSettings,
+    Sizes,
+)
 from olmo_sparsity.tasks.scratchpad_parity import ScratchpadParity
 from olmo_sparsity.tasks.sparse_parity import SparseParity
 from olmo_sparsity.tasks.variable_assignment import VariableAssignment
@@ -74,6 +83,9 @@ class ExperimentSettings:
 
     test_task: dict[str, Any] = field(default_factory=dict)
     """Settings of the task that differ at test: more names than in training, say."""
+
+    end_token: bool = False
+    """Whether responses end with a token of its own; without it their length is given at test."""
 
     schemes: list[str] = MISSING
     seeds: list[int] = field(default_factory=lambda: [1, 2, 3], metadata=within(0))
@@ -128,7 +140,8 @@ def build_task(settings: ExperimentSettings, *, test: bool = False) -> Task:
         )
     if test:
         given |= settings.test_task
-    return cast(Task, fill_in(kind, given, "test_task" if test else "task"))
+    task = cast(Task, fill_in(kind, given, "test_task" if test else "task"))
+    return EndToken(task) if settings.end_token else task
 
 
 def _read_class(name: str) -> type:
@@ -188,7 +201,8 @@ def check(settings: ExperimentSettings, origin: str) -> None:
         f"test_task={settings.test_task} changes the vocabulary, which must be that of training; "
         "change something else",
     )
-    num_ids(settings, task, test_task)
+    for scheme in settings.schemes:
+        sizes(settings, task, test_task, scheme)
     _draw_once(settings, task, test_task)
 
 
@@ -203,7 +217,9 @@ def _refuse_unused(settings: ExperimentSettings, origin: str) -> None:
             bool(schemes & set(SPREAD)), f"no scheme spreads IDs ({', '.join(SPREAD)} do)"),
         "coupling.embed_ids": (
             bool(schemes & set(COUPLED)), f"no scheme couples IDs ({', '.join(COUPLED)} do)"),
-        "coupling.id_loss_weight": ("ppc" in schemes, "there is no ppc"),
+        "coupling.id_loss_weight": (
+            bool(schemes & set(PREDICTED)), f"no scheme predicts IDs ({', '.join(PREDICTED)} do)"),
+        "positions.published": chunked,
         "training.grow_k_steps": (has_k, "train_ks is empty"),
         "model.vocab_size": (False, "the task decides it"),
         "model.rope": (False, "the scheme decides it"),
@@ -216,36 +232,43 @@ def _refuse_unused(settings: ExperimentSettings, origin: str) -> None:
         raise ConfigError(f"{origin}: train_ks is set, but test_ks is empty; set both")
 
 
-def num_ids(
-    settings: ExperimentSettings, task: Task, test_task: Task, scheme: str | None = None
+def sizes(settings: ExperimentSettings, task: Task, test_task: Task, scheme: str) -> Sizes:
+    """Refused if training or tests need more position IDs than are given."""
+    longest = training_lengths(settings, task)[-1]
+
+    def num_ids(scheme: str) -> int:
+        needed = [_num_ids_at(settings, task, "train_lengths", longest, scheme)]
+        for length in settings.test_lengths:
+            needed.append(_num_ids_at(settings, test_task, "test_lengths", length, scheme))
+        return max(*needed, settings.positions.num_ids or 0)
+
+    num_labels = num_ids("coupled") if scheme == "pointers" else 0
+    return Sizes(num_ids(scheme), len(task.vocabulary), num_labels)
+
+
+def _num_ids_at(
+    settings: ExperimentSettings, task: Task, name: str, length: int, scheme: str
 ) -> int:
-    """The number of position IDs, for one scheme or any; refused if tests need more than given."""
-    schemes = settings.schemes if scheme is None else [scheme]
+    sample = _draw(task, name, length, task.largest_k(length))  # the longest there is
+    num_response = sample.response_BR.shape[1]
+    needed = sample.prompt_BP.shape[1] + num_response
+    if scheme in (*COUPLED, "pointers"):
+        largest = task.largest_id(length)
+        if largest is None or sample.prompt_ids_BP is None:
+            raise ConfigError(
+                f"scheme {scheme}: this task has no coupled IDs; remove {scheme} from schemes"
+            )
+        if scheme == "auxiliary":
+            largest = max(largest, int(sample.prompt_ids_BP.max()) + num_response)
+        needed = 2 * needed if scheme == "pointers" else largest + 1
     given = settings.positions.num_ids
-    needed = 0
-    for name, length, of in [
-        ("train_lengths", training_lengths(settings, task)[-1], task),
-        *(("test_lengths", length, test_task) for length in settings.test_lengths),
-    ]:
-        sample = _draw(of, name, length, of.largest_k(length))  # the longest there is
-        for each_scheme in schemes:
-            needs = sample.prompt_BP.shape[1] + sample.response_BR.shape[1]
-            if each_scheme in COUPLED:
-                largest = of.largest_id(length)
-                if largest is None:
-                    raise ConfigError(
-                        f"scheme {each_scheme}: this task has no coupled IDs; remove "
-                        f"{each_scheme} from schemes"
-                    )
-                needs = largest + 1
-            if each_scheme in SPREAD and given is not None and needs > given:
-                raise ConfigError(
-                    f"{name}: length {length} has position IDs up to {needs - 1} under "
-                    f"{each_scheme}, beyond the largest ID of training, positions.num_ids - 1 = "
-                    f"{given - 1}; raise positions.num_ids to at least {needs}, or lower the length"
-                )
-            needed = max(needed, needs)
-    return max(needed, given or 0)
+    if scheme in SPREAD and given is not None and needed > given:
+        raise ConfigError(
+            f"{name}: length {length} has position IDs up to {needed - 1} under {scheme}, beyond "
+            f"the largest ID of training, positions.num_ids - 1 = {given - 1}; raise "
+            f"positions.num_ids to at least {needed}, or lower the length"
+        )
+    return needed
 
 
 def training_lengths(settings: ExperimentSettings, task: Task) -> list[int]:

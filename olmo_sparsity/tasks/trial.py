@@ -18,15 +18,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from olmo_sparsity.model.coupling import PositionCoupling, score
+from olmo_sparsity.model.coupling import PositionCoupling, Response, score
 from olmo_sparsity.model.load import build_model
 from olmo_sparsity.tasks.results import Row, wilson
 from olmo_sparsity.tasks.samples import Samples
-from olmo_sparsity.tasks.schemes import COUPLED, place
+from olmo_sparsity.tasks.schemes import COUPLED, PREDICTED, Placed, Sizes, place
 from olmo_sparsity.tasks.settings import (
     ExperimentSettings,
     build_task,
-    num_ids,
+    sizes,
     tests,
     training_lengths,
 )
@@ -57,6 +57,9 @@ class Bench:
         self.settings, self.device = settings, device
         self.task, self.test_task = build_task(settings), build_task(settings, test=True)
 
+    def sizes(self, scheme: str) -> Sizes:
+        return sizes(self.settings, self.task, self.test_task, scheme)
+
 
 Report = Callable[[int, float], None]
 """Called after each step with the number of steps done and the loss."""
@@ -64,22 +67,23 @@ Report = Callable[[int, float], None]
 
 def build(bench: Bench, scheme: str) -> PositionCoupling:
     settings, rotates = bench.settings, scheme not in ("nope", "alibi")
-    size = len(bench.task.vocabulary)
-    ids = num_ids(settings, bench.task, bench.test_task, scheme)
+    needed = bench.sizes(scheme)
+    num_words = needed.num_words + needed.num_labels
     model = replace(
         settings.model,
-        vocab_size=size,
-        embedding_size=size,
-        max_sequence_length=ids,
+        vocab_size=num_words,
+        embedding_size=num_words,
+        max_sequence_length=needed.num_ids,
         rope=rotates,
         alibi=scheme == "alibi",
         rotary_fraction=settings.model.rotary_fraction if rotates else 1.0,
     )
     return PositionCoupling(
         build_model(model),
-        ids,
+        needed.num_ids,
         embed_ids=scheme in COUPLED and settings.coupling.embed_ids,
-        predict_ids=scheme == "ppc",
+        predict_ids=scheme in PREDICTED,
+        feed_ids=scheme != "auxiliary",
         id_loss_weight=settings.coupling.id_loss_weight,
     ).to(bench.device)
 
@@ -91,6 +95,7 @@ def train(bench: Bench, trial: Trial, report: Report) -> tuple[PositionCoupling,
     model = build(bench, trial.scheme).train()
     optimizer = build_optimizer(model, settings.optimizer)
     generator = np.random.default_rng([trial.seed, _TRAIN])
+    needed = bench.sizes(trial.scheme)
     num_steps = settings.training.num_steps
     history: list[list[float]] = []
     recent: list[float] = []
@@ -104,7 +109,7 @@ def train(bench: Bench, trial: Trial, report: Report) -> tuple[PositionCoupling,
 
     fit(
         model,
-        (_draw_batch(bench, trial, generator, model.num_ids, n + 1) for n in range(num_steps)),
+        (_draw_batch(bench, trial, generator, needed, n + 1) for n in range(num_steps)),
         optimizer,
         loss_of=lambda batch: model.loss(*batch).total,
         rate=lambda step: learning_rate(settings.optimizer, step, num_steps),
@@ -115,10 +120,10 @@ def train(bench: Bench, trial: Trial, report: Report) -> tuple[PositionCoupling,
 
 
 def _draw_batch(
-    bench: Bench, trial: Trial, generator: np.random.Generator, ids: int, step: int
+    bench: Bench, trial: Trial, generator: np.random.Generator, needed: Sizes, step: int
 ) -> tuple[Tensor, ...]:
-    """tokens_BL, ids_BL and response_BL of several lengths, padded at the right, where causal
-    attention and the loss ignore it."""
+    """tokens_BL, ids_BL, response_BL and target_ids_BL of several lengths, padded at the right,
+    where causal attention and the loss ignore it."""
     settings = bench.settings
     lengths = training_lengths(settings, bench.task)
     size = settings.training.batch_size
@@ -126,11 +131,11 @@ def _draw_batch(
     for part in np.array_split(np.arange(size), min(settings.training.lengths_per_batch, size)):
         length = int(generator.choice(lengths))
         samples = _draw_training(bench, trial, generator, len(part), length, step)
-        positions_BL = place(
-            trial.scheme, samples, generator, settings.positions, ids, training=True
+        placed = place(
+            trial.scheme, samples, generator, settings.positions, needed, training=True
         )
-        parts.append(_tensors(bench, samples, positions_BL))
-    longest = max(tokens.shape[1] for tokens, _, _ in parts)
+        parts.append(_tensors(bench, placed))
+    longest = max(tokens.shape[1] for tokens, *_ in parts)
     return tuple(
         torch.cat([F.pad(array, (0, longest - array.shape[1])) for array in arrays])
         for arrays in zip(*parts, strict=True)
@@ -156,29 +161,32 @@ def _draw_training(
     return bench.task.sample(generator, num_samples, length, k_B)
 
 
-def _tensors(
-    bench: Bench, samples: Samples, positions_BL: np.ndarray
-) -> tuple[Tensor, Tensor, Tensor]:
-    """tokens_BL, ids_BL and response_BL, true over the response."""
-    tokens_BL = np.concatenate((samples.prompt_BP, samples.response_BR), axis=1)
-    response_BL = np.zeros(tokens_BL.shape, dtype=bool)
-    response_BL[:, samples.prompt_BP.shape[1] :] = True
-    tokens, positions, response = (
+def _tensors(bench: Bench, placed: Placed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """tokens_BL, ids_BL, response_BL (true over the response) and target_ids_BL."""
+    response_BL = np.zeros(placed.tokens_BL.shape, dtype=bool)
+    response_BL[:, placed.num_prompt :] = True
+    tokens, ids, response, targets = (
         torch.from_numpy(np.ascontiguousarray(array)).to(bench.device)
-        for array in (tokens_BL, positions_BL, response_BL)
+        for array in (placed.tokens_BL, placed.ids_BL, response_BL, placed.target_ids_BL)
     )
-    return tokens, positions, response
+    return tokens, ids, response, targets
 
 
 def measure(bench: Bench, trial: Trial, model: PositionCoupling) -> list[Row]:
+    needed = bench.sizes(trial.scheme)
     return [
-        _measure_at(bench, trial, model, length, k)
+        _measure_at(bench, trial, model, needed, length, k)
         for length, k in tests(bench.settings, bench.test_task)
     ]
 
 
 def _measure_at(
-    bench: Bench, trial: Trial, model: PositionCoupling, length: int, k: int | None
+    bench: Bench,
+    trial: Trial,
+    model: PositionCoupling,
+    needed: Sizes,
+    length: int,
+    k: int | None,
 ) -> Row:
     settings = bench.settings
     # All schemes and seeds are tested on the same samples.
@@ -191,26 +199,27 @@ def _measure_at(
     for start in range(0, num_samples, _TEST_BATCH):
         size = min(_TEST_BATCH, num_samples - start)
         samples = bench.test_task.sample(drawing, size, length, k)
-        positions_BL = place(
-            trial.scheme, samples, placing, settings.positions, model.num_ids, training=False
-        )
-        tokens_BL, ids_BL, _ = _tensors(bench, samples, positions_BL)
-        num_prompt, num_response = samples.prompt_BP.shape[1], samples.response_BR.shape[1]
-        response_BR, response_ids_BR = tokens_BL[:, num_prompt:], ids_BL[:, num_prompt:]
+        placed = place(trial.scheme, samples, placing, settings.positions, needed, training=False)
+        tokens_BL, ids_BL, _, target_ids_BL = _tensors(bench, placed)
+        before, after = slice(placed.num_prompt), slice(placed.num_prompt, None)
+        num_response = tokens_BL[:, after].shape[1]
         generated = model.generate(
-            tokens_BL[:, :num_prompt],
-            ids_BL[:, :num_prompt],
+            tokens_BL[:, before],
+            ids_BL[:, before],
             num_response,
-            None if model.id_head is not None else response_ids_BR,
+            None if model.feeds_ids else ids_BL[:, after],
         )
-        correct = score(generated, response_BR, response_ids_BR)
         # For a single response token, free-running and teacher-forced are the same.
         forced = generated if num_response == 1 else model.predict(tokens_BL, ids_BL, num_response)
-        num_tokens += size * num_response
+        truth = Response(tokens_BL[:, after], target_ids_BL[:, after])
+        if needed.num_labels:
+            generated, forced, truth = (_read_labels(r) for r in (generated, forced, truth))
+        correct = score(generated, truth.tokens_BR, truth.ids_BR)
+        num_tokens += truth.tokens_BR.numel()
         num_exact += int(correct.exact_B.sum())
         num_correct += int(correct.token_BR.sum())
         num_correct_ids += int(correct.id_BR.sum())
-        num_forced += int((forced.tokens_BR == response_BR).sum())
+        num_forced += int((forced.tokens_BR == truth.tokens_BR).sum())
     exact_match = num_exact / num_samples
     low, high = wilson(exact_match, num_samples)
     return Row(
@@ -221,10 +230,17 @@ def _measure_at(
         test_k=k,
         length=length,
         token_accuracy=num_correct / num_tokens,
-        id_accuracy=None if model.id_head is None else num_correct_ids / num_tokens,
+        id_accuracy=num_correct_ids / num_tokens
+        if model.id_head is not None or needed.num_labels
+        else None,
         exact_match=exact_match,
         low=low,
         high=high,
         teacher_forced=num_forced / num_tokens,
         num_samples=num_samples,
     )
+
+
+def _read_labels(written: Response) -> Response:
+    """Labels, which stand before the tokens, as the IDs they are."""
+    return Response(written.tokens_BR[:, 1::2], written.tokens_BR[:, ::2])
