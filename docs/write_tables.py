@@ -95,9 +95,13 @@ NET_EXCESS = {
         "net_figure2_contextual": "seed 1",
         "net_biases_seed2_contextual": "seed 2",
         "net_biases_seed3_contextual": "seed 3",
+        "net_biases_seed4_contextual": "seed 4",
+        "net_biases_seed5_contextual": "seed 5",
         "net_figure2_isolated": "seed 1",
         "net_biases_seed2_isolated": "seed 2",
         "net_biases_seed3_isolated": "seed 3",
+        "net_biases_seed4_isolated": "seed 4",
+        "net_biases_seed5_isolated": "seed 5",
     },
     "without_biases": {
         "net_biases_seed2_contextual": "biases",
@@ -110,10 +114,14 @@ NET_EXCESS = {
     },
     "text_only": {"net_python_contextual": "text only", "net_python_isolated": "text only"},
     "beyond_biases": {
-        "beyond_biases_seed2_480": "RoPE + PoSE",
-        "beyond_biases_rope_480": "RoPE alone",
-        "beyond_biases_seed2_992": "RoPE + PoSE",
-        "beyond_biases_rope_992": "RoPE alone",
+        "beyond_biases_seed2_480": "PoSE, seed 2",
+        "beyond_biases_seed4_480": "PoSE, seed 4",
+        "beyond_biases_seed5_480": "PoSE, seed 5",
+        "beyond_biases_rope_480": "RoPE alone, seed 2",
+        "beyond_biases_seed2_992": "PoSE, seed 2",
+        "beyond_biases_seed4_992": "PoSE, seed 4",
+        "beyond_biases_seed5_992": "PoSE, seed 5",
+        "beyond_biases_rope_992": "RoPE alone, seed 2",
     },
     "prose": {"prose_seed2": "seed 2", "prose_seed3": "seed 3"},
     "controls": {
@@ -188,6 +196,8 @@ def python_training(*millions: str) -> str:
 BIASES = {
     "seed2": "PoSE, seed 2",
     "seed3": "PoSE, seed 3",
+    "seed4": "PoSE, seed 4",
+    "seed5": "PoSE, seed 5",
     "rope": "RoPE alone, seed 2",
     "no_biases": "PoSE, seed 2, no biases",
 }
@@ -204,6 +214,35 @@ def biases(*steps: str) -> str:
         for step in map(int, steps)
     ]
     return table(" | ".join(["tokens trained", *BIASES.values()]), lines, left=0)
+
+
+PROBED = ("seed4", "seed5")
+
+
+def appears() -> str:
+    """Net excess of the probe while copying is learnt, and its mean before and after."""
+    rows = [list(read_evaluations(f"biases_{name}")) for name in PROBED]
+    lines = [
+        [f"{at[0]['step'] * TOKENS_OF_STEP / 1e6:.1f}M"]
+        + [f"{row['induction_drop']:.2f}" for row in at]
+        + [shown(row["sparsity"]["tokens"], "net") for row in at]
+        for at in zip(*rows, strict=True)
+    ]
+    for name, low, high in (("below 0.3", -math.inf, 0.3), ("at least 0.8", 0.8, math.inf)):
+        means = [
+            pd.Series(
+                row["sparsity"]["tokens"]["net"]
+                for row in of
+                if low <= row["induction_drop"] < high
+            ).mean()
+            for of in rows
+        ]
+        lines.append(
+            [f"mean, check {name}", *[""] * len(rows), *(f"{mean:+.2f}" for mean in means)]
+        )
+    seeds = [BIASES[name].removeprefix("PoSE, ") for name in PROBED]
+    names = [f"{what}, {seed}" for what in ("check", "net excess") for seed in seeds]
+    return table(" | ".join(["tokens trained", *names]), lines)
 
 
 KINDS = {
@@ -459,7 +498,7 @@ def bridge() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
-        *(python_training, biases, net_excess, kinds, rules, selectors, reviews, planted),
+        *(python_training, biases, appears, net_excess, kinds, rules, selectors, reviews, planted),
         *(planted_8k, beyond, pose_pays, task, sparse_parity, ablations, scratchpad),
         *(task_commands, theory, bridge),
     )

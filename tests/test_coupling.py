@@ -217,6 +217,7 @@ def test_given_ids_add_nothing_to_the_loss() -> None:
         ({"id_loss_weight": 0.0}, "predict_ids=False"),
         ({"id_loss_weight": -1.0}, "id_loss_weight=-1.0"),
         ({"num_ids": 0}, "num_ids=0"),
+        ({"predict_ids": False, "feed_ids": False}, "feed_ids=False means"),
     ],
 )
 def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], problem: str) -> None:

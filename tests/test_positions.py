@@ -12,6 +12,7 @@ from olmo_sparsity.data.positions import (
     contiguous_batch,
     draw_positions,
     pose,
+    pose_batch,
     randomized,
     randomized_batch,
     spread_ids,
@@ -42,6 +43,20 @@ def test_randomized_is_a_sorted_sample(length: int, room: int, seed: int) -> Non
     ids = randomized(np.random.default_rng(seed), length, length + room)
     assert (np.diff(ids) >= 1).all()
     assert 0 <= ids[0] <= ids[-1] < length + room
+
+
+@pytest.mark.parametrize(("length", "chunks"), [(9, 2), (12, 4), (3, 5)])
+def test_a_batch_of_pose_has_its_distribution(length: int, chunks: int) -> None:
+    target, draws, generator = length + 6, 20_000, np.random.default_rng(0)
+    batch = pose_batch(generator, draws, length, target, num_chunks=chunks)
+    single = [pose(generator, length, target, num_chunks=chunks) for _ in range(draws)]
+    assert (np.diff(batch) >= 1).all()
+    for place in range(length):  # the shares of each ID: 5 standard deviations of a difference
+        shares = [
+            np.bincount(np.asarray(drawn)[:, place], minlength=target) / draws
+            for drawn in (batch, single)
+        ]
+        np.testing.assert_allclose(*shares, atol=5 * (0.5 / draws) ** 0.5)
 
 
 def test_published_two_chunk_sampler_has_the_published_distribution() -> None:

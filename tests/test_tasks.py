@@ -110,6 +110,12 @@ def test_shown_as_a_person_would_write_them() -> None:
         assert re.fullmatch(wanted, shown), shown
 
 
+def test_the_end_is_coupled_with_the_end_of_the_prompt() -> None:
+    samples = draw(EndToken(ScratchpadParity()))
+    assert (samples.response_BR[:, -1] == 3).all()
+    assert (samples.response_ids_BR[:, -1] == 1).all()  # that of the equals sign
+
+
 # --- sparse parity --------------------------------------------------------------------------------
 
 

@@ -77,10 +77,9 @@ def ids(
 
 
 def placed(scheme: str, samples: Samples, *, training: bool, seed: int = 0, **given: Any) -> Placed:
-    return place(
-        scheme, samples, np.random.default_rng(seed), PositionSettings(**given), Sizes(64, 3, 32),
-        training=training,
-    )  # fmt: skip
+    sizes = Sizes(64, 3, 32 if scheme == "pointers" else 64)
+    generator = np.random.default_rng(seed)
+    return place(scheme, samples, generator, PositionSettings(**given), sizes, training=training)
 
 
 def cut_places(scheme: str, samples: Samples, num_places: int, *, aligned: bool) -> set[int]:
@@ -131,15 +130,15 @@ def test_coupled_ids_are_spread_as_they_are_coupled() -> None:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_auxiliary_ids_are_predicted_and_others_fed(training: bool) -> None:
+def test_auxiliary_differs_from_ppc_in_what_is_fed(training: bool) -> None:
     samples = ScratchpadParity().sample(np.random.default_rng(0), 200, 9)
-    drawn = placed("auxiliary", samples, training=training, num_chunks=3)
-    np.testing.assert_array_equal(drawn.target_ids_BL[:, 10:], drawn.ids_BL[:, :9])
-    np.testing.assert_array_equal(drawn.target_ids_BL[:, :10], drawn.ids_BL[:, :10])
-    fed_BR = drawn.ids_BL[:, 10:]
-    assert (fed_BR[:, 0] > drawn.ids_BL[:, :10].max(1)).all()
-    assert (np.diff(fed_BR) >= 1).all()
-    assert training == (len(np.unique(drawn.ids_BL, axis=0)) > 1)
+    own, ppc = (
+        placed(scheme, samples, training=training, num_chunks=3) for scheme in ("auxiliary", "ppc")
+    )
+    np.testing.assert_array_equal(own.target_ids_BL, ppc.ids_BL)
+    np.testing.assert_array_equal(own.ids_BL[:, :10], ppc.ids_BL[:, :10])
+    counted_BR = ppc.ids_BL[:, :10].max(1, keepdims=True) + np.arange(1, 10)
+    np.testing.assert_array_equal(own.ids_BL[:, 10:], counted_BR)
 
 
 def test_pointers_are_the_coupled_ids_as_tokens() -> None:
@@ -153,10 +152,27 @@ def test_pointers_are_the_coupled_ids_as_tokens() -> None:
         np.testing.assert_array_equal(labels_BL[:, 10:], labels_BL[:, :9])
         assert (np.diff(labels_BL[:, :9]) >= 1).all()
         assert set(np.unique(labels_BL)) == set(range(32) if training else range(1, 11))
-        assert (np.diff(drawn.ids_BL) > 1).any() == training
+        np.testing.assert_array_equal(drawn.ids_BL[:, ::2], drawn.ids_BL[:, 1::2])
+        assert (np.diff(drawn.ids_BL[:, ::2]) > 1).any() == training
 
 
-def test_published_chunks_start_at_0_and_are_short(tmp_path: Path) -> None:
+def test_sizes_are_those_of_the_longest_test(tmp_path: Path) -> None:
+    """Eight bits: 17 places, coupled IDs up to 9; the end token adds a place."""
+    for end_token in (False, True):
+        bench = Bench(make(tmp_path, schemes=list(SCHEMES), end_token=end_token), CPU)
+        words, places = 3 + end_token, 17 + end_token
+        for scheme, expected in {
+            "rope": (places, words, 0),
+            "pose": (places, words, 0),
+            "coupled": (10, words, 10),
+            "ppc": (10, words, 10),
+            "auxiliary": (10 + 8 + end_token, words, 10),
+            "pointers": (places, words, 10),
+        }.items():
+            assert bench.sizes(scheme) == Sizes(*expected), scheme
+
+
+def test_published_chunks_start_at_0_and_are_short() -> None:
     samples = SparseParity().sample(np.random.default_rng(0), 4000, 20)
     drawn_BL = ids("pose", samples, training=True, num_chunks=2, published=True)
     assert not drawn_BL[:, 0].any()
@@ -203,19 +219,20 @@ def test_what_is_learnt_is_done_freely(tmp_path: Path, scheme: str) -> None:
         tmp_path,
         schemes=[scheme],
         end_token=True,
-        train_lengths=[3, 3],
-        test_lengths=[3],
-        model={"d_model": 32, "n_heads": 2, "n_layers": 1, "mlp_ratio": 2, "init_std": 0.1},
+        train_lengths=[2, 3],
+        test_lengths=[2, 3],
+        model={"d_model": 32, "n_heads": 2, "n_layers": 2, "mlp_ratio": 2, "init_std": 0.1},
         optimizer={"learning_rate": 1e-2, "warmup_steps": 20},
-        training={"num_steps": 240, "batch_size": 64},
+        training={"num_steps": 400, "batch_size": 64},
     )
     bench, trial = Bench(settings, CPU), Trial(scheme, None, 0)
     model, losses = train(bench, trial, lambda step, loss: None)
-    (row,) = measure(bench, trial, model)
     assert losses[-1][1] < losses[0][1] / 4
-    assert row.exact_match > 0.95
-    assert row.id_accuracy is not None
-    assert min(row.id_accuracy, row.token_accuracy, row.teacher_forced) >= row.exact_match
+    for row in measure(bench, trial, model):
+        assert row.exact_match > 0.95
+        assert row.id_accuracy is not None
+        assert row.id_accuracy > 0.95
+        assert min(row.token_accuracy, row.teacher_forced) >= row.exact_match
 
 
 def test_a_growing_k_starts_at_two(tmp_path: Path) -> None:
@@ -278,6 +295,19 @@ def test_the_parts_of_an_array_add_up_to_one_run(
 def test_other_settings_in_the_same_folder_are_refused(finished: tuple[Path, list[Row]]) -> None:
     with pytest.raises(ConfigError, match=r"holds trials with test_lengths=\[4, 8\] \(now \[4\]\)"):
         experiment.run_settings(make(finished[0], test_lengths=[4]))
+
+
+def test_a_folder_of_before_a_setting_existed_resumes(
+    finished: tuple[Path, list[Row]], tmp_path: Path
+) -> None:
+    shutil.copytree(finished[0], tmp_path, dirs_exist_ok=True)
+    settings = make(tmp_path, schemes=list(SCHEMES), seeds=[1])
+    fixed = experiment.fixed_settings(settings)
+    del fixed["end_token"], fixed["positions"]["published"]
+    (tmp_path / "run/settings.json").write_text(json.dumps(fixed))
+    assert experiment.run_settings(settings) == finished[1]
+    with pytest.raises(ConfigError, match=r"end_token=False \(now True\)"):
+        experiment.run_settings(make(tmp_path, schemes=["rope"], end_token=True))
 
 
 def test_a_damaged_file_is_named(finished: tuple[Path, list[Row]], tmp_path: Path) -> None:
@@ -427,6 +457,13 @@ K = {"task": {"name": "sparse_parity"}, "schemes": ["rope"], "train_lengths": [2
             "positions.aligned_cuts=True is set",
         ),
         ({"schemes": ["rope"], "coupling": {"embed_ids": False}}, "coupling.embed_ids=False is"),
+        ({"schemes": ["auxiliary"], "coupling": {"embed_ids": False}}, "cannot predict IDs"),
+        ({**K, "schemes": ["pointers"]}, "scheme pointers: this task has no coupled IDs"),
+        ({"schemes": ["ppc"], "positions": {"published": True}}, "positions.published=True is"),
+        (
+            {"schemes": ["pose"], "positions": {"published": True, "aligned_cuts": True}},
+            "pose with several chunks, cut anywhere",
+        ),
         ({"model": {"alibi": True}}, "model.alibi=True is set, but the scheme decides it"),
         ({"model": {"vocab_size": 9}}, "model.vocab_size=9 is set, but the task decides it"),
         ({"model": {"d_model": 32, "n_heads": 2, "mlp_hidden_size": 3}}, "model.mlp_hidden_size=3"),

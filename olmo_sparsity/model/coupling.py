@@ -73,6 +73,8 @@ class PositionCoupling(nn.Module):
                 "predict_ids=True needs embed_ids=True: RoPE sees differences of IDs only, so a "
                 "prompt looks the same at any shift and its absolute IDs cannot be told from it"
             )
+        if not feed_ids and not predict_ids:
+            raise ConfigError("feed_ids=False means predicted IDs; set predict_ids=True")
         if not id_loss_weight > 0:
             raise ConfigError(
                 f"id_loss_weight={id_loss_weight} must be above 0; for IDs that are given, set "

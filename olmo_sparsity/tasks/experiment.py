@@ -19,7 +19,7 @@ from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from omegaconf import OmegaConf
@@ -241,7 +241,10 @@ def _refuse_other_settings(folder: Path, fixed: dict[str, Any]) -> None:
     if not path.exists():
         write_atomically(path, json.dumps(with_crc(fixed), indent=1) + "\n")
         return
-    if changed := differences(read_json(path, dict, "choose another output"), fixed):
+    stored = read_json(path, dict, "choose another output")
+    # What did not exist when the folder was begun was then as its default is.
+    then = OmegaConf.merge(fixed_settings(ExperimentSettings()), stored)
+    if changed := differences(cast(dict, OmegaConf.to_container(then)), fixed):
         raise ConfigError(
             f"output={folder} holds trials with {', '.join(changed)}; choose another output, or "
             "delete that folder"

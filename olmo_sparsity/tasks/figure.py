@@ -29,9 +29,11 @@ _STYLES = {
     "randomized": (drawing.SKY, "D", "randomized IDs"),
     "coupled": (drawing.PINK, "v", "coupled IDs, given"),
     "ppc": (drawing.GREEN, "^", "coupled IDs, predicted (PPC)"),
+    "auxiliary": (drawing.BLACK, "<", "… predicted, not fed"),
+    "pointers": (drawing.GREY, ">", "… as tokens"),
 }
 # Several results: a colour of the palette each, and a line for every scheme.
-_LINES = dict(zip(_STYLES, ("--", ":", "-.", "-", ":", "--", "-"), strict=True))
+_LINES = dict(zip(_STYLES, ("--", ":", "-.", "-", ":", "--", "-", "-.", ":"), strict=True))
 _MANY = 3
 """With so many results, bands would hide each other and are left out."""
 

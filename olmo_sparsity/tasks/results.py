@@ -31,10 +31,11 @@ class Row:
     """Share of correct response tokens in free-running generation."""
 
     id_accuracy: float | None
-    """The same of the response's position IDs. None: this scheme predicts none."""
+    """The same of the response's position IDs, or its labels. None: this scheme predicts none."""
 
     exact_match: float
-    """Share of samples with a fully correct response, free-running; a wrong ID is an error."""
+    """Share of samples with a fully correct response, free-running; a wrong ID that is fed back
+    (ppc) is an error."""
 
     low: float
     high: float

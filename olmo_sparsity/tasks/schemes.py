@@ -10,9 +10,9 @@ Place in the flow: samples → **schemes** (data/positions.py draws) → model.
     coupled, ppc        the task's own coupled IDs; in training spread like PoSE's chunks. Given for
                         the response as well (coupled), or predicted there (ppc)
     auxiliary           as ppc, but what is predicted is not fed back: the response's IDs are
-                        counted on from the prompt's
-    pointers            as pose, with the coupled IDs as text: a label before each token, which the
-                        model writes as well
+                        counted on from the prompt's largest
+    pointers            as pose, with the coupled IDs as text ("index hints"): a label before each
+                        token, at the same position, which the model writes as well
 
 Dimension key: B samples, P prompt length, R response length, L = P + R.
 """
@@ -35,7 +35,8 @@ from olmo_sparsity.tasks.samples import Samples
 
 PREDICTED = ("ppc", "auxiliary")
 COUPLED = ("coupled", *PREDICTED)
-CHUNKED = ("pose", *COUPLED, "pointers")
+HAVE_COUPLED_IDS = (*COUPLED, "pointers")
+CHUNKED = ("pose", *HAVE_COUPLED_IDS)
 SPREAD = (*CHUNKED, "randomized")
 """Schemes whose training draws IDs up to those of the longest test."""
 
@@ -48,15 +49,15 @@ class PositionSettings:
     """IDs are drawn below this. None: enough for the longest test."""
 
     num_chunks: int = number(4, 1)
-    """Runs of consecutive IDs that a training sample is cut into (pose, coupled, ppc)."""
+    """Runs of consecutive IDs that a training sample is cut into (all schemes with chunks)."""
 
     aligned_cuts: bool = False
     """Whether cuts fall only between a task's units, such as pairs of a mark and its bit."""
 
     published: bool = False
-    """Whether chunks are drawn as in the PoSE paper: the first starts at 0, and all but the last
-    have at most (length + 1) // num_chunks tokens. Else cuts and skips are uniform, the first skip
-    too."""
+    """Whether pose draws chunks as in its paper (which has two): the first starts at 0, and all
+    but the last have at most (length + 1) // num_chunks tokens. Else cuts and skips are uniform,
+    the first skip too."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class Sizes:
 
     num_ids: int
     num_words: int
-    num_labels: int = 0
-    """Tokens behind the task's words (pointers)."""
+    num_coupled: int = 0
+    """Coupled IDs are below this. Under pointers they are tokens behind the task's words."""
 
 
 @dataclass(frozen=True)
@@ -91,61 +92,36 @@ def place(
     training: bool,
 ) -> Placed:
     tokens_BL = np.concatenate((samples.prompt_BP, samples.response_BR), axis=1)
-    num_samples, num_prompt = samples.prompt_BP.shape
-    unit = samples.unit
-
-    def spread(num_ids: int, *ids: np.ndarray) -> list[np.ndarray]:
-        """IDs from 1 on, spread in training over 0 … num_ids - 1, all alike."""
-        if not training:
-            return list(ids)
-        positions_BM = _draw(
-            generator, num_samples, max(int(i.max()) for i in ids), num_ids, settings, unit
-        )
-        return [spread_ids(i, positions_BM) for i in ids]
-
-    if scheme == "pointers":
-        (labels_BL,) = spread(sizes.num_labels, _coupled_ids(samples))
-        tokens_BL = np.stack((sizes.num_words + labels_BL, tokens_BL), axis=2)
-        tokens_BL = tokens_BL.reshape(num_samples, -1)
-        num_prompt, unit = 2 * num_prompt, 2 * unit
-    num_places = tokens_BL.shape[1]
+    (num_samples, num_places), num_prompt = tokens_BL.shape, samples.prompt_BP.shape[1]
+    unit = samples.unit if settings.aligned_cuts else 1
+    if scheme in HAVE_COUPLED_IDS:
+        assert samples.prompt_ids_BP is not None
+        assert samples.response_ids_BR is not None
+        coupled_BL = np.concatenate((samples.prompt_ids_BP, samples.response_ids_BR), axis=1)
+        if training:
+            spread_BM = uniform_pose_batch(
+                generator, num_samples, int(coupled_BL.max()), sizes.num_coupled,
+                num_chunks=settings.num_chunks, unit=unit,
+            )  # fmt: skip
+            coupled_BL = spread_ids(coupled_BL, spread_BM)
     if scheme in COUPLED:
-        target_ids_BL = ids_BL = _coupled_ids(samples)
+        ids_BL = coupled_BL
         if scheme == "auxiliary":
-            counted_BL = ids_BL[:, :num_prompt].max(1, keepdims=True) + np.arange(
-                1, num_places - num_prompt + 1
-            )
-            ids_BL = np.concatenate((ids_BL[:, :num_prompt], counted_BL), axis=1)
-        ids_BL, target_ids_BL = spread(sizes.num_ids, ids_BL, target_ids_BL)
-        return Placed(tokens_BL, ids_BL, target_ids_BL, num_prompt)
+            ids_BL = coupled_BL.copy()
+            first_B1 = coupled_BL[:, :num_prompt].max(1, keepdims=True) + 1
+            ids_BL[:, num_prompt:] = first_B1 + np.arange(num_places - num_prompt)
+        return Placed(tokens_BL, ids_BL, coupled_BL, num_prompt)
+    ids_BL = contiguous_batch(num_samples, num_places)
     if scheme == "randomized":
         ids_BL = randomized_batch(generator, num_samples, num_places, sizes.num_ids)
     elif scheme in CHUNKED and training:
-        ids_BL = _draw(generator, num_samples, num_places, sizes.num_ids, settings, unit)
-    else:
-        ids_BL = contiguous_batch(num_samples, num_places)
+        drawn = generator, num_samples, num_places, sizes.num_ids
+        if settings.published:
+            ids_BL = pose_batch(*drawn, num_chunks=settings.num_chunks)
+        else:
+            ids_BL = uniform_pose_batch(*drawn, num_chunks=settings.num_chunks, unit=unit)
+    if scheme == "pointers":
+        labels_BL = sizes.num_words + coupled_BL
+        tokens_BL = np.stack((labels_BL, tokens_BL), axis=2).reshape(num_samples, -1)
+        ids_BL, num_prompt = ids_BL.repeat(2, axis=1), 2 * num_prompt
     return Placed(tokens_BL, ids_BL, ids_BL, num_prompt)
-
-
-def _coupled_ids(samples: Samples) -> np.ndarray:
-    assert samples.prompt_ids_BP is not None
-    assert samples.response_ids_BR is not None
-    return np.concatenate((samples.prompt_ids_BP, samples.response_ids_BR), axis=1)
-
-
-def _draw(
-    generator: np.random.Generator,
-    num_samples: int,
-    num_places: int,
-    num_ids: int,
-    settings: PositionSettings,
-    unit: int,
-) -> np.ndarray:
-    chunks = settings.num_chunks
-    if settings.published:
-        return pose_batch(generator, num_samples, num_places, num_ids, num_chunks=chunks)
-    if not settings.aligned_cuts:
-        unit = 1
-    return uniform_pose_batch(
-        generator, num_samples, num_places, num_ids, num_chunks=chunks, unit=unit
-    )

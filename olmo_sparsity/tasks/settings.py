@@ -30,6 +30,7 @@ from olmo_sparsity.tasks.samples import Samples, Task
 from olmo_sparsity.tasks.schemes import (
     CHUNKED,
     COUPLED,
+    HAVE_COUPLED_IDS,
     PREDICTED,
     SCHEMES,
     SPREAD,
@@ -193,6 +194,11 @@ def check(settings: ExperimentSettings, origin: str) -> None:
         f"train_lengths={settings.train_lengths} must be [shortest, longest]",
     )
     _refuse_unused(settings, origin)
+    require(
+        settings.coupling.embed_ids or not set(settings.schemes) & set(PREDICTED),
+        f"coupling.embed_ids=false: {' and '.join(PREDICTED)} cannot predict IDs that they see by "
+        "their differences alone; remove it",
+    )
     check_model(settings.model, origin)
     test_task = build_task(settings, test=True)
     task = build_task(settings)
@@ -218,8 +224,11 @@ def _refuse_unused(settings: ExperimentSettings, origin: str) -> None:
         "coupling.embed_ids": (
             bool(schemes & set(COUPLED)), f"no scheme couples IDs ({', '.join(COUPLED)} do)"),
         "coupling.id_loss_weight": (
-            bool(schemes & set(PREDICTED)), f"no scheme predicts IDs ({', '.join(PREDICTED)} do)"),
-        "positions.published": chunked,
+            bool(schemes & set(PREDICTED)), f"only {' and '.join(PREDICTED)} have this loss"),
+        "positions.published": (
+            "pose" in schemes and settings.positions.num_chunks > 1
+            and not settings.positions.aligned_cuts,
+            "it means pose with several chunks, cut anywhere"),
         "training.grow_k_steps": (has_k, "train_ks is empty"),
         "model.vocab_size": (False, "the task decides it"),
         "model.rope": (False, "the scheme decides it"),
@@ -234,41 +243,36 @@ def _refuse_unused(settings: ExperimentSettings, origin: str) -> None:
 
 def sizes(settings: ExperimentSettings, task: Task, test_task: Task, scheme: str) -> Sizes:
     """Refused if training or tests need more position IDs than are given."""
-    longest = training_lengths(settings, task)[-1]
-
-    def num_ids(scheme: str) -> int:
-        needed = [_num_ids_at(settings, task, "train_lengths", longest, scheme)]
-        for length in settings.test_lengths:
-            needed.append(_num_ids_at(settings, test_task, "test_lengths", length, scheme))
-        return max(*needed, settings.positions.num_ids or 0)
-
-    num_labels = num_ids("coupled") if scheme == "pointers" else 0
-    return Sizes(num_ids(scheme), len(task.vocabulary), num_labels)
-
-
-def _num_ids_at(
-    settings: ExperimentSettings, task: Task, name: str, length: int, scheme: str
-) -> int:
-    sample = _draw(task, name, length, task.largest_k(length))  # the longest there is
-    num_response = sample.response_BR.shape[1]
-    needed = sample.prompt_BP.shape[1] + num_response
-    if scheme in (*COUPLED, "pointers"):
-        largest = task.largest_id(length)
-        if largest is None or sample.prompt_ids_BP is None:
+    given = settings.positions.num_ids or 0
+    num_places = num_response = num_coupled = 0
+    for name, length, of in (
+        ("train_lengths", training_lengths(settings, task)[-1], task),
+        *(("test_lengths", length, test_task) for length in settings.test_lengths),
+    ):
+        sample = _draw(of, name, length, of.largest_k(length))  # the longest there is
+        responses = sample.response_BR.shape[1]
+        needed = sample.prompt_BP.shape[1] + responses
+        num_places, num_response = max(num_places, needed), max(num_response, responses)
+        if scheme in HAVE_COUPLED_IDS:
+            largest = of.largest_id(length)
+            if largest is None:
+                raise ConfigError(
+                    f"scheme {scheme}: this task has no coupled IDs; remove {scheme} from schemes"
+                )
+            num_coupled = max(num_coupled, largest + 1)
+            needed = largest + 1 if scheme in COUPLED else needed
+        if scheme in SPREAD and given and needed > given:
             raise ConfigError(
-                f"scheme {scheme}: this task has no coupled IDs; remove {scheme} from schemes"
+                f"{name}: length {length} has position IDs up to {needed - 1} under {scheme}, "
+                f"beyond the largest ID of training, positions.num_ids - 1 = {given - 1}; raise "
+                f"positions.num_ids to at least {needed}, or lower the length"
             )
-        if scheme == "auxiliary":
-            largest = max(largest, int(sample.prompt_ids_BP.max()) + num_response)
-        needed = 2 * needed if scheme == "pointers" else largest + 1
-    given = settings.positions.num_ids
-    if scheme in SPREAD and given is not None and needed > given:
-        raise ConfigError(
-            f"{name}: length {length} has position IDs up to {needed - 1} under {scheme}, beyond "
-            f"the largest ID of training, positions.num_ids - 1 = {given - 1}; raise "
-            f"positions.num_ids to at least {needed}, or lower the length"
-        )
-    return needed
+    num_words = len(task.vocabulary)
+    if scheme not in COUPLED:
+        return Sizes(max(num_places, given), num_words, num_coupled)
+    num_coupled = max(num_coupled, given)
+    counted_on = num_response if scheme == "auxiliary" else 0
+    return Sizes(num_coupled + counted_on, num_words, num_coupled)
 
 
 def training_lengths(settings: ExperimentSettings, task: Task) -> list[int]:

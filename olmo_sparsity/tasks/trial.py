@@ -2,8 +2,8 @@
 
 Place in the flow: settings + task → samples → schemes → **PositionCoupling around a model** → rows.
 
-Schemes share this code: they differ in the IDs (schemes.py), in whether the model rotates by them,
-subtracts their distance or ignores them, and in whether it predicts those of the response.
+Schemes share this code: they differ in tokens and IDs (schemes.py), in whether the model rotates by
+IDs, subtracts their distance or ignores them, and in whether it predicts those of the response.
 
 Dimension key: B samples, P prompt length, R response length, L = P + R.
 """
@@ -68,7 +68,7 @@ Report = Callable[[int, float], None]
 def build(bench: Bench, scheme: str) -> PositionCoupling:
     settings, rotates = bench.settings, scheme not in ("nope", "alibi")
     needed = bench.sizes(scheme)
-    num_words = needed.num_words + needed.num_labels
+    num_words = needed.num_words + (needed.num_coupled if scheme == "pointers" else 0)
     model = replace(
         settings.model,
         vocab_size=num_words,
@@ -131,9 +131,7 @@ def _draw_batch(
     for part in np.array_split(np.arange(size), min(settings.training.lengths_per_batch, size)):
         length = int(generator.choice(lengths))
         samples = _draw_training(bench, trial, generator, len(part), length, step)
-        placed = place(
-            trial.scheme, samples, generator, settings.positions, needed, training=True
-        )
+        placed = place(trial.scheme, samples, generator, settings.positions, needed, training=True)
         parts.append(_tensors(bench, placed))
     longest = max(tokens.shape[1] for tokens, *_ in parts)
     return tuple(
@@ -212,11 +210,12 @@ def _measure_at(
         # For a single response token, free-running and teacher-forced are the same.
         forced = generated if num_response == 1 else model.predict(tokens_BL, ids_BL, num_response)
         truth = Response(tokens_BL[:, after], target_ids_BL[:, after])
-        if needed.num_labels:
+        if trial.scheme == "pointers":
             generated, forced, truth = (_read_labels(r) for r in (generated, forced, truth))
         correct = score(generated, truth.tokens_BR, truth.ids_BR)
         num_tokens += truth.tokens_BR.numel()
-        num_exact += int(correct.exact_B.sum())
+        exact_B = correct.exact_B if model.feeds_ids else correct.token_BR.all(1)
+        num_exact += int(exact_B.sum())
         num_correct += int(correct.token_BR.sum())
         num_correct_ids += int(correct.id_BR.sum())
         num_forced += int((forced.tokens_BR == truth.tokens_BR).sum())
@@ -231,7 +230,7 @@ def _measure_at(
         length=length,
         token_accuracy=num_correct / num_tokens,
         id_accuracy=num_correct_ids / num_tokens
-        if model.id_head is not None or needed.num_labels
+        if model.id_head is not None or trial.scheme == "pointers"
         else None,
         exact_match=exact_match,
         low=low,
