@@ -77,7 +77,7 @@ def ids(
 
 
 def placed(scheme: str, samples: Samples, *, training: bool, seed: int = 0, **given: Any) -> Placed:
-    sizes = Sizes(64, 3, 32 if scheme == "pointers" else 64)
+    sizes = Sizes(64, 3, 32)
     generator = np.random.default_rng(seed)
     return place(scheme, samples, generator, PositionSettings(**given), sizes, training=training)
 
@@ -130,15 +130,13 @@ def test_coupled_ids_are_spread_as_they_are_coupled() -> None:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_auxiliary_differs_from_ppc_in_what_is_fed(training: bool) -> None:
+def test_auxiliary_ids_are_those_of_the_coupled_prompt_token(training: bool) -> None:
     samples = ScratchpadParity().sample(np.random.default_rng(0), 200, 9)
-    own, ppc = (
-        placed(scheme, samples, training=training, num_chunks=3) for scheme in ("auxiliary", "ppc")
+    own, pose = (
+        placed(scheme, samples, training=training, num_chunks=3) for scheme in ("auxiliary", "pose")
     )
-    np.testing.assert_array_equal(own.target_ids_BL, ppc.ids_BL)
-    np.testing.assert_array_equal(own.ids_BL[:, :10], ppc.ids_BL[:, :10])
-    counted_BR = ppc.ids_BL[:, :10].max(1, keepdims=True) + np.arange(1, 10)
-    np.testing.assert_array_equal(own.ids_BL[:, 10:], counted_BR)
+    np.testing.assert_array_equal(own.ids_BL, pose.ids_BL)
+    np.testing.assert_array_equal(own.target_ids_BL[:, 10:], own.ids_BL[:, :9])
 
 
 def test_pointers_are_the_coupled_ids_as_tokens() -> None:
@@ -162,11 +160,11 @@ def test_sizes_are_those_of_the_longest_test(tmp_path: Path) -> None:
         bench = Bench(make(tmp_path, schemes=list(SCHEMES), end_token=end_token), CPU)
         words, places = 3 + end_token, 17 + end_token
         for scheme, expected in {
-            "rope": (places, words, 0),
-            "pose": (places, words, 0),
-            "coupled": (10, words, 10),
-            "ppc": (10, words, 10),
-            "auxiliary": (10 + 8 + end_token, words, 10),
+            "rope": (places, words),
+            "pose": (places, words),
+            "coupled": (10, words),
+            "ppc": (10, words),
+            "auxiliary": (places, words),
             "pointers": (places, words, 10),
         }.items():
             assert bench.sizes(scheme) == Sizes(*expected), scheme
@@ -459,6 +457,7 @@ K = {"task": {"name": "sparse_parity"}, "schemes": ["rope"], "train_lengths": [2
         ({"schemes": ["rope"], "coupling": {"embed_ids": False}}, "coupling.embed_ids=False is"),
         ({"schemes": ["auxiliary"], "coupling": {"embed_ids": False}}, "cannot predict IDs"),
         ({**K, "schemes": ["pointers"]}, "scheme pointers: this task has no coupled IDs"),
+        ({"schemes": ["auxiliary"], "task": {"name": "addition"}}, "coupled with no prompt token"),
         ({"schemes": ["ppc"], "positions": {"published": True}}, "positions.published=True is"),
         (
             {"schemes": ["pose"], "positions": {"published": True, "aligned_cuts": True}},

@@ -59,6 +59,25 @@ class Samples:
                 f"{len(self.prompt_BP)} prompts have {len(self.response_BR)} responses"
             )
 
+    @property
+    def coupled_ids_BL(self) -> np.ndarray:
+        """Of prompt and response."""
+        assert self.prompt_ids_BP is not None
+        assert self.response_ids_BR is not None
+        return np.concatenate((self.prompt_ids_BP, self.response_ids_BR), axis=1)
+
+    @property
+    def partners_BL(self) -> np.ndarray:
+        """The place of the first prompt token with the same coupled ID."""
+        same_BLP = self.coupled_ids_BL[:, :, None] == self.coupled_ids_BL[:, None, :]
+        same_BLP = same_BLP[:, :, : self.prompt_BP.shape[1]]
+        if not same_BLP.any(2).all():
+            raise ConfigError(
+                "scheme auxiliary: some response tokens of this task are coupled with no prompt "
+                "token; remove auxiliary from schemes"
+            )
+        return same_BLP.argmax(2)
+
 
 class Task(Protocol):
     """The interface of a task, and what most of the shipped ones have in common."""

@@ -9,8 +9,8 @@ Place in the flow: samples → **schemes** (data/positions.py draws) → model.
     randomized          a sorted random sample of those IDs, in training and at test
     coupled, ppc        the task's own coupled IDs; in training spread like PoSE's chunks. Given for
                         the response as well (coupled), or predicted there (ppc)
-    auxiliary           as ppc, but what is predicted is not fed back: the response's IDs are
-                        counted on from the prompt's largest
+    auxiliary           as pose; the model also learns to predict the ID of the prompt token that a
+                        response token is coupled with, which is not fed back
     pointers            as pose, with the coupled IDs as text ("index hints"): a label before each
                         token, at the same position, which the model writes as well
 
@@ -33,9 +33,10 @@ from olmo_sparsity.data.positions import (
 )
 from olmo_sparsity.tasks.samples import Samples
 
+COUPLED = ("coupled", "ppc")
 PREDICTED = ("ppc", "auxiliary")
-COUPLED = ("coupled", *PREDICTED)
-HAVE_COUPLED_IDS = (*COUPLED, "pointers")
+EMBEDDED = (*COUPLED, "auxiliary")
+HAVE_COUPLED_IDS = (*COUPLED, "auxiliary", "pointers")
 CHUNKED = ("pose", *HAVE_COUPLED_IDS)
 SPREAD = (*CHUNKED, "randomized")
 """Schemes whose training draws IDs up to those of the longest test."""
@@ -66,8 +67,8 @@ class Sizes:
 
     num_ids: int
     num_words: int
-    num_coupled: int = 0
-    """Coupled IDs are below this. Under pointers they are tokens behind the task's words."""
+    num_labels: int = 0
+    """Tokens behind the task's words (pointers)."""
 
 
 @dataclass(frozen=True)
@@ -94,23 +95,21 @@ def place(
     tokens_BL = np.concatenate((samples.prompt_BP, samples.response_BR), axis=1)
     (num_samples, num_places), num_prompt = tokens_BL.shape, samples.prompt_BP.shape[1]
     unit = samples.unit if settings.aligned_cuts else 1
-    if scheme in HAVE_COUPLED_IDS:
-        assert samples.prompt_ids_BP is not None
-        assert samples.response_ids_BR is not None
-        coupled_BL = np.concatenate((samples.prompt_ids_BP, samples.response_ids_BR), axis=1)
-        if training:
-            spread_BM = uniform_pose_batch(
-                generator, num_samples, int(coupled_BL.max()), sizes.num_coupled,
-                num_chunks=settings.num_chunks, unit=unit,
-            )  # fmt: skip
-            coupled_BL = spread_ids(coupled_BL, spread_BM)
+
+    def spread(coupled_BL: np.ndarray, num_ids: int) -> np.ndarray:
+        if not training:
+            return coupled_BL
+        drawn = generator, num_samples, int(coupled_BL.max()), num_ids
+        return spread_ids(
+            coupled_BL, uniform_pose_batch(*drawn, num_chunks=settings.num_chunks, unit=unit)
+        )
+
     if scheme in COUPLED:
-        ids_BL = coupled_BL
-        if scheme == "auxiliary":
-            ids_BL = coupled_BL.copy()
-            first_B1 = coupled_BL[:, :num_prompt].max(1, keepdims=True) + 1
-            ids_BL[:, num_prompt:] = first_B1 + np.arange(num_places - num_prompt)
-        return Placed(tokens_BL, ids_BL, coupled_BL, num_prompt)
+        ids_BL = spread(samples.coupled_ids_BL, sizes.num_ids)
+        return Placed(tokens_BL, ids_BL, ids_BL, num_prompt)
+    if scheme == "pointers":
+        labels_BL = sizes.num_words + spread(samples.coupled_ids_BL, sizes.num_labels)
+        tokens_BL = np.stack((labels_BL, tokens_BL), axis=2).reshape(num_samples, -1)
     ids_BL = contiguous_batch(num_samples, num_places)
     if scheme == "randomized":
         ids_BL = randomized_batch(generator, num_samples, num_places, sizes.num_ids)
@@ -120,8 +119,9 @@ def place(
             ids_BL = pose_batch(*drawn, num_chunks=settings.num_chunks)
         else:
             ids_BL = uniform_pose_batch(*drawn, num_chunks=settings.num_chunks, unit=unit)
+    if scheme == "auxiliary":
+        partners_BL = np.take_along_axis(ids_BL, samples.partners_BL, axis=1)
+        return Placed(tokens_BL, ids_BL, partners_BL, num_prompt)
     if scheme == "pointers":
-        labels_BL = sizes.num_words + coupled_BL
-        tokens_BL = np.stack((labels_BL, tokens_BL), axis=2).reshape(num_samples, -1)
         ids_BL, num_prompt = ids_BL.repeat(2, axis=1), 2 * num_prompt
     return Placed(tokens_BL, ids_BL, ids_BL, num_prompt)

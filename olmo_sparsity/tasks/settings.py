@@ -30,6 +30,7 @@ from olmo_sparsity.tasks.samples import Samples, Task
 from olmo_sparsity.tasks.schemes import (
     CHUNKED,
     COUPLED,
+    EMBEDDED,
     HAVE_COUPLED_IDS,
     PREDICTED,
     SCHEMES,
@@ -222,7 +223,7 @@ def _refuse_unused(settings: ExperimentSettings, origin: str) -> None:
         "positions.num_ids": (
             bool(schemes & set(SPREAD)), f"no scheme spreads IDs ({', '.join(SPREAD)} do)"),
         "coupling.embed_ids": (
-            bool(schemes & set(COUPLED)), f"no scheme couples IDs ({', '.join(COUPLED)} do)"),
+            bool(schemes & set(EMBEDDED)), f"no scheme embeds IDs ({', '.join(EMBEDDED)} do)"),
         "coupling.id_loss_weight": (
             bool(schemes & set(PREDICTED)), f"only {' and '.join(PREDICTED)} have this loss"),
         "positions.published": (
@@ -244,15 +245,13 @@ def _refuse_unused(settings: ExperimentSettings, origin: str) -> None:
 def sizes(settings: ExperimentSettings, task: Task, test_task: Task, scheme: str) -> Sizes:
     """Refused if training or tests need more position IDs than are given."""
     given = settings.positions.num_ids or 0
-    num_places = num_response = num_coupled = 0
+    num_ids = num_coupled = 0
     for name, length, of in (
         ("train_lengths", training_lengths(settings, task)[-1], task),
         *(("test_lengths", length, test_task) for length in settings.test_lengths),
     ):
         sample = _draw(of, name, length, of.largest_k(length))  # the longest there is
-        responses = sample.response_BR.shape[1]
-        needed = sample.prompt_BP.shape[1] + responses
-        num_places, num_response = max(num_places, needed), max(num_response, responses)
+        needed = sample.prompt_BP.shape[1] + sample.response_BR.shape[1]
         if scheme in HAVE_COUPLED_IDS:
             largest = of.largest_id(length)
             if largest is None:
@@ -261,18 +260,17 @@ def sizes(settings: ExperimentSettings, task: Task, test_task: Task, scheme: str
                 )
             num_coupled = max(num_coupled, largest + 1)
             needed = largest + 1 if scheme in COUPLED else needed
+        if scheme == "auxiliary":
+            _ = sample.partners_BL  # refused if there are none
         if scheme in SPREAD and given and needed > given:
             raise ConfigError(
                 f"{name}: length {length} has position IDs up to {needed - 1} under {scheme}, "
                 f"beyond the largest ID of training, positions.num_ids - 1 = {given - 1}; raise "
                 f"positions.num_ids to at least {needed}, or lower the length"
             )
-    num_words = len(task.vocabulary)
-    if scheme not in COUPLED:
-        return Sizes(max(num_places, given), num_words, num_coupled)
-    num_coupled = max(num_coupled, given)
-    counted_on = num_response if scheme == "auxiliary" else 0
-    return Sizes(num_coupled + counted_on, num_words, num_coupled)
+        num_ids = max(num_ids, needed, given)
+    num_labels = num_coupled if scheme == "pointers" else 0
+    return Sizes(num_ids, len(task.vocabulary), num_labels)
 
 
 def training_lengths(settings: ExperimentSettings, task: Task) -> list[int]:

@@ -22,7 +22,7 @@ from olmo_sparsity.model.coupling import PositionCoupling, Response, score
 from olmo_sparsity.model.load import build_model
 from olmo_sparsity.tasks.results import Row, wilson
 from olmo_sparsity.tasks.samples import Samples
-from olmo_sparsity.tasks.schemes import COUPLED, PREDICTED, Placed, Sizes, place
+from olmo_sparsity.tasks.schemes import EMBEDDED, PREDICTED, Placed, Sizes, place
 from olmo_sparsity.tasks.settings import (
     ExperimentSettings,
     build_task,
@@ -68,7 +68,7 @@ Report = Callable[[int, float], None]
 def build(bench: Bench, scheme: str) -> PositionCoupling:
     settings, rotates = bench.settings, scheme not in ("nope", "alibi")
     needed = bench.sizes(scheme)
-    num_words = needed.num_words + (needed.num_coupled if scheme == "pointers" else 0)
+    num_words = needed.num_words + needed.num_labels
     model = replace(
         settings.model,
         vocab_size=num_words,
@@ -81,7 +81,7 @@ def build(bench: Bench, scheme: str) -> PositionCoupling:
     return PositionCoupling(
         build_model(model),
         needed.num_ids,
-        embed_ids=scheme in COUPLED and settings.coupling.embed_ids,
+        embed_ids=scheme in EMBEDDED and settings.coupling.embed_ids,
         predict_ids=scheme in PREDICTED,
         feed_ids=scheme != "auxiliary",
         id_loss_weight=settings.coupling.id_loss_weight,
@@ -210,7 +210,7 @@ def _measure_at(
         # For a single response token, free-running and teacher-forced are the same.
         forced = generated if num_response == 1 else model.predict(tokens_BL, ids_BL, num_response)
         truth = Response(tokens_BL[:, after], target_ids_BL[:, after])
-        if trial.scheme == "pointers":
+        if needed.num_labels:
             generated, forced, truth = (_read_labels(r) for r in (generated, forced, truth))
         correct = score(generated, truth.tokens_BR, truth.ids_BR)
         num_tokens += truth.tokens_BR.numel()
@@ -230,7 +230,7 @@ def _measure_at(
         length=length,
         token_accuracy=num_correct / num_tokens,
         id_accuracy=num_correct_ids / num_tokens
-        if model.id_head is not None or trial.scheme == "pointers"
+        if model.id_head is not None or needed.num_labels
         else None,
         exact_match=exact_match,
         low=low,
