@@ -236,15 +236,19 @@ def fixed_settings(settings: ExperimentSettings) -> dict[str, Any]:
     return {str(key): value for key, value in values.items() if key not in MAY_CHANGE}
 
 
+def with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
+    """Stored settings; those that did not exist then were as their defaults are."""
+    merged = OmegaConf.merge(fixed_settings(ExperimentSettings()), stored)
+    return cast(dict[str, Any], OmegaConf.to_container(merged))
+
+
 def _refuse_other_settings(folder: Path, fixed: dict[str, Any]) -> None:
     path = folder / "settings.json"
     if not path.exists():
         write_atomically(path, json.dumps(with_crc(fixed), indent=1) + "\n")
         return
     stored = read_json(path, dict, "choose another output")
-    # What did not exist when the folder was begun was then as its default is.
-    then = OmegaConf.merge(fixed_settings(ExperimentSettings()), stored)
-    if changed := differences(cast(dict, OmegaConf.to_container(then)), fixed):
+    if changed := differences(with_defaults(stored), fixed):
         raise ConfigError(
             f"output={folder} holds trials with {', '.join(changed)}; choose another output, or "
             "delete that folder"
