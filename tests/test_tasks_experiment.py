@@ -461,7 +461,7 @@ K = {"task": {"name": "sparse_parity"}, "schemes": ["rope"], "train_lengths": [2
         ({"schemes": ["ppc"], "positions": {"published": True}}, "positions.published=True is"),
         (
             {"schemes": ["pose"], "positions": {"published": True, "aligned_cuts": True}},
-            "pose with several chunks, cut anywhere",
+            "with several chunks, cut anywhere",
         ),
         ({"model": {"alibi": True}}, "model.alibi=True is set, but the scheme decides it"),
         ({"model": {"vocab_size": 9}}, "model.vocab_size=9 is set, but the task decides it"),

@@ -11,6 +11,7 @@ import pytest
 from olmo_sparsity.cli import main
 from olmo_sparsity.tasks import figure
 from olmo_sparsity.tasks.results import Row, read_results, write_results
+from olmo_sparsity.tasks.schemes import SCHEMES
 
 
 def row(**changes: Any) -> Row:
@@ -30,6 +31,12 @@ def write(folder: Path, rows: list[Row]) -> Path:
 
 def drawn(folder: Path) -> Any:
     return figure._figure([read_results(folder)], [""])
+
+
+def test_every_scheme_has_a_curve(tmp_path: Path) -> None:
+    rows = [row(scheme=scheme, length=length) for scheme in SCHEMES for length in (10, 40)]
+    exact = drawn(write(tmp_path / "run", rows)).axes[0]
+    assert len({line.get_label() for line in exact.lines}) == len(SCHEMES)
 
 
 def test_a_curve_is_the_mean_over_seeds_and_its_band_spans_them(tmp_path: Path) -> None:

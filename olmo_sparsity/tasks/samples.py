@@ -69,8 +69,8 @@ class Samples:
     @property
     def partners_BL(self) -> np.ndarray:
         """The place of the first prompt token with the same coupled ID."""
-        same_BLP = self.coupled_ids_BL[:, :, None] == self.coupled_ids_BL[:, None, :]
-        same_BLP = same_BLP[:, :, : self.prompt_BP.shape[1]]
+        num_prompt = self.prompt_BP.shape[1]
+        same_BLP = self.coupled_ids_BL[:, :, None] == self.coupled_ids_BL[:, None, :num_prompt]
         if not same_BLP.any(2).all():
             raise ConfigError(
                 "scheme auxiliary: some response tokens of this task are coupled with no prompt "

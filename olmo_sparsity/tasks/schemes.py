@@ -37,7 +37,8 @@ COUPLED = ("coupled", "ppc")
 PREDICTED = ("ppc", "auxiliary")
 EMBEDDED = (*COUPLED, "auxiliary")
 HAVE_COUPLED_IDS = (*COUPLED, "auxiliary", "pointers")
-CHUNKED = ("pose", *HAVE_COUPLED_IDS)
+POSE = ("pose", "auxiliary", "pointers")
+CHUNKED = (*COUPLED, *POSE)
 SPREAD = (*CHUNKED, "randomized")
 """Schemes whose training draws IDs up to those of the longest test."""
 
@@ -56,9 +57,9 @@ class PositionSettings:
     """Whether cuts fall only between a task's units, such as pairs of a mark and its bit."""
 
     published: bool = False
-    """Whether pose draws chunks as in its paper (which has two): the first starts at 0, and all
-    but the last have at most (length + 1) // num_chunks tokens. Else cuts and skips are uniform,
-    the first skip too."""
+    """Whether pose, auxiliary and pointers draw chunks as in the PoSE paper (which has two): the
+    first starts at 0, and all but the last have at most (length + 1) // num_chunks tokens. Else
+    cuts and skips are uniform, the first skip too."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ def place(
     ids_BL = contiguous_batch(num_samples, num_places)
     if scheme == "randomized":
         ids_BL = randomized_batch(generator, num_samples, num_places, sizes.num_ids)
-    elif scheme in CHUNKED and training:
+    elif scheme in POSE and training:
         drawn = generator, num_samples, num_places, sizes.num_ids
         if settings.published:
             ids_BL = pose_batch(*drawn, num_chunks=settings.num_chunks)
