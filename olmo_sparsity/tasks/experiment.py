@@ -8,17 +8,19 @@ A trial with a file is done, so the same command resumes, and the parts of a SLU
 
 from __future__ import annotations
 
+import contextlib
 import json
 import multiprocessing
 import os
 import signal
 import threading
 import time
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 import torch
@@ -171,15 +173,18 @@ def _train_all(
             try:
                 # Ctrl-C reaches all processes of the group; workers inherit that it is blocked.
                 mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-                running = {
-                    pool.submit(_work, settings, trial, str(device), folder) for trial in todo
-                }
+                # Not `futures.wait`, which locks every future: a Ctrl-C in between leaves some
+                # locked, and the pool waits for them for ever.
+                ended: SimpleQueue[Future[str]] = SimpleQueue()
+                for trial in todo:
+                    future = pool.submit(_work, settings, trial, str(device), folder)
+                    future.add_done_callback(ended.put)
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-                while running:
-                    done, running = wait(running, timeout=1, return_when=FIRST_COMPLETED)
-                    for future in done:
-                        progress.note(future.result())
-                    num_done = num_trials - len(running)
+                num_done = num_trials - len(todo)
+                while num_done < num_trials:
+                    with contextlib.suppress(Empty):
+                        progress.note(ended.get(timeout=1).result())
+                        num_done += 1
                     progress.update(earlier + counter.value, trials=f"{num_done} of {num_trials}")
             except BrokenProcessPool:
                 raise UserError(
