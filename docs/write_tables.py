@@ -1,4 +1,4 @@
-"""The tables of README and docs, written from the stored results: `python docs/write_tables.py`.
+"""The tables of docs, written from the stored results: `python docs/write_tables.py`.
 
 What stands between `<!-- table: NAME ARGUMENTS -->` and `<!-- end -->` comes from docs/results and
 docs/figures by the function of that name; a test says when it no longer does.
@@ -123,7 +123,13 @@ NET_EXCESS = {
         "beyond_biases_seed5_992": "PoSE, seed 5",
         "beyond_biases_rope_992": "RoPE alone, seed 2",
     },
-    "prose": {"prose_seed2": "seed 2", "prose_seed3": "seed 3"},
+    "prose": {
+        "prose_seed2": "code, seed 2",
+        "prose_seed3": "code, seed 3",
+        "prose_mixed_seed2": "code and reviews, seed 2",
+        "prose_mixed_seed3": "code and reviews, seed 3",
+    },
+    "prose_read": {"reviews_mixed_seed2": "seed 2", "reviews_mixed_seed3": "seed 3"},
     "controls": {
         "net_induction_contextual": "taught to copy",
         "net_control_isolated": "taught to copy",
@@ -390,6 +396,8 @@ SPARSE_PARITY = {
 
 
 def span(numbers: list[float]) -> str:
+    if not numbers:
+        return "–"
     low, high = f"{min(numbers):.3f}", f"{max(numbers):.3f}"
     return low if low == high else f"{low}–{high}"
 
@@ -415,7 +423,7 @@ def sparse_parity() -> str:
 
 ABLATIONS = {
     "sparse_parity_2000": "none",
-    "sparse_parity_2_chunks": "two chunks (published), not four",
+    "sparse_parity_2_chunks": "two chunks, not four",
     "sparse_parity_unscaled": "queries not scaled",
     "sparse_parity_any_cuts": "cuts anywhere",
     "sparse_parity_all_k_at_once": "every k from the first step",
@@ -506,7 +514,7 @@ TABLES: dict[str, Callable[..., str]] = {
 
 
 if __name__ == "__main__":
-    for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))):
+    for path in sorted(ROOT.glob("docs/*.md")):
         before = path.read_text(encoding="utf-8")
         after = write_tables(before)
         if after != before:
