@@ -267,14 +267,15 @@ def cost_table(
     return median
 
 
-def keep_costs(file: Path, length: int, rows: dict[str, dict[str, float]]) -> None:
-    """Rows of the same length and name are replaced."""
-    columns = ["length", "name"]
-    new = pd.DataFrame([{"length": length, "name": name, **row} for name, row in rows.items()])
-    known = [pd.read_csv(file)] if file.exists() else []
-    both = pd.concat([*known, new]).drop_duplicates(columns, keep="last").round(2)
-    both = both.sort_values(columns, kind="stable").drop(columns="wall_s", errors="ignore")
-    both.to_csv(file, index=False)
+def keep_costs(
+    file: Path, length: int, names: list[str], rows: dict[str, dict[str, float]]
+) -> None:
+    """What is known of these names at this length is replaced, also where one no longer answers."""
+    kept = pd.read_csv(file).to_dict("records") if file.exists() else []
+    kept = [row for row in kept if row["length"] != length or row["name"] not in names]
+    kept += [{"length": length, "name": name, **row} for name, row in rows.items()]
+    table = pd.DataFrame(kept, columns=["length", "name", "cpu_s", "token_forwards", "memory_mib"])
+    table.round(2).sort_values(["length", "name"], kind="stable").to_csv(file, index=False)
 
 
 def draw_costs(file: Path) -> None:
@@ -368,7 +369,7 @@ def main() -> None:
                 asked = (options.limit, options.repeats, options.other_python)
                 rows = cost_table(names, length, *asked)
                 if options.kept:
-                    keep_costs(options.kept, length, rows)
+                    keep_costs(options.kept, length, names, rows)
             if options.kept:
                 draw_costs(options.kept)
         if options.part != "cost":

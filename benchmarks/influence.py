@@ -3,9 +3,9 @@ through captum; far tokens that keep their context cost little more than those s
 mask over the long window is the plain way; context losses are ahead of longppl's loop; and what is
 left to gain is little.
 
-One model (that of configs/quick.yaml; trained if there is a run, which the screened overlap needs)
-and the same held-out documents for every contestant, one thread, all taking turns; a ratio is the
-median over the rounds of the ratio within a round. On a busy machine a process waits for its turn:
+One model (that of configs/quick.yaml; trained if there is a run) and the same held-out documents
+for every contestant, one thread, all taking turns; a ratio is the median over the rounds of the
+ratio within a round. On a busy machine a process waits for its turn:
 CPU time is what its wall time would be on an idle one, and both are printed.
 
     pip install -c constraints.txt -e ".[bench]"
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -35,8 +35,8 @@ from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
 from analysis.documents import Document
-from analysis.influence import Question, add_one, add_one_screened, influence_map
-from analysis.scoring import Context, Reading, Scorer, as_tensors, context_losses
+from analysis.influence import Question, add_one_screened, influence_map
+from analysis.scoring import Context, Scorer, as_tensors, context_losses
 from analysis.windows import Block, Units, Windows
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.config_file import load_config
@@ -198,13 +198,10 @@ def ours(scorer: Scorer, block: Block) -> np.ndarray:
 
 
 def screened(scorer: Scorer, block: Block) -> np.ndarray:
-    return add_one_screened(scorer, asked(scorer, block)).unit_TK
-
-
-def asked(scorer: Scorer, block: Block) -> Question:
-    """Which 4 far tokens matter to the first target?"""
+    """The 4 far tokens that matter most to the first target."""
     units = Units.of_tokens(block.num_far)
-    return Question(anew(scorer, block), units, [(0, 1)], 4, np.random.default_rng(0))
+    question = Question(anew(scorer, block), units, [(0, 1)], 4, np.random.default_rng(0))
+    return add_one_screened(scorer, question).unit_TK
 
 
 def anew(scorer: Scorer, block: Block) -> Context:
@@ -293,35 +290,6 @@ def with_context(setting: Setting, long: int, short: int, stride: int) -> None:
     contest.report("the long window under a mask")
 
 
-def screened_overlap(setting: Setting, num_targets: int, far_states: Reading) -> None:
-    """Share of exact add_one's top 4 among the screened top 4, on targets with the largest gaps."""
-    scorer = Scorer(setting.fp32, CPU, far_states=far_states)
-    windows = Windows(LONG, SHORT)
-    found = [
-        context_losses(scorer, Document(tokens), Windows(LONG, SHORT, 8))
-        for tokens in setting.documents
-    ]
-    gaps = [(losses.loss_short - losses.loss_long).to_numpy() for losses in found]
-    threshold = np.quantile(np.concatenate(gaps), 0.9)
-    places = [
-        (tokens, int(target))
-        for tokens, losses, gap in zip(setting.documents, found, gaps, strict=True)
-        for target in losses.target[gap >= threshold]
-    ]
-    chosen = np.random.default_rng(0).permutation(len(places))[:num_targets]
-    overlap = []
-    for document, target in (places[index] for index in chosen):
-        block = next(iter(windows.blocks(document[target - LONG : target + 1])))
-        question = asked(scorer, block)
-        tops = [select(scorer, question).unit_TK[0] for select in (add_one, add_one_screened)]
-        overlap.append(len(np.intersect1d(*tops)) / 4)
-    draws = np.random.default_rng(0).choice(overlap, (2000, len(overlap))).mean(1)
-    low, high = np.percentile(draws, [2.5, 97.5])
-    said = f"{np.mean(overlap):.3f} [{low:.3f}, {high:.3f}] of add_one's top 4"
-    print(f"\nadd_one_screened, far tokens {far_states}: {said} ({len(overlap)} of the top 10% of "
-          "targets by gap)")  # fmt: skip
-
-
 def token_forwards() -> None:
     """Counted while a tiny model runs. A last layer that computes little still counts in full."""
     print("\nToken-forwards per (target, far token), a backward counted as two forwards\n")
@@ -407,7 +375,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(ROOT / "runs/quick"))
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--targets", type=int, default=100, help="for the screened overlap")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -418,12 +385,10 @@ def main() -> None:
     documents = [document for document in documents if len(document) >= LONG + SHORT + 8]
     config.model.vocab_size = shards.tokenizer.get_vocab_size()
     try:
-        loaded, trained = load_model(options.model, device="cpu").model, True
-        about = options.model
+        loaded, about = load_model(options.model, device="cpu").model, options.model
     except DataError:
         torch.manual_seed(0)
-        loaded, trained = build_model(config.model).eval(), False
-        about = "random weights: time is the same, overlap means nothing"
+        loaded, about = build_model(config.model).eval(), "random weights: time is the same"
     assert isinstance(loaded, PositionedOLMo)
     setting = Setting(
         config.model,
@@ -442,9 +407,6 @@ def main() -> None:
     shared_windows(setting)
     for windows in ((128, 32, 1), (96, 32, 32), (LONG, SHORT, SHORT)):
         with_context(setting, *windows)
-    if trained:
-        for far_states in get_args(Reading):
-            screened_overlap(setting, options.targets, far_states)
     token_forwards()
     against_longppl(setting)
     against_dense(setting)

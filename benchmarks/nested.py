@@ -1,6 +1,7 @@
 """Does `add_one_nested` find what `add_one` finds? Overlap of the first four, on real targets.
 
 python benchmarks/nested.py --model RUN --long 992 --short 32 [--text TEXT] [--targets 40]
+    [--far-states isolated]
 
 The targets are the ones of largest gap among the first that have a full long window, at most three
 of a document, in documents of the half that a measurement reports. Intervals are over documents.
@@ -10,11 +11,13 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import replace
+from typing import get_args
 
 import numpy as np
 import pandas as pd
 
 from analysis import Scorer, Windows, context_losses, load_model, open_documents, recover
+from analysis.scoring import Reading
 from analysis.statistics import half_of, interval, resample
 
 K, OF_DOCUMENT, MIN_GAP = 4, 3, 0.5
@@ -28,10 +31,11 @@ def main() -> None:
     parser.add_argument("--long", type=int, required=True)
     parser.add_argument("--short", type=int, required=True)
     parser.add_argument("--targets", type=int, default=40)
+    parser.add_argument("--far-states", choices=get_args(Reading), default="contextual")
     options = parser.parse_args()
     model = load_model(options.model)
     windows = Windows(options.long, options.short, stride=16)
-    scorer = Scorer(model.model)
+    scorer = Scorer(model.model, far_states=options.far_states)
     rows, costs, num_targets = [], [], 0
     for document in open_documents(options.text, model):
         if half_of(document.number) != "report" or len(document.tokens) <= windows.long:

@@ -3,8 +3,8 @@
 Trains the model of configs/quick.yaml at length 64, with RoPE alone and with RoPE + PoSE up to 256,
 on the same text in the same order, five seeds each; about half an hour on 2 cores. Interrupted, it
 goes on where it stopped. (Three seeds were planned: PoSE was ahead in all three, with an interval
-that held zero; two more were added then.) Writes docs/results/pose_pays.json, from which README
-quotes.
+that held zero; two more were added then.) Writes docs/results/pose_pays.json, from which
+docs/results.md quotes.
 
     python benchmarks/pose_pays.py
 """
@@ -12,12 +12,14 @@ quotes.
 from __future__ import annotations
 
 import json
-import math
 import sys
 from pathlib import Path
 
+import numpy as np
+
 from olmo_sparsity.config_file import load_config
 from olmo_sparsity.data.tokens import prepare
+from olmo_sparsity.theory.results import half_width
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.run_folder import read_metrics
 from olmo_sparsity.versions import provenance
@@ -25,7 +27,6 @@ from olmo_sparsity.versions import provenance
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs/results/pose_pays.json"
 SEEDS = (11, 12, 13, 14, 15)  # configs/quick.yaml was set up while looking at seed 1
-T_95_FOUR_DEGREES = 2.776
 
 SETTINGS = [
     "--model.max_sequence_length=256",
@@ -54,13 +55,6 @@ def heldout_losses(scheme: str, seed: int) -> list[dict]:
     return [row for row in rows if "heldout" in row][-1]["heldout"]
 
 
-def mean_and_interval(values: list[float]) -> tuple[float, float, float]:
-    mean = sum(values) / len(values)
-    variance = sum((value - mean) ** 2 for value in values) / (len(values) - 1)
-    half = T_95_FOUR_DEGREES * math.sqrt(variance / len(values))
-    return mean, mean - half, mean + half
-
-
 def main() -> None:
     losses = {scheme: {seed: heldout_losses(scheme, seed) for seed in SEEDS} for scheme in SCHEMES}
     ranges = [(row["from"], row["to"]) for row in losses["rope"][SEEDS[0]]]
@@ -72,7 +66,8 @@ def main() -> None:
         differences = [
             rope - pose for rope, pose in zip(by_scheme["rope"], by_scheme["pose"], strict=True)
         ]
-        mean, low, high = mean_and_interval(differences)
+        mean, half = float(np.mean(differences)), half_width(np.array(differences))
+        low, high = mean - half, mean + half
         table.append(
             {
                 "positions": [first, last],

@@ -29,6 +29,7 @@ from omegaconf import OmegaConf
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.files import remove_partial, write_atomically
 from olmo_sparsity.json_files import read_json, with_crc
+from olmo_sparsity.lock import locked
 from olmo_sparsity.model.load import device_name
 from olmo_sparsity.nested import differences
 from olmo_sparsity.progress import Progress
@@ -72,8 +73,9 @@ def run_settings(
             f"{num_left_out} pairs of test length and k are not tested: k does not fit the length"
         )
     _train_all(settings, todo, len(trials), device, folder)
-    rows, of_trials = _collect(folder)
-    write_results(folder, rows, {"command": command, "settings": fixed} | of_trials | made_by)
+    with locked(folder, waits=True):  # another shard may end at the same time, with fewer trials
+        rows, of_trials = _collect(folder)
+        write_results(folder, rows, {"command": command, "settings": fixed} | of_trials | made_by)
     return rows
 
 
@@ -154,15 +156,20 @@ def _train_all(
         earlier = (num_trials - len(todo)) * num_steps
         progress.resume_at(earlier)
         if settings.num_workers == 1 or len(todo) < 2:
-            for index, trial in enumerate(todo):
-                before = earlier + index * num_steps
+            num_threads = torch.get_num_threads()
+            torch.set_num_threads(1)  # as in a worker: sums of more threads round differently
+            try:
+                for index, trial in enumerate(todo):
+                    before = earlier + index * num_steps
 
-                def report(
-                    step: int, loss: float, trial: Trial = trial, before: int = before
-                ) -> None:
-                    progress.update(before + step, trial=trial.name, loss=f"{loss:.3f}")
+                    def report(
+                        step: int, loss: float, trial: Trial = trial, before: int = before
+                    ) -> None:
+                        progress.update(before + step, trial=trial.name, loss=f"{loss:.3f}")
 
-                progress.note(run_trial(settings, trial, device, folder, report))
+                    progress.note(run_trial(settings, trial, device, folder, report))
+            finally:
+                torch.set_num_threads(num_threads)
             return
         # Not forked: a child would inherit PyTorch's threads in an undefined state.
         context = multiprocessing.get_context("spawn")

@@ -26,7 +26,7 @@ from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.tasks.addition import Addition
 from olmo_sparsity.tasks.end_token import EndToken
 from olmo_sparsity.tasks.needle import Needle
-from olmo_sparsity.tasks.samples import Samples, Task
+from olmo_sparsity.tasks.samples import Ks, Samples, Task
 from olmo_sparsity.tasks.schemes import (
     CHUNKED,
     COUPLED,
@@ -70,8 +70,8 @@ class StepSettings:
     """Number of lengths drawn for each batch, whose shorter samples are padded. 1 costs a quarter
     less CPU, and learns less per step."""
 
-    max_grad_norm: float = 1.0
-    grow_k_steps: int = 0
+    max_grad_norm: float = number(1.0, 1e-12, 1e12)
+    grow_k_steps: int = number(0, 0)
     """Number of steps over which the largest k grows from 2 to train_k. Not in the paper. 0: all k
     from the start."""
 
@@ -116,7 +116,7 @@ class ExperimentSettings:
 
 MAY_CHANGE = ("output", "schemes", "seeds", "train_ks", "num_workers", "device")
 """Settings that may differ between two starts of one experiment: they select its trials, or where
-they run, without changing any."""
+they run."""
 
 
 def load_settings(path: str | Path, overrides: list[str]) -> ExperimentSettings:
@@ -233,6 +233,8 @@ def _refuse_unused(settings: ExperimentSettings, origin: str) -> None:
             f"it means {', '.join(POSE)} with several chunks, cut anywhere"),
         "training.grow_k_steps": (has_k, "train_ks is empty"),
         "model.vocab_size": (False, "the task decides it"),
+        "model.embedding_size": (False, "the task decides it"),
+        "model.max_sequence_length": (False, "the longest test and positions.num_ids decide it"),
         "model.rope": (False, "the scheme decides it"),
         "model.alibi": (False, "the scheme decides it"),
     }.items():  # fmt: skip
@@ -311,19 +313,28 @@ def _draw_once(settings: ExperimentSettings, task: Task, test_task: Task) -> Non
                     f"sample, of length {max(at)}; lower k or raise the length"
                 )
     for length in (lengths[0], lengths[-1]):
-        _draw(task, "train_lengths", length, None)
+        # With train_ks, training draws a k for each sample.
+        k_B = np.ones(_NUM_DRAWN, dtype=int) if settings.train_ks else None
+        samples = _draw(task, "train_lengths", length, k_B)
+    if settings.positions.aligned_cuts and samples.unit == 1:
+        raise ConfigError(
+            "positions.aligned_cuts=True is set, but this task's units are single tokens; remove it"
+        )
     for length, test_k in tests(settings, test_task):
         _draw(test_task, "test_lengths", length, test_k)
 
 
-def _draw(task: Task, field_names: str, length: int, k: int | None) -> Samples:
+_NUM_DRAWN = 4
+
+
+def _draw(task: Task, field_names: str, length: int, k: Ks) -> Samples:
     if length < 1 or length % task.length_step:
         raise ConfigError(
             f"{field_names}: {length} is no length of this task, which are multiples of "
             f"{task.length_step}"
         )
     try:
-        samples = task.sample(np.random.default_rng(0), 4, length, k)
+        samples = task.sample(np.random.default_rng(0), _NUM_DRAWN, length, k)
     except ConfigError as error:
         raise ConfigError(f"{field_names}: {error}") from None
     _check_samples(task, samples, length)

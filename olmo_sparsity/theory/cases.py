@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-import numpy as np
-
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.theory.planted import (
     Planted,
@@ -75,8 +73,6 @@ def build_planted(config: TheoryConfig, case: CaseConfig) -> Planted:
         raise ConfigError(f"setting order plants pairs: num_places={k} must be 2")
     vocabulary = order_tokens() if setting.task == "order" else parity_tokens(k)
     background = marker_background(case.marker_rate)
-    if case.background is not None:
-        background = np.array(case.background, dtype=float)
     return Planted(law, *vocabulary, background, coupled=setting.coupled)
 
 

@@ -73,8 +73,8 @@ def _figure(summaries: list[Summary], meta: dict[str, Any]) -> Figure:
     longer = _pick(attention, setting="local", objective="mixture")
     attention = _pick(attention, train_length=L)
     main = [s for s in attention if s.setting in ("local", "nonlocal", "coupled")]
-    minimax = attention if _pick(attention, objective="minimax") else []
-    wide_keys = attention if _pick(attention, setting="local_wide_keys") else []
+    objectives = [s for s in attention if s.objective == "minimax" or s.setting == "drifting"]
+    keys = [s for s in attention if s.setting.endswith("_keys")]
     if not any(s.train_length != L for s in longer):
         longer = []
     rows: list[list[Panel]] = [
@@ -83,8 +83,8 @@ def _figure(summaries: list[Summary], meta: dict[str, Any]) -> Figure:
             ("how fast risk grows", _draw_growth, attention + worst if worst else []),
         ],
         [
-            ("(d) mixture against minimax (dashed)", _draw_objectives, minimax),
-            ("which part of locality matters, k = 2", _draw_locality, wide_keys),
+            ("(d) mixture against minimax (dashed)", _draw_objectives, objectives and attention),
+            ("which part of locality matters, k = 2", _draw_locality, keys and attention),
             ("label = order of an adjacent pair", _draw_order, _pick(attention, setting="order")),
             (f"L itself: growth to {meta['test_multiples'][-1]}L", _draw_training_length, longer),
         ],
@@ -94,7 +94,8 @@ def _figure(summaries: list[Summary], meta: dict[str, Any]) -> Figure:
         ],
     ]
     rows = [shown for row in rows if (shown := [panel for panel in row if panel[2]])]
-    columns = max(len(row) for row in rows)
+    rows = rows or [[]]  # no case has a panel: the tables have its numbers
+    columns = max(1, *(len(row) for row in rows))
     figure = Figure(figsize=(4.3 * columns, 4.1 * len(rows)))
     axes = figure.subplots(len(rows), columns, squeeze=False)
     for axis in axes.flat:

@@ -89,7 +89,8 @@ _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.2
 
 @dataclass
 class Summary(Case):
-    """A case at one length: mean over seeds with its 95% interval (Student's t over seeds)."""
+    """A case at one length: mean over seeds with its 95% interval (Student's t over seeds). Of a
+    worst_case: the starting point whose risk grows fastest."""
 
     length: int
     num_seeds: int
@@ -107,6 +108,13 @@ class Summary(Case):
     refusal: str
 
 
+def half_width(values_N: np.ndarray) -> float:
+    """Of the 95% interval of their mean."""
+    freedom = len(values_N) - 1
+    factor = _T[freedom - 1] if freedom <= len(_T) else 1.96
+    return float(factor * values_N.std(ddof=1) / math.sqrt(len(values_N)))
+
+
 def summarise(rows: list[Row]) -> list[Summary]:
     groups: dict[tuple, list[Row]] = {}
     for row in rows:
@@ -119,11 +127,12 @@ def _case_of(item: Case) -> tuple:
 
 
 def _summarise(group: list[Row]) -> Summary:
+    if group[0].model == "worst_case":
+        group = [max(group, key=lambda row: row.risk / row.delta_worst)]
     first = group[0]
     risks = np.array([row.risk for row in group])
     if len(group) > 1:
-        factor = _T[len(group) - 2] if len(group) - 2 < len(_T) else 1.96
-        half = factor * risks.std(ddof=1) / math.sqrt(len(group))
+        half = half_width(risks)
         low, high = risks.mean() - half, risks.mean() + half
     else:  # With one seed, only its measurement interval is known.
         low, high = first.low, first.high

@@ -6,7 +6,8 @@ anything is computed.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
@@ -54,9 +55,6 @@ class CaseConfig:
     train_length: int | None = number(None, 1)
     """L of this case; None: that of the run."""
 
-    background: list[float] | None = None
-    """The background distribution over (blank, marker, marker), instead of marker_rate."""
-
 
 @dataclass
 class BridgeConfig:
@@ -77,12 +75,12 @@ class BridgeConfig:
     num_strings: int = number(512, 1)
     """Strings measured per length."""
 
-    seeds: list[int] = field(default_factory=lambda: [0])
+    seeds: list[int] = field(default_factory=lambda: [0], metadata=within(0))
     schemes: list[str] = field(default_factory=lambda: ["rope", "pose"])
     """rope: plain position IDs; pose: spread in training up to those of the longest test."""
 
     cases: list[CaseConfig] = field(default_factory=list)
-    """Empty: no bridge."""
+    """Only setting, num_places and marker_rate apply. Empty: no bridge."""
 
 
 @dataclass
@@ -93,7 +91,9 @@ class WorstCaseConfig:
     seeds: list[int] = field(default_factory=list, metadata=within(0))
     """Seeds of the starting points. Empty: no search."""
 
-    train_length: int = number(8, 8)
+    train_length: int = number(8, 8, 27)
+    """Beyond, the exact risk of pairs within L/4 has too many states."""
+
     marker_rate: float = 0.0
     num_steps: int = number(40, 1)
     learning_rate: float = 0.25
@@ -143,25 +143,32 @@ def _check(config: TheoryConfig, origin: str) -> None:
         if not holds:
             raise ConfigError(f"{origin}: {message}")
 
+    for name in ("seeds", "test_multiples", "bridge.seeds", "bridge.schemes", "worst_case.seeds"):
+        values = attrgetter(name)(config)
+        require(bool(values) or name == "worst_case.seeds", f"{name} is empty; list at least one")
+        require(len(set(values)) == len(values), f"{name}={values} holds one value twice")
     schemes = config.bridge.schemes
-    require(
-        bool(schemes) and set(schemes) <= {"rope", "pose"},
-        f"bridge.schemes={schemes} must be among rope, pose",
-    )
+    require(set(schemes) <= {"rope", "pose"}, f"bridge.schemes={schemes} must be among rope, pose")
     require(bool(config.cases), "cases is empty; list at least one {setting, num_places}")
-    require(bool(config.seeds), "seeds is empty; an interval needs at least two")
-    require(
-        len(set(config.seeds)) == len(config.seeds), f"seeds={config.seeds} holds one seed twice"
-    )
-    require(bool(config.test_multiples), "test_multiples is empty; list at least one")
-    for index, case in enumerate([*config.cases, *config.bridge.cases]):
-        longest = case.train_length if case.train_length is not None else config.train_length
-        require(longest >= 1, f"cases[{index}].train_length={longest} must be at least 1")
-        shortest = (longest + 1) // 2
-        for name in ("num_places", "attention_places"):
-            k = getattr(case, name)
+    for index, case in enumerate(config.bridge.cases):
+        for name in ("attention_places", "objective", "train_length"):
+            value = getattr(case, name)
             require(
-                k is None or 1 <= k <= shortest,
-                f"cases[{index}].{name}={k} must lie between 1 and the shortest training length "
-                f"L/2={shortest}; raise train_length or lower it",
+                value == getattr(CaseConfig(), name),
+                f"bridge.cases[{index}].{name}={value} has no effect on a transformer; remove it",
             )
+    for where, cases in (("cases", config.cases), ("bridge.cases", config.bridge.cases)):
+        known: list[CaseConfig] = []
+        for index, case in enumerate(cases):
+            longest = case.train_length or config.train_length
+            shortest = (longest + 1) // 2
+            for name in ("num_places", "attention_places"):
+                k = getattr(case, name)
+                require(
+                    k is None or 1 <= k <= shortest,
+                    f"{where}[{index}].{name}={k} must lie between 1 and the shortest training "
+                    f"length L/2={shortest}; raise train_length or lower it",
+                )
+            places = case.attention_places or case.num_places
+            known.append(replace(case, train_length=longest, attention_places=places))
+            require(known[-1] not in known[:-1], f"{where}[{index}] is there twice; remove one")
