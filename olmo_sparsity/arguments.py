@@ -114,7 +114,8 @@ def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
             "expression/, or tokens FIRST:END; may be given several times")  # fmt: skip
     sub.add("--planted", action="store_true", help="ground truth: plant a far dependency into each "
             "document")  # fmt: skip
-    sub.add("--min-gap", type=float, default=0.1, help="least gap of a target, nats (%(default)s)")
+    sub.add("--min-gap", type=float, default=0.1, help="nats: targets with a smaller gap are "
+            "not chosen (%(default)s); of `all` and of given targets none is left out")  # fmt: skip
     sub.add("--sets", default="gap,kl,recurs,new", help="target sets: by their gap, by the change "
             "of the prediction, by the text alone (%(default)s); `gap` alone costs a "
             "quarter")  # fmt: skip

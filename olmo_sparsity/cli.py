@@ -208,8 +208,6 @@ def measure(options: argparse.Namespace) -> int:
     given = Path(options.targets).is_dir()
     if (given or options.at) and options.planted:
         raise ConfigError("--planted has its own targets; leave --targets and --at out")
-    if options.at and options.targets != "top10%":
-        raise ConfigError("--at names the targets; leave --targets out")
     at = [parse_at(words) for words in options.at or ()]
     settings = Settings(
         Windows(options.long, options.short, options.stride),

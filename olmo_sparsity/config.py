@@ -231,7 +231,7 @@ class EvaluationConfig:
     """None: only after the last step."""
 
     length: int | None = number(None, 2, 10**9)
-    """Tokens of a held-out sequence (contiguous IDs); None: the largest position ID trained."""
+    """Tokens of a held-out sequence (contiguous IDs); None: twice the positions trained."""
 
     num_sequences: int = number(256, 1, 10**9)
     batch_size: int = number(32, 1)

@@ -65,7 +65,10 @@ def translate(given: dict[str, Any], origin: str) -> dict[str, Any]:
             raise ConfigError(f"{origin}: {name}={value} must be {len(ours)} numbers")
         for key, item in zip(ours, values, strict=True):
             if _has(given, key.split(".")):
-                raise ConfigError(f"{origin}: {name} and {key} are the same; leave one of them out")
+                raise ConfigError(
+                    f"{origin}: {name} and {key} are the same; leave one of them out, "
+                    f"or write --{key}=… on the command line"
+                )
             _put(given, key.split("."), item)
     return given
 

@@ -47,7 +47,7 @@ from olmo_sparsity.json_files import read_json
 from olmo_sparsity.launch import read_launch
 from olmo_sparsity.lock import locked
 from olmo_sparsity.progress import say
-from olmo_sparsity.sweep import as_name, expand
+from olmo_sparsity.sweep import as_name, as_text, expand, is_named
 
 
 @dataclass
@@ -107,14 +107,15 @@ class Experiment(Job):
                 command = self.commands[number]
                 say(f"{self.name}: {command}")
                 try:
-                    code = run_process(words_of(command), own_environment())
+                    code, stopped = run_process(words_of(command), own_environment())
                 except FileNotFoundError:
                     raise ConfigError(f"'{command.split()[0]}' is not here; install it") from None
-                if code == EXIT_STOPPED:
-                    return code
+                if code == 0:
+                    write_atomically(self.record, json.dumps(self.commands[: number + 1], indent=1))
+                if stopped:
+                    return EXIT_STOPPED
                 if code != 0:
                     raise UserError(f"`{command}` ended with exit code {code}")
-                write_atomically(self.record, json.dumps(self.commands[: number + 1], indent=1))
             if missing := self.missing():
                 raise UserError(f"{self.name} did not make {', '.join(missing)}")
         return 0
@@ -209,10 +210,10 @@ def _choices(path: str, name: str, axis: str, values: Any) -> list[dict[str, str
         sweep = os.path.relpath(Path(path).parent / values)
         return [{axis: run.name} for run in expand(sweep, [])]
     if isinstance(values, list) and values:
-        return [{axis: str(value)} for value in values]
-    if isinstance(values, dict) and all(isinstance(keys, dict) for keys in values.values()):
+        return [{axis: as_text(value)} for value in values]
+    if is_named(values):
         return [
-            {axis: str(label), **{key: str(value) for key, value in keys.items()}}
+            {axis: str(label), **{key: as_text(value) for key, value in keys.items()}}
             for label, keys in values.items()
         ]
     raise ConfigError(

@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -69,7 +70,11 @@ def _remove(path: Path) -> None:
 def age_s(path: Path) -> float:
     """By the clock of the disk, as machines may differ. 0 if the file is gone."""
     try:
-        return _stat_of_new(path).st_mtime - path.stat().st_mtime
+        now = _stat_of_new(path).st_mtime
+    except OSError:  # read-only
+        now = time.time()
+    try:
+        return now - path.stat().st_mtime
     except FileNotFoundError:
         return 0.0
 

@@ -115,8 +115,8 @@ def run_here(path: str, overrides: list[str], jobs: Sequence[Job]) -> int:
             continue
         say(f"{job.name}: {job.text}")
         words = ["sweep", path, f"--only={number}", *overrides]
-        code = run_process([sys.executable, "-m", "olmo_sparsity.cli", *words])
-        if code == EXIT_STOPPED:
+        code, stopped = run_process([sys.executable, "-m", "olmo_sparsity.cli", *words])
+        if stopped:
             return EXIT_STOPPED
         if code != 0:
             failed.append(job.name)
@@ -130,24 +130,33 @@ def unfinished_needs(job: Job, jobs: Sequence[Job]) -> list[str]:
     return [other.name for other in jobs if other.name in job.needs if not other.is_done()]
 
 
-def run_process(command: Sequence[str], environment: dict[str, str] | None = None) -> int:
-    """Run a command and return its exit code, or EXIT_STOPPED if a signal was passed on to it."""
-    signals: list[int] = []
-    # In its own process group, or Ctrl-C would reach it twice, and the second kills it.
-    with subprocess.Popen(command, process_group=0, env=environment) as child:
+def run_process(
+    command: Sequence[str], environment: dict[str, str] | None = None
+) -> tuple[int, bool]:
+    """Run a command. Returns its exit code, and whether it or this process got a signal to stop: it
+    may have ended well all the same."""
+    child: subprocess.Popen | None = None
+    signals, early = [], []
 
-        def pass_on(number: int, _: object) -> None:
-            signals.append(number)
+    def pass_on(number: int, _: object) -> None:
+        signals.append(number)
+        if child is None:
+            early.append(number)
+        else:
             child.send_signal(number)
 
-        names = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
-        before = {name: signal.signal(name, pass_on) for name in names}
-        try:
-            code = child.wait()
-        finally:
-            for name, handler in before.items():
-                signal.signal(name, handler)
-    return EXIT_STOPPED if signals and code != 0 else code
+    names = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+    before = {name: signal.signal(name, pass_on) for name in names}
+    try:
+        # In its own process group, or Ctrl-C would reach it twice, and the second kills it.
+        child = subprocess.Popen(command, process_group=0, env=environment)
+        for number in early:
+            child.send_signal(number)
+        code = child.wait()
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+    return code, bool(signals) or code == EXIT_STOPPED
 
 
 def submit(path: str, overrides: list[str], jobs: Sequence[Job], flags: str) -> int:

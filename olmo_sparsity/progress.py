@@ -50,14 +50,15 @@ class Progress:
         of_total = f"/{self.total:,}" if self.total else ""
         parts = [self.title, f"{done:,}{of_total} {self.unit}"]
         parts += [f"{name.replace('_', ' ')} {value}" for name, value in values.items()]
+        left = ""
         if rate > 0:
             parts.append(f"{rate:,{'.3g' if rate < 1e3 else '.0f'}} {self.unit}/s")
             if self.total and done < self.total:
-                parts.append(f"{format_duration((self.total - done) / rate)} left")
+                left = f" · {format_duration((self.total - done) / rate)} left"
         self.text = printable(" · ".join(parts))
         if now - self.shown_at >= self.pause_s:
             self.shown_at = now
-            self._show(self.text)
+            self._show(self.text + left)
 
     def note(self, message: str) -> None:
         """Print a line that stays."""
@@ -83,7 +84,7 @@ class Progress:
         if self.enabled and self.text:
             took = format_duration(time.perf_counter() - self.started)
             state = "stopped" if kind else "done"
-            print(f"{self.text.split(' left')[0]} · {state} in {took}", file=sys.stderr, flush=True)
+            print(f"{self.text} · {state} in {took}", file=sys.stderr, flush=True)
 
 
 def say(message: str) -> None:

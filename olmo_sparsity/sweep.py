@@ -87,15 +87,24 @@ def expand(path: str, overrides: list[str]) -> list[Run]:
 def _choices(path: str, axis: str, values: Any) -> list[tuple[str, list[str]]]:
     """The choices of one axis: for each, its part of the run's name, and its overrides."""
     if isinstance(values, list) and values:
-        leaf, texts = axis.rsplit(".", 1)[-1], [_text(value) for value in values]
+        leaf, texts = axis.rsplit(".", 1)[-1], [as_text(value) for value in values]
         return [(leaf + text if len(texts) > 1 else "", [f"--{axis}={text}"]) for text in texts]
-    if isinstance(values, dict) and all(isinstance(keys, dict) for keys in values.values()):
+    if is_named(values):
         return [
-            (str(label), [f"--{key}={_text(value)}" for key, value in keys.items()])
+            (str(label), [f"--{key}={as_text(value)}" for key, value in keys.items()])
             for label, keys in values.items()
         ]
     raise ConfigError(
         f"{path}: grid.{axis} must be a list of values, or names each with `key: value` pairs"
+    )
+
+
+def is_named(values: Any) -> bool:
+    """Whether they are names, each with `key: value` pairs."""
+    return (
+        isinstance(values, dict)
+        and len(values) > 0
+        and all(isinstance(keys, dict) for keys in values.values())
     )
 
 
@@ -107,5 +116,5 @@ def _name_axes(word: str, labels: dict[str, str]) -> str:
     return re.sub(r"\{([^{}]+)\}", lambda match: labels.get(match[1], match[0]), word)
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)

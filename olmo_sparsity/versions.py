@@ -42,7 +42,8 @@ def versions() -> dict[str, str | None]:
 
 def code_version(folder: Path = Path(__file__).parents[1]) -> str | None:
     """The commit of the running code, marked -dirty if it has uncommitted changes outside docs/,
-    which results are written to."""
+    which results are written to; None if the folder is no clone: a repository around it is another.
+    """
 
     def git(*words: str) -> str:
         done = subprocess.run(
@@ -51,6 +52,8 @@ def code_version(folder: Path = Path(__file__).parents[1]) -> str | None:
         return done.stdout.strip()
 
     try:
+        if not folder.samefile(git("rev-parse", "--show-toplevel")):
+            return None
         commit = git("describe", "--always", "--abbrev=40")
         changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
     except (OSError, subprocess.CalledProcessError):

@@ -16,37 +16,39 @@ T = TypeVar("T")
 
 def in_background(items: Generator[T, None, None], depth: int) -> Generator[T, None, None]:
     """The same items, prepared by a thread, with at most `depth` of them waiting."""
-    ready: queue.Queue[Any] = queue.Queue(depth)
-    stopped = threading.Event()
+    # Both queues are written in C: Ctrl-C within the lock of a `queue.Queue` leaves it locked, and
+    # the thread would wait for it for ever.
+    ready: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    room: queue.SimpleQueue[None] = queue.SimpleQueue()
+    stopped = False
     end = object()
-
-    def put(item: Any) -> bool:
-        while not stopped.is_set():
-            with contextlib.suppress(queue.Full):
-                ready.put(item, timeout=0.1)
-                return True
-        return False
 
     def work() -> None:
         try:
             with contextlib.closing(items):
                 for item in items:
-                    if not put((item, None)):
+                    room.get()
+                    if stopped:
                         return
-            put((end, None))
+                    ready.put((item, None))
+            ready.put((end, None))
         except BaseException as error:
-            put((end, error))
+            ready.put((end, error))
 
+    for _ in range(depth):
+        room.put(None)
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     try:
         while True:
             item, error = ready.get()
+            room.put(None)
             if error is not None:
                 raise error
             if item is end:
                 return
             yield item
     finally:
-        stopped.set()
+        stopped = True
+        room.put(None)
         thread.join()

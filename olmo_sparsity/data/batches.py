@@ -179,6 +179,17 @@ def epoch_order(num_sequences: int, seed: int, epoch: int) -> np.ndarray:
     return order
 
 
+def heldout_sequences(shards: TokenShards, length: int) -> Sequences:
+    sequences = Sequences(shards, length)
+    if len(sequences) == 0:
+        raise DataError(
+            f"{shards.paths[0].parent}: no file of the held-out text holds one evaluation sequence "
+            f"of {length:,} tokens; prepare more text, or lower evaluation.length or "
+            "training.length"
+        )
+    return sequences
+
+
 def heldout_batches(
     shards: TokenShards,
     *,
@@ -188,13 +199,7 @@ def heldout_batches(
     mask_documents: bool = False,
 ) -> Iterator[Batch]:
     """Held-out text from its start, cut into sequences of `length`, with contiguous IDs."""
-    sequences = Sequences(shards, length)
-    if len(sequences) == 0:
-        raise DataError(
-            f"{shards.paths[0].parent}: the held-out text has {shards.num_tokens:,} tokens, less "
-            f"than one evaluation sequence of {length}; prepare more text or lower "
-            "evaluation.length"
-        )
+    sequences = heldout_sequences(shards, length)
     count = min(num_sequences, len(sequences))
     for start in range(0, count, batch_size):
         rows = range(start, min(start + batch_size, count))

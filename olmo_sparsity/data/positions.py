@@ -37,17 +37,8 @@ def randomized(generator: np.random.Generator, length: int, target: int) -> np.n
 def pose(
     generator: np.random.Generator, length: int, target: int, *, num_chunks: int = 2
 ) -> np.ndarray:
-    """Positional skip-wise training (PoSE, Zhu et al. 2023): C runs of consecutive IDs below T.
-
-    The published sampler: the first chunk starts at 0. Each but the last is U{1 ... (L+1)//C} long,
-    and each total skip is uniform between that of the chunk before and T-L.
-    """
-    longest = max(1, (length + 1) // num_chunks)
-    cuts = np.cumsum(generator.integers(1, longest + 1, size=num_chunks - 1))
-    total_skips = np.zeros(num_chunks, dtype=np.int64)
-    for chunk in range(1, num_chunks):
-        total_skips[chunk] = generator.integers(total_skips[chunk - 1], target - length + 1)
-    return np.arange(length) + total_skips[np.searchsorted(cuts, np.arange(length), side="right")]
+    """Positional skip-wise training (PoSE, Zhu et al. 2023): C runs of consecutive IDs below T."""
+    return pose_batch(generator, 1, length, target, num_chunks=num_chunks)[0]
 
 
 # --- batches, for tasks that draw millions of short sequences -------------------------------------
@@ -94,7 +85,11 @@ def pose_batch(
     *,
     num_chunks: int,
 ) -> np.ndarray:
-    """`pose` for B sequences: positions_BL."""
+    """`pose` for B sequences: positions_BL.
+
+    The published sampler: the first chunk starts at 0. Each but the last is U{1 ... (L+1)//C} long,
+    and each total skip is uniform between that of the chunk before and T-L.
+    """
     longest = max(1, (length + 1) // num_chunks)
     cuts_BC = generator.integers(1, longest + 1, (num_sequences, num_chunks - 1)).cumsum(1)
     skips_BC = np.zeros((num_sequences, num_chunks), dtype=np.int64)

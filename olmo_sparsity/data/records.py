@@ -76,7 +76,7 @@ def parse_line(line: bytes, path: Path, number: int, field: str) -> Document | B
     if len(line) > LARGEST_DOCUMENT:
         return BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", f"{path}:{number}")
     try:
-        row = json.loads(line.decode())
+        row = json.loads(line.removeprefix(codecs.BOM_UTF8).decode())
     except UnicodeDecodeError:
         return BadRecord("wrong encoding", f"{path}:{number}")
     except (ValueError, RecursionError):
@@ -147,7 +147,7 @@ def read_text(path: Path, split_at: SplitAt = "whole") -> Iterator[Document | Ba
 
 def _read_json(path: Path, field: str) -> Iterator[Record]:
     """One object per line, or a file that is one object or a list of objects."""
-    head = next(read_lines(path), b"").strip()
+    head = next(read_lines(path), b"").removeprefix(codecs.BOM_UTF8).strip()
     if not head.startswith(b"[") and head != b"{":
         for number, line in enumerate(read_lines(path), start=1):
             yield parse_line(line, path, number, field)

@@ -10,9 +10,7 @@ and writes the next shard from its start.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
-import os
 from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -47,6 +45,8 @@ from olmo_sparsity.data.tokenizer import (
 )
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.files import sync, write_atomically
+from olmo_sparsity.launch import read_launch
+from olmo_sparsity.lock import LOCK, locked
 from olmo_sparsity.nested import differences
 from olmo_sparsity.progress import Progress
 
@@ -77,9 +77,14 @@ def prepare(data: DataConfig) -> Manifest:
     """Fill `data.folder`, or resume filling it, or find it finished."""
     if data.train_files is not None:
         raise ConfigError("data.train_files names token files: there is nothing to prepare")
+    if read_launch().world_size > 1:
+        raise ConfigError("prepare is one process on all cores; start it as one task")
     folder = Path(data.folder)
     folder.mkdir(parents=True, exist_ok=True)
-    with _only_one_writer(folder), Progress("prepare", total=None, unit="tokens") as progress:
+    # A finished folder may be read-only: it is somebody else's, perhaps.
+    is_finished = (folder / "manifest.json").exists() and Manifest.load(folder).complete
+    lock = contextlib.nullcontext() if is_finished else locked(folder)
+    with lock, Progress("prepare", total=None, unit="tokens") as progress:
         manifest = _begin_or_resume(data, folder)
         if manifest.complete:
             manifest.tally.check(data.corpus.max_bad_share)
@@ -102,26 +107,10 @@ def _describe(manifest: Manifest) -> str:
     return "; ".join(parts)
 
 
-@contextlib.contextmanager
-def _only_one_writer(folder: Path) -> Iterator[None]:
-    """A lock that disappears with its process."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise DataError(f"another `prepare` is writing {folder}; wait for it") from None
-        except OSError:
-            pass  # Some network file systems cannot lock.
-        yield
-    finally:
-        os.close(handle)
-
-
 def _begin_or_resume(data: DataConfig, folder: Path) -> Manifest:
     settings = _decisive_settings(data)
     names = sorted(path.name for path in folder.iterdir() if path.suffix != ".tmp")
-    names = [name for name in names if not name.startswith(".")]
+    names = [name for name in names if name != LOCK and not name.startswith(".")]
     if "manifest.json" not in names:
         if names:
             raise DataError(

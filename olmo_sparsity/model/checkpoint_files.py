@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import io
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import torch
@@ -111,9 +111,12 @@ def list_checkpoints(run_folder: str | Path) -> list[Path]:
     return [path for _, path in sorted(numbered, reverse=True)]
 
 
-def latest_checkpoint(run_folder: str | Path, only: Collection[str] | None = None) -> Path | None:
-    """The newest intact one, as verified by its manifest."""
-    return next((p for p in list_checkpoints(run_folder) if verify_manifest(p, only) is None), None)
+def verified_checkpoints(
+    run_folder: str | Path, only: Collection[str] | None = None
+) -> Iterator[tuple[Path, str | None]]:
+    """Newest first, each with what its manifest shows to be wrong; None if it is intact."""
+    for folder in list_checkpoints(run_folder):
+        yield folder, verify_manifest(folder, only)
 
 
 def fingerprint(paths: Collection[Path]) -> str:

@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 Projected = tuple[Tensor, Tensor, Tensor]
 """q_BLHK, k_BLHK and v_BLHK of one layer, rotated."""
 
-KeysAndValues = tuple[Tensor, Tensor]
-
 FarLayer = tuple[Tensor, Tensor, Tensor | None, bool]
 """Keys, values and bias_BF of far places in one layer, and whether rows share them uncopied."""
 
@@ -109,7 +107,7 @@ def far_states(model: PositionedOLMo, tokens_BL: Tensor, positions_BL: Tensor) -
     x_BLD = _embed(model, tokens_BL)
     turns = _turns(positions_BL, config, x_BLD.dtype) if config.rope else None
     bias = alibi_bias(positions_BL, config, num_queries=length) if config.alibi else None
-    layers: list[KeysAndValues] = []
+    layers: list[tuple[Tensor, Tensor]] = []
     for block in model.blocks:
         q, k, v = _project(block, x_BLD, turns)
         layers.append((k, v))

@@ -29,9 +29,8 @@ from olmo_sparsity.model.checkpoint_files import (
     WEIGHTS,
     fingerprint,
     fingerprint_weights,
-    latest_checkpoint,
-    list_checkpoints,
     load_weights,
+    verified_checkpoints,
 )
 from olmo_sparsity.model.compatibility import PositionLimit
 from olmo_sparsity.model.huggingface import HuggingFaceLM, gpt_neox_config
@@ -86,17 +85,14 @@ class LoadedModel:
     tokenizer: Tokenizer | None
     name: str
     num_parameters: int
-    max_positions: int | None
-    """One more than the largest supported position ID; None if unknown."""
+    limit: PositionLimit | None
+    """None if unknown."""
 
     weights_sha256: str | None
     """Fingerprint of the files; None for a model in memory."""
 
     trained: dict[str, Any] = field(default_factory=dict)
     """How a checkpoint of ours was trained: steps, position scheme, lengths, seed, init_from."""
-
-    limited_by: str = ""
-    """The cause of max_positions."""
 
     find_transformers_tokenizer: Callable[[], Any | None] = field(default=lambda: None, repr=False)
 
@@ -135,14 +131,19 @@ class LoadedModel:
         return self.weights_sha256 or fingerprint_weights(self.model)
 
     @property
+    def max_positions(self) -> int | None:
+        """One more than the largest supported position ID; None if unknown."""
+        return self.limit.num_positions if self.limit else None
+
+    @property
     def device(self) -> torch.device:
         """Device of the inputs."""
         return self.model.device
 
     def check_positions(self, num_positions: int) -> None:
         """Refuse more positions than the model supports, with the cause."""
-        if self.max_positions is not None:
-            PositionLimit(self.max_positions, self.limited_by).check(num_positions, self.name)
+        if self.limit is not None:
+            self.limit.check(num_positions, self.name)
 
 
 def device_name(device: torch.device) -> str:
@@ -232,10 +233,11 @@ def _wrap_transformers(model: Any) -> HuggingFaceLM:
 
 
 def _with_room_for_tokens(loaded: LoadedModel) -> LoadedModel:
-    size = loaded.tokenizer.get_vocab_size() if loaded.tokenizer is not None else 0
-    if size > loaded.model.vocab_size:
+    vocabulary = {} if loaded.tokenizer is None else loaded.tokenizer.get_vocab()
+    largest = max(vocabulary.values(), default=-1)  # some vocabularies have gaps
+    if largest >= loaded.model.vocab_size:
         raise ConfigError(
-            f"'{loaded.name}': its tokenizer has {size} tokens, its embedding only "
+            f"'{loaded.name}': its tokenizer has IDs up to {largest}, its embedding only "
             f"{loaded.model.vocab_size} rows; give the tokenizer it was trained with"
         )
     return loaded
@@ -252,7 +254,11 @@ def find_folder(path_or_hub_name: str) -> Path:
         if re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", path_or_hub_name):
             return _download(path_or_hub_name)
         raise DataError(f"'{path}' does not exist; give a run, a checkpoint or a model folder")
-    if is_hugging_face(path) or (path / MANIFEST).is_file():
+    if is_hugging_face(path):
+        return path
+    if (path / MANIFEST).is_file():
+        if problem := verify_manifest(path, READ_BY_ANALYSIS):
+            raise DataError(f"checkpoint '{path}': {problem}; use another one of its run")
         return path
     if (path / "checkpoints").is_dir():
         return _latest_or_fail(path)
@@ -264,24 +270,19 @@ def find_folder(path_or_hub_name: str) -> Path:
 
 
 def _latest_or_fail(run_folder: Path) -> Path:
-    checkpoints = list_checkpoints(run_folder)
-    if not checkpoints:
-        raise DataError(f"'{run_folder / 'checkpoints'}' holds no step* folder; train first")
-    latest = latest_checkpoint(run_folder, READ_BY_ANALYSIS)
-    newest = checkpoints[0]
-    if latest == newest:
-        return latest
-    problem = f"{newest}: {verify_manifest(newest, READ_BY_ANALYSIS)}"
-    if latest is None:
-        raise DataError(f"no checkpoint of '{run_folder}' is intact; the latest, {problem}")
-    say(f"{problem}; reading {latest.name} instead")
-    return latest
+    newest = ""
+    for folder, problem in verified_checkpoints(run_folder, READ_BY_ANALYSIS):
+        if problem is None:
+            if newest:
+                say(f"{newest}; reading {folder.name} instead")
+            return folder
+        newest = newest or f"{folder}: {problem}"
+    if newest:
+        raise DataError(f"no checkpoint of '{run_folder}' is intact; the latest, {newest}")
+    raise DataError(f"'{run_folder / 'checkpoints'}' holds no step* folder; train first")
 
 
 def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> LoadedModel:
-    problem = verify_manifest(folder, READ_BY_ANALYSIS)
-    if problem is not None:
-        raise DataError(f"checkpoint '{folder}': {problem}; use another one of its run")
     config = load_config(folder / "config.yaml")
     number = re.fullmatch(r"step(\d+)", folder.name)
     model = build_model(config.model)
@@ -349,13 +350,7 @@ def _about(model: PositionedOLMo | HuggingFaceLM, **others: Any) -> LoadedModel:
     else:
         limit = PositionLimit(model.config.max_sequence_length, "max_sequence_length")
         num_parameters = count_parameters(model)
-    return LoadedModel(
-        model=model,
-        num_parameters=num_parameters,
-        max_positions=limit.num_positions if limit else None,
-        limited_by=limit.cause if limit else "",
-        **others,
-    )
+    return LoadedModel(model=model, num_parameters=num_parameters, limit=limit, **others)
 
 
 def _download(name: str) -> Path:

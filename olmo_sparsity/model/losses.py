@@ -38,6 +38,10 @@ class LanguageModel(Protocol):
         """Width of the logits, including padding."""
 
     @property
+    def device(self) -> torch.device:
+        """Of the inputs."""
+
+    @property
     def embedding(self) -> nn.Embedding: ...
     @property
     def unembedding(self) -> tuple[Tensor, Tensor | None]:

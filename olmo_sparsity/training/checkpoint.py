@@ -26,7 +26,7 @@ from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.files import publish
 from olmo_sparsity.json_files import read_json
 from olmo_sparsity.manifest import verify_manifest, write_manifest
-from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.model.checkpoint_files import list_checkpoints, verified_checkpoints
 from olmo_sparsity.progress import say
 from olmo_sparsity.training.distributed import Processes
 
@@ -138,7 +138,8 @@ def _delete(checkpoints: list[Path]) -> None:
         # Renamed first, as a half-deleted folder would look like a damaged checkpoint.
         renamed = old.with_suffix(".tmp")
         old.rename(renamed)
-        shutil.rmtree(renamed)
+        # On NFS an open file leaves another one behind, until the next start.
+        shutil.rmtree(renamed, ignore_errors=True)
 
 
 def resume_point(run_folder: Path, say: Callable[[str], None]) -> Path | None:
@@ -146,8 +147,7 @@ def resume_point(run_folder: Path, say: Callable[[str], None]) -> Path | None:
     killed runs are removed."""
     for leftover in (run_folder / "checkpoints").glob("*.tmp"):
         shutil.rmtree(leftover, ignore_errors=True)
-    for folder in list_checkpoints(run_folder):
-        problem = verify_manifest(folder)
+    for folder, problem in verified_checkpoints(run_folder):
         if problem is None:
             return folder
         say(f"checkpoint {folder} is damaged ({problem}); trying the one before")

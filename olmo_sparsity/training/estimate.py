@@ -16,10 +16,7 @@ from torch import nn
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.model.load import build_model
 from olmo_sparsity.model.losses import LanguageModel, rows_per_chunk
-
-
-def count_parameters(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
+from olmo_sparsity.model.transformers_folder import count_parameters
 
 
 def flops_per_token(model: nn.Module, config: RunConfig) -> float:

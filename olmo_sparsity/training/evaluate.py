@@ -13,16 +13,29 @@ from itertools import pairwise
 import torch
 
 from olmo_sparsity.config import RunConfig
-from olmo_sparsity.data.batches import Batch, heldout_batches
+from olmo_sparsity.data.batches import Batch, heldout_batches, heldout_sequences
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.model.losses import repetition_losses
 from olmo_sparsity.training.engine import Engine
 
 
+def evaluation_length(config: RunConfig) -> int:
+    return config.evaluation.length or 2 * config.largest_length
+
+
+def passage_length(config: RunConfig) -> int:
+    return max(2, config.training.length // 2)
+
+
+def check_heldout(heldout: TokenShards, config: RunConfig) -> None:
+    """Before the first step, as the first evaluation may be the last."""
+    heldout_sequences(heldout, max(evaluation_length(config), passage_length(config)))
+
+
 def evaluate(engine: Engine, heldout: TokenShards, config: RunConfig) -> list[dict]:
     """[{"from", "to", "loss", "bits_per_byte", "num_tokens"}, …], one row per range of the target's
     position: within the training length, up to the PoSE target, and beyond."""
-    length = config.evaluation.length or 2 * config.largest_length
+    length = evaluation_length(config)
     sum_L = torch.zeros(length, dtype=torch.float64)
     count_L = torch.zeros(length, dtype=torch.int64)
     for batch in heldout_batches(
@@ -56,7 +69,7 @@ def induction_drop(engine: Engine, heldout: TokenShards, config: RunConfig) -> f
     sums = torch.zeros(3, dtype=torch.float64)  # passage, repetition, number of passages
     for passages in heldout_batches(
         heldout,
-        length=max(2, config.training.length // 2),
+        length=passage_length(config),
         num_sequences=64,
         batch_size=config.evaluation.batch_size * engine.processes.world_size,
     ):

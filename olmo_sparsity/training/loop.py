@@ -29,6 +29,7 @@ from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import count_vocabulary, load_tokenizer
 from olmo_sparsity.data.tokens import refuse_other_settings
+from olmo_sparsity.ending import EXIT_STOPPED
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.checkpoint_files import fill, load_weights, save_weights
 from olmo_sparsity.model.exchange import check_exportable, export, import_weights
@@ -46,7 +47,12 @@ from olmo_sparsity.training.estimate import (
     peak_memory_gib,
     stated_flops,
 )
-from olmo_sparsity.training.evaluate import evaluate, format_losses, induction_drop
+from olmo_sparsity.training.evaluate import (
+    check_heldout,
+    evaluate,
+    format_losses,
+    induction_drop,
+)
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.preflight import (
     attempt,
@@ -71,7 +77,7 @@ class Outcome(IntEnum):
     """Exit codes of `olmo-sparsity train`; see ending.py for the others."""
 
     FINISHED = 0
-    STOPPED_BY_SIGNAL = 75
+    STOPPED_BY_SIGNAL = EXIT_STOPPED
     """Saved and stopped by SIGTERM, SIGINT or SIGUSR2; the same command resumes."""
 
 
@@ -109,6 +115,7 @@ def _train(
         sparsity_of = None
         if config.evaluation.sparsity_targets and probe is not None and processes.is_first:
             sparsity_of = probe(config, heldout, device)
+        check_heldout(heldout, config)
         if processes.is_first:
             held.enter_context(open_run_folder(config))
         batches = TrainingBatches(
@@ -196,7 +203,7 @@ def _train(
         ) as drawn,
     ):
         with processes.agree():
-            sinks = open_sinks(config) if processes.is_first else []
+            sinks = open_sinks(config, start) if processes.is_first else []
             metrics = Metrics(run_folder, start, sinks, writes=processes.is_first)
         progress.resume_at(start)
         shown_at, shown_step = time.perf_counter(), start

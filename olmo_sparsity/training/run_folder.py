@@ -34,7 +34,8 @@ from olmo_sparsity.training.sinks import Sink
 from olmo_sparsity.versions import provenance, typed_command
 
 # Settings in which a resumed run may differ: they change what is written, or which hardware
-# computes it, but not the trained weights, except for rounding.
+# computes it, but not the trained weights, except for rounding and (engine, micro_batch_size) the
+# masks of dropout.
 FREE_KEYS = (
     "run_folder",
     "logging",

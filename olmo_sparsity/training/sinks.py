@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from pathlib import Path
 
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.errors import ConfigError
@@ -11,23 +13,25 @@ from olmo_sparsity.errors import ConfigError
 Sink = Callable[[dict], None]
 
 
-def open_sinks(config: RunConfig) -> list[Sink]:
+def open_sinks(config: RunConfig, start: int) -> list[Sink]:
+    """`start`: the step from which the run begins or resumes."""
     sinks = []
     if config.logging.tensorboard:
-        sinks.append(_tensorboard(config))
+        sinks.append(_tensorboard(config, start))
     if config.logging.wandb_project:
-        sinks.append(_wandb(config))
+        sinks.append(_wandb(config, start))
     return sinks
 
 
-def _tensorboard(config: RunConfig) -> Sink:
+def _tensorboard(config: RunConfig, start: int) -> Sink:
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ConfigError(
             "logging.tensorboard=true needs a package: pip install 'olmo-sparsity[tensorboard]'"
         ) from None
-    writer = SummaryWriter(f"{config.run_folder}/tensorboard")
+    # What a killed process has written after its last checkpoint comes again.
+    writer = SummaryWriter(f"{config.run_folder}/tensorboard", purge_step=start + 1)
 
     def write(row: dict) -> None:
         for name, value in _scalars(row):
@@ -37,7 +41,7 @@ def _tensorboard(config: RunConfig) -> Sink:
     return write
 
 
-def _wandb(config: RunConfig) -> Sink:
+def _wandb(config: RunConfig, start: int) -> Sink:
     try:
         import wandb
     except ImportError:
@@ -45,7 +49,12 @@ def _wandb(config: RunConfig) -> Sink:
             "logging.wandb_project needs a package: pip install 'olmo-sparsity[wandb]'"
         ) from None
     run = wandb.init(
-        project=config.logging.wandb_project, name=config.run_folder, config=asdict(config)
+        project=config.logging.wandb_project,
+        name=config.run_folder,
+        config=asdict(config),
+        # A resumed run goes on in the same curves; one that starts over replaces them.
+        id=hashlib.sha256(str(Path(config.run_folder).resolve()).encode()).hexdigest()[:16],
+        resume="allow" if start else None,
     )
 
     def write(row: dict) -> None:
