@@ -5,6 +5,7 @@ Place in the flow: explanation → **check**.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -188,9 +189,9 @@ def _unrelated(model: LoadedModel, foreign: Any, document: Document) -> Document
     with the explained text are left out, as they may be the same text."""
     length = len(document.tokens)
     wanted, texts, num_tokens = max(20 * length, 20_000), [], 0
-    own = _runs(document.tokens)
+    own = set(_runs(document.tokens))
     for other in open_documents(foreign, model, limit=max(2, wanted // 50)):
-        if not own.isdisjoint(_runs(other.tokens)):
+        if any(run in own for run in _runs(other.tokens)):
             continue
         texts.append(other.tokens)
         num_tokens += len(other.tokens)
@@ -205,11 +206,11 @@ def _unrelated(model: LoadedModel, foreign: Any, document: Document) -> Document
                                                  tokenizer=model.tokenizer)])  # fmt: skip
 
 
-def _runs(tokens: np.ndarray, length: int = 32) -> set[bytes]:
+def _runs(tokens: np.ndarray, length: int = 32) -> Iterator[bytes]:
     """All runs of `length` tokens, or the text itself if it is shorter."""
     tokens = tokens.astype("<i8")
     last = max(1, len(tokens) - length + 1)
-    return {tokens[first : first + length].tobytes() for first in range(last)}
+    return (tokens[first : first + length].tobytes() for first in range(last))
 
 
 def _passages(others: Documents) -> list[Document]:

@@ -224,10 +224,11 @@ class Controls:
     def placebo(self, document: Document, block: Block) -> FarText:
         """An unrelated text in the role of the document's own; if there are enough documents, none
         of the foreign ones."""
-        used = {
-            self.unrelated(document, block, draw).document.number for draw in range(self.num_draws)
-        }
         others = self._foreign_to(document)
+        used = {
+            self._draw(others, document, block, draw).document.number
+            for draw in range(self.num_draws)
+        }
         unused = [other for other in others if other.number not in used]
         return self._draw(unused or others, document, block, 0, 1)
 
@@ -259,7 +260,7 @@ class Controls:
         start, length = block.start, block.num_far
         if self.windows.long == "all":
             start, length = 0, len(document.tokens) - self.windows.short
-        others = [other for other in others if len(other.tokens) >= length]
+            others = [other for other in others if len(other.tokens) >= length]
         if not others:
             raise DataError(
                 f"the controls need another document of at least {length:,} tokens; give more text"

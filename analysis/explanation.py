@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -139,7 +139,8 @@ def explain(
     spans = [answer] if answer else None if at is None else find_spans(document, at)
     last = max((end for _, end in spans), default=0) if spans else len(tokens)
     windows.check()
-    loaded.check_positions(windows.num_positions(last))
+    longest_target = max((end - first for first, end in spans or []), default=1)
+    loaded.check_positions(replace(windows, stride=longest_target).num_positions(last))
     scorer = Scorer(loaded.model, far_states=far_states, batch_tokens=batch_tokens)
     chosen_by_gap = spans is None
     if spans is None:
@@ -147,7 +148,7 @@ def explain(
         spans = largest_gaps(losses[losses.target >= first_place(windows, units)])
     longest = dict(sorted(spans))  # keeps the longest of the spans with one first token
     spans = _with_far_part(document, windows, list(longest.items()), units)
-    num_far = max(first for first, _ in spans) - short
+    num_far = (max(first for first, _ in spans) if long == "all" else long) - short
     if selector in EXHAUSTIVE and num_far > MANY_UNITS:
         say(
             f"{selector} evaluates each of up to {num_far:,} far tokens; add_one_nested evaluates "
@@ -159,7 +160,8 @@ def explain(
             scorer, document, windows, {DOCUMENT: np.array(spans)}, units=units,
             selectors=selector, ks=range(k + 1), seed=seed, done=progress.update,
         )  # fmt: skip
-    rows = tables["recovery"].groupby(["target", "k"])[["loss_set", "loss_without"]].mean()
+    rows = tables["recovery"]
+    rows = rows[rows.draw == 0].set_index(["target", "k"])[["loss_set", "loss_without"]]
     targets = pd.DataFrame(spans, columns=["target", "end"])
     targets["text"] = ["".join(document.texts[a:b]) for a, b in spans]
     no_units = rows.xs(0, level="k").loc[targets.target]
@@ -366,7 +368,10 @@ def _generate(model: LoadedModel, tokens: list[int], max_new_tokens: int) -> lis
 
 def _end_ids(model: LoadedModel) -> set[int]:
     lm: Any = model.model
-    configs = (getattr(owner, "config", None) for owner in (lm, getattr(lm, "model", None)))
+    inner = getattr(lm, "model", None)
+    configs = [getattr(owner, "config", None) for owner in (lm, inner)]
+    # Some chat models name the end of a turn there only.
+    configs.append(getattr(inner, "generation_config", None))
     sources = (model.transformers_tokenizer, *configs)
     ids: list[Any] = [getattr(source, "eos_token_id", None) for source in sources]
     return {int(token) for of_one in ids for token in np.atleast_1d(of_one) if token is not None}

@@ -132,9 +132,14 @@ def _figure(results: list[Results], names: list[str]) -> Figure:
         columns = [[*rows[0].subplots(1, 2), *rows[1].subplots(1, 2)]]
         head = f"{_shorten(names[0], 90)}\n{' · '.join(_describe(results[0]))}"
         figure.suptitle(head, fontsize=7, linespacing=1.35)
+    all_ks = sorted(set().union(*(result.summary.k for result in results))) or [1]
+    most = 1.0
     for i, (result, name) in enumerate(zip(results, names, strict=True)):
         gaps, losses, excess, kind = columns[i]
-        _draw_gaps(gaps, result)
+        most = max(most, _draw_gaps(gaps, result))
+        gaps.set_ylim(0.6, most)  # models share the axes of a row
+        for axes in (losses, excess):
+            _draw_k_axis(axes, all_ks)
         _draw_losses(losses, result, styles)
         _draw_excess(excess, result.summary, styles, beyond)
         _draw_kinds(kind, by_kind[i], styles, kinds)
@@ -175,7 +180,8 @@ def _describe(results: Results) -> list[str]:
     ]
 
 
-def _draw_gaps(axes: Axes, results: Results) -> None:
+def _draw_gaps(axes: Axes, results: Results) -> float:
+    """Returns the height that the bars and their note need."""
     losses = results.reported
     gaps = (losses.loss_short - losses.loss_long).to_numpy(float)
     placebo = (losses.loss_short - losses.placebo_loss_long).to_numpy(float)
@@ -183,7 +189,7 @@ def _draw_gaps(axes: Axes, results: Results) -> None:
     axes.set_ylabel("targets")
     if not len(gaps):
         _write_in(axes, "not measured")
-        return
+        return 0.0
     # The threshold is a bin edge, so that a bar is chosen or not as a whole.
     threshold = results.meta.targets.get("threshold")
     both = np.concatenate([gaps, placebo])
@@ -214,11 +220,10 @@ def _draw_gaps(axes: Axes, results: Results) -> None:
             fontsize=6.5, linespacing=1.35,
             bbox={"facecolor": _PAPER, "alpha": 0.8, "linewidth": 0, "pad": 1},
         )  # fmt: skip
-    axes.set_ylim(0.6, max(counts.max(), by_placebo.max(), 3) * (3 if side > 0 else 20))
+    return max(counts.max(), by_placebo.max(), 3) * (3 if side > 0 else 20)
 
 
 def _draw_losses(axes: Axes, results: Results, styles: Styles) -> None:
-    _draw_k_axis(axes, results.summary)
     axes.set_ylabel("mean loss (nats)")
     losses, rows = chosen_losses(results), results.summary
     if not len(losses) or not len(rows):
@@ -245,7 +250,6 @@ def _draw_losses(axes: Axes, results: Results, styles: Styles) -> None:
 
 
 def _draw_excess(axes: Axes, summary: pd.DataFrame, styles: Styles, beyond: str) -> None:
-    _draw_k_axis(axes, summary)
     axes.set_ylabel(f"{BEYOND[beyond]} recovery")
     axes.axhline(0, color=_INK, linewidth=0.8, zorder=1)
     rows = summary.dropna(subset=[beyond])
@@ -289,8 +293,7 @@ def _side_by_side(i: int, num: int) -> float:
     return min(0.2, 0.8 / num) * (i - (num - 1) / 2)
 
 
-def _draw_k_axis(axes: Axes, summary: pd.DataFrame) -> None:
-    ks = sorted(summary.k.unique()) or [1]
+def _draw_k_axis(axes: Axes, ks: list[int]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_xticks(ks, [str(k) for k in ks])
     axes.minorticks_off()

@@ -57,6 +57,9 @@ def _refuse_different(results: list[Results]) -> None:
     if len(set(names)) < len(names):
         twice = next(name for name in names if names.count(name) > 1)
         raise DataError(f"{twice} is there twice; name each model's measurement once")
+    for result, name in zip(results, names, strict=True):
+        if result.missing:
+            raise DataError(f"{name}: {result.missing}; finish the measurement first")
     meta = pd.json_normalize([asdict(result.meta) for result in results], max_level=1)
     for key in meta.filter(regex=_EQUAL):
         values = meta[key].map(str)

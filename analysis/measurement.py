@@ -84,6 +84,8 @@ def measure(
         raise ConfigError(
             f"shard={shard} must be (i, n) with 0 <= i < n, and needs a folder, `out`"
         )
+    if at is not None and isinstance(targets, Results):
+        raise ConfigError("`at` names the targets; leave `targets` out")
     given = targets if isinstance(targets, Results) else at
     if windows.prefix and prefix != "auto":
         raise ConfigError(f"prefix={prefix}: the windows have a prefix of their own")
@@ -113,11 +115,13 @@ def run(
     made_by = provenance(device_name(plan.scorer.device))
     measured = plan.measured
     parts = Parts(out, plan.identity())
+    damaged = ""
     if (out / MANIFEST).exists():
         try:
             return read_results(out) if launch.rank == 0 else None
         except DataError as error:  # written again from the parts
-            say(str(error))
+            damaged = str(error)
+            say(damaged)
     gate = plan.induction() if launch.rank == 0 else {}
     if gate:
         print(describe_gate(gate, plan.settings.far_states, plan.documents.are_planted),
@@ -133,7 +137,8 @@ def run(
     def write_recovery(number: int) -> None:
         parts.write("recovery", number, plan.recovery(number, chosen))
 
-    index, of = shard[0] * launch.world_size + launch.rank, shard[1] * launch.world_size
+    # So that the processes of a shard share what `share_of(measured, *shard)` gives it.
+    index, of = shard[0] + shard[1] * launch.rank, shard[1] * launch.world_size
     mine = share_of(measured, index, of)
     shown = launch.rank == 0
     slowest = _work("losses", parts, mine, write_losses, shown)
@@ -168,7 +173,7 @@ def run(
         "token_forwards_of_last_start": plan.scorer.token_forwards,
     }
     with locked(out, waits=True):  # another launch may be at the same point
-        if verify_manifest(out, FILES) is not None:
+        if damaged or verify_manifest(out, FILES) is not None:
             _sum_up(plan, parts, chosen, about, out)
         return read_results(out)
 

@@ -60,19 +60,20 @@ class Plan:
     ) -> Plan:
         settings.check()
         model.check_positions(settings.windows.num_positions())
-        device = next(model.model.parameters()).device
-        far_states = settings.far_states
-        scorer = Scorer(model.model, device, far_states=far_states, batch_tokens=batch_tokens)
+        scorer = Scorer(model.model, far_states=settings.far_states, batch_tokens=batch_tokens)
         controls = Controls(
             documents, settings.windows, settings.foreign, settings.num_foreign, settings.seed
         )
         chooses = given is None and not documents.are_planted
         check_can_run(settings.selectors, model.model, fits_heads=chooses)
-        for name in ("sets", "max_targets"):
-            if not chooses and getattr(settings, name) != getattr(Settings, name):
-                raise ConfigError(
-                    f"{name} applies to chosen targets, and these are given; leave it out"
-                )
+        of_chosen = ["sets", "max_targets"]
+        if not isinstance(given, Results):  # which stand in the place of a share
+            of_chosen.append("target_share")
+        changed = [n for n in of_chosen if getattr(settings, n) != getattr(Settings, n)]
+        if changed and not chooses:
+            raise ConfigError(
+                f"{', '.join(changed)}: for chosen targets, and these are given; leave it out"
+            )
         plan = Plan(model, documents, settings, scorer, controls)
         if given is None:
             return plan

@@ -12,6 +12,7 @@ import torch
 
 from analysis.documents import Document, Documents
 from analysis.plan import Plan
+from analysis.recovery import DOCUMENT
 from analysis.settings import Settings
 from analysis.statistics import summarize
 from analysis.tables import joined
@@ -46,9 +47,9 @@ class SparsityProbe:
         plan = Plan.of(loaded, self.documents, self.settings)
         losses = joined({number: plan.losses(number)["losses"] for number in plan.measured})
         targets = plan.targets(losses)
-        numbers = sorted(set(targets.document))
-        if not numbers:
+        if DOCUMENT not in set(targets.far_part):  # none, or of the placebo alone
             return {}
+        numbers = sorted(set(targets.document))
         recovery = joined({n: plan.recovery(n, targets)["recovery"] for n in numbers})
         summary = summarize(losses, targets, recovery)
         rows = summary[summary.target_set == "gap"].set_index("units")[COLUMNS].astype(float)

@@ -27,7 +27,6 @@ from analysis.statistics import rank_correlations
 from analysis.tables import PHASES
 from analysis.windows import Block, Spans, Units, Windows
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.model.far_states import FarStates
 
 KS = (1, 2, 4, 8, 16)
 DOCUMENT, PLACEBO = "document", "placebo"
@@ -106,17 +105,13 @@ def recover(
             last = min(max(start + windows.stride, end), len(document.tokens))
             parts = blocks.setdefault((start, last), {})
             parts.setdefault(part, []).append((first - start, end - start))
-    longest = max((start for start, _ in blocks), default=0) if windows.long == "all" else None
     evaluation = _Evaluation(
-        scorer, document, longest, units, selectors, tuple(ks), num_halves, seed
+        scorer, document, windows, controls, units, selectors, tuple(ks), num_halves, seed, done
     )
-    num_done = 0
-    for start, last in sorted(blocks):
-        block = windows.block(document.tokens, start, last)
-        evaluation.add(block, blocks[start, last], controls)
-        num_done += sum(map(len, blocks[start, last].values()))
-        if done is not None:
-            done(num_done)
+    # With long="all" the far parts of all blocks begin the same texts.
+    together = [sorted(blocks)] if windows.long == "all" else [[key] for key in sorted(blocks)]
+    for keys in together:
+        evaluation.add({key: blocks[key] for key in keys})
     return {
         name: pd.DataFrame({column: np.concatenate(parts) for column, parts in columns.items()})
         if all(columns.values())
@@ -143,63 +138,83 @@ class _Evaluation:
 
     scorer: Scorer
     document: Document
-    longest: int | None
-    """With `long="all"`, the start of the last block."""
-
+    windows: Windows
+    controls: Controls | None
     units: tuple[str, ...]
     selectors: tuple[str, ...]
     ks: tuple[int, ...]
     num_halves: int
     seed: int
+    done: Callable[[int], None] | None
 
     def __post_init__(self) -> None:
         self.tables: dict[str, dict[str, list[np.ndarray]]] = {
             name: {column: [] for column in columns} for name, columns in COLUMNS.items()
         }
-        self._states: dict[tuple, FarStates] = {}
+        self.num_evaluated = 0
+        """Targets, once for each text: their own, and each of the foreign ones."""
 
-    def add(self, block: Block, wanted: dict[str, Spans], controls: Controls | None) -> None:
-        before, own = self.scorer.token_forwards, {}
-        for part, targets in wanted.items():
-            if part == DOCUMENT:
-                far = FarText.at(self.document, block.first, block.num_far)
-            else:
-                assert controls is not None, "the placebo is a text of another document"
-                far = controls.placebo(self.document, block)
-            own[part] = self._text(block, far, "own", 0, {part: targets})
-        aims: dict[str, Tensor] = {}
+    def add(self, blocks: dict[tuple[int, int], dict[str, Spans]]) -> None:
+        """Evaluate blocks, given as bounds → far part → targets. Text after text, and all blocks of
+        each, so that the states of one text at a time are in memory."""
+        self.last_start = max(start for start, _ in blocks)
+        aims: dict[tuple[int, int], dict[str, Tensor]] = {bounds: {} for bounds in blocks}
+        for part in dict.fromkeys(part for wanted in blocks.values() for part in wanted):
+            for bounds, wanted in blocks.items():
+                if part in wanted:
+                    self._add_own(bounds, part, wanted[part], aims[bounds])
+        for draw in range(self.controls.num_draws if self.controls is not None else 0):
+            for bounds, wanted in blocks.items():
+                self._add_foreign(bounds, wanted, draw, aims[bounds])
+
+    def _add_own(
+        self, bounds: tuple[int, int], part: str, targets: Spans, aims: dict[str, Tensor]
+    ) -> None:
+        block, before = self._block(bounds), self.scorer.token_forwards
+        text = self._text(block, self._own(block, part), "own", 0, {part: targets})
         if AIMED & set(self.selectors):
-            for part, text in own.items():
-                (hidden_WD,) = self.scorer.hidden([text.context.long_row()])
-                aims[part] = self.scorer.log_probabilities(hidden_WD)
-        self._cost("all", "shared", before, sum(map(len, wanted.values())))
-        for text in own.values():
-            self._select(text, aims)
-        if controls is not None:
-            asked = {part: (text.far, wanted[part]) for part, text in own.items()}
-            for draw in range(controls.num_draws):
-                for far, served in controls.foreign(self.document, block, asked, draw):
-                    self._select(self._text(block, far, "foreign", draw, served), aims)
+            (aims[part],) = self.scorer.hidden([text.context.long_row()])
+        self._cost("all", "shared", before, len(targets))
+        self._select(text, aims)
+
+    def _add_foreign(
+        self, bounds: tuple[int, int], wanted: dict[str, Spans], draw: int, aims: dict[str, Tensor]
+    ) -> None:
+        assert self.controls is not None
+        block = self._block(bounds)
+        own = {part: (self._own(block, part), targets) for part, targets in wanted.items()}
+        for far, served in self.controls.foreign(self.document, block, own, draw):
+            self._select(self._text(block, far, "foreign", draw, served), aims)
+
+    def _block(self, bounds: tuple[int, int]) -> Block:
+        return self.windows.block(self.document.tokens, *bounds)
+
+    def _own(self, block: Block, part: str) -> FarText:
+        if part == DOCUMENT:
+            return FarText.at(self.document, block.first, block.num_far)
+        assert self.controls is not None, "the placebo is a text of another document"
+        return self.controls.placebo(self.document, block)
 
     def _text(
         self, block: Block, far: FarText, control: str, draw: int, targets: dict[str, Spans]
     ) -> _Text:
-        block = block.with_far(far.tokens_F)
-        states = None
-        if self.longest and far.is_run and self.scorer.far_states == "contextual":
-            # One pass over a text serves all blocks.
-            key = (id(far.document), int(far.places_F[0]))
-            if key not in self._states:
-                end = int(far.places_F[0]) + self.longest - block.windows.short
-                tokens = far.document.tokens[far.places_F[0] : end]
-                tokens = np.concatenate([block.tokens[: block.num_prefix], tokens])
-                self._states[key] = self.scorer.states(tokens)
-            states = self._states[key]
+        block, states = block.with_far(far.tokens_F), None
+        if self.windows.long == "all" and far.is_run and self.scorer.far_states == "contextual":
+            # One pass over a text serves all blocks: as far as the last one sees.
+            first, last = int(far.places_F[0]), self.last_start - block.windows.short
+            tokens = far.document.tokens[first : first + last]
+            states = self.scorer.states(np.concatenate([block.tokens[: block.num_prefix], tokens]))
         return _Text(self.scorer.context(block, states), far, control, draw, targets)
 
-    def _select(self, text: _Text, aims: dict[str, Tensor]) -> None:
-        """Run all selectors on all kinds of units of one text, then compute L_k of each choice."""
+    def _select(self, text: _Text, hidden_at: dict[str, Tensor]) -> None:
+        """Run all selectors on all kinds of units of one text, then compute L_k of each choice.
+        `hidden_at`: far part → the states at its targets, given its long window."""
         choices: list[_Chosen] = []
+        aims = {
+            part: self.scorer.log_probabilities(hidden_at[part])
+            for part in text.targets
+            if part in hidden_at
+        }
         all_targets = sorted({span for targets in text.targets.values() for span in targets})
         for kind in self.units:
             units = text.far.units(kind)
@@ -241,6 +256,10 @@ class _Evaluation:
             losses = {"loss_set": loss_TK, "loss_without": without_TK, "kl_set": kl_TK}
             self._write(text, chosen, losses)
             first = end
+        self.num_evaluated += sum(map(len, text.targets.values()))
+        if self.done is not None:
+            num_draws = self.controls.num_draws if self.controls is not None else 0
+            self.done(self.num_evaluated // (1 + num_draws))
 
     def _halves(self, text: _Text, units: Units, kind: str) -> tuple[np.ndarray, np.ndarray]:
         """Random halves of the units, and the fall in loss that each gives to each target."""

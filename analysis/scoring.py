@@ -118,14 +118,14 @@ class Scorer:
         far_states: Reading = "contextual",
         batch_tokens: int | None = None,
     ) -> None:
-        """`device`: of the inputs (default: that of the embedding)."""
+        """`device`: of the inputs (default: the model's)."""
         if far_states not in get_args(Reading):
             raise ConfigError(
                 f"far_states={far_states} is neither of {', '.join(get_args(Reading))}"
             )
         if batch_tokens is not None and batch_tokens < 1:
             raise ConfigError(f"batch_tokens={batch_tokens} must be at least 1")
-        device = device or model.embedding.weight.device
+        device = device or model.device
         self.model, self.device, self.far_states = model, device, far_states
         # On CPU the states of a batch should stay in cache: 2,048 and 4,096 were fastest.
         self.batch_tokens = batch_tokens or (4096 if device.type == "cpu" else 16384)

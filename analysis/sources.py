@@ -335,8 +335,9 @@ def plant_dependencies(
             "and planting needs two; give more or longer text, or lower long"
         )
     items = [replace(d, number=number) for number, d in enumerate([*with_marks, *without])]
-    return Documents(
-        f"{documents.name}, {config.num_tokens} tokens planted",
-        items,
+    return replace(
+        documents,
+        name=f"{documents.name}, {config.num_tokens} tokens planted",
+        items=items,
         num_too_short=len(documents) - len(with_marks),
     )

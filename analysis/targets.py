@@ -167,7 +167,7 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
         if missing_ok and not places:
             return []
         if not places or places.step != 1:
-            raise ConfigError(f"at={at}: the text has {size:,} tokens")
+            raise ConfigError(f"at={at} names no run of tokens; the text has {size:,}")
         return [(places[0], places[-1] + 1)]
     if not isinstance(at, str | re.Pattern):
         return sorted({span for item in at for span in find_spans(document, item, missing_ok)})
