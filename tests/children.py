@@ -6,10 +6,12 @@ thread pool is copied half alive.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import multiprocessing
 import os
+import random
 import signal
 import socket
 import time
@@ -148,6 +150,8 @@ def _logs(settings: dict) -> Path:
 
 
 def free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("localhost", 0))
-        return found.getsockname()[1]
+    """None of those that the kernel hands out: nobody gets it before it is used."""
+    while True:
+        with socket.socket() as found, contextlib.suppress(OSError):
+            found.bind(("localhost", port := random.randrange(10_000, 32_000)))
+            return port

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
+import multiprocessing
 import os
 import shutil
 import signal
-from collections.abc import Callable
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from hypothesis import settings
 from tokenizers import Tokenizer
 
-from analysis.results import Results
+from analysis.results import Results, read_results
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.config_file import config_from_dict
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokens import prepare
-from tests.fake_results import fake_results
+from olmo_sparsity.model.load import LoadedModel
+from tests.fake_results import write_fake_results
 
 VOCAB = 512
+
+# Tests may wait for a busy machine. A test's settings are fixed when its file is imported.
+settings.register_profile("without a clock", deadline=None)
+settings.load_profile("without a clock")
 
 # A shell's background jobs ignore Ctrl-C, and so would every command that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -32,6 +43,37 @@ def no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
         if name.startswith(names) or name.endswith(("RANK", "WORLD_SIZE")):
             monkeypatch.delenv(name)
+
+
+@contextlib.contextmanager
+def running(words: Sequence[str], **options: Any) -> Iterator[subprocess.Popen]:
+    """A command that ends with the test, and so does what it has started."""
+    with subprocess.Popen(words, process_group=0, **options) as child:
+        try:
+            yield child
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(child.pid, signal.SIGKILL)
+
+
+def until(
+    holds: Callable[[], object], alive: Callable[[], bool] = lambda: True, timeout_s: float = 300
+) -> None:
+    """Wait, but not for a process that has ended."""
+    deadline = time.monotonic() + timeout_s
+    while not holds():
+        assert alive() or holds(), "it has ended"
+        assert time.monotonic() < deadline, "it takes too long"
+        time.sleep(0.01)
+
+
+@pytest.fixture(autouse=True)
+def _no_child_stays() -> Iterator[None]:
+    """What a test that failed has started in tests/children.py ends with it."""
+    yield
+    for child in multiprocessing.active_children():
+        child.kill()
+        child.join()
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -98,6 +140,28 @@ def small_run(run_folder: Path, data: dict) -> dict:
     }
 
 
+def small_task(output: Path) -> dict[str, Any]:
+    """A comparison of two schemes in seconds, as a nested dict that a test may change."""
+    return {
+        "output": str(output),
+        "task": {"name": "scratchpad_parity"},
+        "schemes": ["rope", "ppc"],
+        "seeds": [1, 2],
+        "train_lengths": [3, 5],
+        "test_lengths": [4, 8],
+        "num_test_samples": 150,
+        "model": {"d_model": 16, "n_heads": 2, "n_layers": 1, "mlp_ratio": 2},
+        "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2},
+        "training": {"num_steps": 3, "batch_size": 8},
+    }
+
+
+def named(name: str, tokenizer: Tokenizer | None, vocab_size: int = VOCAB) -> LoadedModel:
+    """Somebody's model, of which nothing is computed."""
+    model: Any = type("Sized", (), {"vocab_size": vocab_size})()
+    return LoadedModel(model, tokenizer, name, 1, None, "weights")
+
+
 @pytest.fixture
 def run_dict(data_folder: Path, tmp_path: Path) -> dict:
     return small_run(tmp_path / "run", data_section(data_folder))
@@ -135,6 +199,12 @@ def make_config(run_dict: dict) -> Callable[..., RunConfig]:
 
 
 @pytest.fixture(scope="session")
-def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+def results_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Of a measurement that never happened, for figures and pages."""
-    return fake_results(tmp_path_factory.mktemp("fake"))
+    write_fake_results(folder := tmp_path_factory.mktemp("fake"))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def results(results_folder: Path) -> Results:
+    return read_results(results_folder)

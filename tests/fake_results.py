@@ -18,7 +18,7 @@ import pandas as pd
 
 from analysis.dependencies import measure_dependencies
 from analysis.parts import Parts
-from analysis.results import Meta, Results, read_results
+from analysis.results import Meta, Results
 from analysis.statistics import GROUPS, far_part_losses, half_of, mean_lds, summarize
 from analysis.tables import SCHEMAS
 from analysis.windows import Windows
@@ -184,11 +184,6 @@ def write_fake_results(folder: Path, meta: Meta = META) -> None:
     )
     made = {"targets": targets, "summary": summary, "dependencies": dependencies}
     parts.finish(made, dataclasses.replace(meta))
-
-
-def fake_results(folder: Path, meta: Meta = META) -> Results:
-    write_fake_results(folder, meta)
-    return read_results(folder)
 
 
 def one_document(words: list[str], far_of: dict[int, list[int]], meta: Meta) -> Results:

@@ -121,7 +121,6 @@ def damage(folder: Path, random: Random) -> str:
 
 def make_world(folder: Path) -> World:
     world = fuzz.make_world(folder)
-    measurement.PATIENCE_S = 0  # the first shard does not wait for the other
     for shard in ("0/2", "1/2"):  # two parts of each kind
         succeed([*measure(world, folder / "results"), f"--shard={shard}"])
     succeed(["export", world.run["run_folder"], str(folder / "exported")])
@@ -381,4 +380,5 @@ TRIALS: dict[str, tuple[fuzz.Trial, int]] = {
 }
 
 if __name__ == "__main__":
+    measurement.PATIENCE_S = 0  # the first shard does not wait for the other
     raise SystemExit(fuzz.run_trials(make_world, TRIALS, "Faults of disks, schedulers, hands."))

@@ -39,7 +39,7 @@ import yaml
 
 from olmo_sparsity.cli import main
 from olmo_sparsity.data.shards import Manifest
-from tests.conftest import small_run
+from tests.conftest import small_run, small_task
 
 LIMIT_S = 300  # of a busy machine, too
 
@@ -168,19 +168,8 @@ def make_world(folder: Path) -> World:
     )
     run["training"]["num_steps"] = 3
     run["evaluation"]["interval_steps"] = run["checkpoint"]["keep"] = 2
-    task = {
-        "output": str(folder / "task"),
-        "task": {"name": "scratchpad_parity"},
-        "schemes": ["rope", "ppc"],
-        "seeds": [1],
-        "train_lengths": [3, 5],
-        "test_lengths": [4, 8],
-        "num_test_samples": 20,
-        "positions": {"num_chunks": 2},
-        "model": {"d_model": 16, "n_heads": 2, "n_layers": 1, "mlp_ratio": 2},
-        "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2},
-        "training": {"num_steps": 3, "batch_size": 8},
-    }
+    task = small_task(folder / "task")
+    task |= {"seeds": [1], "num_test_samples": 20, "positions": {"num_chunks": 2}}
     theory = {
         "output": str(folder / "theory"),
         "figure": str(folder / "theory_figure"),

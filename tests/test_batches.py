@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import queue
+import sys
 import threading
 from collections.abc import Generator
 from copy import copy
@@ -15,6 +17,7 @@ import torch
 from olmo.data.iterable_dataset import IterableDataset
 
 from olmo_sparsity.config import IGNORED, PlantedConfig, PositionsConfig, RepeatedConfig
+from olmo_sparsity.data import background
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import (
     Batch,
@@ -128,13 +131,6 @@ def test_heldout_batches_have_contiguous_positions_and_all_lengths(shards: Token
     assert torch.equal(found[0].positions_BL[1], torch.arange(20))
 
 
-def test_split_into_micro_batches_loses_nothing(shards: TokenShards) -> None:
-    batch = next(batches(shards).from_step(0))
-    parts = list(batch.split(3))
-    assert [len(part.tokens_BL) for part in parts] == [3, 3, 2]
-    assert torch.equal(torch.cat([part.positions_BL for part in parts]), batch.positions_BL)
-
-
 def test_a_token_beyond_the_vocabulary_is_named(tmp_path: Path, shards: TokenShards) -> None:
     damaged = copy(shards)
     damaged.paths = [tmp_path / path.name for path in shards.paths]
@@ -170,16 +166,17 @@ def test_what_is_drawn_ahead_is_the_same_and_nothing_is_drawn_beyond_the_end(
 
 def test_a_thread_that_draws_ahead_hands_on_errors_and_ends() -> None:
     def some(error: bool) -> Generator[int, None, None]:
+        threads.append(threading.current_thread())
         for number in range(100):
             made.append(number)
             yield number
             if error:
                 raise DataError("of the text")
 
-    before, made = threading.active_count(), []
+    threads, made = [], []
     with contextlib.closing(in_background(some(error=False), depth=1)) as numbers:
         assert next(numbers) == 0
-    assert threading.active_count() == before, "also where not all was wanted"
+    assert not threads[0].is_alive(), "also where not all was wanted"
     assert len(made) <= 4, "and no more was made than waits"
     numbers = in_background(some(error=True), depth=1)
     assert next(numbers) == 0
@@ -190,5 +187,18 @@ def test_a_thread_that_draws_ahead_hands_on_errors_and_ends() -> None:
 def test_too_little_text_is_an_error_that_says_so(shards: TokenShards) -> None:
     with pytest.raises(DataError, match=r"fewer than one batch of 8; prepare more text"):
         batches(shards, length=10**6)
-    with pytest.raises(DataError, match=r"lower evaluation\.length"):
+    with pytest.raises(DataError, match=r"no file .* holds one .* lower evaluation\.length"):
         next(heldout_batches(shards, length=10**6, num_sequences=1, batch_size=1))
+
+
+def test_ctrl_c_cannot_leave_the_queue_locked() -> None:
+    """In Python code it would come between taking a lock and noting that it is held."""
+    ran = set()
+    with contextlib.closing(in_background((i for i in range(3)), depth=1)) as numbers:
+        assert next(numbers) == 0
+        sys.setprofile(lambda frame, *_: ran.add(frame.f_code.co_filename))
+        try:
+            assert next(numbers) == 1
+        finally:
+            sys.setprofile(None)
+    assert ran & {queue.__file__, threading.__file__, background.__file__} == {background.__file__}

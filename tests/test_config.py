@@ -57,7 +57,20 @@ def given(data: dict | None = None, **sections: Any) -> dict:
         ({"data": {"corpus": {"source": "c4_files"}}}, "needs data.corpus.path"),
         ({"data": {"corpus": {"source": "embedded", "path": "x"}}}, "does not use it"),
         ({"data": {"train_files": ["a.npy"]}}, "go together"),
+        (
+            {"data": {"mask_documents": True}, "model": {"query_scale_length": 16}},
+            "query_scale_length=16.0 counts the keys",
+        ),
         ({"checkpoint": {"keep": 0}}, "checkpoint.keep=0"),
+        (
+            {"checkpoint": {"keep_steps": [0, 3, 7]}, "training": {"num_steps": 6}},
+            "keep_steps=[0, 7] never come: steps run from 1 to",
+        ),
+        ({"engine": {"name": "zero4"}}, "engine.name"),
+        (
+            {"engine": {"name": "ddp", "deepspeed_config": "x.json"}},
+            "engine.deepspeed_config is set, but engine.name=ddp",
+        ),
         ({"data": {"token_dtype": "uint32"}}, "is for data.train_files"),
         ({"data": {"repeated": {"share": 0.5, "min_length": 20, "max_length": 10}}}, "above max_"),
         ({"data": {"repeated": {"share": 0.5, "max_length": 10**6}}}, "does not fit twice"),
@@ -80,6 +93,8 @@ def given(data: dict | None = None, **sections: Any) -> dict:
             {"engine": {"name": "zero3"}, "training": {"compile": True}},
             "training.compile=true does not go with engine.name=zero3",
         ),
+        ({"run_folder": 2024}, "config: run_folder=2024 is a number to YAML; quote it"),
+        ({"data": {"corpus": {"path": 1e3}}}, "data.corpus.path=1000.0 is no text"),
         ({"optimizer": 5}, "not a subclass of OptimizerConfig"),
         ({"training": {"num_steps": 0}}, "must be at least 1"),
         ({"model": {"residual_dropout": 1.5}}, "model.residual_dropout=1.5 must be at most 0.999"),
@@ -188,11 +203,6 @@ def test_rope_and_pose_configs_differ_in_positions_alone() -> None:
         assert different == {"run_folder", "positions.scheme", "positions.target_length"}
 
 
-def test_the_defaults_are_the_papers_optimizer() -> None:
-    found = RunConfig().optimizer
-    assert (found.learning_rate, found.weight_decay, found.warmup_steps) == (5e-5, 0.1, 300)
-
-
 def test_names_of_olmo_are_understood() -> None:
     theirs = given(
         save_folder="runs/x", global_train_batch_size=8, training={"length": 100},
@@ -221,7 +231,7 @@ def test_settings_that_are_gone() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"save_folder": "a", "run_folder": "b"}, "save_folder and run_folder are the same"),
+        ({"save_folder": "a", "run_folder": "b"}, "are the same; .* --run_folder=…"),
         ({"max_duration": "1ep"}, "steps, or tokens with a T"),
         ({"max_duration": "2e9T"}, "needs training.batch_size and training.length"),
         ({"optimizer": {"betas": 0.9}}, "must be 2 numbers"),

@@ -236,16 +236,3 @@ def test_the_bands_part_the_targets_and_their_excess_is_that_of_the_summary(
         assert excess == pytest.approx(whole)
         kinds = rows.loc[k].loc[list(KINDS)]
         assert kinds.num_targets.sum() == 24 * 4
-
-
-def test_bands_count_from_the_window() -> None:
-    """With eight far tokens the two or three next to the window are near."""
-    bands = {0: "near_third", 2: "near_third", 3: "middle_third", 5: "middle_third",
-             6: "far_third", 7: "far_third"}  # fmt: skip
-    for from_window, band in bands.items():
-        tables = fake_tables(rank_all=True)
-        place = tables["influence"].target - 5 - from_window
-        tables["influence"] = tables["influence"].assign(far_first=place, far_end=place + 1)
-        rows = measured(tables)
-        assert rows.share[1, band] == 1
-        assert rows.num_targets[1, band] == 24 * 4

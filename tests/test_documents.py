@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+from tokenizers import Tokenizer
 
 from analysis.documents import Controls, Document, Documents, FarText
 from analysis.sources import plant_dependencies
@@ -17,8 +17,8 @@ from olmo_sparsity.config_file import config_from_dict
 from olmo_sparsity.data.planted import Planting
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.model.load import LoadedModel
-from tests.conftest import VOCAB, data_section
+from tests.conftest import data_section, named
+from tests.test_results import llama_like_tokenizer
 
 WINDOWS = Windows(20, 8, 3)
 
@@ -35,14 +35,6 @@ def texts_of(units: Units, document: Document, origin: int = 0) -> list[str]:
 
 def encoded(text: str, tokenizer: Tokenizer) -> Document:
     return Document(np.array(tokenizer.encode(text).ids), tokenizer=tokenizer)
-
-
-def test_texts_joined_are_the_document(heldout: TokenShards) -> None:
-    for number in range(5):
-        tokens = heldout.document(number)
-        document = Document(tokens, number, tokenizer=heldout.tokenizer)
-        assert len(document.texts) == len(tokens)
-        assert "".join(document.texts) == heldout.tokenizer.decode(tokens.tolist())
 
 
 @pytest.mark.parametrize("kind", ["words", "sentences", "tokens", "span:3"])
@@ -85,26 +77,12 @@ SENTENCES = [
 ]
 
 
-def letters(text: str) -> Tokenizer:
-    """A token for each character; its decoder drops the first space."""
-    known = sorted({"▁", *text.replace(" ", "▁")})
-    tokenizer = Tokenizer(models.WordLevel({name: i for i, name in enumerate(known)}, known[0]))
-    tokenizer.normalizer = normalizers.Sequence(
-        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"[\s\S]"), "isolated")
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    )
-    return tokenizer
-
-
-@pytest.mark.parametrize("family", ["byte-level", "letters"])
+@pytest.mark.parametrize("family", ["byte-level", "llama"])
 def test_sentences_end_where_a_reader_ends_them(tokenizer: Tokenizer, family: str) -> None:
     """At a full stop, also behind a closing quote, and at a blank line; not at 3.5."""
     *before, heading, after, last = SENTENCES
     text = " ".join(before) + f"\n\n{heading}\n\n{after}  {last}"
-    document = encoded(text, tokenizer if family == "byte-level" else letters(text))
+    document = encoded(text, tokenizer if family == "byte-level" else llama_like_tokenizer())
     assert "".join(document.texts) == text
     for kind, expected in (("sentences", SENTENCES), ("words", text.split())):
         units = document.units(kind, 0, len(document.tokens))
@@ -306,11 +284,6 @@ def test_shuffled_text_is_the_far_part_in_another_order(documents: Documents) ->
 # --- ground truth ---------------------------------------------------------------------------------
 
 
-def loaded(tokenizer: Tokenizer | None) -> LoadedModel:
-    model: Any = type("Sized", (), {"vocab_size": VOCAB})()
-    return LoadedModel(model, tokenizer, "somebody/elses", 1, 64, "weights")
-
-
 @pytest.fixture(scope="module")
 def prepared(heldout: TokenShards) -> Documents:
     def document(number: int) -> Document:
@@ -321,7 +294,7 @@ def prepared(heldout: TokenShards) -> Documents:
 
 
 def test_what_is_planted_has_a_twin_without_it(heldout: TokenShards, prepared: Documents) -> None:
-    model, windows = loaded(heldout.tokenizer), Windows(30, 10)
+    model, windows = named("somebody/elses", heldout.tokenizer), Windows(30, 10)
     planted = plant_dependencies(prepared, model, windows)
     assert planted.are_planted
     assert (len(planted), planted.num_too_short) == (14, 1)
@@ -355,7 +328,7 @@ def test_no_foreign_text_holds_what_is_planted(
     heldout: TokenShards, prepared: Documents, kind: Any
 ) -> None:
     windows = Windows(30, 10)
-    planted = plant_dependencies(prepared, loaded(heldout.tokenizer), windows)
+    planted = plant_dependencies(prepared, named("elses", heldout.tokenizer), windows)
     controls = Controls(planted, windows, kind)
     for document, block in blocks_of(planted, windows):
         texts = [controls.placebo(document, block)]
@@ -366,10 +339,10 @@ def test_no_foreign_text_holds_what_is_planted(
 
 
 def test_planting_where_it_cannot_be_is_refused(heldout: TokenShards, prepared: Documents) -> None:
-    model = loaded(heldout.tokenizer)
+    model = named("somebody/elses", heldout.tokenizer)
     with pytest.raises(DataError, match="0 documents are longer than long=60"):
         plant_dependencies(prepared, model, Windows(60, 10))
     with pytest.raises(DataError, match="planted tokens are more than the far ones"):
         plant_dependencies(prepared, model, Windows(30, 29))
     with pytest.raises(DataError, match="has no tokenizer beside it"):
-        plant_dependencies(prepared, loaded(None), Windows(30, 10))
+        plant_dependencies(prepared, named("elses", None), Windows(30, 10))

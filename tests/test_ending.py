@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from olmo_sparsity.cli import main
 from olmo_sparsity.errors import UserError, is_out_of_memory, printable
 from olmo_sparsity.progress import Progress
 from olmo_sparsity.training import run_folder
+from tests.conftest import running, until
 
 COMMAND = [sys.executable, "-m", "olmo_sparsity.cli"]
 REAL_FULL_DISK = Path("/dev/full")
@@ -33,6 +33,17 @@ PRINTING = [
     "sys.modules['olmo_sparsity.training.run_folder'] = table\n"
     "from olmo_sparsity.cli import entry\n"
     "entry(['losses', 'run'])",
+]
+
+# A command that does not end before Ctrl-C.
+WRITING_SLOWLY = [
+    sys.executable,
+    "-c",
+    "import sys, time\n"
+    "from olmo_sparsity.data.shards import ShardWriter\n"
+    "ShardWriter.write = lambda *given: time.sleep(300)\n"
+    "from olmo_sparsity.cli import entry\n"
+    "entry(sys.argv[1:])",
 ]
 
 
@@ -105,13 +116,12 @@ def test_ctrl_c_is_one_line_in_any_command(
 def test_ctrl_c_while_text_is_prepared(tmp_path: Path) -> None:
     config = tmp_path / "run.yaml"
     config.write_text("data: {corpus: {source: embedded}, tokenizer: {train_vocab: 4000}}\n")
-    words = [*COMMAND, "prepare", str(config), f"--data.folder={tmp_path / 'data'}"]
-    child = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-    while not (tmp_path / "data" / "manifest.json").exists():
-        assert child.poll() is None
-        time.sleep(0.01)
-    child.send_signal(signal.SIGINT)
-    _, error = child.communicate(timeout=60)
+    words = [*WRITING_SLOWLY, "prepare", str(config), f"--data.folder={tmp_path / 'data'}"]
+    with running(words, stderr=subprocess.PIPE, text=True) as child:
+        manifest = tmp_path / "data" / "manifest.json"
+        until(manifest.exists, lambda: child.poll() is None)
+        child.send_signal(signal.SIGINT)
+        _, error = child.communicate(timeout=60)
     assert child.returncode == 75, error
     assert error.splitlines()[-1] == "olmo-sparsity: stopped; the same command goes on"
     assert "Traceback" not in error
@@ -185,3 +195,12 @@ def test_names_in_progress_are_text_too(capsys: pytest.CaptureFixture) -> None:
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 3
     assert all(r"\x1b[2J" in line for line in lines)
+
+
+def test_a_stopped_line_names_no_time_that_is_left(capsys: pytest.CaptureFixture) -> None:
+    with contextlib.suppress(ValueError), Progress("training", 9, "steps", log_every_s=0) as it:
+        it.update(1)
+        raise ValueError
+    shown, last = capsys.readouterr().err.splitlines()
+    assert shown.endswith(" left")
+    assert re.fullmatch(r"training · 1/9 steps · \S+ steps/s · stopped in \d+ s", last)

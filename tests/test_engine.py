@@ -17,12 +17,11 @@ import torch
 
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.errors import ConfigError, DataError, ReportedElsewhere, UserError
-from olmo_sparsity.model.load import build_model
 from olmo_sparsity.training import distributed, preflight
 from olmo_sparsity.training.choose_engine import check_engine
 from olmo_sparsity.training.deepspeed_engine import CONFIG_FOLDER, deepspeed_settings
 from olmo_sparsity.training.distributed import Processes, first_node
-from olmo_sparsity.training.engine import Engine, own_gpu
+from olmo_sparsity.training.engine import own_gpu
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.moments import KEYS, MomentSlice, SavedMoments, copy_moments
 from olmo_sparsity.training.preflight import (
@@ -76,7 +75,8 @@ def test_ddp_of_one_process_is_for_those_who_launched_it(
 def test_deterministic_training_turns_on_deterministic_kernels(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # to be put back as it was
+    del os.environ["CUBLAS_WORKSPACE_CONFIG"]
     try:
         train(make_config(training__deterministic=True, training__num_steps=2))
         assert torch.are_deterministic_algorithms_enabled()
@@ -85,13 +85,6 @@ def test_deterministic_training_turns_on_deterministic_kernels(
         torch.use_deterministic_algorithms(False)
         torch.utils.deterministic.fill_uninitialized_memory = True
     train(make_config(training__deterministic=False, training__num_steps=2))  # it may go on without
-
-
-def test_unknown_engines_and_settings_without_use_are_refused(make_config: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match=r"engine\.name"):
-        make_config(engine__name="zero4")
-    with pytest.raises(ConfigError, match=r"engine\.deepspeed_config is set, but engine\.name=ddp"):
-        make_config(engine__name="ddp", engine__deepspeed_config="x.json")
 
 
 @pytest.mark.parametrize(
@@ -382,25 +375,3 @@ def test_missing_optimizer_state_is_named(tmp_path: Path) -> None:
     (tmp_path / "moments-00001-of-00002.safetensors").unlink()
     with pytest.raises(DataError, match=r"holds 1 files of optimizer state .* 2 were written"):
         SavedMoments(tmp_path, 0)
-
-
-def test_restored_moments_continue_adam_exactly(make_config: MakeConfig, tmp_path: Path) -> None:
-    config = make_config(model__vocab_size=300)
-    torch.manual_seed(0)
-    engine = Engine(build_model(config.model), config)
-
-    def update(engine: Engine, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
-        for parameter in engine.model.parameters():
-            parameter.grad = torch.randn(parameter.shape, generator=generator)
-        engine.update(1e-2)
-
-    update(engine, 1)
-    engine.copy_moments()(tmp_path)
-    other = Engine(build_model(config.model), config)
-    other.model.load_state_dict(engine.model.state_dict())
-    other.load_moments(tmp_path, step=1)
-    update(engine, 2)
-    update(other, 2)
-    for ours, theirs in zip(other.model.parameters(), engine.model.parameters(), strict=True):
-        assert torch.equal(ours, theirs)

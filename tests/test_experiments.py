@@ -5,9 +5,9 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
@@ -16,6 +16,7 @@ from olmo_sparsity.cli import EXIT_BAD_INPUT, main
 from olmo_sparsity.ending import EXIT_STOPPED
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.experiments import read_experiments
+from tests.conftest import running, until
 
 Make = Callable[..., str]
 
@@ -39,7 +40,7 @@ def test_a_grid_becomes_experiments_and_needs_come_first(make: Make) -> None:
             "one": {
                 "part": "b",
                 "needs": ["first_{x}"],
-                "grid": {"x": [1, 2], "name": {"long": {"steps": 9}, "a b": {"steps": 3}}},
+                "grid": {"x": [1, 2], "name": {"long": {"steps": 9}, "a b": {"steps": None}}},
                 "commands": ["touch one_{x}_{name} {steps}"],
                 "outputs": ["one_{x}"],
             },
@@ -52,7 +53,7 @@ def test_a_grid_becomes_experiments_and_needs_come_first(make: Make) -> None:
     assert list(jobs) == [
         "first_1", "one_1_long", "one_1_a-b", "first_2", "one_2_long", "one_2_a-b", "last"
     ]  # fmt: skip
-    assert jobs["one_2_a-b"].commands == ("touch one_2_a b 3",)
+    assert jobs["one_2_a-b"].commands == ("touch one_2_a b null",)
     assert jobs["one_2_a-b"].needs == ("first_2",)
     assert jobs["one_2_a-b"].outputs == ("one_2",)
     assert jobs["last"].commands == ("cat -n -e one_*",)
@@ -70,6 +71,7 @@ def test_a_grid_becomes_experiments_and_needs_come_first(make: Make) -> None:
         ({"comands": []}, "did you mean 'experiments.commands'"),
         ({"commands": ["true {x}"]}, "experiments.one has no {x} in its grid"),
         ({"grid": {"x": 3}}, "experiments.one.grid.x must be a list"),
+        ({"grid": {"x": {}}}, "experiments.one.grid.x must be a list"),
         ({"grid": {"x": "none.yaml"}}, "does not exist"),
         ({"grid": {"x": [1, 1]}}, "two experiments are called one_1"),
         ({"commands": ["${options.many}"]}, "options.many"),
@@ -99,7 +101,8 @@ def test_what_is_done_is_not_done_again_and_what_failed_holds_up_only_what_needs
     make: Make, capfd: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Without the start of a process for each experiment, as in the test of one that is stopped.
-    monkeypatch.setattr("olmo_sparsity.jobs.run_process", lambda command: main(command[3:]))
+    run = "olmo_sparsity.jobs.run_process"
+    monkeypatch.setattr(run, lambda command: (main(command[3:]), False))
     count = "python -c \"print('x', file=open('count', 'a'))\""
     experiments = {
         "bad": {"part": "a", "commands": [count, "python -c exit(3)"]},
@@ -135,13 +138,30 @@ def test_what_is_done_is_not_done_again_and_what_failed_holds_up_only_what_needs
 def test_an_experiment_that_is_stopped_goes_on_with_its_command(make: Make) -> None:
     waits = "python -c \"import time; open('up', 'w'); time.sleep(100)\""
     path = make({"one": {"part": "a", "commands": ["true", waits]}})
-    with subprocess.Popen([sys.executable, "-m", "olmo_sparsity.cli", "sweep", path]) as sweep:
-        while not Path("up").exists():
-            assert sweep.poll() is None
-            time.sleep(0.05)
+    with running([sys.executable, "-m", "olmo_sparsity.cli", "sweep", path]) as sweep:
+        until(Path("up").exists, lambda: sweep.poll() is None)
         assert states(path) == {"one": ("running", 1)}
         sweep.send_signal(signal.SIGTERM)
         assert sweep.wait() == EXIT_STOPPED
+    assert states(path) == {"one": ("waiting", 1)}
+
+
+def test_a_command_that_ends_well_after_a_signal_is_done_and_the_last(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the signal came while the command was being started."""
+    waits = "signal.pthread_sigmask(signal.SIG_BLOCK, [2]); open('up', 'w'); signal.sigwait([2])"
+    path = make({"one": {"part": "a", "commands": [f'python -c "import signal; {waits}"', "ls"]}})
+    start = subprocess.Popen
+
+    def start_slowly(*words: Any, **options: Any) -> subprocess.Popen:
+        child = start(*words, **options)
+        until(Path("up").exists, lambda: child.poll() is None)
+        signal.raise_signal(signal.SIGINT)
+        return child
+
+    monkeypatch.setattr(subprocess, "Popen", start_slowly)
+    assert main(["sweep", path, "--only=0"]) == EXIT_STOPPED
     assert states(path) == {"one": ("waiting", 1)}
 
 

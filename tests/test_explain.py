@@ -160,6 +160,9 @@ def test_nats_are_falls_whatever_a_selector_goes_by(model: Any, selector: str) -
         if (row.target, row.first) in exact.index:
             assert row.nats == pytest.approx(exact[row.target, row.first], abs=1e-5)
     assert len(found.far)
+    first = found.far[found.far["rank"] == 1].set_index("target")
+    alone = found.targets.set_index("target").loss_short - first.nats
+    np.testing.assert_allclose(first.loss_set, alone, atol=1e-5)
 
 
 def test_the_check_says_what_its_texts_are_worth(model: Any) -> None:
@@ -188,6 +191,7 @@ def test_where_a_rule_asks_very_often_a_cheaper_one_is_named(
     asked(model)
     assert "each of up to 52 far tokens; add_one_nested" in capsys.readouterr().err
     asked(model, selector="add_one_nested")
+    asked(model, long=48)  # 40 far tokens
     assert "each of up to" not in capsys.readouterr().err
 
 
@@ -204,6 +208,22 @@ def test_a_prompt_and_its_answer(model: Any, capsys: pytest.CaptureFixture[str])
     assert written.document.tokens[30:].tolist() == expected
     said = "the answer ends at 5 tokens (max_new_tokens), unfinished"
     assert (said in capsys.readouterr().err) == (len(expected) == 5)
+
+
+def test_an_answer_ends_where_the_generation_config_ends_it() -> None:
+    model, prompt = make_model(), " ".join(TEXT.split()[:30])
+    first = answered(model, prompt, max_new_tokens=1).document.tokens[-1]
+    model.generation_config.eos_token_id = [2, int(first)]
+    with pytest.raises(DataError, match="ends the text at once"):
+        answered(model, prompt, max_new_tokens=1)
+
+
+def test_all_tokens_of_a_target_need_a_position() -> None:
+    limited = build(SUPPORTED[find("Llama 1, 2, 3")], vocab_size=45, max_position_embeddings=42)
+    target = slice(45, 48)  # with a beginning of text, its inputs end at position ID 42
+    with pytest.raises(ConfigError, match="43 positions are more than"):
+        asked(limited, long=40, at=target)
+    assert len(asked(limited, long=39, at=target).targets) == 1
 
 
 def test_targets_without_a_far_part_are_named(
@@ -273,7 +293,7 @@ def test_names_of_targets() -> None:
     assert find_spans(document, -1) == [(4, 5)]
     assert find_spans(document, slice(1, 3)) == [(1, 3)]
     assert find_spans(document, ["w11", slice(-2, None)]) == [(2, 3), (3, 5)]
-    for wrong in ("w3", re.compile("z*"), 7, slice(4, 2)):
+    for wrong in ("w3", re.compile("z*"), 7, slice(4, 2), slice(0, 4, 2)):
         with pytest.raises((ConfigError, DataError)):
             find_spans(document, wrong)
     assert parse_at("3:5") == slice(3, 5)

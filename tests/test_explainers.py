@@ -90,3 +90,14 @@ def test_what_cannot_run_is_a_reason(tmp_path: Path) -> None:
     rows, reason = explain.ask("flashtrace", tmp_path, [], 10, "")
     assert rows == []
     assert reason == "asks for NumPy 2: name its environment by --other-python"
+
+
+def test_costs_of_before_do_not_stay_where_an_answer_no_longer_comes(tmp_path: Path) -> None:
+    file = tmp_path / "costs.csv"
+    one = {"cpu_s": 1.0, "wall_s": 2.0, "token_forwards": 3.0, "memory_mib": 4.0}
+    for length in (1, 2):
+        explain.keep_costs(file, length, ["a", "b", "c"], dict.fromkeys("abc", one))
+    explain.keep_costs(file, 2, ["a", "b"], {"a": one | {"cpu_s": 5.0}})
+    lines = "length,name,cpu_s,token_forwards,memory_mib|1,a,1.0,3.0,4.0|1,b,1.0,3.0,4.0|"
+    lines += "1,c,1.0,3.0,4.0|2,a,5.0,3.0,4.0|2,c,1.0,3.0,4.0"
+    assert file.read_text().splitlines() == lines.split("|")

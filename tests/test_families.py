@@ -319,14 +319,16 @@ def test_last_attention_is_that_of_its_own_layers(index: int) -> None:
     weights_BHK = model.last_attention(TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:], far)
     assert model.model.config._attn_implementation == before
     model.model.set_attn_implementation("eager")
-    theirs = model.body(
-        input_ids=TOKENS,
-        position_ids=COUNTED,
-        attention_mask=causal_bias(LENGTH, CPU),
-        output_attentions=True,
-        use_cache=False,
-    ).attentions
-    model.model.set_attn_implementation(before)
+    try:
+        theirs = model.body(
+            input_ids=TOKENS,
+            position_ids=COUNTED,
+            attention_mask=causal_bias(LENGTH, CPU),
+            output_attentions=True,
+            use_cache=False,
+        ).attentions
+    finally:  # all tests of this family take this model
+        model.model.set_attn_implementation(before)
     check_close(weights_BHK, torch.cat([weights[:, :, -1] for weights in theirs], 1))
     # gpt-oss has a place to attend to that is no token.
     sums_H = weights_BHK[0].sum(-1)
@@ -337,24 +339,11 @@ def test_last_attention_is_that_of_its_own_layers(index: int) -> None:
 # --- what is not is refused by name ---------------------------------------------------------------
 
 
-@pytest.mark.parametrize("index", range(len(REFUSED)), ids=[f.name for f in REFUSED])
-def test_what_does_not_fit_is_refused_by_name(index: int) -> None:
-    said = reason(index)
-    wanted = {
-        "uses no position_ids": ("BLOOM", "MPT", "Falcon (ALiBi)", "Mamba", "RWKV"),
-        "an encoder": ("T5",),
-        "layers of type": ("RecurrentGemma", "Qwen 3 Next", "LFM 2"),
-        "not the last linear map": ("BERT (not a decoder)",),
-    }
-    assert any(REFUSED[index].name in names and words in said for words, names in wanted.items())
-
-
 # --- how long a text may be -----------------------------------------------------------------------
 
 FULL, HALF = ["full_attention"] * 2, ["sliding_attention", "full_attention"]
 LIMITS: list[tuple[str, dict[str, Any], int, str]] = [
     ("MistralForCausalLM", {"sliding_window": None}, 64, "max_position_embeddings"),
-    ("MistralForCausalLM", {"sliding_window": 16}, 16, "sliding window"),
     ("Qwen2ForCausalLM", {"sliding_window": 16}, 64, "max_position_embeddings"),
     (
         "Qwen2ForCausalLM",
@@ -365,18 +354,6 @@ LIMITS: list[tuple[str, dict[str, Any], int, str]] = [
     ("Olmo3ForCausalLM", {"sliding_window": 16, "layer_types": FULL}, 64, "max_position_embed"),
     ("Olmo3ForCausalLM", {"sliding_window": 16, "layer_types": HALF}, 16, "sliding window"),
     ("Olmo3ForCausalLM", {"sliding_window": 99, "layer_types": HALF}, 64, "max_position_embed"),
-    (
-        "Phi3ForCausalLM",
-        {"rope_parameters": LONGROPE, "original_max_position_embeddings": 16},
-        16,
-        "LongRoPE",
-    ),
-    (
-        "LlamaForCausalLM",
-        {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}},
-        64,
-        "dynamic RoPE",
-    ),
     (
         "LlamaForCausalLM",
         {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
@@ -474,27 +451,6 @@ def test_scaled_logits_train_and_capped_ones_do_not() -> None:
     torch.testing.assert_close(ours, scaled.embedding.weight.grad)
     with pytest.raises(ConfigError, match=r"Gemma2ForCausalLM caps its logits at 30.0"):
         mean_loss(wrap(find("Gemma 2")), TOKENS, COUNTED, labels_BL, LENGTH)
-
-
-def test_logits_that_no_field_of_the_config_explains_are_refused() -> None:
-    model = build(SUPPORTED[0])
-    head = model.lm_head
-    # The instance has a forward of its own, as accelerate gives it.
-    model.forward = lambda **kw: type(model).forward(model, **kw)
-
-    class Odd(nn.Linear):
-        """Another map in the model's own forward than the one that it shows."""
-
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x).abs()
-
-    odd = Odd(32, 61, bias=False)
-    odd.weight = head.weight
-    model.lm_head = odd
-    # A model whose head is not what it says.
-    model.get_output_embeddings = lambda: head
-    with pytest.raises(ConfigError, match=r"LlamaForCausalLM .* not the last linear map"):
-        HuggingFaceLM(model)
 
 
 # --- a gap must hide nothing, and noise is no gap -------------------------------------------------

@@ -1,11 +1,12 @@
 """Files that are whole or not there."""
 
 import os
+import time
 from pathlib import Path
 
 import pytest
 
-from olmo_sparsity.files import follow_umask, write_atomically, writing
+from olmo_sparsity.files import age_s, follow_umask, write_atomically, writing
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
@@ -39,3 +40,14 @@ def test_a_write_that_fails_changes_nothing(tmp_path: Path) -> None:
         write_atomically(file, half)
     assert file.read_bytes() == b"before\n"
     assert list(tmp_path.iterdir()) == [file]
+
+
+def test_the_age_of_a_file_in_a_read_only_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(path: Path) -> None:
+        raise PermissionError(path)
+
+    os.utime(tmp_path, (time.time() - 60,) * 2)
+    monkeypatch.setattr(Path, "touch", refuse)  # root may write anywhere
+    assert 60 <= age_s(tmp_path) < 120

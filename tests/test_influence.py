@@ -265,6 +265,7 @@ def test_selectors(
     far_states: Reading, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     monkeypatch.setattr(influence, "PLACES_AT_ONCE", 30)  # of drop_one: its rows in parts
+    monkeypatch.setattr("analysis.scoring.rows_per_chunk", lambda *_: 9)
     scorer = Scorer(model, CPU, far_states=far_states, batch_tokens=128)
     block = list(windows.blocks(document))[2]
     targets = list(range(block.num_targets))[-3:]
@@ -473,30 +474,6 @@ def test_rows_for_single_targets_equal_those_for_the_whole_block(
 
 
 @ONE_FAMILY
-def test_how_much_is_unembedded_at_once_changes_nothing(
-    model: Any, block: Block, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    scorer = shown_alone(model)
-    rows = [scorer.context(block).set_row(np.array([j])) for j in range(10)]
-    aim_WV = log_p_long(scorer, block)
-    whole = scorer.losses(rows), scorer.divergences(rows, aim_WV)
-    monkeypatch.setattr("analysis.scoring.rows_per_chunk", lambda *_: 9)
-    parts = scorer.losses(rows), scorer.divergences(rows, aim_WV)
-    for one, other in zip(whole, parts, strict=True):
-        np.testing.assert_allclose(np.stack(one), np.stack(other), atol=1e-6)
-    assert np.stack(whole[0]).std() > 0.1
-
-
-@ONE_FAMILY
-def test_the_two_readings_differ(model: Any, document: np.ndarray) -> None:
-    block = next(iter(Windows(12, 5, 1).blocks(document)))
-    found = []
-    for scorer in (Scorer(model, CPU), shown_alone(model)):
-        found += scorer.losses([scorer.context(block).set_row(np.array([1, 4]))])
-    assert abs(found[0][0] - found[1][0]) > 1e-4
-
-
-@ONE_FAMILY
 def test_no_target_no_rows(model: Any) -> None:
     found = context_losses(shown_alone(model), Document(np.arange(5)), Windows(10, 4))
     assert len(found.target) == len(found.loss_long) == len(NOTHING) == 0
@@ -524,25 +501,6 @@ def prefills(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
 
     monkeypatch.setattr(model, "far_states", counted)
     return found
-
-
-@ONE_FAMILY
-def test_the_far_text_is_read_once_whoever_asks(
-    model: Any, block: Block, prefills: list[np.ndarray]
-) -> None:
-    scorer = Scorer(model, CPU)
-    asked = question(scorer, block, [0, 2], 3, aim=block)
-    before, once = scorer.token_forwards, 10 + 16 + 3
-    assert before == once  # the far tokens, and the long window that is aimed at, token by token
-    influence_map(scorer, asked.context, asked.units)
-    influence_map(scorer, asked.context, asked.units)
-    assert scorer.token_forwards == before + 2 * (10 * (6 + 3) + (6 + 3))
-    scorer.head_weights = np.ones(8)
-    for select in SELECTORS.values():
-        select(scorer, asked)
-    assert [far_F.tolist() for far_F in prefills] == [block.far_F.tolist()]
-    shown_alone(model).context(block)
-    assert len(prefills) == 1
 
 
 @ONE_FAMILY

@@ -13,24 +13,11 @@ import pandas as pd
 import pytest
 
 from analysis.ladder import describe_ladder, draw_ladder, ladder_table, rank_correlation
-from analysis.results import Results, read_results
+from analysis.results import Results
 from olmo_sparsity.cli import EXIT_BAD_INPUT, main
 from olmo_sparsity.errors import DataError
-from tests.fake_results import write_fake_results
 
 SIZES = (300_000, 1_000_000, 3_000_000)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("fake")
-    write_fake_results(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def one(folder: Path) -> Results:
-    return read_results(folder)
 
 
 def as_model(result: Results, size: int, positions: str, seed: int, **about: Any) -> Results:
@@ -46,10 +33,10 @@ def as_model(result: Results, size: int, positions: str, seed: int, **about: Any
 
 
 @pytest.fixture(scope="module")
-def table(one: Results) -> pd.DataFrame:
+def table(results: Results) -> pd.DataFrame:
     return ladder_table(
         [
-            as_model(one, size, positions, seed)
+            as_model(results, size, positions, seed)
             for size in SIZES
             for positions in ("pose", "contiguous")
             for seed in (1, 2)
@@ -57,8 +44,8 @@ def table(one: Results) -> pd.DataFrame:
     )
 
 
-def test_a_row_per_model_units_selector_and_k(one: Results, table: pd.DataFrame) -> None:
-    summary = one.summary[one.summary.target_set == "gap"]
+def test_a_row_per_model_units_selector_and_k(results: Results, table: pd.DataFrame) -> None:
+    summary = results.summary[results.summary.target_set == "gap"]
     assert len(table) == 12 * len(summary)
     by = ["units", "selector", "k"]
     row = table[(table.model == "runs/pose300000_seed1")].set_index(by).loc["span:4", "add_one", 8]
@@ -66,7 +53,7 @@ def test_a_row_per_model_units_selector_and_k(one: Results, table: pd.DataFrame)
     for name in ("recovery", "foreign", "excess", "placebo", "net_low", "net_high", "num_targets"):
         assert row[name] == expected[name]
     assert row.net == pytest.approx(expected.net + 0.02)
-    assert row.loss_long == one.losses.loss_long.mean()
+    assert row.loss_long == results.losses.loss_long.mean()
     assert row["drop"] == pytest.approx(0.1)
 
 
@@ -81,14 +68,20 @@ def test_a_row_per_model_units_selector_and_k(one: Results, table: pd.DataFrame)
     ],
 )
 def test_models_that_were_measured_otherwise_are_refused(
-    one: Results, key: str, values: list, message: str
+    results: Results, key: str, values: list, message: str
 ) -> None:
-    models = [as_model(one, SIZES[i], "pose", 1, **{key: value}) for i, value in enumerate(values)]
+    models = [
+        as_model(results, SIZES[i], "pose", 1, **{key: value}) for i, value in enumerate(values)
+    ]
     names = "pose300000_seed1 and runs/pose1000000_seed1 were not measured alike"
     with pytest.raises(DataError, match=f"{names}: {message}"):
         ladder_table(models)
     with pytest.raises(DataError, match="pose300000_seed1 is there twice"):
         ladder_table(models[:1] * 2)
+    left = models[0].meta.counts | {"documents_left": 3}
+    partial = replace(models[0], meta=replace(models[0].meta, counts=left))
+    with pytest.raises(DataError, match=r"3 of .* documents are not finished; finish"):
+        ladder_table([partial])
 
 
 def test_rank_correlation() -> None:
@@ -121,10 +114,10 @@ def test_what_is_said_and_drawn(table: pd.DataFrame, tmp_path: Path) -> None:
         draw_ladder(table, tmp_path / "ladder.svg", "greedy", 8)
 
 
-def test_a_model_that_was_not_asked_is_not_left_out_in_silence(one: Results) -> None:
-    few = as_model(one, SIZES[1], "pose", 1)
+def test_a_model_that_was_not_asked_is_not_left_out_in_silence(results: Results) -> None:
+    few = as_model(results, SIZES[1], "pose", 1)
     few = replace(few, summary=few.summary[few.summary.k < 8])
-    both = ladder_table([as_model(one, SIZES[0], "pose", 1), few])
+    both = ladder_table([as_model(results, SIZES[0], "pose", 1), few])
     with pytest.raises(
         DataError, match=r"pose1000000_seed1 was not measured with add_one \(tokens\) at"
     ):
@@ -132,8 +125,8 @@ def test_a_model_that_was_not_asked_is_not_left_out_in_silence(one: Results) -> 
     assert "pose1000000" in describe_ladder(both, "add_one", 1)
 
 
-def test_models_of_one_size_are_drawn_in_one_panel(one: Results, tmp_path: Path) -> None:
-    same = ladder_table([as_model(one, SIZES[0], "pose", seed) for seed in (1, 2)])
+def test_models_of_one_size_are_drawn_in_one_panel(results: Results, tmp_path: Path) -> None:
+    same = ladder_table([as_model(results, SIZES[0], "pose", seed) for seed in (1, 2)])
     for names, wanted in (((), ">net excess recovery"), (("net", "placebo"), ">excess recovery")):
         some = same.assign(**dict.fromkeys(names, np.nan))
         draw_ladder(some, tmp_path / "same.svg", "add_one", 8)
@@ -143,13 +136,13 @@ def test_models_of_one_size_are_drawn_in_one_panel(one: Results, tmp_path: Path)
 
 
 def test_the_command(
-    one: Results, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    results: Results, results_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
     out = tmp_path / "new" / "ladder.png"
-    assert main(["ladder", str(folder), "--out", str(out)]) == 0
+    assert main(["ladder", str(results_folder), "--out", str(out)]) == 0
     assert "add_one, tokens, k = 8" in capsys.readouterr().out
     kept = pd.read_csv(out.with_suffix(".csv"))
-    assert set(kept.selector) == set(one.summary.selector)
+    assert set(kept.selector) == set(results.summary.selector)
     assert list(json.loads(out.with_suffix(".meta.json").read_text())) == list(set(kept.model))
-    assert main(["ladder", str(folder), "--out", str(out), "--k", "3"]) == EXIT_BAD_INPUT
+    assert main(["ladder", str(results_folder), "--out", str(out), "--k", "3"]) == EXIT_BAD_INPUT
     assert "no model was measured with add_one (tokens) at k = 3" in capsys.readouterr().err

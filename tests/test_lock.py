@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from olmo_sparsity.errors import UserError
 from olmo_sparsity.launch import launch_id
 from olmo_sparsity.lock import LOCK, Owner, locked
 from tests.children import forkserver, start
+from tests.conftest import until
 
 HOLD = """
 import sys, time
@@ -233,13 +233,8 @@ def test_two_trainings_of_one_run_do_not_meet(run_dict: dict) -> None:
     run_dict["training"]["num_steps"] = 100_000
     run_dict["checkpoint"] = {}
 
-    def wait_for(holds: Callable[[], bool]) -> None:
-        while not holds():
-            assert first.processes[0].is_alive(), first.texts()
-            time.sleep(0.01)
-
     first = start(run_dict, world_size=1)
-    wait_for(metrics.exists)
+    until(metrics.exists, first.processes[0].is_alive)
     pid = first.processes[0].pid
     second = start(run_dict, world_size=1)
     assert second.wait() == [2]
@@ -248,14 +243,3 @@ def test_two_trainings_of_one_run_do_not_meet(run_dict: dict) -> None:
     os.kill(pid or 0, signal.SIGTERM)
     assert first.wait() == [75]
     assert not (run / LOCK).exists()
-
-    first = start(run_dict, world_size=1)
-    wait_for((run / LOCK).exists)
-    first.processes[0].kill()
-    first.wait()
-    assert (run / LOCK).exists(), "killed, it leaves it"
-    before = metrics.stat().st_mtime_ns
-    first = start(run_dict, world_size=1)
-    wait_for(lambda: metrics.stat().st_mtime_ns != before)
-    first.processes[0].kill()
-    first.wait()

@@ -67,9 +67,9 @@ def test_alphabets_larger_than_half_the_vocabulary_are_refused(tokenizer: Tokeni
         Planting.of(PlantedConfig(num_tokens=3, num_values=20), tokenizer)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize(("share", "low", "high"), [(0.0, 0, 0), (0.5, 0.3, 0.7), (1.0, 1, 1)])
 def test_a_share_of_the_training_sequences_is_planted(
-    shards: TokenShards, planting: Planting, share: float
+    shards: TokenShards, planting: Planting, share: float, low: float, high: float
 ) -> None:
     config = PlantedConfig(share=share, num_tokens=2, num_values=4)
 
@@ -82,10 +82,9 @@ def test_a_share_of_the_training_sequences_is_planted(
         return batch.tokens_BL.numpy()
 
     tokens_BL = rows()
-    planted = [row for row in tokens_BL if planting.cue in row.tolist()]
-    if share in (0.0, 1.0):  # an unplanted text may hold the cue by itself
-        assert (len(planted) == 64) == (share == 1.0)
-    for row in planted if share == 1.0 else []:
+    planted = [row for row in tokens_BL if planting.cue in row]
+    assert low <= len(planted) / 64 <= high
+    for row in planted:
         place = row.tolist().index(planting.cue)
         assert np.isin(row[:place], planting.marks_KM).sum() <= 2
         assert row[place + 1] in planting.answers
@@ -113,6 +112,10 @@ def test_what_is_planted_is_found_and_nothing_where_it_is_taken_out(
     results = measure(run, documents, windows, selectors=["add_one", "random"], ks=(1, 2))
     assert "planted found" in describe(results)
     assert "planted dependency, taken out" in describe(results)
+    unknown = results.losses.assign(loss_long=results.losses.loss_short)
+    said = describe(replace(results, losses=unknown))
+    assert "does not use the planted tokens" in said
+    assert "planted found" not in said
     for count, warned in ((9, True), (10, False)):
         of_so_many = replace(results, summary=results.summary.assign(num_documents=count))
         assert ("too few to trust" in describe(of_so_many)) == warned
@@ -132,19 +135,5 @@ def test_what_is_planted_is_found_and_nothing_where_it_is_taken_out(
     half = len(documents) // 2
     for number in range(half):
         with_marks, without = documents[number], documents[number + half]
-        assert with_marks.group == without.group
         differing = np.flatnonzero(with_marks.tokens != without.tokens)
         np.testing.assert_array_equal(differing, results.planted.query("document == @number").place)
-
-
-def test_a_model_that_does_not_know_what_is_planted_is_said_not_to(
-    make_config: Callable[..., RunConfig], tmp_path: Path
-) -> None:
-    config = make_config(training__num_steps=2, data__planted={"num_tokens": 2, "num_values": 3})
-    train(config)
-    run = load_model(config.run_folder, device="cpu")
-    windows = Windows(24, 8)
-    documents = plant_dependencies(open_documents(None, run, limit=20), run, windows)
-    said = describe(measure(run, documents, windows, selectors="nearest", ks=(1,)))
-    assert "does not use the planted tokens" in said
-    assert "planted found" not in said

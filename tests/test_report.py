@@ -405,7 +405,7 @@ def test_without_a_tokenizer_the_text_is_numbers(results: Results, tmp_path: Pat
     assert page.data("document-1")["text"] == [f"{token_id} " for token_id in ids]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])) | st.text("<>&/!-scriptSCRIPT\u2028"))
 def test_json_comes_through_html_whole(text: str) -> None:
     page = Page(f'<script type="application/json" id="x">{_json_for_html({"t": text})}</script><p>')

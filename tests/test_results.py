@@ -26,7 +26,7 @@ from analysis.tables import MADE_OF_PARTS, PHASES, SCHEMAS
 from olmo_sparsity.data.tokenizer import load_tokenizer, train_tokenizer
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.manifest import write_manifest
-from tests.fake_results import DOCUMENTS, META, fake_words, write_fake_results
+from tests.fake_results import DOCUMENTS, META, fake_words
 
 IDENTITY = {"model": {"fingerprint": "a1"}, "windows": {"long": 64, "short": 16}, "ks": [1, 2]}
 NUM_DOCUMENTS = 6
@@ -94,7 +94,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     return bytes_of(folder)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     order=st.permutations(range(NUM_DOCUMENTS)),
     kills=st.sets(st.integers(0, NUM_DOCUMENTS - 1)),
@@ -202,26 +202,19 @@ def flip_a_byte(path: Path) -> None:
     path.write_bytes(bytes(data))
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("whole")
-    write_fake_results(folder)
-    return folder
-
-
 @pytest.mark.parametrize("name", FILES)
 @pytest.mark.parametrize("damage", [truncate, flip_a_byte, Path.unlink])
 def test_a_damaged_file_is_named(
-    whole: Path, tmp_path: Path, name: str, damage: Callable[[Path], None]
+    results_folder: Path, tmp_path: Path, name: str, damage: Callable[[Path], None]
 ) -> None:
-    folder = shutil.copytree(whole, tmp_path / "copy")
+    folder = shutil.copytree(results_folder, tmp_path / "copy")
     damage(folder / name)
     with pytest.raises(DataError, match=rf"^[^\n]*{name}[^\n]* makes it again[^\n]*$"):
         read_results(folder)
 
 
-def test_results_of_another_version_are_named(whole: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(whole, tmp_path / "copy")
+def test_results_of_another_version_are_named(results_folder: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(results_folder, tmp_path / "copy")
     losses = pq.read_table(folder / "losses.parquet")
     renamed = losses.rename_columns(["x", *losses.schema.names[1:]])
     pq.write_table(renamed, folder / "losses.parquet")
@@ -317,15 +310,15 @@ def test_a_process_that_lives_loses_at_most_the_last_seconds(tmp_path: Path) -> 
     assert Parts(tmp_path, IDENTITY).finished("losses") == {0}
 
 
-def test_results_hold_everything_and_pandas_reads_them(whole: Path) -> None:
-    results = read_results(whole)
+def test_results_hold_everything_and_pandas_reads_them(results_folder: Path) -> None:
+    results = read_results(results_folder)
     texts = results.tokens.query(f"document == {DOCUMENTS[1]}").text  # an odd one: reported
     assert "".join(texts) == "".join(fake_words(DOCUMENTS[1]))
     assert results.meta.windows == META.windows
     # The one-liner of docs/formats.md.
     line = re.search(r"pd\.read_parquet\(\"(.*?)\"\)", (ROOT / "docs/formats.md").read_text())
     assert line
-    table = pd.read_parquet(whole / Path(line[1]).name)
+    table = pd.read_parquet(results_folder / Path(line[1]).name)
     pd.testing.assert_frame_equal(table, getattr(results, Path(line[1]).stem))
 
 
@@ -381,9 +374,7 @@ def tokenizers() -> dict[str, Tokenizer]:
 
 
 @pytest.mark.parametrize("name", ["trained", "gpt-neox", "llama", "word piece"])
-@settings(
-    deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=st.text() | st.sampled_from(CORNERS) | st.text(alphabet="ab.,' é🚀�"), data=st.data())
 def test_pieces_joined_are_the_document(
     tokenizers: dict[str, Tokenizer], name: str, text: str, data: st.DataObject
@@ -431,8 +422,8 @@ def test_a_token_keeps_the_characters_that_it_completes() -> None:
     ],
 )
 def test_a_set_is_named_by_how_its_targets_were_chosen(
-    chosen: dict, words: str, whole: Path
+    chosen: dict, words: str, results_folder: Path
 ) -> None:
-    results = read_results(whole)
+    results = read_results(results_folder)
     results.meta.targets = chosen
     assert results.spell_set("gap_new") == words

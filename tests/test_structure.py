@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
 
 # What each part may import of this project, besides itself and the ground they all stand on.
@@ -73,11 +75,17 @@ def test_modules_stay_small() -> None:
         assert len(path.read_text().splitlines()) <= 425, path
 
 
-def test_help_imports_nothing_heavy() -> None:
-    code = "import sys, olmo_sparsity.cli as cli\n"
-    code += "try: cli.main(['--help'])\n"
-    code += "finally: print(*sys.modules, file=sys.stderr)"
-    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
-    assert "usage: olmo-sparsity" in done.stdout
-    heavy = {"numpy", "olmo", "omegaconf", "pandas", "torch", "transformers"}
-    assert heavy & set(done.stderr.split()) == set()
+@pytest.mark.parametrize(
+    ("code", "heavy"),
+    [
+        ("olmo_sparsity.cli as cli; cli.main(['--help'])", "numpy olmo omegaconf pandas torch"),
+        ("analysis.figures, analysis.report, olmo_sparsity.theory.figure", "olmo torch"),
+    ],
+)
+def test_help_and_figures_import_nothing_heavy(code: str, heavy: str) -> None:
+    names = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr))"
+    words = [sys.executable, "-c", f"{names}; import {code}"]
+    done = subprocess.run(words, check=True, capture_output=True, text=True)
+    loaded = set(done.stderr.split())
+    assert "olmo_sparsity.errors" in loaded
+    assert not {*heavy.split(), "transformers"} & loaded

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from olmo_sparsity.lock import LOCK, STALE_S, Owner
 from olmo_sparsity.sweep import Run, expand
 from olmo_sparsity.training.loop import Outcome
 from olmo_sparsity.training.run_folder import read_metrics
+from tests.conftest import running, until
 
 ROOT = Path(__file__).parents[1]
 MakeGrid = Callable[..., str]
@@ -95,6 +95,7 @@ def test_a_value_may_name_the_choice_of_another_axis(make_grid: MakeGrid) -> Non
         ({"configs": ["tiny.yaml", "tiny.yaml"]}, "2 runs would be called tiny"),
         ({"grid": {"seed": 3}}, "grid.seed must be a list"),
         ({"grid": {"seed": []}}, "grid.seed must be a list"),
+        ({"grid": {"scheme": {}}}, "grid.scheme must be a list"),
         ({"grid": {"sizes": {"small": 3}}}, "grid.sizes must be a list"),
         ({"grid": {"sead": [1, 2]}}, "did you mean 'seed'"),
         ({"grid": {"positions.num_chunks": [2, 99]}}, "positions.num_chunks=99"),
@@ -164,11 +165,9 @@ def test_a_sweep_is_stopped_goes_on_and_says_what_failed(
     words = ["sweep", path, "--training.num_steps=200", "--checkpoint.interval_steps=100"]
     words += ["--logging.interval_steps=1"]
     first, second = expand(path, words[2:])
-    with subprocess.Popen([sys.executable, "-m", "olmo_sparsity.cli", *words]) as sweep:
+    with running([sys.executable, "-m", "olmo_sparsity.cli", *words]) as sweep:
         metrics = first.folder / "metrics.jsonl"
-        while len(list(read_metrics(metrics))) < 3:
-            assert sweep.poll() is None
-            time.sleep(0.05)
+        until(lambda: len(list(read_metrics(metrics))) >= 3, lambda: sweep.poll() is None)
         assert first.state().name == "running"
         sweep.send_signal(signal.SIGTERM)
         assert sweep.wait() == EXIT_STOPPED
@@ -177,7 +176,8 @@ def test_a_sweep_is_stopped_goes_on_and_says_what_failed(
     assert second.state().step == 0
 
     # The rest without the start of a process for each run.
-    monkeypatch.setattr("olmo_sparsity.jobs.run_process", lambda command: main(command[3:]))
+    run_process = "olmo_sparsity.jobs.run_process"
+    monkeypatch.setattr(run_process, lambda command: (main(command[3:]), False))
     assert main(words) == EXIT_BAD_INPUT
     assert first.state().name == "done"
     assert second.state().name == "failed"

@@ -16,6 +16,7 @@ from docs.write_tables import (
     TABLES,
     read_meta,
     read_summary,
+    span,
     write_tables,
 )
 from olmo_sparsity.tasks.experiment import fixed_settings, list_trials, with_defaults
@@ -34,6 +35,10 @@ def test_tables_are_those_of_the_stored_results(page: str) -> None:
 def test_every_table_that_can_be_written_is() -> None:
     written = set(re.findall(r"<!-- table: (\w+)", "".join(PAGES.values())))
     assert written == set(TABLES)
+
+
+def test_no_seed_that_learnt_is_no_range() -> None:
+    assert [span([]), span([0.5]), span([0.75, 0.5])] == ["–", "0.500", "0.500–0.750"]
 
 
 # --- tasks ----------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -38,23 +37,10 @@ from olmo_sparsity.tasks.trial import (
     train,
 )
 from olmo_sparsity.tasks.variable_assignment import VariableAssignment
+from tests.conftest import running, small_task, until
 
 CPU = torch.device("cpu")
-
-
-def settings_dict(folder: Path) -> dict[str, Any]:
-    return {
-        "output": str(folder / "run"),
-        "task": {"name": "scratchpad_parity"},
-        "schemes": ["rope", "ppc"],
-        "seeds": [1, 2],
-        "train_lengths": [3, 5],
-        "test_lengths": [4, 8],
-        "num_test_samples": 150,
-        "model": {"d_model": 16, "n_heads": 2, "n_layers": 1, "mlp_ratio": 2},
-        "optimizer": {"learning_rate": 1e-2, "warmup_steps": 2},
-        "training": {"num_steps": 3, "batch_size": 8},
-    }
+ROOT = Path(__file__).parents[1]
 
 
 def write(given: dict[str, Any], folder: Path) -> Path:
@@ -64,7 +50,7 @@ def write(given: dict[str, Any], folder: Path) -> Path:
 
 
 def make(folder: Path, *overrides: str, **changes: Any) -> ExperimentSettings:
-    return load_settings(write(settings_dict(folder) | changes, folder), list(overrides))
+    return load_settings(write(small_task(folder / "run") | changes, folder), list(overrides))
 
 
 # --- position IDs ---------------------------------------------------------------------------------
@@ -85,6 +71,7 @@ def placed(scheme: str, samples: Samples, *, training: bool, seed: int = 0, **gi
 def cut_places(scheme: str, samples: Samples, num_places: int, *, aligned: bool) -> set[int]:
     """Which of the first places have an ID that is not one more than that before."""
     drawn_BL = ids(scheme, samples, training=True, num_chunks=5, aligned_cuts=aligned)
+    assert (np.diff(drawn_BL[:, :num_places]) > 1).sum(1).max() == 4
     return set(np.nonzero(np.diff(drawn_BL[:, :num_places]) > 1)[1] + 1)
 
 
@@ -97,16 +84,6 @@ def test_at_test_ids_are_counted_or_the_tasks_own() -> None:
     random_BL = ids("randomized", samples, training=False)
     assert (np.diff(random_BL) > 0).all()
     assert len(np.unique(random_BL, axis=0)) == 20
-
-
-def test_in_training_chunks_skip_ahead_and_reach_every_id() -> None:
-    samples = SparseParity().sample(np.random.default_rng(0), 4000, 20)
-    for chunks in (1, 2, 5):
-        drawn_BL = ids("pose", samples, training=True, num_chunks=chunks)
-        steps_BL = np.diff(drawn_BL)
-        assert (steps_BL >= 1).all()
-        assert (steps_BL > 1).sum(1).max() == chunks - 1
-        assert set(np.unique(drawn_BL)) == set(range(64))
 
 
 def test_aligned_cuts_leave_units_together() -> None:
@@ -290,6 +267,39 @@ def test_the_parts_of_an_array_add_up_to_one_run(
     assert rows == finished[1]
 
 
+def test_trials_have_one_thread_each_and_the_table_one_writer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """More threads round sums differently; of two shards that end together one would be lost."""
+    seen = []
+    run_trial, collect = experiment.run_trial, experiment._collect
+
+    def counted(*given: Any) -> str:
+        seen.append(torch.get_num_threads())
+        return run_trial(*given)
+
+    def alone(folder: Path) -> Any:
+        assert (folder / "lock").exists()
+        return collect(folder)
+
+    monkeypatch.setattr(experiment, "run_trial", counted)
+    monkeypatch.setattr(experiment, "_collect", alone)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        experiment.run_settings(make(tmp_path, schemes=["rope"], seeds=[1]))
+        assert (seen, torch.get_num_threads()) == ([1], 2)
+    finally:
+        torch.set_num_threads(before)
+    assert not (tmp_path / "run/lock").exists()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "configs/tasks").glob("*_paper.yaml")), ids=str)
+def test_presets_of_the_paper_draw_its_chunks(path: Path) -> None:
+    positions = load_settings(path, []).positions
+    assert (positions.num_chunks, positions.published) == (2, True)
+
+
 def test_other_settings_in_the_same_folder_are_refused(finished: tuple[Path, list[Row]]) -> None:
     with pytest.raises(ConfigError, match=r"holds trials with test_lengths=\[4, 8\] \(now \[4\]\)"):
         experiment.run_settings(make(finished[0], test_lengths=[4]))
@@ -328,7 +338,7 @@ def test_a_run_goes_on_where_it_stopped(
         return run_trial(settings, trial, *rest)
 
     monkeypatch.setattr(experiment, "run_trial", stop_once)
-    path = write(settings_dict(tmp_path), tmp_path)
+    path = write(small_task(tmp_path / "run"), tmp_path)
     assert main(["task", str(path)]) == 75
     assert [file.name for file in (tmp_path / "run" / "trials").iterdir()] == ["rope_seed1.json"]
     assert main(["task", str(path)]) == 0
@@ -367,25 +377,16 @@ def test_workers_end_with_their_parent_and_their_trials_are_as_in_one_process(
     file = tmp_path / "copy_task.py"
     file.write_text(OWN_TASK)
     own = {"task": {"name": f"{file}:Copy", "num_words": 5}, "schemes": ["ppc"]}
-    settings = settings_dict(tmp_path) | own | {"num_workers": 2, "seeds": list(range(1000))}
+    settings = small_task(tmp_path / "run") | own | {"num_workers": 2, "seeds": list(range(1000))}
     command = [sys.executable, "-m", "olmo_sparsity.cli", "task", str(write(settings, tmp_path))]
-    parent = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, process_group=0)
     trials = [tmp_path / "run" / "trials" / f"ppc_seed{seed}.json" for seed in (0, 1)]
-    try:
-        while not all(trial.exists() for trial in trials):
-            assert parent.poll() is None
-            time.sleep(0.1)
+    with running(command, stderr=subprocess.PIPE, text=True) as parent:
+        until(lambda: all(map(Path.exists, trials)), lambda: parent.poll() is None)
         group = name == "SIGINT"  # as a terminal does
         (os.killpg if group else os.kill)(parent.pid, getattr(signal, name))
         _, error = parent.communicate(timeout=120)
-        deadline = time.monotonic() + 30
         with contextlib.suppress(ProcessLookupError):
-            while not os.killpg(parent.pid, 0):
-                assert time.monotonic() < deadline, "workers live on"
-                time.sleep(0.1)
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(parent.pid, signal.SIGKILL)
+            until(lambda: os.killpg(parent.pid, 0), timeout_s=30)  # its workers, which end too
     if name == "SIGINT":
         assert parent.returncode == 75
         assert "Traceback" not in error
@@ -415,7 +416,7 @@ def test_what_is_wrong_with_it_is_said_before_training(
     assert right in OWN_TASK
     file = tmp_path / "copy_task.py"
     file.write_text(OWN_TASK.replace(right, wrong))
-    path = write(settings_dict(tmp_path) | {"task": {"name": f"{file}:Copy"}}, tmp_path)
+    path = write(small_task(tmp_path / "run") | {"task": {"name": f"{file}:Copy"}}, tmp_path)
     assert main(["task", str(path)]) == 2
     assert expected in capsys.readouterr().err
 
@@ -466,14 +467,23 @@ K = {"task": {"name": "sparse_parity"}, "schemes": ["rope"], "train_lengths": [2
         ({"model": {"alibi": True}}, "model.alibi=True is set, but the scheme decides it"),
         ({"model": {"vocab_size": 9}}, "model.vocab_size=9 is set, but the task decides it"),
         ({"model": {"d_model": 32, "n_heads": 2, "mlp_hidden_size": 3}}, "model.mlp_hidden_size=3"),
+        ({"schemes": ["ppc"], "positions": {"aligned_cuts": True}}, "units are single tokens"),
+        ({"model": {"embedding_size": 9}}, "model.embedding_size=9 is set, but the task decides"),
+        ({"model": {"max_sequence_length": 9}}, "model.max_sequence_length=9 is set, but the long"),
+        (
+            {"task": {"name": "variable_assignment"}, "train_ks": [2], "test_ks": [2]},
+            "takes one k for all samples; leave train_ks empty",
+        ),
         ({"training": {"num_steps": 0}}, "training.num_steps=0 must be at least 1"),
+        ({"training": {"max_grad_norm": -1}}, "training.max_grad_norm=-1.0 must be at least"),
+        ({**K, "training": {"grow_k_steps": -1}}, "training.grow_k_steps=-1 must be at least 0"),
         ({"speed": 3}, "speed"),
     ],
 )
 def test_bad_input_ends_in_one_line(
     changes: dict[str, Any], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = write(settings_dict(tmp_path) | changes, tmp_path)
+    path = write(small_task(tmp_path / "run") | changes, tmp_path)
     assert main(["task", str(path)]) == 2
     error = capsys.readouterr().err
     assert re.search(message, error), error
@@ -482,7 +492,7 @@ def test_bad_input_ends_in_one_line(
 
 
 def test_gpt_neox_has_neither_nope_nor_alibi(tmp_path: Path) -> None:
-    model = settings_dict(tmp_path)["model"] | {"architecture": "gpt_neox", "rotary_fraction": 0.5}
+    model = small_task(tmp_path)["model"] | {"architecture": "gpt_neox", "rotary_fraction": 0.5}
     settings = make(tmp_path, schemes=["nope"], model=model)
     with pytest.raises(ConfigError, match=r"means nothing to model\.architecture=gpt_neox"):
         experiment.run_settings(settings)

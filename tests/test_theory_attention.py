@@ -97,7 +97,7 @@ def test_padding_is_as_if_absent(shape: KeyShape) -> None:
 
 
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(0, 50), st.integers(0, 9))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_relativity(k: int, window: int, shift: int, seed: int) -> None:
     """Assumption 3.2 item 2: shifting all position IDs changes nothing."""
     shape = KeyShape(k, window if k > 1 else 1, "initial")

@@ -1,8 +1,6 @@
 """The command's work from YAML to figure, what it refuses, and what is stored."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -84,6 +82,27 @@ def test_from_config_to_figure(config_path: Path, tmp_path: Path) -> None:
     assert (tmp_path / "figure.svg").read_bytes() == again
 
 
+@pytest.mark.parametrize("case", ["nonlocal_token_keys, num_places: 2", "drifting, num_places: 2",
+                                  "nonlocal, num_places: 2, train_length: 10"])  # fmt: skip
+def test_cases_that_are_compared_with_nothing_are_drawn(
+    case: str, config_path: Path, tmp_path: Path
+) -> None:
+    run(str(config_path), ["--local_span=3", f"--cases=[{{setting: {case}}}]"])
+    assert (tmp_path / "figure.svg").stat().st_size > 100
+
+
+def test_the_fastest_growth_is_that_of_one_starting_point(
+    config_path: Path, tmp_path: Path
+) -> None:
+    overrides = ["--worst_case.seeds=[0,1,2]", "--worst_case.num_steps=2"]
+    run(str(config_path), ["--cases=[{setting: local, num_places: 1}]", *overrides])
+    rows, _ = read_results(tmp_path / "run")
+    (found,) = (s for s in summarise(rows) if s.model == "worst_case")
+    growths = [row.risk / row.delta_worst for row in rows if row.model == "worst_case"]
+    assert len(growths) == 3
+    assert found.risk / found.delta_worst == max(growths)
+
+
 @pytest.mark.parametrize(
     ("override", "says"),
     [
@@ -94,12 +113,29 @@ def test_from_config_to_figure(config_path: Path, tmp_path: Path) -> None:
         ("train_lenght=3", "did you mean 'train_length'"),
         ("train_length=0", "train_length=0 must be at least 1"),
         ("train_length=x", "train_length"),
-        ("seeds=[1,1]", "holds one seed twice"),
+        ("seeds=[1,1]", r"seeds=\[1, 1\] holds one value twice"),
+        ("test_multiples=[1,2,2]", "test_multiples=.* holds one value twice"),
+        ("worst_case.seeds=[1,1]", "worst_case.seeds=.* holds one value twice"),
+        ("worst_case.train_length=28", "worst_case.train_length=28 must be at most 27"),
+        ("bridge.seeds=[1,1]", "bridge.seeds=.* holds one value twice"),
+        ("bridge.seeds=[]", "bridge.seeds is empty"),
+        ("bridge.seeds=[-1]", "bridge.seeds=.*-1"),
+        ("bridge.schemes=[rope,rope]", "bridge.schemes=.* holds one value twice"),
+        ("bridge.cases=[{setting: local, num_places: 7}]", r"bridge.cases\[0\].num_places=7"),
+        (
+            "bridge.cases=[{setting: local, num_places: 1, objective: minimax}]",
+            r"bridge.cases\[0\].objective=minimax has no effect",
+        ),
+        (
+            "cases=[{setting: local, num_places: 1},"
+            "{setting: local, num_places: 1, train_length: 8, attention_places: 1}]",
+            r"cases\[1\] is there twice",
+        ),
         ("cases=[]", "cases is empty"),
         ("cases=[{setting: local, num_places: 7}]", r"num_places=7.*L/2=4"),
         ("cases=[{setting: nowhere, num_places: 1}]", "'nowhere' is not one of local"),
         ("cases=[{setting: order, num_places: 3}]", "must be 2"),
-        ("cases=[{setting: local, num_places: 1, background: [0.5, 0.2, 0.2]}]", "sums to 0.9"),
+        ("cases=[{setting: local, num_places: 1, marker_rate: 1}]", r"must lie in \[0, 1\)"),
         ("cases=[{setting: local, num_place: 1}]", "num_place"),
         ("cases=[{setting: nonlocal_token_keys, num_places: 4}]", "GiB"),
         ("bridge.schemes=[alibi]", "must be among rope, pose"),
@@ -121,11 +157,6 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
         load_theory_config(tmp_path / "none.yaml", [])
     with pytest.raises(DataError, match=r"table.parquet; make it with"):
         read_results(tmp_path)
-
-
-def test_the_figure_needs_no_torch() -> None:
-    code = "import sys, olmo_sparsity.theory.figure; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
 
 
 # --- bridge ---------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def test_sampling_matches_enumeration(name: str, coupled: bool) -> None:
 
 
 @given(st.integers(1, 3), st.integers(4, 20), st.integers(0, 99))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_coupled_ids_bring_the_planted_tokens_together(k: int, length: int, seed: int) -> None:
     data = parity(P.uniform_subsets(k), coupled=True)
     sample = data.sample(length, 20, np.random.default_rng(seed))
@@ -76,7 +76,7 @@ def test_coupled_ids_bring_the_planted_tokens_together(k: int, length: int, seed
 
 
 @given(st.integers(1, 3), st.integers(3, 6), st.integers(6, 30))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_locality_is_the_widest_planted_span(k: int, span: int, length: int) -> None:
     law = P.translated_shapes(P.shapes_within(k, span))
     assert P.locality(law, [length]) == (span if k > 1 else 1)
@@ -89,7 +89,7 @@ def test_locality_is_the_widest_planted_span(k: int, span: int, length: int) -> 
     st.integers(0, 3),
     st.integers(16, 24),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_regularity_has_its_closed_form(
     weights: list[float], span: int, more: int, length: int
 ) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from analysis.measurement import measure
+from analysis.plan import Plan
 from analysis.probe import SparsityProbe, probe_documents, probe_settings
 from olmo_sparsity.config import IGNORED, OptimizerConfig, RunConfig
 from olmo_sparsity.data.batches import Batch, heldout_batches
@@ -34,7 +35,7 @@ from olmo_sparsity.training.estimate import (
     stated_flops,
 )
 from olmo_sparsity.training.evaluate import evaluate, induction_drop
-from olmo_sparsity.training.loop import Outcome, dry_run, resolve, train
+from olmo_sparsity.training.loop import Outcome, resolve, train
 from olmo_sparsity.training.optim import build_optimizer, learning_rate
 from olmo_sparsity.training.run_folder import Metrics, draw_losses, loss_table, read_metrics
 
@@ -106,14 +107,8 @@ def test_runs_repeat_and_seeds_differ(make_config: MakeConfig, tmp_path: Path) -
 @pytest.mark.parametrize(
     "changes",
     [
-        {"model__rope": False, "model__alibi": True},
-        {"model__rope": False},
-        {"model__rotary_fraction": 0.5},
-        {"model__n_kv_heads": 1},
         {"training__activation_checkpointing": True},
         {"training__precision": "bf16"},
-        {"optimizer__schedule": "cosine"},
-        {"model": GPT_NEOX | {"rotary_fraction": 0.25}},
     ],
     ids=lambda changes: ",".join(f"{key}={value}" for key, value in changes.items()),
 )
@@ -270,25 +265,15 @@ def test_the_loss_of_a_masked_document_is_its_loss_alone(
     assert (one - other).norm() < near["rtol"] * other.norm()
 
 
-def test_a_run_within_documents_trains_and_resumes(make_config: MakeConfig, tmp_path: Path) -> None:
-    settings = {"data__mask_documents": True, "training__length": 32}
+def test_a_run_within_documents_is_another_one(make_config: MakeConfig, tmp_path: Path) -> None:
     curves = []
-    for name in ("whole", "resumed"):
-        config = make_config(run_folder=str(tmp_path / name), **settings)
+    for mask in (True, False):
+        config = make_config(
+            run_folder=str(tmp_path / str(mask)), data__mask_documents=mask, training__length=32
+        )
         train(config)
-        if name == "resumed":
-            shutil.rmtree(list_checkpoints(config.run_folder)[0])
-            train(make_config(**settings))
         curves.append(losses(config))
-    assert curves[0] == curves[1]
-    plain = make_config(run_folder=str(tmp_path / "plain"), data__mask_documents=False)
-    train(plain)
-    assert losses(plain) != curves[0]
-
-
-def test_masked_documents_do_not_go_with_scaled_queries(make_config: MakeConfig) -> None:
-    with pytest.raises(ConfigError, match=r"query_scale_length=16\.0 counts the keys"):
-        make_config(data__mask_documents=True, model__query_scale_length=16)
+    assert curves[0] != curves[1]
 
 
 # --- schedule -------------------------------------------------------------------------------------
@@ -388,17 +373,6 @@ def test_init_from_starts_with_those_weights(
 
 
 # --- what the user is told ------------------------------------------------------------------------
-
-
-def test_dry_run_shows_the_whole_config_and_writes_nothing(
-    make_config: MakeConfig, capsys: pytest.CaptureFixture
-) -> None:
-    config = make_config()
-    dry_run(config)
-    shown = capsys.readouterr().out
-    assert "learning_rate: 0.01" in shown
-    assert "# parameters: " in shown
-    assert not Path(config.run_folder).exists()
 
 
 def test_estimates_count_what_is_built(make_config: MakeConfig) -> None:
@@ -532,15 +506,25 @@ def test_metrics_past_the_checkpoint_are_written_anew(tmp_path: Path) -> None:
     assert found[-1] == {"step": 6, "loss": 2.0, "gradient_norm": 1.0, "tokens_per_s": 3.0}
 
 
+def test_too_little_heldout_text_ends_a_run_before_its_first_step(make_config: MakeConfig) -> None:
+    training = {"training__length": 10**6, "positions": {}, "model__max_sequence_length": 10**6}
+    for changes in ({"evaluation__length": 10**6}, training | {"evaluation__length": 4}):
+        config = make_config(**changes)
+        with pytest.raises(DataError, match="no file of the held-out text holds one"):
+            train(config)
+        assert not Path(config.run_folder).exists()
+
+
 def test_sinks_are_asked_for_and_receive_every_row(
     make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     received: list[tuple[dict, int]] = []
     fake = types.ModuleType("wandb")
     run = types.SimpleNamespace(log=lambda row, step: received.append((row, step)))
-    fake.init = lambda **settings: run
+    opened: list[dict] = []
+    fake.init = lambda **settings: opened.append(settings) or run
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    train(make_config(logging__wandb_project="test"))
+    train(config := make_config(logging__wandb_project="test"))
     assert [step for _, step in received] == [1, 2, 3, 4, 5, 6, 6]
     assert {"train/tokens_per_s", "train/peak_memory_gib"} <= received[-2][0].keys()
     places = ("0-16", "16-32", "32-64")
@@ -548,6 +532,10 @@ def test_sinks_are_asked_for_and_receive_every_row(
         *(f"{name}/{place}" for name in ("heldout", "heldout_bits_per_byte") for place in places),
         "heldout/induction_drop",
     }
+    shutil.rmtree(list_checkpoints(config.run_folder)[0])
+    train(config)
+    assert [settings["resume"] for settings in opened] == [None, "allow"]
+    assert opened[0]["id"] == opened[1]["id"]
 
 
 def test_the_share_of_the_stated_peak_is_logged_where_it_is_known(
@@ -607,8 +595,11 @@ def test_the_curves_are_printed_and_drawn_for_every_evaluation(
     draw_losses(config.run_folder, tmp_path / "curves.svg")
 
 
-def test_sparsity_is_probed_at_every_evaluation(make_config: MakeConfig, tmp_path: Path) -> None:
+def test_sparsity_is_probed_at_every_evaluation(
+    make_config: MakeConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The numbers of a run's metrics are those that `measure` finds of its checkpoint."""
+    targets = Plan.targets
     changes = {
         "training__length": 64, "positions__target_length": 64, "training__num_steps": 2,
         "evaluation__interval_steps": 1,
@@ -636,6 +627,10 @@ def test_sparsity_is_probed_at_every_evaluation(make_config: MakeConfig, tmp_pat
     for units in settings.units:
         for name, value in found[-1][units].items():
             assert value == pytest.approx(summary.loc["gap", units][name], abs=1e-6)
+    monkeypatch.setattr(
+        Plan, "targets", lambda plan, losses: targets(plan, losses).query("far_part == 'placebo'")
+    )
+    assert SparsityProbe(config, heldout, torch.device("cpu"))(final_weights(config)) == {}
     assert "net span:4" in loss_table(config.run_folder)
     draw_losses(config.run_folder, tmp_path / "curves.svg")
     assert "best of span:4" in (tmp_path / "curves.svg").read_text()

@@ -42,6 +42,7 @@ def test_the_commit_says_whether_the_code_has_changed_since(tmp_path: Path) -> N
     git("commit", "-qm", "first")
     commit = git("rev-parse", "HEAD")
     assert code_version(tmp_path) == commit
+    assert code_version(tmp_path / "docs") is None, "the repository is another's"
     doc.write_text("two")
     assert code_version(tmp_path) == commit, "a result was written"
     code.write_text("two")

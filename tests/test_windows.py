@@ -6,14 +6,11 @@ from itertools import groupby, pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from analysis.windows import NOTHING, Units, Windows, span_width
+from analysis.windows import Units, Windows, span_width
 from olmo_sparsity.errors import ConfigError
-
-settings.register_profile("without a clock", deadline=None)
-settings.load_profile("without a clock")
 
 
 @st.composite
@@ -42,35 +39,6 @@ def test_blocks_cover_every_target_with_a_full_window_once(given: tuple[Windows,
         places = block.start + np.arange(block.num_targets)
         assert windows.start_of(places).tolist() == [block.start] * block.num_targets
     assert all(b.start - a.start == windows.stride == a.num_targets for a, b in pairwise(blocks))
-
-
-@given(windows_and_length(), st.data())
-def test_position_ids_are_places_behind_the_prefix(
-    given: tuple[Windows, int], data: st.DataObject
-) -> None:
-    """The prefix and some far places, then the window; with all far places, each once."""
-    windows, length = given
-    for block in windows.blocks(np.arange(length)):
-        last = data.draw(st.none() | st.integers(1, block.num_targets))
-        num_inputs = len(block.tokens) - block.num_targets + (last or block.num_targets) - 1
-        every = [*block.earlier(np.arange(block.num_far)), *block.near(last)]
-        assert every == list(range(num_inputs))
-        assert block.earlier(NOTHING).tolist() == list(range(len(windows.prefix)))
-        some = block.earlier(np.array([block.num_far - 1]))
-        assert block.tokens[some].tolist() == [*windows.prefix, block.far_F[-1]]
-
-
-@given(windows_and_length())
-def test_another_far_part_changes_nothing_else(given: tuple[Windows, int]) -> None:
-    windows, length = given
-    for block in windows.blocks(np.arange(length)):
-        other = -1 - np.arange(block.num_far)
-        changed = block.with_far(other)
-        assert changed.far_F.tolist() == other.tolist()
-        end = len(windows.prefix) + block.num_far
-        assert changed.tokens[end:].tolist() == block.tokens[end:].tolist()
-        assert (changed.start, changed.windows) == (block.start, block.windows)
-        assert changed.with_far(block.far_F).tokens.tolist() == block.tokens.tolist()
 
 
 @pytest.mark.parametrize(
@@ -125,49 +93,6 @@ def test_spans_are_every_run_of_so_many(num_far: int, width: int) -> None:
     if found:
         assert sorted({place for unit in found for place in unit}) == list(range(num_far))
     assert places_of(Units.of_tokens(num_far)) == [[place] for place in range(num_far)]
-
-
-@st.composite
-def some_units(draw: st.DrawFn) -> tuple[Units, int]:
-    num_far = draw(st.integers(1, 20))
-    if draw(st.booleans()):
-        return Units.of_spans(num_far, draw(st.integers(1, num_far))), num_far
-    runs = draw(st.lists(st.integers(0, 2), min_size=num_far, max_size=num_far))
-    return Units.of_runs(np.array(runs)), num_far
-
-
-@given(some_units(), st.data())
-def test_places_of_chosen_units_are_sorted_and_there_once(
-    given: tuple[Units, int], data: st.DataObject
-) -> None:
-    units, num_far = given
-    chosen = data.draw(st.lists(st.integers(0, len(units) - 1), unique=True))
-    places, by_hand = units.places(*chosen), places_of(units)
-    assert places.dtype.kind == "i"
-    assert places.tolist() == sorted({place for unit in chosen for place in by_hand[unit]})
-    assert set(places.tolist()) <= set(range(num_far))
-
-
-@given(some_units(), st.integers(1, 3), st.sampled_from([np.float32, np.float64]), st.data())
-def test_totals_equal_a_loop(
-    given: tuple[Units, int], num_targets: int, dtype: type, data: st.DataObject
-) -> None:
-    units, num_far = given
-    seed = data.draw(st.integers(0, 99))
-    scores_TF = np.random.default_rng(seed).normal(size=(num_targets, num_far)).astype(dtype)
-    found_TU = units.total(scores_TF)
-    assert found_TU.shape == (num_targets, len(units))
-    for row, scores_F in enumerate(scores_TF):
-        expected = [sum(float(scores_F[place]) for place in unit) for unit in places_of(units)]
-        np.testing.assert_allclose(found_TU[row], expected, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("units", "width"),
-    [("tokens", 1), ("span:2", 2), ("span:16", 16), ("words", None), ("sentences", None)],
-)
-def test_the_width_of_units(units: str, width: int | None) -> None:
-    assert span_width(units) == width
 
 
 @pytest.mark.parametrize(

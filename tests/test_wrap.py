@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import peft
 import pytest
 import torch
@@ -16,7 +17,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, ByT5Tokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
-from analysis.documents import token_texts
+from analysis.documents import Document, token_texts
+from analysis.recovery import recover
+from analysis.scoring import Scorer
+from analysis.windows import Windows
 from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.huggingface import HuggingFaceLM
@@ -98,7 +102,7 @@ def test_a_limit_is_named(tmp_path: Path) -> None:
     for loaded in (wrap_model(theirs), load_model(str(tmp_path), device="cpu")):
         assert loaded.max_positions == 16
         loaded.check_positions(16)
-        with pytest.raises(ConfigError, match=r"17 positions .*: 16 \(sliding window\); take a sh"):
+        with pytest.raises(ConfigError, match=r"17 .* is right for: 16 \(sliding window\)"):
             loaded.check_positions(17)
 
 
@@ -129,6 +133,11 @@ def test_a_dispatched_or_offloaded_model_answers_alike() -> None:
         assert loaded.device == torch.device("cpu")
         assert loaded.fingerprint == plain.fingerprint
         assert torch.equal(loaded.model(tokens_BL, GAPPED), plain.model(tokens_BL, GAPPED))
+        found, expected = (
+            recover(Scorer(one.model), Document(tokens_BL[0].numpy()), Windows("all", 3), [6])
+            for one in (loaded, plain)
+        )
+        pd.testing.assert_frame_equal(found["recovery"], expected["recovery"])
 
 
 # --- PEFT -----------------------------------------------------------------------------------------
@@ -326,7 +335,7 @@ def test_a_slow_tokenizer_is_adapted() -> None:
 
 
 def test_a_tokenizer_too_large_for_the_embedding_is_refused() -> None:
-    with pytest.raises(ConfigError, match="384 tokens, its embedding only 61 rows"):
+    with pytest.raises(ConfigError, match="IDs up to 383, its embedding only 61 rows"):
         wrap_model(llama(), ByT5Tokenizer())
 
 

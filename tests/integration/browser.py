@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 import time
@@ -14,8 +13,6 @@ from typing import Any
 
 from tests.children import free_port
 
-MISSING = [name for name in ("chromium", "chromedriver") if not shutil.which(name)]
-INSTALL = "apt-get install -y --no-install-recommends chromium chromium-driver"
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the name W3C WebDriver gives a reference
 
 
@@ -134,8 +131,3 @@ class Browser:
         except urllib.error.HTTPError as error:
             with error:
                 raise RuntimeError(json.load(error)["value"]["message"]) from None
-
-
-def is_required() -> bool:
-    """CI sets this, so that a missing browser there is a failure and not a skip."""
-    return os.environ.get("OLMO_SPARSITY_REQUIRE_BROWSER") == "1"

@@ -399,17 +399,6 @@ def test_a_command_ends_with_its_exit_code_whatever_threads_are_alive() -> None:
 # --- one message ----------------------------------------------------------------------------------
 
 
-def test_a_mistake_is_said_once(settings: dict) -> None:
-    wrong = on(settings, "wrong", "zero2", training={"batch_size": 9, "micro_batch_size": None})
-    job = children.start(wrong)
-    assert job.wait() == [2, 2]
-    first, second = job.texts()
-    assert first.startswith("olmo-sparsity: training.batch_size=9 cannot be shared equally by 2")
-    assert len(first.splitlines()) == 1
-    assert second == ""
-    assert not Path(wrong["run_folder"]).exists(), "before the first step, before anything"
-
-
 def test_another_optimizer_than_was_asked_for_is_an_error(settings: dict, tmp_path: Path) -> None:
     """These settings make DeepSpeed replace ZeRO-1 by itself."""
     path = tmp_path / "zero.json"

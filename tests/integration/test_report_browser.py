@@ -17,7 +17,8 @@ from analysis.explanation import Explanation
 from analysis.report import write_explanation, write_report
 from analysis.results import Results
 from tests.fake_results import META, fake_words, one_document
-from tests.integration.browser import INSTALL, MISSING, Browser, is_required
+from tests.integration import needs
+from tests.integration.browser import Browser
 from tests.test_explain import SHORT
 from tests.test_report import (
     HOSTILE,
@@ -27,9 +28,8 @@ from tests.test_report import (
     tiny_explanation,
 )
 
-pytestmark = pytest.mark.skipif(
-    bool(MISSING) and not is_required(),
-    reason=f"no {' and no '.join(MISSING)} here; `{INSTALL}` installs both",
+pytestmark = needs(
+    ("chromium", "chromedriver"), "chromium chromium-driver", "OLMO_SPARSITY_REQUIRE_BROWSER"
 )
 
 # Finds what a test needs among the elements of the text.

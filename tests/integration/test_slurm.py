@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -26,25 +26,21 @@ from omegaconf import OmegaConf
 
 from analysis.results import Results, read_results
 from olmo_sparsity.cli import build_parser, main
-from olmo_sparsity.config_file import load_config
 from olmo_sparsity.sweep import expand
 from olmo_sparsity.training.run_folder import read_metrics
 from tests.conftest import data_section, small_run
-from tests.integration.slurm_cluster import INSTALL, MISSING, ROOT, Cluster, is_required
+from tests.fuzz import MEASURE
+from tests.integration import needs
+from tests.integration.slurm_cluster import ROOT, Cluster
 
-pytestmark = pytest.mark.skipif(
-    bool(MISSING) and not is_required(),
-    reason=f"no {', no '.join(MISSING)} here; `{INSTALL}` installs a SLURM",
+pytestmark = needs(
+    ("sbatch", "slurmctld", "slurmd", "munged"), "slurm-wlm munge", "OLMO_SPARSITY_REQUIRE_SLURM"
 )
 
 NUM_STEPS = 120
 FOREVER = "--training.num_steps=1000000"  # the time limit, or the test, ends it
 PATIENCE_S = 300
 NUM_AT_ONCE = 6  # scenarios; most of their time they wait
-MEASURE = (
-    *("--long", "24", "--short", "8", "--stride", "8", "--ks", "1,2", "--foreign", "1"),
-    *("--selectors", "random,nearest", "--min-gap", "0", "--max-documents", "8"),
-)
 
 
 @dataclass
@@ -481,34 +477,22 @@ COMMANDS = [
     shlex.split(line, comments=True)
     for block in re.findall(r"```bash\n(.*?)```", README, flags=re.DOTALL)
     for line in block.splitlines()
-    if line.startswith(("sbatch", "squeue", "olmo-sparsity"))
+    if line.startswith(("sbatch", "squeue")) or "--slurm" in line
 ]
-
-
-runs_of = cache(lambda grid: expand(grid, []))
 
 
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_the_commands_of_the_readme(
     words: list[str], jobs: dict[Scenario, Future[Job]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """SLURM's own are submitted for a test, ours are parsed and their files read."""
+    """SLURM's own are submitted for a test, and a run of a sweep as ours submits it."""
     monkeypatch.chdir(ROOT)
-    job = jobs[undisturbed].result()
-    flags = {"SBATCH_PARTITION": "pair"}
+    cluster = jobs[undisturbed].result().cluster
+    if words[0] == "olmo-sparsity":
+        options = build_parser().parse_args(words[1:])
+        array = ("--array=0", "slurm/train.sbatch", options.config)
+        words = ["sbatch", *shlex.split(options.slurm), *array]
     if words[0] == "sbatch":
-        job.cluster.run("sbatch", "--test-only", *words[1:], **flags)
-    elif words[0] != "olmo-sparsity":
-        job.cluster.run(*words)
+        cluster.run("sbatch", "--test-only", *words[1:], SBATCH_PARTITION="pair")
     else:
-        options, rest = build_parser().parse_known_args(words[1:])
-        if "slurm" in options:
-            assert not rest
-            assert runs_of(options.config)
-            if options.slurm:
-                array = ("--array=0", "slurm/train.sbatch", options.config)
-                job.cluster.run("sbatch", "--test-only", *shlex.split(options.slurm), *array)
-        elif "config" in options:
-            load_config(options.config, rest)
-        else:
-            assert not rest
+        cluster.run(*words)
