@@ -110,7 +110,7 @@ def recover(
     )
     # With long="all" the far parts of all blocks begin the same texts.
     together = [sorted(blocks)] if windows.long == "all" else [[key] for key in sorted(blocks)]
-    for keys in together:
+    for keys in filter(None, together):
         evaluation.add({key: blocks[key] for key in keys})
     return {
         name: pd.DataFrame({column: np.concatenate(parts) for column, parts in columns.items()})

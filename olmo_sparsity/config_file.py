@@ -69,7 +69,7 @@ def read_given(path: str | Path, overrides: list[str] | None = None) -> DictConf
 def fill_in(schema: type[Schema], given: DictConfig | dict, origin: str) -> Schema:
     """The schema's defaults, overridden by `given`; unknown keys and wrong types are refused."""
     try:
-        kept = _without_null_sections(given, schema, f"{origin}: ")
+        kept = _without_null_sections(given, schema, origin)
         config = OmegaConf.to_object(OmegaConf.merge(_defaults(schema), kept))
     except ConfigKeyError as error:
         _refuse_other_kind(given, schema, origin)
@@ -93,9 +93,12 @@ def fill_in(schema: type[Schema], given: DictConfig | dict, origin: str) -> Sche
 
 
 _defaults: Callable[[Any], Any] = cache(OmegaConf.structured)  # a merge copies them
+_TEXTS = (list[str], list[str] | None)
 
 
-def _without_null_sections(given: DictConfig | dict, schema: type, prefix: str) -> dict:
+def _without_null_sections(
+    given: DictConfig | dict, schema: type, origin: str, section: str = ""
+) -> dict:
     """A null section (`--data.repeated=null`) counts as if no file had set it. A number for a text
     is refused: YAML has changed it (007 is 7, 2024_01 is 202401)."""
     plain = OmegaConf.to_container(given) if isinstance(given, DictConfig) else given
@@ -104,15 +107,16 @@ def _without_null_sections(given: DictConfig | dict, schema: type, prefix: str) 
     kinds: dict[Any, Any] = get_type_hints(schema)
     kept = {}
     for key, value in plain.items():
-        section = is_dataclass(kinds.get(key))
-        if section and isinstance(value, dict):
-            value = _without_null_sections(value, kinds[key], f"{prefix}{key}.")
-        if isinstance(value, int | float) and kinds.get(key) in (str, str | None):
+        kind, name = kinds.get(key), f"{section}{key}"
+        if is_dataclass(kind) and isinstance(value, dict):
+            value = _without_null_sections(value, kinds[key], origin, f"{name}.")
+        texts = [value] if kind in (str, str | None) else value if kind in _TEXTS else None
+        if any(isinstance(text, int | float) for text in texts or ()):
             raise ConfigError(
-                f"{prefix}{key}={value} is a number to YAML; quote it (on the command line: "
-                f"'--{key}=\"…\"')"
+                f"{origin}: {name}={value} is no text to YAML; quote it (on the command line: "
+                f"'--{name}=\"…\"')"
             )
-        if not (section and value is None):
+        if not (is_dataclass(kind) and value is None):
             kept[key] = value
     return kept
 

@@ -93,7 +93,7 @@ def given(data: dict | None = None, **sections: Any) -> dict:
             {"engine": {"name": "zero3"}, "training": {"compile": True}},
             "training.compile=true does not go with engine.name=zero3",
         ),
-        ({"run_folder": 2024}, "config: run_folder=2024 is a number to YAML; quote it"),
+        ({"run_folder": 2024}, "config: run_folder=2024 is no text to YAML; quote it"),
         ({"data": {"corpus": {"path": 1e3}}}, "data.corpus.path=1000.0 is no text"),
         ({"optimizer": 5}, "not a subclass of OptimizerConfig"),
         ({"training": {"num_steps": 0}}, "must be at least 1"),

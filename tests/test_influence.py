@@ -885,6 +885,7 @@ def test_one_pass_over_a_text_serves_all_of_its_blocks(
     recover(Scorer(model, CPU), document, EVERYTHING, places, ks=(1,), controls=controls)
     assert len(prefills) == 1 + 1 + 2  # the document, the placebo, two foreign texts
     assert {len(tokens) for tokens in prefills} == {1 + 25 - 6}
+    assert recover(Scorer(model, CPU), document, EVERYTHING, [])["recovery"].empty
 
 
 @READINGS

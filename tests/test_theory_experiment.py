@@ -118,7 +118,6 @@ def test_the_fastest_growth_is_that_of_one_starting_point(
         ("worst_case.seeds=[1,1]", "worst_case.seeds=.* holds one value twice"),
         ("worst_case.train_length=28", "worst_case.train_length=28 must be at most 27"),
         ("bridge.seeds=[1,1]", "bridge.seeds=.* holds one value twice"),
-        ("bridge.seeds=[]", "bridge.seeds is empty"),
         ("bridge.seeds=[-1]", "bridge.seeds=.*-1"),
         ("bridge.schemes=[rope,rope]", "bridge.schemes=.* holds one value twice"),
         ("bridge.cases=[{setting: local, num_places: 7}]", r"bridge.cases\[0\].num_places=7"),

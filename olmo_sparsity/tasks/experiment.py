@@ -29,7 +29,6 @@ from omegaconf import OmegaConf
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.files import remove_partial, write_atomically
 from olmo_sparsity.json_files import read_json, with_crc
-from olmo_sparsity.lock import locked
 from olmo_sparsity.model.load import device_name
 from olmo_sparsity.nested import differences
 from olmo_sparsity.progress import Progress
@@ -73,10 +72,12 @@ def run_settings(
             f"{num_left_out} pairs of test length and k are not tested: k does not fit the length"
         )
     _train_all(settings, todo, len(trials), device, folder)
-    with locked(folder, waits=True):  # another shard may end at the same time, with fewer trials
+    while True:
         rows, of_trials = _collect(folder)
         write_results(folder, rows, {"command": command, "settings": fixed} | of_trials | made_by)
-    return rows
+        if _collect(folder)[0] == rows:
+            return rows
+        # Another shard ended meanwhile, and this table, without its trials, may be the later one.
 
 
 def list_trials(settings: ExperimentSettings) -> list[Trial]:

@@ -32,7 +32,6 @@ from olmo_sparsity.tasks.schemes import (
     COUPLED,
     EMBEDDED,
     HAVE_COUPLED_IDS,
-    POSE,
     PREDICTED,
     SCHEMES,
     SPREAD,
@@ -228,9 +227,9 @@ def _refuse_unused(settings: ExperimentSettings, origin: str) -> None:
         "coupling.id_loss_weight": (
             bool(schemes & set(PREDICTED)), f"only {' and '.join(PREDICTED)} have this loss"),
         "positions.published": (
-            bool(schemes & set(POSE)) and settings.positions.num_chunks > 1
+            chunked[0] and settings.positions.num_chunks > 1
             and not settings.positions.aligned_cuts,
-            f"it means {', '.join(POSE)} with several chunks, cut anywhere"),
+            f"it means {', '.join(CHUNKED)} with several chunks, cut anywhere"),
         "training.grow_k_steps": (has_k, "train_ks is empty"),
         "model.vocab_size": (False, "the task decides it"),
         "model.embedding_size": (False, "the task decides it"),

@@ -145,7 +145,8 @@ def _check(config: TheoryConfig, origin: str) -> None:
 
     for name in ("seeds", "test_multiples", "bridge.seeds", "bridge.schemes", "worst_case.seeds"):
         values = attrgetter(name)(config)
-        require(bool(values) or name == "worst_case.seeds", f"{name} is empty; list at least one")
+        is_used = name != "worst_case.seeds" and (config.bridge.cases or "bridge" not in name)
+        require(bool(values) or not is_used, f"{name} is empty; list at least one")
         require(len(set(values)) == len(values), f"{name}={values} holds one value twice")
     schemes = config.bridge.schemes
     require(set(schemes) <= {"rope", "pose"}, f"bridge.schemes={schemes} must be among rope, pose")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
 from olmo_sparsity.config import RunConfig
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.files import write_atomically
 
 Sink = Callable[[dict], None]
 
@@ -48,14 +48,15 @@ def _wandb(config: RunConfig, start: int) -> Sink:
         raise ConfigError(
             "logging.wandb_project needs a package: pip install 'olmo-sparsity[wandb]'"
         ) from None
+    file = Path(config.run_folder) / "wandb_id"  # a resumed run goes on in the same curves
     run = wandb.init(
         project=config.logging.wandb_project,
         name=config.run_folder,
         config=asdict(config),
-        # A resumed run goes on in the same curves; one that starts over replaces them.
-        id=hashlib.sha256(str(Path(config.run_folder).resolve()).encode()).hexdigest()[:16],
-        resume="allow" if start else None,
+        id=file.read_text() if start and file.exists() else None,
+        resume="allow",
     )
+    write_atomically(file, run.id)
 
     def write(row: dict) -> None:
         run.log(dict(_scalars(row)), step=row["step"])
