@@ -115,10 +115,10 @@ def explain(
         raise DataError(f"'{loaded.name}' has no tokenizer; give one: explain(model, tokenizer, …)")
     start_ids, num_closing = loaded.prefix_ids(prefix), 0
     if text is not None:
-        tokens, answer = _encode(loaded, text), None
+        tokens, answer = loaded.encode([text])[0], None
     else:
         assert prompt is not None
-        before = _encode(loaded, prompt)
+        before = loaded.encode([prompt])[0]
         if chat:
             start_ids, before, closing = _chat_ids(loaded, prompt)
             before, num_closing = before + closing, len(closing)
@@ -127,7 +127,7 @@ def explain(
         after = (
             _generate(loaded, [*start_ids, *before], max_new_tokens)
             if target is None
-            else _encode(loaded, target)
+            else loaded.encode([target])[0]
         )
         if not after:
             raise DataError("the target is empty, or the model ends the text at once; give one")
@@ -318,11 +318,6 @@ def read_text(path: str, inline: bool = False) -> str:
 # --- tokens ---------------------------------------------------------------------------------------
 
 
-def _encode(model: LoadedModel, text: str) -> list[int]:
-    assert model.tokenizer is not None
-    return list(model.tokenizer.encode(text, add_special_tokens=False).ids)
-
-
 def _chat_ids(model: LoadedModel, prompt: str) -> tuple[list[int], list[int], list[int]]:
     """Token IDs before the prompt in the chat template, of the prompt, and after it."""
     tokenizer = model.transformers_tokenizer
@@ -341,7 +336,7 @@ def _chat_ids(model: LoadedModel, prompt: str) -> tuple[list[int], list[int], li
     inside = text[len(before) : len(text) - len(after)]
     if not separator or text != before + inside + after or inside.strip() != prompt.strip():
         raise DataError("the chat template changes the prompt; write the whole text into --prompt")
-    return _encode(model, before), _encode(model, inside), _encode(model, after)
+    return model.encode([before])[0], model.encode([inside])[0], model.encode([after])[0]
 
 
 @torch.no_grad()

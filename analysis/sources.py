@@ -211,11 +211,11 @@ def _read(
     tokenizer.no_padding()
     with Progress("reading", limit, "documents", enabled=read_launch().rank == 0) as progress:
         for batch in _batches(islice(texts, limit)):
-            encoded = tokenizer.encode_batch([one.text for one in batch], add_special_tokens=False)
+            encoded = model.encode([one.text for one in batch])
             for one, tokens in zip(batch, encoded, strict=True):
                 # Sources without titles use the text itself as group.
                 group = "" if one.group == one.text else one.group
-                ids = np.array(tokens.ids, dtype=np.int64)
+                ids = np.array(tokens, dtype=np.int64)
                 documents.append(Document(ids, len(documents), group, tokenizer, name=one.name))
                 num_tokens += len(ids)
             _check_size(num_tokens, name)

@@ -458,8 +458,10 @@ def test_a_model_of_others_is_measured_on_any_text(heldout: TokenShards, data_fo
     assert prepared[9].tokens.tolist() == heldout.document(9).tolist()
     with pytest.raises(DataError, match="has no tokenizer beside it"):
         open_documents("embedded", named("x", None))
-    with pytest.raises(DataError, match="the model's vocabulary has 9"):
+    with pytest.raises(DataError, match="token 505, and the embedding has 9 rows"):
         open_documents("embedded", named("x", heldout.tokenizer, 9), limit=2)
+    with pytest.raises(DataError, match="the model's vocabulary has 9"):
+        open_documents(str(data_folder), named("x", heldout.tokenizer, 9), limit=2)
 
 
 def test_folders_prepared_before_fields_had_names_are_still_the_same(tmp_path: Path) -> None:

@@ -335,8 +335,13 @@ def test_a_slow_tokenizer_is_adapted() -> None:
 
 
 def test_a_tokenizer_too_large_for_the_embedding_is_refused() -> None:
-    with pytest.raises(ConfigError, match="IDs up to 383, its embedding only 61 rows"):
+    with pytest.raises(ConfigError, match="IDs up to 258, its embedding only 61 rows"):
         wrap_model(llama(), ByT5Tokenizer())
+    # Its added tokens reach from 259 to 383, and no text but their own has them.
+    loaded = wrap_model(llama(vocab_size=300), ByT5Tokenizer())
+    assert len(loaded.encode(["plain"])[0]) == 5
+    with pytest.raises(DataError, match="the text holds '<extra_id_124>', token 383, and the emb"):
+        loaded.encode(["plain", "of <extra_id_124>"])
 
 
 def test_the_tokenizer_of_a_folder_is_opened_by_transformers_only_when_asked(

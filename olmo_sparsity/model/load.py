@@ -123,7 +123,19 @@ class LoadedModel:
             return [int(bos)]
         if self.tokenizer is None:
             raise ConfigError(f"prefix={prefix}: '{self.name}' has no tokenizer to read it with")
-        return list(self.tokenizer.encode(prefix, add_special_tokens=False).ids)
+        return self.encode([prefix])[0]
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Token IDs of each text, with nothing put before or after it."""
+        assert self.tokenizer is not None
+        encoded = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        for text in encoded:
+            if (largest := max(text.ids, default=0)) >= self.model.vocab_size:
+                raise DataError(
+                    f"'{self.name}': the text holds '{self.tokenizer.decode([largest], False)}', "
+                    f"token {largest}, and the embedding has {self.model.vocab_size} rows"
+                )
+        return [text.ids for text in encoded]
 
     @cached_property
     def fingerprint(self) -> str:
@@ -233,7 +245,9 @@ def _wrap_transformers(model: Any) -> HuggingFaceLM:
 
 
 def _with_room_for_tokens(loaded: LoadedModel) -> LoadedModel:
-    vocabulary = {} if loaded.tokenizer is None else loaded.tokenizer.get_vocab()
+    """Added tokens may lie beyond the embedding, as an image's of a model that reads text only."""
+    tokenizer = loaded.tokenizer
+    vocabulary = {} if tokenizer is None else tokenizer.get_vocab(with_added_tokens=False)
     largest = max(vocabulary.values(), default=-1)  # some vocabularies have gaps
     if largest >= loaded.model.vocab_size:
         raise ConfigError(

@@ -38,7 +38,9 @@ class SlowTokenizer:
         )
 
     def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
-        return self._tokenizer.get_vocab()
+        vocabulary = self._tokenizer.get_vocab()
+        added = () if with_added_tokens else self.get_added_tokens_decoder()
+        return {token: number for token, number in vocabulary.items() if number not in added}
 
     def get_vocab_size(self, with_added_tokens: bool = True) -> int:
         return len(self._tokenizer)
