@@ -110,8 +110,10 @@ def _without_null_sections(
         kind, name = kinds.get(key), f"{section}{key}"
         if is_dataclass(kind) and isinstance(value, dict):
             value = _without_null_sections(value, kinds[key], origin, f"{name}.")
-        texts = [value] if kind in (str, str | None) else value if kind in _TEXTS else None
-        if any(isinstance(text, int | float) for text in texts or ()):
+        texts = [value] if kind in (str, str | None) else []
+        if kind in _TEXTS and isinstance(value, list):
+            texts = value
+        if any(isinstance(text, int | float) for text in texts):
             raise ConfigError(
                 f"{origin}: {name}={value} is no text to YAML; quote it (on the command line: "
                 f"'--{name}=\"…\"')"

@@ -469,7 +469,7 @@ K = {"task": {"name": "sparse_parity"}, "schemes": ["rope"], "train_lengths": [2
         ({"schemes": ["auxiliary"], "coupling": {"embed_ids": False}}, "cannot predict IDs"),
         ({**K, "schemes": ["pointers"]}, "scheme pointers: this task has no coupled IDs"),
         ({"schemes": ["auxiliary"], "task": {"name": "addition"}}, "coupled with no prompt token"),
-        ({"schemes": ["ppc"], "positions": {"published": True}}, "positions.published=True is"),
+        ({"schemes": ["rope"], "positions": {"published": True}}, "positions.published=True is"),
         (
             {"schemes": ["pose"], "positions": {"published": True, "aligned_cuts": True}},
             "with several chunks, cut anywhere",
