@@ -69,7 +69,7 @@ def read_given(path: str | Path, overrides: list[str] | None = None) -> DictConf
 def fill_in(schema: type[Schema], given: DictConfig | dict, origin: str) -> Schema:
     """The schema's defaults, overridden by `given`; unknown keys and wrong types are refused."""
     try:
-        kept = _without_null_sections(given, schema, origin)
+        kept = _clean(given, schema, origin)
         config = OmegaConf.to_object(OmegaConf.merge(_defaults(schema), kept))
     except ConfigKeyError as error:
         _refuse_other_kind(given, schema, origin)
@@ -96,9 +96,7 @@ _defaults: Callable[[Any], Any] = cache(OmegaConf.structured)  # a merge copies 
 _TEXTS = (list[str], list[str] | None)
 
 
-def _without_null_sections(
-    given: DictConfig | dict, schema: type, origin: str, section: str = ""
-) -> dict:
+def _clean(given: DictConfig | dict, schema: type, origin: str, section: str = "") -> dict:
     """A null section (`--data.repeated=null`) counts as if no file had set it. A number for a text
     is refused: YAML has changed it (007 is 7, 2024_01 is 202401)."""
     plain = OmegaConf.to_container(given) if isinstance(given, DictConfig) else given
@@ -109,7 +107,7 @@ def _without_null_sections(
     for key, value in plain.items():
         kind, name = kinds.get(key), f"{section}{key}"
         if is_dataclass(kind) and isinstance(value, dict):
-            value = _without_null_sections(value, kinds[key], origin, f"{name}.")
+            value = _clean(value, kinds[key], origin, f"{name}.")
         texts = [value] if kind in (str, str | None) else []
         if kind in _TEXTS and isinstance(value, list):
             texts = value
