@@ -129,7 +129,12 @@ NET_EXCESS = {
         "prose_mixed_seed2": "code and reviews, seed 2",
         "prose_mixed_seed3": "code and reviews, seed 3",
     },
-    "prose_read": {"reviews_mixed_seed2": "seed 2", "reviews_mixed_seed3": "seed 3"},
+    "prose_read": {
+        "reviews_mixed_seed2": "code and reviews, seed 2",
+        "reviews_mixed_seed3": "code and reviews, seed 3",
+        "reviews_biases_seed4": "code alone, seed 4",
+        "reviews_biases_seed5": "code alone, seed 5",
+    },
     "controls": {
         "net_induction_contextual": "taught to copy",
         "net_control_isolated": "taught to copy",
