@@ -14,11 +14,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from analysis.summary import FAR_STATES
 from olmo_sparsity.files import write_atomically
 from olmo_sparsity.tasks.results import format_cell, format_table, read_results
+from olmo_sparsity.tasks.sparse_parity import SparseParity, count_relevant_ones
+from olmo_sparsity.tasks.trial import draw_test_samples
 
 ROOT = Path(__file__).parents[1]
 RESULTS, FIGURES = ROOT / "docs/results", ROOT / "docs/figures"
@@ -111,6 +114,11 @@ NET_EXCESS = {
         "net_biases_small_contextual": "0.4M",
         "net_biases_seed2_contextual": "0.95M",
         "net_biases_large_contextual": "2.7M",
+    },
+    "largest": {
+        "net_biases_seed4_bf16": "0.95M",
+        "net_biases_largest_contextual": "11.1M",
+        "net_biases_largest_isolated": "11.1M",
     },
     "text_only": {"net_python_contextual": "text only", "net_python_isolated": "text only"},
     "beyond_biases": {
@@ -209,6 +217,7 @@ BIASES = {
     "seed3": "PoSE, seed 3",
     "seed4": "PoSE, seed 4",
     "seed5": "PoSE, seed 5",
+    "largest": "PoSE, seed 4, 11.1M parameters",
     "rope": "RoPE alone, seed 2",
     "no_biases": "PoSE, seed 2, no biases",
 }
@@ -437,6 +446,28 @@ ABLATIONS = {
 }
 
 
+COUNTING = ("sparse_parity_neox_long", "sparse_parity_neox_long_rope")
+
+
+def counting() -> str:
+    """How often models that count marked ones no further than 2, 3 or 4 are right, and trained
+    models, on the test samples of 50 tokens."""
+    rows = [row for name in COUNTING for row in read_results(RESULTS / "tasks" / name)[0]]
+    rows = [row for row in rows if row.length == 50]
+    lines: dict[str, list[str]] = {}
+    for k in (2, 4, 6, 8):
+        drawn = draw_test_samples(SparseParity(), rows[0].num_samples, 50, k)
+        ones_B = np.concatenate([count_relevant_ones(samples) for samples in drawn])
+        for end in (2, 3, 4):
+            share = (np.minimum(ones_B, end) % 2 == ones_B % 2).mean()
+            lines.setdefault(f"counts to {end}", []).append(f"{share:.3f}")
+        for row in rows:
+            if row.test_k == k:
+                model = f"{row.scheme}, trained k ≤ {row.train_k}, seed {row.seed}"
+                lines.setdefault(model, []).append(f"{row.exact_match:.3f}")
+    return table("model | k = 2 | k = 4 | k = 6 | k = 8", [[k, *v] for k, v in lines.items()])
+
+
 def ablations() -> str:
     lines = []
     for name, change in ABLATIONS.items():
@@ -512,8 +543,8 @@ TABLES: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
         *(python_training, biases, appears, net_excess, kinds, rules, selectors, reviews, planted),
-        *(planted_8k, beyond, pose_pays, task, sparse_parity, ablations, scratchpad),
-        *(task_commands, theory, bridge),
+        *(planted_8k, beyond, pose_pays, task, sparse_parity, counting, ablations),
+        *(scratchpad, task_commands, theory, bridge),
     )
 }
 

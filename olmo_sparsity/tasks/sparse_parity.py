@@ -64,3 +64,9 @@ class SparseParity(Task):
 
     def largest_k(self, length: int) -> int:
         return length // 2
+
+
+def count_relevant_ones(samples: Samples) -> np.ndarray:
+    """Of each sample; the response is odd where this is."""
+    marks_Bl, bits_Bl = samples.prompt_BP[:, 0::2], samples.prompt_BP[:, 1::2]
+    return ((marks_Bl == _RELEVANT) & (bits_Bl == _ONE)).sum(1)

@@ -10,7 +10,7 @@ Dimension key: B samples, P prompt length, R response length, L = P + R.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -21,7 +21,7 @@ from torch import Tensor
 from olmo_sparsity.model.coupling import PositionCoupling, Response, score
 from olmo_sparsity.model.load import build_model
 from olmo_sparsity.tasks.results import Row, wilson
-from olmo_sparsity.tasks.samples import Samples
+from olmo_sparsity.tasks.samples import Samples, Task
 from olmo_sparsity.tasks.schemes import EMBEDDED, PREDICTED, Placed, Sizes, place
 from olmo_sparsity.tasks.settings import (
     ExperimentSettings,
@@ -178,6 +178,16 @@ def measure(bench: Bench, trial: Trial, model: PositionCoupling) -> list[Row]:
     ]
 
 
+def draw_test_samples(
+    task: Task, num_samples: int, length: int, k: int | None
+) -> Iterator[Samples]:
+    """The same for every scheme and seed."""
+    generator = np.random.default_rng([_TEST, length, k or 0])
+    # In fixed batches, as a task may draw its k once per batch.
+    for start in range(0, num_samples, _TEST_BATCH):
+        yield task.sample(generator, min(_TEST_BATCH, num_samples - start), length, k)
+
+
 def _measure_at(
     bench: Bench,
     trial: Trial,
@@ -187,16 +197,10 @@ def _measure_at(
     k: int | None,
 ) -> Row:
     settings = bench.settings
-    # All schemes and seeds are tested on the same samples.
-    drawing, placing = (
-        np.random.default_rng([stream, length, k or 0]) for stream in (_TEST, _TEST_IDS)
-    )
+    placing = np.random.default_rng([_TEST_IDS, length, k or 0])
     num_samples = settings.num_test_samples
     num_exact = num_tokens = num_correct = num_correct_ids = num_forced = 0
-    # In fixed batches, as a task may draw its k once per batch.
-    for start in range(0, num_samples, _TEST_BATCH):
-        size = min(_TEST_BATCH, num_samples - start)
-        samples = bench.test_task.sample(drawing, size, length, k)
+    for samples in draw_test_samples(bench.test_task, num_samples, length, k):
         placed = place(trial.scheme, samples, placing, settings.positions, needed, training=False)
         tokens_BL, ids_BL, _, target_ids_BL = _tensors(bench, placed)
         before, after = slice(placed.num_prompt), slice(placed.num_prompt, None)
