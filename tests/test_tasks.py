@@ -16,7 +16,7 @@ from olmo_sparsity.tasks.end_token import EndToken
 from olmo_sparsity.tasks.needle import Needle
 from olmo_sparsity.tasks.samples import Samples, Task
 from olmo_sparsity.tasks.scratchpad_parity import ScratchpadParity
-from olmo_sparsity.tasks.sparse_parity import SparseParity
+from olmo_sparsity.tasks.sparse_parity import SparseParity, count_relevant_ones
 from olmo_sparsity.tasks.variable_assignment import VariableAssignment
 
 TASKS: list[Any] = [
@@ -142,6 +142,7 @@ def test_sparse_parity_k_is_given_for_each_sample_or_uniform() -> None:
 def test_nothing_less_than_all_marked_bits_says_the_parity() -> None:
     samples = draw(SparseParity(), num=20_000, length=12, k=2)
     answer_B = samples.response_BR[:, 0]
+    np.testing.assert_array_equal(count_relevant_ones(samples) % 2, answer_B)
     np.testing.assert_allclose(answer_B.mean(), 0.5, atol=0.02)
     relevant_Bl, bits_Bl = samples.prompt_BP[:, ::2] == 3, samples.prompt_BP[:, 1::2]
     first_B = bits_Bl[np.arange(20_000), relevant_Bl.argmax(1)]
