@@ -236,33 +236,26 @@ def biases(*steps: str) -> str:
     return table(" | ".join(["tokens trained", *BIASES.values()]), lines, left=0)
 
 
-PROBED = ("seed4", "seed5")
-
-
-def appears() -> str:
-    """Net excess of the probe while copying is learnt, and its mean before and after."""
-    rows = [list(read_evaluations(f"biases_{name}")) for name in PROBED]
-    lines = [
-        [f"{at[0]['step'] * TOKENS_OF_STEP / 1e6:.1f}M"]
-        + [f"{row['induction_drop']:.2f}" for row in at]
-        + [shown(row["sparsity"]["tokens"], "net") for row in at]
-        for at in zip(*rows, strict=True)
-    ]
-    for name, low, high in (("below 0.3", -math.inf, 0.3), ("at least 0.8", 0.8, math.inf)):
-        means = [
-            pd.Series(
-                row["sparsity"]["tokens"]["net"]
-                for row in of
-                if low <= row["induction_drop"] < high
-            ).mean()
-            for of in rows
-        ]
-        lines.append(
-            [f"mean, check {name}", *[""] * len(rows), *(f"{mean:+.2f}" for mean in means)]
-        )
-    seeds = [BIASES[name].removeprefix("PoSE, ") for name in PROBED]
-    names = [f"{what}, {seed}" for what in ("check", "net excess") for seed in seeds]
-    return table(" | ".join(["tokens trained", *names]), lines)
+def appears(runs: str, *millions: str) -> str:
+    """The induction check and net excess of the probe while copying is learnt: after so many
+    tokens of training, and the mean over all evaluations before and after."""
+    names = runs.split(",")
+    rows = [list(read_evaluations(name)) for name in names]
+    lines = []
+    for at in zip(*rows, strict=True):
+        trained = f"{at[0]['step'] * TOKENS_OF_STEP / 1e6:.0f}"
+        line = [f"{trained}M", *(f"{row['induction_drop']:.2f}" for row in at)]
+        if trained in millions:
+            lines.append([*line, *(shown(row["sparsity"]["tokens"], "net") for row in at)])
+    if len(lines) != len(millions):
+        raise ValueError(f"of {', '.join(millions)}M tokens {len(lines)} were evaluated")
+    for called, low, high in (("below 0.3", -math.inf, 0.3), ("at least 0.8", 0.8, math.inf)):
+        chosen = [[row for row in of if low <= row["induction_drop"] < high] for of in rows]
+        means = [pd.Series(r["sparsity"]["tokens"]["net"] for r in of).mean() for of in chosen]
+        lines.append([f"mean, check {called}", *[""] * len(rows), *(f"{m:+.2f}" for m in means)])
+    seeds = [name.rsplit("_", 1)[1].replace("seed", "seed ") for name in names]
+    header = [f"{what}, {seed}" for what in ("check", "net excess") for seed in seeds]
+    return table(" | ".join(["tokens trained", *header]), lines)
 
 
 KINDS = {
@@ -446,26 +439,28 @@ ABLATIONS = {
 }
 
 
-COUNTING = ("sparse_parity_neox_long", "sparse_parity_neox_long_rope")
-
-
 def counting() -> str:
-    """How often models that count marked ones no further than 2, 3 or 4 are right, and trained
-    models, on the test samples of 50 tokens."""
-    rows = [row for name in COUNTING for row in read_results(RESULTS / "tasks" / name)[0]]
-    rows = [row for row in rows if row.length == 50]
-    lines: dict[str, list[str]] = {}
-    for k in (2, 4, 6, 8):
-        drawn = draw_test_samples(SparseParity(), rows[0].num_samples, 50, k)
-        ones_B = np.concatenate([count_relevant_ones(samples) for samples in drawn])
-        for end in (2, 3, 4):
-            share = (np.minimum(ones_B, end) % 2 == ones_B % 2).mean()
-            lines.setdefault(f"counts to {end}", []).append(f"{share:.3f}")
-        for row in rows:
-            if row.test_k == k:
-                model = f"{row.scheme}, trained k ≤ {row.train_k}, seed {row.seed}"
-                lines.setdefault(model, []).append(f"{row.exact_match:.3f}")
-    return table("model | k = 2 | k = 4 | k = 6 | k = 8", [[k, *v] for k, v in lines.items()])
+    """How often a model that counts marked ones no further than 2, 3 and so on is right on the
+    test samples of 50 tokens, and how many trained models are exactly as often, for every k that
+    they are tested on."""
+    paths = sorted(RESULTS.glob("tasks/sparse_parity*/accuracy.parquet"))
+    stored = pd.concat({path.parent.name: pd.read_parquet(path) for path in paths}, names=["of"])
+    stored = stored[stored.length == 50]
+    ones = {}
+    for k in sorted(stored.test_k.unique()):
+        drawn = draw_test_samples(SparseParity(), int(stored.num_samples.iloc[0]), 50, int(k))
+        ones[k] = np.concatenate([count_relevant_ones(samples) for samples in drawn])
+    lines = []
+    for end in (2, 3, 4, 5, 6):
+        right = {
+            k: (np.minimum(ones_B, end) % 2 == ones_B % 2).mean() for k, ones_B in ones.items()
+        }
+        equal = stored.exact_match.sub(stored.test_k.map(right)).abs() < 1e-9
+        models = equal.groupby([*(stored[c] for c in ("scheme", "train_k", "seed")), "of"]).all()
+        by_k = models.groupby("train_k")
+        lines.append([f"{end}", *(f"{right[k]:.3f}" for k in (2, 4, 6, 8)), *map(str, by_k.sum())])
+    sizes = [f"trained k ≤ {train_k}, of {count}" for train_k, count in by_k.size().items()]
+    return table(" | ".join(["counts to", "k = 2", "k = 4", "k = 6", "k = 8", *sizes]), lines, 0)
 
 
 def ablations() -> str:
