@@ -121,6 +121,12 @@ NET_EXCESS = {
         "net_biases_largest_isolated": "11.1M",
     },
     "text_only": {"net_python_contextual": "text only", "net_python_isolated": "text only"},
+    "text_only_again": {
+        "net_python_seed2_contextual": "seed 2",
+        "net_python_seed3_contextual": "seed 3",
+        "net_python_seed2_isolated": "seed 2",
+        "net_python_seed3_isolated": "seed 3",
+    },
     "beyond_biases": {
         "beyond_biases_seed2_480": "PoSE, seed 2",
         "beyond_biases_seed4_480": "PoSE, seed 4",
@@ -441,21 +447,22 @@ ABLATIONS = {
 
 def counting() -> str:
     """How often a model that counts marked ones no further than 2, 3 and so on is right on the
-    test samples of 50 tokens, and how many trained models are exactly as often, for every k that
-    they are tested on."""
+    test samples of 50 tokens, and how many trained models are as often, to one sample, for every
+    k that they are tested on."""
     paths = sorted(RESULTS.glob("tasks/sparse_parity*/accuracy.parquet"))
     stored = pd.concat({path.parent.name: pd.read_parquet(path) for path in paths}, names=["of"])
     stored = stored[stored.length == 50]
     ones = {}
+    num_samples = int(stored.num_samples.iloc[0])
     for k in sorted(stored.test_k.unique()):
-        drawn = draw_test_samples(SparseParity(), int(stored.num_samples.iloc[0]), 50, int(k))
+        drawn = draw_test_samples(SparseParity(), num_samples, 50, int(k))
         ones[k] = np.concatenate([count_relevant_ones(samples) for samples in drawn])
     lines = []
     for end in (2, 3, 4, 5, 6):
         right = {
             k: (np.minimum(ones_B, end) % 2 == ones_B % 2).mean() for k, ones_B in ones.items()
         }
-        equal = stored.exact_match.sub(stored.test_k.map(right)).abs() < 1e-9
+        equal = stored.exact_match.sub(stored.test_k.map(right)).abs() < 1.5 / num_samples
         models = equal.groupby([*(stored[c] for c in ("scheme", "train_k", "seed")), "of"]).all()
         by_k = models.groupby("train_k")
         lines.append([f"{end}", *(f"{right[k]:.3f}" for k in (2, 4, 6, 8)), *map(str, by_k.sum())])
