@@ -434,17 +434,6 @@ def sparse_parity() -> str:
     return table(f"{header} | k = K at 200 | k = K at 500 | k = 2K at 200", sorted(lines), left=3)
 
 
-ABLATIONS = {
-    "sparse_parity_2000": "none",
-    "sparse_parity_2_chunks": "two chunks, not four",
-    "sparse_parity_unscaled": "queries not scaled",
-    "sparse_parity_any_cuts": "cuts anywhere",
-    "sparse_parity_all_k_at_once": "every k from the first step",
-    "sparse_parity_1_chunk": "… and one chunk: a random start only",
-    "sparse_parity_4_layers": "… and four layers instead of two",
-}
-
-
 def counting() -> str:
     """How often a model that counts marked ones no further than 2, 3 and so on is right on the
     test samples of 50 tokens, and how many trained models are as often, to one sample, for every
@@ -453,7 +442,7 @@ def counting() -> str:
     stored = pd.concat({path.parent.name: pd.read_parquet(path) for path in paths}, names=["of"])
     stored = stored[stored.length == 50]
     ones = {}
-    num_samples = int(stored.num_samples.iloc[0])
+    (num_samples,) = map(int, stored.num_samples.unique())
     for k in sorted(stored.test_k.unique()):
         drawn = draw_test_samples(SparseParity(), num_samples, 50, int(k))
         ones[k] = np.concatenate([count_relevant_ones(samples) for samples in drawn])
@@ -468,6 +457,17 @@ def counting() -> str:
         lines.append([f"{end}", *(f"{right[k]:.3f}" for k in (2, 4, 6, 8)), *map(str, by_k.sum())])
     sizes = [f"trained k ≤ {train_k}, of {count}" for train_k, count in by_k.size().items()]
     return table(" | ".join(["counts to", "k = 2", "k = 4", "k = 6", "k = 8", *sizes]), lines, 0)
+
+
+ABLATIONS = {
+    "sparse_parity_2000": "none",
+    "sparse_parity_2_chunks": "two chunks, not four",
+    "sparse_parity_unscaled": "queries not scaled",
+    "sparse_parity_any_cuts": "cuts anywhere",
+    "sparse_parity_all_k_at_once": "every k from the first step",
+    "sparse_parity_1_chunk": "… and one chunk: a random start only",
+    "sparse_parity_4_layers": "… and four layers instead of two",
+}
 
 
 def ablations() -> str:
