@@ -283,8 +283,8 @@ def _gate(results: Results) -> str:
     if gate["has_induction"]:
         return _note(True, "This model can copy from its context.", why)
     if not len(results.planted):
-        why += " It cannot use a far unit that says the answer, so the numbers below do not "
-        why += "speak for or against the claim."
+        why += " It seldom uses a far unit that repeats the answer, so the numbers below do "
+        why += "not speak for or against the claim."
     return _note(False, "This model has no induction.", why)
 
 

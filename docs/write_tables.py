@@ -391,8 +391,9 @@ def pose_pays() -> str:
 # --- tasks and theory -----------------------------------------------------------------------------
 
 
-def task(name: str) -> str:
-    return format_table(read_results(RESULTS / "tasks" / name)[0])
+def task(*names: str) -> str:
+    found = (read_results(RESULTS / "tasks" / name)[0] for name in names)
+    return format_table([row for rows in found for row in rows])
 
 
 LEARNT = 0.99
