@@ -243,9 +243,12 @@ def _read_shards(
     _same_tokenizer(shards, model, name)
     if limit is None:
         _check_size(shards.num_tokens, name)
+    num = min(len(shards), limit or len(shards))
+    # Neighbours are often of one package or day: fewer documents are spread evenly over all.
+    chosen = [number * len(shards) // num for number in range(num)]
     return [
-        Document(shards.document(n), n, tokenizer=model.tokenizer, name=f"{name}:{n}")
-        for n in islice(range(len(shards)), limit)
+        Document(shards.document(n), number, shards.group(n), model.tokenizer, name=f"{name}:{n}")
+        for number, n in enumerate(chosen)
     ]
 
 

@@ -5,11 +5,14 @@ Place in the flow: losses, targets, recovery → **summary**. Never imports torc
     R_k = Σ_t (L_short − L_k) / Σ_t (L_short − L_long)    a ratio of sums, no mean of ratios
     E_k = R_k − R_k(foreign)                              excess
     net = E_k − E_k(placebo)                              the headline
+    net_equal = the same at equal gaps                    own targets weighted to the placebo's gaps
     removal_k = Σ_t (L_without − L_long) / Σ_t gap        the loss without the k
 
 The placebo is the same procedure with an unrelated text in place of the far part: its targets are
 those that this text seems to help, and its excess is the effect of choosing targets by their
-outcome. Intervals are 95% percentile bootstraps over documents; differences are resampled in pairs.
+outcome. Its gaps are smaller, and excess grows with the gap, even as a share: so net excess is
+given at equal gaps as well. Intervals are 95% percentile bootstraps over documents; differences are
+resampled in pairs.
 
 Dimension key: D documents, R all documents and then their bootstrap resamples.
 """
@@ -32,6 +35,9 @@ LSD_NATS, LCL_NATS = 2.0, 2.0
 first, to below the second."""
 
 NUM_RESAMPLES = 2000
+
+NUM_AROUND = 5
+"""Each target of the placebo is compared with so many own targets of about its gap."""
 
 NO_GAP_NATS = 1e-4
 """Below this mean gap, ratios to it consist of rounding errors."""
@@ -119,15 +125,26 @@ def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame, seed: int = 0) -> 
     )
     values = _quantities(sums, sums.index, seed)
     documents = sums.index.union(of_placebo.index)
-    own_R, placebo_R = (_quantities(s, documents, seed) for s in (sums, of_placebo))
+    weights = weights_of_equal_gaps(own.gap, placebo.gap)
+    equal = own[SUMMED].mul(weights, axis=0).groupby(own.document).sum(min_count=1)
+    own_R, equal_R, placebo_R = (_quantities(s, documents, seed) for s in (sums, equal, of_placebo))
     values["placebo"], values["placebo_removal"] = placebo_R["excess"], placebo_R["removal"]
     values["net"] = own_R["excess"] - placebo_R["excess"]
+    values["net_equal"] = equal_R["excess"] - placebo_R["excess"]
     values["net_nats"] = own_R["excess_nats"] - placebo_R["excess_nats"]
     numbers: dict[str, float] = {}
     for name, values_R in values.items():
         ends = (name, f"{name}_low", f"{name}_high")
         numbers |= zip(ends, interval(values_R[1:], values_R[0]), strict=True)
     return numbers
+
+
+def weights_of_equal_gaps(own: pd.Series, placebo: pd.Series) -> np.ndarray:
+    """For each own target, the number of placebo targets around which it stands in order of gap."""
+    order, num = np.argsort(own.to_numpy(), kind="stable"), min(NUM_AROUND, len(own))
+    ranks = np.searchsorted(own.to_numpy()[order], placebo) - num // 2
+    around = np.clip(ranks, 0, len(own) - num)[:, None] + np.arange(num)
+    return np.bincount(order[around].ravel(), minlength=len(own)) / max(num, 1)
 
 
 def _quantities(sums: pd.DataFrame, documents: pd.Index, seed: int) -> dict[str, np.ndarray]:

@@ -133,7 +133,8 @@ def describe_gate(gate: dict[str, Any], far_states: str, planted: bool) -> str:
 
 def format_summary(rows: pd.DataFrame, title: str) -> str:
     """A table of rows with equal target set. `net`: excess over the foreign control, minus that of
-    the placebo; `nats`: the same in nats a target, to compare models; `removal`: the share of the
+    the placebo; `equal gaps`: the same, own targets weighted to gaps as the placebo's targets have;
+    `nats`: net in nats a target, to compare models; `removal`: the share of the
     gap that is lost without the units; `lds`: how well a selector's scores of all units predict the
     loss with random halves of them."""
     first = rows.iloc[0]
@@ -148,9 +149,12 @@ def format_summary(rows: pd.DataFrame, title: str) -> str:
     columns: dict[str, tuple[int, Callable[[Any], str]]] = {
         "recovery": (19, lambda row: with_interval(row.recovery, row.low, row.high, "")),
         "foreign": (7, lambda row: _number(row.foreign)),
-        "excess": (22, lambda row: with_interval(row.excess, row.excess_low, row.excess_high)),
+        "excess": (6, lambda row: _number(row.excess, "+")),
         "placebo": (7, lambda row: _number(row.placebo, "+")),
         "net": (22, lambda row: with_interval(row.net, row.net_low, row.net_high)),
+        "equal gaps": (
+            22, lambda row: with_interval(row.net_equal, row.net_equal_low, row.net_equal_high)
+        ),
         "nats": (6, lambda row: _number(row.net_nats, "+")),
         "removal (placebo)": (
             17, lambda row: f"{_number(row.removal)} ({_number(row.placebo_removal)})"

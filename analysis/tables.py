@@ -72,8 +72,8 @@ MADE_OF_PARTS = PHASES["losses"] | PHASES["recovery"]
 _INTERVALS = {
     f"{name}{end}": "wide?"
     for name in (
-        "recovery", "foreign", "excess", "excess_nats", "placebo", "net", "net_nats", "removal",
-        "placebo_removal",
+        "recovery", "foreign", "excess", "excess_nats", "placebo", "net", "net_equal", "net_nats",
+        "removal", "placebo_removal",
     )
     for end in ("", "_low", "_high")
 }

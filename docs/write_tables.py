@@ -178,7 +178,8 @@ TARGETS = {"gap": "large gap", "gap_recurs": "… and recurs", "gap_new": "… a
 def net_excess(of: str, target_sets: str, *ks: str) -> str:
     """Beyond the foreign control, and beyond the placebo: add_one over tokens and over spans."""
     names = ["target set", "model", "long window", "far tokens", "units", "k"]
-    numbers = ["recovery", "foreign", "excess", "placebo", "**net**", "net in nats", "targets"]
+    numbers = ["recovery", "foreign", "excess", "placebo", "**net**"]
+    numbers += ["net at equal gaps", "net in nats", "targets"]
     lines = []
     for target_set, (name, model) in product(target_sets.split(","), NET_EXCESS[of].items()):
         meta = read_meta(name)
@@ -187,7 +188,8 @@ def net_excess(of: str, target_sets: str, *ks: str) -> str:
             row = read_summary(name, target_set, units).loc["add_one", int(k)]
             line = [TARGETS[target_set], model, *windows, units, k]
             line += [shown(row, "recovery", ".2f"), f"{row.foreign:.2f}"]
-            line += [shown(row, column) for column in ("excess", "placebo", "net", "net_nats")]
+            line += [f"{row[column]:+.2f}" for column in ("excess", "placebo")]
+            line += [shown(row, column) for column in ("net", "net_equal", "net_nats")]
             lines.append([*line, str(row.num_targets)])
     # A name that all lines share is said in the text.
     kept = [i for i in range(len(lines[0])) if i >= len(names) or len({t[i] for t in lines}) > 1]

@@ -127,7 +127,8 @@ def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
     sub.add("--foreign-text", choices=("unrelated", "matched", "shuffled"), default="unrelated",
             help="text of another document, text around the target's token, or the own far part in "
             "another order (%(default)s)")  # fmt: skip
-    sub.add("--max-documents", type=int, help="read no more than this many")
+    sub.add("--max-documents", type=int, help="read no more than this many; of a "
+            "prepared folder, spread over it")  # fmt: skip
     sub.add("--shard", default="0/1", help="i/n: the i-th (from 0) of n processes that measure "
             "into one folder; the last writes the results")  # fmt: skip
     sub.add("--seed", type=int, default=0)

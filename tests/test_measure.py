@@ -26,7 +26,7 @@ from analysis.results import FILES, read_results
 from analysis.scoring import Reading, Scorer, repetition_drop
 from analysis.settings import Settings
 from analysis.sources import open_documents
-from analysis.statistics import half_of, longppl, summarize
+from analysis.statistics import beyond_controls, half_of, longppl, summarize
 from analysis.summary import describe, format_summary
 from analysis.tables import joined
 from analysis.targets import choose_targets, fit_thresholds, of_document, parse_share
@@ -541,10 +541,26 @@ def test_recovery_is_a_ratio_of_sums_excess_is_paired_and_net_is_beyond_the_plac
     assert row["low"] <= row["recovery"] <= row["high"]
     assert row["placebo"] == pytest.approx((0.5 + 0.5) / (2 + 1))
     assert row["net"] == pytest.approx(2.5 / 7 - 1 / 3)
+    assert row["net_equal"] == pytest.approx(row["net"]), "three own targets stand around any"
     assert row["net_nats"] == pytest.approx(2.5 / 3 - 0.5)
     # Resampled together: with the first document alone .5/2 is taken from 2.5/6.
     assert row["net_high"] == pytest.approx(2.5 / 6 - 0.5 / 2)
     assert row["net_low"] == pytest.approx(0 - 0.5)
+
+
+def test_at_equal_gaps_nothing_is_left_of_what_the_gap_explains() -> None:
+    """Units of the own text and of the placebo give back the same share at any gap, more where it
+    is larger; the own targets have larger gaps."""
+    generator = np.random.default_rng(0)
+    parts = {}
+    for part, largest in (("own", 4.0), ("placebo", 2.0)):
+        gap = generator.uniform(0.1, largest, 600)
+        sums = {"own": gap**2 / 4, "foreign": 0.0, "removed": gap, "gap": gap, "targets": 1.0}
+        parts[part] = pd.DataFrame(sums).assign(document=np.arange(600) // 10)
+    found = beyond_controls(parts["own"], parts["placebo"])
+    assert found["net_low"] > 0.3
+    assert found["net_equal"] == pytest.approx(0, abs=0.01)
+    assert found["net_equal_low"] < 0 < found["net_equal_high"]
 
 
 def test_a_set_without_a_gap_has_no_ratio() -> None:

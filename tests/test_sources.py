@@ -455,7 +455,12 @@ def test_a_model_of_others_is_measured_on_any_text(heldout: TokenShards, data_fo
     some = open_documents("embedded", model, limit=10)
     assert (len(some), some.num_training) == (10, 0)
     prepared = open_documents(str(data_folder), model, limit=10)
-    assert prepared[9].tokens.tolist() == heldout.document(9).tolist()
+    spread = [number * len(heldout) // 10 for number in range(10)]
+    assert len(heldout) > 20, "else the first ten are as spread as any"
+    assert [d.tokens.tolist() for d in prepared] == [heldout.document(n).tolist() for n in spread]
+    assert [d.number for d in prepared] == list(range(10))
+    groups = [d.group for d in open_documents(str(data_folder), model)]
+    assert 1 < len(set(groups)) < len(groups), "passages of one article are one group"
     with pytest.raises(DataError, match="has no tokenizer beside it"):
         open_documents("embedded", named("x", None))
     with pytest.raises(DataError, match="token 505, and the embedding has 9 rows"):

@@ -86,13 +86,20 @@ def test_the_headline_follows_from_the_stored_rows(name: str, units: str) -> Non
     rows = rows[(rows.selector == "add_one")].merge(losses, on=key)
     rows = rows.merge(targets[targets.target_set == "gap"], on=[*key, "far_part"])
     for k, at_k in rows.groupby("k"):
-        excess = {}
+        excess, parts = {}, {}
         for part, long in (("document", "loss_long"), ("placebo", "placebo_loss_long")):
             some = at_k[at_k.far_part == part]
             # Three foreign draws of a target are one third each.
             lost = some.groupby(["control", *key]).loss_set.mean().unstack("control")
-            gap = some.drop_duplicates(key).eval(f"loss_short - {long}").sum()
-            excess[part] = (lost.foreign - lost.own).sum() / gap
+            gap = some.set_index(key).eval(f"loss_short - {long}").groupby(level=key).first()
+            excess[part] = (lost.foreign - lost.own).sum() / gap.sum()
+            parts[part] = pd.DataFrame({"gap": gap, "nats": lost.foreign - lost.own})
         stored = read_summary(name, "gap", units).loc["add_one", k]
         assert excess["document"] == pytest.approx(stored.excess, abs=1e-4)
         assert excess["document"] - excess["placebo"] == pytest.approx(stored.net, abs=1e-4)
+        # At equal gaps: to each target of the placebo the five own ones around it.
+        own = parts["document"].sort_values("gap", kind="stable")
+        below = [(own.gap < gap).sum() - 2 for gap in parts["placebo"].gap]
+        around = pd.concat([own[min(max(n, 0), len(own) - 5) :][:5] for n in below])
+        of_equal = around.nats.sum() / around.gap.sum()
+        assert of_equal - excess["placebo"] == pytest.approx(stored.net_equal, abs=1e-3)

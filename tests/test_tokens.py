@@ -207,8 +207,22 @@ def test_shards_hold_every_document_once_and_on_its_side(
         assert opened.num_tokens == manifest.num_tokens(split) == sum(len(d) + 1 for d in documents)
         with pytest.raises(IndexError):
             opened.document(len(opened))
+        groups = [r.group for r in records if is_heldout(r, 0.3) == (split == "heldout")]
+        hashes = [opened.group(index) for index in range(len(opened))]
+        assert len(set(hashes)) == len(set(groups)) == len(set(zip(hashes, groups, strict=True)))
     assert len(found["train"]) + len(found["heldout"]) == len(records) == 90
     assert found["train"].fingerprint != found["heldout"].fingerprint
+
+
+def test_a_folder_of_an_older_version_has_no_groups(data: DataConfig) -> None:
+    manifest = prepare(data)
+    for number, file in enumerate(manifest.files):
+        (Path(data.folder) / file.groups).unlink()
+        manifest.files[number] = replace(file, groups="", groups_sha256="")
+    manifest.save(Path(data.folder))
+    opened = open_shards(data, "heldout")
+    assert {opened.group(index) for index in range(len(opened))} == {""}
+    assert prepare(data).files == manifest.files
 
 
 @pytest.mark.usefixtures("small_shards")
@@ -395,7 +409,12 @@ def test_an_unprepared_folder_says_what_to_run(data: DataConfig) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["train-00000.tokens.uint16", "heldout-00000.tokens.uint16", "heldout-00000.ends.uint64"],
+    [
+        "train-00000.tokens.uint16",
+        "heldout-00000.tokens.uint16",
+        "heldout-00000.ends.uint64",
+        "train-00000.groups.uint64",
+    ],
 )
 def test_a_damaged_shard_is_named(data: DataConfig, name: str) -> None:
     prepare(data)

@@ -12,7 +12,6 @@ unbounded memory; the finite sources `embedded` and `python` drop them.
 from __future__ import annotations
 
 import glob
-import hashlib
 import importlib.util
 import json
 from collections.abc import Iterable, Iterator
@@ -49,8 +48,6 @@ CHECK_EVERY_RECORDS = 100_000
 """How often the share of bad records is checked, so that a bad source fails early."""
 
 LINE_SUFFIXES = (".json.gz", ".jsonl.gz", ".json.zst", ".jsonl.zst", ".json", ".jsonl")
-
-_WHITE_SPACE = b" \t\n\r\v\f"
 
 
 @dataclass
@@ -103,9 +100,7 @@ class Tally:
 
 def is_heldout(document: Document, heldout_share: float) -> bool:
     """A function of the document's group alone, ignoring case and white space."""
-    key = document.group.casefold().encode().translate(None, _WHITE_SPACE)
-    digest = hashlib.blake2b(key, digest_size=8).digest()
-    return int.from_bytes(digest, "little") < heldout_share * 2**64
+    return document.group_hash < heldout_share * 2**64
 
 
 def read_records(config: CorpusConfig, skip: int = 0) -> Iterator[Record]:

@@ -11,12 +11,14 @@ from __future__ import annotations
 import codecs
 import csv
 import gzip
+import hashlib
 import io
 import json
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from dataclasses import field as dataclass_field
+from functools import cached_property
 from itertools import groupby
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, cast
@@ -29,6 +31,8 @@ without line breaks."""
 
 STDIN = Path("-")
 
+_WHITE_SPACE = b" \t\n\r\v\f"
+
 SplitAt = Literal["whole", "blank-lines"]
 
 
@@ -40,6 +44,12 @@ class Document:
 
     name: str = dataclass_field(default="", compare=False)
     """Its file and record number, or its title."""
+
+    @cached_property
+    def group_hash(self) -> int:
+        """64 bits of the group, ignoring case and white space."""
+        key = self.group.casefold().encode().translate(None, _WHITE_SPACE)
+        return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ Place in the flow: `tokens` fills the folder, `batches` reads it. It holds
     tokenizer.json               the complete tokenizer
     train-00000.tokens.uint16    token ids, little-endian, no header; every document ends with EOS
     train-00000.ends.uint64      where each document ends in the file above (after its EOS)
+    train-00000.groups.uint64    the hash of each document's group, as one package or one article
     heldout-00000.tokens.uint16  ...
 
 The token files have OLMo's format (`olmo.data.memmap_dataset.MemMapDataset` reads them). OLMo names
@@ -58,6 +59,22 @@ class ShardFile:
     num_documents: int
     tokens_sha256: str
     ends_sha256: str
+    groups: str = ""
+    """Empty in folders of older versions, whose documents count as unrelated."""
+
+    groups_sha256: str = ""
+
+    def contents(self, token_size: int) -> list[tuple[str, int, str]]:
+        """Name, size and SHA-256 of each file."""
+        return [
+            (self.tokens, self.num_tokens * token_size, self.tokens_sha256),
+            (self.ends, self.num_documents * 8, self.ends_sha256),
+            *([(self.groups, self.num_documents * 8, self.groups_sha256)] if self.groups else []),
+        ]
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _, _ in self.contents(0)]
 
 
 @dataclass
@@ -102,7 +119,7 @@ class Manifest:
             manifest = conform(content, Manifest)
         except ValueError as error:
             raise DataError(f"{path}: not a manifest ({error}); {remedy}") from None
-        for name in (name for file in manifest.files for name in (file.tokens, file.ends)):
+        for name in (name for file in manifest.files for name in file.names):
             if not stays_inside(name):
                 raise DataError(
                     f"{path}: it names '{name}', which is outside of its folder; {remedy}"
@@ -118,10 +135,7 @@ def check_files(folder: Path, manifest: Manifest, verify: Collection[str] = ()) 
     """Check the sizes of all files, and the SHA-256 of the splits in `verify`."""
     remedy, item_size = _remedy(folder), np.dtype(manifest.dtype).itemsize
     for file in manifest.files:
-        for name, size, sha256 in (
-            (file.tokens, file.num_tokens * item_size, file.tokens_sha256),
-            (file.ends, file.num_documents * 8, file.ends_sha256),
-        ):
+        for name, size, sha256 in file.contents(item_size):
             path = folder / name
             if not path.is_file():
                 raise DataError(f"{path} is missing, but manifest.json names it; {remedy}")
@@ -156,20 +170,23 @@ class ShardWriter:
     def __init__(self, folder: Path, split: str, index: int, dtype: str, eos_id: int) -> None:
         self.folder, self.split, self.eos_id = folder, split, eos_id
         self.dtype = np.dtype(dtype).newbyteorder("<")
-        self.names = (f"{split}-{index:05d}.tokens.{dtype}", f"{split}-{index:05d}.ends.uint64")
-        self.digests = (hashlib.sha256(), hashlib.sha256())
+        kinds = (f"tokens.{dtype}", "ends.uint64", "groups.uint64")
+        self.names = [f"{split}-{index:05d}.{kind}" for kind in kinds]
+        self.digests = [hashlib.sha256() for _ in kinds]
         self.files: list[BinaryIO] = []
         self.num_tokens = self.num_documents = 0
 
-    def write(self, pieces: Iterable[tuple[list[int], bool]]) -> None:
-        """Append token IDs; a flag tells whether their document ends."""
+    def write(self, pieces: Iterable[tuple[list[int], int | None]]) -> None:
+        """Append token IDs; with the last of a document comes its group."""
         ids: list[int] = []
         ends: list[int] = []
-        for piece, ends_document in pieces:
+        groups: list[int] = []
+        for piece, group in pieces:
             ids += piece
-            if ends_document:
+            if group is not None:
                 ids.append(self.eos_id)
                 ends.append(self.num_tokens + len(ids))
+                groups.append(group)
         if not ids:
             return
         tokens = np.array(ids, dtype=self.dtype)
@@ -182,9 +199,8 @@ class ShardWriter:
         self.num_documents += len(ends)
         for name in self.names[len(self.files) :]:
             self.files.append((self.folder / f"{name}.tmp").open("wb"))
-        for file, digest, array in zip(
-            self.files, self.digests, (tokens, np.array(ends, dtype="<u8")), strict=True
-        ):
+        arrays = (tokens, *(np.array(values, dtype="<u8") for values in (ends, groups)))
+        for file, digest, array in zip(self.files, self.digests, arrays, strict=True):
             file.write(array.data)
             digest.update(array.data)
 
@@ -203,8 +219,10 @@ class ShardWriter:
             file.close()
         for name in self.names:
             os.replace(self.folder / f"{name}.tmp", self.folder / name)
-        sha256 = [digest.hexdigest() for digest in self.digests]
-        return [ShardFile(self.split, *self.names, self.num_tokens, self.num_documents, *sha256)]
+        tokens, ends, groups = self.names
+        of_tokens, of_ends, of_groups = (digest.hexdigest() for digest in self.digests)
+        counts = (self.num_tokens, self.num_documents)
+        return [ShardFile(self.split, tokens, ends, *counts, of_tokens, of_ends, groups, of_groups)]
 
 
 # --- opening ------------------------------------------------------------------------------------
@@ -220,8 +238,9 @@ class TokenShards:
         tokenizer: Tokenizer,
         fingerprint: str,
         ends_paths: list[Path] | None = None,
+        groups_paths: list[Path] | None = None,
     ) -> None:
-        self.paths, self.ends_paths = paths, ends_paths
+        self.paths, self.ends_paths, self.groups_paths = paths, ends_paths, groups_paths or []
         self.dtype = np.dtype(dtype).newbyteorder("<")
         self.tokenizer, self.fingerprint = tokenizer, fingerprint
         self.vocab_size = count_vocabulary(tokenizer)
@@ -243,6 +262,14 @@ class TokenShards:
                 _check_ends(path, ends_of, len(tokens))
             return ends
         return [_find_ends(array, self.eos_id) for array in self.arrays]
+
+    @cached_property
+    def _groups(self) -> np.ndarray:
+        return np.concatenate([np.fromfile(path, dtype="<u8") for path in self.groups_paths])
+
+    def group(self, index: int) -> str:
+        """Equal for documents of one group; empty if the files do not tell."""
+        return f"{self._groups[index]:016x}" if self.groups_paths else ""
 
     @cached_property
     def bytes_per_token(self) -> float:
@@ -306,6 +333,7 @@ def open_shards(data: DataConfig, split: str) -> TokenShards:
         open_tokenizer(folder, manifest),
         hashlib.sha256(json.dumps(content).encode()).hexdigest(),
         [folder / file.ends for file in files],
+        [folder / file.groups for file in files] if all(file.groups for file in files) else None,
     )
     assert len(shards.ends) == len(files), "read now, to fail early"
     return shards

@@ -237,7 +237,9 @@ class _Batch:
 
     pieces: list[str] = field(default_factory=list)
     heldout: list[bool] = field(default_factory=list)
-    ends_document: list[bool] = field(default_factory=list)
+    groups: list[int | None] = field(default_factory=list)
+    """With the last piece of a document comes its group."""
+
     num_characters: int = 0
     tally: Tally = field(default_factory=Tally)
     ends_shard: bool = False
@@ -258,10 +260,10 @@ def _read_batches(
                     batch = _Batch()
                 batch.pieces.append(piece)
                 batch.heldout.append(heldout)
-                batch.ends_document.append(False)
+                batch.groups.append(None)
                 # 64: the overhead of an encoding, for many tiny documents.
                 batch.num_characters += len(piece) + 64
-            batch.ends_document[-1] = True
+            batch.groups[-1] = record.group_hash
             shard_characters += len(record.text)
         if shard_characters >= SHARD_CHARACTERS:
             batch.ends_shard = True
@@ -313,8 +315,10 @@ def _write_shards(
             if batch.ends_source or total.num_records >= CHECK_EVERY_RECORDS:
                 total.check(data.corpus.max_bad_share)
             for writer, side in zip(writers, (False, True), strict=True):
-                flags = zip(encodings, batch.heldout, batch.ends_document, strict=True)
-                writer.write((item.ids, ends) for item, heldout, ends in flags if heldout == side)
+                pieces = zip(encodings, batch.heldout, batch.groups, strict=True)
+                writer.write(
+                    (item.ids, group) for item, heldout, group in pieces if heldout == side
+                )
             fresh = sum(writer.num_tokens for writer in writers)
             progress.update(done + fresh, bad_records=f"{total.num_bad:,}")
             if not batch.ends_shard:
@@ -333,7 +337,7 @@ def _write_shards(
 
 def _remove_unnamed(folder: Path, manifest: Manifest) -> None:
     """Remove unfinished shards, or renamed ones that are not in the manifest."""
-    named = {name for file in manifest.files for name in (file.tokens, file.ends)}
+    named = {name for file in manifest.files for name in file.names}
     for path in folder.iterdir():
         is_shard = path.name.startswith(("train-", "heldout-")) and path.name not in named
         if is_shard or path.suffix == ".tmp":
