@@ -335,6 +335,9 @@ def _headline(results: Results) -> str:
         if not pd.isna(row.net):
             name, title = "net", "Net excess"
             placebo = f"with an unrelated text as far part the excess is {number(row.placebo)}"
+            if not pd.isna(row.net_equal):
+                ends = (row.net_equal, row.net_equal_low, row.net_equal_high)
+                placebo += f"; net at equal gaps: {interval(*ends)}"
         beyond = interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
         sentences.append(
             f'<p class="headline">{title} recovery of <b>{escape(spell(selector))}</b> with '
@@ -365,6 +368,7 @@ def _summary_tables(results: Results) -> str:
             "units": rows.units,
             "k": rows.k,
             "net excess": intervals(rows, "net", "net_low", "net_high"),
+            "net at equal gaps": intervals(rows, "net_equal", "net_equal_low", "net_equal_high"),
             "excess": intervals(rows, "excess", "excess_low", "excess_high"),
             "placebo": rows.placebo,
             "recovery": intervals(rows, "recovery", "low", "high"),

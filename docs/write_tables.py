@@ -96,11 +96,16 @@ def read_kinds(name: str, k: int) -> pd.DataFrame:
 NET_EXCESS = {
     "figure2": {
         "net_figure2_contextual": "seed 1",
+        "packages_seed4_contextual": "seed 4",
+        "packages_seed5_contextual": "seed 5",
+        "net_figure2_isolated": "seed 1",
+        "packages_seed4_isolated": "seed 4",
+    },
+    "first_files": {
         "net_biases_seed2_contextual": "seed 2",
         "net_biases_seed3_contextual": "seed 3",
         "net_biases_seed4_contextual": "seed 4",
         "net_biases_seed5_contextual": "seed 5",
-        "net_figure2_isolated": "seed 1",
         "net_biases_seed2_isolated": "seed 2",
         "net_biases_seed3_isolated": "seed 3",
         "net_biases_seed4_isolated": "seed 4",
