@@ -27,6 +27,13 @@ _MODULES = {
 }
 
 
+__all__ = list(_MODULES)
+
+
+def __dir__() -> list[str]:
+    return __all__
+
+
 def __getattr__(name: str) -> Any:
     # Imported on first use: figures and report must not import torch.
     if name not in _MODULES:

@@ -11,6 +11,7 @@ Place in the flow: model + text → **explanation**. It evaluates targets as a m
 from __future__ import annotations
 
 import json
+import os
 import sys
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -47,7 +48,7 @@ def explain(
     model: Any,
     tokenizer: Any = None,
     *,
-    text: str | None = None,
+    text: str | Path | None = None,
     at: At | None = None,
     prompt: str | None = None,
     target: str | None = None,
@@ -60,7 +61,7 @@ def explain(
     prefix: str = "auto",
     chat: bool = False,
     foreign: Any = "embedded",
-    max_new_tokens: int = 32,
+    max_new_tokens: int | None = None,
     device: str = "auto",
     dtype: str = "auto",
     batch_tokens: int | None = None,
@@ -69,11 +70,12 @@ def explain(
     """Find the k far units that matter most to each target, and the loss given the first 1 … k.
 
     `model`: a folder or hub name, or a causal LM in memory with its `tokenizer`.
-    `text`: one document. `at` names targets in it: words (every occurrence), a regular expression
-    (`re.compile`), a token's number, a slice of tokens, or several of these. Without it, the tokens
-    with the largest gaps are taken.
+    `text`: one document, or a `Path` to read it from. `at` names targets in it: words (every
+    occurrence), a regular expression (`re.compile`), a token's number, a slice of tokens, or
+    several of these. Without it, the tokens with the largest gaps are taken.
     `prompt` and `target`: the target is an answer to the prompt; without one the model generates
-    it, greedily. `chat` puts the prompt into the tokenizer's chat template.
+    it, greedily, up to `max_new_tokens` (32). `chat` puts the prompt into the tokenizer's chat
+    template.
     `long="all"`: a target sees everything before it. `short`: the last tokens of that, which are no
     candidates (default 32, less for a short prompt, at least what a chat template appends).
     `prefix`: `auto` is what the tokenizer puts before a text; else `bos`, `none` or any text.
@@ -83,6 +85,12 @@ def explain(
         raise ConfigError("give either a text or a prompt")
     if (text is None and at is not None) or (prompt is None and (target is not None or chat)):
         raise ConfigError("`at` names places of a text; `target` and `chat` belong to a prompt")
+    if max_new_tokens is not None and (prompt is None or target is not None):
+        raise ConfigError("max_new_tokens is for an answer that is generated; leave it out")
+    if isinstance(text, Path):
+        text = read_text(str(text))
+    elif isinstance(text, str) and os.path.isfile(text):
+        raise ConfigError(f"text={text} is the name of a file; give Path('{text}') or its content")
     names = [name for name in SELECTORS if name != "attention_learned"]
     if selector not in names:
         unknown = "needs many documents" if selector in SELECTORS else "is unknown"
@@ -125,7 +133,7 @@ def explain(
         if not before:
             raise DataError("the prompt is empty; give one for the answer to depend on")
         after = (
-            _generate(loaded, [*start_ids, *before], max_new_tokens)
+            _generate(loaded, [*start_ids, *before], max_new_tokens or 32)
             if target is None
             else loaded.encode([target])[0]
         )

@@ -31,6 +31,7 @@ from analysis.plan import Plan, share_of, targets_meta
 from analysis.results import FILES, Meta, Results, main_set, read_results
 from analysis.scoring import Reading
 from analysis.settings import Settings
+from analysis.sources import open_documents
 from analysis.statistics import GROUPS, half_of, hit_rates, longppl, mean_lds, summarize
 from analysis.summary import describe_gate
 from analysis.tables import write_json
@@ -41,7 +42,7 @@ from olmo_sparsity.json_files import read_json
 from olmo_sparsity.launch import read_launch
 from olmo_sparsity.lock import locked
 from olmo_sparsity.manifest import MANIFEST, verify_manifest
-from olmo_sparsity.model.load import LoadedModel, device_name
+from olmo_sparsity.model.load import LoadedModel, device_name, load_model
 from olmo_sparsity.progress import Progress, say
 from olmo_sparsity.versions import provenance
 
@@ -50,13 +51,13 @@ PATIENCE_S = 60.0
 
 
 def measure(
-    model: LoadedModel,
-    documents: Documents,
+    model: LoadedModel | str | Path,
+    documents: Any,
     windows: Windows,
     *,
     units: str | Sequence[str] = Settings.units,
     selectors: str | Sequence[str] = Settings.selectors,
-    ks: Sequence[int] = Settings.ks,
+    ks: int | Sequence[int] = Settings.ks,
     targets: float | Results = Settings.target_share,
     at: At | None = None,
     prefix: str = "auto",
@@ -75,6 +76,7 @@ def measure(
     """Measure the documents that are not finished yet in `out` (default: a temporary folder).
     Returns None if documents are left to other processes; the last of them gets the results.
 
+    `model`: loaded, or what `load_model` reads; `documents`: read, or what `open_documents` reads.
     `targets`: the share of targets with the largest gaps, or another measurement of the same text,
     to evaluate its targets; `at` names targets instead, as in `explain`. `prefix`: tokens in front
     of every window (`LoadedModel.prefix_ids`). `shard=(i, n)`: the i-th of n processes that measure
@@ -86,13 +88,19 @@ def measure(
         )
     if at is not None and isinstance(targets, Results):
         raise ConfigError("`at` names the targets; leave `targets` out")
+    if not isinstance(windows, Windows):
+        raise ConfigError(f"windows={windows} must be Windows(long, short, stride)")
     given = targets if isinstance(targets, Results) else at
+    if not isinstance(model, LoadedModel):
+        model = load_model(str(model))
+    if not isinstance(documents, Documents):
+        documents = open_documents(documents, model)
     if windows.prefix and prefix != "auto":
         raise ConfigError(f"prefix={prefix}: the windows have a prefix of their own")
     if not windows.prefix:
         windows = replace(windows, prefix=tuple(model.prefix_ids(prefix)))
     settings = Settings(
-        windows, _names(units), _names(selectors), tuple(ks),
+        windows, _names(units), _names(selectors), (ks,) if isinstance(ks, int) else tuple(ks),
         1.0 if isinstance(targets, Results) else float(targets), min_gap, _names(sets), max_targets,
         far_states, foreign, num_foreign, num_halves, seed,
     )  # fmt: skip
@@ -146,6 +154,8 @@ def run(
         half = [number for number in measured if half_of(number) == "threshold"]
         _wait_for("losses", parts, half, write_losses, slowest)
     chosen = targets()
+    if parts.finished("losses").issuperset(measured):
+        _check_any_target(plan, chosen, parts)  # before hours are spent on the placebo's
     _fit_heads(plan, parts)
     slowest = _work(
         "recovery", parts, sorted(set(mine) & set(chosen.document)), write_recovery, shown
@@ -161,6 +171,7 @@ def run(
     missing = set(measured) - parts.finished("losses")
     if not missing:
         chosen = targets()
+        _check_any_target(plan, chosen, parts)
         missing = set(chosen.document) - parts.finished("recovery")
     if missing:
         left = f"{len(missing)} documents are left to the others"
@@ -193,10 +204,27 @@ def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Result
     left = set(targets.document) - finished | set(plan.measured) - parts.finished("losses")
     about = provenance(device_name(plan.scorer.device)) | {"command": list(command)}
     targets = targets[targets.document.isin(finished)]
+    _check_any_target(plan, targets, parts)
     (out / "partial").mkdir(exist_ok=True)
     with locked(out / "partial", waits=True):
         _sum_up(plan, parts, targets, about, out / "partial", len(left))
         return read_results(out / "partial")
+
+
+def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
+    if main_set(targets.target_set[targets.far_part == "document"]) is not None:
+        return
+    if plan.given is not None:
+        raise DataError(
+            f"{parts.folder}: none of the given targets has a full long window; lower long"
+        )
+    losses = parts.read("losses")
+    gaps = (losses.loss_short - losses.loss_long)[losses.document.map(half_of) == "report"]
+    raise DataError(
+        f"{parts.folder}: no target has a gap large enough: the largest is {gaps.max():.2f} nats, "
+        f"the threshold {plan.thresholds(losses).gap:.2f}. Measure into another folder, with more "
+        "text, a larger share of targets (targets) or a lower limit in nats (min_gap)"
+    )
 
 
 def _fit_heads(plan: Plan, parts: Parts) -> None:
@@ -259,17 +287,6 @@ def _sum_up(
     influence, planted = parts.read("influence"), parts.read("planted")
     check_all_evaluated(parts.folder, targets, recovery)
     thresholds = plan.thresholds(losses)
-    if main_set(targets.target_set[targets.far_part == "document"]) is None:
-        if plan.given is not None:
-            raise DataError(
-                f"{parts.folder}: none of the given targets has a full long window; lower long"
-            )
-        gaps = (losses.loss_short - losses.loss_long)[losses.document.map(half_of) == "report"]
-        raise DataError(
-            f"{parts.folder}: no target has a gap large enough (the largest is {gaps.max():.2f} "
-            f"nats, the threshold {thresholds.gap:.2f}); measure into another folder with a larger "
-            "share of targets, a lower min_gap or more text"
-        )
     summary = summarize(losses, targets, recovery)
     costs = (
         parts.read("costs").groupby(["units", "selector"])[["token_forwards", "num_targets"]].sum()

@@ -72,14 +72,14 @@ class Parts:
     ) -> None:
         self.folder = Path(folder)
         self.flush_every_s, self.part_size = flush_every_s, part_size
+        path = self.folder / "identity.json"
+        if not path.exists():
+            _refuse_other_folder(self.folder)
         for phase in PHASES:
             (self.folder / "parts" / phase).mkdir(parents=True, exist_ok=True)
             remove_partial(self.folder / "parts" / phase)
         remove_partial(self.folder)
-        path = self.folder / "identity.json"
         if not path.exists():
-            if any(self.folder.glob("*.parquet")) or any((self.folder / "parts").glob("*/*")):
-                raise DataError(f"{path} is missing beside results; use another folder")
             write_json(path, identity)
         _refuse_other_identity(identity, path)  # another process may have written it just now
         text = json.dumps(plain(identity), sort_keys=True)
@@ -200,6 +200,18 @@ def _document_table(name: str, document: int, columns: Columns) -> pa.Table:
     given = {"document": np.full(num_rows, document)} | dict(columns)
     table = to_table(name, given, f"document {document}, table {name}")
     return table.sort_by([(column, "ascending") for column in table.schema.names])
+
+
+def _refuse_other_folder(folder: Path) -> None:
+    """Results among the files of a model or of a text would spoil it."""
+    beside = {"identity.json", "lock", "parts", "partial"}  # other processes may have begun
+    names = [path.name for path in sorted(folder.glob("[!.]*")) if not is_partial(path)]
+    others = [name for name in names if name not in beside and not name.endswith(".log")]
+    if others or any((folder / "parts").glob("*/*")):
+        raise DataError(
+            f"{folder} has no identity.json of a measurement and holds other files "
+            f"({', '.join(others[:3]) or 'parts'}); name a new folder"
+        )
 
 
 def _refuse_other_identity(identity: dict, path: Path) -> None:

@@ -184,6 +184,8 @@ def read_results(folder: str | Path) -> Results:
             raise DataError(
                 f"{folder} holds only the summary of a measurement; measure again to get its rows"
             )
+        if (folder / "accuracy.parquet").exists():
+            raise DataError(f"{folder} holds results of a task; only `figure` draws them")
         raise DataError(f"{folder} holds no results (identity.json is missing); measure into it")
     if not (folder / MANIFEST).exists():
         raise DataError(

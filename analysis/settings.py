@@ -47,7 +47,7 @@ class Settings:
         if self.seed < 0:
             raise ConfigError(f"seed={self.seed} must not be negative")
         if not 0 < self.target_share <= 1:
-            raise ConfigError(f"a share of {self.target_share} of the targets must be in (0, 1]")
+            raise ConfigError(f"targets: a share of {self.target_share} must be in (0, 1]")
         if self.max_targets is not None and self.max_targets < 1:
             raise ConfigError(f"max_targets={self.max_targets} of a document must be at least 1")
         if not 0 <= self.min_gap < float("inf"):
@@ -70,15 +70,17 @@ class Settings:
         if min(self.ks) < 1:
             raise ConfigError(f"ks={','.join(map(str, self.ks))} must be numbers from 1 up")
         if self.foreign not in FOREIGN_TEXTS:
-            raise ConfigError(f"foreign={self.foreign} is none of {', '.join(FOREIGN_TEXTS)}")
+            raise ConfigError(
+                f"foreign={self.foreign} (--foreign-text) is none of {', '.join(FOREIGN_TEXTS)}"
+            )
         if self.num_foreign < 1:
             raise ConfigError(
-                f"num_foreign={self.num_foreign}: the control needs at least one draw"
+                f"num_foreign={self.num_foreign} (--foreign): the control needs at least one draw"
             )
         if self.num_halves != 0 and self.num_halves < MIN_HALVES:
             raise ConfigError(
-                f"num_halves={self.num_halves}: a rank correlation needs at least {MIN_HALVES}; 0 "
-                "for none"
+                f"num_halves={self.num_halves} (--halves): a rank correlation needs at least "
+                f"{MIN_HALVES}; 0 for none"
             )
         for units in self.units:
             width = span_width(units)

@@ -67,7 +67,9 @@ def open_documents(
     "blank-lines" splits it there. Reading stops after `limit` documents.
     """
     if limit is not None and limit < 2:
-        raise ConfigError(f"limit={limit} documents: at least 2 are needed, one for each half")
+        raise ConfigError(
+            f"limit={limit} documents (--max-documents): at least 2 are needed, one for each half"
+        )
     if split_at not in get_args(records.SplitAt):
         raise ConfigError(f"split_at={split_at} is none of {', '.join(get_args(records.SplitAt))}")
     run = _config_of_run(model.name)
@@ -91,9 +93,9 @@ def open_documents(
         documents = _read(good_documents(stream, tally, corpus), tally, model, limit, name)
     num_training = tally.left_out.get(TRAINED_ON, 0)
     if not documents:
-        raise DataError(
-            f"{name} holds no documents" + (" that were held out" if num_training else "")
-        )
+        held_out = " that were held out" if num_training else ""
+        without = f": left out {tally.describe()}" if tally.left_out else ""
+        raise DataError(f"{name} holds no documents{held_out}{without}")
     largest = max((int(d.tokens.max()) for d in documents if len(d.tokens)), default=0)
     vocabulary = model.model.vocab_size
     if largest >= vocabulary:
@@ -143,12 +145,16 @@ def _corpus(text: str, options: dict[str, Any]) -> CorpusConfig:
         return CorpusConfig(text, **options)  # type: ignore[arg-type]
     if kind in ("c4_files", "text") and path:
         return CorpusConfig(kind, path=path, **options)  # type: ignore[arg-type]
-    if os.path.exists(text) or glob.has_magic(text) or text.endswith(records.SUFFIXES):
+    is_name = "\n" not in text
+    if is_name and (
+        os.path.exists(text) or glob.has_magic(text) or text.endswith(records.SUFFIXES)
+    ):
         return CorpusConfig("files", path=text, **options)
     on_hub = re.fullmatch(r"hub:([^:]+)(?::([^:]*))?(?::([^:]+))?|[\w.-]+/[\w.-]+", text)
     if on_hub is None:
         raise ConfigError(
-            f"text={text[:80]} is not {FORMS}; to measure a string itself, give a list of strings"
+            f"text={' '.join(text[:80].split())} is not {FORMS}; to measure a string itself, give "
+            "a list of strings"
         )
     name, config, split = on_hub.groups()
     options = options | {"hub_name": name or text, "hub_config": config or None}

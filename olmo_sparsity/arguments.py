@@ -73,8 +73,7 @@ def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
             "expression/, or tokens FIRST:END, without END; may be given several times (default: "
             "the tokens with the largest gaps)")  # fmt: skip
     sub.add("--target", metavar="TEXT", help="the answer (default: generate one)")
-    sub.add("--max-new-tokens", type=int, default=32, metavar="N", help="longest answer to "
-            "generate (%(default)s)")  # fmt: skip
+    sub.add("--max-new-tokens", type=int, metavar="N", help="longest answer to generate (32)")
     sub.add("--chat", action="store_true", help="put the prompt into the chat template")
     sub.add("-k", type=int, default=8, help="far units for each target (%(default)s)")
     sub.add("--units", default="tokens", help="tokens, words, sentences or span:W (%(default)s)")

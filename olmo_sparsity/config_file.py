@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar, get_args, get_type_hints
+from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
@@ -116,6 +116,9 @@ def _clean(given: DictConfig | dict, schema: type, origin: str, section: str = "
                 f"{origin}: {name}={value} is no text to YAML; quote it (on the command line: "
                 f"'--{name}=\"…\"')"
             )
+        is_list = any(get_origin(one) is list for one in (kind, *get_args(kind)))
+        if is_list and not (value is None or isinstance(value, list) or "${" in str(value)):
+            raise ConfigError(f"{origin}: {name} must be a list: {name}=[{value}]")
         if not (is_dataclass(kind) and value is None):
             kept[key] = value
     return kept
@@ -219,7 +222,10 @@ def _explain_unknown(key: str, schema: type) -> str:
         names = [name.removeprefix(f"{section}.") for name in known if name.startswith(section)]
         names = [name for name in names if "." not in name and name != section]
         return f"unknown key '{key}'; {section} has {', '.join(names)}"
-    return f"unknown key '{key}'" + (f"; did you mean '{close[0]}'?" if close else "")
+    if close:
+        return f"unknown key '{key}'; did you mean '{close[0]}'?"
+    few = f"; choose from {', '.join(known)}" if len(known) <= 12 else ""
+    return f"unknown key '{key}'{few}"
 
 
 def _known_keys(schema: type, prefix: str = "") -> Iterator[str]:

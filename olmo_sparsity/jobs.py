@@ -188,7 +188,7 @@ def submit(path: str, overrides: list[str], jobs: Sequence[Job], flags: str) -> 
             raise ConfigError("sbatch is not here; leave --slurm out to run one by one") from None
         print(done.stdout, end="")
         if done.returncode != 0:
-            return done.returncode
+            raise UserError(f"sbatch ended with {done.returncode}; nothing more is submitted")
         match = re.search(r"Submitted batch job (\d+)", done.stdout)
         if match is None:
             raise UserError(f"sbatch printed no job number: {done.stdout.strip()}")

@@ -62,7 +62,7 @@ def run(code: str, *arguments: str, **environment: str) -> str:
 
 
 def kinds(config: CorpusConfig) -> list[str]:
-    return [r.kind if isinstance(r, BadRecord) else "good" for r in read_records(config)]
+    return ["good" if isinstance(r, Document) else r.kind for r in read_records(config)]
 
 
 # --- the split ----------------------------------------------------------------------------------
@@ -155,7 +155,7 @@ def test_c4_files_count_every_kind_of_bad_record_with_its_place(tmp_path: Path) 
     assert texts(config) == ["good", "the last one"]
 
     config.max_bad_share = 0.5
-    with pytest.raises(DataError, match="9 of the first 11 records are bad") as caught:
+    with pytest.raises(DataError, match="8 of the first 11 records are bad") as caught:
         texts(config)
     assert f"3 x malformed line (first: {path}:2)" in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -232,9 +232,9 @@ def test_text_folder_is_one_document_per_file_in_order(tmp_path: Path) -> None:
     (tmp_path / "old.txt").write_bytes("café".encode("latin-1"))
     config = CorpusConfig(source="text", path=str(tmp_path), max_bad_share=0.5)
     assert texts(config) == ["first", "two\n\n\nparts"]
-    bad = [record for record in read_records(config) if isinstance(record, BadRecord)]
-    assert bad == [
-        BadRecord("empty document", str(tmp_path / "empty.txt")),
+    others = [record for record in read_records(config) if not isinstance(record, Document)]
+    assert others == [
+        LeftOut("empty document", str(tmp_path / "empty.txt")),
         BadRecord("wrong encoding", str(tmp_path / "old.txt")),
     ]
     assert texts(CorpusConfig(source="text", path=str(tmp_path / "a.txt"))) == ["first"]
@@ -358,7 +358,7 @@ def test_c4_streams_the_split_that_is_asked_for(monkeypatch: pytest.MonkeyPatch)
     assert texts(config) == ["one", "three", "four"]
     assert asked == [(("allenai/c4", "de"), {"split": "validation", "streaming": True})]
     rest = list(read_records(config, skip=1))
-    assert rest[0] == BadRecord("empty document", "allenai/c4 (de, validation) record 2")
+    assert rest[0] == LeftOut("empty document", "allenai/c4 (de, validation) record 2")
     assert rest[1:] == [Document("three", "three"), Document("four", "four")]
 
 

@@ -267,6 +267,21 @@ def test_what_would_be_ignored_is_refused(model: Any, folder: str) -> None:
         explain(folder, make_tokenizer(), text=TEXT)
     with pytest.raises(ConfigError, match="of a model in memory"):
         asked(model, dtype="bf16")
+    with pytest.raises(ConfigError, match="for an answer that is generated"):
+        asked(model, max_new_tokens=5)
+    with pytest.raises(ConfigError, match="for an answer that is generated"):
+        answered(model, TEXT, target="w3", max_new_tokens=5)
+
+
+def test_a_text_is_given_or_read_from_its_path_and_a_name_alone_is_refused(
+    model: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    found = explain(model, make_tokenizer(), text=path, at="w7", short=SHORT, k=1)
+    pd.testing.assert_frame_equal(found.far, asked(model, at="w7", k=1).far)
+    with pytest.raises(ConfigError, match=r"is the name of a file; give Path\("):
+        explain(model, make_tokenizer(), text=str(path))
 
 
 def test_spans_that_do_not_fit_before_a_target_are_not_asked_about(model: Any) -> None:

@@ -188,8 +188,19 @@ def test_another_identity_is_refused_by_its_fields(tmp_path: Path) -> None:
         Parts(tmp_path, changed)
     (tmp_path / "identity.json").unlink()
     (tmp_path / "losses.parquet").touch()
-    with pytest.raises(DataError, match=r"identity\.json is missing beside results"):
+    with pytest.raises(DataError, match=r"no identity\.json .* other files \(losses\.parquet\)"):
         Parts(tmp_path, IDENTITY)
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "config.yaml", "a.txt", "model.safetensors"])
+def test_a_folder_with_other_files_is_refused_and_stays_as_it_is(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).touch()
+    (tmp_path / "measure.log").touch()
+    with pytest.raises(DataError, match=f"holds other files \\({name}\\); name a new folder"):
+        Parts(tmp_path, IDENTITY)
+    assert {path.name for path in tmp_path.iterdir()} == {name, "measure.log"}
+    (tmp_path / name).unlink()
+    Parts(tmp_path, IDENTITY)
 
 
 def truncate(path: Path) -> None:

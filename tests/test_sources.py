@@ -252,7 +252,7 @@ def test_bad_records_are_counted_and_said(
 
 DAMAGED: dict[str, tuple[bytes, str]] = {
     "a.txt": (b"\x89PNG\r\n\x1a\n\x00\xff", "1 x wrong encoding"),
-    "empty.txt": (b"", "1 x empty document"),
+    "empty.txt": (b"", "holds no documents: left out 1 x empty document"),
     "blank.md": (b"\n \n", "1 x empty document"),
     "a.jsonl": (b"\x00\xff\x00", "1 x wrong encoding"),
     "empty.jsonl": (b"", "holds no documents"),
@@ -295,6 +295,7 @@ def test_a_saved_data_set_that_is_none_or_several(model: LoadedModel) -> None:
     [
         ("nonsense", {}, "text=nonsense is not a file or glob"),
         ("x" * 5000, {}, "text=x{80} is not .* give a list of strings"),
+        ("a *text*\nof two lines", {}, "give a list of strings"),
         ("embedded:x", {}, "text=embedded:x is not"),
         ("text", {}, "text=text is not"),
         ("text:", {}, "text=text: is not"),
@@ -312,7 +313,7 @@ def test_a_saved_data_set_that_is_none_or_several(model: LoadedModel) -> None:
         (["a"], {"split_at": "blank-lines"}, "split_at=blank-lines means nothing to list"),
         ("a.jsonl", {"split_at": "blank-lines"}, r"cuts plain text, and a\.jsonl is none"),
         ("notes.txt", {"split_at": "lines"}, "split_at=lines is none of whole, blank-lines"),
-        ("notes.txt", {"limit": 1}, "limit=1 documents: at least 2"),
+        ("notes.txt", {"limit": 1}, r"limit=1 documents \(--max-documents\): at least 2"),
         ([], {}, "list holds no documents"),
         ([3, 4], {}, "2 x malformed line"),
     ],
@@ -337,6 +338,16 @@ def measurable() -> LoadedModel:
     return LoadedModel(build_model(config).eval(), characters(), "tiny", 1, None, "weights")
 
 
+def test_an_empty_file_among_a_few_is_left_out(
+    model: LoadedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("few").mkdir()
+    for name, content in (("a", "text a"), ("b", ""), ("c", "text c")):
+        Path(f"few/{name}.txt").write_text(content)
+    assert read(open_documents("few", model)) == ["text a", "text c"]
+    assert "left out 1 x empty document (first: few/b.txt)" in capsys.readouterr().err
+
+
 def test_one_document_is_too_few_to_measure(measurable: LoadedModel) -> None:
     Path("book.txt").write_text("one\n\ntwo")
     documents = open_documents("book.txt", measurable)
@@ -346,13 +357,17 @@ def test_one_document_is_too_few_to_measure(measurable: LoadedModel) -> None:
 
 def test_measured_documents_keep_their_names(measurable: LoadedModel) -> None:
     packed("a.jsonl", lines([{"text": f"{n} abcabcabc abcabc"} for n in range(6)]))
-    results = measure(
-        measurable, open_documents("a.jsonl", measurable), Windows(8, 4, 4), selectors="nearest",
-        ks=[1], targets=1.0, min_gap=0, num_foreign=1, out="out",
+    results = measure(  # reads the text that is named
+        measurable, "a.jsonl", Windows(8, 4, 4), selectors="nearest", ks=1,
+        targets=1.0, min_gap=0, num_foreign=1, out="out",
     )  # fmt: skip
     assert results is not None
     assert results.documents.name.tolist() == [f"a.jsonl:{n}" for n in range(1, 7)]
     assert read_table(Path("out/documents.parquet"), "documents").num_rows == 6
+    with pytest.raises(ConfigError, match=r"windows=\(8, 4\) must be Windows"):
+        measure(measurable, "a.jsonl", (8, 4))  # type: ignore[arg-type] # wrong on purpose
+    with pytest.raises(DataError, match="nowhere"):
+        measure("nowhere", "a.jsonl", Windows(8, 4))
 
 
 # --- the hub --------------------------------------------------------------------------------------

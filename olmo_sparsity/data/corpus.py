@@ -270,8 +270,8 @@ def _read_python(config: CorpusConfig, skip: int) -> Iterator[Record]:
             yield replace(record, group=package) if isinstance(record, Document) else record
 
 
-def _sift_python(record: Document | BadRecord, where: str, repeats: Repeats) -> Record:
-    if isinstance(record, BadRecord) and record.kind != "empty document":
+def _sift_python(record: Record, where: str, repeats: Repeats) -> Record:
+    if isinstance(record, BadRecord):
         return record
     text = record.text if isinstance(record, Document) else ""
     if len(text) < SHORTEST_FILE:

@@ -82,7 +82,7 @@ def check_field(where: str | Path, field: str, fields: Sequence[str]) -> None:
 # --- values ---------------------------------------------------------------------------------------
 
 
-def parse_line(line: bytes, path: Path, number: int, field: str) -> Document | BadRecord:
+def parse_line(line: bytes, path: Path, number: int, field: str) -> Record:
     if len(line) > LARGEST_DOCUMENT:
         return BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", f"{path}:{number}")
     try:
@@ -95,7 +95,7 @@ def parse_line(line: bytes, path: Path, number: int, field: str) -> Document | B
     return parse_row(row, f"{path}:{number}", field)
 
 
-def parse_row(row: Any, where: str, field: str) -> Document | BadRecord:
+def parse_row(row: Any, where: str, field: str) -> Record:
     if not isinstance(row, dict):
         return BadRecord("malformed line", where)
     if field not in row:
@@ -103,7 +103,7 @@ def parse_row(row: Any, where: str, field: str) -> Document | BadRecord:
     return parse_text(row[field], where, field)
 
 
-def parse_text(text: Any, where: str, field: str = "text") -> Document | BadRecord:
+def parse_text(text: Any, where: str, field: str = "text") -> Record:
     if isinstance(text, bytes):
         if len(text) > LARGEST_DOCUMENT:
             return BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", where)
@@ -114,7 +114,7 @@ def parse_text(text: Any, where: str, field: str = "text") -> Document | BadReco
     if not isinstance(text, str):
         return BadRecord(f"no {field} field", where)
     if not text or text.isspace():
-        return BadRecord("empty document", where)
+        return LeftOut("empty document", where)
     try:
         text.encode()
     except UnicodeEncodeError:  # JSON can spell half of a surrogate pair, which is not a character.
@@ -135,7 +135,7 @@ def read_file(path: Path, field: str, split_at: SplitAt) -> Iterator[Record]:
     return read_text(path, split_at) if reader is None else reader(path, field)
 
 
-def read_text(path: Path, split_at: SplitAt = "whole") -> Iterator[Document | BadRecord]:
+def read_text(path: Path, split_at: SplitAt = "whole") -> Iterator[Record]:
     """One document, or with "blank-lines" one for each part between blank lines."""
     cut, number = split_at == "blank-lines", 0
 
@@ -152,7 +152,7 @@ def read_text(path: Path, split_at: SplitAt = "whole") -> Iterator[Document | Ba
                 content += line
         yield parse_text(bytes(content.rstrip(b"\r\n") if cut else content), where)
     if not number:
-        yield BadRecord("empty document", str(path))
+        yield LeftOut("empty document", str(path))
 
 
 def _read_json(path: Path, field: str) -> Iterator[Record]:

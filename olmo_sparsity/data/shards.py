@@ -118,7 +118,10 @@ class Manifest:
         try:
             manifest = conform(content, Manifest)
         except ValueError as error:
-            raise DataError(f"{path}: not a manifest ({error}); {remedy}") from None
+            raise DataError(
+                f"{path} is not of a prepared folder ({error}); if `olmo-sparsity prepare` wrote "
+                "it, remove the folder and prepare again, else name another one"
+            ) from None
         for name in (name for file in manifest.files for name in file.names):
             if not stays_inside(name):
                 raise DataError(

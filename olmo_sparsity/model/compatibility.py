@@ -39,7 +39,7 @@ class PositionLimit:
             raise ConfigError(
                 f"{num_positions} positions are more than '{name}' is "
                 f"{'right' if self.wrong_beyond else 'prepared'} for: {self.num_positions} "
-                f"({self.cause}); take a shorter long window"
+                f"({self.cause}); take a shorter long window (long)"
             )
 
 

@@ -201,8 +201,8 @@ def check(settings: ExperimentSettings, origin: str) -> None:
         "their differences alone; remove it",
     )
     check_model(settings.model, origin)
+    task = build_task(settings)  # first, as `test_task` adds to it
     test_task = build_task(settings, test=True)
-    task = build_task(settings)
     require(
         task.vocabulary == test_task.vocabulary,
         f"test_task={settings.test_task} changes the vocabulary, which must be that of training; "
