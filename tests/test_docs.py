@@ -158,7 +158,7 @@ def python_in(name: str) -> list[str]:
 
 SMALLER = {
     "Windows(long=96, short=32)": "Windows(24, 8)",
-    "Windows(96, 32, 32)": "Windows(24, 8, 8), max_targets=2",
+    "Windows(96, 32, 32)": "Windows(24, 8, 8)",
     "limit=20": "limit=8",
     "128 < len(text.tokens) < 1000": "64 < len(text.tokens) < 200",
 }
