@@ -443,7 +443,7 @@ def sparse_parity() -> str:
 
 
 def counting() -> str:
-    """How often a model that counts marked ones no further than 2, 3 and so on is right on the
+    """How often a model that counts marked ones no further than 1, 2 and so on is right on the
     test samples of 50 tokens, and how many trained models are as often, to one sample, for every
     k that they are tested on."""
     paths = sorted(RESULTS.glob("tasks/sparse_parity*/accuracy.parquet"))
@@ -455,7 +455,7 @@ def counting() -> str:
         drawn = draw_test_samples(SparseParity(), num_samples, 50, int(k))
         ones[k] = np.concatenate([count_relevant_ones(samples) for samples in drawn])
     lines = []
-    for end in (2, 3, 4, 5, 6):
+    for end in range(1, 7):
         right = {
             k: (np.minimum(ones_B, end) % 2 == ones_B % 2).mean() for k, ones_B in ones.items()
         }
