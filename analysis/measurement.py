@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ import pandas as pd
 from analysis.dependencies import measure_dependencies
 from analysis.documents import Documents, ForeignText
 from analysis.influence import HeadWeights
-from analysis.parts import Parts
+from analysis.parts import Parts, refuse_other_folder
 from analysis.plan import Plan, share_of, targets_meta
 from analysis.results import FILES, Meta, Results, main_set, read_results
 from analysis.scoring import Reading
@@ -35,7 +35,7 @@ from analysis.sources import open_documents
 from analysis.statistics import GROUPS, half_of, hit_rates, longppl, mean_lds, summarize
 from analysis.summary import describe_gate
 from analysis.tables import write_json
-from analysis.targets import At, check_all_evaluated
+from analysis.targets import At, check_all_evaluated, parse_share
 from analysis.windows import Windows
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.json_files import read_json
@@ -58,7 +58,7 @@ def measure(
     units: str | Sequence[str] = Settings.units,
     selectors: str | Sequence[str] = Settings.selectors,
     ks: int | Sequence[int] = Settings.ks,
-    targets: float | Results = Settings.target_share,
+    targets: float | str | Results = Settings.target_share,
     at: At | None = None,
     prefix: str = "auto",
     min_gap: float = Settings.min_gap,
@@ -77,12 +77,13 @@ def measure(
     Returns None if documents are left to other processes; the last of them gets the results.
 
     `model`: loaded, or what `load_model` reads; `documents`: read, or what `open_documents` reads.
-    `targets`: the share of targets with the largest gaps, or another measurement of the same text,
-    to evaluate its targets; `at` names targets instead, as in `explain`. `prefix`: tokens in front
-    of every window (`LoadedModel.prefix_ids`). `shard=(i, n)`: the i-th of n processes that measure
-    into one folder.
+    `targets`: the share of targets with the largest gaps (0.1, or "top10%"), or another measurement
+    of the same text, to evaluate its targets; `at` names targets instead, as in `explain`.
+    `prefix`: tokens in front of every window (`LoadedModel.prefix_ids`). `shard=(i, n)`: the i-th
+    of n processes that measure into one folder.
     """
-    if not 0 <= shard[0] < shard[1] or (out is None and shard[1] > 1):
+    index, of = shard if isinstance(shard, tuple) and len(shard) == 2 else (0, 0)
+    if not 0 <= index < of or (out is None and of > 1):
         raise ConfigError(
             f"shard={shard} must be (i, n) with 0 <= i < n, and needs a folder, `out`"
         )
@@ -90,29 +91,40 @@ def measure(
         raise ConfigError("`at` names the targets; leave `targets` out")
     if not isinstance(windows, Windows):
         raise ConfigError(f"windows={windows} must be Windows(long, short, stride)")
-    given = targets if isinstance(targets, Results) else at
-    if not isinstance(model, LoadedModel):
-        model = load_model(str(model))
-    if not isinstance(documents, Documents):
-        documents = open_documents(documents, model)
     if windows.prefix and prefix != "auto":
         raise ConfigError(f"prefix={prefix}: the windows have a prefix of their own")
-    if not windows.prefix:
-        windows = replace(windows, prefix=tuple(model.prefix_ids(prefix)))
+    given = targets if isinstance(targets, Results) else at
+    share = parse_share(targets) if isinstance(targets, str) else targets
     settings = Settings(
-        windows, _names(units), _names(selectors), (ks,) if isinstance(ks, int) else tuple(ks),
-        1.0 if isinstance(targets, Results) else float(targets), min_gap, _names(sets), max_targets,
+        windows, _listed(units), _listed(selectors), _listed(ks),
+        1.0 if isinstance(share, Results) else share, min_gap, _listed(sets), max_targets,
         far_states, foreign, num_foreign, num_halves, seed,
     )  # fmt: skip
-    plan = Plan.of(model, documents, settings, given, batch_tokens)
+    settings.check()
+    if out is not None:
+        refuse_other_folder(Path(out))
+    if isinstance(model, str | Path):
+        model = load_model(str(model))
+    if not isinstance(model, LoadedModel):
+        raise ConfigError(
+            f"model is {type(model).__name__}: give a folder or name, or wrap_model(model, "
+            "tokenizer) of olmo_sparsity.model.load"
+        )
+    if not isinstance(documents, Documents):
+        documents = open_documents(documents, model)
+    if not windows.prefix:
+        windows = replace(windows, prefix=tuple(model.prefix_ids(prefix)))
+    plan = Plan.of(model, documents, replace(settings, windows=windows), given, batch_tokens)
     if out is not None:
         return run(plan, Path(out), shard)
     with tempfile.TemporaryDirectory() as folder:
         return run(plan, Path(folder), shard)
 
 
-def _names(names: str | Sequence[str]) -> tuple[str, ...]:
-    return (names,) if isinstance(names, str) else tuple(names)
+def _listed(values: Any) -> tuple[Any, ...]:
+    """One value stands for a list of it."""
+    is_list = isinstance(values, Iterable) and not isinstance(values, str)
+    return tuple(values) if is_list else (values,)
 
 
 def run(
@@ -153,8 +165,10 @@ def run(
     if plan.fits_thresholds:
         half = [number for number in measured if half_of(number) == "threshold"]
         _wait_for("losses", parts, half, write_losses, slowest)
+    # Asked first: other processes may finish theirs while targets are chosen.
+    all_there = parts.finished("losses").issuperset(measured)
     chosen = targets()
-    if parts.finished("losses").issuperset(measured):
+    if all_there:
         _check_any_target(plan, chosen, parts)  # before hours are spent on the placebo's
     _fit_heads(plan, parts)
     slowest = _work(
@@ -194,17 +208,21 @@ def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Result
     if not (out / "identity.json").exists():
         raise DataError(f"{out} holds no measurement yet; start it without --partial")
     parts = Parts(out, plan.identity())
-    finished = parts.finished("recovery")
-    if not finished:
-        raise DataError(
-            f"{out}: the losses of {len(parts.finished('losses'))} of {len(plan.measured)} "
-            "documents are there, and no target was evaluated yet; run the measurement on"
-        )
+    finished, missing = parts.finished("recovery"), set(plan.measured) - parts.finished("losses")
+    nothing_yet = DataError(
+        f"{out}: the losses of {len(plan.measured) - len(missing)} of {len(plan.measured)} "
+        "documents are there, and no target was evaluated yet; run the measurement on"
+    )
+    if missing and not finished:
+        raise nothing_yet
     targets = plan.targets(parts.read("losses"))
-    left = set(targets.document) - finished | set(plan.measured) - parts.finished("losses")
-    about = provenance(device_name(plan.scorer.device)) | {"command": list(command)}
-    targets = targets[targets.document.isin(finished)]
+    left = set(targets.document) - finished | missing
+    if finished:
+        targets = targets[targets.document.isin(finished)]
     _check_any_target(plan, targets, parts)
+    if not finished:
+        raise nothing_yet
+    about = provenance(device_name(plan.scorer.device)) | {"command": list(command)}
     (out / "partial").mkdir(exist_ok=True)
     with locked(out / "partial", waits=True):
         _sum_up(plan, parts, targets, about, out / "partial", len(left))
@@ -215,15 +233,13 @@ def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
     if main_set(targets.target_set[targets.far_part == "document"]) is not None:
         return
     if plan.given is not None:
-        raise DataError(
-            f"{parts.folder}: none of the given targets has a full long window; lower long"
-        )
+        raise DataError("none of the given targets has a full long window; lower long")
     losses = parts.read("losses")
     gaps = (losses.loss_short - losses.loss_long)[losses.document.map(half_of) == "report"]
     raise DataError(
-        f"{parts.folder}: no target has a gap large enough: the largest is {gaps.max():.2f} nats, "
-        f"the threshold {plan.thresholds(losses).gap:.2f}. Measure into another folder, with more "
-        "text, a larger share of targets (targets) or a lower limit in nats (min_gap)"
+        f"no target has a gap large enough: the largest is {gaps.max():.2f} nats, the threshold "
+        f"{plan.thresholds(losses).gap:.2f}. Give more text, a larger share of targets (targets) "
+        "or a lower limit in nats (min_gap), and another folder for the results"
     )
 
 

@@ -41,12 +41,15 @@ from analysis.tables import (
     write_json,
     write_table,
 )
-from olmo_sparsity.errors import DataError
+from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.files import is_partial, remove_partial, writing
 from olmo_sparsity.json_files import read_json
 from olmo_sparsity.manifest import MANIFEST, verify_manifest, write_manifest, writing_folder
 from olmo_sparsity.nested import differences
 from olmo_sparsity.progress import say
+
+LOGS = (".log", ".out", ".err")
+"""Files that may stand in a folder before its measurement."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,9 +75,8 @@ class Parts:
     ) -> None:
         self.folder = Path(folder)
         self.flush_every_s, self.part_size = flush_every_s, part_size
+        refuse_other_folder(self.folder)
         path = self.folder / "identity.json"
-        if not path.exists():
-            _refuse_other_folder(self.folder)
         for phase in PHASES:
             (self.folder / "parts" / phase).mkdir(parents=True, exist_ok=True)
             remove_partial(self.folder / "parts" / phase)
@@ -202,11 +204,15 @@ def _document_table(name: str, document: int, columns: Columns) -> pa.Table:
     return table.sort_by([(column, "ascending") for column in table.schema.names])
 
 
-def _refuse_other_folder(folder: Path) -> None:
+def refuse_other_folder(folder: Path) -> None:
     """Results among the files of a model or of a text would spoil it."""
+    if folder.is_file():
+        raise ConfigError(f"out={folder} is a file; name a folder for the results")
+    if (folder / "identity.json").exists():
+        return
     beside = {"identity.json", "lock", "parts", "partial"}  # other processes may have begun
     names = [path.name for path in sorted(folder.glob("[!.]*")) if not is_partial(path)]
-    others = [name for name in names if name not in beside and not name.endswith(".log")]
+    others = [name for name in names if name not in beside and not name.endswith(LOGS)]
     if others or any((folder / "parts").glob("*/*")):
         raise DataError(
             f"{folder} has no identity.json of a measurement and holds other files "

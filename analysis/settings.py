@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from analysis.documents import FOREIGN_TEXTS, ForeignText
 from analysis.influence import SELECTORS
 from analysis.recovery import KS
@@ -67,7 +69,7 @@ class Settings:
             raise ConfigError(
                 f"sets={','.join(self.sets)} must be gap, and any of {', '.join(CHOSEN_SETS[1:])}"
             )
-        if min(self.ks) < 1:
+        if not all(isinstance(k, int | np.integer) and k >= 1 for k in self.ks):
             raise ConfigError(f"ks={','.join(map(str, self.ks))} must be numbers from 1 up")
         if self.foreign not in FOREIGN_TEXTS:
             raise ConfigError(

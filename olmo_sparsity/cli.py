@@ -192,6 +192,7 @@ def explain(options: argparse.Namespace) -> int:
 def measure(options: argparse.Namespace) -> int:
     from analysis.estimate import estimate, first_look
     from analysis.measurement import run, sum_up_partial
+    from analysis.parts import refuse_other_folder
     from analysis.plan import Plan
     from analysis.results import Results, read_results
     from analysis.settings import Settings
@@ -226,8 +227,7 @@ def measure(options: argparse.Namespace) -> int:
     )
     settings.check()
     shard = parse_shard(options.shard)
-    if Path(options.out).is_file():
-        raise ConfigError(f"--out={options.out} is a file; name a folder for the results")
+    refuse_other_folder(Path(options.out))
     targets = read_results(options.targets) if given else at or None
     model = load_model(
         options.model, device=options.device, dtype=options.dtype, device_map=options.device_map

@@ -66,7 +66,7 @@ class CorpusConfig:
     """Stop after this many good documents. None: read all of the source."""
 
     max_bad_share: float = number(0.01, 0, 1)
-    """Fail when more than this share of the records is malformed, empty or wrongly encoded."""
+    """Fail when more than this share of the records is malformed or wrongly encoded."""
 
 
 @dataclass

@@ -224,12 +224,14 @@ def _explain_unknown(key: str, schema: type) -> str:
         return f"unknown key '{key}'; {section} has {', '.join(names)}"
     if close:
         return f"unknown key '{key}'; did you mean '{close[0]}'?"
-    few = f"; choose from {', '.join(known)}" if len(known) <= 12 else ""
+    few = f"; choose from {', '.join(known)}" if 0 < len(known) <= 12 else ""
     return f"unknown key '{key}'{few}"
 
 
 def _known_keys(schema: type, prefix: str = "") -> Iterator[str]:
-    for name, kind in get_type_hints(schema).items():
+    kinds = get_type_hints(schema)
+    for name in (item.name for item in fields(schema)):
+        kind = kinds[name]
         yield prefix + name
         for inner in (kind, *get_args(kind)):  # a section, or a list of sections
             if is_dataclass(inner):

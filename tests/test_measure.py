@@ -259,6 +259,36 @@ def test_no_target_is_an_error_and_not_an_empty_table(
     ):
         measured_into(tmp_path, model, documents, replace(SETTINGS, min_gap=1000.0))
     assert not any((tmp_path / "parts/recovery").iterdir())  # known before targets are evaluated
+    plan = Plan.of(loaded(model), documents, replace(SETTINGS, min_gap=1000.0))
+    with pytest.raises(DataError, match="large enough"):
+        sum_up_partial(plan, tmp_path)
+
+
+def test_documents_that_arrive_while_targets_are_chosen_are_not_missed(
+    model: Any, documents: Documents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another shard, whose documents hold the only targets, writes the last losses just then."""
+    plan = Plan.of(loaded(model), documents, SETTINGS)
+    gaps = {n: rows["losses"] for n in plan.measured for rows in [plan.losses(n)]}
+    largest = {n: float(np.max(g["loss_short"] - g["loss_long"])) for n, g in gaps.items()}
+    best = max((n for n in plan.measured if half_of(n) == "report"), key=largest.__getitem__)
+    shard = int(best in share_of(plan.measured, 0, 2))
+    mine = share_of(plan.measured, shard, 2)
+    limit = max(largest[n] for n in mine if half_of(n) == "report")
+    plan = Plan.of(loaded(model), documents, replace(SETTINGS, min_gap=(limit + largest[best]) / 2))
+    other = Parts(tmp_path, plan.identity())
+    choose = Plan.targets
+
+    def slowly(self: Plan, losses: pd.DataFrame) -> pd.DataFrame:
+        chosen = choose(self, losses)
+        for number in set(plan.measured) - set(mine) - other.finished("losses"):
+            other.write("losses", number, plan.losses(number))
+        other.flush()
+        return chosen
+
+    monkeypatch.setattr("analysis.measurement._wait_for", lambda *given: None)
+    monkeypatch.setattr(Plan, "targets", slowly)
+    assert run(plan, tmp_path, (shard, 2)) is None
 
 
 def test_another_model_or_window_in_the_same_folder_is_refused(

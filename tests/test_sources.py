@@ -338,6 +338,18 @@ def measurable() -> LoadedModel:
     return LoadedModel(build_model(config).eval(), characters(), "tiny", 1, None, "weights")
 
 
+@pytest.mark.parametrize("content", ["no JSON", '{"other": 1}'])
+def test_a_folder_of_texts_with_some_manifest_is_none_to_delete(
+    model: LoadedModel, content: str
+) -> None:
+    Path("texts").mkdir()
+    Path("texts/manifest.json").write_text(content)
+    Path("texts/a.txt").write_text("a text")
+    with pytest.raises(DataError, match="is texts a folder of texts, name it text:texts;"):
+        open_documents("texts", model)
+    assert read(open_documents("text:texts", model)) == ["a text"]
+
+
 def test_an_empty_file_among_a_few_is_left_out(
     model: LoadedModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -367,7 +379,19 @@ def test_measured_documents_keep_their_names(measurable: LoadedModel) -> None:
     with pytest.raises(ConfigError, match=r"windows=\(8, 4\) must be Windows"):
         measure(measurable, "a.jsonl", (8, 4))  # type: ignore[arg-type] # wrong on purpose
     with pytest.raises(DataError, match="nowhere"):
-        measure("nowhere", "a.jsonl", Windows(8, 4))
+        measure("nowhere", "a.jsonl", Windows(8, 4), ks=1)
+    for ks in ("1,2", 1.5, None):
+        with pytest.raises(ConfigError, match="must be numbers from 1 up"):
+            measure("nowhere", "a.jsonl", Windows(8, 4), ks=ks)  # type: ignore[arg-type]
+    for wrong, message in (
+        ({"shard": 1}, "shard=1 must be"),
+        ({"targets": "ten"}, "targets=ten is neither"),
+        ({"out": "a.jsonl"}, "is a file"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            measure("nowhere", "a.jsonl", Windows(8, 4), ks=1, **wrong)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=r"model is PositionedOLMo: .*wrap_model"):
+        measure(measurable.model, "a.jsonl", Windows(8, 4), ks=1)  # type: ignore[arg-type]
 
 
 # --- the hub --------------------------------------------------------------------------------------

@@ -452,7 +452,7 @@ K = {"task": {"name": "sparse_parity"}, "schemes": ["rope"], "train_lengths": [2
         ({"schemes": ["spiral"]}, "scheme spiral is not known; choose among rope"),
         ({"schemes": []}, "schemes is empty"),
         ({"schemes": "rope"}, r"schemes must be a list: schemes=\[rope\]"),
-        ({**K, "task": {"name": "sparse_parity", "max_k": 3}}, "task: unknown key 'max_k'; choose"),
+        ({**K, "task": {"name": "sparse_parity", "max_k": 3}}, "task: unknown key 'max_k'$"),
         ({"seeds": [1, 1]}, "holds one value twice"),
         ({"task": "addition"}, "task=addition must be a section"),
         ({"task": "???"}, "mandatory value: task"),

@@ -112,16 +112,17 @@ class Manifest:
 
     @staticmethod
     def load(folder: Path) -> Manifest:
-        path, remedy = folder / "manifest.json", _remedy(folder)
+        path = folder / "manifest.json"
+        remedy = (
+            f"is {folder} a folder of texts, name it text:{folder}; did `olmo-sparsity prepare` "
+            "write it, remove it and prepare again"
+        )
         content = read_json(path, dict, remedy)
         content.pop("totals", None)
         try:
             manifest = conform(content, Manifest)
         except ValueError as error:
-            raise DataError(
-                f"{path} is not of a prepared folder ({error}); if `olmo-sparsity prepare` wrote "
-                "it, remove the folder and prepare again, else name another one"
-            ) from None
+            raise DataError(f"{path} is not of a prepared folder ({error}); {remedy}") from None
         for name in (name for file in manifest.files for name in file.names):
             if not stays_inside(name):
                 raise DataError(
