@@ -101,6 +101,12 @@ NET_EXCESS = {
         "net_figure2_isolated": "seed 1",
         "packages_seed4_isolated": "seed 4",
     },
+    "other_models": {
+        "packages_no_biases_seed2_contextual": "no biases, seed 2",
+        "packages_no_biases_seed3_contextual": "no biases, seed 3",
+        "packages_largest_contextual": "11.1M, seed 4",
+        "packages_no_biases_seed2_isolated": "no biases, seed 2",
+    },
     "first_files": {
         "net_biases_seed2_contextual": "seed 2",
         "net_biases_seed3_contextual": "seed 3",

@@ -507,7 +507,7 @@ def test_a_manifest_names_files_of_its_own_folder_only(data: DataConfig, name: o
 def test_a_broken_manifest_is_named(data: DataConfig) -> None:
     prepare(data)
     (Path(data.folder) / "manifest.json").write_text('{"settings": {}}')
-    with pytest.raises(DataError, match=r"manifest\.json: not a manifest"):
+    with pytest.raises(DataError, match=r"manifest\.json is not of a prepared folder"):
         open_shards(data, "train")
 
 
