@@ -118,7 +118,8 @@ def _clean(given: DictConfig | dict, schema: type, origin: str, section: str = "
             )
         is_list = any(get_origin(one) is list for one in (kind, *get_args(kind)))
         if is_list and not (value is None or isinstance(value, list) or "${" in str(value)):
-            raise ConfigError(f"{origin}: {name} must be a list: {name}=[{value}]")
+            example = "" if isinstance(value, dict) else f": {name}=[{value}]"
+            raise ConfigError(f"{origin}: {name} must be a list{example}")
         if not (is_dataclass(kind) and value is None):
             kept[key] = value
     return kept

@@ -89,7 +89,7 @@ def test_a_value_may_name_the_choice_of_another_axis(make_grid: MakeGrid) -> Non
     [
         ({"grids": {}}, "did you mean 'grid'"),
         ({"configs": []}, "needs `folder` and `configs`"),
-        ({"configs": {}}, "has a list where `key: value` lines belong"),
+        ({"configs": {}}, "configs must be a list"),
         ({"configs": [["tiny.yaml"]]}, "configs must be a plain list"),
         ({"configs": ["none.yaml"]}, "does not exist"),
         ({"configs": ["tiny.yaml", "tiny.yaml"]}, "2 runs would be called tiny"),
