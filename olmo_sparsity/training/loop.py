@@ -160,7 +160,10 @@ def _train(
         report(f"starting from the weights of {config.init_from}")
     num_steps = config.training.num_steps
     if start == num_steps:
-        report(f"{config.run_folder} is finished; raise training.num_steps in another run_folder")
+        report(
+            f"{config.run_folder} is finished: nothing is trained or evaluated again; raise "
+            "training.num_steps in another run_folder"
+        )
     with processes.agree():
         if processes.is_first:
             describe_environment(run_folder, engine.describe(), device, resumed_at=start)
