@@ -23,6 +23,7 @@ _MODULES = {
     "measure": "analysis.measurement",
     "recover": "analysis.recovery",
     "summarize": "analysis.statistics",
+    "compare": "analysis.statistics",
     "read_results": "analysis.results",
 }
 

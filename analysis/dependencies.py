@@ -18,7 +18,7 @@ import numpy as np
 import pandas as pd
 
 from analysis.documents import first_characters
-from analysis.statistics import KEYS, beyond_controls, interval, pair, resample
+from analysis.statistics import KEYS, PARTS, beyond_controls, interval, pair, resample
 from analysis.tables import SCHEMAS
 from analysis.windows import Windows
 
@@ -179,7 +179,7 @@ def _share_of_all(counts: pd.DataFrame, seed: int) -> np.ndarray:
 
 def _gains(rows: pd.DataFrame, seed: int) -> dict[str, float]:
     """Excess and net excess of these targets, if they are of two documents or more."""
-    own, placebo = (rows[rows.far_part == part] for part in ("document", "placebo"))
+    own, placebo = (rows[rows.far_part == part] for part in PARTS)
     gains: dict[str, float] = {"num_targets": len(own)}
     if own.document.nunique() > 1:
         gains |= beyond_controls(own, placebo, seed)

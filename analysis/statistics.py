@@ -21,11 +21,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import product
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from olmo_sparsity.errors import DataError
+
+if TYPE_CHECKING:
+    from analysis.results import Results
 
 INDUCTION_NATS = 1.0
 """A model has induction if its loss on a repeated passage drops by at least this."""
@@ -43,6 +47,7 @@ NO_GAP_NATS = 1e-4
 """Below this mean gap, ratios to it consist of rounding errors."""
 
 KEYS = ["document", "target"]
+PARTS = ("document", "placebo")
 GROUPS = ["target_set", "units", "selector", "k"]
 SUMMED = ["own", "foreign", "removed", "gap", "targets"]
 """What targets gain by units of the own and of a foreign text, and lose without the own."""
@@ -63,7 +68,7 @@ def summarize(
     rows.loc[without, "gap"] = rows.gap[rows.target_set == "planted"].mean()
     summary = []
     for names, group in rows.groupby(GROUPS):
-        own, placebo = (group[group.far_part == part] for part in ("document", "placebo"))
+        own, placebo = (group[group.far_part == part] for part in PARTS)
         if not len(own):
             continue
         beyond = beyond_controls(own, placebo, seed).items()
@@ -109,7 +114,7 @@ def far_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
     """A row for each target and far part, with its `gap` and `kl`."""
     short = losses.loss_short.astype(float)
     parts = []
-    for part, name in (("document", ""), ("placebo", "placebo_")):
+    for part, name in zip(PARTS, ("", "placebo_"), strict=True):
         long = losses[f"{name}loss_long"]
         rows = losses[KEYS].assign(
             far_part=part, loss_short=short, loss_long=long, gap=short - long
@@ -120,18 +125,57 @@ def far_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
 
 def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame, seed: int = 0) -> dict[str, float]:
     """From rows of `pair`: recovery, foreign, excess, …, each with the ends of its interval."""
-    sums, of_placebo = (
-        rows.groupby("document")[SUMMED].sum(min_count=1) for rows in (own, placebo)
-    )
-    values = _quantities(sums, sums.index, seed)
-    documents = sums.index.union(of_placebo.index)
+    documents = pd.Index(own.document.unique()).union(placebo.document.unique())
+    values = _quantities(_sums(own), pd.Index(own.document.unique()).sort_values(), seed)
+    return _with_intervals(values | _beyond_placebo(own, placebo, documents, seed))
+
+
+def compare(first: Results, second: Results, seed: int = 0) -> pd.DataFrame:
+    """Net excess of the first measurement minus that of the second, of another model or with other
+    settings. Each document is resampled for both at once, so intervals are narrower than those of
+    two measurements side by side."""
+    if not first.documents.equals(second.documents):
+        raise DataError("the two measurements are of other documents, which cannot be paired")
+    measured = [pair(one.losses, one.targets, one.recovery) for one in (first, second)]
+    groups, others = (dict(list(rows.groupby(GROUPS))) for rows in measured)
+    shared = sorted(groups.keys() & others.keys())
+    if not shared:
+        raise DataError("the two measurements share no target set, units, selector and k")
+    differences = []
+    for names in shared:
+        both = groups[names], others[names]
+        documents = pd.Index(pd.concat(both).document.unique()).sort_values()
+        own_and_placebo = [[g[g.far_part == part] for part in PARTS] for g in both]
+        of_first, of_second = (
+            _beyond_placebo(own, placebo, documents, seed) for own, placebo in own_and_placebo
+        )
+        nets = {name: of_first[name] - of_second[name] for name in of_first if "net" in name}
+        differences.append(dict(zip(GROUPS, names, strict=True)) | _with_intervals(nets))
+    return pd.DataFrame(differences)
+
+
+def _beyond_placebo(
+    own: pd.DataFrame, placebo: pd.DataFrame, documents: pd.Index, seed: int
+) -> dict[str, np.ndarray]:
     weights = weights_of_equal_gaps(own.gap, placebo.gap)
-    equal = own[SUMMED].mul(weights, axis=0).groupby(own.document).sum(min_count=1)
-    own_R, equal_R, placebo_R = (_quantities(s, documents, seed) for s in (sums, equal, of_placebo))
-    values["placebo"], values["placebo_removal"] = placebo_R["excess"], placebo_R["removal"]
-    values["net"] = own_R["excess"] - placebo_R["excess"]
-    values["net_equal"] = equal_R["excess"] - placebo_R["excess"]
-    values["net_nats"] = own_R["excess_nats"] - placebo_R["excess_nats"]
+    own_R, equal_R, placebo_R = (
+        _quantities(sums, documents, seed)
+        for sums in (_sums(own), _sums(own, weights), _sums(placebo))
+    )
+    return {
+        "placebo": placebo_R["excess"],
+        "placebo_removal": placebo_R["removal"],
+        "net": own_R["excess"] - placebo_R["excess"],
+        "net_equal": equal_R["excess"] - placebo_R["excess"],
+        "net_nats": own_R["excess_nats"] - placebo_R["excess_nats"],
+    }
+
+
+def _sums(rows: pd.DataFrame, weights: np.ndarray | float = 1.0) -> pd.DataFrame:
+    return rows[SUMMED].mul(weights, axis=0).groupby(rows.document).sum(min_count=1)
+
+
+def _with_intervals(values: dict[str, np.ndarray]) -> dict[str, float]:
     numbers: dict[str, float] = {}
     for name, values_R in values.items():
         ends = (name, f"{name}_low", f"{name}_high")

@@ -12,11 +12,13 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from analysis.statistics import compare
 from analysis.summary import FAR_STATES
 from olmo_sparsity.files import write_atomically
 from olmo_sparsity.tasks.results import format_cell, format_table, read_results
@@ -102,10 +104,10 @@ NET_EXCESS = {
         "packages_seed4_isolated": "seed 4",
     },
     "other_models": {
-        "packages_no_biases_seed2_contextual": "no biases, seed 2",
-        "packages_no_biases_seed3_contextual": "no biases, seed 3",
+        "packages_no_biases_seed2_contextual": "RoPE alone, 45M tokens, seed 2",
+        "packages_no_biases_seed3_contextual": "RoPE alone, 45M tokens, seed 3",
         "packages_largest_contextual": "11.1M, seed 4",
-        "packages_no_biases_seed2_isolated": "no biases, seed 2",
+        "packages_no_biases_seed2_isolated": "RoPE alone, 45M tokens, seed 2",
     },
     "first_files": {
         "net_biases_seed2_contextual": "seed 2",
@@ -184,6 +186,40 @@ NET_EXCESS = {
 
 
 TARGETS = {"gap": "large gap", "gap_recurs": "… and recurs", "gap_new": "… and is new"}
+
+
+DIFFERENCES = {
+    "without_biases": [
+        ("net_biases_seed2_contextual", "net_biases_no_biases_contextual", "biases − no biases")
+    ],
+    "beyond_biases": [
+        (f"beyond_biases_seed2_{long}", f"beyond_biases_rope_{long}", f"PoSE − RoPE alone, {long}")
+        for long in (480, 992)
+    ],
+}
+
+
+def differences(of: str, *ks: str) -> str:
+    """Between models measured on the same documents: add_one over tokens, targets of large gap."""
+    lines = []
+    for *names, called in DIFFERENCES[of]:
+        rows = compare(*(_stored_rows(name) for name in names))
+        rows = rows.set_index(["target_set", "units", "selector", "k"])
+        for k in ks:
+            row = rows.loc["gap", "tokens", "add_one", int(k)]
+            lines.append(
+                [called, k, *(shown(row, name) for name in ("net", "net_equal", "net_nats"))]
+            )
+    names = ["of", "k", "net", "at equal gaps", "in nats"]
+    return table(" | ".join(names), lines, left=2)
+
+
+def _stored_rows(name: str) -> Any:
+    folder = RESULTS / "measurements" / name
+    tables = {
+        t: pd.read_parquet(folder / f"{t}.parquet") for t in ("losses", "targets", "recovery")
+    }
+    return SimpleNamespace(**tables, documents=pd.Series(tables["losses"].document.unique()))
 
 
 def net_excess(of: str, target_sets: str, *ks: str) -> str:
@@ -476,11 +512,19 @@ def counting() -> str:
 ABLATIONS = {
     "sparse_parity_2000": "none",
     "sparse_parity_2_chunks": "two chunks, not four",
-    "sparse_parity_unscaled": "queries not scaled",
     "sparse_parity_any_cuts": "cuts anywhere",
+    "sparse_parity_published": "PoSE as published: both, and the first chunk starts at 0",
+    "sparse_parity_unscaled": "queries not scaled",
+    "sparse_parity_biases": "queries not scaled, biases",
+    "sparse_parity_gpt_neox": "queries not scaled, GPT-NeoX",
+    "sparse_parity_quarter_rotated": "a quarter of a head rotated, not half",
+    "sparse_parity_init_002": "initial weights of 0.02, not 0.1",
+    "sparse_parity_rate_5e-5": "rate 5e-5, not 3e-3",
+    "sparse_parity_warmup_300": "300 warm-up steps, not 100",
+    "sparse_parity_width_128": "width 128, not 48",
     "sparse_parity_all_k_at_once": "every k from the first step",
     "sparse_parity_1_chunk": "… and one chunk: a random start only",
-    "sparse_parity_4_layers": "… and four layers instead of two",
+    "sparse_parity_4_layers": "… and four layers, not two",
 }
 
 
@@ -494,8 +538,7 @@ def ablations() -> str:
             learnt = [seed for seed in {r.seed for r in rows} if right[seed, k, 50] >= 0.9]
             line.append(str(len(learnt)))
             for length in (200, 500):
-                found = [right[seed, k, length] for seed in learnt]
-                line.append(f"{min(found):.2f}–{max(found):.2f}" if found else "")
+                line.append(span([right[seed, k, length] for seed in learnt]))
         lines.append(line)
     at = "at 200 | at 500"
     return table(f"change | seeds that learnt k = 2 | {at} | seeds that learnt k = 4 | {at}", lines)
@@ -558,7 +601,18 @@ def bridge() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
-        *(python_training, biases, appears, net_excess, kinds, rules, selectors, reviews, planted),
+        *(
+            python_training,
+            biases,
+            appears,
+            net_excess,
+            differences,
+            kinds,
+            rules,
+            selectors,
+            reviews,
+            planted,
+        ),
         *(planted_8k, beyond, pose_pays, task, sparse_parity, counting, ablations),
         *(scratchpad, task_commands, theory, bridge),
     )

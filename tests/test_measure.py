@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from analysis.results import FILES, read_results
 from analysis.scoring import Reading, Scorer, repetition_drop
 from analysis.settings import Settings
 from analysis.sources import open_documents
-from analysis.statistics import beyond_controls, half_of, longppl, summarize
+from analysis.statistics import beyond_controls, compare, half_of, longppl, summarize
 from analysis.summary import describe, format_summary
 from analysis.tables import joined
 from analysis.targets import choose_targets, fit_thresholds, of_document, parse_share
@@ -594,6 +595,47 @@ def test_at_equal_gaps_nothing_is_left_of_what_the_gap_explains() -> None:
     assert found["net_low"] > 0.3
     assert found["net_equal"] == pytest.approx(0, abs=0.01)
     assert found["net_equal_low"] < 0 < found["net_equal_high"]
+
+
+def test_two_models_are_compared_on_the_same_resamples_of_documents() -> None:
+    """The second model recovers a quarter of every gap less, so each resample has a difference of
+    0.25, while the net excess of either varies with the documents."""
+    generator = np.random.default_rng(0)
+    keys = [(document, target) for document in range(1, 41, 2) for target in (20, 21)]
+    gap = generator.uniform(0.5, 4.0, len(keys))
+    document, target = zip(*keys, strict=True)
+    losses = losses_table(
+        document=document, target=target, loss_short=5.0, loss_long=5.0 - gap,
+        placebo_loss_long=5.0 - gap,
+    )  # fmt: skip
+    targets = pd.DataFrame({"document": document, "target": target, "target_set": "gap"})
+    targets = pd.concat([targets.assign(far_part=part) for part in ("document", "placebo")])
+    share = generator.uniform(0.3, 1.0, len(keys))
+    measured = []
+    for level in (share, share - 0.25):
+        rows = recovery_rows(keys, "own", 5.0 - level * gap)
+        rows += recovery_rows(keys, "foreign", 5.0 - 0.1 * gap)
+        for control in ("own", "foreign"):
+            rows += recovery_rows(keys, control, 5.0 - 0.1 * gap, far_part="placebo")
+        measured.append(
+            SimpleNamespace(
+                documents=targets[["document"]], losses=losses, targets=targets,
+                recovery=pd.DataFrame(rows),
+            )
+        )  # fmt: skip
+    (row,) = compare(*measured).to_dict("records")
+    assert [row["net"], row["net_low"], row["net_high"]] == pytest.approx([0.25] * 3)
+    assert row["net_nats"] == pytest.approx(0.25 * gap.mean())
+    assert row["net_nats_low"] < row["net_nats"] < row["net_nats_high"]
+    (alone,) = summarize(losses, targets, measured[0].recovery).to_dict("records")
+    assert alone["net_high"] - alone["net_low"] > 0.1
+    other = SimpleNamespace(**vars(measured[1]))
+    other.recovery = other.recovery.assign(k=2)
+    with pytest.raises(DataError, match="share no"):
+        compare(measured[0], other)
+    measured[1].documents = measured[1].documents[1:]
+    with pytest.raises(DataError, match="other documents"):
+        compare(*measured)
 
 
 def test_a_set_without_a_gap_has_no_ratio() -> None:
