@@ -138,6 +138,7 @@ def test_c4_files_count_every_kind_of_bad_record_with_its_place(tmp_path: Path) 
         c4_line(" \n\t"),
         c4_line("caf\u00e9").replace(b"\\u00e9", b"\xe9"),
         b'{"url": "https://example.org"}\n',
+        b'{"text": null}\n',
         b'{"text": 7}\n',
         b'["text"]\n',
         b'{"text": "half a pair: \\ud83d"}\n',
@@ -148,14 +149,14 @@ def test_c4_files_count_every_kind_of_bad_record_with_its_place(tmp_path: Path) 
     config = CorpusConfig(source="c4_files", path=str(path), max_bad_share=0.9)
     assert kinds(config) == [
         *("good", "malformed line", "blank line", "empty document", "wrong encoding"),
-        *("no text field", "no text field", "malformed line", "wrong encoding"),
+        *("no text field", "empty document", "no text field", "malformed line", "wrong encoding"),
         *("malformed line", "good"),
     ]
     assert list(read_records(config))[4] == BadRecord("wrong encoding", f"{path}:5")
     assert texts(config) == ["good", "the last one"]
 
     config.max_bad_share = 0.5
-    with pytest.raises(DataError, match="8 of the first 11 records are bad") as caught:
+    with pytest.raises(DataError, match="7 of the first 12 records are bad") as caught:
         texts(config)
     assert f"3 x malformed line (first: {path}:2)" in str(caught.value)
     assert "\n" not in str(caught.value)

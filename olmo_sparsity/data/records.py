@@ -90,8 +90,9 @@ def parse_line(line: bytes, path: Path, number: int, field: str) -> Record:
     except UnicodeDecodeError:
         return BadRecord("wrong encoding", f"{path}:{number}")
     except (ValueError, RecursionError):
-        kind = "malformed line" if line.strip() else "blank line"
-        return BadRecord(kind, f"{path}:{number}")
+        if not line.strip():  # as many files end
+            return LeftOut("blank line", f"{path}:{number}")
+        return BadRecord("malformed line", f"{path}:{number}")
     return parse_row(row, f"{path}:{number}", field)
 
 
@@ -111,6 +112,7 @@ def parse_text(text: Any, where: str, field: str = "text") -> Record:
             text = text.decode("utf-8-sig")  # drops the byte order mark that some editors write
         except UnicodeDecodeError:
             return BadRecord("wrong encoding", where)
+    text = "" if text is None else text
     if not isinstance(text, str):
         return BadRecord(f"no {field} field", where)
     if not text or text.isspace():
