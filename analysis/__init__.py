@@ -23,7 +23,7 @@ _MODULES = {
     "measure": "analysis.measurement",
     "recover": "analysis.recovery",
     "summarize": "analysis.statistics",
-    "compare": "analysis.statistics",
+    "compare": "analysis.results",
     "read_results": "analysis.results",
 }
 

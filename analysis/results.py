@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.statistics import half_of
+from analysis.statistics import half_of, net_differences, pair
 from analysis.tables import SCHEMAS, read_table
 from analysis.view import described, lit_text, spell
 from olmo_sparsity.errors import ConfigError, DataError
@@ -169,6 +169,16 @@ class Shown:
 
     def _repr_html_(self) -> str:
         return lit_text(self.texts, self.targets, self.far)
+
+
+def compare(first: Results, second: Results) -> pd.DataFrame:
+    """Net excess of the first minus that of the second, measured on the same documents with another
+    model or other settings: by target set, units, selector and k, each with its interval."""
+    if not first.documents.equals(second.documents):
+        raise DataError("the two measurements are of other documents, which cannot be paired")
+    return net_differences(
+        *(pair(one.losses, one.targets, one.recovery) for one in (first, second))
+    )
 
 
 FILES = ("meta.json", *(f"{name}.parquet" for name in SCHEMAS))

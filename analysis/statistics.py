@@ -21,15 +21,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import product
-from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
 from olmo_sparsity.errors import DataError
-
-if TYPE_CHECKING:
-    from analysis.results import Results
 
 INDUCTION_NATS = 1.0
 """A model has induction if its loss on a repeated passage drops by at least this."""
@@ -130,14 +126,10 @@ def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame, seed: int = 0) -> 
     return _with_intervals(values | _beyond_placebo(own, placebo, documents, seed))
 
 
-def compare(first: Results, second: Results, seed: int = 0) -> pd.DataFrame:
-    """Net excess of the first measurement minus that of the second, of another model or with other
-    settings. Each document is resampled for both at once, so intervals are narrower than those of
-    two measurements side by side."""
-    if not first.documents.equals(second.documents):
-        raise DataError("the two measurements are of other documents, which cannot be paired")
-    measured = [pair(one.losses, one.targets, one.recovery) for one in (first, second)]
-    groups, others = (dict(list(rows.groupby(GROUPS))) for rows in measured)
+def net_differences(first: pd.DataFrame, second: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+    """From rows of `pair` of two measurements: net excess of the first minus that of the second.
+    Each document is resampled for both at once, which makes intervals narrower."""
+    groups, others = (dict(list(rows.groupby(GROUPS))) for rows in (first, second))
     shared = sorted(groups.keys() & others.keys())
     if not shared:
         raise DataError("the two measurements share no target set, units, selector and k")

@@ -12,13 +12,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.statistics import compare
+from analysis.statistics import net_differences, pair
 from analysis.summary import FAR_STATES
 from olmo_sparsity.files import write_atomically
 from olmo_sparsity.tasks.results import format_cell, format_table, read_results
@@ -203,7 +202,7 @@ def differences(of: str, *ks: str) -> str:
     """Between models measured on the same documents: add_one over tokens, targets of large gap."""
     lines = []
     for *names, called in DIFFERENCES[of]:
-        rows = compare(*(_stored_rows(name) for name in names))
+        rows = net_differences(*map(_stored_rows, names))
         rows = rows.set_index(["target_set", "units", "selector", "k"])
         for k in ks:
             row = rows.loc["gap", "tokens", "add_one", int(k)]
@@ -214,12 +213,11 @@ def differences(of: str, *ks: str) -> str:
     return table(" | ".join(names), lines, left=2)
 
 
-def _stored_rows(name: str) -> Any:
+def _stored_rows(name: str) -> pd.DataFrame:
     folder = RESULTS / "measurements" / name
-    tables = {
-        t: pd.read_parquet(folder / f"{t}.parquet") for t in ("losses", "targets", "recovery")
-    }
-    return SimpleNamespace(**tables, documents=pd.Series(tables["losses"].document.unique()))
+    return pair(
+        *(pd.read_parquet(folder / f"{t}.parquet") for t in ("losses", "targets", "recovery"))
+    )
 
 
 def net_excess(of: str, target_sets: str, *ks: str) -> str:

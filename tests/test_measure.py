@@ -23,11 +23,11 @@ from analysis.measurement import measure, run, sum_up_partial
 from analysis.parts import Parts
 from analysis.plan import Plan, share_of
 from analysis.recovery import recover
-from analysis.results import FILES, read_results
+from analysis.results import FILES, compare, read_results
 from analysis.scoring import Reading, Scorer, repetition_drop
 from analysis.settings import Settings
 from analysis.sources import open_documents
-from analysis.statistics import beyond_controls, compare, half_of, longppl, summarize
+from analysis.statistics import beyond_controls, half_of, longppl, summarize
 from analysis.summary import describe, format_summary
 from analysis.tables import joined
 from analysis.targets import choose_targets, fit_thresholds, of_document, parse_share
