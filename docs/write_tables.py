@@ -122,6 +122,10 @@ NET_EXCESS = {
         "net_biases_seed2_contextual": "biases",
         "net_biases_no_biases_contextual": "no biases",
     },
+    "not_copying": {
+        "packages_seed4_contextual": "biases",
+        "packages_not_copying_contextual": "no biases",
+    },
     "sizes": {
         "net_biases_small_contextual": "0.4M",
         "net_biases_seed2_contextual": "0.95M",
@@ -190,6 +194,9 @@ TARGETS = {"gap": "large gap", "gap_recurs": "… and recurs", "gap_new": "… a
 DIFFERENCES = {
     "without_biases": [
         ("net_biases_seed2_contextual", "net_biases_no_biases_contextual", "biases − no biases")
+    ],
+    "not_copying": [
+        ("packages_seed4_contextual", "packages_not_copying_contextual", "biases − no biases")
     ],
     "beyond_biases": [
         (f"beyond_biases_seed2_{long}", f"beyond_biases_rope_{long}", f"PoSE − RoPE alone, {long}")
@@ -273,6 +280,7 @@ BIASES = {
     "largest": "PoSE, seed 4, 11.1M parameters",
     "rope": "RoPE alone, seed 2",
     "no_biases": "PoSE, seed 2, no biases",
+    "no_biases_seed4": "PoSE, seed 4, no biases",
 }
 
 
