@@ -172,10 +172,10 @@ class Shown:
 
 
 def compare(first: Results, second: Results) -> pd.DataFrame:
-    """Net excess of the first minus that of the second, measured on the same documents with another
-    model or other settings: by target set, units, selector and k, each with its interval."""
-    if not first.documents.equals(second.documents):
-        raise DataError("the two measurements are of other documents, which cannot be paired")
+    """Net excess of the first minus that of the second, measured on the same text, in the same
+    tokens, with another model or other settings: by target set, units, selector and k."""
+    if first.meta.data["fingerprint"] != second.meta.data["fingerprint"]:
+        raise DataError("the two measurements are of other texts or tokens, and cannot be paired")
     return net_differences(
         *(pair(one.losses, one.targets, one.recovery) for one in (first, second))
     )

@@ -63,10 +63,7 @@ def summarize(
     without = rows.target_set == "planted_removed"
     rows.loc[without, "gap"] = rows.gap[rows.target_set == "planted"].mean()
     summary = []
-    for names, group in rows.groupby(GROUPS):
-        own, placebo = (group[group.far_part == part] for part in PARTS)
-        if not len(own):
-            continue
+    for names, (own, placebo) in _own_and_placebo(rows).items():
         beyond = beyond_controls(own, placebo, seed).items()
         kl_left = own[["kl_set_own", "kl_set_foreign"]].sum(min_count=1) / own.kl.sum(min_count=1)
         summary.append({
@@ -121,29 +118,39 @@ def far_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
 
 def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame, seed: int = 0) -> dict[str, float]:
     """From rows of `pair`: recovery, foreign, excess, …, each with the ends of its interval."""
-    documents = pd.Index(own.document.unique()).union(placebo.document.unique())
-    values = _quantities(_sums(own), pd.Index(own.document.unique()).sort_values(), seed)
-    return _with_intervals(values | _beyond_placebo(own, placebo, documents, seed))
+    values = _quantities(_sums(own), _documents_of(own), seed)
+    beyond = _beyond_placebo(own, placebo, _documents_of(own, placebo), seed)
+    return _with_intervals(values | beyond)
 
 
 def net_differences(first: pd.DataFrame, second: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
     """From rows of `pair` of two measurements: net excess of the first minus that of the second.
     Each document is resampled for both at once, which makes intervals narrower."""
-    groups, others = (dict(list(rows.groupby(GROUPS))) for rows in (first, second))
+    groups, others = (_own_and_placebo(rows) for rows in (first, second))
     shared = sorted(groups.keys() & others.keys())
     if not shared:
         raise DataError("the two measurements share no target set, units, selector and k")
     differences = []
     for names in shared:
         both = groups[names], others[names]
-        documents = pd.Index(pd.concat(both).document.unique()).sort_values()
-        own_and_placebo = [[g[g.far_part == part] for part in PARTS] for g in both]
-        of_first, of_second = (
-            _beyond_placebo(own, placebo, documents, seed) for own, placebo in own_and_placebo
-        )
+        documents = _documents_of(*both[0], *both[1])
+        of_first, of_second = (_beyond_placebo(*rows, documents, seed) for rows in both)
         nets = {name: of_first[name] - of_second[name] for name in of_first if "net" in name}
         differences.append(dict(zip(GROUPS, names, strict=True)) | _with_intervals(nets))
     return pd.DataFrame(differences)
+
+
+def _own_and_placebo(rows: pd.DataFrame) -> dict[tuple, tuple[pd.DataFrame, pd.DataFrame]]:
+    """By target set, units, selector and k, where there are own targets."""
+    own, placebo = (rows[rows.far_part == part] for part in PARTS)
+    of_placebo = dict(list(placebo.groupby(GROUPS)))
+    return {
+        names: (group, of_placebo.get(names, placebo[:0])) for names, group in own.groupby(GROUPS)
+    }
+
+
+def _documents_of(*rows: pd.DataFrame) -> pd.Index:
+    return pd.Index(np.unique(np.concatenate([group.document for group in rows])))
 
 
 def _beyond_placebo(

@@ -312,6 +312,8 @@ def appears(runs: str, *millions: str) -> str:
         raise ValueError(f"of {', '.join(millions)}M tokens {len(lines)} were evaluated")
     for called, low, high in (("below 0.3", -math.inf, 0.3), ("at least 0.8", 0.8, math.inf)):
         chosen = [[row for row in of if low <= row["induction_drop"] < high] for of in rows]
+        if not any(chosen):
+            continue
         means = [pd.Series(r["sparsity"]["tokens"]["net"] for r in of).mean() for of in chosen]
         lines.append([f"mean, check {called}", *[""] * len(rows), *(f"{m:+.2f}" for m in means)])
     seeds = [name.rsplit("_", 1)[1].replace("seed", "seed ") for name in names]
@@ -607,20 +609,9 @@ def bridge() -> str:
 TABLES: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
-        *(
-            python_training,
-            biases,
-            appears,
-            net_excess,
-            differences,
-            kinds,
-            rules,
-            selectors,
-            reviews,
-            planted,
-        ),
-        *(planted_8k, beyond, pose_pays, task, sparse_parity, counting, ablations),
-        *(scratchpad, task_commands, theory, bridge),
+        *(python_training, biases, appears, net_excess, differences, kinds, rules, selectors),
+        *(reviews, planted, planted_8k, beyond, pose_pays, task, sparse_parity, counting),
+        *(ablations, scratchpad, task_commands, theory, bridge),
     )
 }
 

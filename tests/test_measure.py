@@ -23,7 +23,7 @@ from analysis.measurement import measure, run, sum_up_partial
 from analysis.parts import Parts
 from analysis.plan import Plan, share_of
 from analysis.recovery import recover
-from analysis.results import FILES, compare, read_results
+from analysis.results import FILES, Meta, compare, read_results
 from analysis.scoring import Reading, Scorer, repetition_drop
 from analysis.settings import Settings
 from analysis.sources import open_documents
@@ -619,7 +619,7 @@ def test_two_models_are_compared_on_the_same_resamples_of_documents() -> None:
             rows += recovery_rows(keys, control, 5.0 - 0.1 * gap, far_part="placebo")
         measured.append(
             SimpleNamespace(
-                documents=targets[["document"]], losses=losses, targets=targets,
+                meta=Meta(data={"fingerprint": "a"}), losses=losses, targets=targets,
                 recovery=pd.DataFrame(rows),
             )
         )  # fmt: skip
@@ -633,8 +633,8 @@ def test_two_models_are_compared_on_the_same_resamples_of_documents() -> None:
     other.recovery = other.recovery.assign(k=2)
     with pytest.raises(DataError, match="share no"):
         compare(measured[0], other)
-    measured[1].documents = measured[1].documents[1:]
-    with pytest.raises(DataError, match="other documents"):
+    measured[1].meta = Meta(data={"fingerprint": "b"})
+    with pytest.raises(DataError, match="other texts"):
         compare(*measured)
 
 

@@ -382,16 +382,16 @@ def test_measured_documents_keep_their_names(measurable: LoadedModel) -> None:
         measure("nowhere", "a.jsonl", Windows(8, 4), ks=1)
     for ks in ("1,2", 1.5, None):
         with pytest.raises(ConfigError, match="must be numbers from 1 up"):
-            measure("nowhere", "a.jsonl", Windows(8, 4), ks=ks)  # type: ignore[arg-type]
+            measure("nowhere", "a.jsonl", Windows(8, 4), ks=ks)  # type: ignore[arg-type] # wrong
     for wrong, message in (
         ({"shard": 1}, "shard=1 must be"),
         ({"targets": "ten"}, "targets=ten is neither"),
         ({"out": "a.jsonl"}, "is a file"),
     ):
         with pytest.raises(ConfigError, match=message):
-            measure("nowhere", "a.jsonl", Windows(8, 4), ks=1, **wrong)  # type: ignore[arg-type]
+            measure("nowhere", "a.jsonl", Windows(8, 4), ks=1, **wrong)  # type: ignore[arg-type] # wrong
     with pytest.raises(ConfigError, match=r"model is PositionedOLMo: .*wrap_model"):
-        measure(measurable.model, "a.jsonl", Windows(8, 4), ks=1)  # type: ignore[arg-type]
+        measure(measurable.model, "a.jsonl", Windows(8, 4), ks=1)  # type: ignore[arg-type] # wrong
 
 
 # --- the hub --------------------------------------------------------------------------------------
