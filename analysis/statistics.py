@@ -170,8 +170,9 @@ def _beyond_placebo(
     }
 
 
-def _sums(rows: pd.DataFrame, weights: np.ndarray | float = 1.0) -> pd.DataFrame:
-    return rows[SUMMED].mul(weights, axis=0).groupby(rows.document).sum(min_count=1)
+def _sums(rows: pd.DataFrame, weights: np.ndarray | None = None) -> pd.DataFrame:
+    summed = rows[SUMMED] if weights is None else rows[SUMMED].mul(weights, axis=0)
+    return summed.groupby(rows.document).sum(min_count=1)
 
 
 def _with_intervals(values: dict[str, np.ndarray]) -> dict[str, float]:
