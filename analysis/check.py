@@ -12,32 +12,22 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.documents import Controls, Document, Documents
-from analysis.recovery import DOCUMENT, PLACEBO, recover
-from analysis.scoring import Reading, Scorer, context_losses, repetition_drop
-from analysis.sources import open_documents
-from analysis.statistics import interval, resample_weights
-from analysis.targets import MIN_GAP, first_place, largest_gaps
-from analysis.view import quoted
-from analysis.windows import Windows
+from olmo_sparsity.analysis.documents import Controls, Document, Documents
+from olmo_sparsity.analysis.induction import repetition_drop
+from olmo_sparsity.analysis.prompt import Asked
+from olmo_sparsity.analysis.recovery import DOCUMENT, PLACEBO, recover
+from olmo_sparsity.analysis.scoring import context_losses
+from olmo_sparsity.analysis.settings import MIN_GAP
+from olmo_sparsity.analysis.sources import open_documents
+from olmo_sparsity.analysis.statistics import interval, resample_weights
+from olmo_sparsity.analysis.targets import first_place, largest_gaps
+from olmo_sparsity.analysis.view import quoted
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import LoadedModel
-from olmo_sparsity.progress import Progress
+from olmo_sparsity.process.progress import Progress
 
 PASSAGE = 128
 """Tokens of the passages that the induction check repeats."""
-
-
-@dataclass(frozen=True)
-class ExplanationSettings:
-    units: str
-    selector: str
-    k: int
-    far_states: Reading
-    chosen_by_gap: bool
-    """Targets were chosen by their outcome instead of named."""
-
-    seed: int
 
 
 @dataclass(frozen=True)
@@ -56,7 +46,7 @@ class Check:
     targets, which are no sample of others."""
 
     share: float
-    """Excess as a share of the gap."""
+    """Excess as a share of the gap; NaN if the far tokens raise the loss of a target."""
 
     placebo: float | None
     """The excess of the targets that an unrelated text seems to help most. None: targets were
@@ -75,15 +65,19 @@ class Check:
 
     @property
     def num_beyond(self) -> int:
-        """Targets whose own units lower the loss, by more than those of every unrelated text."""
-        return int(((self.table.better == 0) & (self.table.own > 0)).sum())
+        """Targets whose far tokens lower the loss, and their units by more than those of every
+        unrelated text."""
+        lower = (self.table.gap > 0) & (self.table.own > 0)
+        return int((lower & (self.table.better == 0)).sum())
 
     @property
     def verdict(self) -> str:
-        return (
+        text = (
             f"{self.num_beyond} of {len(self.table)} targets depend on their far units more than "
             "on those of any unrelated text"
         )
+        hurt = int((self.table.gap <= 0).sum())
+        return text + (f"; {hurt} lose by all their far tokens together" if hurt else "")
 
     @property
     def summary(self) -> str:
@@ -127,24 +121,17 @@ class Check:
         return "\n".join(lines)
 
 
-def check(
-    model: LoadedModel,
-    scorer: Scorer,
-    document: Document,
-    windows: Windows,
-    settings: ExplanationSettings,
-    targets: pd.DataFrame,
-    foreign: Any,
-    draws: int = 8,
-) -> Check:
+def check(asked: Asked, targets: pd.DataFrame, foreign: Any, draws: int = 8) -> Check:
     """`targets`: those of an explanation. `foreign`: text in any form that open_documents reads."""
+    model, scorer, document, windows = asked.model, asked.scorer, asked.document, asked.windows
+    settings, chosen_by_gap = asked.settings, asked.spans is None
     if draws < 2:
         raise ConfigError(f"draws={draws} must be at least 2")
     others = _unrelated(model, foreign, document)
     apart = len(others[0].tokens) // len(document.tokens)
     controls = Controls(others, windows, num_draws=draws, seed=settings.seed)
     parts = {DOCUMENT: targets[["target", "end"]].to_numpy()}
-    if settings.chosen_by_gap:
+    if chosen_by_gap:
         losses = context_losses(scorer, document, windows, controls)
         losses = losses[losses.target >= first_place(windows, settings.units)]
         parts[PLACEBO] = np.array(largest_gaps(losses, "placebo_loss_long"))
@@ -166,12 +153,12 @@ def check(
         own=own.loc[DOCUMENT], foreign=draws_of.mean(axis=1), foreign_most=draws_of.max(axis=1),
         better=(draws_of.ge(own.loc[DOCUMENT], axis=0)).sum(axis=1),
     ).reset_index()  # fmt: skip
-    value = float(excess.loc[DOCUMENT].mean())
+    value, gap = float(excess.loc[DOCUMENT].mean()), table.gap
     return Check(
         table, draws, k,
         excess=_interval(own.loc[DOCUMENT], draws_of, settings.seed),
-        share=value / table.gap.mean() if table.gap.mean() > MIN_GAP else float("nan"),
-        placebo=float(excess.loc[PLACEBO].mean()) if settings.chosen_by_gap else None,
+        share=value / gap.mean() if gap.min() > 0 and gap.mean() > MIN_GAP else float("nan"),
+        placebo=float(excess.loc[PLACEBO].mean()) if chosen_by_gap else None,
         induction=repetition_drop(scorer, _passages(others), PASSAGE),
         apart=apart,
         tables=tables,
@@ -189,9 +176,9 @@ def _unrelated(model: LoadedModel, foreign: Any, document: Document) -> Document
     with the explained text are left out, as they may be the same text."""
     length = len(document.tokens)
     wanted, texts, num_tokens = max(20 * length, 20_000), [], 0
-    own = set(_runs(document.tokens))
+    own = set(passages(document.tokens))
     for other in open_documents(foreign, model, limit=max(2, wanted // 50)):
-        if any(run in own for run in _runs(other.tokens)):
+        if not own.isdisjoint(passages(other.tokens)):
             continue
         texts.append(other.tokens)
         num_tokens += len(other.tokens)
@@ -206,7 +193,7 @@ def _unrelated(model: LoadedModel, foreign: Any, document: Document) -> Document
                                                  tokenizer=model.tokenizer)])  # fmt: skip
 
 
-def _runs(tokens: np.ndarray, length: int = 32) -> Iterator[bytes]:
+def passages(tokens: np.ndarray, length: int = 32) -> Iterator[bytes]:
     """All runs of `length` tokens, or the text itself if it is shorter."""
     tokens = tokens.astype("<i8")
     last = max(1, len(tokens) - length + 1)

@@ -17,10 +17,10 @@ from collections import defaultdict
 import numpy as np
 import pandas as pd
 
-from analysis.documents import first_characters
-from analysis.statistics import KEYS, PARTS, beyond_controls, interval, pair, resample
-from analysis.tables import SCHEMAS
-from analysis.windows import Windows
+from olmo_sparsity.analysis.documents import first_characters
+from olmo_sparsity.analysis.statistics import KEYS, PARTS, beyond_controls, interval, pair, resample
+from olmo_sparsity.analysis.tables import SCHEMAS
+from olmo_sparsity.analysis.windows import Windows
 
 TOP = (1, 4)
 """The influential tokens of a target are its first one, or its first four."""

@@ -12,12 +12,12 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, get_args
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from analysis.windows import Block, Spans, Units, Windows, span_width
+from olmo_sparsity.analysis.settings import Control
+from olmo_sparsity.analysis.windows import Block, Spans, Units, Windows, span_width
 from olmo_sparsity.errors import DataError
 
 _BEGINNINGS = {"words": r"(?<!\S)\S", "sentences": r"(?:^|[.!?][\"'”’)\]]*\s+|\n\s*\n)\s*\S"}
@@ -144,9 +144,6 @@ def first_characters(texts: Sequence[str]) -> np.ndarray:
 
 # --- controls -------------------------------------------------------------------------------------
 
-ForeignText = Literal["unrelated", "matched", "shuffled"]
-FOREIGN_TEXTS = get_args(ForeignText)
-
 
 @dataclass(frozen=True)
 class FarText:
@@ -191,7 +188,7 @@ class Controls:
 
     documents: Sequence[Document]
     windows: Windows
-    kind: ForeignText = "unrelated"
+    kind: Control = "unrelated"
     num_draws: int = 3
     seed: int = 0
 
@@ -259,7 +256,7 @@ class Controls:
     ) -> FarText:
         start, length = block.start, block.num_far
         if self.windows.long == "all":
-            start, length = 0, len(document.tokens) - self.windows.short
+            start, length = 0, self.windows.of_all(len(document.tokens)) - self.windows.short
             others = [other for other in others if len(other.tokens) >= length]
         if not others:
             raise DataError(

@@ -13,15 +13,13 @@ import numpy as np
 import pandas as pd
 import torch
 
-from analysis.documents import Documents
-from analysis.plan import MAX_FITTED, Plan, share_of
-from analysis.scoring import TOGETHER, Reading, Scorer
-from analysis.settings import Settings
-from analysis.statistics import half_of
-from analysis.summary import describe_gate
-from analysis.tables import Columns, joined
-from analysis.windows import Windows
-from olmo_sparsity.progress import format_duration
+from olmo_sparsity.analysis.plan import Plan, share_of
+from olmo_sparsity.analysis.scoring import Scorer
+from olmo_sparsity.analysis.statistics import half_of
+from olmo_sparsity.analysis.summary import describe_induction
+from olmo_sparsity.analysis.tables import Columns, joined
+from olmo_sparsity.analysis.windows import Windows
+from olmo_sparsity.process.progress import format_duration
 
 LOSSES_S, RECOVERY_S = 1.2, 2.0
 """For how long losses and recovery are computed, at least for two documents and for a target."""
@@ -29,83 +27,83 @@ LOSSES_S, RECOVERY_S = 1.2, 2.0
 MANY_TARGETS, FEW_TARGETS = 256, 10
 """The most targets of a document that get losses; below so many chosen ones a warning is given."""
 
-QUICK_FORWARDS = 3_000_000
-"""Token-forwards of a first look, for any text and windows."""
-
-
-def first_look(
-    documents: Documents,
-    windows: Windows,
-    far_states: Reading = "contextual",
-    budget: float = QUICK_FORWARDS,
-    num_halves: int = Settings.num_halves,
-) -> Documents:
-    """The beginnings of the documents, as much as the budget allows with the settings of `--quick`.
-
-    One target in five is evaluated (half of the documents, and in them a tenth for each of several
-    target sets) with three far texts (own, placebo, one foreign): a gradient, then 17 rows of the
-    short window; 50 rows with what was chosen, 40 without it and those of random halves, which
-    are long windows if far units are shown alone. All targets need the losses of two long windows
-    and a short one, shared by a block.
-    """
-    long, short = windows.first_target, windows.short
-    losses = (2 * long + short) / windows.stride + 3
-    together = min(TOGETHER, windows.stride)
-    near = short + together
-    recovery = 3 * (3 * short + 17 * near + long / windows.stride) + 50 * near
-    recovery += (40 + num_halves) * (long + together if far_states == "isolated" else near)
-    num_long = sum(len(document.tokens) > long for document in documents)
-    num_targets = max(windows.stride, int(budget / max(num_long, 1) / (losses + recovery / 5)))
-    items = [replace(d, tokens=d.tokens[: long + num_targets]) for d in documents.items]
-    return replace(documents, items=items)
-
 
 def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
-    model, scorer, windows = plan.model, plan.scorer, plan.settings.windows
-    ours, documents = share_of(plan.measured, *shard), plan.documents
+    """Runs the induction check, the losses of some targets, and the recovery of a few."""
+    ours = share_of(plan.measured, *shard)
+    losses, of_losses = _try_losses(plan)
+    scale = _num_targets(plan, ours) / len(losses)
+    seconds, forwards = of_losses.seconds * scale, of_losses.forwards * scale
+    if plan.fits_thresholds:
+        sample = _beginnings(plan, _blocks_of(losses, plan.settings.windows))
+        reported = [number for number in ours if half_of(number) == "report"]
+        sizes = [_num_targets(plan, [number]) for number in reported]
+        evaluated, targets = _chosen_targets(sample, losses, sizes)
+    else:  # they may lie anywhere in a document
+        sample, targets = plan, _distinct(plan.targets(pd.DataFrame()))
+        evaluated = float(targets.document.isin(ours).sum())
+    num_tried, of_recovery = _try_recovery(sample, targets)
+    per_target = of_recovery.forwards / max(num_tried, 1)
+    seconds += of_recovery.seconds * evaluated / max(num_tried, 1)
+    forwards += per_target * evaluated
+    chosen = f"about {evaluated:,.0f} evaluated"
+    if len(targets) < FEW_TARGETS:
+        chosen += f" (uncertain: {len(targets)} in the sample)"
+    model, documents, device = plan.model, plan.documents, plan.scorer.device
+    skipped = documents.num_too_short + len(documents) - len(plan.measured)
+    num_losses = _num_targets(plan, ours)
+    lines = [
+        describe_induction(plan.induction(), plan.settings.far_states, documents.are_planted),
+        f"model           {model.name}, {model.num_parameters:,} parameters, on {device}",
+        f"documents       {len(ours):,} to measure, {skipped:,} too short for the long window",
+        f"targets         {num_losses:,} with both losses, {chosen}",
+        f"token-forwards  about {forwards:.2e}, {per_target:,.0f} for each evaluated target",
+        f"FLOPs           about {forwards * 2 * model.num_parameters:.2e} (2 per parameter)",
+        f"memory          {_peak_memory(device)} at the peak of a short trial",
+        f"time            about {format_duration(seconds)} in one process",
+    ]
+    return "\n".join(lines)
 
-    def num_targets(numbers: list[int]) -> int:
-        return sum(len(documents[number].tokens) - windows.first_target for number in numbers)
 
-    def beginnings(num_blocks: int) -> Plan:
-        size = windows.first_target + num_blocks * windows.stride
-        items = [replace(d, tokens=d.tokens[:size]) for d in documents.items]
-        return replace(plan, documents=replace(documents, items=items))
+def _num_targets(plan: Plan, numbers: list[int]) -> int:
+    first = plan.settings.windows.first_target
+    return sum(len(plan.documents[number].tokens) - first for number in numbers)
 
+
+def _beginnings(plan: Plan, num_blocks: int) -> Plan:
+    windows = plan.settings.windows
+    size = windows.first_target + num_blocks * windows.stride
+    items = [replace(d, tokens=d.tokens[:size]) for d in plan.documents.items]
+    return replace(plan, documents=replace(plan.documents, items=items))
+
+
+def _blocks_of(losses: pd.DataFrame, windows: Windows) -> int:
+    """How many blocks of a document got losses."""
+    return -(-int(losses.groupby("document").size().max()) // windows.stride)
+
+
+def _try_losses(plan: Plan) -> tuple[pd.DataFrame, _Spent]:
+    """Losses of the beginnings of several documents, of both halves; several blocks of each, which
+    share forwards."""
     for _ in range(2):  # the first is slower
-        a_block = _Spent(scorer)
+        a_block = _Spent(plan.scorer)
         with a_block:
-            beginnings(1).losses(plan.measured[0])
-    # Some targets of several documents, and several blocks, which share forwards.
-    num_blocks = min(LOSSES_S / 4 / a_block.seconds, MANY_TARGETS / windows.stride)
-    sample = beginnings(max(int(num_blocks), 1))
+            _beginnings(plan, 1).losses(plan.measured[0])
+    num_blocks = min(LOSSES_S / 4 / a_block.seconds, MANY_TARGETS / plan.settings.stride)
+    sample = _beginnings(plan, max(int(num_blocks), 1))
     tables: dict[int, Columns] = {}
-    spent = _Spent(scorer)
+    spent = _Spent(plan.scorer)
     for number in sorted(plan.measured, key=lambda number: (number // 2, number % 2)):
         with spent:
             tables[number] = sample.losses(number)["losses"]
         if spent.seconds > LOSSES_S and {half_of(n) for n in tables} == {"threshold", "report"}:
             break
-    losses = joined(tables)
-    share_of_losses = num_targets(ours) / len(losses)
-    seconds, forwards = spent.seconds * share_of_losses, spent.forwards * share_of_losses
+    return joined(tables), spent
 
-    if plan.fits_thresholds:
-        reported = [number for number in ours if half_of(number) == "report"]
-        evaluated, targets = _chosen_targets(sample, losses, [num_targets([n]) for n in reported])
-        spent = _Spent(scorer)
-        with spent:
-            heads = sample.fit_heads(losses, max_targets=2)
-        if heads is not None:
-            half = [number for number in plan.measured if half_of(number) == "threshold"]
-            fitted = min(MAX_FITTED, max(1, plan.settings.target_share * num_targets(half)))
-            seconds += spent.seconds * fitted / heads.num_targets
-            forwards += spent.forwards * fitted / heads.num_targets
-    else:  # they may lie anywhere in a document
-        sample = plan
-        targets = _distinct(plan.targets(pd.DataFrame()))
-        evaluated = float(targets.document.isin(ours).sum())
-    spent, num_tried = _Spent(scorer), 0
+
+def _try_recovery(plan: Plan, targets: pd.DataFrame) -> tuple[int, _Spent]:
+    """Some targets of several documents; returns their number."""
+    windows, spent, num_tried = plan.settings.windows, _Spent(plan.scorer), 0
     for number, rows in targets.groupby("document"):
         # Targets of a block share costs, and few that are drawn from a document stand alone.
         start = pd.Series(windows.start_of(rows.target.to_numpy()), index=rows.index)
@@ -113,32 +111,17 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
         room = int((RECOVERY_S - spent.seconds) * num_tried / max(spent.seconds, 1e-9))
         few = rows[alike].head(max(room, 1))
         with spent:
-            sample.recovery(int(number), few)
+            plan.recovery(int(number), few)
         num_tried += len(few)
         if spent.seconds > RECOVERY_S:
             break
-    per_target = spent.forwards / max(num_tried, 1)
-    seconds += spent.seconds * evaluated / max(num_tried, 1)
-    forwards += per_target * evaluated
-    if scorer.device.type == "cuda":
-        memory, of = torch.cuda.max_memory_allocated(scorer.device), f" of {scorer.device}"
-    else:
-        memory, of = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 2**10, ""
-    chosen = f"about {evaluated:,.0f} evaluated"
-    if len(targets) < FEW_TARGETS:
-        chosen += f" (uncertain: {len(targets)} in the sample)"
-    skipped = documents.num_too_short + len(documents) - len(plan.measured)
-    lines = [
-        describe_gate(plan.induction(), plan.settings.far_states, documents.are_planted),
-        f"model           {model.name}, {model.num_parameters:,} parameters, on {scorer.device}",
-        f"documents       {len(ours):,} to measure, {skipped:,} too short for the long window",
-        f"targets         {num_targets(ours):,} with both losses, {chosen}",
-        f"token-forwards  about {forwards:.2e}, {per_target:,.0f} for each evaluated target",
-        f"FLOPs           about {forwards * 2 * model.num_parameters:.2e} (2 per parameter)",
-        f"memory          {memory / 2**30:.1f} GiB{of} at the peak of a short trial",
-        f"time            about {format_duration(seconds)} in one process",
-    ]
-    return "\n".join(lines)
+    return num_tried, spent
+
+
+def _peak_memory(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB of {device}"
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB"
 
 
 def _chosen_targets(
@@ -156,7 +139,7 @@ def _chosen_targets(
     known = int((losses.document.map(half_of) == "report").sum())
     density = chosen.groupby(["far_part", "target_set"]).size() / max(known, 1)
     by_share = density.index.isin(["recurs", "new"], level="target_set")
-    density[by_share] = density[by_share].clip(upper=plan.settings.target_share)
+    density[by_share] = density[by_share].clip(upper=plan.settings.share)
     evaluated = sum(np.minimum(density * n, most).sum() for n in num_targets)
     targets = _distinct(chosen)
     return evaluated * len(targets) / max(len(chosen), 1), targets

@@ -25,10 +25,10 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
-from analysis.results import Results, main_set
-from analysis.summary import BEYOND, chosen_losses, curve_name, describe_windows
-from analysis.view import spell
-from olmo_sparsity import drawing
+from olmo_sparsity.analysis.results import Results, main_set
+from olmo_sparsity.analysis.summary import BEYOND, chosen_losses, curve_name, describe_windows
+from olmo_sparsity.analysis.view import spell
+from olmo_sparsity.disk import drawing
 from olmo_sparsity.errors import ConfigError
 
 _CURVE = ["selector", "units"]
@@ -43,9 +43,7 @@ _SELECTORS = {
     "gradient": (drawing.ORANGE, "P"),
     "lrp": ("#999933", "p"),
     "attention": ("#882255", "X"),
-    "attention_learned": ("#882255", "*"),
     "add_one_nested": ("#44AA99", "<"),
-    "lasso": ("#332288", "h"),
     "most_frequent": (drawing.GREY, "1"),
     "nearest": (drawing.GREY, "+"),
     "random": (drawing.GREY, "x"),
@@ -116,22 +114,7 @@ def _figure(results: list[Results], names: list[str]) -> Figure:
         "(c) Net of foreign and placebo" if beyond == "net" else "(c) Beyond foreign; no placebo",
         f"(d) Excess by kind, k = {k}",
     )
-    height_of_kinds = max(1.0, 0.14 * len(kinds))
-    if many:
-        size = (max(5.5, 1.3 + 1.45 * len(results)), 6.0 + 1.6 * height_of_kinds)
-        figure = Figure(figsize=size, layout="constrained")
-        heights = [1, 1, 1, height_of_kinds]
-        grid = figure.subplots(4, len(results), sharex="row", sharey="row", height_ratios=heights)
-        columns = [list(grid[:, i]) for i in range(len(results))]
-    else:
-        height_of_legend = 0.09 * -(-len(handles) // 4)
-        size = (5.5, 2.2 * (1.06 + height_of_kinds + height_of_legend))
-        figure = Figure(figsize=size, layout="constrained")
-        # Separate subfigures, so that the long labels of (d) do not narrow (b).
-        rows: Any = figure.subfigures(3, 1, height_ratios=[1, height_of_kinds, height_of_legend])
-        columns = [[*rows[0].subplots(1, 2), *rows[1].subplots(1, 2)]]
-        head = f"{_shorten(names[0], 90)}\n{' · '.join(_describe(results[0]))}"
-        figure.suptitle(head, fontsize=7, linespacing=1.35)
+    figure, columns, foot = _lay_out(results, names, len(kinds), len(handles))
     all_ks = sorted(set().union(*(result.summary.k for result in results))) or [1]
     most = 1.0
     for i, (result, name) in enumerate(zip(results, names, strict=True)):
@@ -154,12 +137,32 @@ def _figure(results: list[Results], names: list[str]) -> Figure:
             lines = _describe(result)
             _write_above(gaps, "\n".join(lines), 20, "normal")
             _write_above(gaps, _shorten(name, 24), 22 + 9 * len(lines), "bold")
-    foot: Any = figure if many else rows[2]
     foot.legend(
         handles=handles, loc="outside lower center" if many else "center", ncols=4, frameon=False,
         handlelength=2.6, columnspacing=1.4,
     )  # fmt: skip
     return figure
+
+
+def _lay_out(
+    results: list[Results], names: list[str], num_kinds: int, num_handles: int
+) -> tuple[Figure, list[list[Axes]], Any]:
+    """The figure, the four panels of each model, and where the legend goes."""
+    height_of_kinds = max(1.0, 0.14 * num_kinds)
+    if len(results) > 1:
+        size = (max(5.5, 1.3 + 1.45 * len(results)), 6.0 + 1.6 * height_of_kinds)
+        figure = Figure(figsize=size, layout="constrained")
+        heights = [1, 1, 1, height_of_kinds]
+        grid = figure.subplots(4, len(results), sharex="row", sharey="row", height_ratios=heights)
+        return figure, [list(grid[:, i]) for i in range(len(results))], figure
+    height_of_legend = 0.09 * -(-num_handles // 4)
+    size = (5.5, 2.2 * (1.06 + height_of_kinds + height_of_legend))
+    figure = Figure(figsize=size, layout="constrained")
+    # Separate subfigures, so that the long labels of (d) do not narrow (b).
+    rows: Any = figure.subfigures(3, 1, height_ratios=[1, height_of_kinds, height_of_legend])
+    head = f"{_shorten(names[0], 90)}\n{' · '.join(_describe(results[0]))}"
+    figure.suptitle(head, fontsize=7, linespacing=1.35)
+    return figure, [[*rows[0].subplots(1, 2), *rows[1].subplots(1, 2)]], rows[2]
 
 
 def _write_above(axes: Axes, text: str, points: float, weight: str) -> None:

@@ -1,14 +1,12 @@
 """Rank far units by how much they matter to a target: Eq. (20) and alternative selectors.
 
-Place in the flow: contexts of chosen targets → **ranked far units** → recovery. The weights of
-heads for `attention_learned` are fitted here, too.
+Place in the flow: contexts of chosen targets → **ranked far units** → recovery.
 
 Every selector has one signature, `(scorer, question) → Choice`, and runs its own forwards, so that
 costs can be compared. Eq. (20) in our reading is `add_one` over single tokens: the influence of a
 far unit is the fall in the target's loss when it alone is added to the short window.
 
-Dimension key: T chosen targets, F far places, U far units, K ranks, W targets of a block, L tokens
-of a row, H heads of all layers.
+Dimension key: T chosen targets, F far places, U far units, K ranks, W targets of a block.
 """
 
 from __future__ import annotations
@@ -19,15 +17,15 @@ from dataclasses import dataclass, replace
 import numpy as np
 from torch import Tensor
 
-from analysis.saliency import (
+from olmo_sparsity.analysis.saliency import (
     embedding_saliency,
     gate_gradients,
     head_attention,
     loss,
     negative_logit,
 )
-from analysis.scoring import Context, Scorer
-from analysis.windows import NOTHING, Spans, Units, Windows
+from olmo_sparsity.analysis.scoring import Context, Scorer
+from olmo_sparsity.analysis.windows import NOTHING, Spans, Units
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.losses import LanguageModel
 from olmo_sparsity.model.relevance import attn_lrp, check_has_rules
@@ -215,39 +213,6 @@ def falls_of_sets(scorer: Scorer, question: Question, kept_AU: np.ndarray) -> np
     return np.stack(_falls(scorer, question, [sets] * len(question.spans)))
 
 
-NUM_ABLATIONS, LASSO = 64, 0.01
-"""Those of ContextCite (Cohen-Wang et al. 2024): the number of random halves, and the weight of the
-penalty for columns of variance 1."""
-
-
-def lasso(scorer: Scorer, question: Question) -> Choice:
-    """ContextCite's surrogate: the largest weights of a sparse linear fit of the target's loss,
-    given random halves of the far units."""
-    kept_AU = question.generator.random((NUM_ABLATIONS, len(question.units))) < 0.5
-    fall_TA = falls_of_sets(scorer, question, kept_AU)
-    return _best(np.stack([lasso_fit(kept_AU, fall_A, LASSO) for fall_A in fall_TA]), question.k)
-
-
-def lasso_fit(
-    x_AU: np.ndarray, y_A: np.ndarray, penalty: float, num_rounds: int = 200
-) -> np.ndarray:
-    """Minimise half the mean squared error plus the penalty on absolute weights, for columns scaled
-    to variance 1, by coordinate descent."""
-    scale_U = x_AU.std(0)
-    z_AU = (x_AU - x_AU.mean(0)) / np.where(scale_U > 0, scale_U, 1)
-    rest_A, weight_U = y_A - y_A.mean(), np.zeros(x_AU.shape[1])
-    for _ in range(num_rounds):
-        before_U = weight_U.copy()
-        for unit in np.flatnonzero(scale_U):
-            pull = z_AU[:, unit] @ rest_A / len(y_A) + weight_U[unit]
-            weight = np.sign(pull) * max(abs(pull) - penalty, 0.0)
-            rest_A = rest_A + z_AU[:, unit] * (weight_U[unit] - weight)
-            weight_U[unit] = weight
-        if np.abs(weight_U - before_U).max() < 1e-7:
-            break
-    return weight_U / np.where(scale_U > 0, scale_U, 1)
-
-
 def gradient(scorer: Scorer, question: Question) -> Choice:
     """Gradient × input on the long window: the first-order rise in loss without the embeddings."""
     saliency_TF = embedding_saliency(scorer, question.context, question.spans, loss)
@@ -265,55 +230,6 @@ def attention(scorer: Scorer, question: Question) -> Choice:
     """Mean attention, over all heads of all layers, from the places that predict the target."""
     weights_TF = head_attention(scorer, question.context, question.spans).mean(1)
     return _best(question.units.total(weights_TF), question.k)
-
-
-def attention_learned(scorer: Scorer, question: Question) -> Choice:
-    """The same with a weight for each head, fitted to exact influences on other documents
-    (`fit_head_weights`)."""
-    if scorer.head_weights is None:
-        raise ConfigError("attention_learned has no weights; `measure` fits them; take attention")
-    weights_TF = np.einsum(
-        "thf,h->tf", head_attention(scorer, question.context, question.spans), scorer.head_weights
-    )
-    return _best(question.units.total(weights_TF), question.k)
-
-
-RIDGE = 1e-3
-"""Relative to the mean squared attention of a head."""
-
-
-@dataclass(frozen=True)
-class HeadWeights:
-    weights: list[float]
-    """In nats for all of a head's attention, for the heads of all layers."""
-
-    num_targets: int
-    token_forwards: int
-    """Those of the fit."""
-
-
-def fit_head_weights(
-    scorer: Scorer, windows: Windows, targets: Sequence[tuple[np.ndarray, int]]
-) -> HeadWeights:
-    """By least squares, so that attention gives the influences of `add_one` on the targets, each
-    the tokens of a document and a place in it. As AT2 (Cohen-Wang et al. 2025), which fits to
-    random ablations instead."""
-    before = scorer.token_forwards
-    products, with_influence = [], []
-    for tokens, place in targets:
-        start = int(windows.start_of(place))
-        block = windows.block(tokens, start, place + 1)
-        units, spans = Units.of_tokens(block.num_far), [(place - start, place - start + 1)]
-        question = Question(scorer.context(block), units, spans, 1, np.random.default_rng(0))
-        (attention_HF,) = head_attention(scorer, question.context, spans)
-        (influence_F,) = add_one(scorer, question).score_TU
-        attention_HF = attention_HF - attention_HF.mean(1, keepdims=True)
-        products.append(attention_HF @ attention_HF.T)
-        with_influence.append(attention_HF @ influence_F)
-    product_HH = sum(products)
-    ridge_H = np.full(len(product_HH), RIDGE * np.trace(product_HH) / len(product_HH))
-    weights_H = np.linalg.solve(product_HH + np.diag(ridge_H), sum(with_influence))
-    return HeadWeights(weights_H.tolist(), len(targets), scorer.token_forwards - before)
 
 
 def nearest(scorer: Scorer, question: Question) -> Choice:
@@ -348,11 +264,9 @@ SELECTORS: dict[str, Selector] = {
     "add_one_nested": add_one_nested,
     "drop_one": drop_one,
     "greedy": greedy,
-    "lasso": lasso,
     "gradient": gradient,
     "lrp": lrp,
     "attention": attention,
-    "attention_learned": attention_learned,
     "divergence": divergence,
     "nearest": nearest,
     "random": random,
@@ -360,13 +274,15 @@ SELECTORS: dict[str, Selector] = {
 }
 
 
-def check_can_run(selectors: Sequence[str], model: LanguageModel, fits_heads: bool = False) -> None:
+def check_names(selectors: Sequence[str]) -> None:
+    for name in selectors:
+        if name not in SELECTORS:
+            raise ConfigError(f"selectors: '{name}' is unknown; choose from {', '.join(SELECTORS)}")
+
+
+def check_can_run(selectors: Sequence[str], model: LanguageModel) -> None:
     """Refuse before the losses are computed what would fail after them."""
-    if "attention_learned" in selectors and not fits_heads:
-        raise ConfigError(
-            "attention_learned is fitted on the documents that fix the threshold of chosen "
-            "targets, and these targets are given; take attention"
-        )
+    check_names(selectors)
     if "lrp" in selectors:
         check_has_rules(model)
 

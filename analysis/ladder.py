@@ -19,11 +19,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from analysis.figures import error_lengths
-from analysis.results import Results, main_set
-from analysis.statistics import INDUCTION_NATS, rank_correlations
-from analysis.summary import BEYOND, curve_name, with_interval
-from olmo_sparsity.drawing import BLUE, GREEN, GREY, RED, save
+from olmo_sparsity.analysis.figures import error_lengths
+from olmo_sparsity.analysis.results import Results, main_set
+from olmo_sparsity.analysis.statistics import INDUCTION_NATS, rank_correlations
+from olmo_sparsity.analysis.summary import BEYOND, curve_name, with_interval
+from olmo_sparsity.disk.drawing import BLUE, GREEN, GREY, RED, save
 from olmo_sparsity.errors import DataError
 
 # Entries of meta.json that all models must share.
@@ -81,7 +81,7 @@ def _rows(result: Results) -> pd.DataFrame:
         "num_parameters": meta.model["num_parameters"],
         "positions": meta.model["trained"].get("positions", "unknown"),
         "seed": meta.model["trained"].get("seed", 0),
-        "drop": meta.gate["drop"],
+        "drop": meta.induction["drop"],
         "loss_long": result.losses.loss_long.mean(),
     }
     rows = summary[summary.target_set == main_set(summary.target_set)]

@@ -15,197 +15,170 @@ from __future__ import annotations
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, replace
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from analysis.dependencies import measure_dependencies
-from analysis.documents import Documents, ForeignText
-from analysis.influence import HeadWeights
-from analysis.parts import Parts, refuse_other_folder
-from analysis.plan import Plan, share_of, targets_meta
-from analysis.results import FILES, Meta, Results, main_set, read_results
-from analysis.scoring import Reading
-from analysis.settings import Settings
-from analysis.sources import open_documents
-from analysis.statistics import GROUPS, half_of, hit_rates, longppl, mean_lds, summarize
-from analysis.summary import describe_gate
-from analysis.tables import write_json
-from analysis.targets import At, check_all_evaluated, parse_share
-from analysis.windows import Windows
+from olmo_sparsity.analysis.dependencies import measure_dependencies
+from olmo_sparsity.analysis.parts import Parts, results_folder
+from olmo_sparsity.analysis.plan import Plan, plan, share_of, targets_meta
+from olmo_sparsity.analysis.results import FILES, Meta, Results, read_results
+from olmo_sparsity.analysis.settings import ModelOptions, Settings, TextOptions, takes
+from olmo_sparsity.analysis.statistics import (
+    GROUPS,
+    half_of,
+    hit_rates,
+    longppl,
+    mean_lds,
+    summarize,
+)
+from olmo_sparsity.analysis.summary import describe_induction
+from olmo_sparsity.analysis.targets import check_all_evaluated
+from olmo_sparsity.analysis.windows import Windows
+from olmo_sparsity.disk.lock import locked
+from olmo_sparsity.disk.manifest import MANIFEST, verify_manifest
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.json_files import read_json
-from olmo_sparsity.launch import read_launch
-from olmo_sparsity.lock import locked
-from olmo_sparsity.manifest import MANIFEST, verify_manifest
-from olmo_sparsity.model.load import LoadedModel, device_name, load_model
-from olmo_sparsity.progress import Progress, say
-from olmo_sparsity.versions import provenance
+from olmo_sparsity.model.load import LoadedModel
+from olmo_sparsity.process.devices import device_name
+from olmo_sparsity.process.launch import Launch, read_launch
+from olmo_sparsity.process.progress import Progress, say
+from olmo_sparsity.process.versions import provenance
 
 PATIENCE_S = 60.0
 """Without progress of another process for so long, its documents are measured here."""
 
 
+@takes(Settings, TextOptions, ModelOptions)
 def measure(
     model: LoadedModel | str | Path,
-    documents: Any,
-    windows: Windows,
+    documents: Any = None,
+    windows: Windows | None = None,
     *,
-    units: str | Sequence[str] = Settings.units,
-    selectors: str | Sequence[str] = Settings.selectors,
-    ks: int | Sequence[int] = Settings.ks,
-    targets: float | str | Results = Settings.target_share,
-    at: At | None = None,
-    prefix: str = "auto",
-    min_gap: float = Settings.min_gap,
-    sets: Sequence[str] = Settings.sets,
-    max_targets: int | None = Settings.max_targets,
-    far_states: Reading = Settings.far_states,
-    foreign: ForeignText = Settings.foreign,
-    num_foreign: int = Settings.num_foreign,
-    num_halves: int = Settings.num_halves,
-    seed: int = Settings.seed,
     out: str | Path | None = None,
     shard: tuple[int, int] = (0, 1),
-    batch_tokens: int | None = None,
+    partial: bool = False,
+    **options: Any,
 ) -> Results | None:
     """Measure the documents that are not finished yet in `out` (default: a temporary folder).
     Returns None if documents are left to other processes; the last of them gets the results.
 
-    `model`: loaded, or what `load_model` reads; `documents`: read, or what `open_documents` reads.
-    `targets`: the share of targets with the largest gaps (0.1, or "top10%"), or another measurement
-    of the same text, to evaluate its targets; `at` names targets instead, as in `explain`.
-    `prefix`: tokens in front of every window (`LoadedModel.prefix_ids`). `shard=(i, n)`: the i-th
-    of n processes that measure into one folder.
+    `model`, `documents`, `windows`, and `targets`, `at` and `quick` among the options: as in
+    `plan`. `shard=(i, n)`: the i-th of n processes that measure into one folder. `partial`: measure
+    nothing, and write results of the documents finished so far to `out`/partial.
     """
     index, of = shard if isinstance(shard, tuple) and len(shard) == 2 else (0, 0)
     if not 0 <= index < of or (out is None and of > 1):
         raise ConfigError(
             f"shard={shard} must be (i, n) with 0 <= i < n, and needs a folder, `out`"
         )
-    if at is not None and isinstance(targets, Results):
-        raise ConfigError("`at` names the targets; leave `targets` out")
-    if not isinstance(windows, Windows):
-        raise ConfigError(f"windows={windows} must be Windows(long, short, stride)")
-    if windows.prefix and prefix != "auto":
-        raise ConfigError(f"prefix={prefix}: the windows have a prefix of their own")
-    given = targets if isinstance(targets, Results) else at
-    share = parse_share(targets) if isinstance(targets, str) else targets
-    settings = Settings(
-        windows, _listed(units), _listed(selectors), _listed(ks),
-        1.0 if isinstance(share, Results) else share, min_gap, _listed(sets), max_targets,
-        far_states, foreign, num_foreign, num_halves, seed,
-    )  # fmt: skip
-    settings.check()
+    if partial and out is None:
+        raise ConfigError("partial results are of a folder; name it with `out`")
     if out is not None:
-        refuse_other_folder(Path(out))
-    if isinstance(model, str | Path):
-        model = load_model(str(model))
-    if not isinstance(model, LoadedModel):
-        raise ConfigError(
-            f"model is {type(model).__name__}: give a folder or name, or wrap_model(model, "
-            "tokenizer) of olmo_sparsity.model.load"
-        )
-    if not isinstance(documents, Documents):
-        documents = open_documents(documents, model)
-    if not windows.prefix:
-        windows = replace(windows, prefix=tuple(model.prefix_ids(prefix)))
-    plan = Plan.of(model, documents, replace(settings, windows=windows), given, batch_tokens)
-    if out is not None:
-        return run(plan, Path(out), shard)
-    with tempfile.TemporaryDirectory() as folder:
-        return run(plan, Path(folder), shard)
-
-
-def _listed(values: Any) -> tuple[Any, ...]:
-    """One value stands for a list of it."""
-    is_list = isinstance(values, Iterable) and not isinstance(values, str)
-    return tuple(values) if is_list else (values,)
+        results_folder(out).refuse_others()
+    planned = plan(model, documents, windows, **options)
+    if partial:
+        return sum_up_partial(planned, Path(str(out)))
+    with tempfile.TemporaryDirectory() if out is None else nullcontext(out) as folder:
+        return run(planned, Path(folder), shard)
 
 
 def run(
     plan: Plan, out: Path, shard: tuple[int, int] = (0, 1), command: Sequence[str] = ()
 ) -> Results | None:
     """`measure`, with a plan made before."""
-    started, launch = time.perf_counter(), read_launch()
-    made_by = provenance(device_name(plan.scorer.device))
-    measured = plan.measured
-    parts = Parts(out, plan.identity())
-    damaged = ""
-    if (out / MANIFEST).exists():
-        try:
-            return read_results(out) if launch.rank == 0 else None
-        except DataError as error:  # written again from the parts
-            damaged = str(error)
-            say(damaged)
-    gate = plan.induction() if launch.rank == 0 else {}
-    if gate:
-        print(describe_gate(gate, plan.settings.far_states, plan.documents.are_planted),
-              file=sys.stderr)  # fmt: skip
+    return _Measuring(plan, out, shard, read_launch()).run(command)
 
-    def write_losses(number: int) -> None:
-        parts.write("losses", number, plan.losses(number))
 
-    def targets() -> pd.DataFrame:
-        parts.flush()
-        return plan.targets(parts.read("losses"))
+class _Measuring:
+    """One process of a measurement."""
 
-    def write_recovery(number: int) -> None:
-        parts.write("recovery", number, plan.recovery(number, chosen))
+    def __init__(self, plan: Plan, out: Path, shard: tuple[int, int], launch: Launch) -> None:
+        self.plan, self.out, self.shard, self.launch = plan, out, shard, launch
+        self.started = time.perf_counter()
+        self.made_by = provenance(device_name(plan.scorer.device))
+        self.measured = plan.measured
+        self.parts = Parts(out, plan.identity())
+        # So that the processes of a shard share what `share_of(measured, *shard)` gives it.
+        index, of = shard[0] + shard[1] * launch.rank, shard[1] * launch.world_size
+        self.mine = share_of(self.measured, index, of)
+        self.chosen = pd.DataFrame()
 
-    # So that the processes of a shard share what `share_of(measured, *shard)` gives it.
-    index, of = shard[0] + shard[1] * launch.rank, shard[1] * launch.world_size
-    mine = share_of(measured, index, of)
-    shown = launch.rank == 0
-    slowest = _work("losses", parts, mine, write_losses, shown)
-    if plan.fits_thresholds:
-        half = [number for number in measured if half_of(number) == "threshold"]
-        _wait_for("losses", parts, half, write_losses, slowest)
-    # Asked first: other processes may finish theirs while targets are chosen.
-    all_there = parts.finished("losses").issuperset(measured)
-    chosen = targets()
-    if all_there:
-        _check_any_target(plan, chosen, parts)  # before hours are spent on the placebo's
-    _fit_heads(plan, parts)
-    slowest = _work(
-        "recovery", parts, sorted(set(mine) & set(chosen.document)), write_recovery, shown
-    )
-    if launch.rank > 0:
-        return None
-    if launch.world_size > 1:  # the other processes of this launch
-        ours = share_of(measured, *shard)
-        _wait_for("losses", parts, ours, write_losses, slowest)
-        chosen = targets()
-        with_targets = sorted(set(ours) & set(chosen.document))
-        _wait_for("recovery", parts, with_targets, write_recovery, slowest)
-    missing = set(measured) - parts.finished("losses")
-    if not missing:
-        chosen = targets()
-        _check_any_target(plan, chosen, parts)
-        missing = set(chosen.document) - parts.finished("recovery")
-    if missing:
-        left = f"{len(missing)} documents are left to the others"
-        print(f"shard {shard[0]}/{shard[1]} is done; {left}", file=sys.stderr)
-        return None
-    about = made_by | {
-        "command": list(command),
-        "gate": gate,
-        "seconds_of_last_start": time.perf_counter() - started,
-        "token_forwards_of_last_start": plan.scorer.token_forwards,
-    }
-    with locked(out, waits=True):  # another launch may be at the same point
-        if damaged or verify_manifest(out, FILES) is not None:
-            _sum_up(plan, parts, chosen, about, out)
-        return read_results(out)
+    def run(self, command: Sequence[str]) -> Results | None:
+        is_first, damaged = self.launch.rank == 0, ""
+        if (self.out / MANIFEST).exists():
+            try:
+                return read_results(self.out) if is_first else None
+            except DataError as error:  # written again from the parts
+                damaged = str(error)
+                say(damaged)
+        induction = self.plan.induction() if is_first else {}
+        if induction:
+            settings, planted = self.plan.settings, self.plan.documents.are_planted
+            shown = describe_induction(induction, settings.far_states, planted)
+            print(shown, file=sys.stderr)
+        if not self._evaluate():
+            return None
+        about = self.made_by | {
+            "command": list(command),
+            "induction": induction,
+            "seconds_of_last_start": time.perf_counter() - self.started,
+            "token_forwards_of_last_start": self.plan.scorer.token_forwards,
+        }
+        with locked(self.out, waits=True):  # another launch may be at the same point
+            if damaged or verify_manifest(self.out, FILES) is not None:
+                _sum_up(self.plan, self.parts, self.chosen, about, self.out)
+            return read_results(self.out)
+
+    def _evaluate(self) -> bool:
+        """Both phases; returns whether this process finds all documents finished."""
+        plan, parts, shown = self.plan, self.parts, self.launch.rank == 0
+        slowest = _work("losses", parts, self.mine, self._losses, shown)
+        if plan.fits_thresholds:
+            half = [number for number in self.measured if half_of(number) == "threshold"]
+            _wait_for("losses", parts, half, self._losses, slowest)
+        # Asked first: other processes may finish theirs while targets are chosen.
+        all_there = parts.finished("losses").issuperset(self.measured)
+        self._choose()
+        if all_there:
+            _check_any_target(plan, self.chosen, parts)  # before hours are spent on the placebo's
+        mine = sorted(set(self.mine) & set(self.chosen.document))
+        slowest = _work("recovery", parts, mine, self._recovery, shown)
+        if self.launch.rank > 0:
+            return False
+        if self.launch.world_size > 1:  # the other processes of this launch
+            ours = share_of(self.measured, *self.shard)
+            _wait_for("losses", parts, ours, self._losses, slowest)
+            self._choose()
+            ours = sorted(set(ours) & set(self.chosen.document))
+            _wait_for("recovery", parts, ours, self._recovery, slowest)
+        missing = set(self.measured) - parts.finished("losses")
+        if not missing:
+            self._choose()
+            _check_any_target(plan, self.chosen, parts)
+            missing = set(self.chosen.document) - parts.finished("recovery")
+        if missing:
+            left = f"{len(missing)} documents are left to the others"
+            print(f"shard {self.shard[0]}/{self.shard[1]} is done; {left}", file=sys.stderr)
+        return not missing
+
+    def _losses(self, number: int) -> None:
+        self.parts.write("losses", number, self.plan.losses(number))
+
+    def _recovery(self, number: int) -> None:
+        self.parts.write("recovery", number, self.plan.recovery(number, self.chosen))
+
+    def _choose(self) -> None:
+        self.parts.flush()
+        self.chosen = self.plan.targets(self.parts.read("losses"))
 
 
 def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Results:
     """Write results of the documents finished so far to `out/partial`; runs no model."""
-    if not (out / "identity.json").exists():
+    if not results_folder(out).identity.exists():
         raise DataError(f"{out} holds no measurement yet; start it without --partial")
     parts = Parts(out, plan.identity())
     finished, missing = parts.finished("recovery"), set(plan.measured) - parts.finished("losses")
@@ -230,7 +203,9 @@ def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Result
 
 
 def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
-    if main_set(targets.target_set[targets.far_part == "document"]) is not None:
+    found = set(targets.target_set[targets.far_part == "document"])
+    chosen_by_gap = plan.fits_thresholds and "gap" in plan.settings.sets
+    if "gap" in found or (found and not chosen_by_gap):
         return
     if plan.given is not None:
         raise DataError("none of the given targets has a full long window; lower long")
@@ -241,21 +216,6 @@ def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
         f"{plan.thresholds(losses).gap:.2f}. Give more text, a larger share of targets (targets) "
         "or a lower limit in nats (min_gap), and another folder for the results"
     )
-
-
-def _fit_heads(plan: Plan, parts: Parts) -> None:
-    """Fit once for a folder: all processes would get the same weights."""
-    path = parts.folder / "heads.json"
-    if path.exists():
-        heads = read_json(path, HeadWeights, "remove it, to fit again")
-        plan.scorer.head_weights = np.array(heads.weights)
-    elif (fitted := plan.fit_heads(parts.read("losses"))) is not None:
-        write_json(path, asdict(fitted))
-
-
-def _heads(folder: Path) -> dict[str, Any] | None:
-    path = folder / "heads.json"
-    return asdict(read_json(path, HeadWeights, "")) if path.exists() else None
 
 
 def _work(
@@ -298,38 +258,45 @@ def _sum_up(
     plan: Plan, parts: Parts, targets: pd.DataFrame, about: dict[str, Any], out: Path, left: int = 0
 ) -> None:
     """Write summary and final tables to `out`. `left`: number of unfinished documents."""
-    settings, model, documents = plan.settings, plan.model, plan.documents
     losses, recovery = parts.read("losses"), parts.read("recovery")
     influence, planted = parts.read("influence"), parts.read("planted")
     check_all_evaluated(parts.folder, targets, recovery)
-    thresholds = plan.thresholds(losses)
     summary = summarize(losses, targets, recovery)
     costs = (
         parts.read("costs").groupby(["units", "selector"])[["token_forwards", "num_targets"]].sum()
     )
     per_target = (costs.token_forwards / costs.num_targets).rename("token_forwards_per_target")
     summary = summary.merge(per_target.reset_index(), how="left", on=["units", "selector"])
-    hits = hit_rates(influence, planted, settings.ks)
+    hits = hit_rates(influence, planted, plan.settings.ks)
     summary = summary.merge(hits, how="left", on=GROUPS)
     summary = summary.merge(mean_lds(targets, parts.read("lds")), how="left", on=GROUPS[:3])
     made = {"targets": targets, "summary": summary}
-    if plan.model.tokenizer is not None and "tokens" in settings.units:
+    if plan.model.tokenizer is not None and "tokens" in plan.settings.units:
         made["dependencies"] = measure_dependencies(
-            parts.read("tokens"), losses, targets, influence, recovery, settings.windows
+            parts.read("tokens"), losses, targets, influence, recovery, plan.settings.windows
         )
-    parts.finish(made, out=out, meta=Meta(
-        model={"name": model.name, "fingerprint": model.fingerprint,
-               "num_parameters": model.num_parameters, "trained": model.trained},
+    parts.finish(made, _meta(plan, losses, left, about), out)
+
+
+def _meta(plan: Plan, losses: pd.DataFrame, left: int, about: dict[str, Any]) -> Meta:
+    settings, model, documents = plan.settings, plan.model, plan.documents
+    return Meta(
+        model={
+            "name": model.name,
+            "fingerprint": model.fingerprint,
+            "num_parameters": model.num_parameters,
+            "batch_noise": model.batch_noise,
+            "trained": model.trained,
+        },
         data={"source": documents.name, "fingerprint": documents.fingerprint},
         dtype=plan.dtype,
         windows=asdict(settings.windows) | {"far_states": settings.far_states},
         units=list(settings.units),
         selectors=list(settings.selectors),
         ks=list(settings.ks),
-        controls={"foreign": settings.foreign, "num_foreign": settings.num_foreign},
+        controls={"control": settings.control, "draws": settings.draws},
         seed=settings.seed,
-        targets=targets_meta(plan, thresholds),
-        heads=_heads(parts.folder),
+        targets=targets_meta(plan, plan.thresholds(losses)),
         longppl=longppl(losses),
         counts={
             "documents_measured": len(plan.measured) - left,
@@ -338,4 +305,4 @@ def _sum_up(
             "documents_trained_on": documents.num_training,
         },
         **about,
-    ))  # fmt: skip
+    )

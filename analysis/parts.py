@@ -17,8 +17,6 @@ which process measured a document, or in which order. docs/formats.md explains t
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import json
 import time
 import uuid
 from collections.abc import Mapping
@@ -28,8 +26,8 @@ import numpy as np
 import pandas as pd
 import pyarrow as pa
 
-from analysis.results import FILES, Meta
-from analysis.tables import (
+from olmo_sparsity.analysis.results import FILES, Meta
+from olmo_sparsity.analysis.tables import (
     MADE_OF_PARTS,
     PHASES,
     SCHEMAS,
@@ -41,15 +39,16 @@ from analysis.tables import (
     write_json,
     write_table,
 )
-from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.files import is_partial, remove_partial, writing
-from olmo_sparsity.json_files import read_json
-from olmo_sparsity.manifest import MANIFEST, verify_manifest, write_manifest, writing_folder
-from olmo_sparsity.nested import differences
-from olmo_sparsity.progress import say
+from olmo_sparsity.disk.files import is_partial, writing
+from olmo_sparsity.disk.json_files import read_json
+from olmo_sparsity.disk.manifest import MANIFEST, verify_manifest, write_manifest, writing_folder
+from olmo_sparsity.disk.work_folder import WorkFolder
+from olmo_sparsity.errors import DataError
+from olmo_sparsity.process.progress import say
 
-LOGS = (".log", ".out", ".err")
-"""Files that may stand in a folder before its measurement."""
+
+def results_folder(out: str | Path) -> WorkFolder:
+    return WorkFolder(Path(out), "out", "identity.json")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +58,7 @@ class _Contents:
     documents: list[int]
     rows: dict[str, int]
     identity: str
-    """SHA-256 of the measurement's identity, which detects parts copied from another one."""
+    """SHA-256 of identity.json."""
 
 
 class Parts:
@@ -75,17 +74,9 @@ class Parts:
     ) -> None:
         self.folder = Path(folder)
         self.flush_every_s, self.part_size = flush_every_s, part_size
-        refuse_other_folder(self.folder)
-        path = self.folder / "identity.json"
-        for phase in PHASES:
-            (self.folder / "parts" / phase).mkdir(parents=True, exist_ok=True)
-            remove_partial(self.folder / "parts" / phase)
-        remove_partial(self.folder)
-        if not path.exists():
-            write_json(path, identity)
-        _refuse_other_identity(identity, path)  # another process may have written it just now
-        text = json.dumps(plain(identity), sort_keys=True)
-        self._identity = hashlib.sha256(text.encode()).hexdigest()
+        work = results_folder(folder)
+        work.create(*(f"parts/{phase}" for phase in PHASES))
+        self._identity = work.identify(plain(identity))
         self._buffer: dict[str, dict[int, dict[str, pa.Table]]] = {phase: {} for phase in PHASES}
         self._known: dict[str, dict[Path, _Contents | None]] = {phase: {} for phase in PHASES}
         """Contents of each part; None: it is damaged. Only `finished` looks for new parts, so that
@@ -202,30 +193,3 @@ def _document_table(name: str, document: int, columns: Columns) -> pa.Table:
     given = {"document": np.full(num_rows, document)} | dict(columns)
     table = to_table(name, given, f"document {document}, table {name}")
     return table.sort_by([(column, "ascending") for column in table.schema.names])
-
-
-def refuse_other_folder(folder: Path) -> None:
-    """Results among the files of a model or of a text would spoil it."""
-    if folder.is_file():
-        raise ConfigError(f"out={folder} is a file; name a folder for the results")
-    if (folder / "identity.json").exists():
-        return
-    beside = {"identity.json", "lock", "parts", "partial"}  # other processes may have begun
-    names = [path.name for path in sorted(folder.glob("[!.]*")) if not is_partial(path)]
-    others = [name for name in names if name not in beside and not name.endswith(LOGS)]
-    if others or any((folder / "parts").glob("*/*")):
-        raise DataError(
-            f"{folder} has no identity.json of a measurement and holds other files "
-            f"({', '.join(others[:3]) or 'parts'}); name a new folder"
-        )
-
-
-def _refuse_other_identity(identity: dict, path: Path) -> None:
-    changed = differences(
-        read_json(path, dict, "restore it, or measure into another folder"), plain(identity)
-    )
-    if changed:
-        raise DataError(
-            f"{path} is of a measurement with {', '.join(changed)}; give results of two "
-            "measurements two folders"
-        )

@@ -1,26 +1,39 @@
-"""Compute the rows of one document: its losses, its targets, and their recovery.
+"""Plan a measurement: read model and text, and compute the rows of one document.
 
-Place in the flow: model + documents + settings → **plan** → measurement, which runs over documents.
+Place in the flow: model + text + options → **plan** → measurement, which runs over documents.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from analysis.documents import Controls, Documents
-from analysis.influence import HeadWeights, check_can_run, fit_head_weights
-from analysis.recovery import recover
-from analysis.results import Results
-from analysis.scoring import Scorer, context_losses, repetition_drop
-from analysis.settings import Settings
-from analysis.statistics import half_of
-from analysis.tables import Columns, plain
-from analysis.targets import (
+from olmo_sparsity.analysis.choices import Choices, settings_of
+from olmo_sparsity.analysis.documents import Controls, Documents
+from olmo_sparsity.analysis.induction import repetition_drop
+from olmo_sparsity.analysis.influence import check_can_run, check_names
+from olmo_sparsity.analysis.recovery import recover
+from olmo_sparsity.analysis.results import Results, read_results
+from olmo_sparsity.analysis.scoring import TOGETHER, Scorer, context_losses
+from olmo_sparsity.analysis.settings import (
+    QUICK,
+    ModelOptions,
+    Settings,
+    TextOptions,
+    build,
+    kinds_of,
+    refuse_unknown,
+    takes,
+)
+from olmo_sparsity.analysis.sources import open_documents, plant_dependencies
+from olmo_sparsity.analysis.statistics import half_of
+from olmo_sparsity.analysis.tables import Columns, plain
+from olmo_sparsity.analysis.targets import (
     At,
     Thresholds,
     choose_targets,
@@ -31,11 +44,148 @@ from analysis.targets import (
     planted_targets,
     targets_fingerprint,
 )
+from olmo_sparsity.analysis.windows import Windows
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.model.load import LoadedModel
+from olmo_sparsity.model.load import LoadedModel, load_model
 
-MAX_FITTED = 64
-"""Targets that `attention_learned` is fitted to."""
+
+@takes(Settings, TextOptions, ModelOptions)
+def plan(
+    model: LoadedModel | str | Path,
+    documents: Any = None,
+    windows: Windows | None = None,
+    *,
+    targets: Results | str | Path | None = None,
+    choices: Results | str | Path | None = None,
+    at: At | None = None,
+    quick: bool = False,
+    **options: Any,
+) -> Plan:
+    """What a measurement will compute: `measure` runs it, and so does the command line.
+
+    `model`: loaded, or what `load_model` reads. `documents`: read, or what `open_documents` reads.
+    `windows`: in place of long, short and stride. `targets`: another measurement of the same text,
+    or its folder, to evaluate its targets. `choices`: the same, and also the units that it ranked,
+    with its settings (but for `ks`): what one model chooses is evaluated by another. `at` names
+    targets, as in `explain`. `quick`: a first look at the beginnings of documents.
+    """
+    refuse_unknown("measure", options, Settings, TextOptions, ModelOptions)
+    targets, choices = (_read(name, given) for name, given in
+                        (("targets", targets), ("choices", choices)))  # fmt: skip
+    if windows is not None:
+        options = _window_options(windows, options)
+    options = (QUICK if quick else {}) | options
+    if choices is None:
+        settings = build(Settings, options)
+    else:
+        settings = settings_of(
+            choices, {n: v for n, v in options.items() if n in kinds_of(Settings)}
+        )
+    of_text, of_model = build(TextOptions, options), build(ModelOptions, options)
+    settings.check()
+    check_names(settings.selectors)
+    named = [n for n, given in (("at", at), ("targets", targets), ("choices", choices))
+             if given is not None]  # fmt: skip
+    if of_text.planted and choices is None:
+        named.append("planted")
+    if len(named) > 1 or (quick and choices is not None):
+        raise ConfigError(f"{' and '.join(named)} each say which targets: leave all but one out")
+    loaded = _load(model, of_model)
+    opened = _open(documents, loaded, of_text)
+    if of_text.planted:
+        opened = plant_dependencies(opened, loaded, settings.windows, settings.seed)
+    elif quick:
+        opened = first_look(opened, settings)
+    if not settings.prefix_ids:
+        ids = loaded.prefix_ids(of_model.prefix)
+        settings = replace(settings, prefix_ids=tuple(ids))
+    given = at if targets is None else targets
+    if choices is not None:
+        return Plan.of(loaded, opened, settings, choices, of_model.batch_tokens, transfers=True)
+    return Plan.of(loaded, opened, settings, given, of_model.batch_tokens)
+
+
+def _read(name: str, given: Any) -> Results | None:
+    if isinstance(given, str | Path):
+        return read_results(given)
+    if given is not None and not isinstance(given, Results):
+        raise ConfigError(
+            f"{name}={given} must be another measurement or its folder; `share` sets how many "
+            "targets are chosen"
+        )
+    return given
+
+
+def _window_options(windows: Any, options: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(windows, Windows):
+        raise ConfigError(f"windows={windows} must be Windows(long, short, stride)")
+    if windows.long == "all":
+        raise ConfigError("long=all is for explain; a measurement compares equal windows")
+    twice = {"long", "short", "stride"} & options.keys()
+    if windows.prefix:
+        twice |= {"prefix"} & options.keys()
+    if twice:
+        raise ConfigError(f"{', '.join(sorted(twice))}: the windows have their own; leave it out")
+    return options | {
+        "long": windows.long,
+        "short": windows.short,
+        "stride": windows.stride,
+        "prefix_ids": windows.prefix,
+    }
+
+
+def _load(model: Any, options: ModelOptions) -> LoadedModel:
+    if isinstance(model, str | Path):
+        return load_model(
+            str(model), device=options.device, dtype=options.dtype, device_map=options.device_map
+        )
+    if not isinstance(model, LoadedModel):
+        raise ConfigError(
+            f"model is {type(model).__name__}: give a folder or name, or wrap_model(model, "
+            "tokenizer) of olmo_sparsity.model.load"
+        )
+    refuse_for_loaded(options)
+    return model
+
+
+def _open(documents: Any, model: LoadedModel, options: TextOptions) -> Documents:
+    if isinstance(documents, Documents):
+        if replace(options, planted=False) != TextOptions():
+            raise ConfigError(
+                "field, split_at and max_documents are for text that is read here; leave them out"
+            )
+        return documents
+    return open_documents(
+        documents, model, options.max_documents, field=options.field, split_at=options.split_at
+    )
+
+
+QUICK_FORWARDS = 3_000_000
+"""Token-forwards of a first look, for any text and windows."""
+
+
+def first_look(
+    documents: Documents, settings: Settings, budget: float = QUICK_FORWARDS
+) -> Documents:
+    """The beginnings of the documents, as much as the budget allows with the settings of `quick`.
+
+    One target in five is evaluated (half of the documents, and in them a tenth for each of several
+    target sets) with three far texts (own, placebo, one foreign): a gradient, then 17 rows of the
+    short window; 50 rows with what was chosen, 40 without it and those of random halves, which
+    are long windows if far units are shown alone. All targets need the losses of two long windows
+    and a short one, shared by a block.
+    """
+    long, short, stride = settings.long, settings.short, settings.stride
+    losses = (2 * long + short) / stride + 3
+    together = min(TOGETHER, stride)
+    near = short + together
+    recovery = 3 * (3 * short + 17 * near + long / stride) + 50 * near
+    of_one = long + together if settings.far_states == "isolated" else near
+    recovery += (40 + settings.halves) * of_one
+    num_long = sum(len(document.tokens) > long for document in documents)
+    num_targets = max(stride, int(budget / max(num_long, 1) / (losses + recovery / 5)))
+    items = [replace(d, tokens=d.tokens[: long + num_targets]) for d in documents.items]
+    return replace(documents, items=items)
 
 
 @dataclass
@@ -50,6 +200,9 @@ class Plan:
     given: pd.DataFrame | None = None
     """Targets of another measurement, or named ones; None: they are chosen here."""
 
+    choices: Choices | None = None
+    """Ranked units of another measurement; None: they are ranked here."""
+
     @staticmethod
     def of(
         model: LoadedModel,
@@ -57,42 +210,26 @@ class Plan:
         settings: Settings,
         given: Results | At | None = None,
         batch_tokens: int | None = None,
+        transfers: bool = False,
     ) -> Plan:
+        """`transfers`: the units that `given` ranked are evaluated, too."""
         settings.check()
-        model.check_positions(settings.windows.num_positions())
+        windows = settings.windows
+        model.check_positions(windows.num_positions())
+        check_can_run(settings.selectors, model.model)
+        _refuse_for_given(settings, given is not None or documents.are_planted)
         scorer = Scorer(model.model, far_states=settings.far_states, batch_tokens=batch_tokens)
-        controls = Controls(
-            documents, settings.windows, settings.foreign, settings.num_foreign, settings.seed
-        )
-        chooses = given is None and not documents.are_planted
-        check_can_run(settings.selectors, model.model, fits_heads=chooses)
-        of_chosen = ["sets", "max_targets"]
-        if not isinstance(given, Results):  # which stand in the place of a share
-            of_chosen.append("target_share")
-        changed = [n for n in of_chosen if getattr(settings, n) != getattr(Settings, n)]
-        if changed and not chooses:
-            raise ConfigError(
-                f"{', '.join(changed)}: for chosen targets, and these are given; leave it out"
-            )
+        controls = Controls(documents, windows, settings.control, settings.draws, settings.seed)
         plan = Plan(model, documents, settings, scorer, controls)
-        if given is None:
-            return plan
-        if not isinstance(given, Results):
-            plan.given = named_targets(documents, given, settings.windows)
-            return plan
-        if given.meta.data.get("fingerprint") != documents.fingerprint:
-            raise DataError(
-                f"the targets were chosen in {given.meta.data.get('source')}, which differs from "
-                f"{documents.name} in text or tokenizer; give the same text and number of "
-                "documents, and a model with the same tokenizer"
-            )
-        ours = plain(asdict(settings.windows)) | {
-            "seed": settings.seed,
-            "num_foreign": settings.num_foreign,
-        }
-        theirs = {"prefix": [], "seed": given.meta.seed} | given.meta.windows | given.meta.controls
-        same_settings = all(theirs.get(name) == value for name, value in ours.items())
-        plan.given = given_targets(given.targets, settings.windows, same_settings)
+        if isinstance(given, Results):
+            plan.given = _targets_of(given, documents, settings)
+            if transfers:
+                plan.choices = Choices.of(given)
+                plan.given = plan.choices.targets[plan.given.columns].reset_index(drop=True)
+                if max(settings.ks) > plan.choices.most:
+                    raise ConfigError(f"ks: the other measurement ranked {plan.choices.most} units")
+        elif given is not None:
+            plan.given = named_targets(documents, given, windows)
         return plan
 
     @cached_property
@@ -112,7 +249,7 @@ class Plan:
                 "since half of them only fix the threshold. Give more documents (a text file is "
                 "one), or lower long"
             )
-        needed = self.settings.num_foreign + 2  # itself, the foreign ones, and the placebo
+        needed = self.settings.draws + 2  # itself, the foreign ones, and the placebo
         if self.controls.num_candidates < needed:
             raise DataError(
                 f"{self.documents.name}: {self.controls.num_candidates} documents can stand in for "
@@ -141,7 +278,7 @@ class Plan:
         if not self.fits_thresholds:
             return Thresholds(None, None)
         half = losses[losses.document.map(half_of) == "threshold"]
-        return fit_thresholds(half, self.settings.target_share, self.settings.min_gap)
+        return fit_thresholds(half, self.settings.share, self.settings.min_gap)
 
     def targets(self, losses: pd.DataFrame) -> pd.DataFrame:
         """Targets of the documents in `losses`, which must include the threshold half."""
@@ -151,23 +288,9 @@ class Plan:
             return self.given
         settings = self.settings
         return choose_targets(
-            losses, self.thresholds(losses), settings.target_share, settings.seed, settings.sets,
+            losses, self.thresholds(losses), settings.share, settings.seed, settings.sets,
             settings.max_targets,
         )  # fmt: skip
-
-    def fit_heads(self, losses: pd.DataFrame, max_targets: int = MAX_FITTED) -> HeadWeights | None:
-        """Where `attention_learned` is measured, fit it to targets of large gap in the half of the
-        documents that fixes the threshold."""
-        if "attention_learned" not in self.settings.selectors:
-            return None
-        half = losses[losses.document.map(half_of) == "threshold"]
-        gap = half.loss_short - half.loss_long
-        large = half[gap >= gap.quantile(1 - self.settings.target_share)]
-        fitted = large.sample(min(len(large), max_targets), random_state=self.settings.seed)
-        targets = [(self.documents[row.document].tokens, row.target) for row in fitted.itertuples()]
-        heads = fit_head_weights(self.scorer, self.settings.windows, targets)
-        self.scorer.head_weights = np.array(heads.weights)
-        return heads
 
     def recovery(self, number: int, targets: pd.DataFrame) -> dict[str, Columns]:
         """The rows of one document in the tables of the second phase."""
@@ -175,7 +298,8 @@ class Plan:
         recovered = recover(
             self.scorer, document, settings.windows, of_document(targets, document),
             units=settings.units, selectors=settings.selectors, ks=settings.ks,
-            controls=self.controls, num_halves=settings.num_halves, seed=settings.seed,
+            controls=self.controls, num_halves=settings.halves, seed=settings.seed,
+            choices=self.choices,
         )  # fmt: skip
         tables: dict[str, Columns] = {name: dict(rows) for name, rows in recovered.items()}
         tables["tokens"] = {
@@ -196,11 +320,47 @@ class Plan:
             "num_documents": len(self.documents),
             "settings": asdict(self.settings),
             "targets": None if self.given is None else targets_fingerprint(self.given),
+            "choices": None if self.choices is None else self.choices.fingerprint,
         }
 
     @property
     def dtype(self) -> str:
         return str(next(self.model.model.parameters()).dtype).removeprefix("torch.")
+
+
+def _refuse_for_given(settings: Settings, are_given: bool) -> None:
+    of_chosen = ("sets", "max_targets", "share")
+    changed = [name for name in of_chosen if getattr(settings, name) != getattr(Settings, name)]
+    if changed and are_given:
+        raise ConfigError(
+            f"{', '.join(changed)}: for chosen targets, and these are given; leave it out"
+        )
+
+
+def _targets_of(given: Results, documents: Documents, settings: Settings) -> pd.DataFrame:
+    """The targets of another measurement of the same text."""
+    if given.meta.data.get("fingerprint") != documents.fingerprint:
+        raise DataError(
+            f"the targets were chosen in {given.meta.data.get('source')}, which differs from "
+            f"{documents.name} in text or tokenizer; give the same text and number of "
+            "documents, and a model with the same tokenizer"
+        )
+    ours = plain(asdict(settings.windows)) | {"seed": settings.seed, "draws": settings.draws}
+    theirs = (
+        {"prefix": [], "most": None, "seed": given.meta.seed}
+        | given.meta.windows
+        | given.meta.controls
+    )
+    same_settings = all(theirs.get(name) == value for name, value in ours.items())
+    return given_targets(given.targets, settings.windows, same_settings)
+
+
+def refuse_for_loaded(options: ModelOptions) -> None:
+    changed = [
+        n for n in ("device", "dtype", "device_map") if getattr(options, n) not in ("auto", None)
+    ]
+    if changed:
+        raise ConfigError(f"{', '.join(changed)} of a model in memory: its own; leave it out")
 
 
 def share_of(numbers: list[int], index: int, of: int) -> list[int]:
@@ -211,9 +371,10 @@ def share_of(numbers: list[int], index: int, of: int) -> list[int]:
 def targets_meta(plan: Plan, thresholds: Thresholds) -> dict[str, Any]:
     """The section `targets` of meta.json."""
     if plan.given is not None:
-        return {"given": targets_fingerprint(plan.given)}
+        about = {"given": targets_fingerprint(plan.given)}
+        return about if plan.choices is None else about | {"choices": plan.choices.fingerprint}
     return {
-        "share": plan.settings.target_share,
+        "share": plan.settings.share,
         "min_gap": plan.settings.min_gap,
         "max_targets": plan.settings.max_targets,
         "threshold": thresholds.gap,

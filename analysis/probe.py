@@ -10,14 +10,14 @@ from itertools import islice
 
 import torch
 
-from analysis.documents import Document, Documents
-from analysis.plan import Plan
-from analysis.recovery import DOCUMENT
-from analysis.settings import Settings
-from analysis.statistics import summarize
-from analysis.tables import joined
-from analysis.windows import Windows
-from olmo_sparsity.config import RunConfig
+from olmo_sparsity.analysis.documents import Document, Documents
+from olmo_sparsity.analysis.plan import Plan
+from olmo_sparsity.analysis.recovery import DOCUMENT
+from olmo_sparsity.analysis.settings import Settings
+from olmo_sparsity.analysis.statistics import summarize
+from olmo_sparsity.analysis.tables import joined
+from olmo_sparsity.analysis.windows import Windows
+from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.model.checkpoint_files import fill
@@ -60,14 +60,16 @@ def probe_settings(config: RunConfig) -> Settings:
     """Windows that end within the training length."""
     length = config.training.length
     return Settings(
-        Windows(length * 3 // 4, length // 4, max(1, length // 8)),
+        long=length * 3 // 4,
+        short=length // 4,
+        stride=max(1, length // 8),
         units=("tokens", "span:4"),
         selectors=("add_one_screened",),
         ks=(1,),
         sets=("gap",),
         max_targets=TARGETS_OF_DOCUMENT,
-        num_foreign=1,
-        num_halves=0,
+        draws=1,
+        halves=0,
     )
 
 

@@ -20,15 +20,16 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from analysis.documents import Controls, Document, FarText
-from analysis.influence import AIMED, SELECTORS, Choice, Question, falls_of_sets
-from analysis.scoring import Context, Row, Scorer
-from analysis.statistics import rank_correlations
-from analysis.tables import PHASES
-from analysis.windows import Block, Spans, Units, Windows
+from olmo_sparsity.analysis.choices import Choices
+from olmo_sparsity.analysis.documents import Controls, Document, FarText
+from olmo_sparsity.analysis.influence import AIMED, SELECTORS, Choice, Question, falls_of_sets
+from olmo_sparsity.analysis.scoring import Context, Row, Scorer
+from olmo_sparsity.analysis.settings import KS
+from olmo_sparsity.analysis.statistics import rank_correlations
+from olmo_sparsity.analysis.tables import PHASES
+from olmo_sparsity.analysis.windows import Block, Spans, Units, Windows
 from olmo_sparsity.errors import DataError
 
-KS = (1, 2, 4, 8, 16)
 DOCUMENT, PLACEBO = "document", "placebo"
 """Far parts."""
 
@@ -82,6 +83,7 @@ def recover(
     controls: Controls | None = None,
     num_halves: int = 0,
     seed: int = 0,
+    choices: Choices | None = None,
     done: Callable[[int], None] | None = None,
 ) -> dict[str, pd.DataFrame]:
     """The tables `recovery`, `influence`, `lds` and `costs` of one document (docs/formats.md).
@@ -90,7 +92,8 @@ def recover(
     with a full long window, with the document's own far part). Two columns are spans, from the
     first place to one past the last, each evaluated as one target. Without `controls` there is
     neither placebo nor foreign text; recovery should not be reported without them. `num_halves`:
-    random halves of the far units that `lds` is computed from. `done` is called with the number of
+    random halves of the far units that `lds` is computed from. `choices`: ranked units of another
+    measurement, in place of the selectors' own. `done` is called with the number of
     finished targets.
     """
     units, selectors = ((n,) if isinstance(n, str) else tuple(n) for n in (units, selectors))
@@ -106,8 +109,9 @@ def recover(
             parts = blocks.setdefault((start, last), {})
             parts.setdefault(part, []).append((first - start, end - start))
     evaluation = _Evaluation(
-        scorer, document, windows, controls, units, selectors, tuple(ks), num_halves, seed, done
-    )
+        scorer, document, windows, controls, units, selectors, tuple(ks), num_halves, seed,
+        choices, done,
+    )  # fmt: skip
     # With long="all" the far parts of all blocks begin the same texts.
     together = [sorted(blocks)] if windows.long == "all" else [[key] for key in sorted(blocks)]
     for keys in filter(None, together):
@@ -145,6 +149,7 @@ class _Evaluation:
     ks: tuple[int, ...]
     num_halves: int
     seed: int
+    choices: Choices | None
     done: Callable[[int], None] | None
 
     def __post_init__(self) -> None:
@@ -172,7 +177,7 @@ class _Evaluation:
     ) -> None:
         block, before = self._block(bounds), self.scorer.token_forwards
         text = self._text(block, self._own(block, part), "own", 0, {part: targets})
-        if AIMED & set(self.selectors):
+        if self.choices is None and AIMED & set(self.selectors):
             (aims[part],) = self.scorer.hidden([text.context.long_row()])
         self._cost("all", "shared", before, len(targets))
         self._select(text, aims)
@@ -201,7 +206,8 @@ class _Evaluation:
         block, states = block.with_far(far.tokens_F), None
         if self.windows.long == "all" and far.is_run and self.scorer.far_states == "contextual":
             # One pass over a text serves all blocks: as far as the last one sees.
-            first, last = int(far.places_F[0]), self.last_start - block.windows.short
+            first, last = int(far.places_F[0]), self.windows.of_all(self.last_start)
+            last -= block.windows.short
             tokens = far.document.tokens[first : first + last]
             states = self.scorer.states(np.concatenate([block.tokens[: block.num_prefix], tokens]))
         return _Text(self.scorer.context(block, states), far, control, draw, targets)
@@ -224,13 +230,13 @@ class _Evaluation:
             for selector in self.selectors:
                 # The aim differs between far parts; other selectors serve all at once.
                 groups = [(all_targets, text.targets)]
-                if selector in AIMED:
+                if selector in AIMED and self.choices is None:
                     groups = [(targets, {part: targets}) for part, targets in text.targets.items()]
                 num_draws = NUM_DRAWS.get(selector, 1) if text.control == "own" else 1
                 for draw in range(text.draw, text.draw + num_draws):
                     about = {"units": kind, "selector": selector, "control": text.control}
                     for targets, parts in groups:
-                        aim = aims[next(iter(parts))] if selector in AIMED else None
+                        aim = aims.get(next(iter(parts))) if selector in AIMED else None
                         chosen = self._choose(
                             text, units, about | {"draw": draw}, targets, parts, aim
                         )
@@ -295,7 +301,12 @@ class _Evaluation:
         generator = np.random.default_rng(seeds)
         question = Question(text.context, units, targets, max(self.ks), generator, aim_WV)
         before = self.scorer.token_forwards
-        choice = SELECTORS[about["selector"]](self.scorer, question)
+        if self.choices is None:
+            choice = SELECTORS[about["selector"]](self.scorer, question)
+        else:
+            starts = [block.start + first for first, _ in targets]
+            number = self.document.number
+            choice = self.choices.pick(number, about, starts, units, block.first)
         if text.control == "own" and DOCUMENT in parts and about["draw"] == 0:
             self._cost(about["units"], about["selector"], before, len(targets))
         far_TK = [[units.places(*unit_K[:k]) for k in self.ks] for unit_K in choice.unit_TK]

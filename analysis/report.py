@@ -24,12 +24,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from analysis.figures import figure2_svg
-from analysis.results import SETS, Meta, Results, main_set
-from analysis.statistics import KEYS
-from analysis.summary import FAR_STATES, describe_gap
-from analysis.tables import SCHEMAS
-from analysis.view import (
+from olmo_sparsity.analysis.figures import figure2_svg
+from olmo_sparsity.analysis.results import SETS, Results, main_set
+from olmo_sparsity.analysis.statistics import KEYS
+from olmo_sparsity.analysis.summary import FAR_STATES, describe_gap, describe_noise
+from olmo_sparsity.analysis.view import (
     DIRECTIONS,
     escape,
     html_table,
@@ -41,10 +40,10 @@ from analysis.view import (
     sentence,
     spell,
 )  # fmt: skip
-from olmo_sparsity.files import write_atomically
+from olmo_sparsity.disk.files import write_atomically
 
 if TYPE_CHECKING:
-    from analysis.explanation import Check, Explanation
+    from olmo_sparsity.analysis.explanation import Check, Explanation
 
 _FOLDER = Path(__file__).parent
 _PART = re.compile(r"<!-- (\w+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
@@ -58,7 +57,7 @@ def write_report(results: Results, out: Path, max_documents: int | None = None) 
     counted = f"{len(reported):,} targets in {reported.document.nunique():,} reported documents"
     slots = {
         "subtitle": escape(_subtitle(results, counted)),
-        "note": _gate(results),
+        "note": _induction(results),
         "headline": _headline(shown),
         "shown": escape(_shown(results, documents)),
         "figure": _image(figure2_svg([results])),
@@ -71,7 +70,9 @@ def write_report(results: Results, out: Path, max_documents: int | None = None) 
 
 def write_explanation(explanation: Explanation, path: Path) -> None:
     """The same page for one text with named targets."""
-    results, check = _as_results(explanation), explanation.checked
+    check, results = explanation.checked, explanation.results
+    own = {name: _of_documents(getattr(results, name)) for name in ("influence", "recovery")}
+    results = replace(results, **own)
     settings, num_tokens = explanation.settings, len(explanation.document.tokens)
     how = f"{settings.units} ranked by {spell(settings.selector)} · text of {num_tokens:,} tokens"
     slots = {
@@ -84,30 +85,12 @@ def write_explanation(explanation: Explanation, path: Path) -> None:
     _write_page(Path(path), results, [0], slots, parts)
 
 
+_WINDOWS = ("long", "short", "stride", "most")
+
+
 def _of_documents(rows: pd.DataFrame) -> pd.DataFrame:
     """Rows of the document's own far part: the page's text shows no placebo."""
     return rows[rows.far_part == "document"]
-
-
-def _as_results(explanation: Explanation) -> Results:
-    """An explanation as tables of a measurement of one document, as far as the page reads them. Its
-    targets were named, and are in no target set."""
-    e, settings, check = explanation, explanation.settings, explanation.checked
-    texts = e.document.texts
-    tokens = {"place": range(len(texts)), "token_id": e.document.tokens, "text": texts}
-    tables = {"tokens": pd.DataFrame(tokens), "losses": e.targets}
-    # The tables of the check have both the own far part and the unrelated texts.
-    for name in ("influence", "recovery"):
-        tables[name] = _of_documents((check or e).tables[name])
-    meta = Meta(
-        model={"name": e.model.name, "num_parameters": e.model.num_parameters},
-        windows=asdict(e.windows) | {"far_states": settings.far_states},
-        units=[settings.units], selectors=[settings.selector], seed=settings.seed,
-        controls={"num_foreign": check.draws} if check else {},
-        targets={"chosen_by_gap": settings.chosen_by_gap},
-    )  # fmt: skip
-    empty = {name: pd.DataFrame(columns=schema.names) for name, schema in SCHEMAS.items()}
-    return Results(**empty | {n: rows.assign(document=0) for n, rows in tables.items()}, meta=meta)
 
 
 def _write_page(
@@ -122,7 +105,7 @@ def _write_page(
     titles = dict(zip(results.documents.document, results.documents.name, strict=True))
     page_data = names | {
         "set_names": [results.spell_set(name) for name in names["sets"]],
-        "windows": {name: results.meta.windows[name] for name in ("long", "short", "stride")},
+        "windows": {name: results.meta.windows.get(name) for name in _WINDOWS},
         "documents": [
             [document, titles.get(document) or str(document), len(data["chosen"])]
             for document, data in written
@@ -131,8 +114,8 @@ def _write_page(
     }
     meta = {name: value for name, value in asdict(results.meta).items() if value or value == 0}
     slots = slots | {
-        "policy": f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; "
-        "img-src data:; base-uri 'none'; form-action 'none'",
+        "policy": f"default-src 'none'; script-src {csp_hash(script)}; style-src "
+        f"{csp_hash(style)}; img-src data:; base-uri 'none'; form-action 'none'",
         "title": f"{escape(results.meta.model['name'])} · far units",
         "meta": escape(json.dumps(meta, indent=2, ensure_ascii=False)),
         "page_data": _json_for_html(page_data),
@@ -257,6 +240,7 @@ def _rounded(values: Any) -> list[float | None]:
 def _subtitle(results: Results, counted: str) -> str:
     meta, windows = results.meta, results.meta.windows
     long = "of all before a target" if windows["long"] == "all" else windows["long"]
+    long = f"of at most {windows['most']}" if windows.get("most") else long
     lengths = f"long window {long}, short window {windows['short']}"
     lengths += f", stride {windows['stride']}" if windows["stride"] > 1 else ""
     if num_prefix := len(windows.get("prefix", ())):
@@ -264,6 +248,7 @@ def _subtitle(results: Results, counted: str) -> str:
     parts = [str(meta.model["name"]), f"{number(meta.model['num_parameters'], 0)} parameters"]
     parts += [f"text: {meta.data['source']}"] if meta.data else []
     parts += [lengths, f"far units {FAR_STATES[windows['far_states']]}", counted, results.missing]
+    parts += [describe_noise(meta.model)]
     return " · ".join(filter(None, parts))
 
 
@@ -274,13 +259,13 @@ def _shown(results: Results, documents: list[int]) -> str:
     return text + (f" {number(too_short, 0)} more were too short." if too_short else "")
 
 
-def _gate(results: Results) -> str:
-    gate = results.meta.gate
-    if not gate:
+def _induction(results: Results) -> str:
+    found = results.meta.induction
+    if not found:
         return _note(False, "Whether this model can copy from its context was not measured.")
-    first, repeated, drop = (number(gate[n]) for n in ("loss_first", "loss_repeated", "drop"))
+    first, repeated, drop = (number(found[n]) for n in ("loss_first", "loss_repeated", "drop"))
     why = f"A passage costs it {first} nats per token, repeated once {repeated}: a drop of {drop}."
-    if gate["has_induction"]:
+    if found["has_induction"]:
         return _note(True, "This model can copy from its context.", why)
     if not len(results.planted):
         why += " It seldom uses a far unit that repeats the answer, so the numbers below do "
@@ -293,11 +278,12 @@ def _verdict(check: Check | None) -> str:
         why = "any text lowers a loss by something. Use --check, or check() in Python."
         return _note(False, "Not checked against unrelated texts:", why)
     why = " ".join(sentence(text) for text in (check.summary, check.warning) if text)
-    return _note(check.excess[1] > (check.placebo or 0.0), sentence(check.verdict), why)
+    is_good = check.num_beyond > 0 and check.excess[1] > (check.placebo or 0.0)
+    return _note(is_good, sentence(check.verdict), why)
 
 
 def _note(is_good: bool, verdict: str, why: str = "") -> str:
-    state = "gate" if is_good else "gate closed"
+    state = "verdict" if is_good else "verdict bad"
     return f'<p class="{state}" role="note"><strong>{escape(verdict)}</strong> {escape(why)}</p>'
 
 
@@ -379,7 +365,9 @@ def _summary_tables(results: Results) -> str:
             "KL removed": rows.kl_removed,
             "token-forwards per target": [number(n, 0) for n in rows.token_forwards_per_target],
         }
-        tables.append(html_table(caption, columns, target_set == main_set(summary.target_set)))
+        buttons = [_button(target_set, row.selector, row.units) for row in rows.itertuples()]
+        is_main = target_set == main_set(summary.target_set)
+        tables.append(html_table(caption, columns, is_main, buttons))
     for target_set, rows in results.dependencies.groupby("target_set", sort=False):
         columns = {
             "selector": rows.selector.map(spell),
@@ -397,6 +385,14 @@ def _summary_tables(results: Results) -> str:
     return "\n".join(tables) or "<p>Nothing was measured.</p>"
 
 
+def _button(target_set: str, selector: str, units: str) -> str:
+    """Leads from a row of numbers to its targets in the text."""
+    chosen = {"set": target_set, "selector": selector, "units": units}
+    data = " ".join(f'data-{name}="{escape(value)}"' for name, value in chosen.items())
+    label = f"Show the targets of {escape(spell(selector))}, {escape(units)} in the text"
+    return f'<button type="button" class="goto" {data} aria-label="{label}">in the text</button>'
+
+
 def _json_for_html(value: Any) -> str:
     """JSON that is safe inside a script element, for HTML parsers and old script parsers."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -406,7 +402,7 @@ def _json_for_html(value: Any) -> str:
     return text
 
 
-def _hash(source: str) -> str:
+def csp_hash(source: str) -> str:
     digest = hashlib.sha256(source.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
 

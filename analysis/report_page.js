@@ -116,6 +116,9 @@
       }
     });
     text.replaceChildren(chunks);
+    const lines = doc.text.join("").split("\n").filter((line) => line.trim());
+    const indented = lines.filter((line) => /^(\t| {2,})\S/.test(line)).length;
+    text.classList.toggle("code", lines.length > 4 && indented > lines.length / 5);
     const largest = doc.chosen.reduce((most, [place]) => Math.max(most, gapAt(place) ?? 0), 0);
     byId("gap").max = Math.floor(largest * 100) / 100;
     fillKinds();
@@ -127,7 +130,7 @@
     show(start);
     const top = (node) => node.getBoundingClientRect().top;
     const below = top(tokens[start]) - top(text.firstElementChild);
-    text.scrollTo({ top: below - text.clientHeight * 0.7, behavior: "instant" });
+    text.scrollTo({ top: below - text.clientHeight * 0.45, behavior: "instant" });
   }
 
   function fillKinds() {
@@ -148,6 +151,7 @@
   function filter() {
     const least = Number(byId("gap").value);
     const set = byId("set").value, kind = byId("kind").value;
+    const words = byId("find").value.trim().toLowerCase();
     byId("gap-value").textContent = least.toFixed(2);
     byId("gap").setAttribute("aria-valuetext", `${least.toFixed(2)} nats`);
     const passing = [...chosen.keys()].filter((place) => {
@@ -155,7 +159,8 @@
       return (
         (set === "" || sets.includes(Number(set))) &&
         (least <= 0 || (gapAt(place) ?? -Infinity) >= least) &&
-        (kind === "" || kindAt(place) === kind)
+        (kind === "" || kindAt(place) === kind) &&
+        textOf(place).toLowerCase().includes(words)
       );
     });
     const kept = new Set(passing);
@@ -233,11 +238,11 @@
     });
   }
 
-  const { long, short, stride } = page.windows;
+  const { long, short, stride, most } = page.windows;
   const firstTarget = long === "all" ? short + 1 : long;
   // Targets of one block share their windows.
   const blockOf = (place) => place - ((place - firstTarget) % stride);
-  const startOf = (block) => (long === "all" ? 0 : block - long);
+  const startOf = (block) => (long !== "all" ? block - long : Math.max(0, most ? block - most : 0));
 
   function markWindows(place) {
     if (!globalThis.CSS || !CSS.highlights) return;
@@ -279,7 +284,7 @@
       element("p", { className: "word quoted", textContent: spell(textOf(place)) }),
     ];
     const sets = target ? target[1].map((set) => page.set_names[set]) : [];
-    const last = endOf(place) - 1, where = last > place ? `s ${place} to ${last}` : ` ${place}`;
+    const end = endOf(place), where = end > place + 1 ? `s ${place}:${end}` : ` ${place}`;
     parts.push(remark([`token${where}`, ...sets].join(" · ")));
     if (i === undefined) {
       const why = place < firstTarget ? "no full long window before it" : "not evaluated";
@@ -489,6 +494,20 @@
     held = true; // as above
     show(current);
   });
+  document.addEventListener("click", ({ target }) => {
+    if (!target.classList.contains("goto")) return;
+    for (const [name, all] of [["set", "sets"], ["selector", "selectors"], ["units", "units"]]) {
+      const index = page[all].indexOf(target.dataset[name]);
+      if (index >= 0) byId(name).value = String(index);
+    }
+    byId("find").value = "";
+    byId("gap").value = "0";
+    fillKinds();
+    byId("kind").value = "";
+    filter();
+    byId("explorer-title").scrollIntoView();
+    move(null, 1);
+  });
   byId("tools").addEventListener("submit", (event) => event.preventDefault());
 
   // ------------------------------------------------------------------ the beginning
@@ -506,7 +525,7 @@
   const hide = (id) => (byId(id).parentElement.hidden = true);
   for (const id of ["document", "selector", "units"]) if (byId(id).length < 2) hide(id);
   // Targets that somebody named are few, and in no set.
-  if (!page.sets.length) ["set", "kind", "gap"].forEach(hide);
+  if (!page.sets.length) ["set", "kind", "gap", "find"].forEach(hide);
   byId("document").value = String(page.start);
   if (page.documents.length) openDocument(page.start);
   else text.textContent = "No documents were measured.";

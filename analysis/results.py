@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pandas as pd
 
-from analysis.statistics import half_of, net_differences, pair
-from analysis.tables import SCHEMAS, read_table
-from analysis.view import described, lit_text, spell
+from olmo_sparsity.analysis.statistics import both_ways, half_of, net_differences, pair
+from olmo_sparsity.analysis.tables import SCHEMAS, read_table
+from olmo_sparsity.analysis.view import Shown, spell
+from olmo_sparsity.disk.json_files import read_json
+from olmo_sparsity.disk.manifest import MANIFEST, verify_manifest
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.json_files import read_json
-from olmo_sparsity.manifest import MANIFEST, verify_manifest
 
 SETS = {
     "gap": "large gap",
@@ -25,6 +25,8 @@ SETS = {
     "kl": "prediction changes most (label-free)",
     "recurs": "the token recurs",
     "new": "the token is new",
+    "bigram": "the token and the one before it recur",
+    "every": "drawn from all tokens",
     "named": "named",
     "planted": "planted dependency",
     "planted_removed": "planted dependency, taken out",
@@ -34,7 +36,9 @@ SETS = {
 
 def main_set(target_sets: Iterable[str]) -> str | None:
     """The target set that a measurement reports first."""
-    return next((name for name in ("gap", "planted", "named") if name in set(target_sets)), None)
+    first = ("gap", "planted", "named", "bigram")
+    order = [*first, *(name for name in SETS if name not in (*first, "planted_removed"))]
+    return next((name for name in order if name in set(target_sets)), None)
 
 
 @dataclass
@@ -53,11 +57,8 @@ class Meta:
     controls: dict = field(default_factory=dict)
     seed: int = 0
     targets: dict = field(default_factory=dict)
-    gate: dict = field(default_factory=dict)
+    induction: dict = field(default_factory=dict)
     """The induction check: the drop in loss on a repeated passage."""
-
-    heads: dict | None = None
-    """The fit of `attention_learned`: weights, num_targets, token_forwards."""
 
     longppl: dict = field(default_factory=dict)
     counts: dict = field(default_factory=dict)
@@ -70,7 +71,7 @@ class Meta:
     identity: dict = field(default_factory=dict)
 
 
-@dataclass
+@dataclass(repr=False)
 class Results:
     """One finished measurement. Columns of the tables: `SCHEMAS` and docs/formats.md."""
 
@@ -86,6 +87,13 @@ class Results:
     summary: pd.DataFrame
     dependencies: pd.DataFrame
     meta: Meta
+
+    def __repr__(self) -> str:
+        return (
+            f"Results of {self.meta.model.get('name')}: {len(self.targets):,} targets in "
+            f"{self.targets.document.nunique():,} documents. Tables: {', '.join(SCHEMAS)}; "
+            "show(document, target), plot(path)"
+        )
 
     @property
     def missing(self) -> str:
@@ -105,7 +113,7 @@ class Results:
 
     def plot(self, path: str | Path) -> None:
         """Draw Figure 2 as .png, .pdf or .svg."""
-        from analysis.figures import draw_figure2
+        from olmo_sparsity.analysis.figures import draw_figure2
 
         draw_figure2([self], Path(path))
 
@@ -154,23 +162,6 @@ class Results:
         return Shown(texts, about, far, self.meta.windows["short"])
 
 
-@dataclass(frozen=True)
-class Shown:
-    """Shows as the text with highlighted far units in a notebook, as a list in a terminal."""
-
-    texts: list[str]
-    targets: pd.DataFrame
-    far: pd.DataFrame
-    short: int
-
-    def __repr__(self) -> str:
-        rows = self.targets.itertuples()
-        return "\n\n".join(described(self.texts, row, self.far, self.short) for row in rows)
-
-    def _repr_html_(self) -> str:
-        return lit_text(self.texts, self.targets, self.far)
-
-
 def compare(first: Results, second: Results) -> pd.DataFrame:
     """Net excess of the first minus that of the second, measured on the same text, in the same
     tokens, with another model or other settings: by target set, units, selector and k."""
@@ -179,6 +170,17 @@ def compare(first: Results, second: Results) -> pd.DataFrame:
     return net_differences(
         *(pair(one.losses, one.targets, one.recovery) for one in (first, second))
     )
+
+
+def transfer(first: Results, second: Results) -> pd.DataFrame:
+    """Two models, each of which evaluated what the other chose (`measure` with `choices`): the mean
+    of both recoveries, removals, …, by target set, units, selector and k."""
+    for one in (first, second):
+        if "choices" not in one.meta.targets:
+            raise DataError(f"{one.meta.model.get('name')} evaluated its own choices; use choices")
+    if first.meta.data["fingerprint"] != second.meta.data["fingerprint"]:
+        raise DataError("the two measurements are of other texts or tokens, and cannot be paired")
+    return both_ways(*(pair(one.losses, one.targets, one.recovery) for one in (first, second)))
 
 
 FILES = ("meta.json", *(f"{name}.parquet" for name in SCHEMAS))

@@ -8,19 +8,22 @@ keys.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from analysis.scoring import Context, Row, Scorer, as_tensors
-from analysis.windows import Spans
-from olmo_sparsity.model.far_states import FarStates
+from olmo_sparsity.analysis.scoring import KERNELS, Context, Row, Scorer, as_tensors
+from olmo_sparsity.analysis.windows import Spans
+from olmo_sparsity.model.far_states import FarStates, to_device
 
 
+@sdpa_kernel(KERNELS)
 def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:
     """attention_THF: of each head, from the places that predict the target to the far places."""
     block, states = context.block, context.states
@@ -63,10 +66,10 @@ def _of_targets(
     last = max(end for _, end in spans)
     rows = [row for row, (first, end) in enumerate(spans) for _ in range(first, end)]
     targets = np.concatenate([np.arange(first, end) for first, end in spans])
-    labels_N = torch.from_numpy(context.block.targets_W[targets].astype(np.int64))
-    hidden_ND = hidden_BLD[rows, torch.from_numpy(targets - last)]
-    logits_NV = scorer.model.unembed(hidden_ND).float()
-    return objective(logits_NV, labels_N.to(logits_NV.device))
+    wanted = (np.array(rows), targets - last, context.block.targets_W[targets])
+    rows_N, places_N, labels_N = to_device(wanted, hidden_BLD.device)
+    logits_NV = scorer.model.unembed(hidden_BLD[rows_N, places_N]).float()
+    return objective(logits_NV, labels_N)
 
 
 def embedding_saliency(
@@ -77,6 +80,20 @@ def embedding_saliency(
     return np.concatenate(scorer.in_batches(spans, len(context.block.tokens), of_batch))
 
 
+@contextmanager
+def _frozen(model: Any) -> Iterator[None]:
+    """Inside, no weight wants a gradient, for which layers would keep all their inputs."""
+    wanting = [weight for weight in model.parameters() if weight.requires_grad]
+    try:
+        for weight in wanting:
+            weight.requires_grad_(False)
+        yield
+    finally:
+        for weight in wanting:
+            weight.requires_grad_()
+
+
+@sdpa_kernel(KERNELS)
 def _saliency_batch(
     scorer: Scorer, context: Context, objective: Objective, spans: Spans
 ) -> np.ndarray:
@@ -93,7 +110,7 @@ def _saliency_batch(
 
     hook = model.embedding.register_forward_hook(keep)
     try:
-        with torch.enable_grad():
+        with _frozen(model), torch.enable_grad():
             hidden_BLD = model.hidden(tokens_BL, positions_BL)
             total = _of_targets(scorer, hidden_BLD, context, spans, objective)
             (gradient_BLD,) = torch.autograd.grad(total, kept)
@@ -140,8 +157,12 @@ def _gate_batch(scorer: Scorer, context: Context, states: FarStates, spans: Span
     block, device = context.block, scorer.device
     window = Row(context, block.near(max(end for _, end in spans)), 0)
     tokens_BL, positions_BL = as_tensors([window] * len(spans), device)
-    scorer.token_forwards += 3 * tokens_BL.numel()  # a backward pass costs two forwards
-    with torch.enable_grad():
+    num_keys = states.num_places + tokens_BL.shape[1]
+    num_passes = 3 + scorer.model.recomputes(tokens_BL.numel(), num_keys)
+    scorer.token_forwards += num_passes * tokens_BL.numel()
+    # Of the kernels that a GPU may choose, cuDNN's does not differentiate its bias, and the
+    # memory-efficient one reads memory that it never wrote if only the bias wants a gradient.
+    with _frozen(scorer.model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         gate_BF = torch.full(
             (len(spans), block.num_far), float(np.log(GATE)), device=device, requires_grad=True
         )

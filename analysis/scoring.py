@@ -21,30 +21,31 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from analysis.documents import Controls, Document
-from analysis.statistics import INDUCTION_NATS
-from analysis.windows import NOTHING, Block, Windows
+from olmo_sparsity.analysis.documents import Controls, Document
+from olmo_sparsity.analysis.settings import Reading
+from olmo_sparsity.analysis.windows import NOTHING, Block, Windows
 from olmo_sparsity.errors import ConfigError, is_out_of_memory
-from olmo_sparsity.model.far_states import FarStates
+from olmo_sparsity.model.far_states import FarStates, to_device
 from olmo_sparsity.model.losses import (
     LanguageModel,
-    repetition_losses,
     rows_per_chunk,
-    token_losses,
 )
-from olmo_sparsity.progress import say
+from olmo_sparsity.process.progress import say
 
-Reading = Literal["isolated", "contextual"]
 Item = TypeVar("Item")
 Output = TypeVar("Output")
+
+KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Not cuDNN's, which plans for tens of milliseconds for each of the hundreds of shapes."""
 
 TOGETHER = 16
 """Targets within one run of this many share row lengths, so that their rows share forwards."""
@@ -119,10 +120,12 @@ class Scorer:
         batch_tokens: int | None = None,
     ) -> None:
         """`device`: of the inputs (default: the model's)."""
-        if far_states not in get_args(Reading):
+        if not hasattr(model, "hidden"):
             raise ConfigError(
-                f"far_states={far_states} is neither of {', '.join(get_args(Reading))}"
+                f"Scorer takes the `model` of what load_model gives, not {model!r:.80}"
             )
+        if far_states not in get_args(Reading):
+            raise ConfigError(f"far_states={far_states} is none of {', '.join(get_args(Reading))}")
         if batch_tokens is not None and batch_tokens < 1:
             raise ConfigError(f"batch_tokens={batch_tokens} must be at least 1")
         device = device or model.device
@@ -134,9 +137,7 @@ class Scorer:
             # it after each layer, which would cost a tenth of the time in page faults.
             torch.empty(31 * 2**20, dtype=torch.uint8)
         self.token_forwards = 0
-        self.head_weights: np.ndarray | None = None
-        """For `attention_learned`."""
-
+        self.after_batch: Callable[[], None] = lambda: None
         self._last: tuple[np.ndarray, FarStates] | None = None
 
     def context(self, block: Block, states: FarStates | None = None) -> Context:
@@ -149,13 +150,14 @@ class Scorer:
             return Context(block, states.first(num_earlier))
         return Context(block, self.states(block.tokens[:num_earlier]))
 
+    @sdpa_kernel(KERNELS)
     def states(self, tokens: np.ndarray) -> FarStates:
         """States of a text from its beginning, each token seeing those before it. The last ones are
         kept, as they serve every beginning of the text."""
         if self._last is not None and np.array_equal(self._last[0][: len(tokens)], tokens):
             return self._last[1].first(len(tokens))
         self._last = None  # two may not fit in memory
-        tokens_BL = torch.from_numpy(tokens.astype(np.int64)).to(self.device)[None]
+        (tokens_BL,) = to_device([tokens[None]], self.device)
         positions_BL = torch.arange(len(tokens), device=self.device)[None]
         self.token_forwards += len(tokens)
         self._last = tokens, self.model.far_states(tokens_BL, positions_BL)
@@ -201,12 +203,12 @@ class Scorer:
     @torch.no_grad()
     def nll(self, hidden_ND: Tensor, targets_N: np.ndarray) -> np.ndarray:
         """−log p of one target from each state."""
-        labels_N = torch.from_numpy(targets_N.astype(np.int64)).to(self.device)
-        loss_N = torch.empty(len(labels_N))  # one tensor: see `context_losses`
+        (labels_N,) = to_device([targets_N], self.device)
+        loss_N = torch.empty(len(labels_N), device=self.device)  # one: see `context_losses`
         for part in (slice(i, i + self.chunk) for i in range(0, len(labels_N), self.chunk)):
             logits_CV = self.model.unembed(hidden_ND[part]).float()
             loss_N[part] = F.cross_entropy(logits_CV, labels_N[part], reduction="none")
-        return loss_N.numpy()
+        return loss_N.cpu().numpy()
 
     @torch.no_grad()
     def kl(self, log_p: Tensor, hidden: Tensor) -> np.ndarray:
@@ -241,18 +243,19 @@ class Scorer:
     ) -> list[Output]:
         """The output of `compute` for each batch of items with `num_tokens` tokens each. If a batch
         runs out of memory, batches are halved from it on."""
-        outputs: list[Output] = []
-        first = 0
+        outputs, first = list[Output](), 0
         while first < len(items):
             batch = items[first : first + max(1, self.batch_tokens // num_tokens)]
             before = self.token_forwards
             try:
                 outputs.append(compute(batch))
-                first += len(batch)
-                continue
             except Exception as error:
                 if len(batch) == 1 or not is_out_of_memory(error):
                     raise
+            else:
+                first += len(batch)
+                self.after_batch()
+                continue
             # Outside of `except`, whose traceback would keep the memory alive.
             self.batch_tokens, self.token_forwards = len(batch) // 2 * num_tokens, before
             say(f"out of memory: batches of {self.batch_tokens:,} tokens from here on")
@@ -269,14 +272,15 @@ class Scorer:
         states = context.states
         return states is not None and 2 * num_seen > states.num_places and not counts_keys
 
+    @sdpa_kernel(KERNELS)
     def _hidden(self, batch: Sequence[Row]) -> Tensor:
         """hidden_BWD at the places that predict targets."""
-        tokens_BL, positions_BL = as_tensors(batch, self.device)
+        seen = [NOTHING if row.seen is None else row.seen for row in batch]
+        wanted = [np.arange(*(row.wanted or (0, row.num_targets))) for row in batch]
+        tokens_BL, positions_BL, seen_BK, wanted_BW = as_tensors(batch, self.device, seen, wanted)
         self.token_forwards += tokens_BL.numel()
         far, states = None, batch[0].context.states
         if batch[0].seen is not None and states is not None:
-            seen = np.stack([row.seen for row in batch if row.seen is not None])
-            seen_BK = torch.from_numpy(seen).to(self.device)
             if not self._hides(batch[0].context, seen_BK.shape[1]):
                 far = states.choose(seen_BK)
             elif seen_BK.shape[1] == states.num_places:
@@ -288,20 +292,16 @@ class Scorer:
         hidden_BWD = self.model.hidden(tokens_BL, positions_BL, far=far, last=batch[0].num_targets)
         if batch[0].wanted is None:
             return hidden_BWD
-        first, end = batch[0].wanted
-        first_B = torch.tensor([row.wanted[0] for row in batch if row.wanted is not None])
-        wanted_BW = first_B[:, None] + torch.arange(end - first)
-        return hidden_BWD[torch.arange(len(batch))[:, None], wanted_BW]
+        return hidden_BWD.take_along_dim(wanted_BW[..., None], 1)
 
 
-def as_tensors(batch: Sequence[Row], device: torch.device) -> tuple[Tensor, Tensor]:
-    """tokens_BL and positions_BL of rows of equal length."""
-    places = np.stack([row.places for row in batch])
-    tokens = np.stack([row.context.block.tokens[row.places] for row in batch])
-    return (
-        torch.from_numpy(tokens.astype(np.int64)).to(device),
-        torch.from_numpy(places.astype(np.int64)).to(device),
-    )
+def as_tensors(
+    batch: Sequence[Row], device: torch.device, *others: Sequence[np.ndarray]
+) -> list[Tensor]:
+    """tokens_BL and positions_BL of rows of equal length, and `others`, an array for each row."""
+    places = [row.places for row in batch]
+    tokens = [row.context.block.tokens[row.places] for row in batch]
+    return to_device([np.stack(of_rows) for of_rows in (tokens, places, *others)], device)
 
 
 def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -358,16 +358,19 @@ def context_losses(
     if controls is not None:
         for name, group in contexts.items():
             table[f"{name}stratum"] = np.concatenate([strata(context.block) for context in group])
+            table[f"{name}bigram"] = np.concatenate([bigrams(context.block) for context in group])
     return pd.DataFrame(table)
 
 
 def _contexts(scorer: Scorer, windows: Windows, blocks: list[Block]) -> list[Context]:
     """Contexts of the blocks of one text, which share states with `long="all"`."""
-    if windows.long != "all" or not blocks:
+    from_start = [block for block in blocks if windows.long == "all" and block.first == 0]
+    if not from_start:
         return [Context(block) for block in blocks]
-    last = blocks[-1]
+    last = from_start[-1]
     states = scorer.states(last.tokens[: last.num_prefix + last.num_far])
-    return [Context(block, states.first(block.num_prefix + block.num_far)) for block in blocks]
+    shared = [Context(b, states.first(b.num_prefix + b.num_far)) for b in from_start]
+    return shared + [Context(block) for block in blocks[len(shared) :]]
 
 
 def strata(block: Block) -> np.ndarray:
@@ -382,28 +385,14 @@ def strata(block: Block) -> np.ndarray:
     return np.array(names)
 
 
-def repetition_drop(
-    scorer: Scorer, documents: Sequence[Document], length: int, max_passages: int = 64
-) -> dict[str, float | bool | int]:
-    """The induction check: mean loss on passages of `length` tokens and on their repetition in the
-    same context. A model that does not copy text it has just read cannot show that long-range
-    dependency is sparse."""
-    passages = [d.tokens[:length] for d in documents if len(d.tokens) >= length][:max_passages]
-
-    def losses_of(batch: Sequence[np.ndarray]) -> Tensor:
-        return repetition_losses(
-            lambda *inputs: token_losses(scorer.model, *inputs),
-            torch.from_numpy(np.stack(batch).astype(np.int64)).to(scorer.device),
-        )
-
-    losses = scorer.in_batches(passages, 2 * length, losses_of)
-    first, repeated = torch.cat(losses).mean(0).tolist() if losses else (0.0, 0.0)
-    drop = first - repeated
-    return {
-        "loss_first": first,
-        "loss_repeated": repeated,
-        "drop": drop,
-        "has_induction": drop >= INDUCTION_NATS,
-        "num_passages": len(passages),
-        "passage_length": length,
-    }
+def bigrams(block: Block) -> np.ndarray:
+    """Of each target, from the text alone: whether its token and the one before it stand together
+    among the far tokens, and nowhere in the short window."""
+    tokens = block.tokens.astype(np.int64)
+    pairs = (tokens[:-1] << 32) + tokens[1:]  # the pair that ends at place i + 1
+    first, before = block.num_prefix, block.num_before
+    far, near = set(pairs[first : first + block.num_far - 1]), first + block.num_far
+    return np.array([
+        (pair := pairs[before + i - 1]) in far and pair not in pairs[near : before + i - 1]
+        for i in range(block.num_targets)
+    ])  # fmt: skip

@@ -20,19 +20,18 @@ import numpy as np
 import pandas as pd
 from tokenizers import Tokenizer
 
-from analysis.documents import Document, Documents
-from analysis.windows import Windows
-from olmo_sparsity.config import CorpusConfig, DataConfig, PlantedConfig
-from olmo_sparsity.config_file import load_config
+from olmo_sparsity.analysis.documents import Document, Documents
+from olmo_sparsity.analysis.windows import Windows
+from olmo_sparsity.config.text import CorpusConfig, DataConfig, PlantedConfig
 from olmo_sparsity.data import records
 from olmo_sparsity.data.corpus import Tally, good_documents, is_heldout, list_inputs, read_records
 from olmo_sparsity.data.planted import Planting
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import tokenizer_fingerprint
 from olmo_sparsity.data.tokens import BATCH_CHARACTERS
-from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.launch import read_launch
-from olmo_sparsity.progress import Progress
+from olmo_sparsity.errors import ConfigError, DataError, naming_extras
+from olmo_sparsity.process.launch import read_launch
+from olmo_sparsity.process.progress import Progress
 
 if TYPE_CHECKING:
     from olmo_sparsity.model.load import LoadedModel
@@ -40,9 +39,9 @@ if TYPE_CHECKING:
 Rows = Iterable[str | Mapping[str, Any]]
 
 FORMS = (
-    "a file or glob (.txt, .md, .json, .jsonl, .csv, .tsv, .parquet), a folder of .txt files, one "
-    "that save_to_disk wrote or a prepared one, owner/name or hub:NAME:CONFIG:SPLIT on the hub, - "
-    "(standard input), embedded, python, c4, c4_files:GLOB or text:PATH"
+    "a file or glob (.json, .jsonl, .csv, .tsv, .parquet, or any plain text), a folder of plain "
+    "text, one that save_to_disk wrote or a prepared one, owner/name or hub:NAME:CONFIG:SPLIT on "
+    "the hub, - (standard input), embedded, python, c4, c4_files:GLOB or text:PATH"
 )
 
 MOST_TOKENS = 2**28
@@ -166,8 +165,8 @@ def _holds(folder: str, name: str) -> bool:
 
 
 def _load_saved(folder: str) -> Any:
-    import datasets
-
+    with naming_extras():
+        import datasets
     try:
         return datasets.load_from_disk(folder)
     except Exception as error:  # a damaged file raises almost any
@@ -268,7 +267,11 @@ def _check_size(num_tokens: int, name: str) -> None:
 
 def _config_of_run(model_name: str) -> DataConfig | None:
     path = Path(model_name) / "config.yaml"  # a checkpoint of ours is named by its folder
-    return load_config(path).data if path.is_file() else None
+    if not path.is_file():
+        return None
+    from olmo_sparsity.config.file import load_saved_config
+
+    return load_saved_config(path).data
 
 
 def _same_corpus(one: CorpusConfig, other: CorpusConfig) -> bool:

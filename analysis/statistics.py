@@ -112,7 +112,9 @@ def far_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
         rows = losses[KEYS].assign(
             far_part=part, loss_short=short, loss_long=long, gap=short - long
         )
-        parts.append(rows.assign(kl=losses[f"{name}kl"], stratum=losses[f"{name}stratum"]))
+        # `bigram` is for the choice of targets alone; tables of earlier measurements lack it.
+        names = [column for column in ("kl", "stratum", "bigram") if column in losses]
+        parts.append(rows.assign(**{column: losses[f"{name}{column}"] for column in names}))
     return pd.concat(parts, ignore_index=True)
 
 
@@ -138,6 +140,25 @@ def net_differences(first: pd.DataFrame, second: pd.DataFrame, seed: int = 0) ->
         nets = {name: of_first[name] - of_second[name] for name in of_first if "net" in name}
         differences.append(dict(zip(GROUPS, names, strict=True)) | _with_intervals(nets))
     return pd.DataFrame(differences)
+
+
+def both_ways(first: pd.DataFrame, second: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
+    """From rows of `pair` of two measurements, in which each of two models evaluates what the other
+    chose: the mean of both. Each document is resampled for both at once."""
+    groups, others = (_own_and_placebo(rows) for rows in (first, second))
+    means = []
+    for names in sorted(groups.keys() & others.keys()):
+        own = groups[names][0], others[names][0]
+        documents = _documents_of(*own)
+        one, other = (_quantities(_sums(rows), documents, seed) for rows in own)
+        mean = {name: (one[name] + other[name]) / 2 for name in one}
+        counts = {
+            "gap": (own[0].gap.mean() + own[1].gap.mean()) / 2,
+            "num_targets": len(own[0]) + len(own[1]),
+            "num_documents": len(documents),
+        }
+        means.append(dict(zip(GROUPS, names, strict=True)) | _with_intervals(mean) | counts)
+    return pd.DataFrame(means)
 
 
 def _own_and_placebo(rows: pd.DataFrame) -> dict[tuple, tuple[pd.DataFrame, pd.DataFrame]]:

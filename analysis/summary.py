@@ -10,13 +10,16 @@ from typing import Any
 
 import pandas as pd
 
-from analysis.results import SETS, Results, main_set
-from analysis.statistics import KEYS
-from analysis.view import spell
+from olmo_sparsity.analysis.results import SETS, Results, main_set
+from olmo_sparsity.analysis.statistics import KEYS
+from olmo_sparsity.analysis.view import spell
 
 FEW_DOCUMENTS = 10
 
 FEW_NATS = 0.1
+
+LOUD_NOISE = 0.02
+"""Nats of noise from other rows, from which it is said beside the numbers."""
 
 FAR_STATES = {"isolated": "shown alone", "contextual": "with their context"}
 """Readable names of the two far states."""
@@ -33,11 +36,13 @@ def describe(results: Results) -> str:
     long, name = meta.longppl, main_set(summary.target_set)
     windows = ", ".join(describe_windows(meta.windows))
     lines = [f"{meta.model['name']} on {meta.data['source']}: {windows}"]
-    lines += [results.missing] if results.missing else []
+    lines += [text for text in (results.missing, describe_noise(meta.model)) if text]
     if left_out := meta.counts.get("documents_trained_on"):
         lines.append(f"{left_out:,} documents left out: the model was trained on them")
-    if meta.gate:
-        lines.append(describe_gate(meta.gate, meta.windows["far_states"], name == "planted"))
+    if meta.induction:
+        lines.append(
+            describe_induction(meta.induction, meta.windows["far_states"], name == "planted")
+        )
     key = "no key tokens" if long["longppl"] is None else f"LongPPL {long['longppl']:.2f}"
     gap = results.losses.loss_short - results.losses.loss_long
     lines.append(
@@ -59,16 +64,57 @@ def describe(results: Results) -> str:
         lines.append(describe_gap(results))
     main = summary[summary.target_set == name]
     lines.append(format_summary(main, results.spell_set(name)))
-    # Of the other sets, the first selector with the smallest and the middle k.
-    ks = sorted(main.k.unique())
-    beside = summary[
-        (summary.selector == meta.selectors[0]) & summary.k.isin([ks[0], ks[len(ks) // 2]])
-    ]
+    # Of the other sets, the first selector with the smallest k.
+    beside = summary[(summary.selector == meta.selectors[0]) & (summary.k == summary.k.min())]
     for target_set in SETS:
         rows = beside[beside.target_set == target_set]
         if len(rows) and target_set != name:
-            lines.append(format_summary(rows, results.spell_set(target_set)))
-    return "\n".join(lines)
+            lines.append(format_summary(rows, results.spell_set(target_set), header=False))
+    return "\n".join([*lines, "", conclude(results)])
+
+
+def conclude(results: Results) -> str:
+    """One sentence: on what the main set of targets depends, by how much, and whether to believe
+    it."""
+    meta, summary = results.meta, results.summary
+    name = main_set(summary.target_set)
+    if name is None:
+        return "No target was evaluated."
+    rows = summary[(summary.target_set == name) & (summary.selector == meta.selectors[0])]
+    row = rows.sort_values("k", kind="stable").iloc[0]  # of several units, the first
+    units = row.units if row.k > 1 or row.units.startswith("span") else row.units.removesuffix("s")
+    give = "gives" if row.k == 1 else "give"
+    text = (
+        f"{meta.model['name']}: {row.k} far {units} by {spell(row.selector)} {give} back "
+        f"{row.recovery:.2f} of the gap of {row.num_targets:,} targets"
+    )
+    headline = "net" if pd.notna(row.net) else "excess"
+    low, high = row[f"{headline}_low"], row[f"{headline}_high"]
+    if pd.isna(low):
+        return f"{text}; there is no interval to judge it by."
+    believed = (
+        "so they depend on it beyond chance" if low > 0
+        else "less than chance" if high < 0
+        else "which chance explains"
+    )  # fmt: skip
+    doubts = []
+    if row.num_documents < FEW_DOCUMENTS:
+        doubts.append(f"{row.num_documents} documents are too few to trust the interval")
+    if meta.induction and not meta.induction["has_induction"] and not name.startswith("planted"):
+        doubts.append("the model does not copy from its context")
+    but = f"; but {' and '.join(doubts)}" if doubts else ""
+    nats = row[f"{headline}_nats"]
+    shown = with_interval(row[headline], low, high)
+    return f"{text}, {shown} ({nats:+.2f} nats) beyond the controls, {believed}{but}."
+
+
+def describe_noise(model: dict[str, Any]) -> str:
+    """`model`: that of meta.json."""
+    nats = model.get("batch_noise", 0.0)
+    return "" if nats < LOUD_NOISE else (
+        f"this model's losses change by up to {nats:.2f} nats with the rows beside them, so "
+        "smaller differences mean nothing"
+    )  # fmt: skip
 
 
 def chosen_losses(results: Results) -> pd.DataFrame:
@@ -111,14 +157,14 @@ def describe_gap(results: Results) -> str:
     )
 
 
-def describe_gate(gate: dict[str, Any], far_states: str, planted: bool) -> str:
+def describe_induction(found: dict[str, Any], far_states: str, planted: bool) -> str:
     """The result of the induction check, and its consequence for the measurement (with planted
     text, `describe` states that)."""
     lines = [
-        f"induction: loss {gate['loss_first']:.2f} on a passage, {gate['loss_repeated']:.2f} when "
-        f"it is repeated, a drop of {gate['drop']:.2f} nats"
+        f"induction: loss {found['loss_first']:.2f} on a passage, {found['loss_repeated']:.2f} "
+        f"when it is repeated, a drop of {found['drop']:.2f} nats"
     ]
-    if not planted and not gate["has_induction"]:
+    if not planted and not found["has_induction"]:
         lines += [
             "  below 1 nat: this model does not copy from its context, so the numbers below say",
             "  nothing about long-range dependency in language",
@@ -131,12 +177,10 @@ def describe_gate(gate: dict[str, Any], far_states: str, planted: bool) -> str:
     return "\n".join(lines)
 
 
-def format_summary(rows: pd.DataFrame, title: str) -> str:
-    """A table of rows with equal target set. `net`: excess over the foreign control, minus that of
-    the placebo; `equal gaps`: the same, own targets weighted to gaps as the placebo's targets have;
-    `nats`: net in nats a target, to compare models; `removal`: the share of the
-    gap that is lost without the units; `lds`: how well a selector's scores of all units predict the
-    loss with random halves of them."""
+def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
+    """Rows of one target set. `net`: excess over the foreign control, minus that of the placebo;
+    `equal gaps`: the same, own targets weighted to gaps as the placebo's targets have; `nats`: net
+    in nats a target. The other columns are in the table `summary`."""
     first = rows.iloc[0]
     lines = [
         f"{title}: {first.num_targets:,} targets in {first.num_documents:,} documents, mean gap "
@@ -144,34 +188,31 @@ def format_summary(rows: pd.DataFrame, title: str) -> str:
     ]
     if first.gap < FEW_NATS:
         lines.append(f"  below {FEW_NATS} nats ratios to the gap say little; compare in nats")
-    if first.num_documents < FEW_DOCUMENTS:
+    are_few = first.num_documents < FEW_DOCUMENTS
+    if are_few:
         lines.append("  intervals are over documents, which are too few to trust them")
+    few_placebo = are_few or first.num_placebo_targets < FEW_DOCUMENTS
     columns: dict[str, tuple[int, Callable[[Any], str]]] = {
         "recovery": (19, lambda row: with_interval(row.recovery, row.low, row.high, "")),
         "foreign": (7, lambda row: _number(row.foreign)),
-        "excess": (6, lambda row: _number(row.excess, "+")),
-        "placebo": (7, lambda row: _number(row.placebo, "+")),
         "net": (22, lambda row: with_interval(row.net, row.net_low, row.net_high)),
         "equal gaps": (
-            22, lambda row: with_interval(row.net_equal, row.net_equal_low, row.net_equal_high)
+            22,
+            lambda row: "too few" if few_placebo and pd.notna(row.net_equal)
+            else with_interval(row.net_equal, row.net_equal_low, row.net_equal_high),
         ),
         "nats": (6, lambda row: _number(row.net_nats, "+")),
-        "removal (placebo)": (
-            17, lambda row: f"{_number(row.removal)} ({_number(row.placebo_removal)})"
-        ),
-        "lds": (6, lambda row: _number(row.lds)),
-        "planted found": (
-            20, lambda row: with_interval(row.hit_rate, row.hit_low, row.hit_high, "")
-        ),
     }  # fmt: skip
-    for name, column in (("lds", "lds"), ("planted found", "hit_rate")):
-        if rows[column].isna().all():
-            del columns[name]
-    head = "".join(f"  {name:>{width}}" for name, (width, _) in columns.items())
-    lines.append(f"{'selector':<18}{'units':<10}{'k':>3}{head}")
+    if not rows.hit_rate.isna().all():
+        columns["planted found"] = (
+            20, lambda row: with_interval(row.hit_rate, row.hit_low, row.hit_high, "")
+        )  # fmt: skip
+    if header:
+        head = "".join(f"  {name:>{width}}" for name, (width, _) in columns.items())
+        lines.append(f"{'selector':<16} {'units':<8}{'k':>3}{head}")
     for row in rows.itertuples():
         cells = "".join(f"  {show(row):>{width}}" for width, show in columns.values())
-        lines.append(f"{row.selector:<18}{row.units:<10}{row.k:>3}{cells}")
+        lines.append(f"{row.selector:<16} {row.units:<8}{row.k:>3}{cells}")
     return "\n".join(lines)
 
 

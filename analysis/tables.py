@@ -16,15 +16,15 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from olmo_sparsity.disk.files import write_atomically
+from olmo_sparsity.disk.rows import read_parquet
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.files import write_atomically
-from olmo_sparsity.rows import read_parquet
 
 Columns = Mapping[str, np.ndarray | list | pd.Series]
 
 # fmt: off
 _TYPES = {"int": pa.int32(), "large": pa.int64(), "real": pa.float32(), "wide": pa.float64(),
-          "text": pa.string()}
+          "text": pa.string(), "bool": pa.bool_()}
 # fmt: on
 
 
@@ -40,8 +40,8 @@ PHASES = {
         "documents": _schema(document="int", name="text"),
         "losses": _schema(
             document="int", target="int", token_id="int", loss_short="real", loss_long="real",
-            kl="real", stratum="text", placebo_loss_long="real", placebo_kl="real",
-            placebo_stratum="text",
+            kl="real", stratum="text", bigram="bool", placebo_loss_long="real", placebo_kl="real",
+            placebo_stratum="text", placebo_bigram="bool",
         ),
     },
     "recovery": {

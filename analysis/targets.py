@@ -19,37 +19,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.documents import Document, Documents, first_characters
-from analysis.statistics import KEYS, far_part_losses, half_of
-from analysis.windows import Spans, Windows, span_width
+from olmo_sparsity.analysis.documents import Document, Documents, first_characters
+from olmo_sparsity.analysis.settings import CHOSEN_SETS, MIN_GAP
+from olmo_sparsity.analysis.statistics import KEYS, far_part_losses, half_of
+from olmo_sparsity.analysis.windows import Spans, Windows, span_width
 from olmo_sparsity.errors import ConfigError, DataError
 
 At = str | int | slice | re.Pattern[str] | Sequence["At"]
 """Names of targets: words, a regular expression, tokens by number, or several of these."""
 
-MIN_GAP = 0.1
-"""Nats: a target with a smaller gap has nothing to recover."""
-
-CHOSEN_SETS = ("gap", "kl", "recurs", "new")
-"""Target sets: `gap` by the gap (in total and by stratum), `kl` by the change of the prediction,
-`recurs` and `new` by the text alone."""
-
 COLUMNS = [*KEYS, "far_part", "target_set"]
-
-
-def parse_share(text: str) -> float:
-    """`all` → 1.0, `top10%` → 0.1."""
-    if text == "all":
-        return 1.0
-    try:
-        share = float(text.removeprefix("top").removesuffix("%")) / 100
-    except ValueError:
-        share = 0.0
-    if not (text.startswith("top") and text.endswith("%") and 0 < share <= 1):
-        raise ConfigError(
-            f"targets={text} is neither `all`, nor like `top10%`, nor a folder of results"
-        )
-    return share
 
 
 @dataclass(frozen=True)
@@ -76,7 +55,7 @@ def choose_targets(
     sets: Sequence[str] = CHOSEN_SETS,
     max_targets: int | None = None,
 ) -> pd.DataFrame:
-    """Targets of the documents of the report half. Of each stratum, a `share` of all targets of the
+    """Targets of the documents of the report half. Of a set by text, a `share` of all targets of a
     document is drawn. A set keeps at most `max_targets` of a document, drawn at random."""
     reported = losses[losses.document.map(half_of) == "report"]
     rows = far_part_losses(reported)
@@ -88,12 +67,13 @@ def choose_targets(
     parts = [by_gap, _sample(rows[rows.kl >= least_kl], "kl", lambda _: most, seed)]
     for stratum in ("recurs", "new"):
         parts.append(by_gap[by_gap.stratum == stratum].assign(target_set=f"gap_{stratum}"))
-        parts.append(
-            _sample(
-                rows[rows.stratum == stratum], stratum,
-                lambda document: min(int(np.ceil(share * sizes[document])), most), seed,
+    of_text = {name: rows[rows.stratum == name] for name in ("recurs", "new")}
+    of_text |= {"bigram": rows[rows.bigram], "every": rows[rows.far_part == "document"]}
+    for name, group in of_text.items():
+        if name in sets:
+            parts.append(
+                _sample(group, name, lambda d: min(int(np.ceil(share * sizes[d])), most), seed)
             )
-        )  # fmt: skip
     chosen = pd.concat(parts)[COLUMNS]
     chosen = chosen[chosen.target_set.str.split("_").str[0].isin(sets)]
     return chosen.sort_values(COLUMNS, ignore_index=True)
@@ -177,7 +157,10 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
     if missing_ok and not matches:
         return []
     if not matches or not all(a < b for a, b in matches):
-        raise DataError(f"'{named}' does not stand in the text; check spelling and upper case")
+        remedy = "check spelling and upper case"
+        if re.fullmatch(r"\d+", named):
+            remedy = f"for the token of that number, {named}:{int(named) + 1}"
+        raise DataError(f"'{named}' does not stand in the text; {remedy}")
     # A token's leading white space is not part of what is named.
     begins = first_characters(document.texts)
     ends = np.cumsum([len(text) for text in document.texts])

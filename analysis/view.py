@@ -11,6 +11,7 @@ from __future__ import annotations
 import html
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
@@ -52,12 +53,17 @@ def intervals(rows: pd.DataFrame, *names: str) -> Iterable[tuple]:
     return rows[list(names)].itertuples(index=False, name=None)
 
 
-def html_table(caption: str, columns: dict[str, Iterable], is_open: bool) -> str:
-    """The first column groups the rows, and is shown once per group."""
+def html_table(
+    caption: str, columns: dict[str, Iterable], is_open: bool, buttons: Iterable[str] = ()
+) -> str:
+    """The first column groups the rows, and is shown once per group. `buttons`: HTML of a last
+    cell of each row."""
+    if last := list(buttons):
+        columns = columns | {"": map(Safe, last)}
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in columns)
     lines, before = [], None
     for group, *values in zip(*columns.values(), strict=True):
-        cells = "".join(f"<td>{escape(_cell(value))}</td>" for value in values)
+        cells = "".join(f"<td>{_cell(value)}</td>" for value in values)
         begins = "" if group == before else " class=group"
         lines.append(f'<tr{begins}><th scope="row">{escape(group)}</th>{cells}</tr>')
         before = group
@@ -68,11 +74,17 @@ def html_table(caption: str, columns: dict[str, Iterable], is_open: bool) -> str
     )
 
 
+class Safe(str):
+    """HTML of our own."""
+
+
 def _cell(value: Any) -> str:
+    if isinstance(value, Safe):
+        return value
     if isinstance(value, tuple):
         return interval(*value)
     digits = 0 if isinstance(value, int) else 2
-    return value if isinstance(value, str) else number(value, digits)
+    return escape(value) if isinstance(value, str) else number(value, digits)
 
 
 def spell(name: Any) -> str:
@@ -84,7 +96,8 @@ def sentence(text: str) -> str:
 
 
 def places(first: int, end: int) -> str:
-    return f"token {first:,}" if end == first + 1 else f"tokens {first:,} to {end - 1:,}"
+    """As `--at` takes them."""
+    return f"token {first}" if end == first + 1 else f"tokens {first}:{end}"
 
 
 # Unicode marks of writing direction, which would reorder the page around a text.
@@ -96,13 +109,34 @@ def escape(text: Any) -> str:
     return html.escape(str(text).translate(DIRECTIONS), quote=True)
 
 
+@dataclass(frozen=True)
+class Shown:
+    """Shows as the text with highlighted far units in a notebook, as a list in a terminal."""
+
+    texts: list[str]
+    targets: pd.DataFrame
+    far: pd.DataFrame
+    short: int
+
+    def describe(self, bold: bool = False) -> str:
+        """For a terminal. `bold`: whether it understands ANSI codes."""
+        rows = self.targets.itertuples()
+        return "\n\n".join(described(self.texts, row, self.far, self.short, bold) for row in rows)
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+    def _repr_html_(self) -> str:
+        return lit_text(self.texts, self.targets, self.far)
+
+
 def described(
     texts: Sequence[str], target: Any, far: pd.DataFrame, short: int, bold: bool = False
 ) -> str:
     """A target with its far units, one per line, in the text around them. `short`: tokens of the
     short window."""
     lines = [
-        f"{_strong(quoted(target.text), bold)} ({places(target.target, target.end)}): loss "
+        f"{strong(quoted(target.text), bold)} ({places(target.target, target.end)}): loss "
         f"{target.loss_short:.2f} with the last {short} tokens alone, {target.loss_long:.2f} with "
         f"the long window, gap {target.gap:+.2f} nats"
     ]
@@ -110,8 +144,10 @@ def described(
     for unit in units.itertuples():
         bounds = (max(0, unit.first - REACH), unit.first, unit.end, unit.end + REACH)
         before, inside, after = (_line("".join(texts[a:b])) for a, b in pairwise(bounds))
+        if not inside:  # a token that only begins a character, which the next ones complete
+            inside = f"part of {next((text for text in texts[unit.end :] if text), '')[:1]}"
         back = f"{target.target - unit.first:,} back"
-        around = f"…{before}{_strong(f'[{inside}]', bold)}{after}…"
+        around = f"…{before}{strong(f'[{inside}]', bold)}{after}…"
         lines.append(f"{unit.rank:>3}  {unit.nats:+7.2f} nats  {back:>11}  {around}")
     if "loss_without" in units:
         last = units.iloc[-1]
@@ -122,7 +158,7 @@ def described(
     return "\n".join(lines)
 
 
-def _strong(text: str, bold: bool) -> str:
+def strong(text: str, bold: bool) -> str:
     return f"\x1b[1m{text}\x1b[0m" if bold else text
 
 

@@ -38,6 +38,9 @@ class Windows:
     prefix: tuple[int, ...] = ()
     """Token IDs in front of every window. Never candidates."""
 
+    most: int | None = None
+    """With `long="all"`: no more tokens than this, the last before the target."""
+
     @property
     def num_far(self) -> int:
         assert self.long != "all", "the number of far tokens differs between blocks"
@@ -52,17 +55,23 @@ class Windows:
         """Refuse lengths that make no windows."""
         if self.short < 1 or self.stride < 1:
             raise ConfigError(f"short={self.short} and stride={self.stride} must be at least 1")
-        if self.long != "all" and self.short >= self.long:
+        longest = self.most if self.long == "all" else self.long
+        if longest is not None and self.short >= longest:
             raise ConfigError(
-                f"short={self.short} must be below long={self.long}: the far tokens are those in "
+                f"short={self.short} must be below long={longest}: the far tokens are those in "
                 "the long window and not in the short one"
             )
 
     def num_positions(self, longest: int = 0) -> int:
         """One more than the largest position ID of a forward. `longest`: tokens of the longest
         document, needed with `long="all"`."""
-        inputs = longest - 1 if self.long == "all" else self.long + self.stride - 1
-        return len(self.prefix) + inputs
+        if self.long == "all":
+            return len(self.prefix) + self.of_all(longest - self.stride) + self.stride - 1
+        return len(self.prefix) + self.long + self.stride - 1
+
+    def of_all(self, start: int) -> int:
+        """Tokens of the long window of a target at `start`, with `long="all"`."""
+        return start if self.most is None else min(start, self.most)
 
     def start_of(self, target: Any) -> Any:
         """The first target of the block that a target (or each of an array) belongs to."""
@@ -75,7 +84,7 @@ class Windows:
 
     def block(self, tokens: np.ndarray, start: int, end: int) -> Block:
         """The targets from `start` to `end`, all in one block."""
-        long = start if self.long == "all" else self.long
+        long = self.of_all(start) if self.long == "all" else self.long
         prefix = np.array(self.prefix, dtype=tokens.dtype)
         windows = replace(self, long=long, stride=end - start)
         return Block(windows, start, np.concatenate([prefix, tokens[start - long : end]]))

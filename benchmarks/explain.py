@@ -32,11 +32,11 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from analysis.scoring import Scorer
-from analysis.sources import open_documents
-from analysis.statistics import interval, rank_correlations
-from analysis.windows import NOTHING, Windows
-from olmo_sparsity.drawing import PALETTE, save
+from olmo_sparsity.analysis.scoring import Scorer
+from olmo_sparsity.analysis.sources import open_documents
+from olmo_sparsity.analysis.statistics import interval, rank_correlations
+from olmo_sparsity.analysis.windows import NOTHING, Windows
+from olmo_sparsity.disk.drawing import PALETTE, save
 from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.model.exchange import export
 from olmo_sparsity.model.huggingface import HuggingFaceLM

@@ -85,10 +85,10 @@ Scores = Callable[[Question], Any]
 
 
 def ours(selector: str, model: Any, tokenizer: Any, *, most: int | None = None) -> Scores:
-    from analysis.influence import SELECTORS
-    from analysis.influence import Question as Asked
-    from analysis.scoring import Scorer
-    from analysis.windows import Units, Windows
+    from olmo_sparsity.analysis.influence import SELECTORS
+    from olmo_sparsity.analysis.influence import Question as Asked
+    from olmo_sparsity.analysis.scoring import Scorer
+    from olmo_sparsity.analysis.windows import Units, Windows
     from olmo_sparsity.model.load import wrap_model
 
     wrapped = wrap_model(model, tokenizer).model

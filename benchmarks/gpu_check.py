@@ -21,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,9 @@ losses that are nearly equal."""
 
 LIMIT_S = 150
 """For one command. Compiling the largest model takes the longest."""
+
+KEPT_S = 15
+"""Of the time there is, for each check that follows: the last ones are run, too."""
 
 
 class Failed(Exception):
@@ -64,6 +67,9 @@ class Machine:
     folder: Path
     small: bool
     deadline: float
+    num_following: int = 0
+    """Checks after the one that runs."""
+
     facts: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -71,18 +77,23 @@ class Machine:
         """All GPUs; on CPU two processes."""
         return 2 if self.small else len(self.facts["gpus"])
 
-    def start(self, *words: object, processes: int | None = None) -> subprocess.Popen[str]:
+    def start(self, *words: object, processes: int | str | None = None) -> subprocess.Popen[str]:
+        """`processes`: their number, started by torchrun, or `srun`, for one on each GPU."""
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
         command = [sys.executable, *(launcher if processes else []), *map(str, words)]
+        if processes == "srun":
+            step = ["--overlap", "--nodes=1", f"--ntasks={self.num_processes}"]
+            command = ["srun", *step, sys.executable, *map(str, words)]
         hidden = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if self.small else {}
         return subprocess.Popen(
             command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)} | hidden, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 
-    def run(self, *words: object, processes: int | None = None) -> str:
+    def run(self, *words: object, processes: int | str | None = None) -> str:
         """What the command prints; Failed with the end of it where it fails or takes too long."""
-        limit_s = min(LIMIT_S, self.deadline - time.monotonic())
+        left_s = self.deadline - time.monotonic()
+        limit_s = min(LIMIT_S, max(left_s - KEPT_S * self.num_following, min(left_s, KEPT_S)))
         if limit_s <= 0:
             raise Failed("not run: no time was left")
         child = self.start(*words, processes=processes)
@@ -100,7 +111,7 @@ class Machine:
             raise Failed(f"exit code {child.returncode}: {last_words(output)}", output)
         return output
 
-    def train(self, name: str, *overrides: str, processes: int | None = None) -> list[float]:
+    def train(self, name: str, *overrides: str, processes: int | str | None = None) -> list[float]:
         """The losses of a run of configs/quick.yaml."""
         self.run(*self.training(name, *overrides), processes=processes)
         return self.losses(name)
@@ -170,18 +181,20 @@ def rows_in(output: str) -> Iterator[Row]:
 
 def prepare(machine: Machine) -> str:
     words = [word for word in machine.training("run") if str(word).startswith("--data.")]
-    output = machine.run("-m", "olmo_sparsity.cli", "prepare", "configs/quick.yaml", *words)
+    output = machine.run("-m", "olmo_sparsity", "prepare", "configs/quick.yaml", *words)
     return next(line for line in output.splitlines() if "heldout" in line).partition(": ")[2]
 
 
-def same_curve(name: str, processes: int | None, *overrides: str) -> Check:
+def same_curve(name: str, processes: int | str | None, *overrides: str) -> Check:
+    allowed = ALLOWED["bf16" if "--training.precision=bf16" in overrides else "fp32"]
+
     def check(machine: Machine) -> str:
         expected = machine.reference
         found = machine.train(name, *overrides, processes=processes)
         furthest = max(abs(a - b) / b for a, b in zip(found, expected, strict=True))
         text = f"{len(found)} losses within {furthest:.1e} of one process, relative"
-        if furthest > ALLOWED["fp32"]:
-            raise Failed(f"{text}; {ALLOWED['fp32']} is allowed")
+        if furthest > allowed:
+            raise Failed(f"{text}; {allowed} is allowed")
         return text
 
     return check
@@ -216,11 +229,11 @@ def pipeline(machine: Machine) -> str:
     results, figure = machine.folder / "results", machine.folder / "figure2.png"
     windows = ["--long=48", "--short=16"] if machine.small else ["--long=128", "--short=32"]
     machine.run(
-        *("-m", "olmo_sparsity.cli", "measure", machine.folder / "pipeline", "--quick"),
+        *("-m", "olmo_sparsity", "measure", machine.folder / "pipeline", "--quick"),
         *("--out", results, *windows, "--stride=16", "--max-documents=16", "--min-gap=0"),
-        *("--ks=1,4", "--targets=top5%"),
+        *("--ks=1,4", "--share=top5%"),
     )
-    machine.run("-m", "olmo_sparsity.cli", "figure", results, "--out", figure)
+    machine.run("-m", "olmo_sparsity", "figure", results, "--out", figure)
     text = f"the loss went from {losses[0]:.2f} to {losses[-1]:.2f} in {steps} steps"
     if not losses[-1] < losses[0]:
         raise Failed(text)
@@ -228,24 +241,32 @@ def pipeline(machine: Machine) -> str:
 
 
 def checks(machine: Machine) -> Iterator[tuple[str, str, Check]]:
-    """(group, what stands in the table, the check)"""
-    yield "numbers", "numbers", inside("numbers")
+    """(group, what stands in the table, the check), in order of what breaks first."""
+    num, bf16 = machine.num_processes, "--training.precision=bf16"
     yield "", "prepare", prepare
+    yield "pipeline", "train, measure, figure", pipeline
+    yield "numbers", "numbers", inside("numbers")
+    if num > 1 and not machine.small:
+        yield "numbers", "device map", inside("device_map")
+        if "SLURM_JOB_ID" in os.environ and shutil.which("srun"):
+            yield "engines", "srun, ddp", same_curve("srun", "srun", "--engine.name=ddp")
+    for name in ("ddp", "zero2", "zero3", "zero1"):
+        for count in sorted({num} if machine.small else {1, num}, reverse=True):
+            engine, processes = f"--engine.name={name}", f"{count} process{'es' * (count > 1)}"
+            check = same_curve(f"{name}-{count}", count, engine)
+            yield "engines", f"{name}, {processes}", check
+            if name.startswith("zero") and count == num and not machine.small:
+                check = same_curve(f"{name}-{count}-bf16", count, engine, bf16)
+                yield "engines", f"{name}, bf16, {processes}", check
     yield "compile", "compiled", same_curve("compiled", None, "--training.compile=true")
-    num = machine.num_processes
-    for name in ("ddp", "zero1", "zero2", "zero3"):
-        for count in sorted({num} if machine.small else {1, num}):
-            check = same_curve(f"{name}-{count}", count, f"--engine.name={name}")
-            yield "engines", f"{name}, {count} process{'es' * (count > 1)}", check
     yield "resume", "kill -9 and resume", resume
     for size in ["small"] if machine.small else ["60m", "150m", "300m", "1b"]:
         yield "speed", f"speed, {size}", inside(size)
     if num > 1 and not machine.small:
         yield "speed", f"speed, 1b, {num} processes", inside("1b", num)
-    yield "pipeline", "train, measure, figure", pipeline
 
 
-GROUPS = ("numbers", "compile", "engines", "resume", "speed", "pipeline")
+GROUPS = ("pipeline", "numbers", "engines", "compile", "resume", "speed")
 
 
 def perform(name: str, check: Check, machine: Machine) -> list[Row]:
@@ -287,8 +308,9 @@ def main() -> int:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        numbers = options.child == "numbers"
-        for row in compare_numbers() if numbers else measure_speed(options.child, options.out):
+        children = {"numbers": compare_numbers, "device_map": compare_device_map}
+        child = children.get(options.child, lambda: measure_speed(options.child, options.out))
+        for row in child():
             print(json.dumps(asdict(row)), flush=True)
         return 0
     wanted = set(options.only.split(","))
@@ -301,10 +323,15 @@ def main() -> int:
         machine.facts = json.loads(machine.run("-c", FACTS).splitlines()[-1])
         if not machine.facts["gpus"] and not options.small:
             parser.error("PyTorch sees no GPU here; --small runs the same checks on CPU")
-        for group, name, check in checks(machine):
-            if group in wanted or (not group and wanted - {"numbers", "speed"}):
-                rows += perform(name, check, machine)
-                report(rows, machine, options.out)
+        chosen = [
+            (name, check)
+            for group, name, check in checks(machine)
+            if group in wanted or (not group and wanted - {"numbers", "speed"})
+        ]
+        for index, (name, check) in enumerate(chosen, start=1):
+            machine.num_following = len(chosen) - index
+            rows += perform(name, check, machine)
+            report(rows, machine, options.out)
     except Failed as error:
         parser.error(f"PyTorch does not start: {error}")
     finally:
@@ -327,32 +354,84 @@ MODELS: dict[str, dict[str, Any]] = {
     "ALiBi, grouped heads": {"rope": False, "alibi": True, "n_kv_heads": 2},
     "GPT-NeoX": {"architecture": "gpt_neox", "rotary_fraction": 0.5, "include_bias": True,
                  "activation_type": "gelu"},
+    "heads of 256": {"d_model": 512, "n_heads": 2, "layer_norm_type": "rms"},
+    "Llama of transformers": {},
 }  # fmt: skip
+
+
+def new_model(name: str) -> Any:
+    import torch
+
+    from olmo_sparsity.config.sections import ModelConfig
+    from olmo_sparsity.model.huggingface import HuggingFaceLM
+    from olmo_sparsity.model.load import build_model
+
+    torch.manual_seed(0)
+    if name != "Llama of transformers":
+        sizes = {"d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 256, "init_std": 0.1}
+        return build_model(ModelConfig(**sizes | MODELS[name], max_sequence_length=128))
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, vocab_size=256, initializer_range=0.1, max_position_embeddings=128,
+    )  # fmt: skip
+    return HuggingFaceLM(LlamaForCausalLM(config))
+
+
+def compare_device_map() -> Iterator[Row]:
+    """A Llama on the first GPU, and its layers spread over the first two."""
+    import numpy as np
+    import torch
+    from accelerate import dispatch_model
+
+    from olmo_sparsity.analysis.documents import Document
+    from olmo_sparsity.analysis.recovery import recover
+    from olmo_sparsity.analysis.scoring import Scorer
+    from olmo_sparsity.analysis.windows import Windows
+
+    model = new_model("Llama of transformers").to("cuda:0").eval()
+    document = Document(np.random.default_rng(0).integers(0, 256, 56))
+
+    def asked() -> Any:
+        tables = recover(Scorer(model), document, Windows(32, 8, 8), selectors="add_one", ks=(1, 4))
+        return tables["influence"].influence.to_numpy()
+
+    expected = asked()
+    parts = {"embed_tokens": 0, "layers.0": 0, "layers.1": 1, "norm": 1, "rotary_emb": 0}
+    device_map = {f"model.{part}": gpu for part, gpu in parts.items()} | {"lm_head": 1}
+    dispatch_model(model.model, device_map)
+    error = float(np.linalg.norm(asked() - expected) / np.linalg.norm(expected))
+    with torch.no_grad():
+        shares = model.shares_far(2, 1)
+    text = f"add_one within {error:.1e} of one GPU; far states are {'' if shares else 'not '}shared"
+    yield Row("device map", error <= 5 * ALLOWED["fp32"] and shares, text)
 
 
 def compare_numbers() -> Iterator[Row]:
     import numpy as np
     import torch
 
-    from analysis.influence import SELECTORS
-    from olmo_sparsity.model.layers import can_share_far
+    from olmo_sparsity.analysis.influence import SELECTORS
+    from olmo_sparsity.model.attention import can_share_far
 
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    for dtype, width in ((torch.float, 64), (torch.bfloat16, 64), (torch.bfloat16, 128)):
+    kinds = [(torch.float, 64), *((torch.bfloat16, width) for width in (64, 128, 256))]
+    for dtype, width in kinds:
         with torch.no_grad():
             shares = can_share_far(device, dtype, width, 2, 1)
         found = "attention in two parts equals attention at once" if shares else "rows get copies"
         is_old = device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0)
         holds = shares or (is_old and dtype == torch.bfloat16)  # which has no kernel there
         yield Row(f"far states are shared, {dtype}, heads of {width}", holds, found)
-    for model, fields in MODELS.items():
-        expected = dict(asked_of(fields, torch.device("cpu"), "fp32"))
+    for model in MODELS:
+        expected = dict(asked_of(model, torch.device("cpu"), "fp32"))
         for dtype, allowed in ALLOWED.items():
             if (device.type, dtype) == ("cpu", "fp32"):
                 continue  # that is what the others are compared with
             errors = {
                 what: float(np.linalg.norm(found - expected[what]) / np.linalg.norm(expected[what]))
-                for what, found in asked_of(fields, device, dtype)
+                for what, found in asked_of(model, device, dtype)
             }
             wrong = {
                 what: error
@@ -365,32 +444,32 @@ def compare_numbers() -> Iterator[Row]:
             yield Row(f"{model}, {dtype}", not wrong, text)
 
 
-def asked_of(fields: dict[str, Any], device: Any, dtype: str) -> Iterator[tuple[str, Any]]:
+def asked_of(name_of_model: str, device: Any, dtype: str) -> Iterator[tuple[str, Any]]:
     """Name and numbers: of a training step, of far states, and what each selector ranks first."""
     import numpy as np
     import torch
 
-    from analysis.documents import Document
-    from analysis.influence import SELECTORS
-    from analysis.recovery import recover
-    from analysis.scoring import Scorer
-    from analysis.windows import Windows
-    from olmo_sparsity.config import ModelConfig
+    from olmo_sparsity.analysis.documents import Document
+    from olmo_sparsity.analysis.influence import SELECTORS
+    from olmo_sparsity.analysis.recovery import recover
+    from olmo_sparsity.analysis.scoring import Scorer
+    from olmo_sparsity.analysis.windows import Windows
     from olmo_sparsity.data.batches import Batch
-    from olmo_sparsity.model.load import build_model
     from olmo_sparsity.training.engine import Losses
 
-    sizes = {"d_model": 64, "n_heads": 4, "n_layers": 2, "vocab_size": 256, "init_std": 0.1}
-    torch.manual_seed(0)
-    model: Any = build_model(ModelConfig(**sizes, max_sequence_length=128, **fields))
+    model = new_model(name_of_model)
     tokens_BL = torch.randint(256, (4, 80))
     positions_BL = torch.arange(80).expand(4, 80) * 3 // 2
     batch = Batch(tokens_BL, positions_BL, tokens_BL.roll(-1, 1)).to(device)
+    documents_BL = (torch.arange(80, device=device) // 30).expand(4, 80)
     model.to(device)
     with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bf16"):
         loss = Losses(model)(batch, batch.tokens_BL.numel())
-    loss.backward()
+        masked = replace(batch, documents_BL=documents_BL)
+        loss_masked = Losses(model)(masked, batch.tokens_BL.numel())
+    (loss + loss_masked).backward()
     yield "loss", loss.detach().float().cpu().numpy()
+    yield "loss with document masks", loss_masked.detach().float().cpu().numpy()
     gradients = [p.grad.flatten() for p in model.parameters() if p.grad is not None]
     yield "gradients", torch.cat(gradients).float().cpu().numpy()
     model.eval().to(torch.bfloat16 if dtype == "bf16" else torch.float32)
@@ -407,7 +486,6 @@ def asked_of(fields: dict[str, Any], device: Any, dtype: str) -> Iterator[tuple[
         hidden_BLD = model.hidden(*near, far=states.expand(2, bias_BF), last=4)
     yield "hidden after all far states", hidden_BLD.float().cpu().numpy()
     document, scorer = Document(tokens_BL[0, :56].numpy()), Scorer(model)
-    scorer.head_weights = np.linspace(0, 1, sizes["n_layers"] * sizes["n_heads"])
     for name in SELECTORS:
         tables = recover(scorer, document, Windows(32, 8, 8), selectors=name, ks=(1, 4))
         yield name, tables["influence"].influence.to_numpy()
@@ -419,10 +497,11 @@ def measure_speed(size: str, out: Path) -> Iterator[Row]:
     """Steps on random tokens, as configs/c4_SIZE_pose.yaml trains, then one checkpoint."""
     import torch
 
-    from olmo_sparsity.config_file import load_config
+    from olmo_sparsity.config.file import load_config
     from olmo_sparsity.data.batches import Batch
     from olmo_sparsity.model.checkpoint_files import save_weights
-    from olmo_sparsity.model.load import build_model, device_name
+    from olmo_sparsity.model.load import build_model
+    from olmo_sparsity.process.devices import device_name
     from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
     from olmo_sparsity.training.choose_engine import build_engine
     from olmo_sparsity.training.distributed import Processes, connect

@@ -34,12 +34,12 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
-from analysis.documents import Document
-from analysis.influence import Question, add_one_screened, influence_map
-from analysis.scoring import Context, Scorer, as_tensors, context_losses
-from analysis.windows import Block, Units, Windows
-from olmo_sparsity.config import ModelConfig
-from olmo_sparsity.config_file import load_config
+from olmo_sparsity.analysis.documents import Document
+from olmo_sparsity.analysis.influence import Question, add_one_screened, influence_map
+from olmo_sparsity.analysis.scoring import Context, Scorer, as_tensors, context_losses
+from olmo_sparsity.analysis.windows import Block, Units, Windows
+from olmo_sparsity.config.file import load_config
+from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.errors import DataError

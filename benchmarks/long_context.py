@@ -23,10 +23,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from analysis.influence import AIMED, SELECTORS, Question
-from analysis.scoring import Scorer
-from analysis.windows import Units, Windows
-from olmo_sparsity.config import ModelConfig
+from olmo_sparsity.analysis.influence import AIMED, SELECTORS, Question
+from olmo_sparsity.analysis.scoring import Scorer
+from olmo_sparsity.analysis.windows import Units, Windows
+from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.model.load import build_model, load_model
 
 SHORT, K = 256, 4
@@ -54,8 +54,6 @@ def measure_row(model_name: str, selector: str, length: int, cpu_seconds: int) -
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, length + 1)
     block = Windows("all", SHORT).block(tokens, length, length + 1)
     scorer = Scorer(model)
-    num_heads = len(scorer.model.last_attention(*_one_token(), scorer.states(tokens[:1]))[0])
-    scorer.head_weights = np.ones(num_heads)
     started = time.perf_counter()
     context = scorer.context(block)
     prefilled, prefill_s = scorer.token_forwards, time.perf_counter() - started
@@ -88,10 +86,6 @@ def measure_row(model_name: str, selector: str, length: int, cpu_seconds: int) -
     resource.setrlimit(resource.RLIMIT_CPU, (spent + cpu_seconds, resource.RLIM_INFINITY))
     choice = SELECTORS[selector](scorer, question)
     return found(chosen=choice.unit_TK[0].tolist())
-
-
-def _one_token() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, dtype=torch.long)
 
 
 def main() -> None:

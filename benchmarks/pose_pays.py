@@ -17,12 +17,12 @@ from pathlib import Path
 
 import numpy as np
 
-from olmo_sparsity.config_file import load_config
+from olmo_sparsity.config.file import load_config
 from olmo_sparsity.data.tokens import prepare
+from olmo_sparsity.process.versions import provenance
 from olmo_sparsity.theory.results import half_width
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.run_folder import read_metrics
-from olmo_sparsity.versions import provenance
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "docs/results/pose_pays.json"

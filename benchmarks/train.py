@@ -33,8 +33,9 @@ from olmo.config import ModelConfig as UpstreamConfig
 from olmo.model import OLMo
 from torch import multiprocessing, nn
 
-from olmo_sparsity.config import IGNORED, RunConfig
-from olmo_sparsity.config_file import load_config
+from olmo_sparsity.config.file import load_config
+from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.config.text import IGNORED
 from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.data.tokens import prepare

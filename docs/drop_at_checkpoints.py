@@ -13,7 +13,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from analysis.sources import open_documents
+from olmo_sparsity.analysis.sources import open_documents
 from olmo_sparsity.model.load import load_model
 from olmo_sparsity.model.losses import repetition_losses, token_losses
 

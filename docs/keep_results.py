@@ -25,7 +25,8 @@ def keep(found: Path, kept: Path, with_rows: bool) -> None:
     kept.mkdir(parents=True, exist_ok=True)
     shutil.copy(found / "meta.json", kept)
     if (found / "accuracy.parquet").is_file():
-        shutil.copy(found / "accuracy.parquet", kept)
+        for name in ("accuracy.parquet", "manifest.json"):
+            shutil.copy(found / name, kept)
         return
     for name in ("summary", "dependencies"):
         table = pd.read_parquet(found / f"{name}.parquet").round(4)

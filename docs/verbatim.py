@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from analysis.statistics import interval, resample
-from olmo_sparsity.config import DataConfig
+from olmo_sparsity.analysis.statistics import interval, resample
+from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.data.shards import TokenShards, open_shards
 
 LENGTHS = (16, 32)

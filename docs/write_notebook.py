@@ -16,7 +16,7 @@ CELLS = [
     "# Explain one prediction\n\nWhich far words does a prediction depend on, and would an "
     "unrelated text have done as well? The model is the small one of `make figure2`; any folder, "
     "hub name or model in memory works in its place.",
-    "from pathlib import Path\n\nfrom analysis import explain, load_model\n\n"
+    "from pathlib import Path\n\nfrom olmo_sparsity import explain, load_model\n\n"
     'model = load_model("runs/figure2")\n'
     'text = Path("docs/examples/greenhouse.py").read_text()\n'
     'e = explain(model, text=text, at="MoistureProbe", units="words", k=2)\ne',

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from analysis.statistics import net_differences, pair
-from analysis.summary import FAR_STATES
-from olmo_sparsity.files import write_atomically
+from olmo_sparsity.analysis.statistics import net_differences, pair
+from olmo_sparsity.analysis.summary import FAR_STATES
+from olmo_sparsity.disk.files import write_atomically
 from olmo_sparsity.tasks.results import format_cell, format_table, read_results
 from olmo_sparsity.tasks.sparse_parity import SparseParity, count_relevant_ones
 from olmo_sparsity.tasks.trial import draw_test_samples
@@ -367,7 +367,7 @@ def reviews() -> str:
     for text, seed in product(REVIEWS, (1, 2, 3)):
         name = f"reviews_{text}_seed{seed}"
         rows = read_summary(name).loc["add_one"]
-        drop, gap = read_meta(name)["gate"]["drop"], rows.gap[1]
+        drop, gap = read_meta(name)["induction"]["drop"], rows.gap[1]
         line = [REVIEWS[text], str(seed), f"{drop:+.2f}", f"{gap:.2f}"]
         line += [shown(rows.loc[k], "excess") for k in (1, 8)]
         lines.append([*line, f"{share_of_own_word(name):.2f}"])
@@ -606,12 +606,62 @@ def bridge() -> str:
     return table(" | ".join(names), [[row[name] for name in names] for row in chosen])
 
 
+# --- many GPUs ------------------------------------------------------------------------------------
+
+# Assumptions, not measurements: NVLink inside a machine of eight, one 200 Gbit/s adapter per GPU
+# between machines.
+FLOPS_PER_S, NEAR_BYTES_PER_S, FAR_BYTES_PER_S = 350e12, 300e9, 25e9
+GPU_BYTES, MACHINE_GPUS = 80 * 2**30, 8
+
+
+def read_steps() -> pd.DataFrame:
+    """A row for each config, engine and number of GPUs, with the times that are assumed."""
+    steps = pd.DataFrame(json.loads((RESULTS / "scaling.json").read_text()))
+    rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # of a ring
+    given = [sum(rounds[kind] * size for kind, size in one.items()) for one in steps.given]
+    steps["sent"] = given * (1 - 1 / steps.world_size)
+    near = steps.world_size <= MACHINE_GPUS
+    sending_s = steps.sent / np.where(near, NEAR_BYTES_PER_S, FAR_BYTES_PER_S)
+    steps["step_s"] = steps.flops / FLOPS_PER_S + sending_s
+    steps["computing"] = steps.flops / FLOPS_PER_S / steps.step_s
+    return steps
+
+
+def scaling(column: str) -> str:
+    scale, digits = {"memory": (2**-30, 1), "sent": (1e-9, 2), "computing": (100, 0)}[column]
+    steps = read_steps().query("engine != 'single'")
+    cells = steps.set_index(["config", "engine", "world_size"])[column] * scale
+    wide = cells.unstack("world_size").loc[steps.config.unique()]
+    lines = [[*names, *(f"{cell:,.{digits}f}" for cell in row)] for *names, row in (
+        (config, engine, row.tolist()) for (config, engine), row in wide.iterrows()
+    )]  # fmt: skip
+    return table(" | ".join(["config", "engine", *map(str, wide.columns)]), lines, left=2)
+
+
+def engines() -> str:
+    """The simplest engine that fits, and is within two points of the best that does."""
+    steps, lines = read_steps(), []
+    sizes = sorted(steps.world_size.unique())
+    for config in steps.config.unique():
+        cells = [config]
+        for world_size in sizes:
+            rows = steps[(steps.config == config) & (steps.world_size == world_size)]
+            rows = rows[rows.memory <= GPU_BYTES]
+            best = rows[rows.computing >= rows.computing.max() - 0.02].iloc[0]
+            hours = best.num_steps * best.step_s / 3600
+            cells.append(f"{best.engine}, {hours:,.1f} h ({best.computing:.0%})")
+        lines.append(cells)
+    return table(
+        " | ".join(["config", *(f"{n} GPU{'s' if n > 1 else ''}" for n in sizes)]), lines, left=5
+    )
+
+
 TABLES: dict[str, Callable[..., str]] = {
     function.__name__: function
     for function in (
         *(python_training, biases, appears, net_excess, differences, kinds, rules, selectors),
         *(reviews, planted, planted_8k, beyond, pose_pays, task, sparse_parity, counting),
-        *(ablations, scratchpad, task_commands, theory, bridge),
+        *(ablations, scratchpad, task_commands, theory, bridge, scaling, engines),
     )
 }
 

@@ -1,5 +1,10 @@
 """Errors that the user can fix: one line with cause and remedy, exit code 2, no traceback."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 
 class UserError(Exception):
     """Reported by the command line in one line. Violated invariants are `assert`s."""
@@ -17,6 +22,31 @@ class ReportedElsewhere(UserError):
     """Another process of the same run has reported the error; this one exits silently."""
 
 
+EXTRAS = {
+    "train": ("training, and what was trained here,", "accelerate deepspeed olmo omegaconf"),
+    "data": ("text of the hub", "datasets zstandard"),
+    "peft": ("a PEFT adapter", "peft"),
+    "tensorboard": ("logging.tensorboard=true", "tensorboard"),
+    "wandb": ("logging.wandb_project", "wandb"),
+}
+"""What needs the packages of each extra, and their modules."""
+
+
+@contextmanager
+def naming_extras() -> Iterator[None]:
+    """Say which extra has a module that is missing."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").split(".")[0]
+        for extra, (purpose, modules) in EXTRAS.items():
+            if missing in modules.split():
+                raise ConfigError(
+                    f"{purpose} needs the extra: pip install 'olmo-sparsity[{extra}]'"
+                ) from None
+        raise
+
+
 def printable(text: str) -> str:
     """On one line and without control characters, which a terminal would execute."""
     return "".join(
@@ -26,8 +56,15 @@ def printable(text: str) -> str:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """PyTorch has an exception type for GPU memory; for CPU memory only the message differs."""
+    """PyTorch has an exception type for GPU memory. Of CPU memory, and of memory that CUDA's
+    libraries ask for by themselves, only the message differs."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    words = ("can't allocate memory", "DefaultCPUAllocator", "Storage size calculation overflowed")
+    words = (
+        "can't allocate memory",
+        "DefaultCPUAllocator",
+        "Storage size calculation overflowed",
+        "_STATUS_ALLOC_FAILED",
+        "out of memory",
+    )
     return isinstance(error, RuntimeError) and any(word in str(error) for word in words)

@@ -2,7 +2,7 @@
 
 import sys
 
-from olmo_sparsity.cli import entry
+from olmo_sparsity.command.cli import entry
 
 if __name__ == "__main__":
     entry(["measure", *sys.argv[1:]])

@@ -2,7 +2,7 @@
 
 import sys
 
-from olmo_sparsity.cli import entry
+from olmo_sparsity.command.cli import entry
 
 if __name__ == "__main__":
     # The deepspeed launcher adds --local_rank=N to what it also says in LOCAL_RANK.

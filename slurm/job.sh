@@ -12,6 +12,9 @@
 # (A training that dies again and again without getting on refuses to start, which is a 2.)
 #
 # SLURM itself requeues a job that it preempts or that loses a node, and never one that you cancel.
+#
+# From the environment: SRUN_FLAGS="--container-image=… --cpu-bind=…", further flags of srun;
+# OMP_NUM_THREADS; HF_HUB_OFFLINE=0, to download what is not in the cache; GLOO_SOCKET_IFNAME.
 
 if [[ ! -f $SLURM_SUBMIT_DIR/slurm/job.sh ]]; then
   echo "submit from the root of olmo-sparsity, not from $SLURM_SUBMIT_DIR" >&2
@@ -30,17 +33,23 @@ run() {
   log "olmo-sparsity ${*@Q}"
   # This shell runs on the job's first node, and so does rank 0. The rest of what a process must know
   # (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE) it takes from srun's variables: launch.py.
-  MASTER_ADDR=$(hostname) MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
-  OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
-  export MASTER_ADDR MASTER_PORT OMP_NUM_THREADS
-  # srun does not take --cpus-per-task over from sbatch by itself.
-  [[ -n ${SLURM_CPUS_PER_TASK:-} ]] && export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+  export MASTER_ADDR MASTER_PORT=$((20000 + SLURM_JOB_ID % 12000))
+  MASTER_ADDR=$(hostname)
+  # srun takes --cpus-per-task over from sbatch only so, and without it gives a task one core.
+  local cores=${SLURM_CPUS_PER_TASK:-$(cores_per_task)}
+  export SRUN_CPUS_PER_TASK=$cores OMP_NUM_THREADS=${OMP_NUM_THREADS:-$cores}
+  # Without it, a node that has no internet waits for the hub before it looks into the cache.
+  export HF_HUB_OFFLINE=${HF_HUB_OFFLINE:-1}
+  # gloo otherwise takes the address of the node's own name, which may be one of loopback.
+  local interface=${GLOO_SOCKET_IFNAME:-$(interface_between_nodes)}
+  [[ -n $interface ]] && export GLOO_SOCKET_IFNAME=$interface
   # Of a training that lost a task the others notice and leave, or are taken down 30 s later; not at
   # once, or a task about to leave with 2 or 75 would be killed and look like a crash. The tasks of a
   # measurement do not need each other.
   local status=0 wait=30
   [[ $1 == measure ]] && wait=0
-  srun --kill-on-bad-exit=0 --wait="$wait" olmo-sparsity "$@" || status=$?
+  # shellcheck disable=SC2086 # it holds several words
+  srun --kill-on-bad-exit=0 --wait="$wait" ${SRUN_FLAGS:-} olmo-sparsity "$@" || status=$?
   if [[ -n ${ended_by_slurm:-} ]]; then # srun may then say 0 of tasks that never finished
     log "ended by SLURM"
   elif [[ $status == 0 ]]; then
@@ -55,6 +64,23 @@ run() {
     log "exit code $status: not requeued after $SLURM_RESTART_COUNT restarts; find the cause above"
   fi
   return "$status"
+}
+
+# The job's cores on a node, shared by its tasks there; 1 where nodes differ.
+cores_per_task() {
+  local tasks=${SLURM_TASKS_PER_NODE:-1} cores=${SLURM_JOB_CPUS_PER_NODE:-1}
+  [[ $tasks$cores == *,* ]] && tasks=1 cores=1 # as 4(x2),3
+  tasks=${tasks%(*} cores=${cores%(*}
+  echo $((cores > tasks ? cores / tasks : 1))
+}
+
+# Through which the first node reaches the last one; nothing on one node, or where that is not known.
+interface_between_nodes() {
+  ((${SLURM_JOB_NUM_NODES:-1} > 1)) || return 0
+  local last address
+  last=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | tail -n 1)
+  address=$(getent ahostsv4 "$last" | awk '{ print $1; exit }')
+  ip -o route get "$address" 2>/dev/null | sed -n 's/.* dev \([^ ]*\).*/\1/p'
 }
 
 requeue() {

@@ -18,13 +18,14 @@ import torch
 from hypothesis import settings
 from tokenizers import Tokenizer
 
-from analysis.results import Results, read_results
-from olmo_sparsity.config import RunConfig
-from olmo_sparsity.config_file import config_from_dict
+from olmo_sparsity.analysis.results import Results, read_results
+from olmo_sparsity.config.file import config_from_dict
+from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokens import prepare
+from olmo_sparsity.disk.files import partial_name
 from olmo_sparsity.model.load import LoadedModel
-from tests.fake_results import write_fake_results
+from tests.support.fake_results import write_fake_results
 
 VOCAB = 512
 
@@ -67,9 +68,15 @@ def until(
         time.sleep(0.01)
 
 
+def left_by_a_killed_process(path: Path) -> Path:
+    """The name under which a process that is gone was writing this."""
+    name = partial_name(path).name
+    return path.with_name(name.replace(f"-{os.getpid()}-", "-999999999-"))
+
+
 @pytest.fixture(autouse=True)
 def _no_child_stays() -> Iterator[None]:
-    """What a test that failed has started in tests/children.py ends with it."""
+    """What a test that failed has started in tests/support/children.py ends with it."""
     yield
     for child in multiprocessing.active_children():
         child.kill()
@@ -84,7 +91,7 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("olmo_sparsity.files.sync", lambda path: None)
+    monkeypatch.setattr("olmo_sparsity.disk.files.sync", lambda path: None)
 
 
 @pytest.fixture(scope="session")

@@ -37,7 +37,7 @@ import pandas as pd
 import torch
 import yaml
 
-from olmo_sparsity.cli import main
+from olmo_sparsity.command.cli import main
 from olmo_sparsity.data.shards import Manifest
 from tests.conftest import small_run, small_task
 
@@ -144,7 +144,7 @@ class World:
     theory: dict[str, Any]
 
 
-MEASURE = ["--long", "24", "--short", "8", "--stride", "8", "--ks", "1,2", "--foreign", "1",
+MEASURE = ["--long", "24", "--short", "8", "--stride", "8", "--ks", "1,2", "--draws", "1",
            "--selectors", "random,nearest", "--min-gap", "0", "--max-documents", "8"]  # fmt: skip
 
 
@@ -263,7 +263,8 @@ def corpus(world: World, here: Path, random: Random, say: Say) -> None:
         manifest = Manifest.load(here / "data")
         num_lines = len(path.read_bytes().removesuffix(b"\n").split(b"\n"))
         kept = sum(file.num_documents for file in manifest.files)
-        if num_lines != kept + manifest.tally.num_bad:
+        told = manifest.tally.num_bad + sum(manifest.tally.left_out.values())
+        if num_lines != kept + told:
             raise Failure(f"{num_lines} lines, {kept} documents, {manifest.tally.describe()}")
 
 
@@ -312,8 +313,8 @@ def sweep(world: World, here: Path, random: Random, say: Say) -> None:
     run_spoilt(["sweep", "--list"], given, random, say)
 
 
-OPTIONS = ["--long", "--short", "--stride", "--ks", "--units", "--selectors", "--targets",
-           "--min-gap", "--foreign", "--max-documents", "--shard", "--seed", "--batch-tokens",
+OPTIONS = ["--long", "--short", "--stride", "--ks", "--units", "--selectors", "--share",
+           "--min-gap", "--draws", "--max-documents", "--shard", "--seed", "--batch-tokens",
            "--text", "--dtype", "--device"]  # fmt: skip
 VALUES = ["", "0", "-1", "1.5", "x", "1e99", "1,1", "0/0", "2/1", "nan", "top0%", "text:",
           "add_one,add_one", "span:x", "span:99", "words", "c4_files:*", "/dev/null", "25",

@@ -11,15 +11,19 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
-from analysis.influence import SELECTORS
-from olmo_sparsity.cli import build_parser, main
-from olmo_sparsity.config import RunConfig
-from olmo_sparsity.config_file import load_config
-from olmo_sparsity.experiments import Experiment, read_jobs
-from olmo_sparsity.jobs import Job
-from olmo_sparsity.tasks.settings import load_settings
+from olmo_sparsity import explain
+from olmo_sparsity.analysis.influence import SELECTORS
+from olmo_sparsity.command.cli import build_parser, main
+from olmo_sparsity.config.file import load_config
+from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.jobs.experiments import Experiment, read_jobs
+from olmo_sparsity.jobs.job import Job
+from olmo_sparsity.tasks.experiment import run_settings
+from olmo_sparsity.tasks.schemes import SCHEMES
+from olmo_sparsity.tasks.settings import build_task, load_settings
 from olmo_sparsity.theory.settings import load_theory_config
 from olmo_sparsity.training.loop import train
 
@@ -51,7 +55,16 @@ def commands_in(text: str) -> list[str]:
 
 GUIDES = ["README.md", "slurm/README.md"] + [
     f"docs/{name}.md"
-    for name in ("explain", "measure", "results", "results_tasks", "theory", "train", "tutorial")
+    for name in (
+        "explain",
+        "sources",
+        "measure",
+        "results",
+        "results_tasks",
+        "theory",
+        "train",
+        "tutorial",
+    )
 ]
 COMMANDS = [command for name in GUIDES for command in commands_in((ROOT / name).read_text())]
 
@@ -74,8 +87,8 @@ def check_command(words: list[str]) -> None:
     elif hasattr(options, "config"):
         read = {"theory": load_theory_config, "task": load_settings}
         read.get(options.command, load_config)(ROOT / options.config, rest)
-    elif options.command == "measure" and options.selectors:
-        assert set(options.selectors.split(",")) <= set(SELECTORS)
+    elif options.command == "measure":
+        assert set(getattr(options, "selectors", ())) <= set(SELECTORS)
 
 
 def test_the_grids_that_are_shipped() -> None:
@@ -119,11 +132,29 @@ def test_the_report_is_made_by_commands_that_parse(evidence: list[Experiment]) -
             assert (ROOT / script).is_file()
 
 
+ARTICLE = (
+    "Katharina Weiss was a German botanist who studied the mosses of the Black Forest. In 1902 she "
+    "published a catalogue of four hundred species, most of them drawn by her own hand. After the "
+    "war her collection was bought by the museum of natural history in Berlin. The species Hypnum "
+    "weissiae is named after Katharina Weiss."
+)
+
+
+@pytest.mark.parametrize("name", ["prose_seed1", "prose_seed2"])
+def test_the_stored_models_copy_names(name: str) -> None:
+    folder = ROOT / "docs/results/models" / name
+    found = explain(str(folder), text=ARTICLE, at=slice(-4, None), units="words", k=1, device="cpu")
+    assert found.targets.gap[0] > 1
+    assert "Weiss" in found.far.text[0]
+
+
 def test_the_report_makes_every_stored_result(evidence: list[Experiment]) -> None:
     made = {name for job in evidence for name in job.outputs}
     commands = {" ".join(sorted(text.split())) for job in evidence for text in job.commands}
     for folder in (ROOT / "docs/results").glob("*/*/"):
         if "_again" in folder.name:  # the same command on another machine
+            continue
+        if folder.parent.name == "models":
             continue
         assert str(folder.relative_to(ROOT)) in made
         if folder.parent.name == "tasks":
@@ -166,7 +197,14 @@ SMALLER = {
 
 @pytest.mark.parametrize(
     "name",
-    ["README.md", "docs/explain.md", "docs/explain.ipynb", "docs/measure.md", "docs/tutorial.md"],
+    [
+        "README.md",
+        "docs/explain.md",
+        "docs/explain.ipynb",
+        "docs/measure.md",
+        "docs/sources.md",
+        "docs/tutorial.md",
+    ],
 )
 def test_python_of_a_page_runs(
     name: str, run: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -180,7 +218,7 @@ def test_python_of_a_page_runs(
         assert main(["measure", run, "--quick", "--out", "results/tutorial", *smaller]) == 0
     names: dict[str, Any] = {}
     for code in python_in(name):
-        for long, short in (SMALLER | {"runs/figure2": run}).items():
+        for long, short in (SMALLER | {"runs/figure2": run, "my_model": run}).items():
             code = code.replace(long, short)
         exec(code, names)
     if name == "docs/tutorial.md":
@@ -192,9 +230,13 @@ def test_python_of_a_page_runs(
         assert names["influence_FW"].shape == (32, 8)
         assert {"recovery", "influence", "lds", "costs"} == set(names["answers"])
         assert len(names["losses"]) == len(names["document"].tokens) - 48
-    else:
+    elif name != "docs/explain.ipynb":
+        pages = {"README.md": 2, "docs/explain.md": 1, "docs/sources.md": 1}
+        assert len(list(tmp_path.glob("*.html"))) == pages[name]
+    if "explain" in name:
         assert names["e"].checked.draws in (4, 8)
-        assert len(list(tmp_path.glob("*.html"))) == name.endswith(".md")
+    elif name in ("README.md", "docs/sources.md"):
+        assert set(names["e"].statements.kind) <= {"one", "either", "both", "none"}
 
 
 def test_the_output_in_readme_is_that_of_the_notebook() -> None:
@@ -211,3 +253,43 @@ def test_pypi_has_what_is_pinned() -> None:
     """A local version (`2.13.0+cpu`) would be one that PyPI does not hold."""
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
     assert not [line for line in pinned if "+" in line and not line.startswith("#")]
+
+
+OWN_TASK = re.findall(r"```python\n(.*?)```", (ROOT / "docs/tasks.md").read_text(), re.DOTALL)
+
+
+def test_the_example_of_an_own_task_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _ = OWN_TASK
+    assert len(code.splitlines()) < 60
+    for long, short in (("= 3000, 160", "= 40, 40"), ("(20, 40, 60, 100)", "(3, 30)")):
+        assert long in code
+        code = code.replace(long, short)
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert float(names["loss"].id.detach()) < 2.5  # far below the ln 40 of guessing
+    assert re.findall(r"^(\d+): exact [01]\.\d\d", capsys.readouterr().out, re.M) == ["3", "30"]
+    assert names["found"].tokens_BR.shape == (50, 30)
+
+
+def test_the_same_task_runs_under_every_scheme(tmp_path: Path) -> None:
+    _, code = OWN_TASK
+    (tmp_path / "backwards_task.py").write_text(code)
+    settings = load_settings(
+        ROOT / "configs/tasks/scratchpad_parity_quick.yaml",
+        [
+            f"--task.name={tmp_path}/backwards_task.py:Backwards",
+            f"--output={tmp_path}/out",
+            "--seeds=[1]",
+            f"--schemes=[{','.join(SCHEMES)}]",
+            "--num_workers=1",
+            "--test_lengths=[6]",
+            "--num_test_samples=20",
+            "--training.num_steps=2",
+        ],
+    )
+    task = build_task(settings)
+    samples = task.sample(np.random.default_rng(0), 20, 6)
+    np.testing.assert_array_equal(task.solve(samples), samples.response_BR)
+    rows = run_settings(settings)
+    assert {row.scheme for row in rows} == set(SCHEMES)
+    assert all(0 <= row.token_accuracy <= 1 for row in rows)

@@ -14,12 +14,13 @@ from tests import faults, fuzz
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fuzz.World]:
     with pytest.MonkeyPatch.context() as patch:  # the first shard does not wait for the other
-        patch.setattr("analysis.measurement.PATIENCE_S", 0)
+        patch.setattr("olmo_sparsity.analysis.measurement.PATIENCE_S", 0)
         yield faults.make_world(tmp_path_factory.mktemp("faults"))
 
 
 @pytest.mark.parametrize(
-    ("trial", "count"), [(faults.damaged_folder, 16), (faults.kill, 5), (faults.race, 1)]
+    ("trial", "count"),
+    [(faults.damaged_folder, 16), (faults.kill, 5), (faults.limit, 5), (faults.race, 1)],
 )
 def test_a_fault_changes_no_number_without_a_word(
     world: fuzz.World, trial: fuzz.Trial, count: int
@@ -36,7 +37,7 @@ def test_the_injector_sees_other_numbers_and_what_is_left_over(
         pq.write_table(pq.read_table(path)[:5], path)
         return "halved"
 
-    monkeypatch.setattr("analysis.results.verify_manifest", lambda *_: None)
+    monkeypatch.setattr("olmo_sparsity.analysis.results.verify_manifest", lambda *_: None)
     monkeypatch.setattr(faults, "damage", halve)
     done, failure = fuzz.run_trial(
         world, faults.damaged_folder, list(faults.SCENES).index("report")

@@ -1,8 +1,9 @@
-"""The house: imports point one way, and README draws the folders as they are."""
+"""The house: imports point one way, modules stay small, and each has its tests where one looks."""
 
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,45 +11,30 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
+TESTS = ROOT / "tests"
 
-# What each part may import of this project, besides itself and the ground they all stand on.
-_GROUND = (
-    "drawing ending errors files json_files launch lock manifest nested progress rows versions"
-)
-GROUND = {f"olmo_sparsity.{name}" for name in _GROUND.split()}
-CONFIG = {f"olmo_sparsity.config{part}" for part in ("", "_check", "_file", "_names")}
-TRAINING = {*CONFIG, "olmo_sparsity.data", "olmo_sparsity.model"}
+# What each room may import, besides itself. The command line may import everything.
+GROUND = {"errors", "process", "disk"}
+MODELS = {*GROUND, "config", "data", "model"}
 ALLOWED = {
-    **{name: {"olmo_sparsity.errors"} - {name} for name in GROUND},
-    "olmo_sparsity.rows": {
-        f"olmo_sparsity.{name}" for name in ("errors", "files", "json_files", "manifest")
-    },
-    "olmo_sparsity.arguments": {"olmo_sparsity.errors"},
-    "olmo_sparsity.drawing": {"olmo_sparsity.errors", "olmo_sparsity.files"},
-    "olmo_sparsity.files": {"olmo_sparsity.launch"},
-    "olmo_sparsity.lock": {f"olmo_sparsity.{name}" for name in ("errors", "files", "launch")},
-    "olmo_sparsity.manifest": {
-        f"olmo_sparsity.{name}" for name in ("errors", "files", "json_files")
-    },
-    **dict.fromkeys(CONFIG, CONFIG),
-    "olmo_sparsity.data": CONFIG,  # neither of these two knows the other
-    "olmo_sparsity.model": CONFIG,
-    "olmo_sparsity.training": TRAINING,
-    "olmo_sparsity.tasks": {*TRAINING, "olmo_sparsity.training"},
-    "olmo_sparsity.theory": {*TRAINING, "olmo_sparsity.training"},
-    "olmo_sparsity.jobs": set(),
-    "olmo_sparsity.sweep": {*TRAINING, "olmo_sparsity.training", "olmo_sparsity.jobs"},
-    "olmo_sparsity.experiments": {*CONFIG, "olmo_sparsity.jobs", "olmo_sparsity.sweep"},
-    "analysis": TRAINING,  # never training itself; only the command line knows everything
+    "errors": set(),
+    "process": {"errors"},
+    "disk": {"errors", "process"},
+    "config": GROUND,
+    "data": {*GROUND, "config"},  # neither of these two knows the other
+    "model": {*GROUND, "config"},
+    "training": MODELS,
+    "tasks": {*MODELS, "training"},
+    "theory": {*MODELS, "training"},
+    "jobs": {*MODELS, "training"},
+    "analysis": MODELS,  # never training itself
 }
+PACKAGE = ROOT / "olmo_sparsity"
+ROOMS = {path.stem for path in PACKAGE.iterdir() if path.is_dir() or path.suffix == ".py"}
+MODULES = [*PACKAGE.glob("**/*.py"), *ROOT.glob("analysis/**/*.py")]
 
 
-def part_of(module: str) -> str:
-    names = module.split(".")
-    return names[0] if names[0] != "olmo_sparsity" else ".".join(names[:2])
-
-
-def imports_of(path: Path) -> set[str]:
+def names_imported(path: Path) -> set[str]:
     found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
@@ -56,36 +42,117 @@ def imports_of(path: Path) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}: relative import"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return {part_of(name) for name in found if name.split(".")[0] in ("olmo_sparsity", "analysis")}
+    return found
+
+
+def imports_of(path: Path) -> set[str]:
+    """The rooms whose modules it imports."""
+    found = names_imported(path)
+    assert not any(name.split(".")[0] == "analysis" for name in found), path
+    ours = {name.split(".")[1] for name in found if name.startswith("olmo_sparsity.")}
+    return ours & ROOMS
 
 
 def test_imports_point_one_way() -> None:
-    for path in [*ROOT.glob("olmo_sparsity/**/*.py"), *ROOT.glob("analysis/**/*.py")]:
-        module = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
-        part = part_of(module)
-        if module in ("olmo_sparsity", "olmo_sparsity.cli"):
-            continue
-        ground = set() if part in GROUND else GROUND
-        wrong = imports_of(path) - ALLOWED[part] - ground - {part, "olmo_sparsity.__version__"}
-        assert not wrong, f"{module} imports {wrong}"
+    for path in MODULES:
+        parts = path.relative_to(PACKAGE if PACKAGE in path.parents else ROOT).with_suffix("").parts
+        if parts[0] not in ("__init__", "__main__", "command"):
+            wrong = imports_of(path) - ALLOWED[parts[0]] - {parts[0]}
+            assert not wrong, f"{path} imports {wrong}"
 
 
-def test_modules_stay_small() -> None:
-    for path in [*ROOT.glob("olmo_sparsity/**/*.py"), *ROOT.glob("analysis/*.py")]:
-        assert len(path.read_text().splitlines()) <= 425, path
+# --- tests ----------------------------------------------------------------------------------------
+
+# Modules without a test file of their name, and where they are tested.
+ELSEWHERE = {
+    **dict.fromkeys(["__init__", "__main__", "command/arguments"], "by commands: command/test_cli"),
+    **dict.fromkeys(["config/sections", "disk/nested"], "config/test_file, config/test_check"),
+    **dict.fromkeys(["config/fields", "config/text", "config/shipped"], "config/test_file"),
+    "model/layers": "model/test_olmo, model/test_inference",
+    "disk/json_files": "damaged files of any kind: test_fuzz, test_faults",
+    **dict.fromkeys(["disk/rows", "disk/drawing"], "tasks/test_figure, theory/test_results"),
+    "jobs/job": "jobs/test_sweep, jobs/test_experiments",
+    "model/far_states": "model/test_sharing, model/test_inference",
+    "model/official": "model/test_exchange",
+    "training/start": "training/test_loop, training/test_run_folder, training/test_checkpoint",
+    "training/fit": "tasks/test_trial, theory/test_bridge",
+    **dict.fromkeys(["theory/worst_case", "theory/figure"], "theory/test_experiment"),
+    "theory/cases": "theory/test_bridge",
+    **dict.fromkeys(["analysis/view", "analysis/induction"], "analysis/test_measurement"),
+    "process/devices": "gpu/test_commands, model/test_load",
+    "analysis/ask": "analysis/test_explanation",
+}
+
+
+def module_of(path: Path) -> str:
+    return str(path.relative_to(PACKAGE if PACKAGE in path.parents else ROOT).with_suffix(""))
+
+
+def test_each_module_has_a_test_file_of_its_name() -> None:
+    modules = {module_of(path) for path in MODULES if path.stem != "__init__"} | {"__init__"}
+    files = {
+        str(path.relative_to(TESTS).with_name(path.stem.removeprefix("test_")))
+        for path in TESTS.glob("**/test_*.py")
+    }
+    assert modules - files == set(ELSEWHERE)
+    others = ("base/", "integration/", "benchmarks/", "docs/", "gpu/")
+    of_modules = {name for name in files if not name.startswith(others)}
+    assert of_modules - modules == {"docs", "structure", "fuzz", "faults", "slurm"}, (
+        "tests of no module"
+    )
+    for places in ELSEWHERE.values():
+        for name in re.findall(r"[\w/]*test_\w+", places):
+            assert (TESTS / f"{name}.py").is_file(), name
+
+
+def test_tests_import_no_tests() -> None:
+    """What they share is in tests/support."""
+    for path in TESTS.glob("**/*.py"):
+        shared = [name for name in names_imported(path) if ".test_" in name]
+        assert not shared, f"{path} imports {shared}"
+
+
+# --- modules --------------------------------------------------------------------------------------
+
+
+def test_modules_and_functions_stay_small() -> None:
+    for path in MODULES:
+        text = path.read_text()
+        assert len(text.splitlines()) <= 425, path
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef):
+                assert (node.end_lineno or 0) - node.lineno < 60, f"{path}: {node.name}"
+
+
+def test_the_folder_analysis_is_no_second_package() -> None:
+    words = [sys.executable, "-c", "import analysis"]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.stderr.endswith(
+        "ImportError: this folder is the package olmo_sparsity.analysis; "
+        "from olmo_sparsity import explain\n"
+    )
 
 
 @pytest.mark.parametrize(
     ("code", "heavy"),
     [
-        ("olmo_sparsity.cli as cli; cli.main(['--help'])", "numpy olmo omegaconf pandas torch"),
-        ("analysis.figures, analysis.report, olmo_sparsity.theory.figure", "olmo torch"),
+        ("olmo_sparsity", "numpy olmo omegaconf pandas torch"),
+        ("olmo_sparsity.__main__ as m; m.entry(['--help'])", "numpy olmo omegaconf pandas torch"),
+        (
+            "olmo_sparsity.analysis.explanation, olmo_sparsity.analysis.measurement",
+            "accelerate datasets matplotlib olmo omegaconf",
+        ),
+        (
+            "olmo_sparsity.analysis.figures, olmo_sparsity.analysis.report, "
+            "olmo_sparsity.theory.figure",
+            "olmo torch",
+        ),
     ],
 )
-def test_help_and_figures_import_nothing_heavy(code: str, heavy: str) -> None:
+def test_nothing_heavy_is_imported_where_it_is_not_used(code: str, heavy: str) -> None:
     names = "import atexit, sys; atexit.register(lambda: print(*sys.modules, file=sys.stderr))"
     words = [sys.executable, "-c", f"{names}; import {code}"]
     done = subprocess.run(words, check=True, capture_output=True, text=True)
     loaded = set(done.stderr.split())
-    assert "olmo_sparsity.errors" in loaded
+    assert "olmo_sparsity" in loaded
     assert not {*heavy.split(), "transformers"} & loaded

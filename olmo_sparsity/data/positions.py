@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from olmo_sparsity.config import PositionsConfig
+from olmo_sparsity.config.text import PositionsConfig
 
 
 def draw_positions(

@@ -29,6 +29,9 @@ LARGEST_DOCUMENT = 2**25
 """Bytes, which bounds memory. The longest novels have 5 MB; larger ones are files of many documents
 without line breaks."""
 
+LARGEST_AT_ONCE = 2**29
+"""Bytes of what cannot be read in parts: a list in JSON, a page of Parquet."""
+
 STDIN = Path("-")
 
 _WHITE_SPACE = b" \t\n\r\v\f"
@@ -105,9 +108,9 @@ def parse_row(row: Any, where: str, field: str) -> Record:
 
 
 def parse_text(text: Any, where: str, field: str = "text") -> Record:
+    if isinstance(text, bytes | str) and len(text) > LARGEST_DOCUMENT:
+        return BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", where)
     if isinstance(text, bytes):
-        if len(text) > LARGEST_DOCUMENT:
-            return BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", where)
         try:
             text = text.decode("utf-8-sig")  # drops the byte order mark that some editors write
         except UnicodeDecodeError:
@@ -128,13 +131,25 @@ def parse_text(text: Any, where: str, field: str = "text") -> Record:
 
 
 def read_file(path: Path, field: str, split_at: SplitAt) -> Iterator[Record]:
-    """Read a file by its suffix, one of `SUFFIXES`."""
-    reader = next(_READERS[suffix] for suffix in SUFFIXES if path.name.endswith(suffix))
+    """Read a file by its suffix; what has none of `SUFFIXES` is plain text."""
+    reader = next((_READERS[suffix] for suffix in SUFFIXES if path.name.endswith(suffix)), None)
     if reader is None and field != "text":
         raise ConfigError(f"field={field}: {path} is plain text, without fields; leave it out")
     if reader is not None and split_at != "whole":
         raise ConfigError(f"split_at={split_at} cuts plain text, and {path} is none; leave it out")
     return read_text(path, split_at) if reader is None else reader(path, field)
+
+
+def is_text(path: Path) -> bool:
+    """Whether a file is plain text, by its suffix, or else by having no zero bytes at its start."""
+    for suffix, reader in _READERS.items():
+        if path.name.endswith(suffix):
+            return reader is None
+    try:
+        with path.open("rb") as file:
+            return b"\0" not in file.read(4096)
+    except OSError:
+        return False
 
 
 def read_text(path: Path, split_at: SplitAt = "whole") -> Iterator[Record]:
@@ -164,8 +179,14 @@ def _read_json(path: Path, field: str) -> Iterator[Record]:
         for number, line in enumerate(read_lines(path), start=1):
             yield parse_line(line, path, number, field)
         return
+    content = bytearray()
+    for line in read_lines(path):
+        content += line
+        if len(content) > LARGEST_AT_ONCE:
+            problem = f"it is a list of more than {LARGEST_AT_ONCE:,} bytes"
+            raise DataError(f"{path}: {problem}; write one JSON object per line")
     try:
-        rows = json.loads(b"".join(read_lines(path)))
+        rows = json.loads(content)
     except (ValueError, RecursionError) as error:
         raise _damaged(path, "", error, "write one JSON object per line") from None
     for number, row in enumerate(rows if isinstance(rows, list) else [rows], start=1):
@@ -199,12 +220,28 @@ def _read_parquet(path: Path, field: str) -> Iterator[Record]:
     try:
         with parquet.ParquetFile(path) as file:
             check_field(path, field, file.schema_arrow.names)
-            for batch in file.iter_batches(batch_size=256, columns=[field]):
+            _check_pages(path, field, file.metadata)
+            for batch in file.iter_batches(batch_size=16, columns=[field]):
                 for text in batch.column(field).to_pylist():
                     number += 1
                     yield parse_text(text, f"{path}:{number}", field)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise _damaged(path, f" after row {number:,}", error, "copy the file again") from None
+
+
+def _check_pages(path: Path, field: str, metadata: Any) -> None:
+    """A page is read at once; writers give it up to 1024 rows."""
+    for index in range(metadata.num_row_groups):
+        group = metadata.row_group(index)
+        for column in map(group.column, range(group.num_columns)):
+            mean = column.total_uncompressed_size / max(group.num_rows, 1)
+            at_once = int(mean * min(group.num_rows, 1024))
+            if column.path_in_schema == field and at_once > LARGEST_AT_ONCE:
+                raise DataError(
+                    f"{path}: its rows have {mean:,.0f} bytes on average, so that some "
+                    f"{at_once:,} are read at once, above {LARGEST_AT_ONCE:,}; write fewer rows in "
+                    "a row group, or one JSON object per line"
+                )
 
 
 _READERS = {

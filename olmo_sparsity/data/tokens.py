@@ -43,15 +43,15 @@ from olmo_sparsity.data.tokenizer import (
     tokenizer_fingerprint,
     train_tokenizer,
 )
+from olmo_sparsity.disk.files import naming, sync, write_atomically
+from olmo_sparsity.disk.nested import differences
+from olmo_sparsity.disk.work_folder import WorkFolder, refuse_changes
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.files import sync, write_atomically
-from olmo_sparsity.launch import read_launch
-from olmo_sparsity.lock import LOCK, locked
-from olmo_sparsity.nested import differences
-from olmo_sparsity.progress import Progress
+from olmo_sparsity.process.launch import read_launch
+from olmo_sparsity.process.progress import Progress
 
 if TYPE_CHECKING:
-    from olmo_sparsity.config import CorpusConfig, DataConfig
+    from olmo_sparsity.config.text import CorpusConfig, DataConfig
 
 SHARD_CHARACTERS = 2**28
 """A shard ends with the record that brings its text to this many characters: about 60M tokens, or
@@ -79,12 +79,12 @@ def prepare(data: DataConfig) -> Manifest:
         raise ConfigError("data.train_files names token files: there is nothing to prepare")
     if read_launch().world_size > 1:
         raise ConfigError("prepare is one process on all cores; start it as one task")
-    folder = Path(data.folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    work = WorkFolder(Path(data.folder), "data.folder", "manifest.json")
+    folder = work.path
     # A finished folder may be read-only: it is somebody else's, perhaps.
-    is_finished = (folder / "manifest.json").exists() and Manifest.load(folder).complete
-    lock = contextlib.nullcontext() if is_finished else locked(folder)
-    with lock, Progress("prepare", total=None, unit="tokens") as progress:
+    is_finished = work.identity.exists() and Manifest.load(folder).complete
+    opened = contextlib.nullcontext() if is_finished else work.opened()
+    with opened, Progress("prepare", total=None, unit="tokens") as progress:
         manifest = _begin_or_resume(data, folder)
         if manifest.complete:
             manifest.tally.check(data.corpus.max_bad_share)
@@ -109,16 +109,8 @@ def _describe(manifest: Manifest) -> str:
 
 def _begin_or_resume(data: DataConfig, folder: Path) -> Manifest:
     settings = _decisive_settings(data)
-    names = sorted(path.name for path in folder.iterdir() if path.suffix != ".tmp")
-    names = [name for name in names if name != LOCK and not name.startswith(".")]
-    if "manifest.json" not in names:
-        if names:
-            raise DataError(
-                f"{folder} holds {names[0]}, but no manifest.json, so it was not written by "
-                "`prepare`; set data.folder to a new folder"
-            )
+    if not (folder / "manifest.json").exists():
         return _begin(data, folder, settings)
-
     manifest = Manifest.load(folder)
     changed = differences(manifest.settings, settings)
     try:
@@ -137,12 +129,8 @@ def _begin_or_resume(data: DataConfig, folder: Path) -> Manifest:
         changed.append(f"the tokenizer {named} has changed")
     if changed and not manifest.files:
         return _begin(data, folder, settings)  # There are no shards to lose.
-    if changed:
-        raise DataError(
-            f"{folder} was prepared with other settings: {'; '.join(changed)}; set data.folder "
-            "to a new folder, or delete this one"
-        )
-    check_files(folder, manifest, verify=SPLITS if manifest.complete else ())
+    refuse_changes(f"data.folder={folder}", changed)
+    check_files(folder, manifest, manifest.files if manifest.complete else ())
     if manifest.complete:
         open_tokenizer(folder, manifest)
     return manifest
@@ -160,11 +148,7 @@ def refuse_other_settings(data: DataConfig) -> None:
         return
     manifest = Manifest.load(Path(data.folder))
     changed = differences(manifest.settings, _decisive_settings(data))
-    if changed:
-        raise DataError(
-            f"{data.folder} was prepared with other settings: {'; '.join(changed)}; give the same "
-            "settings, or prepare another data.folder"
-        )
+    refuse_changes(f"data.folder={data.folder}", changed)
 
 
 def _decisive_settings(data: DataConfig) -> dict[str, Any]:
@@ -308,7 +292,7 @@ def _write_shards(
     batches = _read_batches(data, manifest.tally.num_records, wanted)
     encoded = in_background(_encode_batches(tokenizer, in_background(batches, 2)), 1)
     writers, total = new_writers(), manifest.tally.copy()
-    with contextlib.closing(encoded), contextlib.ExitStack() as last:
+    with naming(folder), contextlib.closing(encoded), contextlib.ExitStack() as last:
         last.callback(lambda: ShardWriter.close_all(writers))
         for batch, encodings in encoded:
             total.merge(batch.tally)

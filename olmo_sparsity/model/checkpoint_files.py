@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from olmo_sparsity.disk.files import follow_umask, sha256_of
+from olmo_sparsity.disk.manifest import verify_manifest
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.files import follow_umask, sha256_of
-from olmo_sparsity.manifest import verify_manifest
 
 WEIGHTS = "model.safetensors"
 

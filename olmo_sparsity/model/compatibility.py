@@ -9,7 +9,7 @@ Dimension key: B batch, L length, V vocabulary.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.layers import causal_bias
+from olmo_sparsity.model.attention import causal_bias
 
 if TYPE_CHECKING:
     from olmo_sparsity.model.huggingface import HuggingFaceLM
@@ -67,6 +67,9 @@ def position_limit(config: Any, only_wrong_beyond: bool = False) -> PositionLimi
             limits.append((original, "original_max_position_embeddings of its LongRoPE", True))
         if rope.get("rope_type") == "dynamic":
             limits.append((trained, "max_position_embeddings of its dynamic RoPE", True))
+    if getattr(text, "attn_temperature_tuning", False):  # of Llama 4; it counts places
+        floor = getattr(text, "floor_scale", None)
+        limits.append((floor and int(floor) - 1, "floor_scale of its attention", True))
     types = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
     if getattr(text, "use_sliding_window", True) and _WINDOWED_LAYERS & set(types or ("local",)):
         for name in _WINDOWS:
@@ -109,20 +112,36 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 @torch.no_grad()
-def refuse_unfit(wrapped: HuggingFaceLM, original: nn.Module) -> tuple[LogitMap, bool]:
+def refuse_unfit(wrapped: HuggingFaceLM, original: nn.Module) -> tuple[LogitMap, bool, float]:
     """Check that position IDs reach the attention, that a gap in them hides nothing, that kept
     states of earlier places can replace these places, and that the logits are those of the given
-    model (`original`, with its adapters). Returns how they follow from the last linear map, and
-    whether `hidden_sharing` gives the same as copies of the kept states."""
-    model, config = wrapped.model, wrapped.model.config
-    text = config.get_text_config()
-    family = f"{type(model).__name__} (model_type {config.model_type})"
+    model (`original`, with its adapters). Returns how they follow from the last linear map,
+    whether `hidden_sharing` gives the same as copies of the kept states, and by how many nats
+    losses change with the rows beside them."""
+    config = wrapped.model.config
+    family = f"{type(wrapped.model).__name__} (model_type {config.model_type})"
 
     def require(holds: bool, problem: str) -> None:
         if not holds:
             raise ConfigError(f"{family} is not supported: {problem}")
 
-    require(not config.is_encoder_decoder, "it reads its text with an encoder")
+    _check_kind(wrapped, original, require)
+    was_training = original.training
+    original.eval()
+    try:
+        found = _check_answers(_try(wrapped, original), _logit_maps(config), require)
+        return *found, _batch_noise(wrapped, found[0])
+    finally:
+        original.train(was_training)
+
+
+Require = Callable[[bool, str], None]
+
+
+def _check_kind(wrapped: HuggingFaceLM, original: nn.Module, require: Require) -> None:
+    """What config and signature say."""
+    model, text = wrapped.model, wrapped.model.config.get_text_config()
+    require(not model.config.is_encoder_decoder, "it reads its text with an encoder")
     require(
         model.get_output_embeddings() is not None and wrapped.body is not model,
         "it has no last linear map from states to logits",
@@ -149,6 +168,42 @@ def refuse_unfit(wrapped: HuggingFaceLM, original: nn.Module) -> tuple[LogitMap,
         'first model.set_attn_implementation("sdpa")',
     )
 
+
+@dataclass(frozen=True)
+class _Tried:
+    """Hidden states of eight tokens, and their logits."""
+
+    counted: Tensor
+    again: Tensor
+    """The same inputs as `counted`."""
+
+    gapped: Tensor
+    """With a gap in the middle of the position IDs."""
+
+    seen: Tensor
+    """Gapped, with a causal mask."""
+
+    hiding: Tensor
+    """Gapped, with a mask that hides what stands before the gap."""
+
+    looked_back: Tensor
+    """The places after the gap, given kept states of those before."""
+
+    shared: Tensor | None
+    """The same by `hidden_sharing`; None: the model's code does not take it."""
+
+    alone: Tensor
+    """The places after the gap, given nothing."""
+
+    nudged: Tensor
+    """As `seen`, after a tiny change of the input."""
+
+    logits: Tensor
+    raw: Tensor
+    """By the last linear map from our states."""
+
+
+def _try(wrapped: HuggingFaceLM, original: nn.Module) -> _Tried:
     device = wrapped.device
     tokens_BL = torch.arange(8, device=device)[None] % wrapped.embedding.weight.shape[0]
     counted_BL = torch.arange(8, device=device)[None]
@@ -160,67 +215,96 @@ def refuse_unfit(wrapped: HuggingFaceLM, original: nn.Module) -> tuple[LogitMap,
     def hidden(positions_BL: Tensor, bias: Tensor | None = None, **more: Any) -> Tensor:
         return wrapped.hidden(tokens_BL, positions_BL, bias, **more).float()
 
-    was_training = original.training
-    original.eval()
+    earlier = wrapped.far_states(tokens_BL[:, :4], gapped_BL[:, :4])
+    later = (tokens_BL[:, 4:], gapped_BL[:, 4:])
     try:
-        counted, again, gapped = hidden(counted_BL), hidden(counted_BL), hidden(gapped_BL)
-        seen, hiding = hidden(gapped_BL, causal), hidden(gapped_BL, packed)
-        earlier = wrapped.far_states(tokens_BL[:, :4], gapped_BL[:, :4])
-        looked_back = wrapped.hidden(tokens_BL[:, 4:], gapped_BL[:, 4:], far=earlier).float()
-        try:
-            shared = wrapped.hidden_sharing(tokens_BL[:, 4:], gapped_BL[:, 4:], earlier).float()
-        except Exception:  # of the model's own code, which may ask anything of its attention
-            shared = None
-        alone = wrapped.hidden(tokens_BL[:, 4:], gapped_BL[:, 4:]).float()
-        nudge_BLD = wrapped.embedding(tokens_BL)
-        nudge_BLD[..., ::2] *= -1
-        nudge_BLD *= max(1e-4, torch.finfo(nudge_BLD.dtype).eps)
-        nudged = hidden(gapped_BL, causal, added_BLD=nudge_BLD)
-        logits = original(
-            input_ids=tokens_BL,
-            attention_mask=torch.ones_like(tokens_BL),
-            position_ids=counted_BL,
-            use_cache=False,
-        ).logits.to(device)
-        raw = wrapped.raw_logits(wrapped.hidden(tokens_BL, counted_BL))
-    finally:
-        original.train(was_training)
+        shared = wrapped.hidden_sharing(*later, earlier).float()
+    except Exception:  # of the model's own code, which may ask anything of its attention
+        shared = None
+    nudge_BLD = wrapped.embedding(tokens_BL)
+    nudge_BLD[..., ::2] *= -1
+    nudge_BLD *= max(1e-4, torch.finfo(nudge_BLD.dtype).eps)
+    logits = original(
+        input_ids=tokens_BL,
+        attention_mask=torch.ones_like(tokens_BL),
+        position_ids=counted_BL,
+        use_cache=False,
+    ).logits.to(device)
+    return _Tried(
+        counted=hidden(counted_BL),
+        again=hidden(counted_BL),
+        gapped=hidden(gapped_BL),
+        seen=hidden(gapped_BL, causal),
+        hiding=hidden(gapped_BL, packed),
+        looked_back=wrapped.hidden(*later, far=earlier).float(),
+        shared=shared,
+        alone=wrapped.hidden(*later).float(),
+        nudged=hidden(gapped_BL, causal, added_BLD=nudge_BLD),
+        logits=logits,
+        raw=wrapped.raw_logits(wrapped.hidden(tokens_BL, counted_BL)),
+    )
 
+
+def _check_answers(
+    tried: _Tried, logit_maps: Iterable[LogitMap], require: Require
+) -> tuple[LogitMap, bool]:
     # Kernels round differently, and layers that round to 8 bits sometimes amplify this. Differences
     # as small as the effect of a tiny change of the input are ignored.
+    logits, seen = tried.logits, tried.seen
     rounding = min(0.1, 1024 * torch.finfo(logits.dtype).eps)
-    noise = 2 * _distance(nudged, seen)
+    noise = 2 * _distance(tried.nudged, seen)
 
     def alike(a: Tensor, b: Tensor) -> bool:
         return _distance(a, b) <= rounding * _distance(b) + noise
 
-    logit_map = min(_logit_maps(config), key=lambda candidate: _distance(candidate(raw), logits))
+    def small(error: float, effect: float) -> bool:
+        return error <= max(noise, effect / 4)
+
+    logit_map = min(logit_maps, key=lambda candidate: _distance(candidate(tried.raw), logits))
     require(
-        _distance(logit_map(raw), logits) <= rounding * _distance(logits),
+        _distance(logit_map(tried.raw), logits) <= rounding * _distance(logits),
         "its logits are not the last linear map of its hidden states, nor that scaled or capped "
         "as its config says (or its adapter is not part of its layers)",
     )
+    after = slice(4, None)
+    counted, gapped = tried.counted, tried.gapped
     require(
-        _distance(gapped[:, 4:], counted[:, 4:]) > _distance(again, counted),
+        _distance(gapped[:, after], counted[:, after]) > _distance(tried.again, counted),
         "position IDs do not reach its attention (ALiBi, or positions counted by place)",
     )
-    error, effect = _distance(gapped[:, 4:], seen[:, 4:]), _distance(hiding[:, 4:], seen[:, 4:])
+    error = _distance(gapped[:, after], seen[:, after])
     require(
-        alike(gapped, seen) and (error <= max(noise, effect / 4)),
+        alike(gapped, seen) and small(error, _distance(tried.hiding[:, after], seen[:, after])),
         "its attention is not causal, or a gap in its position IDs changes who may attend to whom",
     )
     require(
         alike(gapped[:, :4], counted[:, :4]),
         "a gap in its position IDs changes the places before it",
     )
+    looked_back = tried.looked_back
     require(
-        alike(looked_back, seen[:, 4:]),
+        alike(looked_back, seen[:, after]),
         "the keys and values that it keeps of earlier places do not replace these places",
     )
-    if shared is None:
+    if tried.shared is None:
         return logit_map, False
-    error, effect = _distance(shared, looked_back), _distance(alone, looked_back)
-    return logit_map, alike(shared, looked_back) and error <= max(noise, effect / 4)
+    error, effect = _distance(tried.shared, looked_back), _distance(tried.alone, looked_back)
+    return logit_map, alike(tried.shared, looked_back) and small(error, effect)
+
+
+def _batch_noise(wrapped: HuggingFaceLM, logit_map: LogitMap) -> float:
+    """The largest change of seven losses. Some quantized models round all rows of a batch by their
+    largest number."""
+    tokens_BL = torch.arange(32, device=wrapped.device).view(4, 8) * 7
+    tokens_BL %= wrapped.embedding.weight.shape[0]
+    positions_BL = torch.arange(8, device=wrapped.device)[None]
+
+    def losses(rows_BL: Tensor) -> Tensor:
+        hidden_BLD = wrapped.hidden(rows_BL, positions_BL.expand_as(rows_BL))
+        log_p_LV = logit_map(wrapped.raw_logits(hidden_BLD[:1])[0].float()).log_softmax(-1)
+        return log_p_LV[:-1].gather(1, tokens_BL[0, 1:, None].to(log_p_LV.device))
+
+    return float((losses(tokens_BL) - losses(tokens_BL[:1])).abs().max())
 
 
 def _distance(a: Tensor, b: Tensor | float = 0.0) -> float:

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from olmo_sparsity.config import ModelConfig
-from olmo_sparsity.config_file import load_config
+from olmo_sparsity.config.file import load_saved_config
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.disk.files import follow_umask, remove_partial, writing
 from olmo_sparsity.errors import ConfigError, UserError
-from olmo_sparsity.files import follow_umask, remove_partial, writing
 from olmo_sparsity.model.checkpoint_files import check_fit, fill, unreadable
 from olmo_sparsity.model.huggingface import HuggingFaceLM, gpt_neox_config
 from olmo_sparsity.model.load import find_folder, load_model
@@ -147,7 +147,7 @@ def export(checkpoint: Path, out: Path) -> str:
         raise ConfigError(f"'{checkpoint}' is a Hugging Face folder already; use it directly")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"'{out}' exists; name a folder that does not, or empty it")
-    config = load_config(folder / "config.yaml").model
+    config = load_saved_config(folder / "config.yaml").model
     check_exportable(config)
     loaded = load_model(str(folder), device="cpu")
     assert loaded.tokenizer is not None
@@ -270,7 +270,7 @@ def config_of(source: str) -> dict[str, Any]:
         return dict(vars(read_official_config(Path(source))))
     folder = find_folder(source)
     if not (folder / "config.json").is_file():
-        return dict(vars(load_config(folder / "config.yaml").model))
+        return dict(vars(load_saved_config(folder / "config.yaml").model))
     from transformers import AutoConfig
 
     try:

@@ -11,10 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from olmo_sparsity.model.layers import causal_bias
+from olmo_sparsity.model.attention import causal_bias
 
 
 @dataclass(frozen=True)
@@ -81,3 +82,12 @@ class FarStates:
             return x_1F[0].index_select(0, index).unflatten(0, places_BF.shape)
 
         return FarStates(pick(self.positions_BF), [(pick(k), pick(v)) for k, v in self.layers])
+
+
+def to_device(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
+    """Integers, in one copy, for which the host does not wait."""
+    numbers = torch.from_numpy(np.concatenate([a.ravel() for a in arrays]).astype(np.int64))
+    if device.type == "cuda":
+        numbers = numbers.pin_memory().to(device, non_blocking=True)
+    parts = numbers.to(device).split([array.size for array in arrays])
+    return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]

@@ -7,23 +7,26 @@ Dimension key: B batch, L length, D width, H heads, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from olmo_sparsity.config import ModelConfig
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.attention import can_share_far, causal_bias, keeps_much
 from olmo_sparsity.model.compatibility import position_limit, refuse_unfit
 from olmo_sparsity.model.far_states import FarStates
-from olmo_sparsity.model.layers import can_share_far, causal_bias
 
 if TYPE_CHECKING:  # importing transformers takes two seconds, so only its models do
     from peft import PeftModel
     from transformers import Cache, GPTNeoXConfig, PreTrainedModel
+
+    from olmo_sparsity.config.sections import ModelConfig
 
 
 class HuggingFaceLM(nn.Module):
@@ -37,7 +40,7 @@ class HuggingFaceLM(nn.Module):
         self.limit = position_limit(self.model.config)
         self.wrong_beyond = position_limit(self.model.config, only_wrong_beyond=True)
         self.can_share_far = False  # while the next line asks
-        self.logit_map, self.can_share_far = refuse_unfit(self, original=model)
+        self.logit_map, self.can_share_far, self.batch_noise = refuse_unfit(self, original=model)
 
     @property
     def vocab_size(self) -> int:
@@ -101,7 +104,9 @@ class HuggingFaceLM(nn.Module):
             assert attention_bias is None
             if self.shares_far(far.num_places, tokens_BL.shape[1]):
                 return self.hidden_sharing(tokens_BL, positions_BL, far, last)
-            cache, attention_bias = _as_cache(far), far.window_bias(tokens_BL.shape[1])
+            from olmo_sparsity.model.sharing import FarCache
+
+            cache, attention_bias = FarCache(far), far.window_bias(tokens_BL.shape[1])
         num_earlier = cache.get_seq_length() if cache is not None else 0
         self._refuse_beyond(positions_BL, num_earlier + tokens_BL.shape[1])
         if attention_bias is None:
@@ -111,14 +116,20 @@ class HuggingFaceLM(nn.Module):
             mask = tokens_BL.new_ones(len(tokens_BL), num_earlier + tokens_BL.shape[1])
         else:
             mask = _additive(attention_bias, self.model.dtype).expand(len(tokens_BL), -1, -1, -1)
-        adding: Any = nullcontext()
-        if added_BLD is not None:  # not inputs_embeds: some families look up more by token
-            adding = self.embedding.register_forward_hook(lambda *called: called[-1] + added_BLD)
-        with adding:
+        num_keys = 0 if far is None else mask.shape[-1]
+        with ExitStack() as stack:
+            if added_BLD is not None:  # not inputs_embeds: some families look up more by token
+                add = self.embedding.register_forward_hook(lambda *called: called[-1] + added_BLD)
+                stack.enter_context(add)
+            if torch.is_grad_enabled() and self.recomputes(tokens_BL.numel(), num_keys):
+                stack.enter_context(_recomputing(self.body))
             return self._last_hidden(tokens_BL, positions_BL, mask, cache, last)
 
-    def recomputes(self, num_tokens: int) -> bool:
-        return False  # transformers does so in training alone
+    def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
+        text = self.model.config.get_text_config()  # in training, transformers does so itself
+        shape = (text.hidden_size, text.num_attention_heads, text.num_hidden_layers)
+        itemsize = self.embedding.weight.element_size()
+        return not self.training and keeps_much(num_tokens, num_keys, *shape, itemsize)
 
     def shares_far(self, num_far: int, length: int) -> bool:
         kernel = self.model.config.get_text_config()._attn_implementation
@@ -140,7 +151,7 @@ class HuggingFaceLM(nn.Module):
         mask = _additive(causal_bias(length, self.device), self.model.dtype)
         mask = mask.expand(num_rows, -1, -1, -1)
         with attending_to(far, mask):
-            cache = SharedCache(far.num_places)
+            cache = SharedCache(far)
             return self._last_hidden(tokens_BL, positions_BL, mask, cache, last)
 
     def _last_hidden(
@@ -222,6 +233,19 @@ class HuggingFaceLM(nn.Module):
         older = self.model.gradient_checkpointing_enable  # the name in early releases of 5
         enable = getattr(self.model, "activation_checkpointing_enable", older)
         enable({"use_reentrant": False})
+
+
+@contextmanager
+def _recomputing(body: nn.Module) -> Iterator[None]:
+    """Inside, layers keep only their inputs for a backward pass, also outside of training."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    with ExitStack() as stack:
+        for layer in body.modules():
+            if isinstance(layer, GradientCheckpointingLayer):
+                stack.callback(setattr, layer, "forward", layer.forward)
+                layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        yield
 
 
 def _as_cache(far: FarStates) -> Cache:

@@ -3,9 +3,9 @@
 Place in the flow: model → **the states that predict a target** → losses. Called by
 `PositionedOLMo.hidden(last=…)`, with the same result as the plain forward pass.
 
-- The first layer's queries, keys and values depend only on token and position ID: pairs that occur
-  more than once in a batch are projected once. If rows differ only in their first token (one far
-  token before a window), the window's attention to itself is computed once for all of them.
+- The first layer's queries, keys and values depend only on token and position ID: on CPU, pairs
+  that occur more than once in a batch are projected once. If rows differ only in their first token
+  (one far token before a window), the window's attention to itself is computed once for all.
 - In the last layer only the wanted places need queries, attention output and feed-forward; the
   other places give keys and values.
 - Far tokens that keep their states of the full text (`far_states`) are keys and values computed
@@ -26,15 +26,14 @@ import torch
 import torch.nn.functional as F
 from olmo.model import SwiGLU
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from olmo_sparsity.config import ModelConfig
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.model.attention import attend_to_far, can_share_far, causal_bias
 from olmo_sparsity.model.far_states import FarStates
 from olmo_sparsity.model.layers import (
     RMSNorm,
     alibi_bias,
-    attend_to_far,
-    can_share_far,
-    causal_bias,
     query_scales,
     rms_norm,
     rotary_tables,
@@ -60,30 +59,62 @@ def last_hidden(
     far: FarStates | None = None,
 ) -> Tensor:
     """hidden_BWD of the last W places, after the last norm. All of them attend to all of `far`."""
-    config, (first, *others) = model.config, model.blocks
+    config, length = model.config, tokens_BL.shape[1]
     positions_BL = positions_BL.expand_as(tokens_BL)
     earlier: list[FarLayer | None] = [None] * config.n_layers
     if far is not None:
         assert bias is None
-        shares = model.shares_far(far.num_places, tokens_BL.shape[1])
-        bias = None if shares else far.window_bias(tokens_BL.shape[1])
+        shares = model.shares_far(far.num_places, length)
+        bias = None if shares else far.window_bias(length)
         earlier = [(k, v, far.bias_BF, shares) for k, v in far.layers]
     if config.alibi:
         keys_at = positions_BL if far is None else torch.cat((far.positions_BF, positions_BL), 1)
-        alibi = alibi_bias(keys_at, config, num_queries=tokens_BL.shape[1])
+        alibi = alibi_bias(keys_at, config, num_queries=length)
         bias = alibi if bias is None else alibi + bias
+    num_keys = length + (0 if far is None else far.num_places)
+    recomputes = torch.is_grad_enabled() and model.recomputes(tokens_BL.numel(), num_keys)
+    layers = list(zip(model.blocks, earlier, strict=True))
+    if tokens_BL.device.type == "cpu" and not recomputes:
+        given = (tokens_BL, positions_BL, bias, length if layers[1:] else last, earlier[0])
+        x_BLD, turns = _first_layer(model, *given)
+        del layers[0]
+    else:  # to count different pairs, the host would wait for the GPU
+        x_BLD, turns = _embed(model, tokens_BL), None
+        if config.rope:
+            turns = _turns(positions_BL, config, x_BLD.dtype)
+    for block, past in layers:
+        inputs = (block, x_BLD, turns, bias, last if block is model.blocks[-1] else length, past)
+        x_BLD = checkpoint(_layer, *inputs, use_reentrant=False) if recomputes else _layer(*inputs)
+    return model.transformer.ln_f(x_BLD)
+
+
+def _layer(
+    block: PositionedBlock,
+    x: Tensor,
+    turns: Tensor | None,
+    bias: Tensor | None,
+    last: int,
+    past: FarLayer | None,
+) -> Tensor:
+    return _finish(block, x, _attend(block, *_project(block, x, turns, last), bias, last, past))
+
+
+def _first_layer(
+    model: PositionedOLMo,
+    tokens_BL: Tensor,
+    positions_BL: Tensor,
+    bias: Tensor | None,
+    last: int,
+    past: FarLayer | None,
+) -> tuple[Tensor, Tensor | None]:
+    """Its output at the last places, and the turns of all places, which all layers use."""
+    first, config = model.blocks[0], model.config
     tokens_P, positions_P, pair_BL = _different_pairs(tokens_BL, positions_BL)
     x_PD = _embed(model, tokens_P)
     turns_P = _turns(positions_P, config, x_PD.dtype) if config.rope else None
-    length, pairs = tokens_BL.shape[1], _project(first, x_PD, turns_P)
-    mixed = _attend_to_pairs(first, pairs, pair_BL, bias, length if others else last, earlier[0])
-    x_BLD = _finish(first, _gather(x_PD, pair_BL), mixed)
+    mixed = _attend_to_pairs(first, _project(first, x_PD, turns_P), pair_BL, bias, last, past)
     turns = None if turns_P is None else _gather(turns_P, pair_BL)
-    for block, past in zip(others, earlier[1:], strict=True):
-        wanted = last if block is others[-1] else length
-        mixed = _attend(block, *_project(block, x_BLD, turns, wanted), bias, wanted, past)
-        x_BLD = _finish(block, x_BLD, mixed)
-    return model.transformer.ln_f(x_BLD)
+    return _finish(first, _gather(x_PD, pair_BL), mixed), turns
 
 
 def shares_far(model: PositionedOLMo, num_far: int, length: int) -> bool:
@@ -110,7 +141,7 @@ def far_states(model: PositionedOLMo, tokens_BL: Tensor, positions_BL: Tensor) -
     layers: list[tuple[Tensor, Tensor]] = []
     for block in model.blocks:
         q, k, v = _project(block, x_BLD, turns)
-        layers.append((k, v))
+        layers.append((k.contiguous(), v.contiguous()))  # views would keep the queries, too
         x_BLD = _finish(block, x_BLD, _attend(block, q, k, v, bias, length))
     return FarStates(positions_BL, layers)
 

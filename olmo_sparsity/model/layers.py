@@ -1,6 +1,6 @@
-"""The arithmetic of an OLMo layer: rotation, RMSNorm, attention kernels and attention biases.
+"""The arithmetic of an OLMo layer: rotation, RMSNorm, ALiBi, scaled queries.
 
-Place in the flow: beneath olmo.py and inference.py. Functions of tensors, independent of models.
+Place in the flow: beneath olmo.py and inference.py.
 
 Dimension key: B batch, L length (K keys: with a cache longer than L), D width, H heads, R rotated
 width of a head.
@@ -8,18 +8,15 @@ width of a head.
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from olmo.model import RMSLayerNorm
 from torch import Tensor
-from torch.nn.attention import SDPBackend
 
-from olmo_sparsity.config import ModelConfig
-from olmo_sparsity.errors import is_out_of_memory
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.model.attention import causal_bias
 
 RotaryTables = tuple[Tensor, Tensor]
 """cos_BLR and sin_BLR of each place's position ID."""
@@ -98,181 +95,6 @@ class _RMSNorm(torch.autograd.Function):
         return grad_x.to(ctx.dtype), product.flatten(0, -2).sum(0), None
 
 
-def attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    bias: Tensor | None,
-    is_causal: bool,
-    dropout_p: float = 0.0,
-    grouped: bool = False,
-) -> Tensor:
-    """Attention by the fastest kernel; all attention in this project runs here.
-
-    On CPU the fused kernel's backward is slower than that of plain matmuls below about 192 places
-    (by a third of a training step at 128). Forward only, the fused kernel is always faster, and by
-    another third with blocks of queries and a mask instead of `is_causal`.
-    """
-    if torch.is_grad_enabled() and _matmul_is_faster(q.device, q.shape[-2], grouped):
-        return _attend_by_matmul(q, k, v, bias if bias is not None else _future(q, k), dropout_p)
-    if q.device.type == "cpu" and not torch.is_grad_enabled() and is_causal and q.shape[-2] >= 96:
-        return _attend_by_blocks(q, k, v, dropout_p, grouped)
-    return F.scaled_dot_product_attention(q, k, v, bias, dropout_p, is_causal, enable_gqa=grouped)
-
-
-def attend_to_far(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    far_k: Tensor,
-    far_v: Tensor,
-    far_bias_BF: Tensor | None,
-    scale: float | None = None,
-) -> Tensor:
-    """Attention of the last places to far places and to the row's own, without gradients. The two
-    parts are joined by their log-sum-exp, so that far keys and values which rows share (as views)
-    are not copied for each of them, and the bias of far places not for each query."""
-    # The kernels themselves check few sizes.
-    assert len(q) == len(k) == len(v) == len(far_k) == len(far_v)
-    assert far_bias_BF is None or far_bias_BF.shape == (len(q), far_k.shape[2])
-    num_queries, (num_heads, num_keys) = q.shape[2], k.shape[1:3]
-    causal = causal_bias(num_keys, q.device, num_queries)
-    grouped = q.unflatten(1, (num_heads, -1)).flatten(2, 3)  # heads that read the same keys
-    causal = causal.repeat(1, 1, grouped.shape[2] // num_queries, 1)
-    near, near_sum = _attend_with_sum(grouped, k, v, causal, scale)
-    bias = None if far_bias_BF is None else far_bias_BF[:, None, None]
-    far, far_sum = _attend_with_sum(grouped, far_k, far_v, bias, scale)
-    far_share = (far_sum - near_sum).sigmoid()[..., None]
-    mixed = torch.lerp(near.to(far_share), far.to(far_share), far_share).to(near.dtype)
-    return mixed.unflatten(2, (-1, num_queries)).flatten(1, 2)
-
-
-def _attend_with_sum(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, scale: float | None
-) -> tuple[Tensor, Tensor]:
-    """Attention, and log-sum-exp of each query's scores."""
-    if bias is not None:
-        bias = bias.to(q).clamp(min=torch.finfo(q.dtype).min)
-    if q.device.type == "cpu":
-        if bias is not None:
-            bias = bias.expand(-1, -1, q.shape[2], -1)
-        cpu_kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        return cpu_kernel(q, k, v, attn_mask=bias, scale=scale)
-    if bias is not None:
-        num_keys = bias.shape[-1]
-        aligned = F.pad(bias, (0, -num_keys % 16))  # rows of a bias begin at multiples of 16 bytes
-        bias = aligned.narrow(-1, 0, num_keys).expand(len(q), q.shape[1], q.shape[2], -1)
-    kernel = torch.ops.aten._scaled_dot_product_efficient_attention
-    mixed, sum_BHL, _, _ = kernel(q, k, v, bias, compute_log_sumexp=True, scale=scale)
-    return mixed, sum_BHL.narrow(-1, 0, q.shape[2])  # padded by the kernel
-
-
-def can_share_far(
-    device: torch.device, dtype: torch.dtype, head_width: int, num_far: int, length: int
-) -> bool:
-    """Whether `attend_to_far` serves a model with these weights; for few far places copies cost
-    less."""
-    return (
-        num_far > length
-        and not torch.is_grad_enabled()
-        and not torch.is_autocast_enabled(device.type)
-        and _far_attends_apart(device, dtype, head_width)
-    )
-
-
-@functools.cache
-def _far_attends_apart(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
-    """Whether `attend_to_far` gives here what attention to all places gives: which kernels there
-    are, and for which dtypes and widths, depends on the hardware."""
-    if not dtype.is_floating_point or dtype.itemsize < 2:
-        return False
-    queries, far = 40, 300  # several blocks of any kernel
-    generator = torch.Generator().manual_seed(0)
-    numbers = torch.randn(2, 1, far + queries, 2, head_width, generator=generator)
-    k_1HLK, v_1HLK = numbers.to(dtype).transpose(2, 3)
-    bias_BF = torch.zeros(4, far)
-    lowest = torch.finfo(torch.float).min
-    bias_BF[1, :160], bias_BF[2, 160:], bias_BF[3] = lowest, lowest, lowest
-    bias_BHLK = torch.cat(
-        (
-            bias_BF[:, None, None].expand(-1, -1, queries, -1),
-            causal_bias(queries, bias_BF.device).expand(4, -1, -1, -1),
-        ),
-        dim=-1,
-    )
-    q_1HLK = v_1HLK[:, :, -queries:].repeat_interleave(2, dim=1)  # grouped heads
-    k, v = (part.double().repeat_interleave(2, dim=1) for part in (k_1HLK, v_1HLK))
-    scores = q_1HLK.double() @ k.mT * head_width**-0.5 + bias_BHLK
-    expected = scores.softmax(-1) @ v
-    q, k, v = (part.to(device).expand(4, -1, -1, -1) for part in (q_1HLK, k_1HLK, v_1HLK))
-    own, past = (k[:, :, far:], v[:, :, far:]), (k[:, :, :far], v[:, :, :far])
-    try:
-        with torch.no_grad():
-            found = attend_to_far(q, *own, *past, bias_BF.to(device)).cpu().double()
-    except RuntimeError as error:
-        if is_out_of_memory(error) or isinstance(error, torch.AcceleratorError):
-            raise
-        return False
-    eps = max(torch.finfo(dtype).eps, 8 * torch.finfo(torch.float).eps)
-    return torch.allclose(found, expected, rtol=0, atol=4 * eps)
-
-
-def _matmul_is_faster(device: torch.device, length: int, grouped: bool) -> bool:
-    return device.type == "cpu" and length <= 192 and not grouped
-
-
-def kernel_in_training(
-    config: ModelConfig, length: int, device: torch.device, dtype: torch.dtype, masked: bool
-) -> str:
-    """The name of the kernel that `attend` chooses for the sequences of a training step."""
-    num_keys = config.effective_n_kv_heads
-    grouped = num_keys != config.n_heads
-    if _matmul_is_faster(device, length, grouped):
-        return "matmul"
-    q, k, v = (
-        torch.empty(1, heads, length, config.d_model // config.n_heads, device=device, dtype=dtype)
-        for heads in (config.n_heads, num_keys, num_keys)
-    )
-    bias = None
-    if masked or config.alibi:
-        bias = torch.empty(1, 1, length, length, device=device, dtype=dtype)
-        bias = bias.expand(1, config.n_heads, length, length)
-    q.requires_grad_()
-    is_causal, dropout_p = bias is None, config.attention_dropout
-    chosen = torch._fused_sdp_choice(q, k, v, bias, dropout_p, is_causal, enable_gqa=grouped)
-    return SDPBackend(chosen).name.lower()
-
-
-def _attend_by_blocks(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float, grouped: bool, size: int = 64
-) -> Tensor:
-    """Attention of `size` queries at a time to the keys up to their own, with a mask."""
-    length = q.shape[-2]
-    bias = torch.full((size, length), torch.finfo(torch.float).min, device=q.device)
-    bias = bias.triu_(length - size + 1).to(q.dtype)
-    mixed = []
-    for start in range(0, length, size):
-        end = min(start + size, length)
-        block = (q[..., start:end, :], k[..., :end, :], v[..., :end, :])
-        bias_of_block = bias[start - end :, length - end :]
-        out = F.scaled_dot_product_attention(*block, bias_of_block, dropout_p, enable_gqa=grouped)
-        mixed.append(out.transpose(1, 2))
-    return torch.cat(mixed, dim=1).transpose(1, 2)
-
-
-def _attend_by_matmul(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout_p: float) -> Tensor:
-    bias = bias.expand(*q.shape[:3], k.shape[2]).flatten(0, 1)
-    scores = torch.baddbmm(
-        bias, q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2), alpha=q.shape[-1] ** -0.5
-    )
-    weights = F.dropout(scores.softmax(-1), dropout_p)
-    return torch.bmm(weights, v.flatten(0, 1)).view_as(q)
-
-
-def _future(q: Tensor, k: Tensor) -> Tensor:
-    return causal_bias(k.shape[2], q.device, q.shape[2]).to(q.dtype)
-
-
 def query_scales(
     num_queries: int, num_keys: int, scale_length: float, device: torch.device
 ) -> Tensor:
@@ -301,27 +123,11 @@ def rotated_width(config: ModelConfig) -> int:
 
 
 def alibi_bias(positions_BK: Tensor, config: ModelConfig, num_queries: int) -> Tensor:
-    """bias_BHKK: upstream's slopes times the distance between position IDs; causal by place. With
-    one query, all rows are its row (one in memory): upstream picks the last."""
+    """bias_BHLK: upstream's slopes times the distance between position IDs; causal by place."""
     num_keys = positions_BK.shape[1]
     heads = torch.arange(1, config.n_heads + 1, device=positions_BK.device, dtype=torch.float)
     slopes_H = 2.0 ** (-heads * config.alibi_bias_max / config.n_heads)
     queries_BL = positions_BK[:, -num_queries:]
     distances_BLK = (queries_BL[:, :, None] - positions_BK[:, None, :]).abs().float()
     causal_11LK = causal_bias(num_keys, positions_BK.device, num_queries)
-    bias_BHLK = causal_11LK - slopes_H[None, :, None, None] * distances_BLK[:, None]
-    return bias_BHLK.expand(-1, -1, num_keys, -1) if num_queries == 1 else bias_BHLK
-
-
-def document_bias(documents_BL: Tensor) -> Tensor:
-    """bias_B1LL: causal, and within the place's own document."""
-    other_BLL = documents_BL[:, :, None] != documents_BL[:, None, :]
-    causal_11LL = causal_bias(documents_BL.shape[1], documents_BL.device)
-    return causal_11LL.masked_fill(other_BLL[:, None], torch.finfo(torch.float).min)
-
-
-def causal_bias(num_keys: int, device: torch.device, num_queries: int | None = None) -> Tensor:
-    """bias_11LK of the last queries: 0 for visible places, the most negative number for others."""
-    num_queries = num_keys if num_queries is None else num_queries
-    bias_LK = torch.full((num_queries, num_keys), torch.finfo(torch.float).min, device=device)
-    return bias_LK.triu_(diagonal=1 + num_keys - num_queries)[None, None]
+    return causal_11LK - slopes_H[None, :, None, None] * distances_BLK[:, None]

@@ -15,16 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer
 
-from olmo_sparsity.config import ModelConfig
-from olmo_sparsity.config_file import load_config
-from olmo_sparsity.errors import ConfigError, DataError, UserError, is_out_of_memory
-from olmo_sparsity.launch import read_launch
-from olmo_sparsity.manifest import MANIFEST, verify_manifest
+from olmo_sparsity.disk.manifest import MANIFEST, verify_manifest
+from olmo_sparsity.errors import ConfigError, DataError, UserError, is_out_of_memory, naming_extras
 from olmo_sparsity.model.checkpoint_files import (
     WEIGHTS,
     fingerprint,
@@ -34,7 +31,6 @@ from olmo_sparsity.model.checkpoint_files import (
 )
 from olmo_sparsity.model.compatibility import PositionLimit
 from olmo_sparsity.model.huggingface import HuggingFaceLM, gpt_neox_config
-from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.pretrained_tokenizer import (
     as_tokenizer,
     bos_prefix,
@@ -52,7 +48,12 @@ from olmo_sparsity.model.transformers_folder import (
     is_hugging_face,
     read_hugging_face,
 )
-from olmo_sparsity.progress import say
+from olmo_sparsity.process.devices import choose_device
+from olmo_sparsity.process.progress import say
+
+if TYPE_CHECKING:  # what [train] installs is imported only for models of this project
+    from olmo_sparsity.config.sections import ModelConfig
+    from olmo_sparsity.model.olmo import PositionedOLMo
 
 READ_BY_ANALYSIS = ("config.yaml", WEIGHTS, "tokenizer.json")
 
@@ -68,6 +69,8 @@ def build_model(config: ModelConfig) -> PositionedOLMo | HuggingFaceLM:
             "tokenizer's vocabulary"
         )
     if config.architecture == "olmo":
+        from olmo_sparsity.model.olmo import PositionedOLMo
+
         return PositionedOLMo(config)
     from transformers import GPTNeoXForCausalLM
 
@@ -77,7 +80,7 @@ def build_model(config: ModelConfig) -> PositionedOLMo | HuggingFaceLM:
 # --- a trained model ----------------------------------------------------------------------------
 
 
-@dataclass
+@dataclass(repr=False)
 class LoadedModel:
     model: PositionedOLMo | HuggingFaceLM
     """In evaluation mode, on its device, in its dtype."""
@@ -91,10 +94,17 @@ class LoadedModel:
     weights_sha256: str | None
     """Fingerprint of the files; None for a model in memory."""
 
+    batch_noise: float = 0.0
+    """Nats by which a loss changes with the rows beside it, as measured."""
+
     trained: dict[str, Any] = field(default_factory=dict)
     """How a checkpoint of ours was trained: steps, position scheme, lengths, seed, init_from."""
 
-    find_transformers_tokenizer: Callable[[], Any | None] = field(default=lambda: None, repr=False)
+    find_transformers_tokenizer: Callable[[], Any | None] = field(default=type(None))
+
+    def __repr__(self) -> str:
+        family = type(getattr(self.model, "model", self.model)).__name__
+        return f"{self.name}: {family}, {self.num_parameters:,} parameters on {self.device}"
 
     @cached_property
     def transformers_tokenizer(self) -> Any:
@@ -128,7 +138,16 @@ class LoadedModel:
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Token IDs of each text, with nothing put before or after it."""
         assert self.tokenizer is not None
-        encoded = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        try:
+            encoded = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        except BaseException as error:  # a panic of tokenizers is no Exception
+            if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+                raise
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+            raise DataError(
+                f"'{self.name}': its tokenizer cannot read the text ({reason}); correct its "
+                "tokenizer.json"
+            ) from None
         for text in encoded:
             if (largest := max(text.ids, default=0)) >= self.model.vocab_size:
                 raise DataError(
@@ -158,10 +177,7 @@ class LoadedModel:
             self.limit.check(num_positions, self.name)
 
 
-def device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
+@naming_extras()
 def load_model(
     path_or_hub_name: str,
     *,
@@ -170,20 +186,12 @@ def load_model(
     device_map: str | None = None,
 ) -> LoadedModel:
     """Load a run or checkpoint folder of ours, a Hugging Face folder (of a model or a PEFT
-    adapter), or a hub name. `dtype`: auto (that of the checkpoint; ours are fp32), fp32, bf16 or
-    fp16."""
+    adapter), or a hub name, with its branch, tag or commit after an @
+    (`EleutherAI/pythia-160m@step3000`). `dtype`: fp32, bf16, fp16 or auto, that of the checkpoint;
+    for one of ours bf16 on a GPU that has it, else fp32."""
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype={dtype} is not known; choose auto, {', '.join(DTYPES)}")
-    if device == "auto":
-        # Launchers make all GPUs of the machine visible to a process, or only its own.
-        local = read_launch().local_rank % max(torch.cuda.device_count(), 1)
-        device = f"cuda:{local}" if torch.cuda.is_available() else "cpu"
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device={device}, but PyTorch sees no GPU here; use device=cpu")
-    try:
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError):
-        raise ConfigError(f"device={device} cannot be used here; use device=cpu") from None
+    device = str(choose_device(device))
     folder = find_folder(path_or_hub_name)
     if is_hugging_face(folder):
         loaded = _load_hugging_face(folder, path_or_hub_name, DTYPES.get(dtype), device, device_map)
@@ -193,7 +201,12 @@ def load_model(
             "ours, which goes to one device: remove it"
         )
     else:
-        loaded = _load_checkpoint(folder, DTYPES.get(dtype, torch.float32), device)
+        if dtype == "auto":  # fp32 takes 8 to 15 times as long on a GPU
+            on_gpu = torch.device(device).type == "cuda"
+            dtype = "bf16" if on_gpu and torch.cuda.is_bf16_supported() else "fp32"
+            if on_gpu:
+                say(f"{path_or_hub_name}: weights in {dtype}; dtype=fp32 is slower and exact")
+        loaded = _load_checkpoint(folder, DTYPES[dtype], device)
         step, num_steps = loaded.trained["step"], loaded.trained["num_steps"]
         if folder != Path(path_or_hub_name) and step is not None and step < num_steps:
             say(f"{path_or_hub_name} has not ended: reading step {step:,} of {num_steps:,}")
@@ -208,7 +221,7 @@ def wrap_model(model: Any, tokenizer: Any = None, name: str | None = None) -> Lo
         if tokenizer is not None or name is not None:
             raise ConfigError(f"'{model.name}' is loaded already: leave tokenizer and name out")
         return model
-    if not isinstance(model, PositionedOLMo | HuggingFaceLM):
+    if not hasattr(type(model), "far_states"):  # one of this project has it
         model = _wrap_transformers(model)
     theirs = None if isinstance(tokenizer, Tokenizer) else tokenizer
     inner = model.model if isinstance(model, HuggingFaceLM) else model
@@ -218,9 +231,13 @@ def wrap_model(model: Any, tokenizer: Any = None, name: str | None = None) -> Lo
             tokenizer=None if tokenizer is None else as_tokenizer(tokenizer),
             name=name or getattr(inner.config, "_name_or_path", "") or type(inner).__name__,
             weights_sha256=None,
-            find_transformers_tokenizer=lambda: theirs,
+            find_transformers_tokenizer=partial(_given, theirs),
         )
     )
+
+
+def _given(tokenizer: Any) -> Any:
+    return tokenizer
 
 
 def _wrap_transformers(model: Any) -> HuggingFaceLM:
@@ -265,8 +282,8 @@ def find_folder(path_or_hub_name: str) -> Path:
             raise DataError(
                 f"{path_or_hub_name} does not exist; train it first, or correct the path"
             )
-        if re.fullmatch(r"\w[\w.-]*(/[\w.-]+)?", path_or_hub_name):
-            return _download(path_or_hub_name)
+        if named := re.fullmatch(r"(\w[\w.-]*(?:/[\w.-]+)?)(?:@(\w[\w./-]*))?", path_or_hub_name):
+            return _download(named[1], revision=named[2])
         raise DataError(f"'{path}' does not exist; give a run, a checkpoint or a model folder")
     if is_hugging_face(path):
         return path
@@ -297,7 +314,9 @@ def _latest_or_fail(run_folder: Path) -> Path:
 
 
 def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> LoadedModel:
-    config = load_config(folder / "config.yaml")
+    from olmo_sparsity.config.file import load_saved_config
+
+    config = load_saved_config(folder / "config.yaml")
     number = re.fullmatch(r"step(\d+)", folder.name)
     model = build_model(config.model)
     load_weights(model, folder / WEIGHTS)
@@ -330,8 +349,9 @@ def _load_hugging_face(
     try:
         model: Any = read_hugging_face(base, weight_files, dtype, device, device_map)
         if is_adapter:
-            weight_files += check_weight_files(folder)
-            model = add_adapter(model, folder, device)
+            adapter_files = check_weight_files(folder, "adapter_model")
+            model = add_adapter(model, folder, adapter_files, device)
+            weight_files += adapter_files
         wrapped = HuggingFaceLM(model).eval()
     except UserError:
         raise
@@ -364,10 +384,13 @@ def _about(model: PositionedOLMo | HuggingFaceLM, **others: Any) -> LoadedModel:
     else:
         limit = PositionLimit(model.config.max_sequence_length, "max_sequence_length")
         num_parameters = count_parameters(model)
-    return LoadedModel(model=model, num_parameters=num_parameters, limit=limit, **others)
+    noise = getattr(model, "batch_noise", 0.0)
+    return LoadedModel(
+        model=model, num_parameters=num_parameters, limit=limit, batch_noise=noise, **others
+    )
 
 
-def _download(name: str) -> Path:
+def _download(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
@@ -375,10 +398,11 @@ def _download(name: str) -> Path:
         # Not *.safetensors: some repositories have the weights in their own format as well.
         patterns = ["*.json", "*.txt", "*.model", "*.jinja"]
         patterns += ["model*.safetensors", "adapter_model*.safetensors"]
-        return Path(snapshot_download(name, allow_patterns=patterns))
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
         raise DataError(
-            f"'{name}' is no folder here, and the hub gave no model of that name ({reason}); "
-            "check the spelling, the network and HF_HUB_OFFLINE"
+            f"'{name}' is no folder here, and the hub gave no model of that name"
+            f"{f' and revision {revision}' if revision else ''} ({reason}); check the spelling, "
+            "the network and HF_HUB_OFFLINE"
         ) from None

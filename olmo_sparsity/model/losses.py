@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from olmo_sparsity.config import IGNORED
+from olmo_sparsity.config.text import IGNORED
 from olmo_sparsity.model.far_states import FarStates
 
 
@@ -79,8 +79,9 @@ class LanguageModel(Protocol):
         """weights_BHK: attention from the last place to the places of `far` and of the row, by the
         heads of all layers."""
 
-    def recomputes(self, num_tokens: int) -> bool:
-        """Whether a backward pass through this many tokens computes activations again."""
+    def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
+        """Whether a backward pass through this many tokens computes activations again. `num_keys`:
+        to how many places each of them attends, if attention scores are kept."""
 
 
 @torch.no_grad()
@@ -93,25 +94,17 @@ def token_losses(
 ) -> Tensor:
     """nll_BL in nats, fp32; 0 where the label is IGNORED."""
     hidden_ND = model.hidden(tokens_BL, positions_BL, attention_bias).flatten(0, 1)
-    labels_N = labels_BL.flatten()
-    wanted_N = labels_N != IGNORED
-    nll_N = torch.zeros(labels_N.shape, device=hidden_ND.device)
-    nll_N[wanted_N] = row_losses(model, hidden_ND[wanted_N], labels_N[wanted_N])
-    return nll_N.view_as(labels_BL)
-
-
-def row_losses(model: LanguageModel, hidden_ND: Tensor, labels_N: Tensor) -> Tensor:
-    if len(labels_N) == 0:
-        return torch.zeros(0, device=hidden_ND.device)
     chunk = rows_per_chunk(model.vocab_size, hidden_ND.device)
-    return torch.cat(
-        [
-            F.cross_entropy(model.unembed(hidden_CD).float(), labels_C, reduction="none")
-            for hidden_CD, labels_C in zip(
-                hidden_ND.split(chunk), labels_N.split(chunk), strict=True
-            )
-        ]
-    )
+    # Ignored places are computed, too: to leave them out, the host would wait for their number.
+    nll = [
+        F.cross_entropy(
+            model.unembed(hidden_CD).float(), labels_C, ignore_index=IGNORED, reduction="none"
+        )
+        for hidden_CD, labels_C in zip(
+            hidden_ND.split(chunk), labels_BL.flatten().split(chunk), strict=True
+        )
+    ]
+    return torch.cat(nll).view_as(labels_BL)
 
 
 def repetition_losses(
@@ -186,7 +179,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 nll_C = log_sum_C - logits_CV.gather(1, labels_C1)[:, 0]
                 loss += nll_C.masked_fill(unused_C, 0.0).sum() * weight
                 grad_CV.scatter_add_(1, labels_C1, torch.full_like(labels_C1, -1.0).float())
-                grad_CV[unused_C] = 0.0
+                grad_CV.masked_fill_(unused_C[:, None], 0.0)
                 cast_CV = grad_CV.to(dtype)
                 # The weight multiplies the small products instead of the large gradient.
                 scale = weight * logit_scale

@@ -6,6 +6,7 @@ Place in the flow: beneath `import_weights`. Parameter names are the same as our
 from __future__ import annotations
 
 import base64
+import io
 import pickle
 import pickletools
 from pathlib import Path
@@ -20,8 +21,9 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 from yaml import YAMLError
 
+from olmo_sparsity.disk.files import read_bounded
+from olmo_sparsity.disk.manifest import MANIFEST
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.manifest import MANIFEST
 from olmo_sparsity.model.checkpoint_files import WEIGHTS, read_weights, unreadable
 
 
@@ -35,10 +37,10 @@ def is_official(source: str) -> bool:
 def read_official_config(folder: Path) -> ModelConfig:
     path = folder / "config.yaml"
     try:
-        written = cast(DictConfig, OmegaConf.load(path))
+        written = cast(DictConfig, OmegaConf.load(io.BytesIO(read_bounded(path))))
         given = OmegaConf.to_container(written.get("model"), resolve=True)
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelConfig), given))
-    except (OmegaConfBaseException, YAMLError, AttributeError, ValueError) as error:
+    except (OmegaConfBaseException, YAMLError, AttributeError, ValueError, OSError) as error:
         raise unreadable(path, error) from None
     assert isinstance(config, ModelConfig)
     if not (config.rope or config.alibi):

@@ -3,7 +3,7 @@
 Place in the flow: batches → **model** → per-token losses.
 
 Upstream, positions enter in two places: `RotaryEmbedding.forward` counts them from 0, and
-`OLMo.forward` builds the ALiBi bias (or learned embeddings) from 0. Both are replaced here; blocks,
+`OLMo.forward` builds the ALiBi bias (or learned embeddings) from 0. Both are replaced here; layers,
 initialisation and parameter names are upstream's, so weights can be exchanged.
 
 `hidden` and `unembed` are separate, so that a loss can unembed in chunks and only wanted places.
@@ -20,27 +20,24 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from olmo.config import ActivationCheckpointingStrategy
-from olmo.model import BufferCache, OLMo, OLMoSequentialBlock, RMSLayerNorm, RotaryEmbedding
+from olmo.model import BufferCache, OLMo, OLMoSequentialBlock, RMSLayerNorm
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from olmo_sparsity.config import ModelConfig
+from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.attention import attend, keeps_much
 from olmo_sparsity.model.far_states import FarStates
 from olmo_sparsity.model.inference import far_states, last_hidden, shares_far
 from olmo_sparsity.model.layers import (
     RMSNorm,
     RotaryTables,
     alibi_bias,
-    attend,
     query_scales,
     rotary_tables,
     rotate,
     rotated_width,
 )
-
-MAX_ACTIVATIONS_B = 2**31
-"""What a backward pass of an evaluation may keep; beyond, activations are computed again."""
 
 KeysAndValues = tuple[Tensor, Tensor]
 """k_BHKD and v_BHKD of one layer, keys rotated."""
@@ -63,32 +60,57 @@ class KeyValueCache:
         return positions_BL
 
 
-class PositionedRotary(RotaryEmbedding):
-    """Rotates by tables that the model sets before each block, instead of counting places."""
-
-    def __init__(self, config: ModelConfig) -> None:
-        nn.Module.__init__(self)  # upstream's constructor only fills a cache that is unused here
-        self.config = config
-        self.tables: RotaryTables | None = None
-
-    def forward(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        assert self.tables is not None, "the model sets the tables before it runs a block"
-        cos_BLR, sin_BLR = (table[:, None] for table in self.tables)
-        if not self.config.rope_full_precision:
-            cos_BLR, sin_BLR = cos_BLR.type_as(q), sin_BLR.type_as(q)
-        num_new = q.shape[-2]
-        if num_new == k.shape[-2]:
-            return rotate(q, cos_BLR, sin_BLR), rotate(k, cos_BLR, sin_BLR)
-        new_k = rotate(k[:, :, -num_new:], cos_BLR, sin_BLR)  # cached keys are rotated already
-        return rotate(q, cos_BLR, sin_BLR), torch.cat((k[:, :, :-num_new], new_k), dim=-2)
-
-
 class PositionedBlock(OLMoSequentialBlock):
-    """Upstream's block with our choice of the attention kernel."""
+    """Upstream's block with rotary tables as an argument and our choice of attention kernels."""
 
     config: ModelConfig
     seen: list[tuple[Tensor, Tensor, Tensor | None]] | None = None
     """If set, collects the last query, the rotated keys and the bias."""
+
+    def __init__(self, layer_id: int, config: ModelConfig) -> None:
+        # Upstream's rotation would fill a cache for all positions, which is unused here.
+        super().__init__(layer_id, config.update_with(rope=False), BufferCache())
+        self.config = config
+
+    # OLMo: a module counts places from 0, and keys are cached before rotation. Here the tables come
+    # with the input: a module that kept them could not be compiled together with checkpointing.
+    def forward(  # type: ignore[override]
+        self,
+        x: Tensor,
+        tables: RotaryTables | None,
+        bias: Tensor | None,
+        past: KeysAndValues | None = None,
+    ) -> tuple[Tensor, KeysAndValues]:
+        """The block's output, and keys and values of all places; those of `past` come first."""
+        norm_after = self.config.norm_after
+        q, k, v = self._project(x if norm_after else self.attn_norm(x), tables)
+        if past is not None:
+            k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
+        if bias is not None:
+            bias = self._cast_attn_bias(bias, q.dtype)
+        dropout_p = self.config.attention_dropout if self.training else 0.0
+        mixed = self._scaled_dot_product_attention(q, k, v, bias, dropout_p, is_causal=bias is None)
+        mixed = self.attn_out(mixed.transpose(1, 2).flatten(2))
+        x = x + self.dropout(self.attn_norm(mixed) if norm_after else mixed)
+        h = self.ff_out(self.act(self.ff_proj(x if norm_after else self.ff_norm(x))))
+        return x + self.dropout(self.ff_norm(h) if norm_after else h), (k, v)
+
+    def _project(self, h: Tensor, tables: RotaryTables | None) -> tuple[Tensor, Tensor, Tensor]:
+        """q_BHLK, k_BHLK and v_BHLK; queries and keys normed and rotated."""
+        config = self.config
+        projected, limit = self.att_proj(h), config.clip_qkv
+        if limit is not None:
+            projected = projected.clamp(-limit, limit)
+        q, k, v = projected.split(self.fused_dims, dim=-1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
+        head_width = config.d_model // config.n_heads
+        q, k, v = (part.unflatten(-1, (-1, head_width)).transpose(1, 2) for part in (q, k, v))
+        if tables is None:
+            return q, k, v
+        dtype = torch.float if config.rope_full_precision else q.dtype
+        cos_BLR, sin_BLR = (table[:, None].to(dtype) for table in tables)
+        return rotate(q, cos_BLR, sin_BLR), rotate(k, cos_BLR, sin_BLR), v
 
     def _scaled_dot_product_attention(
         self,
@@ -128,10 +150,7 @@ class PositionedOLMo(OLMo):
         # takes a bias (ALiBi).
         torch.backends.cuda.enable_mem_efficient_sdp(True)
         self.config = config
-        blocks = [PositionedBlock(i, config, BufferCache()) for i in range(config.n_layers)]
-        if config.rope:
-            for block in blocks:
-                block.rotary_emb = PositionedRotary(config)
+        blocks = [PositionedBlock(i, config) for i in range(config.n_layers)]
         self.transformer.update({"blocks": nn.ModuleList(blocks)})
         for module in self.modules():
             if type(module) is RMSLayerNorm:
@@ -200,21 +219,20 @@ class PositionedOLMo(OLMo):
             attention_bias = alibi if attention_bias is None else alibi + attention_bias
         for index, block in enumerate(self.blocks):
             if cache is not None:
-                past = cache.layers[index]
-                x, cache.layers[index] = _run_cached(block, x, tables, attention_bias, past)
+                x, cache.layers[index] = block(x, tables, attention_bias, cache.layers[index])
             elif torch.is_grad_enabled() and self.recomputes(tokens_BL.numel()):
-                x = checkpoint(_run_block, block, x, tables, attention_bias, use_reentrant=False)
+                x = checkpoint(block, x, tables, attention_bias, use_reentrant=False)[0]
             else:
-                x = _run_block(block, x, tables, attention_bias)
+                x = block(x, tables, attention_bias)[0]
         return self.transformer.ln_f(x if last is None else x[:, -last:])
 
-    def recomputes(self, num_tokens: int) -> bool:
-        """Where training says so, and where activations of a text that is only evaluated would be
-        large."""
-        kept = 20 * self.config.d_model * self.config.n_layers  # numbers a token, as measured
-        size_B = num_tokens * kept * self.embedding.weight.element_size()
+    def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
+        config, itemsize = self.config, self.embedding.weight.element_size()
+        shape = (config.d_model, config.n_heads, config.n_layers)
         checkpointing = self.activation_checkpointing_strategy is not None
-        return checkpointing or (not self.training and size_B > MAX_ACTIVATIONS_B)
+        return checkpointing or (
+            not self.training and keeps_much(num_tokens, num_keys, *shape, itemsize)
+        )
 
     def shares_far(self, num_far: int, length: int) -> bool:
         return shares_far(self, num_far, length)
@@ -252,37 +270,6 @@ class PositionedOLMo(OLMo):
 
     def checkpoint_activations(self) -> None:
         self.activation_checkpointing_strategy = ActivationCheckpointingStrategy.whole_layer
-
-
-def _run_block(
-    block: PositionedBlock, x: Tensor, tables: RotaryTables | None, attention_bias: Tensor | None
-) -> Tensor:
-    # Inside the checkpointed function, so that recomputation in the backward pass uses the tables
-    # of this forward and not of a later one.
-    _rotate_by(block, tables)
-    return block(x, attention_bias=attention_bias)[0]
-
-
-def _rotate_by(block: PositionedBlock, tables: RotaryTables | None) -> None:
-    if tables is not None:
-        # mypy does not know the type of a child module, which is set in `__init__`.
-        rotary: PositionedRotary = block.rotary_emb  # type: ignore[assignment]
-        rotary.tables = tables
-
-
-def _run_cached(
-    block: PositionedBlock,
-    x: Tensor,
-    tables: RotaryTables | None,
-    attention_bias: Tensor | None,
-    past: KeysAndValues | None,
-) -> tuple[Tensor, KeysAndValues]:
-    _rotate_by(block, tables)
-    block.seen = []
-    x, (_, values) = block(x, attention_bias=attention_bias, layer_past=past, use_cache=True)
-    # OLMo: keeps keys before rotation, and rotates all of them at every step.
-    ((_, keys, _),), block.seen = block.seen, None
-    return x, (keys, values)
 
 
 def refuse_unsupported(config: ModelConfig) -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from tokenizers import Tokenizer
 
+from olmo_sparsity.disk.files import read_bounded
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.checkpoint_files import unreadable
 from olmo_sparsity.model.transformers_folder import NO_CODE
@@ -72,7 +73,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
     if not path.is_file():
         raise DataError(f"'{path}' does not exist; copy the tokenizer it was trained with there")
     try:
-        return _set_plain(Tokenizer.from_file(str(path)))
+        return _set_plain(Tokenizer.from_buffer(read_bounded(path, 2**28)))
     except Exception as error:  # tokenizers raises bare Exception
         raise unreadable(path, error) from None
 
@@ -100,7 +101,9 @@ def read_transformers_tokenizer(folder: Path) -> Any | None:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, **NO_CODE)
+        tokenizer = AutoTokenizer.from_pretrained(folder, **NO_CODE)
+        tokenizer.encode("a")  # which reads what its config says, such as model_max_length
+        return tokenizer
     except Exception as error:  # a missing library or damaged file raises almost any
         reason = " ".join(str(error).split())[:200]
         raise DataError(

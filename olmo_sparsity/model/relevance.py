@@ -19,16 +19,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
-from olmo.model import GELU, LayerNorm, ReLU, RMSLayerNorm, SwiGLU
 from torch import Tensor, nn
 
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.huggingface import HuggingFaceLM
-from olmo_sparsity.model.olmo import PositionedOLMo
+
+if TYPE_CHECKING:
+    from olmo_sparsity.model.olmo import PositionedOLMo
 
 Rule = Callable[[nn.Module, Any, Tensor], Tensor]
 """A forward hook: (module, its inputs, its output) → the output with another gradient."""
@@ -55,7 +56,7 @@ def check_has_rules(model: Any) -> None:
 
 
 def _rules(model: Any) -> Iterator[tuple[nn.Module, Rule]]:
-    if isinstance(model, PositionedOLMo):
+    if hasattr(model, "blocks"):  # a PositionedOLMo, which needs more packages than transformers
         return _rules_of_olmo(model)
     if isinstance(model, HuggingFaceLM):
         if model.model.config.model_type in LIKE_LLAMA:
@@ -70,15 +71,15 @@ def _rules(model: Any) -> Iterator[tuple[nn.Module, Rule]]:
 
 
 def _rules_of_olmo(model: PositionedOLMo) -> Iterator[tuple[nn.Module, Rule]]:
-    by_type = {LayerNorm: _norm, SwiGLU: _swiglu, GELU: _identity, ReLU: _identity}
+    rules: dict[str, Rule] = dict.fromkeys(("RMSNorm", "GELU", "ReLU"), _identity)
+    rules |= {"LayerNorm": _norm, "SwiGLU": _swiglu}
     for module in model.modules():
-        if isinstance(module, RMSLayerNorm):
-            yield module, _identity
-        elif type(module) in by_type:
-            yield module, by_type[type(module)]
+        if rule := rules.get(type(module).__name__):
+            yield module, rule
     for block in model.blocks:
         q, k, v = (torch.ones(width) for width in block.fused_dims)
-        yield block.att_proj, _factor(torch.cat((q / 4, k / 4, v / 2)))
+        factors = torch.cat((q / 4, k / 4, v / 2))
+        yield block.att_proj, _factor(factors.to(block.att_proj.weight))
 
 
 def _rules_of_llama(model: nn.Module) -> Iterator[tuple[nn.Module, Rule]]:
@@ -100,7 +101,7 @@ def _rules_of_gpt_neox(model: Any) -> Iterator[tuple[nn.Module, Rule]]:
         if isinstance(module, nn.LayerNorm):
             yield module, _norm
         elif name.endswith(".query_key_value"):
-            yield module, _factor(factors)
+            yield module, _factor(factors.to(module.weight))
         elif name.endswith(".mlp.act"):
             yield module, _identity
 
@@ -151,4 +152,4 @@ def _swiglu(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
 
 
 def _factor(factor: Tensor) -> Rule:
-    return lambda module, inputs, output: _as_linear(output, output, factor.to(output))
+    return lambda module, inputs, output: _as_linear(output, output, factor)

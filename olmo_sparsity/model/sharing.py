@@ -11,33 +11,51 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers import AttentionInterface, DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from olmo_sparsity.model.attention import attend_to_far
 from olmo_sparsity.model.far_states import FarStates
-from olmo_sparsity.model.layers import attend_to_far
 
 _HARMLESS = frozenset({"dropout", "is_causal", "sliding_window", "position_ids", "use_cache"})
 """Arguments that change nothing here: the own places of a row are causal, and a text that is longer
 than a sliding window is refused."""
 
 _sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
-_shared: ContextVar[tuple[FarStates, Tensor]] = ContextVar("shared")
+_shared: ContextVar[tuple[FarStates, Tensor, set[torch.device]]] = ContextVar("shared")
 
 
-class SharedCache(DynamicCache):
-    """Counts the far places, but hands out the keys and values of the row alone."""
+class FarCache(DynamicCache):
+    """Hands out far states before the keys and values of the row, and keeps nothing, so that a
+    layer may be computed again."""
 
-    def __init__(self, num_places: int) -> None:
+    def __init__(self, far: FarStates) -> None:
         super().__init__()
-        self.num_places = num_places
+        self.far = far
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        return self.num_places
+        return self.far.num_places
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        return self.far.num_places
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return self.far.num_places + query_length, 0
 
     def update(
-        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        far_k, far_v = (part.transpose(1, 2) for part in self.far.layers[layer_idx])
+        return torch.cat((far_k, key_states), 2), torch.cat((far_v, value_states), 2)
+
+
+class SharedCache(FarCache):
+    """Counts the far places, but hands out the keys and values of the row alone."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *_: Any, **__: Any
     ) -> tuple[Tensor, Tensor]:
         return key_states, value_states
 
@@ -46,7 +64,7 @@ class SharedCache(DynamicCache):
 def attending_to(far: FarStates, mask: Tensor) -> Iterator[None]:
     """Attention of all layers to `far` and, causally, to the rows' own places, in this thread.
     `mask`: what the model is given for the own places; a model that changes it is refused."""
-    token = _shared.set((far, mask))
+    token = _shared.set((far, mask, set()))
     try:
         yield
     finally:
@@ -65,13 +83,25 @@ def _attend(
     shared = _shared.get(None)
     if shared is None:
         return _sdpa(module, query, key, value, attention_mask, scaling=scaling, **more)
-    far, mask = shared
+    far, mask, copied = shared
     unknown = [name for name, given in more.items() if given is not None and name not in _HARMLESS]
-    if attention_mask is not mask or unknown:
+    if unknown or not _is_same(attention_mask, mask, copied):
         raise NotImplementedError(f"attention with {unknown or 'another mask'}")
     far_k, far_v = (part.transpose(1, 2) for part in far.layers[module.layer_idx])
     mixed = attend_to_far(query, key, value, far_k, far_v, far.bias_BF, scaling)
     return mixed.transpose(1, 2).contiguous(), None
+
+
+def _is_same(given: Tensor | None, mask: Tensor, copied: set[torch.device]) -> bool:
+    """With a device map, accelerate copies the mask for each layer on another device. The numbers
+    of the first copy there are compared, which waits for that device."""
+    if given is mask or given is None or given.device == mask.device:
+        return given is mask
+    if given.shape != mask.shape or given.dtype != mask.dtype:
+        return False
+    if given.device not in copied and torch.equal(given.to(mask.device), mask):
+        copied.add(given.device)
+    return given.device in copied
 
 
 # Under the name that models have anyway: settings of a model are not changed, not even for a while.

@@ -7,6 +7,7 @@ unpickled, no code of the folder runs, and no model larger than its files is bui
 from __future__ import annotations
 
 import math
+import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +15,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.files import stays_inside
-from olmo_sparsity.json_files import read_json
+from olmo_sparsity.disk.files import check_bounded, stays_inside
+from olmo_sparsity.disk.json_files import read_json
+from olmo_sparsity.errors import DataError, naming_extras
 from olmo_sparsity.model.checkpoint_files import unreadable
 
 if TYPE_CHECKING:
@@ -48,12 +49,21 @@ def base_of_adapter(folder: Path) -> str:
     return name
 
 
-def add_adapter(model: PreTrainedModel, folder: Path, device: str) -> PeftModel:
-    try:
-        from peft import PeftModel
-    except ImportError:
-        raise ConfigError(f"'{folder}' is a PEFT adapter; pip install peft") from None
-    return PeftModel.from_pretrained(model, folder, torch_device=device)
+def add_adapter(
+    model: PreTrainedModel, folder: Path, weight_files: list[Path], device: str
+) -> PeftModel:
+    with naming_extras():
+        from peft import PeftModel, get_peft_model_state_dict
+    with warnings.catch_warnings():  # _check_keys refuses what it warns of
+        warnings.filterwarnings("ignore", "Found missing adapter keys")
+        adapted = PeftModel.from_pretrained(model, folder, torch_device=device)
+    with safe_open(weight_files[0], framework="pt") as file:
+        stored = set(file.keys())
+    wanted = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
+    # A whole embedding may stand beside the adapter.
+    embeddings = set(get_peft_model_state_dict(adapted, save_embedding_layers=True))
+    _check_keys(folder, "its adapter", wanted - stored, stored - wanted - embeddings)
+    return adapted
 
 
 def read_hugging_face(
@@ -71,6 +81,7 @@ def read_hugging_face(
     config = AutoConfig.from_pretrained(folder, **NO_CODE)
     # The folder may name a kernel that is not installed, or one on the hub.
     config._attn_implementation = "eager"
+    config.transformers_weights = None  # or config.json could name a file that is not hashed
     frame = _build_frame(config, folder, weight_files)
     config._attn_implementation = "sdpa" if frame._supports_sdpa else "eager"
     model: PreTrainedModel
@@ -85,16 +96,23 @@ def read_hugging_face(
         output_loading_info=True,
         **NO_CODE,
     )
-    if info["missing_keys"]:
-        # transformers would use random numbers instead.
-        missing = sorted(info["missing_keys"])
-        raise DataError(
-            f"'{folder}': its files lack {len(missing)} weights of {type(model).__name__}, such as "
-            f"{missing[0]}; download it again"
-        )
+    _check_keys(folder, type(model).__name__, info["missing_keys"], info["unexpected_keys"])
     if device_map is None:
         nn.Module.to(model, device)
     return model
+
+
+def _check_keys(folder: Path, of: str, missing: set[str], unexpected: set[str]) -> None:
+    """What is missing would be random or left out, what is unexpected would not count."""
+    for keys, problem in (
+        (missing, "lack {} weights of"),
+        (unexpected, "hold {} more weights than"),
+    ):
+        if keys:
+            raise DataError(
+                f"'{folder}': its files {problem.format(len(keys))} {of}, such as {min(keys)}; "
+                "correct its config, or download it again"
+            )
 
 
 def _build_frame(config: Any, folder: Path, weight_files: list[Path]) -> PreTrainedModel:
@@ -126,27 +144,28 @@ def _build_frame(config: Any, folder: Path, weight_files: list[Path]) -> PreTrai
     return frame
 
 
-def check_weight_files(folder: Path) -> list[Path]:
-    """The safetensors files, after checking their headers and names."""
-    files = sorted(folder.glob("*.safetensors"))
-    if not files:
+_READ_AT_ONCE = ("*config.json", "*token*", "vocab*", "merges.txt", "*.jinja", "*.model")
+
+
+def check_weight_files(folder: Path, name: str = "model") -> list[Path]:
+    """The safetensors files that are loaded, after checking their names and headers. `name`: model
+    or adapter_model."""
+    for pattern in _READ_AT_ONCE:
+        for path in folder.glob(pattern):
+            check_bounded(path, 2**28)
+    whole, index = folder / f"{name}.safetensors", folder / f"{name}.safetensors.index.json"
+    if whole.is_file():
+        files = [whole]
+    elif index.is_file():
+        files = _named_by_index(folder, index)
+    else:
         pickled = sorted(path.name for path in folder.glob("*.bin"))
         if pickled:
             raise DataError(
                 f"'{folder / pickled[0]}' is a pickle, which is never read here; convert it with "
                 "transformers: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new)"
             )
-        raise DataError(f"'{folder}' has a config.json but no *.safetensors; download it again")
-    for index in sorted(folder.glob("*.safetensors.index.json")):
-        named = read_json(index, dict, _REMEDY).get("weight_map")
-        if not isinstance(named, dict):
-            raise DataError(f"{index}: has no weight_map; {_REMEDY}")
-        outside = [name for name in named.values() if not stays_inside(name)]
-        if outside:
-            raise DataError(
-                f"'{index}' names '{outside[0]}', which is outside of its folder; do not use it, "
-                "or download it again from a source you trust"
-            )
+        raise DataError(f"'{folder}' has no {name}*.safetensors; download it again")
     for path in files:
         try:
             with safe_open(path, framework="pt"):
@@ -154,6 +173,21 @@ def check_weight_files(folder: Path) -> list[Path]:
         except (SafetensorError, OSError, ValueError) as error:
             raise unreadable(path, error) from None
     return files
+
+
+def _named_by_index(folder: Path, index: Path) -> list[Path]:
+    named = read_json(index, dict, _REMEDY).get("weight_map")
+    if not isinstance(named, dict) or not named:
+        raise DataError(f"{index}: has no weight_map; {_REMEDY}")
+    for name in named.values():
+        if not stays_inside(name):
+            raise DataError(
+                f"'{index}' names '{name}', which is outside of its folder; do not use it, "
+                "or download it again from a source you trust"
+            )
+        if not name.endswith(".safetensors"):
+            raise DataError(f"'{index}' names '{name}', which is no safetensors file; {_REMEDY}")
+    return sorted({folder / name for name in named.values()})
 
 
 def count_parameters(model: nn.Module) -> int:

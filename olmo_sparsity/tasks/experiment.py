@@ -26,13 +26,15 @@ from typing import Any, cast
 import torch
 from omegaconf import OmegaConf
 
-from olmo_sparsity.errors import ConfigError, DataError, UserError
-from olmo_sparsity.files import remove_partial, write_atomically
-from olmo_sparsity.json_files import read_json, with_crc
-from olmo_sparsity.model.load import device_name
-from olmo_sparsity.nested import differences
-from olmo_sparsity.progress import Progress
-from olmo_sparsity.tasks.results import Row, write_results
+from olmo_sparsity.disk.files import sha256_of, write_atomically
+from olmo_sparsity.disk.json_files import read_json, with_crc
+from olmo_sparsity.disk.lock import locked
+from olmo_sparsity.disk.work_folder import WorkFolder
+from olmo_sparsity.errors import DataError, UserError
+from olmo_sparsity.process.devices import choose_device, device_name
+from olmo_sparsity.process.progress import Progress
+from olmo_sparsity.process.versions import provenance
+from olmo_sparsity.tasks.results import Row, check_rows, read_results, write_results
 from olmo_sparsity.tasks.settings import (
     MAY_CHANGE,
     ExperimentSettings,
@@ -42,7 +44,6 @@ from olmo_sparsity.tasks.settings import (
     tests,
 )
 from olmo_sparsity.tasks.trial import Bench, Report, Trial, measure, train
-from olmo_sparsity.versions import provenance
 
 
 def run(config_path: str, overrides: list[str], shard: tuple[int, int] = (0, 1)) -> list[Row]:
@@ -57,12 +58,10 @@ def run_settings(
     """Run the unfinished trials; returns all rows of the folder."""
     device = choose_device(settings.device)
     made_by = provenance(device_name(device))
-    folder = Path(settings.output)
-    (folder / "trials").mkdir(parents=True, exist_ok=True)
-    for inner in (folder, folder / "trials"):
-        remove_partial(inner)
-    fixed = fixed_settings(settings)
-    _refuse_other_settings(folder, fixed)
+    folder, fixed = Path(settings.output), fixed_settings(settings)
+    work = WorkFolder(folder, "output")
+    work.create("trials")
+    identity = work.identify(fixed, with_defaults)
     trials = list_trials(settings)[shard[0] :: shard[1]]
     todo = [trial for trial in trials if not _file_of(folder, trial).is_file()]
     num_left_out = len(settings.test_lengths) * len(each(settings.test_ks))
@@ -71,13 +70,16 @@ def run_settings(
         print(
             f"{num_left_out} pairs of test length and k are not tested: k does not fit the length"
         )
-    _train_all(settings, todo, len(trials), device, folder)
-    while True:
-        rows, of_trials = _collect(folder)
+    if todo:
+        if not os.access(folder / "trials", os.W_OK):
+            raise UserError(f"output={folder} cannot be written; name a folder of your own")
+        _train_all(settings, todo, len(trials), device, folder)
+    elif (rows := _finished(folder)) == _collect(folder, identity)[0]:
+        return rows  # of a folder that may be read-only
+    with locked(folder, waits=True):  # the last shard's table has the trials of all
+        rows, of_trials = _collect(folder, identity)
         write_results(folder, rows, {"command": command, "settings": fixed} | of_trials | made_by)
-        if _collect(folder)[0] == rows:
-            return rows
-        # Another shard ended meanwhile, and this table, without its trials, may be the later one.
+    return rows
 
 
 def list_trials(settings: ExperimentSettings) -> list[Trial]:
@@ -90,22 +92,15 @@ def list_trials(settings: ExperimentSettings) -> list[Trial]:
     ]
 
 
-def choose_device(name: str) -> torch.device:
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(1, device=name)
-    except (RuntimeError, AssertionError):
-        raise ConfigError(f"device={name} cannot be used here; use device=cpu") from None
-    return torch.device(name)
-
-
 # --- one trial ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class _Trained:
     """The file of a trial."""
+
+    identity: str
+    """SHA-256 of the experiment's settings.json."""
 
     rows: list[Row]
     losses: list[list[float]]
@@ -126,6 +121,7 @@ def run_trial(
     rows = measure(bench, trial, model)
     seconds = time.perf_counter() - started
     done = _Trained(
+        sha256_of(folder / "settings.json"),
         rows,
         history,
         num_parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -154,59 +150,77 @@ def _train_all(
 ) -> None:
     num_steps = settings.training.num_steps
     with Progress("trials", total=num_trials * num_steps, unit="steps") as progress:
-        earlier = (num_trials - len(todo)) * num_steps
-        progress.resume_at(earlier)
-        if settings.num_workers == 1 or len(todo) < 2:
-            num_threads = torch.get_num_threads()
-            torch.set_num_threads(1)  # as in a worker: sums of more threads round differently
-            try:
-                for index, trial in enumerate(todo):
-                    before = earlier + index * num_steps
+        progress.resume_at((num_trials - len(todo)) * num_steps)
+        run = _train_here if settings.num_workers == 1 or len(todo) < 2 else _train_in_workers
+        run(settings, todo, num_trials, device, folder, progress)
 
-                    def report(
-                        step: int, loss: float, trial: Trial = trial, before: int = before
-                    ) -> None:
-                        progress.update(before + step, trial=trial.name, loss=f"{loss:.3f}")
 
-                    progress.note(run_trial(settings, trial, device, folder, report))
-            finally:
-                torch.set_num_threads(num_threads)
-            return
-        # Not forked: a child would inherit PyTorch's threads in an undefined state.
-        context = multiprocessing.get_context("spawn")
-        counter = context.Value("q", 0)
-        with ProcessPoolExecutor(
-            settings.num_workers, context, initializer=_start_worker, initargs=(counter,)
-        ) as pool:
-            try:
-                # Ctrl-C reaches all processes of the group; workers inherit that it is blocked.
-                mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-                # Not `futures.wait`, which locks every future: a Ctrl-C in between leaves some
-                # locked, and the pool waits for them for ever.
-                ended: SimpleQueue[Future[str]] = SimpleQueue()
-                for trial in todo:
-                    future = pool.submit(_work, settings, trial, str(device), folder)
-                    future.add_done_callback(ended.put)
-                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-                num_done = num_trials - len(todo)
-                while num_done < num_trials:
-                    with contextlib.suppress(Empty):
-                        progress.note(ended.get(timeout=1).result())
-                        num_done += 1
-                    progress.update(earlier + counter.value, trials=f"{num_done} of {num_trials}")
-            except BrokenProcessPool:
-                raise UserError(
-                    "a worker was killed, perhaps for want of memory; lower num_workers or "
-                    "training.batch_size. Finished trials are kept, the same command goes on"
-                ) from None
-            except Exception:
-                pool.shutdown(cancel_futures=True)  # running trials finish
-                raise
-            except KeyboardInterrupt:
-                pool.shutdown(wait=False, cancel_futures=True)
-                for worker in multiprocessing.active_children():
-                    worker.kill()
-                raise
+def _train_here(
+    settings: ExperimentSettings,
+    todo: list[Trial],
+    num_trials: int,
+    device: torch.device,
+    folder: Path,
+    progress: Progress,
+) -> None:
+    num_steps, num_threads = settings.training.num_steps, torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a worker: sums of more threads round differently
+    try:
+        for index, trial in enumerate(todo, start=num_trials - len(todo)):
+            before = index * num_steps
+
+            def report(step: int, loss: float, trial: Trial = trial, before: int = before) -> None:
+                progress.update(before + step, trial=trial.name, loss=f"{loss:.3f}")
+
+            progress.note(run_trial(settings, trial, device, folder, report))
+    finally:
+        torch.set_num_threads(num_threads)
+
+
+def _train_in_workers(
+    settings: ExperimentSettings,
+    todo: list[Trial],
+    num_trials: int,
+    device: torch.device,
+    folder: Path,
+    progress: Progress,
+) -> None:
+    # Not forked: a child would inherit PyTorch's threads in an undefined state.
+    context = multiprocessing.get_context("spawn")
+    counter = context.Value("q", 0)
+    with ProcessPoolExecutor(
+        settings.num_workers, context, initializer=_start_worker, initargs=(counter,)
+    ) as pool:
+        try:
+            # Ctrl-C reaches all processes of the group; workers inherit that it is blocked.
+            mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            # Not `futures.wait`, which locks every future: a Ctrl-C in between leaves some
+            # locked, and the pool waits for them for ever.
+            ended: SimpleQueue[Future[str]] = SimpleQueue()
+            for trial in todo:
+                future = pool.submit(_work, settings, trial, str(device), folder)
+                future.add_done_callback(ended.put)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            num_done = num_trials - len(todo)
+            earlier = num_done * settings.training.num_steps
+            while num_done < num_trials:
+                with contextlib.suppress(Empty):
+                    progress.note(ended.get(timeout=1).result())
+                    num_done += 1
+                progress.update(earlier + counter.value, trials=f"{num_done} of {num_trials}")
+        except BrokenProcessPool:
+            raise UserError(
+                "a worker was killed, perhaps for want of memory; lower num_workers or "
+                "training.batch_size. Finished trials are kept, the same command goes on"
+            ) from None
+        except Exception:
+            pool.shutdown(cancel_futures=True)  # running trials finish
+            raise
+        except KeyboardInterrupt:
+            pool.shutdown(wait=False, cancel_futures=True)
+            for worker in multiprocessing.active_children():
+                worker.kill()
+            raise
 
 
 _steps_done: Synchronized[int]
@@ -255,20 +269,13 @@ def with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
     return cast(dict[str, Any], OmegaConf.to_container(merged))
 
 
-def _refuse_other_settings(folder: Path, fixed: dict[str, Any]) -> None:
-    path = folder / "settings.json"
-    if not path.exists():
-        write_atomically(path, json.dumps(with_crc(fixed), indent=1) + "\n")
-        return
-    stored = read_json(path, dict, "choose another output")
-    if changed := differences(with_defaults(stored), fixed):
-        raise ConfigError(
-            f"output={folder} holds trials with {', '.join(changed)}; choose another output, or "
-            "delete that folder"
-        )
+def _finished(folder: Path) -> list[Row]:
+    with contextlib.suppress(DataError):
+        return read_results(folder)[0]
+    return []
 
 
-def _collect(folder: Path) -> tuple[list[Row], dict[str, dict[str, float]]]:
+def _collect(folder: Path, identity: str) -> tuple[list[Row], dict[str, dict[str, float]]]:
     """All rows, and the seconds and last training loss of each trial."""
     rows, seconds, losses = [], {}, {}
     for path in sorted((folder / "trials").glob("*.json")):
@@ -276,6 +283,10 @@ def _collect(folder: Path) -> tuple[list[Row], dict[str, dict[str, float]]]:
         trained = read_json(path, _Trained, remedy)
         if not (trained.rows and trained.losses and len(trained.losses[-1]) == 2):
             raise DataError(f"{path}: it has no rows or no losses; {remedy}")
+        names = {Trial(row.scheme, row.train_k, row.seed).name for row in trained.rows}
+        if names != {path.stem} or trained.identity != identity:
+            raise DataError(f"{path} is of another trial or experiment; {remedy}")
+        check_rows(path, trained.rows)
         rows += trained.rows
         seconds[path.stem] = trained.seconds
         losses[path.stem] = round(trained.losses[-1][1], 4)

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.rows import markdown, read_rows, write_rows
+from olmo_sparsity.disk.rows import markdown, read_rows, write_rows
+from olmo_sparsity.errors import DataError
 
 TABLE = "accuracy.parquet"
+MADE_BY = "olmo-sparsity task CONFIG"
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,19 @@ def write_results(folder: Path, rows: list[Row], meta: dict[str, Any]) -> None:
 
 
 def read_results(folder: Path) -> tuple[list[Row], dict[str, Any]]:
-    return read_rows(folder / TABLE, Row, "olmo-sparsity task CONFIG")
+    rows, meta = read_rows(folder / TABLE, Row, MADE_BY)
+    check_rows(folder / TABLE, rows)
+    return rows, meta
+
+
+def check_rows(path: Path, rows: list[Row]) -> None:
+    for row in rows:
+        shares = (row.token_accuracy, row.id_accuracy, row.exact_match, row.teacher_forced)
+        if not all(share is None or 0 <= share <= 1 for share in shares):  # NaN neither
+            raise DataError(
+                f"{path}: {row.scheme}, seed {row.seed}, length {row.length} has an accuracy that "
+                f"is no share of 1: {shares}; make it again with `{MADE_BY}`"
+            )
 
 
 def wilson(share: float, count: int) -> tuple[float, float]:

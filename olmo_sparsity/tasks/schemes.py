@@ -23,7 +23,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.config import number
+from olmo_sparsity.config.fields import number
 from olmo_sparsity.data.positions import (
     contiguous_batch,
     pose_batch,

@@ -19,9 +19,10 @@ from typing import Any, cast
 import numpy as np
 from omegaconf import MISSING
 
-from olmo_sparsity.config import ModelConfig, OptimizerConfig, number, within
-from olmo_sparsity.config_check import check_model
-from olmo_sparsity.config_file import fill_in, read_given
+from olmo_sparsity.config.check import check_model
+from olmo_sparsity.config.fields import number, within
+from olmo_sparsity.config.file import fill_in, read_given
+from olmo_sparsity.config.sections import ModelConfig, OptimizerConfig
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.tasks.addition import Addition
 from olmo_sparsity.tasks.end_token import EndToken

@@ -20,10 +20,10 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from olmo_sparsity.config import ModelConfig
+from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.data.positions import pose
 from olmo_sparsity.model.olmo import PositionedOLMo
-from olmo_sparsity.progress import Progress
+from olmo_sparsity.process.progress import Progress
 from olmo_sparsity.theory.cases import build_planted
 from olmo_sparsity.theory.learning import training_lengths
 from olmo_sparsity.theory.planted import Planted

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cache
 from pathlib import Path
 
 import numpy as np
 import torch
-from omegaconf import OmegaConf
 
-from olmo_sparsity.progress import Progress, format_duration
+from olmo_sparsity.disk.work_folder import WorkFolder
+from olmo_sparsity.process.progress import Progress, format_duration
+from olmo_sparsity.process.versions import provenance
 from olmo_sparsity.theory import bounds
 from olmo_sparsity.theory.cases import build_planted, setting_of
 from olmo_sparsity.theory.learning import learn, training_lengths
@@ -25,20 +26,24 @@ from olmo_sparsity.theory.risks import can_transfer, sampled_risk, transfer_risk
 from olmo_sparsity.theory.settings import CaseConfig, TheoryConfig, load_theory_config
 from olmo_sparsity.theory.sparse_attention import KeyShape, build_layout
 from olmo_sparsity.theory.worst_case import search_worst_cases
-from olmo_sparsity.versions import provenance
 
 
 def run(config_path: str, overrides: list[str]) -> None:
     config = load_theory_config(config_path, overrides)
-    started, cpu_started = time.perf_counter(), time.process_time()
-    rows: list[Row] = []
-    # Build everything once before training, to fail early.
+    # Built once before training, to fail early.
     plans = [_plan(config, case) for case in config.cases]
     for case in config.bridge.cases:
         build_planted(config, case)
-    # Also fail early if the outputs cannot be written.
-    for folder in (Path(config.output), Path(config.figure).parent):
-        folder.mkdir(parents=True, exist_ok=True)
+    work = WorkFolder(Path(config.output), "output")
+    with work.opened():
+        work.identify(asdict(replace(config, output="", figure="")))
+        Path(config.figure).parent.mkdir(parents=True, exist_ok=True)
+        _compute(config, plans, " ".join(["olmo-sparsity", "theory", config_path, *overrides]))
+
+
+def _compute(config: TheoryConfig, plans: list[_Plan], command: str) -> None:
+    started, cpu_started = time.perf_counter(), time.process_time()
+    rows: list[Row] = []
     num_steps = config.learning.num_steps
     with Progress("theory", total=len(plans) * num_steps, unit="steps") as progress:
         for index, plan in enumerate(plans):
@@ -52,7 +57,7 @@ def run(config_path: str, overrides: list[str]) -> None:
     seconds = time.perf_counter() - started
     cpu_seconds = time.process_time() - cpu_started
     meta = {
-        "command": " ".join(["olmo-sparsity", "theory", config_path, *overrides]),
+        "command": command,
         "seeds": config.seeds,
         "train_length": config.train_length,
         "test_multiples": config.test_multiples,
@@ -64,9 +69,6 @@ def run(config_path: str, overrides: list[str]) -> None:
         "cpu_seconds": round(cpu_seconds, 1),
     }
     write_results(config.output, rows, meta)
-    (Path(config.output) / "config.yaml").write_text(
-        OmegaConf.to_yaml(OmegaConf.structured(config))
-    )
     from olmo_sparsity.theory.figure import draw
 
     for path in draw(config.output, config.figure):

@@ -14,8 +14,9 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from olmo_sparsity import drawing
-from olmo_sparsity.rows import write_meta
+from olmo_sparsity.disk import drawing
+from olmo_sparsity.disk.files import write_atomically
+from olmo_sparsity.disk.rows import write_meta
 from olmo_sparsity.theory.results import (
     Summary,
     markdown_tables,
@@ -60,7 +61,7 @@ def draw(folder: str | Path, prefix: str | Path) -> list[Path]:
     for path in (svg, png):
         drawing.save(lambda: _figure(summaries, meta), path, **_SETTINGS)
     write_summary(csv, rows)
-    tables.write_text(markdown_tables(summaries, meta))
+    write_atomically(tables, markdown_tables(summaries, meta))
     write_meta(made_by, meta)
     return paths
 

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.rows import markdown, read_rows, write_rows
+from olmo_sparsity.disk.files import write_atomically
+from olmo_sparsity.disk.rows import markdown, read_rows, write_rows
 from olmo_sparsity.theory import bounds
 
 TABLE = "table.parquet"
@@ -160,9 +161,9 @@ def _summarise(group: list[Row]) -> Summary:
 
 
 def write_summary(path: str | Path, rows: list[Row]) -> None:
-    pd.DataFrame(summarise(rows)).to_csv(
-        path, index=False, na_rep="nan", float_format="%.9g", lineterminator="\n"
-    )
+    table = pd.DataFrame(summarise(rows))
+    text = table.to_csv(index=False, na_rep="nan", float_format="%.9g", lineterminator="\n")
+    write_atomically(Path(path), text)
 
 
 def read_summary(path: str | Path) -> list[Summary]:

@@ -13,8 +13,8 @@ from typing import Literal
 
 from omegaconf import MISSING
 
-from olmo_sparsity.config import number, within
-from olmo_sparsity.config_file import fill_in, read_given
+from olmo_sparsity.config.fields import number, within
+from olmo_sparsity.config.file import fill_in, read_given
 from olmo_sparsity.errors import ConfigError
 
 
@@ -102,7 +102,7 @@ class WorstCaseConfig:
 @dataclass
 class TheoryConfig:
     output: str = "runs/theory"
-    """Folder for table.parquet, meta.json and config.yaml."""
+    """Folder for settings.json, table.parquet and meta.json."""
 
     figure: str = "docs/figures/theory"
     """Path of figure and summary, without .svg, .png, .csv and .meta.json."""
@@ -143,6 +143,9 @@ def _check(config: TheoryConfig, origin: str) -> None:
         if not holds:
             raise ConfigError(f"{origin}: {message}")
 
+    for name in ("output", "figure"):
+        value = getattr(config, name)
+        require(Path(value).name != "", f"{name}='{value}' must be a path with a name")
     for name in ("seeds", "test_multiples", "bridge.seeds", "bridge.schemes", "worst_case.seeds"):
         values = attrgetter(name)(config)
         is_used = name != "worst_case.seeds" and (config.bridge.cases or "bridge" not in name)

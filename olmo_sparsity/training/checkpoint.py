@@ -21,13 +21,13 @@ from pathlib import Path
 
 from safetensors import SafetensorError
 
-from olmo_sparsity.config import CheckpointConfig
+from olmo_sparsity.config.sections import CheckpointConfig
+from olmo_sparsity.disk.files import publish
+from olmo_sparsity.disk.json_files import read_json
+from olmo_sparsity.disk.manifest import verify_manifest, write_manifest
 from olmo_sparsity.errors import ConfigError, UserError
-from olmo_sparsity.files import publish
-from olmo_sparsity.json_files import read_json
-from olmo_sparsity.manifest import verify_manifest, write_manifest
 from olmo_sparsity.model.checkpoint_files import list_checkpoints, verified_checkpoints
-from olmo_sparsity.progress import say
+from olmo_sparsity.process.progress import say
 from olmo_sparsity.training.distributed import Processes
 
 ENGINE_FOLDER = "engine"

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from olmo_sparsity.config import RunConfig
+from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.training.deepspeed_engine import ZeroEngine, deepspeed_settings
 from olmo_sparsity.training.distributed import Processes

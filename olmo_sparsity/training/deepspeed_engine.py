@@ -20,17 +20,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from olmo_sparsity.config import RunConfig
+from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.config.shipped import CONFIGS
 from olmo_sparsity.data.batches import Batch
+from olmo_sparsity.disk.json_files import read_json
+from olmo_sparsity.disk.nested import leaves
 from olmo_sparsity.errors import ConfigError, UserError
-from olmo_sparsity.json_files import read_json
-from olmo_sparsity.nested import leaves
 from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.engine import Engine, adam_state
 from olmo_sparsity.training.moments import KEYS, MomentSlice, copy_moments
 from olmo_sparsity.training.optim import build_optimizer
-
-CONFIG_FOLDER = Path(__file__).parents[2] / "configs" / "deepspeed"
 
 
 class ZeroEngine(Engine):
@@ -188,7 +187,7 @@ _ZERO = {"stage", "overlap_comm", "contiguous_gradients", "reduce_scatter", "red
 def deepspeed_settings(config: RunConfig, processes: Processes) -> dict[str, Any]:
     """The engine's JSON settings with the values of our config; contradictions are refused."""
     name = config.engine.name
-    path = Path(config.engine.deepspeed_config or CONFIG_FOLDER / f"{name}.json")
+    path = Path(config.engine.deepspeed_config or CONFIGS / f"deepspeed/{name}.json")
     settings = read_json(path, dict, "engine.deepspeed_config names DeepSpeed's JSON settings")
     given = dict(leaves(settings))
     training, optimizer = config.training, config.optimizer

@@ -24,12 +24,14 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from olmo_sparsity.config import IGNORED, Precision, RunConfig
+from olmo_sparsity.config.sections import Precision, RunConfig
+from olmo_sparsity.config.text import IGNORED
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.attention import document_bias, kernel_in_training
 from olmo_sparsity.model.checkpoint_files import unique_weights
-from olmo_sparsity.model.layers import document_bias, kernel_in_training
 from olmo_sparsity.model.losses import mean_loss, token_losses
+from olmo_sparsity.process.devices import choose_device
 from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.moments import KEYS, MomentSlice, SavedMoments, copy_moments
 from olmo_sparsity.training.optim import build_optimizer
@@ -64,7 +66,7 @@ class Engine:
     def __init__(self, model: Any, config: RunConfig, processes: Processes | None = None) -> None:
         self.config = config
         self.processes = processes or Processes()
-        self.device = choose_device(config.training.device, self.processes)
+        self.device = own_device(config.training.device, self.processes)
         if config.training.deterministic:
             be_deterministic()
         self.model = model.to(self.device)
@@ -180,6 +182,10 @@ class DDPEngine(Engine):
         start_alone()  # if there is only one process
         num = self.processes.world_size
         self.title = f"DistributedDataParallel, {num} process{'es' * (num > 1)}"
+        if self.config.training.compile:
+            # Else the step is split where DDP's buckets end, to send them while the rest is
+            # computed (3% of a step on one machine). Older versions of PyTorch refuse our graphs.
+            torch._dynamo.config.optimize_ddp = False
         on_gpu = self.device.type == "cuda"
         self.parallel = DistributedDataParallel(
             self.losses,
@@ -216,20 +222,9 @@ def adam_state(optimizer: torch.optim.AdamW, parameter: Tensor) -> dict[str, Ten
 # --- devices ------------------------------------------------------------------------------------
 
 
-def choose_device(name: str, processes: Processes | None = None) -> torch.device:
-    processes = processes or Processes()
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    if name == "cuda" and processes.world_size > 1 and torch.cuda.is_available():
-        name = f"cuda:{own_gpu(torch.cuda.device_count(), processes)}"
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(
-            f"training.device={name} cannot be used: {reason}; set it to auto or cpu"
-        ) from None
+def own_device(name: str, processes: Processes) -> torch.device:
+    """The device of this process, which shares it with no other."""
+    device = choose_device(name, lambda seen: own_gpu(seen, processes), "training.device")
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device

@@ -13,7 +13,7 @@ from typing import cast
 import torch
 from torch import nn
 
-from olmo_sparsity.config import RunConfig
+from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.model.load import build_model
 from olmo_sparsity.model.losses import LanguageModel, rows_per_chunk
 from olmo_sparsity.model.transformers_folder import count_parameters
@@ -54,19 +54,28 @@ def peak_memory_gib(device: torch.device) -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # in KiB on Linux
 
 
+CUDA_CONTEXT_BYTES = 2**29
+"""About what a process holds on a GPU for CUDA itself, before its first tensor."""
+
+
 def activation_bytes(config: RunConfig, micro_batch_size: int, device: str = "cpu") -> float:
-    """Activations kept for the backward pass, and the largest chunk of logits."""
-    rows, width = micro_batch_size * config.training.length, config.model.d_model
-    # A block keeps the inputs of its matmuls and norms, about 34·D numbers per token with an MLP
-    # ratio of 4 (Korthikanti et al. 2022), or with checkpointing only its input.
-    kept = 2 if config.training.activation_checkpointing else 34
-    size = 2 if config.training.precision == "bf16" else 4
+    """At the peak of a step, as measured (tests/gpu/test_memory.py): what is kept for the backward
+    pass, and what the loss needs for the largest chunk of logits."""
+    training = config.training
+    rows = micro_batch_size * training.length
+    size = 2 if training.precision == "bf16" else 4
+    layers, of_width = config.model.n_layers, rows * config.model.d_model * size
     vocab_size = config.model.embedding_size or config.model.vocab_size
     chunk = min(rows, rows_per_chunk(vocab_size, torch.device(device)))
-    return rows * width * config.model.n_layers * kept * size + chunk * vocab_size * 4 * 2
+    loss = 4 * chunk * vocab_size * 4
+    if training.activation_checkpointing:  # a layer's input, in fp32, and one layer at a time
+        return 4 / size * of_width * layers + 10 * of_width + max(loss, 40 * of_width)
+    # With an MLP ratio of 4. The residual stream is in fp32.
+    kept = 29 if training.precision == "bf16" else 27
+    return (kept * layers + 10) * of_width + loss
 
 
-def estimate(config: RunConfig) -> dict[str, str]:
+def estimate(config: RunConfig, device: torch.device) -> dict[str, str]:
     """Lines for `--dry-run`. The model is built on PyTorch's meta device, without memory."""
     with torch.device("meta"):
         model = build_model(replace(config.model))
@@ -76,13 +85,15 @@ def estimate(config: RunConfig) -> dict[str, str]:
     micro = training.micro_batch_size or training.batch_size
     # Weights, gradients and two moments in fp32; bf16 adds a cast copy of the weights.
     state = parameters * (16 + (2 if training.precision == "bf16" else 0))
-    activations = activation_bytes(config, micro)
+    activations = activation_bytes(config, micro, device.type)
+    context = CUDA_CONTEXT_BYTES if device.type == "cuda" else 0
     total = tokens * training.num_steps
     return {
         "parameters": f"{parameters:,}",
         "tokens per step": f"{tokens:,} ({training.batch_size} × {training.length})",
         "tokens in all": f"{total:,} in {training.num_steps:,} steps",
         "FLOPs in all": f"{total * flops_per_token(model, config):.3g}",
-        "memory": f"{(state + activations) / 2**30:.2f} GiB (estimated: weights and "
-        f"optimizer {state / 2**30:.2f}, activations {activations / 2**30:.2f})",
+        "memory": f"{(state + activations + context) / 2**30:.2f} GiB (estimated: weights and "
+        f"optimizer {state / 2**30:.2f}, activations {activations / 2**30:.2f}"
+        + (f", CUDA's context {context / 2**30:.2f})" if context else ")"),
     }

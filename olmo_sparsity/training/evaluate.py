@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import torch
 
-from olmo_sparsity.config import RunConfig
+from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch, heldout_batches, heldout_sequences
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.model.losses import repetition_losses

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import nn
 
-from olmo_sparsity.config import OptimizerConfig
+from olmo_sparsity.config.sections import OptimizerConfig
 
 
 def build_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
@@ -48,7 +48,8 @@ def learning_rate(config: OptimizerConfig, step: int, num_steps: int) -> float:
     if step <= config.warmup_steps:
         return peak * step / config.warmup_steps
     if config.schedule == "constant":
-        return peak
+        left = num_steps - step
+        return peak * left / config.cooldown_steps if left < config.cooldown_steps else peak
     passed = min(1.0, (step - config.warmup_steps) / max(1, num_steps - config.warmup_steps))
     if config.schedule == "linear":
         return peak + (last - peak) * passed

@@ -1,8 +1,8 @@
 """Check disks, GPUs and earlier attempts before training, so that a job fails in its first minute.
 
 Place in the flow: called by training/loop.py before the first step. The disk must be shared by all
-processes and have room, the shards readable, the requested GPUs there, and the run must not have
-died repeatedly at the same step.
+processes and have room, the requested GPUs there, and the run must not have died repeatedly at the
+same step.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from pathlib import Path
 
 import torch
 
-from olmo_sparsity.config import RunConfig
-from olmo_sparsity.config_file import flatten
-from olmo_sparsity.data.shards import TokenShards
+from olmo_sparsity.config.file import flatten
+from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.disk.files import write_atomically
+from olmo_sparsity.disk.json_files import read_json
 from olmo_sparsity.errors import ConfigError, DataError, UserError
-from olmo_sparsity.files import write_atomically
-from olmo_sparsity.json_files import read_json
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.checkpoint import step_of
 from olmo_sparsity.training.distributed import Processes
@@ -78,17 +77,6 @@ def check_same_config(config: RunConfig, processes: Processes) -> None:
 
 
 # --- disks --------------------------------------------------------------------------------------
-
-
-def check_readable(shards: TokenShards) -> None:
-    """Read a byte of each file; sizes were checked on opening."""
-    for path in shards.paths:
-        try:
-            with path.open("rb") as file:
-                file.seek(-1, os.SEEK_END)
-                file.read(1)
-        except OSError as error:
-            raise DataError(f"{path} cannot be read: {error.strerror}; restore it") from None
 
 
 def check_room(run_folder: Path, config: RunConfig, num_parameters: int, step: int) -> None:

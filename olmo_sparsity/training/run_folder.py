@@ -19,19 +19,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from olmo_sparsity.config import RunConfig
-from olmo_sparsity.config_file import flatten, load_config, save_config
+from olmo_sparsity.config.file import flatten, load_saved_config, save_config
+from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.disk.files import naming, read_bounded, write_atomically, writing
+from olmo_sparsity.disk.json_files import conform, parse_json, read_json, with_crc
+from olmo_sparsity.disk.nested import differences
+from olmo_sparsity.disk.work_folder import WorkFolder, refuse_changes
 from olmo_sparsity.errors import ConfigError, DataError, UserError
-from olmo_sparsity.files import is_partial, remove_partial, write_atomically, writing
-from olmo_sparsity.json_files import conform, parse_json, read_json, with_crc
-from olmo_sparsity.lock import LOCK, locked
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
-from olmo_sparsity.model.load import device_name
-from olmo_sparsity.nested import differences
-from olmo_sparsity.progress import say
+from olmo_sparsity.process.devices import device_name
+from olmo_sparsity.process.progress import say
+from olmo_sparsity.process.versions import provenance, typed_command
 from olmo_sparsity.training.checkpoint import step_of
 from olmo_sparsity.training.sinks import Sink
-from olmo_sparsity.versions import provenance, typed_command
 
 # Settings in which a resumed run may differ: they change what is written, or which hardware
 # computes it, but not the trained weights, except for rounding and (engine, micro_batch_size) the
@@ -52,61 +52,40 @@ FREE_KEYS = (
 @contextmanager
 def open_run_folder(config: RunConfig) -> Iterator[Path]:
     """Create the folder, or check that it holds the same run, and lock it."""
-    folder = Path(config.run_folder)
-    path = folder / "config.yaml"
-    if folder.is_dir() and not path.exists() and not all(map(_before_config, folder.iterdir())):
-        raise ConfigError(f"run_folder={folder} holds something that is no run; choose another")
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"run_folder={folder} cannot be written: {error.strerror}") from None
-    with locked(folder):
-        remove_partial(folder)
-        if path.exists():
-            refuse_other_config(path, config)
-        try:
-            save_config(config, path)
-            (folder / "checkpoints").mkdir(exist_ok=True)
-        except OSError as error:
-            raise UserError(f"run_folder={folder} cannot be written: {error.strerror}") from None
-        yield folder
-
-
-def _before_config(path: Path) -> bool:
-    """Whether a run may leave it if it is killed before it writes config.yaml."""
-    empty = path.name == "checkpoints" and path.is_dir() and not any(path.iterdir())
-    return empty or path.name == LOCK or is_partial(path)
+    folder = WorkFolder(Path(config.run_folder), "run_folder", "config.yaml")
+    with folder.opened("checkpoints"):
+        if folder.identity.exists():
+            refuse_other_config(folder.identity, config)
+        save_config(config, folder.identity)
+        yield folder.path
 
 
 def refuse_other_config(path: Path, config: RunConfig) -> None:
-    changed = _changed(path, config, lambda key: not key.startswith(FREE_KEYS))
-    if changed:
-        raise ConfigError(
-            f"{path.parent} holds a run with {changed}; choose another run_folder, or delete that "
-            "one to start over"
-        )
+    settings = _settings(path, config, lambda key: not key.startswith(FREE_KEYS))
+    refuse_changes(str(path.parent), differences(*settings))
 
 
 def refuse_other_branch(path: Path, config: RunConfig) -> None:
     """A branch may change everything except the model and the order of the text."""
     fixed = {"seed", "training.length", "training.batch_size"}
     free = "model.max_sequence_length"
-    changed = _changed(
+    settings = _settings(
         path, config, lambda key: key in fixed or (key.startswith("model.") and key != free)
     )
-    if changed:
+    if changed := differences(*settings):
         raise ConfigError(
-            f"branch_from={path.parent} was trained with {changed}; a branch goes on with the same "
-            "model in the same text: set them as they were, or take the weights with init_from"
+            f"branch_from={path.parent} was trained with {', '.join(changed)}; a branch goes on "
+            "with the same model in the same text: set them as they were, or take the weights with "
+            "init_from"
         )
 
 
-def _changed(path: Path, config: RunConfig, counts: Callable[[str], bool]) -> str:
-    before, now = (
+def _settings(path: Path, config: RunConfig, counts: Callable[[str], bool]) -> list[dict[str, Any]]:
+    """Those that count, of the file and now."""
+    return [
         {key: value for key, value in flatten(settings).items() if counts(key)}
-        for settings in (load_config(path), config)
-    )
-    return ", ".join(differences(before, now))
+        for settings in (load_saved_config(path), config)
+    ]
 
 
 # --- environment.json -----
@@ -159,14 +138,16 @@ class Metrics:
         self.sinks, self.writes = sinks, writes
         self.pending: list[tuple[int, dict[str, Tensor | float]]] = []
         self.num_lines = 0
-        if writes and self.path.exists():
+        saved = start if list_checkpoints(run_folder) else 0  # a branch begins without rows
+        if writes and (saved or self.path.exists()):
             # A killed run may have written past its last checkpoint; those steps are repeated.
             lines = _read_lines(self.path)
             kept = [line for line in lines if line.row is None or line.row["step"] <= start]
             with writing(self.path) as partial:
                 partial.write_bytes(b"".join(line.text + b"\n" for line in kept))
             self.num_lines = max((line.number for line in kept), default=0)
-            _name_damage(self.path, kept)
+            # A gap in the numbers, by which later readers see it too: a step has a line, at least.
+            self.num_lines += _name_damage(self.path, kept, saved)
 
     def add(self, step: int, **values: Tensor | float) -> None:
         self.pending.append((step, values))
@@ -199,7 +180,7 @@ class Metrics:
     def write(self, *rows: dict) -> None:
         if not self.writes:
             return
-        with self.path.open("a") as file:
+        with naming(self.path), self.path.open("a") as file:
             for row in rows:
                 self.num_lines += 1
                 file.write(json.dumps(with_crc({**row, "line": self.num_lines})) + "\n")
@@ -245,9 +226,13 @@ class _Row:
     line: int = 0
 
 
+_LARGEST = 2**30
+"""Bytes of metrics: millions of steps."""
+
+
 def _read_lines(path: Path) -> list[_Line]:
     try:
-        content = path.read_bytes() if path.exists() else b""
+        content = read_bounded(path, _LARGEST) if path.exists() else b""
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}; restore it") from None
     lines: list[_Line] = []
@@ -274,7 +259,8 @@ def _check_row(row: dict) -> dict:
     return row
 
 
-def _name_damage(path: Path, lines: list[_Line]) -> None:
+def _name_damage(path: Path, lines: list[_Line], saved: int) -> int:
+    """Returns how many steps up to `saved`, the last of a checkpoint, have lost their rows."""
     damaged = [number for number, line in enumerate(lines, start=1) if line.row is None]
     num_lost = max((line.number for line in lines), default=0) - len(lines)
     if damaged:
@@ -283,6 +269,10 @@ def _name_damage(path: Path, lines: list[_Line]) -> None:
         say(f"{path}: {len(damaged)} damaged lines are passed over: {which}")
     if num_lost > 0:
         say(f"{path}: {num_lost} lines are lost")
+    last = max((line.row["step"] for line in lines if line.row is not None), default=0)
+    if last < saved:
+        say(f"{path} ends at step {last}; its rows up to step {saved} are lost")
+    return max(saved - last, 0)
 
 
 # --- the curves of a run -----
@@ -320,7 +310,7 @@ def draw_losses(run_folder: str | Path, out: Path) -> None:
     """A figure of held-out and training loss, induction and net excess over steps."""
     from matplotlib.figure import Figure
 
-    from olmo_sparsity.drawing import band, save
+    from olmo_sparsity.disk.drawing import band, save
 
     rows = _evaluations(run_folder)
     steps = [row["step"] for row in rows]
@@ -375,12 +365,8 @@ def _evaluations(run_folder: str | Path) -> list[dict]:
             f"{path} does not exist; is '{run_folder}' the run_folder of a trained run?"
         )
     lines = _read_lines(path)
-    _name_damage(path, lines)
-    intact = [line.row for line in lines if line.row is not None]
-    saved = [step_of(folder) for folder in list_checkpoints(run_folder)[:1]]
-    if intact and saved and intact[-1]["step"] < saved[0]:
-        say(f"{path} ends at step {intact[-1]['step']}; its rows up to step {saved[0]} are lost")
-    rows = [row for row in intact if "heldout" in row]
+    _name_damage(path, lines, max(map(step_of, list_checkpoints(run_folder)), default=0))
+    rows = [line.row for line in lines if line.row is not None and "heldout" in line.row]
     if not rows:
         raise DataError(f"{path} holds no held-out loss yet; let the run reach an evaluation")
     return rows

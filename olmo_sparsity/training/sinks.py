@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from olmo_sparsity.config import RunConfig
-from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.files import write_atomically
+from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.disk.files import write_atomically
+from olmo_sparsity.errors import naming_extras
 
 Sink = Callable[[dict], None]
 
@@ -24,12 +24,8 @@ def open_sinks(config: RunConfig, start: int) -> list[Sink]:
 
 
 def _tensorboard(config: RunConfig, start: int) -> Sink:
-    try:
+    with naming_extras():
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        raise ConfigError(
-            "logging.tensorboard=true needs a package: pip install 'olmo-sparsity[tensorboard]'"
-        ) from None
     # What a killed process has written after its last checkpoint comes again.
     writer = SummaryWriter(f"{config.run_folder}/tensorboard", purge_step=start + 1)
 
@@ -42,12 +38,8 @@ def _tensorboard(config: RunConfig, start: int) -> Sink:
 
 
 def _wandb(config: RunConfig, start: int) -> Sink:
-    try:
+    with naming_extras():
         import wandb
-    except ImportError:
-        raise ConfigError(
-            "logging.wandb_project needs a package: pip install 'olmo-sparsity[wandb]'"
-        ) from None
     file = Path(config.run_folder) / "wandb_id"  # a resumed run goes on in the same curves
     run = wandb.init(
         project=config.logging.wandb_project,

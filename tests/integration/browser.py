@@ -11,7 +11,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tests.children import free_port
+from tests.support.children import free_port
 
 _ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # the name W3C WebDriver gives a reference
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from olmo_sparsity.config_file import config_from_dict
+from olmo_sparsity.config.file import config_from_dict
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.model.load import build_model
@@ -31,9 +31,9 @@ from olmo_sparsity.training.engine import DDPEngine
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.moments import KEYS
 from olmo_sparsity.training.run_folder import read_metrics
-from olmo_sparsity.training.scaling import collective_bytes, state_bytes
-from tests import children
 from tests.conftest import data_section, small_run
+from tests.support import children
+from tests.support.held import collective_bytes, state_bytes
 
 ROOT = Path(__file__).parents[2]
 NUM_STEPS = 50
@@ -362,7 +362,7 @@ def test_a_launcher_starts_deepspeed_itself(settings: dict) -> None:
 
 BUSY_AT_ITS_END = """
 import time, torch, torch.distributed as dist
-from olmo_sparsity import cli
+from olmo_sparsity.command import cli
 
 def main(arguments):
     dist.init_process_group("gloo")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from olmo_sparsity.config import RunConfig
+from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.model.exchange import export
 from olmo_sparsity.model.load import LoadedModel, load_model
 from olmo_sparsity.model.losses import token_losses

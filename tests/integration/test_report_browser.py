@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from analysis.explanation import Explanation
-from analysis.report import write_explanation, write_report
-from analysis.results import Results
-from tests.fake_results import META, fake_words, one_document
+from olmo_sparsity.analysis.explanation import Explanation
+from olmo_sparsity.analysis.report import write_explanation, write_report
+from olmo_sparsity.analysis.results import Results
 from tests.integration import needs
 from tests.integration.browser import Browser
-from tests.test_explain import SHORT
-from tests.test_report import (
+from tests.support.explanations import SHORT
+from tests.support.fake_results import META, fake_words, one_document
+from tests.support.hostile import (
     HOSTILE,
     hostile_explanation,
     hostile_results,
@@ -284,7 +284,7 @@ def test_text_can_be_read_in_light_and_dark(page: Browser, scheme: str) -> None:
         page.hover(NODE, target)
         time.sleep(0.3)  # colours fade in
         for selector in (
-            *("p.soft", "#text .early", "#text .current", "#text .far.first", ".gate strong"),
+            *("p.soft", "#text .early", "#text .current", "#text .far.first", ".verdict strong"),
             *("#panel .back", "select", "td", "figcaption", "#panel .sides b", ".far::before"),
         ):
             assert page.run(CONTRAST, selector) >= 4.5, selector
@@ -348,7 +348,7 @@ def test_a_target_of_two_tokens_is_one_run(explained: Browser, explanation: Expl
     looked_at = f"{PLACES} return all('.current').map((node) => placeOf.get(node))"
     assert explained.run(looked_at) == [first, end - 1]
     word = explanation.targets.set_index("target").text[first].strip()
-    assert panel(explained).startswith(f"Target\n\n{word}\n\ntokens {first} to {end - 1}")
+    assert panel(explained).startswith(f"Target\n\n{word}\n\ntokens {first}:{end}")
     assert spoken(explained).startswith(f"{word}. Gap ")
     assert explained.run(f"{NODE}.getAttribute('aria-label')", first) == word
     assert explained.run("return document.activeElement.textContent") == word.split()[0]
@@ -501,3 +501,48 @@ def test_a_book_stays_responsive(browser: Browser, tmp_path: Path, long: int | s
     num_laid_out = browser.run(f"{PLACES} return nodes.filter((node) => {laid_out}).length")
     assert 0 < num_laid_out < len(words) / 10
     assert browser.console() == []
+
+
+def test_a_row_of_numbers_leads_to_its_targets(page: Browser, results: Results) -> None:
+    rows = page.run(
+        "return [...document.querySelectorAll('.goto')].map((node) => ({...node.dataset}))"
+    )
+    assert len(rows) == len(results.summary)
+    for index in (len(rows) - 1, 0):
+        chosen = page.run(
+            "document.querySelectorAll('.goto')[arguments[0]].click();"
+            "return ['selector', 'units'].map((id) => document.getElementById(id).value)",
+            index,
+        )
+        row = rows[index]
+        indices = (META.selectors.index(row["selector"]), META.units.index(row["units"]))
+        assert chosen == [*map(str, indices)]
+        targets = results.targets.query(
+            f"document == {FIRST} and target_set == {row['set']!r} and far_part == 'document'"
+        )
+        assert page.run(TARGETS) == sorted(targets.target)
+        assert page.run(CURRENT) == min(targets.target, default=None)
+
+
+def test_targets_are_found_by_their_words(page: Browser, results: Results) -> None:
+    every, words = page.run(TARGETS), fake_words(FIRST)
+    wanted = words[every[1]].strip()
+    page.run(
+        "const box = document.getElementById('find'); box.value = arguments[0];"
+        "box.dispatchEvent(new Event('input', {bubbles: true}));",
+        wanted.upper(),
+    )
+    assert page.run(TARGETS) == [at for at in every if wanted.lower() in words[at].lower()]
+
+
+@pytest.mark.parametrize(("text", "is_code"), [("w1 " * 9, False), ("x:\n  w2 w3\n" * 9, True)])
+def test_code_is_set_in_a_typeface_for_code(
+    browser: Browser, tmp_path: Path, text: str, is_code: bool
+) -> None:
+    found = tiny_explanation()
+    count = len(found.document.texts)
+    found.document.texts[:] = [*text.splitlines(keepends=True), *["w "] * count][:count]
+    write_explanation(found, tmp_path / "page.html")
+    browser.open(tmp_path / "page.html")
+    shown = browser.run("return getComputedStyle(document.getElementById('text')).fontFamily")
+    assert ("monospace" in shown) == is_code

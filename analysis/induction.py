@@ -1,0 +1,44 @@
+"""The induction check: whether a model copies text that it has just read.
+
+Place in the flow: beneath measurements and checks, which give its result beside their numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from olmo_sparsity.analysis.documents import Document
+from olmo_sparsity.analysis.scoring import Scorer
+from olmo_sparsity.analysis.statistics import INDUCTION_NATS
+from olmo_sparsity.model.losses import repetition_losses, token_losses
+
+
+def repetition_drop(
+    scorer: Scorer, documents: Sequence[Document], length: int, max_passages: int = 64
+) -> dict[str, float | bool | int]:
+    """The induction check: mean loss on passages of `length` tokens and on their repetition in the
+    same context. A model that does not copy text it has just read cannot show that long-range
+    dependency is sparse."""
+    passages = [d.tokens[:length] for d in documents if len(d.tokens) >= length][:max_passages]
+
+    def losses_of(batch: Sequence[np.ndarray]) -> Tensor:
+        return repetition_losses(
+            lambda *inputs: token_losses(scorer.model, *inputs),
+            torch.from_numpy(np.stack(batch).astype(np.int64)).to(scorer.device),
+        )
+
+    losses = scorer.in_batches(passages, 2 * length, losses_of)
+    first, repeated = torch.cat(losses).mean(0).tolist() if losses else (0.0, 0.0)
+    drop = first - repeated
+    return {
+        "loss_first": first,
+        "loss_repeated": repeated,
+        "drop": drop,
+        "has_induction": drop >= INDUCTION_NATS,
+        "num_passages": len(passages),
+        "passage_length": length,
+    }

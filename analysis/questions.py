@@ -1,0 +1,135 @@
+"""Say of many questions which source each statement of their answers rests on.
+
+Place in the flow: a .jsonl file of sources, questions and answers → **tables of all statements**.
+
+Each finished question is one file, so that a killed run resumes, and processes share a folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from olmo_sparsity.analysis.prompt import evaluating, read_text
+from olmo_sparsity.analysis.settings import (
+    ModelOptions,
+    SourceSettings,
+    build,
+    refuse_unknown,
+    takes,
+)
+from olmo_sparsity.analysis.statements import Cost, Question, explain_sources
+from olmo_sparsity.analysis.tables import write_json
+from olmo_sparsity.disk.files import sha256_of, writing
+from olmo_sparsity.disk.json_files import read_json
+from olmo_sparsity.disk.work_folder import WorkFolder
+from olmo_sparsity.errors import DataError
+from olmo_sparsity.model.load import LoadedModel
+from olmo_sparsity.process.progress import Progress
+
+MOST_DECOYS = 200
+"""Sources of so many other texts are decoys of a question, where none are given."""
+
+
+@takes(SourceSettings, ModelOptions)
+def measure_questions(
+    model: LoadedModel,
+    questions: str | Path,
+    out: str | Path,
+    *,
+    decoys: Any = None,
+    shard: tuple[int, int] = (0, 1),
+    dry_run: bool = False,
+    **options: Any,
+) -> pd.DataFrame | Cost | None:
+    """Explain each question of a .jsonl file, a line for each: `sources`, {name: text, …} or a list
+    of texts; `question`; `answer`, a text or a list of statements, or none. Writes
+    statements.parquet and matrix.parquet into `out`, and returns the first; None: other processes
+    have questions left. `decoys`: as in `explain`, by default the sources of other questions.
+    """
+    refuse_unknown("measure with questions", options, SourceSettings, ModelOptions)
+    settings, of_model = build(SourceSettings, options), build(ModelOptions, options)
+    settings.check()
+    asked = _with_decoys(read_questions(questions), decoys)
+    with evaluating(model.model):
+        if dry_run:
+            dry = (replace(one, dry_run=True) for one in asked)
+            costs = [_explain(model, one, settings, of_model) for one in dry]
+            return Cost(sum(cost.token_forwards for cost in costs), model.num_parameters)
+        folder = WorkFolder(Path(out), "out", "identity.json")
+        folder.create("questions")
+        folder.identify({
+            "model": model.fingerprint, "questions": sha256_of(Path(questions)),
+            "decoys": None if decoys is None else str(decoys), "settings": asdict(settings),
+        })  # fmt: skip
+        files = [folder.path / "questions" / f"{number:06d}.json" for number in range(len(asked))]
+        mine = range(len(asked))[shard[0] :: shard[1]]
+        with Progress("explaining", len(mine), "questions") as progress:
+            progress.resume_at(sum(files[number].exists() for number in mine))
+            for number in (number for number in mine if not files[number].exists()):
+                found = _explain(model, asked[number], settings, of_model)
+                write_json(files[number], found.to_dict())
+                progress.update(progress.done + 1)
+    return _sum_up(folder.path, files) if all(file.exists() for file in files) else None
+
+
+def describe(statements: pd.DataFrame) -> str:
+    """Shares of verdicts, for a terminal."""
+    spelt = {"one": "one source", "either": "either of several", "both": "several together",
+             "none": "no source"}  # fmt: skip
+    lines = [f"{len(statements):,} statements of {statements.question.nunique():,} questions"]
+    shares = statements.kind.value_counts(normalize=True)
+    lines += [f"  {shares.get(kind, 0.0):6.1%} rest on {words}" for kind, words in spelt.items()]
+    return "\n".join(lines)
+
+
+def read_questions(path: str | Path) -> list[Question]:
+    found = []
+    for number, line in enumerate(read_text(str(path)).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            sources, question = record["sources"], record["question"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(
+                f"{path}:{number} is no JSON object with sources and question "
+                f"({type(error).__name__}: {error}); correct the line"
+            ) from None
+        if not isinstance(sources, Mapping):
+            sources = {f"source {i}": text for i, text in enumerate(sources, start=1)}
+        found.append(Question(sources, question, record.get("answer"), quiet=True))
+    return found
+
+
+def _explain(
+    model: LoadedModel, asked: Question, settings: SourceSettings, options: ModelOptions
+) -> Any:
+    return explain_sources(model, asked, settings, options)
+
+
+def _with_decoys(asked: Sequence[Question], decoys: Any) -> list[Question]:
+    if decoys is not None:
+        return [replace(one, decoys=decoys) for one in asked]
+    texts = [list(one.sources.values()) for one in asked if isinstance(one.sources, Mapping)]
+    given = []
+    for number, one in enumerate(asked):
+        others = [text for of_one in (*texts[number + 1 :], *texts[:number]) for text in of_one]
+        given.append(replace(one, decoys=others[:MOST_DECOYS]))
+    return given
+
+
+def _sum_up(folder: Path, files: Sequence[Path]) -> pd.DataFrame:
+    read = [read_json(file, dict, "delete it, and run again") for file in files]
+    tables = {}
+    for name in ("statements", "matrix"):
+        rows = [pd.DataFrame(one[name]).assign(question=i) for i, one in enumerate(read)]
+        tables[name] = pd.concat(rows, ignore_index=True)
+        with writing(folder / f"{name}.parquet") as partial:
+            tables[name].to_parquet(partial)
+    return tables["statements"]

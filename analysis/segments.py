@@ -1,0 +1,318 @@
+"""Lay out named sources, a question and an answer as tokens, and draw the decoys of each source.
+
+Place in the flow: sources + question + answer → **tokens, with a unit for each source and a target
+for each statement** → statements.py.
+
+Sources are encoded one by one, so that one can be replaced or moved and the others keep their
+tokens. What is no candidate stays in view: the question, earlier statements, texts without a name.
+
+Dimension key: S sources, D decoys of a source.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+
+from olmo_sparsity.analysis.check import passages
+from olmo_sparsity.analysis.documents import Document
+from olmo_sparsity.analysis.prompt import generate, through_template
+from olmo_sparsity.analysis.sources import open_documents
+from olmo_sparsity.analysis.windows import Block, Spans, Units, Windows
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.load import LoadedModel
+from olmo_sparsity.process.progress import Progress, say
+
+AFTER_SOURCE, AFTER_QUESTION = "\n\n", "\n"
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A named part of a prompt: a source, a message, what a tool returned."""
+
+    name: str
+    text: str
+
+
+Sources = Mapping[str, str] | Sequence[Segment | str | Mapping[str, Any]]
+Turn = tuple[str, list[Segment]]
+"""Role and parts of a message."""
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Tokens of a part of the prompt, and of what separates it from the next."""
+
+    text_ids: list[int]
+    after_ids: list[int]
+    source: int | None = None
+    """None: it stays in view."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A prompt with its answer, the sources in one order."""
+
+    document: Document
+    windows: Windows
+    statements: Spans
+    """Within the answer."""
+
+    units: Units
+    """The places of each source, with what separates it from the next."""
+
+    text_ends: np.ndarray
+    """One past the last place of each source's own text, which decoys replace."""
+
+    in_view: np.ndarray
+    """Places before the last source that belong to none."""
+
+    @cached_property
+    def block(self) -> Block:
+        """The answer as targets; all sources lie in the far part."""
+        start = int(self.windows.short) + self.num_far
+        return self.windows.block(self.document.tokens, start, len(self.document.tokens))
+
+    @property
+    def num_far(self) -> int:
+        return int(self.units.end.max())
+
+    def shown(self, *sources: int) -> np.ndarray:
+        """Far places in view if only these sources are shown."""
+        return np.union1d(self.in_view, self.units.places(*sources))
+
+
+@dataclass(frozen=True)
+class SourcePrompt:
+    """Sources and question, encoded, with an answer once there is one."""
+
+    model: LoadedModel
+    names: list[str]
+    pieces: list[Piece]
+    near_ids: list[int]
+    """The question, and what a chat template puts behind it."""
+
+    prefix_ids: list[int]
+
+    @staticmethod
+    def of(
+        model: LoadedModel,
+        sources: Sources,
+        question: str,
+        candidates: Sequence[str] | None = None,
+        prefix: str = "auto",
+        chat: bool = False,
+    ) -> SourcePrompt:
+        turns = _turns(sources)
+        names = _candidates([part for _, parts in turns for part in parts], candidates)
+        if chat or any(role for role, _ in turns):
+            parts, closing, prefix_ids = *_through_template(model, turns, question), list[int]()
+        else:
+            parts = [(part, AFTER_SOURCE) for _, inside in turns for part in inside]
+            closing, prefix_ids = question + AFTER_QUESTION, model.prefix_ids(prefix)
+        texts = [text for part, after in parts for text in (part.text, after)]
+        near_ids, *of_parts = model.encode([closing, *texts])
+        pieces = [
+            Piece(ids, after, names.index(part.name) if part.name in names else None)
+            for (part, _), ids, after in zip(parts, of_parts[::2], of_parts[1::2], strict=True)
+        ]
+        for piece in pieces:
+            if piece.source is not None and not piece.text_ids:
+                raise DataError(f"source '{names[piece.source]}' is empty; leave it out")
+        return SourcePrompt(model, names, pieces, near_ids, prefix_ids)
+
+    def _arranged(self, order: Sequence[int]) -> list[Piece]:
+        """The sources in this order at the places of sources."""
+        by_source = {piece.source: piece for piece in self.pieces if piece.source is not None}
+        moved = iter([by_source[source] for source in order])
+        return [piece if piece.source is None else next(moved) for piece in self.pieces]
+
+    def lay_out(self, answer: Sequence[Sequence[int]], order: Sequence[int]) -> Layout:
+        """`answer`: tokens of each statement, or of all as one, which is split into sentences."""
+        first, end, text_ends = dict[int, int](), dict[int, int](), dict[int, int]()
+        tokens, in_view = list[int](), list[int]()
+        last = max(i for i, piece in enumerate(self.pieces) if piece.source is not None)
+        for index, piece in enumerate(self._arranged(order)):
+            places = range(len(tokens), len(tokens) + len(piece.text_ids) + len(piece.after_ids))
+            tokens += [*piece.text_ids, *piece.after_ids]
+            if piece.source is not None:
+                first[piece.source], end[piece.source] = places.start, places.stop
+                text_ends[piece.source] = places.start + len(piece.text_ids)
+            elif index < last:
+                in_view += places
+        num_far = max(end.values())
+        tokens += self.near_ids
+        start = len(tokens)
+        tokens += [token for statement in answer for token in statement]
+        document = Document(np.array(tokens, dtype=np.int64), tokenizer=self.model.tokenizer)
+        windows = Windows("all", start - num_far, len(tokens) - start, tuple(self.prefix_ids))
+        windows.check()
+        self.model.check_positions(windows.num_positions(len(tokens)))
+        sources = range(len(self.names))
+        units = Units(*(np.array([ends[s] for s in sources]) for ends in (first, end)))
+        return Layout(
+            document, windows, _statements(document, start, [len(ids) for ids in answer]), units,
+            np.array([text_ends[s] for s in sources]), np.array(in_view, dtype=np.int64),
+        )  # fmt: skip
+
+    def answer_ids(
+        self, answer: str | Sequence[str] | None, max_new_tokens: int
+    ) -> list[list[int]]:
+        """Tokens of the answer in one piece, or of each given statement; None: generated."""
+        if answer is None:
+            ids = [self._generate(max_new_tokens)]
+        elif isinstance(answer, str):
+            ids = self.model.encode([answer])
+        else:  # a space between statements belongs to the later one
+            ids = self.model.encode([" " * (i > 0) + text.strip() for i, text in enumerate(answer)])
+        if not ids or not all(ids):
+            raise DataError("the answer is empty, or the model ends the text at once; give one")
+        return ids
+
+    def _generate(self, max_new_tokens: int) -> list[int]:
+        """The model's own answer, each sentence said when the next one begins."""
+        pieces = [token for p in self.pieces for token in (*p.text_ids, *p.after_ids)]
+        before, said = [*self.prefix_ids, *pieces, *self.near_ids], 0
+        with Progress("answering", max_new_tokens, "tokens") as progress:
+
+            def show(generated: list[int]) -> None:
+                nonlocal said
+                document = Document(np.array(generated), tokenizer=self.model.tokenizer)
+                ends = document.units("sentences", 0, len(generated)).end
+                if len(ends) > said + 1:
+                    first = 0 if said == 0 else ends[said - 1]
+                    progress.note("".join(document.texts[first : ends[said]]).strip())
+                    said += 1
+                progress.update(len(generated))
+
+            return generate(self.model, before, max_new_tokens, show)
+
+
+def _turns(sources: Sources) -> list[Turn]:
+    """Messages and their parts; without messages, one turn without a role."""
+    if isinstance(sources, Mapping):
+        sources = [Segment(name, text) for name, text in sources.items()]
+    if isinstance(sources, str) or not isinstance(sources, Sequence):
+        raise ConfigError(
+            "sources must be {name: text, …}, or a list of Segment(name, text), of texts that stay "
+            'in view, and of messages {"role": …, "content": text or a list of these}'
+        )
+    turns: list[Turn] = []
+    for item in sources:
+        if isinstance(item, Mapping):
+            content = item.get("content")
+            parts = content if isinstance(content, list) else [content]
+            turns.append((str(item.get("role")), [_part(part) for part in parts]))
+        else:
+            if not turns or turns[-1][0]:
+                turns.append(("", []))
+            turns[-1][1].append(_part(item))
+    return turns
+
+
+def _part(item: Any) -> Segment:
+    part = Segment("", item) if isinstance(item, str) else item
+    if not isinstance(part, Segment) or not all(isinstance(x, str) for x in (part.name, part.text)):
+        raise ConfigError(f"sources: {item!r} is neither a text nor a Segment of name and text")
+    return part
+
+
+def _through_template(
+    model: LoadedModel, turns: Sequence[Turn], question: str
+) -> tuple[list[tuple[Segment, str]], str]:
+    """Parts with what separates each from the next, and the question with what stands behind it.
+    The question ends the last message of the user. What the template writes stays in view."""
+    turns = [(role or "user", [Segment(p.name, p.text.strip()) for p in ps]) for role, ps in turns]
+    if not turns or turns[-1][0] != "user":
+        turns.append(("user", []))
+    turns[-1][1].append(Segment("", question.strip()))
+    parts, marks = [part for _, parts in turns for part in parts], iter(range(10**6))
+
+    def shown(spell: Callable[[Segment], str]) -> str:
+        contents = [(role, AFTER_SOURCE.join(map(spell, inside))) for role, inside in turns]
+        messages = [{"role": role, "content": content} for role, content in contents]
+        return through_template(model, messages)
+
+    # Unique placeholders show where the template puts the parts.
+    first, *between = re.split(r"⟦\d+⟧", shown(lambda _: f"⟦{next(marks)}⟧"))
+    found = [part.text + after for part, after in zip(parts, between, strict=False)]
+    if len(between) != len(parts) or first + "".join(found) != shown(lambda part: part.text):
+        raise DataError("the chat template changes the messages; write its text into `sources`")
+    pairs = [(Segment("", first), "")]
+    for part, after in zip(parts[:-1], between, strict=False):
+        own = AFTER_SOURCE if after.startswith(AFTER_SOURCE) else ""
+        pairs += [(part, own), (Segment("", after.removeprefix(own)), "")]
+    return pairs, parts[-1].text + between[-1]
+
+
+def _candidates(parts: Sequence[Segment], candidates: Sequence[str] | None) -> list[str]:
+    names = [part.name for part in parts if part.name]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"two sources have one name: {', '.join(names)}")
+    if isinstance(candidates, str):
+        candidates = [candidates]
+    if unknown := sorted(set(candidates or ()) - set(names)):
+        raise ConfigError(f"candidates: no source is named {', '.join(unknown)}")
+    chosen = [name for name in names if candidates is None or name in candidates]
+    if not chosen:
+        raise ConfigError("sources has none with a name; give at least one to choose from")
+    return chosen
+
+
+def _statements(document: Document, start: int, lengths: list[int]) -> Spans:
+    """Of an answer in one piece, its sentences."""
+    if len(lengths) > 1:
+        ends = np.cumsum(lengths)
+        return list(zip((ends - lengths).tolist(), ends.tolist(), strict=True))
+    units = document.units("sentences", start, len(document.tokens))
+    return list(zip(units.first.tolist(), units.end.tolist(), strict=True))
+
+
+# --- decoys ---------------------------------------------------------------------------------------
+
+
+def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[np.ndarray]:
+    """Texts that share no passage with a source. `decoys`: in any form that open_documents reads,
+    or {name: text, …}."""
+    own = {run for piece in prompt.pieces for run in passages(np.array(piece.text_ids))}
+    longest = max(len(piece.text_ids) for piece in prompt.pieces)
+    given = list(decoys.values()) if isinstance(decoys, Mapping) else decoys
+    if isinstance(given, list) and all(isinstance(text, str) for text in given):
+        texts = [np.array(ids, dtype=np.int64) for ids in model.encode(given)]
+    else:
+        limit = max(100, longest // 10)
+        texts = [document.tokens for document in open_documents(given, model, limit=limit)]
+    kept = [text for text in texts if len(text) and own.isdisjoint(passages(text))]
+    if sum(map(len, kept)) < longest:
+        raise DataError(
+            f"the decoys have {sum(map(len, kept)):,} tokens that share no passage with a source, "
+            f"and the longest source has {longest:,}; give more texts (decoys)"
+        )
+    return kept
+
+
+def draw_decoys(
+    prompt: SourcePrompt, texts: Sequence[np.ndarray], draws: int, seed: int
+) -> list[np.ndarray]:
+    """decoys_DL of each source, as long as its own text: texts joined in random order, and cut."""
+    lengths = {p.source: len(p.text_ids) for p in prompt.pieces if p.source is not None}
+    if len(texts) < draws:
+        say(f"{draws} decoys are drawn from {len(texts)} texts, so they share text; give more")
+    drawn = []
+    for source in range(len(prompt.names)):
+        orders = np.random.default_rng([seed, source])
+        # Each draw begins with another text, as far as there are enough.
+        firsts = np.resize(orders.permutation(len(texts)), draws)
+        rows = []
+        for first in firsts.tolist():
+            rest = [index for index in orders.permutation(len(texts)).tolist() if index != first]
+            joined = islice(chain.from_iterable(texts[i] for i in (first, *rest)), lengths[source])
+            rows.append(np.fromiter(joined, dtype=np.int64))
+        drawn.append(np.stack(rows))
+    return drawn

@@ -1,0 +1,243 @@
+"""Define the options of each `olmo-sparsity` command.
+
+Place in the flow: beneath cli.py, which runs the commands. Imports no large package.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NoReturn, get_args, get_origin
+
+from olmo_sparsity import __version__
+from olmo_sparsity.analysis.settings import (
+    QUICK,
+    AskSettings,
+    ModelOptions,
+    Settings,
+    SourceSettings,
+    TextOptions,
+    kinds_of,
+)
+from olmo_sparsity.errors import printable
+
+
+class Parser(argparse.ArgumentParser):
+    add = argparse.ArgumentParser.add_argument
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"olmo-sparsity: {printable(message)} ({self.prog} --help says more)\n")
+
+
+MODEL = "run, checkpoint, Hugging Face folder or hub name (NAME@REVISION)"
+
+Commands = Callable[[str, str], Parser]
+"""Adds a command: its name and help."""
+
+
+def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
+    """`runs`: the function of each command, by its name."""
+    parser = Parser(
+        prog="olmo-sparsity",
+        description="Train language models with explicit position IDs, and measure which far-away "
+        "tokens their predictions depend on.",
+        epilog="CONFIG is a YAML file, of yours or one that `configs` lists; any of its keys can "
+        "follow as --key.sub=value.",
+    )
+    parser.add_argument("--version", action="version", version=f"olmo-sparsity {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    def command(name: str, help: str) -> Parser:
+        sub = commands.add_parser(name, help=help, description=help, allow_abbrev=False)
+        sub.set_defaults(run=runs[name], command=name)
+        return sub
+
+    _add_training(command)
+    _add_explain(command("explain", "show which far tokens one prediction depends on"))
+    _add_measure(
+        command("measure", "measure which far tokens the losses on many documents depend on")
+    )
+    _add_results(command)
+    _add_experiments(command)
+    return parser
+
+
+def _add_training(command: Commands) -> None:
+    sub = command("configs", "list the configs that are installed, or copy one")
+    sub.add("name", metavar="NAME", nargs="?", help="print this one")
+    sub.add("--out", metavar="FILE", help="… into a file, to change it")
+
+    sub = command("prepare", "turn a corpus into token shards")
+    sub.add("config", metavar="CONFIG")
+
+    sub = command("train", "train a model on prepared shards (resumes where it stopped)")
+    sub.add("config", metavar="CONFIG")
+    sub.add("--dry-run", action="store_true",
+            help="show the resolved config and the cost of the run")  # fmt: skip
+
+    sub = command("sweep", "train every run of a grid, one after the other or on SLURM")
+    sub.add("config", metavar="GRID", help="a YAML file: configs × choices")
+    how = sub.add_mutually_exclusive_group()
+    how.add_argument("--list", action="store_true", help="list the state of each run")
+    how.add_argument("--only", type=int, metavar="N", help="train the N-th run, from 0, here")
+    how.add_argument("--slurm", nargs="?", const="", metavar="FLAGS", help="submit unfinished runs "
+                     "as an array, with sbatch flags")  # fmt: skip
+
+    sub = command("losses", "print a run's held-out loss by position, and its induction drop")
+    sub.add("run_folder", metavar="RUN_FOLDER")
+    sub.add("--out", help="also draw them over steps: a .png, .pdf or .svg file")
+
+    sub = command("export", "write a checkpoint as a folder that transformers loads by itself")
+    sub.add("checkpoint", metavar="RUN_OR_CHECKPOINT_FOLDER")
+    sub.add("out", metavar="OUT")
+
+
+def _add_explain(sub: Parser) -> None:
+    sub.add("model", metavar="MODEL", help=MODEL)
+    what = sub.add_mutually_exclusive_group(required=True)
+    what.add_argument("--text", metavar="FILE", help="one document; - is standard input")
+    what.add_argument("--prompt", metavar="TEXT", help="@FILE reads it from a file")
+    what.add_argument(
+        "--source",
+        action="append",
+        metavar="NAME=FILE",
+        help="one of the texts "
+        "that an answer to --question may rest on; may be given several times",
+    )
+    sub.add("--at", action="append", metavar="WORDS", help="targets: words, /a regular "
+            "expression/, or tokens FIRST:END, without END; may be given several times (default: "
+            "the tokens with the largest gaps)")  # fmt: skip
+    sub.add("--target", metavar="TEXT", help="the answer (default: generate one)")
+    sub.add("--question", metavar="TEXT", help="about the sources; @FILE reads it from a file")
+    sub.add("--answer", metavar="TEXT", help="whose sentences are asked about; @FILE reads it from "
+            "a file (default: generate one)")  # fmt: skip
+    sub.add("--candidates", type=_words, metavar="NAME,…", help="of the sources, those to choose "
+            "from; the others stay in view (all)")  # fmt: skip
+    sub.add("--decoys", metavar="TEXT", help="texts to compare sources with, in any form that "
+            "--text of `measure` reads (embedded)")  # fmt: skip
+    sub.add("--dry-run", action="store_true", help="count the cost")
+    add_options(sub, AskSettings, SourceSettings, ModelOptions)
+    sub.add("--check", action="store_true", help="compare with unrelated texts")
+    sub.add("--foreign", metavar="TEXT", help="unrelated texts, in any form that --text of "
+            "`measure` reads (embedded)")  # fmt: skip
+    sub.add("--html", metavar="FILE", help="write a page to read in a browser")
+    sub.add("--json", action="store_true", help="print JSON")
+
+
+def _add_measure(sub: Parser) -> None:
+    sub.add("model", metavar="MODEL", help=MODEL)
+    sub.add("--out", required=True, help="folder of the results; the same command resumes")
+    sub.add("--text", help="a file or glob of .jsonl, .csv, .tsv, .parquet or plain text, a folder "
+            "of plain text, a saved data set, a prepared folder, a name on the hub, - for standard "
+            "input, … (all in docs/train.md; default: the run's own held-out "
+            "documents)")  # fmt: skip
+    sub.add("--questions", metavar="FILE", help="instead of --text: a .jsonl file with the fields "
+            "sources, question and answer; which source does each statement rest on? "
+            "(docs/sources.md)")  # fmt: skip
+    sub.add("--decoys", metavar="TEXT", help="texts to compare these sources with (those of other "
+            "questions)")  # fmt: skip
+    sub.add("--targets", metavar="FOLDER", help="results of the same text, to evaluate their "
+            "targets")  # fmt: skip
+    sub.add("--choices", metavar="FOLDER", help="the same, and the far units that were ranked "
+            "there, by another model")  # fmt: skip
+    sub.add("--at", action="append", metavar="WORDS", help="targets: words, /a regular "
+            "expression/, or tokens FIRST:END; may be given several times")  # fmt: skip
+    add_options(sub, Settings, TextOptions, SourceSettings, ModelOptions)
+    sub.add("--shard", default="0/1", help="i/n: the i-th (from 0) of n processes that measure "
+            "into one folder; the last writes the results")  # fmt: skip
+    quick = " ".join(f"--{name.replace('_', '-')} {_spell(value)}" for name, value in QUICK.items())
+    sub.add("--quick", action="store_true", help="a first look at the beginnings of documents: "
+            f"{quick}")  # fmt: skip
+    how = sub.add_mutually_exclusive_group()
+    how.add_argument("--dry-run", action="store_true", help="estimate the cost")
+    how.add_argument("--partial", action="store_true", help="measure nothing: write results of the "
+                     "finished documents, of all shards, to OUT/partial")  # fmt: skip
+
+
+def _add_results(command: Commands) -> None:
+    sub = command("figure", "draw Figure 2 of measurements, or accuracy by length of tasks")
+    sub.add("results", metavar="RESULTS", nargs="+")
+    sub.add("--out", required=True, help="a .png, .pdf or .svg file")
+    sub.add("--labels", help="comma-separated names of the models")
+
+    sub = command("ladder", "compare many models: excess against size and against induction")
+    sub.add("results", metavar="RESULTS", nargs="+")
+    sub.add("--out", required=True, help="a .png, .pdf or .svg file; numbers and provenance go "
+            "beside it as .csv and .meta.json")  # fmt: skip
+    sub.add("--selector", default="add_one", help="(%(default)s)")
+    sub.add("--units", default="tokens", help="(%(default)s)")
+    sub.add("--k", type=int, default=8, help="(%(default)s)")
+
+    sub = command("report", "write a measurement as one page to read in a browser")
+    sub.add("results", metavar="RESULTS")
+    sub.add("--out", required=True, help="an .html file")
+    sub.add("--max-documents", type=int)
+
+
+def _add_experiments(command: Commands) -> None:
+    sub = command("task", "train and test a synthetic task under every position scheme")
+    sub.add("config", metavar="CONFIG")
+    sub.add("--shard", default="0/1", help="i/n: the i-th of n parts (from 0)")
+
+    sub = command("theory", "compute the theorems in numbers: risk by length against both bounds")
+    sub.add("config", metavar="CONFIG")
+
+
+# --- options of the functions ---------------------------------------------------------------------
+
+
+def add_options(sub: Parser, *schemas: type) -> None:
+    """An option of the command line for each of these classes'; of a name that several have, the
+    first. What is not given is absent from the parsed options, so that defaults stand in one
+    place."""
+    known = set[str]()
+    for schema in schemas:
+        for name, (item, kind) in kinds_of(schema).items():
+            about = dict(item.metadata)
+            if about.get("hidden") or name in known:
+                continue
+            known.add(name)
+            default = _spell(item.default)
+            text = (about["help"] + (f" ({default})" if default else "")).replace("%", "%%")
+            flag = f"--{name.replace('_', '-')}" if len(name) > 1 else f"-{name}"
+            words = {"dest": name, "default": argparse.SUPPRESS, "help": text}
+            sub.add(flag, **words | _reading_of(kind, about))
+
+
+def _reading_of(kind: Any, about: dict[str, Any]) -> dict[str, Any]:
+    """How argparse reads an option of this type."""
+    named = {"metavar": about["metavar"]} if "metavar" in about else {}
+    kinds = (kind, *get_args(kind))
+    if kind is bool:
+        return {"action": "store_true"}
+    if "parse" in about:
+        return named
+    if get_origin(kind) is Literal:
+        return {"choices": get_args(kind)}
+    if get_origin(kind) is tuple:
+        return {"type": _whole_numbers if int in kinds else _words, "metavar": "A,B,…"}
+    number = int if int in kinds else float if float in kinds else str
+    return {"type": number} | named
+
+
+def _spell(value: Any) -> str:
+    if value is None or isinstance(value, bool):
+        return ""
+    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(text.split(","))
+
+
+def _whole_numbers(text: str) -> tuple[int, ...]:
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        message = f"{text} must be whole numbers with ',' between"
+        raise argparse.ArgumentTypeError(message) from None
+
+
+def given_options(options: argparse.Namespace, *schemas: type) -> dict[str, Any]:
+    known = {name for schema in schemas for name in kinds_of(schema)}
+    return {name: value for name, value in vars(options).items() if name in known}

@@ -1,0 +1,397 @@
+"""The command line: parse the arguments of `olmo-sparsity` and call one function per command.
+
+Place in the flow: on top of everything. Large packages are imported only inside a command. Exit
+codes and error messages: ending.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from typing import Any, NoReturn
+
+from olmo_sparsity.command import arguments
+from olmo_sparsity.errors import ConfigError, naming_extras
+from olmo_sparsity.process.ending import (
+    EXIT_BAD_INPUT,
+    EXIT_DEFECT,
+    EXIT_LOST_PROCESS,
+    close_streams,
+    exit_code_of,
+    flush_results,
+    interrupt_on_signals,
+    name_streams,
+    print_error,
+)
+
+__all__ = ["EXIT_BAD_INPUT", "entry", "main"]
+
+# What a command that was stopped does when it is given again.
+AGAIN = dict.fromkeys(("prepare", "train", "sweep", "measure", "task"), "goes on")
+AGAIN["theory"] = "starts over"
+
+
+def entry(arguments: list[str] | None = None) -> NoReturn:
+    """Run the command and exit."""
+    name_streams()
+    interrupt_on_signals()
+    try:
+        code = main(arguments)
+    except Exception:
+        traceback.print_exc()
+        code = EXIT_DEFECT
+    close_streams()
+    if os.environ.get("WORLD_SIZE", "1") != "1":
+        # DeepSpeed keeps process groups alive, and with them gloo's threads. If one of them frees a
+        # tensor during Python's shutdown, the process aborts, and the launcher fails the job.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = build_parser()
+    options, rest = parser.parse_known_args(arguments)
+    # Only commands that read a config take further `--key.sub=value` words.
+    unknown = [word for word in rest if "config" not in options or not word.startswith("--")]
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options.overrides = rest
+    if getattr(options, "out", None) == "":
+        parser.error("--out is empty; name a file or folder")
+    try:
+        with naming_extras():
+            code = options.run(options)
+        flush_results()
+        return code
+    except (Exception, KeyboardInterrupt) as error:
+        return exit_code_of(error, again=AGAIN.get(options.command))
+
+
+def build_parser() -> argparse.ArgumentParser:
+    return arguments.build_parser(globals())
+
+
+def configs(options: argparse.Namespace) -> int:
+    from olmo_sparsity.config.shipped import copy_config, list_configs
+
+    if options.name is None:
+        if options.out is not None:
+            raise ConfigError(f"--out={options.out} is for one config; name it")
+        print(list_configs())
+        return 0
+    text = copy_config(options.name, None if options.out is None else Path(options.out))
+    print(options.out or text.rstrip())
+    return 0
+
+
+def prepare(options: argparse.Namespace) -> int:
+    from olmo_sparsity.config.file import load_config
+    from olmo_sparsity.data import tokens
+
+    tokens.prepare(load_config(options.config, options.overrides).data)
+    return 0
+
+
+def train(options: argparse.Namespace) -> int:
+    from olmo_sparsity.config.file import load_config
+    from olmo_sparsity.training import loop, start
+    from olmo_sparsity.training.distributed import LostProcess, connect
+
+    if options.dry_run:
+        start.dry_run(load_config(options.config, options.overrides))
+        return 0
+    try:
+        with connect() as processes:
+            with processes.agree():
+                config = load_config(options.config, options.overrides)
+            if config.evaluation.sparsity_targets:
+                from olmo_sparsity.analysis.probe import SparsityProbe
+
+                return int(loop.train(config, processes, SparsityProbe))
+            return int(loop.train(config, processes))
+    except LostProcess as lost:
+        return print_error(
+            f"another process of this run is gone ({lost}); the same command goes on from the last "
+            "checkpoint",
+            EXIT_LOST_PROCESS,
+        )
+
+
+def sweep(options: argparse.Namespace) -> int:
+    from olmo_sparsity.jobs import experiments
+    from olmo_sparsity.jobs import job as jobs
+    from olmo_sparsity.jobs.sweep import Run
+
+    all_jobs = experiments.read_jobs(options.config, options.overrides)
+    if options.list:
+        print(jobs.format_states(all_jobs))
+        return 0
+    if options.slurm is not None:
+        return jobs.submit(options.config, options.overrides, all_jobs, options.slurm)
+    if options.only is None:
+        return jobs.run_here(options.config, options.overrides, all_jobs)
+    if not 0 <= options.only < len(all_jobs):
+        last = len(all_jobs) - 1
+        raise ConfigError(f"--only={options.only}: {options.config} has runs 0 to {last}")
+    job = all_jobs[options.only]
+    with jobs.recording_failure(job):
+        if isinstance(job, Run):
+            return train(
+                argparse.Namespace(config=job.config, overrides=job.overrides, dry_run=False)
+            )
+        assert isinstance(job, experiments.Experiment)
+        if missing := jobs.unfinished_needs(job, all_jobs):
+            raise ConfigError(f"{job.name} needs {', '.join(missing)}; run that first")
+        return job.run()
+
+
+def losses(options: argparse.Namespace) -> int:
+    from olmo_sparsity.training import run_folder
+
+    print(run_folder.loss_table(options.run_folder))
+    if options.out is not None:
+        run_folder.draw_losses(options.run_folder, Path(options.out))
+        print(options.out)
+    return 0
+
+
+def export(options: argparse.Namespace) -> int:
+    from olmo_sparsity.model import exchange
+
+    name = exchange.export(Path(options.checkpoint), Path(options.out))
+    print(f"{options.out}: {name}; transformers.AutoModelForCausalLM.from_pretrained reads it")
+    return 0
+
+
+def explain(options: argparse.Namespace) -> int:
+    from olmo_sparsity.analysis import ask
+    from olmo_sparsity.analysis.explanation import to_json
+    from olmo_sparsity.analysis.prompt import read_text
+    from olmo_sparsity.analysis.settings import AskSettings, ModelOptions, SourceSettings
+    from olmo_sparsity.analysis.targets import parse_at
+
+    if options.html is not None and not options.html.endswith(".html"):
+        raise ConfigError(f"--html={options.html} must end in .html")
+    if options.source is not None:
+        return _explain_sources(options)
+    if options.foreign is not None and not options.check:
+        raise ConfigError("--foreign is text for --check; add it, or leave --foreign out")
+    result = ask.explain(
+        options.model,
+        text=None if options.text is None else read_text(options.text),
+        at=options.at and [parse_at(at) for at in options.at],
+        prompt=None if options.prompt is None else read_text(options.prompt, inline=True),
+        target=options.target,
+        foreign=options.foreign or "embedded",
+        **_of_sources(options),
+        **arguments.given_options(options, AskSettings, SourceSettings, ModelOptions),
+    )
+    if options.dry_run:
+        print(result)
+        return 0
+    if not options.json:
+        print(result.describe(bold=sys.stdout.isatty()), flush=True)
+    if options.check:
+        checked = result.check()
+        if not options.json:
+            print(f"\n{checked}")
+    if options.json:
+        print(to_json(result))
+    if options.html is not None:
+        result.to_html(options.html)
+        print(options.html, file=sys.stderr)
+    return 0
+
+
+def _explain_sources(options: argparse.Namespace) -> int:
+    from olmo_sparsity.analysis import ask
+    from olmo_sparsity.analysis.explanation import to_json
+    from olmo_sparsity.analysis.prompt import read_text
+    from olmo_sparsity.analysis.settings import AskSettings, ModelOptions, SourceSettings
+
+    if options.check or options.foreign is not None:
+        raise ConfigError("--check and --foreign are for a text or prompt; sources have --decoys")
+    named = [source.partition("=") for source in options.source]
+    names = [name if path else Path(name).name for name, _, path in named]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--source: two have one name: {', '.join(names)}")
+    texts = [read_text(path or name) for name, _, path in named]
+    result = ask.explain(
+        options.model,
+        sources=dict(zip(names, texts, strict=True)),
+        at=options.at,
+        target=options.target,
+        **_of_sources(options),
+        **arguments.given_options(options, AskSettings, SourceSettings, ModelOptions),
+    )
+    if options.dry_run:
+        print(result)
+        return 0
+    print(to_json(result) if options.json else result.describe(bold=sys.stdout.isatty()))
+    if options.html is not None:
+        result.to_html(options.html)
+        print(options.html, file=sys.stderr)
+    return 0
+
+
+def _of_sources(options: argparse.Namespace) -> dict[str, Any]:
+    """What belongs to sources, refused by `explain` without them."""
+    from olmo_sparsity.analysis.prompt import read_text
+
+    texts = {name: getattr(options, name) for name in ("question", "answer")}
+    return {
+        **{name: text and read_text(text, inline=True) for name, text in texts.items()},
+        "candidates": options.candidates,
+        "decoys": options.decoys,
+        "dry_run": options.dry_run,
+    }
+
+
+def measure(options: argparse.Namespace) -> int:
+    from olmo_sparsity.analysis.estimate import estimate
+    from olmo_sparsity.analysis.measurement import run, sum_up_partial
+    from olmo_sparsity.analysis.parts import results_folder
+    from olmo_sparsity.analysis.plan import plan
+    from olmo_sparsity.analysis.results import Results
+    from olmo_sparsity.analysis.settings import (
+        ModelOptions,
+        Settings,
+        SourceSettings,
+        TextOptions,
+    )
+    from olmo_sparsity.analysis.summary import describe
+    from olmo_sparsity.analysis.targets import parse_at
+    from olmo_sparsity.process.versions import typed_command
+
+    if options.questions is not None:
+        return _measure_questions(options)
+    if options.decoys is not None:
+        raise ConfigError(
+            "--decoys belong to --questions; of a text, --control says what stands in"
+        )
+    shard, out = parse_shard(options.shard), Path(options.out)
+    results_folder(out).refuse_others()
+    planned = plan(
+        options.model,
+        options.text,
+        targets=options.targets,
+        choices=options.choices,
+        at=options.at and [parse_at(words) for words in options.at],
+        quick=options.quick,
+        **arguments.given_options(options, Settings, TextOptions, SourceSettings, ModelOptions),
+    )
+    if options.dry_run:
+        print(estimate(planned, shard))
+        return 0
+    if options.partial:
+        results: Results | None = sum_up_partial(planned, out, typed_command())
+    else:
+        results = run(planned, out, shard, typed_command())
+    if results is not None:
+        print(describe(results))
+        print(f"tables: {out}/*.parquet; to read: olmo-sparsity report {out} --out {out}.html")
+    return 0
+
+
+def _measure_questions(options: argparse.Namespace) -> int:
+    from olmo_sparsity.analysis.questions import describe, measure_questions
+    from olmo_sparsity.analysis.settings import (
+        ModelOptions,
+        Settings,
+        SourceSettings,
+        TextOptions,
+        build,
+    )
+    from olmo_sparsity.analysis.statements import Cost
+    from olmo_sparsity.model.load import load_model
+
+    for name in ("text", "targets", "choices", "at", "quick", "partial"):
+        if getattr(options, name):
+            raise ConfigError(f"--{name} does not go with --questions; leave it out")
+    given = arguments.given_options(options, Settings, TextOptions, SourceSettings, ModelOptions)
+    known = build(ModelOptions, given)
+    model = load_model(
+        options.model, device=known.device, dtype=known.dtype, device_map=known.device_map
+    )
+    found = measure_questions(
+        model, options.questions, options.out, decoys=options.decoys,
+        shard=parse_shard(options.shard), dry_run=options.dry_run, **given,
+    )  # fmt: skip
+    if found is not None:
+        print(found if isinstance(found, Cost) else describe(found))
+    return 0
+
+
+def figure(options: argparse.Namespace) -> int:
+    folders = [Path(folder) for folder in options.results]
+    labels = options.labels.split(",") if options.labels else None
+    if (folders[0] / "accuracy.parquet").is_file():
+        from olmo_sparsity.tasks.figure import draw
+
+        draw(folders, Path(options.out), labels)
+    else:
+        from olmo_sparsity.analysis.figures import draw_figure2
+        from olmo_sparsity.analysis.results import read_results
+
+        draw_figure2([read_results(folder) for folder in folders], Path(options.out), labels)
+    print(options.out)
+    return 0
+
+
+def ladder(options: argparse.Namespace) -> int:
+    from olmo_sparsity.analysis.ladder import describe_ladder, draw_ladder, ladder_table, made_by
+    from olmo_sparsity.analysis.results import read_results
+    from olmo_sparsity.disk.files import write_atomically
+
+    results = [read_results(folder) for folder in options.results]
+    table, out = ladder_table(results), Path(options.out)
+    draw_ladder(table, out, options.selector, options.k, options.units)
+    write_atomically(out.with_suffix(".csv"), table.round(4).to_csv(index=False))
+    write_atomically(out.with_suffix(".meta.json"), json.dumps(made_by(results), indent=1))
+    print(describe_ladder(table, options.selector, options.k, options.units))
+    return 0
+
+
+def report(options: argparse.Namespace) -> int:
+    from olmo_sparsity.analysis.report import write_report
+    from olmo_sparsity.analysis.results import read_results
+
+    if options.max_documents is not None and options.max_documents < 1:
+        raise ConfigError(f"--max-documents={options.max_documents} must be at least 1")
+    if not options.out.endswith(".html"):
+        raise ConfigError(f"--out={options.out} must end in .html")
+    write_report(read_results(Path(options.results)), Path(options.out), options.max_documents)
+    print(options.out)
+    return 0
+
+
+def task(options: argparse.Namespace) -> int:
+    from olmo_sparsity.tasks import experiment
+    from olmo_sparsity.tasks.results import format_table
+
+    print(
+        format_table(experiment.run(options.config, options.overrides, parse_shard(options.shard)))
+    )
+    return 0
+
+
+def theory(options: argparse.Namespace) -> int:
+    from olmo_sparsity.theory import experiment
+
+    experiment.run(options.config, options.overrides)
+    return 0
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    first, _, of = text.partition("/")
+    if not (first.isdecimal() and of.isdecimal() and int(first) < int(of)):
+        raise ConfigError(f"--shard={text} must be i/n with 0 <= i < n")
+    return int(first), int(of)

@@ -1,0 +1,219 @@
+"""The settings of a training run, as dataclasses with defaults.
+
+Place in the flow: first. The other modules receive one of these sections; file.py reads and writes
+them, check.py refuses values that do not fit together.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from olmo.config import ModelConfig as OLMoModelConfig
+
+from olmo_sparsity.config.fields import number, only_if
+from olmo_sparsity.config.text import DataConfig, PositionsConfig
+
+Precision = Literal["auto", "fp32", "bf16"]
+
+
+@dataclass
+class ModelConfig(OLMoModelConfig):
+    """OLMo's fields, plus three of this project."""
+
+    architecture: Literal["olmo", "gpt_neox"] = "olmo"
+    """gpt_neox: transformers' GPTNeoXForCausalLM built from the same fields."""
+
+    rotary_fraction: float = 1.0
+    """Share of each head's width that RoPE rotates. 1.0 is OLMo's, 0.25 GPT-NeoX's."""
+
+    query_scale_length: float | None = number(None, 2)
+    """Multiply each query by ln(n + 1) / ln(this), n the number of keys it sees, so that attention
+    is as sharp over many keys as over few. Not in the paper. None: no scaling."""
+
+    # OLMo: defaults of GPT-2 (dropout 0.1, biases, GPT-2's vocabulary); here: the values of all
+    # published OLMo configs, so that our YAML files state only differences.
+    attention_dropout: float = number(0.0, 0, 0.999)
+    residual_dropout: float = number(0.0, 0, 0.999)
+    embedding_dropout: float = number(0.0, 0, 0.999)
+    include_bias: bool = False
+    rope: bool = True
+    embedding_size: int | None = None
+    vocab_size: int = number(0, 0, 10**9)
+    """0: that of the tokenizer, rounded up to a multiple of 128 for fast matrix products."""
+
+    eos_token_id: int = 0
+    pad_token_id: int = 0
+
+
+@dataclass
+class OptimizerConfig:
+    learning_rate: float = number(5e-5, 0, 1e30)
+    weight_decay: float = number(0.1, 0, 1)
+    beta1: float = number(0.9, 0, 0.9999999)
+    beta2: float = number(0.95, 0, 0.9999999)
+    eps: float = number(1e-8, 1e-30, 1)
+    decay_norm_and_bias: bool = True
+    decay_embeddings: bool = True
+    schedule: Literal["linear", "cosine", "constant"] = "linear"
+    warmup_steps: int = number(300, 0, 10**12)
+    final_lr_share: float = only_if("schedule", "linear", "cosine", default=0.0, least=0, most=1)
+    """The rate at the last step, as a share of learning_rate."""
+
+    cooldown_steps: int = only_if("schedule", "constant", default=0, least=0, most=10**12)
+    """The last steps of a constant schedule, in which the rate falls linearly to 0."""
+
+
+@dataclass
+class TrainingConfig:
+    length: int = number(128, 2)
+    """Tokens of a training sequence."""
+
+    batch_size: int = number(32, 1)
+    """Sequences per optimizer step, all processes together."""
+
+    micro_batch_size: int | None = number(None, 1)
+    """Sequences per forward on one process; None: no gradient accumulation."""
+
+    num_steps: int = number(1000, 1, 10**12)
+    max_grad_norm: float | None = number(1.0, 1e-12, 1e12)
+    precision: Precision = "auto"
+    """bf16 keeps fp32 weights and autocasts matrix products. auto: bf16 if the hardware has it."""
+
+    device: str = "auto"
+    activation_checkpointing: bool = False
+    compile: bool = False
+    deterministic: bool = False
+    """Use only deterministic kernels. Otherwise, on a GPU, gradients of attention vary, and a
+    resumed run ends close to an uninterrupted one, not at the same bits. On CPU all are."""
+
+
+@dataclass
+class EngineConfig:
+    name: Literal["auto", "single", "ddp", "zero1", "zero2", "zero3"] = "auto"
+    """single: one process; ddp: PyTorch's DistributedDataParallel; zero1 … zero3: DeepSpeed. auto:
+    single or ddp, by the number of processes launched. A run may resume with another engine."""
+
+    deepspeed_config: str | None = only_if("name", "zero1", "zero2", "zero3", default=None)
+    """DeepSpeed's own settings, a JSON file. None: this project's configs/deepspeed/<name>.json."""
+
+
+@dataclass
+class EvaluationConfig:
+    interval_steps: int | None = number(None, 1)
+    """None: only after the last step."""
+
+    length: int | None = number(None, 2, 10**9)
+    """Tokens of a held-out sequence (contiguous IDs); None: twice the positions trained."""
+
+    num_sequences: int = number(256, 1, 10**9)
+    batch_size: int = number(32, 1)
+    """Sequences per forward on one process."""
+
+    sparsity_targets: int = number(0, 0, 10**6)
+    """Number of held-out targets, approximately, for which each evaluation measures net excess, for
+    one far token and for runs of four (analysis/probe.py). 0: none, else at least 4. A target costs
+    a few hundred forwards of a quarter of the training length."""
+
+
+@dataclass
+class CheckpointConfig:
+    interval_steps: int | None = number(None, 1)
+    """None: only after the last step (and on a signal)."""
+
+    keep: int = number(2, 1)
+    """How many of the latest checkpoints stay on disk. The steps below are always written, and stay
+    forever."""
+
+    keep_every_steps: int | None = number(None, 1)
+    """Keep multiples of this."""
+
+    keep_steps: list[int] | None = None
+    """Keep these steps."""
+
+    keep_powers_of_two: bool = False
+    """Keep steps 1, 2, 4, 8, …"""
+
+    export_at_end: bool = False
+    """After the last step also export the model for transformers, to `huggingface/` of the run."""
+
+    def stays(self, step: int) -> bool:
+        """Whether the checkpoint of this step stays forever."""
+        interval = self.keep_every_steps
+        return (
+            (interval is not None and step % interval == 0)
+            or step in (self.keep_steps or ())
+            or (self.keep_powers_of_two and step & (step - 1) == 0)
+        )
+
+    def num_staying(self, after: int, until: int) -> int:
+        """An upper bound of the number of steps after + 1 … until that stay."""
+        interval = self.keep_every_steps
+        multiples = 0 if interval is None else until // interval - after // interval
+        named = sum(after < step <= until for step in self.keep_steps or ())
+        powers = until.bit_length() - after.bit_length() if self.keep_powers_of_two else 0
+        return multiples + named + powers
+
+
+@dataclass
+class LoggingConfig:
+    interval_steps: int = number(10, 1)
+    tensorboard: bool = False
+    wandb_project: str | None = None
+
+
+@dataclass
+class RunConfig:
+    run_folder: str = "runs/run"
+    seed: int = number(0, 0, 2**62)
+    init_from: str | None = None
+    """Start from the weights of a checkpoint folder of ours or of OLMo, or of a Hugging Face
+    folder, at step 0 with a new optimizer."""
+
+    branch_from: str | None = None
+    """Continue a checkpoint folder of another run (weights, optimizer, step, place in the text)
+    with this run's settings. The text must be the same, in the same order."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    positions: PositionsConfig = field(default_factory=PositionsConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    logging: LoggingConfig = field(default_factory=LoggingConfig)
+
+    @property
+    def largest_length(self) -> int:
+        """One more than the largest position ID a training batch can hold."""
+        return self.positions.target_length or self.training.length
+
+
+# --- checking -----------------------------------------------------------------------------------
+
+OLMO_RANGES: dict[str, tuple[float, float | None]] = {
+    "d_model": (1, None),
+    "n_heads": (1, None),
+    "n_layers": (1, None),
+    "n_kv_heads": (1, None),
+    "max_sequence_length": (1, None),
+    "rope_theta": (1, None),
+    "mlp_ratio": (1, None),
+    "mlp_hidden_size": (1, None),
+    "layer_norm_eps": (0, 1),
+    "init_std": (0, 1e6),
+    "emb_init_std": (0, 1e6),
+    "init_cutoff_factor": (1e-3, 1e6),
+    "clip_qkv": (1e-30, 1e30),
+}
+"""Ranges of fields that ModelConfig inherits."""
+
+# Fields of OLMo's ModelConfig without effect in this project.
+REFUSED_FIELDS = {
+    "model.flash_attention": "PyTorch's own fused attention is always used",
+    "model.multi_query_attention": "set model.n_kv_heads=1",
+    "model.block_group_size": "there is no FSDP wrapping here",
+    "model.precision": "set training.precision",
+    "model.init_device": "set training.device",
+}

@@ -1,0 +1,185 @@
+"""Lock a folder, so that only one launch at a time writes to it. No torch.
+
+Place in the flow: beneath everything that fills a folder.
+
+A file `lock` names the owner. Creating it fails if it exists, also on network disks, where flock(2)
+often does nothing. A killed owner leaves it behind, so the next launch takes the folder over if the
+owner is gone:
+
+    on the same machine     there is no such process, or its PID now belongs to another one
+    on another machine      it was the same SLURM job, which was requeued;
+                            or the file, which a running owner refreshes, is old
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from olmo_sparsity.disk.files import STALE_S, age_s, partial_name, read_bounded
+from olmo_sparsity.disk.json_files import parse_json
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.process.launch import launch_id, machine_id, process_start, read_launch
+from olmo_sparsity.process.progress import say
+
+LOCK = "lock"
+REFRESH_S = 30.0
+_WRITTEN_WITHIN_S = 5.0
+"""An unreadable lock is being written; after so long, its writer was killed."""
+
+_FIRST_COMES_WITHIN_S = 120.0
+_SAID_AFTER_S = 2.0
+
+
+@dataclass(frozen=True)
+class Owner:
+    host: str
+    machine: str
+    """See `machine_id`."""
+
+    pid: int
+    started: str | None
+    """See `process_start`."""
+
+    launch: str
+    slurm_job: str | None
+    since: str
+
+    @staticmethod
+    def here() -> Owner:
+        return Owner(
+            host=socket.gethostname(),
+            machine=machine_id(),
+            pid=os.getpid(),
+            started=process_start(os.getpid()),
+            launch=launch_id(),
+            slurm_job=os.environ.get("SLURM_JOB_ID"),
+            since=time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        )
+
+
+@contextlib.contextmanager
+def locked(folder: Path, waits: bool = False) -> Iterator[None]:
+    """Raise while another launch has the folder, or wait for it with `waits`. Rank 0 holds the lock
+    for its launch, so it must be the last to leave; other ranks wait until it has the lock."""
+    path, own = folder / LOCK, Owner.here()
+    if read_launch().rank > 0:
+        _wait_for_first(path, own)
+        yield
+        return
+    _take(path, own, waits)
+    ended = threading.Event()
+    refresher = threading.Thread(target=_refresh, args=(path, ended), daemon=True)
+    refresher.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        refresher.join()
+        if _read(path) == own:
+            path.unlink(missing_ok=True)
+
+
+def holder(folder: Path) -> tuple[Owner | None, bool]:
+    """The owner of the folder's lock, and whether it is alive."""
+    path = folder / LOCK
+    owner = _read(path)
+    return owner, owner is not None and not _is_gone(owner, path, Owner.here())
+
+
+def _take(path: Path, own: Owner, waits: bool) -> None:
+    said_at = time.monotonic() + _SAID_AFTER_S
+    while True:
+        try:
+            descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+        except FileExistsError:
+            owner = _read(path)
+            alive = owner is not None and not _is_gone(owner, path, own)
+            if owner is not None and alive and not waits:
+                raise _in_use(path, owner) from None
+            if owner is None and path.exists() and not path.is_file():
+                raise UserError(f"{path} is no regular file; delete it") from None
+            if alive or (owner is None and age_s(path) < _WRITTEN_WITHIN_S):
+                if owner is not None and time.monotonic() > said_at:
+                    say(f"waiting: {_in_use(path, owner)}")
+                    said_at = math.inf
+                time.sleep(0.1)
+                continue
+            _remove(path, owner)
+            continue
+        except OSError as error:
+            raise UserError(f"{path} cannot be written: {error.strerror}") from None
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                file.write(json.dumps(asdict(own), indent=1))
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise UserError(f"{path} cannot be written: {error.strerror}") from None
+        return
+
+
+def _is_gone(owner: Owner, path: Path, own: Owner) -> bool:
+    here = (owner.host, owner.machine) == (own.host, own.machine)
+    if here and own.started is not None:
+        return process_start(owner.pid) != owner.started
+    if owner.slurm_job is not None and owner.slurm_job == own.slurm_job:
+        return True
+    return age_s(path) > STALE_S
+
+
+def _remove(path: Path, owner: Owner | None) -> None:
+    """Remove the lock of a dead owner. If another process has replaced it meanwhile, the new lock
+    is put back."""
+    moved = partial_name(path)
+    with contextlib.suppress(FileNotFoundError):
+        path.rename(moved)
+        if _read(moved) == owner:
+            moved.unlink()
+        else:
+            moved.rename(path)
+
+
+def _wait_for_first(path: Path, own: Owner) -> None:
+    deadline = time.monotonic() + _FIRST_COMES_WITHIN_S
+    while True:
+        owner = _read(path)
+        if owner is not None and owner.launch == own.launch:
+            return
+        if time.monotonic() > deadline:
+            break
+        time.sleep(0.1)
+    if owner is not None:
+        raise _in_use(path, owner)
+    raise UserError(
+        f"{path} was not created by rank 0 of this launch within {_FIRST_COMES_WITHIN_S:.0f} s; "
+        "see the message of rank 0"
+    )
+
+
+def _in_use(path: Path, owner: Owner) -> UserError:
+    job = f", SLURM job {owner.slurm_job}" if owner.slurm_job else ""
+    return UserError(
+        f"{path.parent} is being written by process {owner.pid} on {owner.host}{job}, since "
+        f"{owner.since}; wait until it ends, or stop it (if it is certainly gone, delete {path})"
+    )
+
+
+def _refresh(path: Path, ended: threading.Event) -> None:
+    while not ended.wait(REFRESH_S):
+        with contextlib.suppress(OSError):
+            os.utime(path)
+
+
+def _read(path: Path) -> Owner | None:
+    try:
+        return parse_json(read_bounded(path, 2**16), Owner)
+    except (OSError, ValueError):
+        return None

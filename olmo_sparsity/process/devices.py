@@ -1,0 +1,39 @@
+"""Choose the device of this process.
+
+Place in the flow: beneath models, training and tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.process.launch import read_launch
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def choose_device(
+    name: str, own_gpu: Callable[[int], int] | None = None, setting: str = "device"
+) -> torch.device:
+    """A GPU always has its index: torch.cuda.set_device refuses a device without. `own_gpu`: of so
+    many GPUs, the one of this process; by default, processes may share them."""
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and torch.cuda.is_available():
+        # Launchers make all GPUs of the machine visible to a process, or only its own.
+        seen = torch.cuda.device_count()
+        name = f"cuda:{own_gpu(seen) if own_gpu else read_launch().local_rank % seen}"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"{setting}={name} cannot be used: {reason}; set it to auto or cpu"
+        ) from None
+    return device

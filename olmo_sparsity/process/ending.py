@@ -1,0 +1,157 @@
+"""Map an error to an exit code and a one-line message.
+
+Place in the flow: beneath the command line. Exit codes: 0 done; 2 bad input; 75 stopped by a
+signal, the same command resumes; 76 another process of the run died, the same command resumes from
+the last checkpoint; 130 stopped by Ctrl-C without a way to resume; 141 the reader of the output has
+closed it. Anything else is a bug of ours, with its traceback.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import errno
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO
+
+from olmo_sparsity.errors import ReportedElsewhere, UserError, is_out_of_memory, printable
+
+EXIT_DEFECT = 1
+EXIT_BAD_INPUT = 2
+EXIT_STOPPED = 75
+EXIT_LOST_PROCESS = 76
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+
+
+def print_error(message: str, code: int = EXIT_BAD_INPUT) -> int:
+    with contextlib.suppress(OSError):  # stderr may be closed
+        print(f"olmo-sparsity: {printable(message)}", file=sys.stderr, flush=True)
+    return code
+
+
+def interrupt_on_signals() -> None:
+    """SIGTERM, and SLURM's SIGUSR2, end a command as Ctrl-C does. Once: it is ending then.
+    Training and sweeps have handlers of their own while they run."""
+
+    def interrupt(number: int, _: object) -> None:
+        signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGUSR2):
+        signal.signal(number, interrupt)
+
+
+def exit_code_of(error: BaseException, *, again: str | None) -> int:
+    """Print a line for any error that is not a defect; defects are raised again. `again`: what the
+    same command does that was stopped, if that leads on."""
+    if isinstance(error, ReportedElsewhere):
+        return EXIT_BAD_INPUT
+    if isinstance(error, UserError):
+        return print_error(str(error))
+    if isinstance(error, KeyboardInterrupt):
+        if again is not None:
+            return print_error(f"stopped; the same command {again}", EXIT_STOPPED)
+        return print_error("stopped", EXIT_INTERRUPTED)
+    if is_out_of_memory(error):
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        return print_error(
+            f"out of memory ({reason}); take smaller batches (training.micro_batch_size, "
+            "training.batch_size, --batch-tokens), shorter sequences (training.length, --long), a "
+            "smaller model, or a machine with more memory"
+        )
+    if isinstance(error, OSError):
+        return _exit_code_of_os_error(error)
+    if isinstance(error, ValueError) and str(error) == "embedded null byte":
+        return print_error("a path holds a null byte; write it without")
+    raise error
+
+
+def _exit_code_of_os_error(error: OSError) -> int:
+    if isinstance(error, BrokenPipeError) and error.filename in STREAMS:
+        return EXIT_BROKEN_PIPE
+    if error.filename is not None:
+        return print_error(f"{error.filename}: {error.strerror}")
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        raise error
+    return print_error(f"a file could not be written: {error.strerror}; free space and start again")
+
+
+# --- standard output and error ------------------------------------------------------------------
+
+STREAMS = ("stdout", "stderr")
+
+
+class NamedStream:
+    """A stream whose errors have a file name, as those of files do. Standard output shows what a
+    terminal would execute, or cannot show, as JSON does."""
+
+    def __init__(self, stream: TextIO, name: str) -> None:
+        self._stream, self._name = stream, name
+
+    def write(self, text: str) -> int:
+        with self._naming():
+            return self._stream.write(_shown(text) if self._name == "stdout" else text)
+
+    def flush(self) -> None:
+        with self._naming():
+            self._stream.flush()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    @contextlib.contextmanager
+    def _naming(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            error.filename = self._name
+            raise
+
+
+def name_streams() -> None:
+    codecs.register_error("as JSON", _escape_unencodable)
+    for name in STREAMS:
+        stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115 (it may be closed)
+        stream.reconfigure(errors="as JSON")  # of what ASCII and Latin-1 lack
+        setattr(sys, name, NamedStream(stream, name))
+
+
+_OURS = re.compile("(\x1b\\[[01]m|[\n\t])")
+"""Bold type and white space."""
+
+
+def _shown(text: str) -> str:
+    if text.replace("\n", "").isprintable():
+        return text
+    parts = _OURS.split(text)
+    return "".join(part if _OURS.fullmatch(part) else _escaped(part) for part in parts)
+
+
+def _escaped(text: str) -> str:
+    return "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in text)
+
+
+def _escape_unencodable(error: UnicodeError) -> tuple[str, int]:
+    assert isinstance(error, UnicodeEncodeError)
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+
+def flush_results() -> None:
+    """Raise write errors here, for `exit_code_of`, and not during Python's shutdown."""
+    with contextlib.suppress(BrokenPipeError):  # the reader has read enough
+        sys.stdout.flush()
+
+
+def close_streams() -> None:
+    """Keep Python's shutdown from reporting write errors a second time."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())

@@ -1,0 +1,272 @@
+"""Build all that training needs from a config: data, model, engine, and the step to start from.
+
+Place in the flow: config → **a start** → training/loop.py. The given config is not changed: what
+hardware and tokenizer determine is set in a copy, `Start.config`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from olmo_sparsity.config.check import check_model
+from olmo_sparsity.config.file import config_text
+from olmo_sparsity.config.sections import ModelConfig, RunConfig
+from olmo_sparsity.data.batches import TrainingBatches
+from olmo_sparsity.data.shards import SPLITS, TokenShards, open_shards
+from olmo_sparsity.data.tokenizer import count_vocabulary, load_tokenizer
+from olmo_sparsity.data.tokens import refuse_other_settings
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.checkpoint_files import fill, load_weights
+from olmo_sparsity.model.exchange import check_exportable, import_weights
+from olmo_sparsity.model.load import build_model
+from olmo_sparsity.process.devices import device_name
+from olmo_sparsity.process.progress import say
+from olmo_sparsity.training import checkpoint
+from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
+from olmo_sparsity.training.choose_engine import build_engine, check_engine
+from olmo_sparsity.training.distributed import Processes
+from olmo_sparsity.training.engine import (
+    Engine,
+    choose_precision,
+    measure_matmul_peak,
+    own_device,
+)
+from olmo_sparsity.training.estimate import (
+    count_parameters,
+    estimate,
+    flops_per_token,
+    stated_flops,
+)
+from olmo_sparsity.training.evaluate import check_heldout
+from olmo_sparsity.training.preflight import (
+    check_devices,
+    check_room,
+    check_same_config,
+    check_shared,
+)
+from olmo_sparsity.training.run_folder import (
+    describe_environment,
+    open_run_folder,
+    refuse_other_branch,
+    refuse_other_config,
+)
+
+SparsityOf = Callable[[Mapping[str, Tensor]], dict]
+Probe = Callable[[RunConfig, TokenShards, torch.device], SparsityOf]
+"""Creates a function of the weights that each evaluation calls (evaluation.sparsity_targets)."""
+
+
+@dataclass(frozen=True)
+class Start:
+    config: RunConfig
+    """Resolved."""
+
+    step: int
+    """Steps done already."""
+
+    shards: TokenShards
+    heldout: TokenShards
+    batches: TrainingBatches
+    engine: Engine
+    sparsity_of: SparsityOf | None
+    """Only on the first process, and if configured."""
+
+    tokens_per_step: int
+    flops_per_step: float
+    peak_flops: float
+    """FLOP/s of a plain matmul on all devices, measured."""
+
+    stated_flops: float
+    """FLOP/s that the vendor states for all devices; 0 if unknown."""
+
+    report: Callable[[str], None]
+    """Prints on the first process."""
+
+
+def prepare(
+    config: RunConfig, processes: Processes, probe: Probe | None, held: contextlib.ExitStack
+) -> Start:
+    """`held` keeps the run folder locked until it is closed."""
+    report = say if processes.is_first else lambda message: None
+    sparsity_of = None
+    with processes.agree():
+        refuse_impossible(config, processes, probe)
+        device = own_device(config.training.device, processes)
+        share = processes.rank, processes.world_size
+        shards, heldout = (open_shards(config.data, split, share) for split in SPLITS)
+        config = resolve(config, shards, device)
+        if config.evaluation.sparsity_targets and probe is not None and processes.is_first:
+            sparsity_of = probe(config, heldout, device)
+        check_heldout(heldout, config)
+        if processes.is_first:
+            held.enter_context(open_run_folder(config))
+        batches = build_batches(shards, config, processes)
+        torch.manual_seed(config.seed)
+        model = build_model(config.model)
+        tokens_per_step = config.training.batch_size * config.training.length
+        flops_per_step = tokens_per_step * flops_per_token(model, config)
+    check_devices(config.training.device, device, processes)
+    check_same_config(config, processes)
+    check_shared(Path(config.run_folder), processes)
+    step, engine = restore(config, model, shards, processes, report)
+    peak = measure_matmul_peak(device, config.training.precision)
+    return Start(
+        config=config,
+        step=step,
+        shards=shards,
+        heldout=heldout,
+        batches=batches,
+        engine=engine,
+        sparsity_of=sparsity_of,
+        tokens_per_step=tokens_per_step,
+        flops_per_step=flops_per_step,
+        peak_flops=peak * processes.world_size,
+        stated_flops=(stated_flops(device_name(device)) or 0) * processes.world_size,
+        report=report,
+    )
+
+
+def refuse_impossible(config: RunConfig, processes: Processes, probe: Probe | None) -> None:
+    check_engine(config, processes)
+    if config.checkpoint.export_at_end:
+        check_exportable(config.model)
+    if config.evaluation.sparsity_targets and probe is None:
+        raise ConfigError(
+            "evaluation.sparsity_targets needs the command `olmo-sparsity train`, or train(…, "
+            "probe=olmo_sparsity.analysis.probe.SparsityProbe)"
+        )
+
+
+def build_batches(shards: TokenShards, config: RunConfig, processes: Processes) -> TrainingBatches:
+    return TrainingBatches(
+        shards,
+        config.positions,
+        length=config.training.length,
+        batch_size=config.training.batch_size,
+        seed=config.seed,
+        planted=config.data.planted,
+        repeated=config.data.repeated,
+        mask_documents=config.data.mask_documents,
+        rank=processes.rank,
+        world_size=processes.world_size,
+    )
+
+
+# --- the first step: of the newest intact checkpoint, else of branch_from or init_from ------------
+
+
+def restore(
+    config: RunConfig,
+    model: nn.Module,
+    shards: TokenShards,
+    processes: Processes,
+    report: Callable[[str], None],
+) -> tuple[int, Engine]:
+    """The step that the model, and an engine built for it, are restored to."""
+    run_folder, num_parameters = Path(config.run_folder), count_parameters(model)
+    with processes.agree():
+        latest = checkpoint.resume_point(run_folder, report) if processes.is_first else None
+        if processes.is_first and latest is None and config.branch_from is not None:
+            latest = checkpoint.branch_point(config.branch_from)
+    latest = processes.gather(latest)[0]
+    with processes.agree():
+        step = restore_weights(latest, model, shards, config)
+        if processes.is_first:
+            check_room(run_folder, config, num_parameters, step)
+    engine = build_engine(model, config, processes)
+    if latest is not None:
+        with processes.agree():
+            engine.load_moments(latest / ENGINE_FOLDER, step)
+    report(f"{config.run_folder}: {num_parameters:,} parameters on {engine.device}, {engine.title}")
+    if latest is not None:
+        report(f"resuming from {latest}")
+    elif config.init_from is not None:
+        report(f"starting from the weights of {config.init_from}")
+    if step == config.training.num_steps:
+        report(
+            f"{config.run_folder} is finished: nothing is trained or evaluated again; raise "
+            "training.num_steps in another run_folder"
+        )
+    with processes.agree():
+        if processes.is_first:
+            describe_environment(run_folder, engine.describe(), engine.device, resumed_at=step)
+    return step, engine
+
+
+def restore_weights(
+    latest: Path | None, model: nn.Module, shards: TokenShards, config: RunConfig
+) -> int:
+    """Load the weights of a checkpoint (or `init_from`) into the model; returns the step."""
+    if latest is None:
+        if config.init_from is not None:
+            fill(model, import_weights(config.init_from, config.model), config.init_from)
+        return 0
+    own = latest.parent.parent == Path(config.run_folder)
+    # Its own checkpoint too, which may have been put there by hand.
+    (refuse_other_config if own else refuse_other_branch)(latest / "config.yaml", config)
+    state = TrainerState.read(latest)
+    if state.data_fingerprint != shards.fingerprint:
+        raise DataError(
+            f"{latest} was trained on other tokens than those now in {config.data.folder}; restore "
+            "the data, or take its weights alone with init_from in another run_folder"
+        )
+    if not own and state.step >= config.training.num_steps:
+        raise ConfigError(
+            f"branch_from={latest} is at step {state.step}, where training.num_steps="
+            f"{config.training.num_steps} ends; raise it"
+        )
+    load_weights(model, latest / "model.safetensors")
+    return state.step
+
+
+# --- what hardware and tokenizer determine --------------------------------------------------------
+
+
+def resolve(config: RunConfig, shards: TokenShards, device: torch.device) -> RunConfig:
+    """A copy with the fields set that hardware and tokenizer determine; refuses what does not fit
+    the shards."""
+    refuse_other_settings(config.data)
+    model = with_vocabulary(config.model, shards.vocab_size)
+    if model.vocab_size < shards.vocab_size:
+        raise ConfigError(
+            f"model.vocab_size={model.vocab_size} is smaller than the tokenizer's "
+            f"{shards.vocab_size} in {config.data.folder}; set it to 0 to take the tokenizer's"
+        )
+    check_model(model, "config")  # the embedding may be too small for the vocabulary
+    model = replace(model, eos_token_id=shards.eos_id, pad_token_id=shards.eos_id)
+    return replace(with_precision(config, device), model=model)
+
+
+def with_precision(config: RunConfig, device: torch.device) -> RunConfig:
+    precision = choose_precision(config.training.precision, device)
+    return replace(config, training=replace(config.training, precision=precision))
+
+
+def with_vocabulary(model: ModelConfig, size: int) -> ModelConfig:
+    """A copy that takes the tokenizer's size where none is set."""
+    if model.vocab_size != 0:
+        return replace(model)
+    rows = model.embedding_size or -(-size // 128) * 128
+    return replace(model, vocab_size=size, embedding_size=rows)
+
+
+def dry_run(config: RunConfig) -> None:
+    """Print the resolved config and the cost of the run."""
+    device = own_device(config.training.device, Processes())
+    try:
+        config = resolve(config, open_shards(config.data, "train", None), device)
+    except DataError as error:
+        print(f"# {error}")  # the cost is known without the text
+        name = config.data.tokenizer.name
+        size = count_vocabulary(load_tokenizer(name)) if name else config.data.tokenizer.train_vocab
+        model = with_vocabulary(config.model, size or 0)
+        config = replace(with_precision(config, device), model=model)
+    print(config_text(config))
+    for name, value in estimate(config, device).items():
+        print(f"# {name}: {value}")

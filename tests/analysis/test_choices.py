@@ -1,0 +1,167 @@
+"""What one model chose, evaluated by another."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from olmo_sparsity import measure, transfer
+from olmo_sparsity.analysis.documents import Documents
+from olmo_sparsity.analysis.results import Results
+from olmo_sparsity.analysis.scoring import Scorer, bigrams
+from olmo_sparsity.analysis.windows import Windows
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.load import LoadedModel, build_model
+
+VOCAB, WINDOWS = 40, Windows(16, 6, 8)
+OPTIONS: dict[str, Any] = {
+    "units": ("tokens", "span:3"), "selectors": ("add_one", "random"), "ks": (1, 2), "share": 0.5,
+    "min_gap": 0.0, "sets": ("gap", "bigram", "every"), "draws": 2, "halves": 0,
+}  # fmt: skip
+SHARED = ["target_set", "units", "selector", "k"]
+
+
+def model_of(seed: int) -> LoadedModel:
+    torch.manual_seed(seed)
+    config = ModelConfig(
+        d_model=32, n_heads=4, n_layers=2, vocab_size=VOCAB, init_std=0.3, max_sequence_length=64,
+        architecture="gpt_neox",
+    )  # fmt: skip
+    return LoadedModel(build_model(config).eval(), None, f"m{seed}", 0, None, f"m{seed}")
+
+
+@pytest.fixture(scope="module")
+def documents() -> Documents:
+    rng = np.random.default_rng(0)
+    return Documents.of([rng.zipf(1.4, 40) % VOCAB for _ in range(12)])
+
+
+@pytest.fixture(scope="module")
+def found(documents: Documents) -> dict[int, Results]:
+    measured = {seed: measure(model_of(seed), documents, WINDOWS, **OPTIONS) for seed in (0, 1)}
+    return {seed: result for seed, result in measured.items() if result is not None}
+
+
+def evaluated(seed: int, documents: Documents, choices: Results, **options: Any) -> Results:
+    result = measure(model_of(seed), documents, choices=choices, **options)
+    assert result is not None
+    return result
+
+
+def test_a_model_that_evaluates_its_own_choices_recovers_what_it_did(
+    documents: Documents, found: dict[int, Results]
+) -> None:
+    again = evaluated(0, documents, found[0]).summary
+    both = again.merge(found[0].summary, on=SHARED, suffixes=("", "_before"))
+    assert set(both.selector) == {"add_one"}
+    assert set(both.target_set) == {"gap", "gap_recurs", "gap_new", "bigram", "every"}
+    for name in ("recovery", "removal", "gap", "num_targets"):
+        np.testing.assert_allclose(both[name], both[f"{name}_before"], atol=1e-5)
+    assert again.net.isna().all()  # no placebo
+
+
+def test_recovery_is_that_of_the_others_units_by_definition(
+    documents: Documents, found: dict[int, Results]
+) -> None:
+    given, judged = found[0], evaluated(1, documents, found[0], ks=2)
+    rows = judged.recovery.query("control == 'own' and units == 'tokens' and k == 2")
+    scorer = Scorer(model_of(1).model)
+    ranked = given.influence.query("far_part == 'document' and control == 'own'")
+    for row in rows.sample(8, random_state=0).itertuples():
+        tokens = documents[row.document].tokens
+        start = int(WINDOWS.start_of(row.target))
+        block = WINDOWS.block(tokens, start, min(start + WINDOWS.stride, len(tokens)))
+        units = ranked.query(
+            f"document == {row.document} and target == {row.target} and units == 'tokens'"
+            " and selector == 'add_one' and rank <= 2"
+        )
+        places = np.sort(units.far_first.to_numpy()) - block.first
+        span = (row.target - start, row.target - start + 1)
+        (loss,) = scorer.losses([scorer.context(block).set_row(places, span)])
+        assert row.loss_set == pytest.approx(float(loss.sum()), abs=1e-4)
+
+
+def test_both_directions_are_averaged(documents: Documents, found: dict[int, Results]) -> None:
+    one, other = evaluated(1, documents, found[0]), evaluated(0, documents, found[1])
+    mean = transfer(one, other).set_index(SHARED)
+    for names, row in mean.iterrows():
+        values = [r.summary.set_index(SHARED).loc[names] for r in (one, other)]
+        expected = np.mean([v.excess_nats for v in values])
+        assert row.excess_nats == pytest.approx(expected, nan_ok=True)
+        assert row.num_targets == sum(v.num_targets for v in values)
+    own = evaluated(0, documents, found[0])
+    same, alone = transfer(own, own).set_index(SHARED), own.summary.set_index(SHARED)
+    for name in ("recovery", "recovery_low", "recovery_high", "removal", "removal_low"):
+        np.testing.assert_allclose(
+            same[name], alone[name.removeprefix("recovery_")].loc[same.index]
+        )
+    assert same.recovery.notna().any()
+    with pytest.raises(DataError, match="evaluated its own choices"):
+        transfer(one, found[1])
+
+
+def test_models_of_random_weights_give_each_other_nothing() -> None:
+    """Their own choices recover a good part of their gaps."""
+    rng = np.random.default_rng(1)
+    documents = Documents.of([rng.zipf(1.4, 60) % VOCAB for _ in range(60)])
+    options = OPTIONS | {"sets": ("gap",), "units": "tokens", "selectors": "add_one", "draws": 1}
+    first, second = (measure(model_of(s), documents, WINDOWS, **options) for s in (0, 1))
+    assert first is not None
+    assert second is not None
+    pairs = evaluated(1, documents, first), evaluated(0, documents, second)
+    given = transfer(*pairs).set_index(["target_set", "k"]).loc[("gap", 1)]
+    assert first.summary.set_index(["target_set", "k"]).loc[("gap", 1)].recovery > 0.5
+    # B's own gap at A's targets is about 0, and may be too small for a ratio.
+    assert abs(given.excess_nats) < 0.1
+    assert given.excess_nats_low <= 0.02
+
+
+def test_settings_are_those_of_the_other_measurement(
+    documents: Documents, found: dict[int, Results], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="share, units: with `choices` those of the other"):
+        evaluated(1, documents, found[0], share=0.1, units="tokens")
+    with pytest.raises(ConfigError, match="the other measurement ranked 2 units"):
+        evaluated(1, documents, found[0], ks=(1, 4))
+    with pytest.raises(ConfigError, match="at and choices each say which targets"):
+        evaluated(1, documents, found[0], at="w")
+    others = replace(documents, items=[*documents.items[1:]])
+    with pytest.raises(DataError, match="differs"):
+        evaluated(1, others, found[0])
+    assert evaluated(1, documents, found[0], out=tmp_path).meta.targets.keys() == {
+        "given", "choices",
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="choices"):  # a folder of other choices
+        evaluated(1, documents, found[1], out=tmp_path)
+
+
+def test_a_bigram_recurs_far_away_and_not_nearby() -> None:
+    tokens = np.array([7, 1, 2, 3, 1, 2, 9, 8, 1, 2, 5, 1, 2, 6, 7, 1])
+    for long, short in ((8, 3), (10, 4), (6, 2)):
+        windows = Windows(long, short, 3, prefix=(0,))
+        for block in windows.blocks(tokens):
+            found = bigrams(block)
+            for i in range(block.num_targets):
+                place = block.start + i
+                far = tokens[block.first : block.first + block.num_far].tolist()
+                near = tokens[block.first + block.num_far : place].tolist()
+                pair = tokens[place - 1 : place + 1].tolist()
+                expected = pair in [far[j : j + 2] for j in range(len(far))]
+                expected &= pair not in [near[j : j + 2] for j in range(len(near))]
+                assert found[i] == expected
+
+
+def test_sets_by_text_need_no_large_gap(documents: Documents) -> None:
+    result = measure(model_of(0), documents, WINDOWS, **OPTIONS | {"sets": ("bigram", "every")})
+    assert result is not None
+    rows = result.losses.merge(result.targets.query("far_part == 'document'"))
+    assert rows.query("target_set == 'bigram'").bigram.all()
+    assert set(result.targets.target_set) == {"bigram", "every"}
+    assert pd.notna(result.summary.set_index(SHARED).loc[("every", "tokens", "add_one", 1)].gap)

@@ -1,0 +1,30 @@
+"""What an explanation costs is counted before it runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.support.explanations import asked, make_model
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return make_model()
+
+
+@pytest.mark.parametrize("units", ["tokens", "span:4"])
+@pytest.mark.parametrize("selector", ["add_one", "divergence", "greedy", "drop_one"])
+@pytest.mark.parametrize("far_states", ["contextual", "isolated"])
+def test_the_count_is_what_is_spent(model: Any, far_states: str, selector: str, units: str) -> None:
+    given = {"at": ["w7 w8"], "selector": selector, "units": units, "far_states": far_states}
+    cost = asked(model, dry_run=True, **given)
+    assert cost.token_forwards == pytest.approx(asked(model, **given).token_forwards, rel=0.1)
+    assert f"{cost.token_forwards:,}" in str(cost)
+    assert cost.flops == 2 * cost.num_parameters * cost.token_forwards
+
+
+def test_other_rules_cost_less(model: Any) -> None:
+    given = {"at": "w8", "selector": "nearest"}
+    assert asked(model, dry_run=True, **given).token_forwards > asked(model, **given).token_forwards

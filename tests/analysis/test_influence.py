@@ -1,0 +1,204 @@
+"""Every selector against brute force: one forward per subset, batch 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from olmo_sparsity.analysis import influence
+from olmo_sparsity.analysis.influence import (
+    SELECTORS,
+    influence_map,
+)
+from olmo_sparsity.analysis.saliency import gate_gradients
+from olmo_sparsity.analysis.scoring import Scorer
+from olmo_sparsity.analysis.settings import Reading
+from olmo_sparsity.analysis.windows import Block, Windows
+from tests.support.brute import (
+    CPU,
+    KINDS,
+    OF_KINDS,
+    OURS,
+    READINGS,
+    VOCAB,
+    Brute,
+    assert_ranked,
+    question,
+    shown_alone,
+    tiny,
+    units_of,
+)
+
+
+@pytest.fixture(scope="module", params=[*OURS, "llama"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return tiny(request.param)
+
+
+@pytest.fixture(scope="module")
+def document() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, VOCAB, 40)
+
+
+@pytest.fixture(scope="module")
+def block(document: np.ndarray) -> Block:
+    return next(iter(Windows(16, 6, 4).blocks(document)))
+
+
+# --- the tests ------------------------------------------------------------------------------------
+
+
+@READINGS
+@pytest.mark.parametrize(("windows", "kind"), OF_KINDS)
+@pytest.mark.parametrize(
+    "selector",
+    # Of so few units, the cheaper forms of add_one evaluate all.
+    ["add_one", "add_one_screened", "add_one_nested", "drop_one", "divergence", "gradient", "lrp"],
+)
+def test_selectors(
+    model: Any, document: np.ndarray, windows: Windows, selector: str, kind: str,
+    far_states: Reading, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(influence, "PLACES_AT_ONCE", 30)  # of drop_one: its rows in parts
+    monkeypatch.setattr("olmo_sparsity.analysis.scoring.rows_per_chunk", lambda *_: 9)
+    scorer = Scorer(model, CPU, far_states=far_states, batch_tokens=128)
+    block = list(windows.blocks(document))[2]
+    targets = list(range(block.num_targets))[-3:]
+    units, by_hand = units_of(kind, block.num_far)
+    k = min(4, len(by_hand))
+    choice = SELECTORS[selector](scorer, question(scorer, block, targets, k, units, aim=block))
+    for row, target in enumerate(targets):
+        brute = Brute(model, document, windows, block.start + target, far_states)
+        expected = brute.influences(selector, by_hand)
+        np.testing.assert_allclose(choice.score_TU[row], expected, atol=2e-5)
+        assert_ranked(choice, row, expected, k)
+
+
+@READINGS
+@pytest.mark.parametrize(("windows", "kind"), OF_KINDS[:3])
+def test_greedy_picks_the_best_next_unit_each_time(
+    model: Any, document: np.ndarray, windows: Windows, kind: str, far_states: Reading
+) -> None:
+    block = next(iter(windows.blocks(document)))
+    targets = [0, block.num_targets - 1][-block.num_targets :]
+    scorer = Scorer(model, CPU, far_states=far_states)
+    units, by_hand = units_of(kind)
+    choice = SELECTORS["greedy"](scorer, question(scorer, block, targets, 3, units))
+    for row, target in enumerate(targets):
+        brute = Brute(model, document, windows, block.start + target, far_states)
+        for count in range(3):
+            before = choice.unit_TK[row, :count].tolist()
+            seen = {j for unit in before for j in by_hand[unit]}
+            after = [
+                np.inf if unit in before else brute.loss(seen.union(places))
+                for unit, places in enumerate(by_hand)
+            ]
+            assert after[choice.unit_TK[row, count]] == pytest.approx(min(after), abs=1e-5)
+            gain = brute.loss(seen) - min(after)
+            assert choice.influence_TK[row, count] == pytest.approx(gain, abs=2e-5)
+
+
+@READINGS
+@pytest.mark.parametrize("kind", ["tokens", "span:3"])
+def test_screened_evaluates_max_16_2k_candidates_exactly(
+    model: Any, kind: str, far_states: Reading
+) -> None:
+    """Those with the largest gradients of their gates, and of them the best are chosen."""
+    document = np.random.default_rng(3).integers(0, VOCAB, 61)
+    windows = Windows(60, 6, 1)
+    block = next(iter(windows.blocks(document)))
+    units, by_hand = units_of(kind, 54)
+    exact = Brute(model, document, windows, 60, far_states).influences("add_one", by_hand)
+    scorer = Scorer(model, CPU, far_states=far_states)
+    gate = gate_gradients(scorer, scorer.context(block), [(0, 1)])[0]
+    candidates = np.argsort([-sum(gate[j] for j in unit) for unit in by_hand])
+    for k, num_exact in ((2, 16), (20, 40)):
+        asked = question(scorer, block, [0], k, units)
+        before = scorer.token_forwards
+        choice = SELECTORS["add_one_screened"](scorer, asked)
+        np.testing.assert_allclose(choice.influence_TK[0], exact[choice.unit_TK[0]], atol=2e-5)
+        best = np.sort(exact[candidates[:num_exact]])[::-1][:k]
+        np.testing.assert_allclose(choice.influence_TK[0], best, atol=2e-5)
+        # The gate's forward and backward over the window alone, the short window, the candidates;
+        # far tokens that are shown alone have states of their own.
+        length = 6 if far_states == "contextual" else 6 + len(by_hand[0])
+        alone = 0 if far_states == "contextual" else 54
+        assert scorer.token_forwards - before == alone + 3 * 6 + 6 + num_exact * length
+
+
+# --- costs ----------------------------------------------------------------------------------------
+
+
+def test_cost_is_counted_in_token_forwards(block: Block) -> None:
+    for kind, width in (("tokens", 1), ("span:3", 3)):
+        scorer, (units, by_hand) = shown_alone(tiny("olmo")), units_of(kind)
+        influence_map(scorer, scorer.context(block), units)
+        assert scorer.token_forwards == len(by_hand) * (width + 6 + 3) + (6 + 3)
+
+
+# --- controls -------------------------------------------------------------------------------------
+
+
+def test_controls_choose_what_they_say(block: Block) -> None:
+    scorer = shown_alone(tiny("olmo"))
+    block = block.with_far(np.array([5, 7, 5, 9, 7, 5, 1, 2, 3, 4]))
+
+    def chosen(selector: str, kind: str, targets: Sequence[int] = (0,)) -> list[list[int]]:
+        asked = question(scorer, block, targets, 3, units_of(kind)[0])
+        return SELECTORS[selector](scorer, asked).unit_TK.tolist()
+
+    assert chosen("nearest", "tokens") == [[9, 8, 7]]
+    assert chosen("nearest", "span:3") == [[7, 6, 5]]
+    assert chosen("nearest", "words", (0, 2)) == [[4, 3, 2], [4, 3, 2]]
+    assert chosen("most_frequent", "tokens")[0][:2] == [5, 4]
+    # The last 5 counts three and the last 7 two; whoever holds both comes first, the nearer before.
+    assert set(chosen("most_frequent", "span:3")[0][:2]) == {3, 4}
+    assert chosen("most_frequent", "words")[0][0] == 3 - 1
+    for kind in KINDS:
+        drawn = chosen("random", kind, (0, 1, 2, 3))
+        num_units = len(units_of(kind)[1])
+        for row in drawn:
+            assert len(set(row)) == len(row) == min(3, num_units)
+            assert set(row) <= set(range(num_units))
+        assert drawn == chosen("random", kind, (0, 1, 2, 3))
+        # What is drawn for a target does not depend on which others are asked about.
+        assert chosen("random", kind, (1, 3)) == [drawn[1], drawn[3]]
+    asked = question(scorer, block, [0], 3)
+    sets = {tuple(sorted(SELECTORS["random"](scorer, asked).unit_TK[0])) for _ in range(30)}
+    assert len(sets) > 10
+    assert scorer.token_forwards == 0
+
+
+# --- windows that begin with the text, targets of several tokens ----------------------------------
+
+
+@READINGS
+def test_nested_asks_groups_and_opens_the_best(
+    monkeypatch: pytest.MonkeyPatch, far_states: Reading
+) -> None:
+    """Its influences are exact ones; what it opens is found here by hand."""
+    model = tiny("olmo")
+    document = np.random.default_rng(3).integers(0, VOCAB, 64)
+    windows = Windows(63, 6, 1)
+    block = next(iter(windows.blocks(document)))
+    monkeypatch.setattr("olmo_sparsity.analysis.influence.GROUPS", (16, 4))
+    monkeypatch.setattr("olmo_sparsity.analysis.influence.NUM_OPENED", 8)
+    brute = Brute(model, document, windows, 63, far_states)
+    scorer = Scorer(model, CPU, far_states=far_states)
+    asked = question(scorer, block, [0], 1)
+    choice = SELECTORS["add_one_nested"](scorer, asked)
+    # 57 far tokens are too few for eight groups of 16; of 15 groups of 4, eight are opened.
+    groups = [list(range(first, min(first + 4, 57))) for first in range(0, 57, 4)]
+    falls = [brute.loss([]) - brute.loss(group) for group in groups]
+    opened = [j for index in np.argsort(falls)[::-1][:8] for j in groups[index]]
+    gate = gate_gradients(scorer, asked.context, asked.spans)[0]
+    opened = sorted({*opened, *np.argsort(-gate)[:16].tolist()})
+    exact = brute.influences("add_one")
+    evaluated = np.flatnonzero(choice.score_TU[0])
+    assert evaluated.tolist() == opened
+    np.testing.assert_allclose(choice.score_TU[0, opened], exact[opened], atol=2e-5)
+    assert choice.unit_TK[0, 0] == max(opened, key=lambda j: exact[j])
+    assert choice.influence_TK[0, 0] == pytest.approx(exact[opened].max(), abs=2e-5)

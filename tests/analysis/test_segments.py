@@ -1,0 +1,102 @@
+"""Sources, question and answer as tokens, and the texts that take the place of sources."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from olmo_sparsity import Segment, explain
+from olmo_sparsity.analysis.segments import draw_decoys, read_decoys
+from olmo_sparsity.errors import DataError
+from tests.support.explanations import make_tokenizer
+from tests.support.sources import GIVEN, SOURCES, asked, model_of
+
+
+def test_what_is_no_candidate_stays_in_view() -> None:
+    """So the rest does not change if it is written out of the list of sources."""
+    named = asked(candidates=["b", "c"], decoys=GIVEN["decoys"])
+    plain = asked(sources=[SOURCES["a"], Segment("b", SOURCES["b"]), Segment("c", SOURCES["c"])])
+    np.testing.assert_allclose(named.matrix, plain.matrix, atol=1e-6)
+    assert named.names == ["b", "c"]
+    # Between two sources, too.
+    middle = asked(candidates=["a", "c"])
+    first = middle.layout.in_view
+    assert (
+        middle.layout.document.tokens[first].tolist()
+        == make_tokenizer(bos=False)("w5 w6 w7").input_ids
+    )
+    for source in range(2):
+        assert set(first) < set(middle.layout.shown(source))
+
+
+def test_statements_are_sentences_or_as_given() -> None:
+    read = make_tokenizer()
+    changed = read.backend_tokenizer.to_str().replace('"w39"', '"w39."')
+    dotted = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(changed))
+    given = GIVEN | {"question": "w1 w2", "answer": "w1 w39. w3 w4 w39. w5"}
+    found = explain(model_of(), dotted, **given)
+    assert [text.strip() for text in found.texts] == ["w1 w39.", "w3 w4 w39.", "w5"]
+    assert "".join(found.texts) == "".join(found.layout.document.texts[found.layout.block.start :])
+    assert [text.strip() for text in asked().texts] == GIVEN["answer"]
+
+
+def test_without_an_answer_the_model_writes_one() -> None:
+    found = asked(answer=None, max_new_tokens=7)
+    block = found.layout.block
+    ids = torch.tensor([block.tokens[: block.num_before].tolist()])
+    wanted = model_of().generate(ids, max_new_tokens=7, do_sample=False)[0, block.num_before :]
+    assert block.targets_W.tolist() == [token for token in wanted.tolist() if token != 2]
+
+
+def test_the_chat_template_is_kept() -> None:
+    found = asked(chat=True)
+    template = make_tokenizer().apply_chat_template
+    inside = "\n\n".join([*SOURCES.values(), GIVEN["question"]])
+    messages = [{"role": "user", "content": inside}]
+    ids = template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+    block = found.layout.block
+    assert block.tokens[: block.num_before].tolist() == list(ids)
+
+
+def test_turns_go_through_the_chat_template() -> None:
+    """What the template writes stays in view, wherever it stands."""
+    read = make_tokenizer()
+    read.chat_template = (
+        "{{ bos_token }}{% for m in messages %} {{ 'Q:' if m.role == 'user' else 'A:' }}"
+        " {{ m.content | trim }}{% endfor %} A:"
+    )
+    named = [Segment(*item) for item in SOURCES.items()]
+    turns = [
+        {"role": "system", "content": "w30"},
+        {"role": "user", "content": [named[0], "w31", named[1]]},
+        {"role": "assistant", "content": "w32 w33"},
+        {"role": "user", "content": [named[2]]},
+    ]
+    found = explain(model_of(), read, **GIVEN | {"sources": turns})
+    block, layout = found.layout.block, found.layout
+    before = "<s> A: w30 Q: w1 w2 w3 w4 w31 w5 w6 w7 A: w32 w33 Q: w8 w9 w10 w11 w12 w20 w21 A:"
+    ids = make_tokenizer(bos=False)(before).input_ids
+    assert block.tokens[: block.num_before].tolist() == ids
+    texts = layout.document.texts
+    in_view = "".join(texts[place] for place in layout.in_view).split()
+    assert in_view == ["<s>", "A:", "w30", "Q:", "w31", "A:", "w32", "w33", "Q:"]
+    for name, first, end in zip("abc", layout.units.first, layout.units.end, strict=True):
+        assert "".join(texts[first:end]).strip() == SOURCES[name]
+    read.chat_template = "{{ messages[0]['content'] | upper }}"
+    with pytest.raises(DataError, match="template changes the messages"):
+        explain(model_of(), read, **GIVEN | {"chat": True})
+
+
+def test_decoys_are_as_long_as_the_source_and_share_no_passage() -> None:
+    prompt = asked().prompt
+    texts = read_decoys(prompt.model, prompt, [*SOURCES.values(), *GIVEN["decoys"]])
+    assert len(texts) == len(GIVEN["decoys"])
+    drawn = draw_decoys(prompt, texts, 8, 0)
+    assert [rows.shape for rows in drawn] == [(8, 4), (8, 3), (8, 5)]
+    for rows in drawn:
+        assert len({tuple(row) for row in rows.tolist()}) == 8
+    with pytest.raises(DataError, match="give more texts"):
+        read_decoys(prompt.model, prompt, ["w1 w9", "w2"])

@@ -1,0 +1,160 @@
+"""Options: declared once, the same for functions and on the command line."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from olmo_sparsity import explain, measure, plan
+from olmo_sparsity.analysis.documents import Documents
+from olmo_sparsity.analysis.settings import (
+    AskSettings,
+    ModelOptions,
+    Settings,
+    TextOptions,
+    build,
+    parse_share,
+    refuse_unknown,
+)
+from olmo_sparsity.command.arguments import build_parser, given_options
+from olmo_sparsity.command.cli import main
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.load import build_model
+from tests.support.measurements import SETTINGS, SHAPE, VOCAB, measured_into
+
+SCHEMAS = {explain: (AskSettings, ModelOptions), measure: (Settings, TextOptions, ModelOptions)}
+SCHEMAS[plan] = SCHEMAS[measure]
+
+
+class Everything(dict):
+    """A function for any command."""
+
+    def __getitem__(self, name: str) -> Any:
+        return name
+
+
+def parsed(*words: str) -> dict[str, Any]:
+    options = build_parser(Everything()).parse_args(words)
+    schemas = SCHEMAS[explain] if words[0] == "explain" else SCHEMAS[measure]
+    return given_options(options, *schemas)
+
+
+@pytest.mark.parametrize("function", SCHEMAS, ids=lambda function: function.__name__)
+def test_a_function_shows_each_option_with_type_default_and_help(function: Any) -> None:
+    shown = inspect.signature(function).parameters
+    for schema in SCHEMAS[function]:
+        for item in fields(schema):
+            if not item.metadata.get("hidden"):
+                assert shown[item.name].default == item.default
+                assert shown[item.name].annotation is not inspect.Parameter.empty
+                assert item.metadata["help"] in function.__doc__
+    assert "options" not in shown
+
+
+def test_what_is_typed_is_what_a_function_takes() -> None:
+    words = ("--ks=1,4", "--units", "tokens,span:4", "--share=top5%", "--max-targets=2", "--seed=3")
+    words += ("--sets=gap", "--far-states=isolated", "--device-map=auto", "--planted")
+    given = parsed("measure", "M", "--out=o", *words)
+    settings = build(Settings, given)
+    expected = Settings(
+        ks=(1, 4), units=("tokens", "span:4"), share=0.05, max_targets=2, seed=3, sets=("gap",),
+        far_states="isolated",
+    )  # fmt: skip
+    assert settings == expected
+    assert build(TextOptions, given) == TextOptions(planted=True)
+    assert build(ModelOptions, given) == ModelOptions(device_map="auto")
+    assert build(AskSettings, parsed("explain", "M", "--text=t", "--long=30", "-k", "2")) == (
+        AskSettings(long=30, k=2)
+    )
+    assert parsed("measure", "M", "--out=o") == {}  # so that defaults stand in one place
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["measure", "M", "--out=o", "--ks=1,x"], "must be whole numbers"),
+        (["measure", "M", "--out=o", "--share=ten"], "share=ten is neither"),
+        (["measure", "M", "--out=o", "--far-states=both"], "invalid choice: 'both'"),
+        (["explain", "M", "--text=README.md", "--long=some"], "long='some' must be a whole number"),
+        (["explain", "M", "--text=README.md", "-k=0"], "k=0 must be a whole number from 1 up"),
+    ],
+)
+def test_what_no_option_takes_is_refused_before_a_model_is_read(
+    words: list[str], message: str, capsys: pytest.CaptureFixture
+) -> None:
+    try:
+        code: Any = main(words)
+    except SystemExit as exit:
+        code = exit.code
+    assert code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_one_value_stands_for_a_list_and_unknown_names_are_refused() -> None:
+    assert build(Settings, {"ks": 4, "selectors": "add_one"}) == Settings(
+        ks=(4,), selectors=("add_one",)
+    )
+    with pytest.raises(ConfigError, match="explain has no option unit; did you mean units"):
+        refuse_unknown("explain", ["unit"], AskSettings)
+    with pytest.raises(ConfigError, match="control=some is none of unrelated, matched, shuffled"):
+        build(Settings, {"control": "some"})
+    with pytest.raises(ConfigError, match="chat='yes' must be a bool"):
+        build(AskSettings, {"chat": "yes"})
+    assert (parse_share("all"), parse_share("top10%")) == (1.0, 0.1)
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    return build_model(ModelConfig(**SHAPE, n_layers=2)).eval()
+
+
+@pytest.fixture(scope="module")
+def documents() -> Documents:
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(10, 40, 12)
+    return Documents.of([generator.integers(0, VOCAB, length) for length in lengths])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (replace(SETTINGS, selectors=("guess",)), "'guess' is unknown; choose from add_one"),
+        (replace(SETTINGS, ks=(11,)), "11 is more than the 10 far units"),
+        (replace(SETTINGS, ks=(9,)), r"9 is more than the 8 far units \(span:3\)"),
+        (replace(SETTINGS, ks=()), "ks names none"),
+        (replace(SETTINGS, ks=(0,)), "from 1 up"),
+        (replace(SETTINGS, units=("span:1",)), "units=span:1 is none of"),
+        (replace(SETTINGS, control="none"), "control=none is none of"),
+        (replace(SETTINGS, far_states="both"), "far_states=both"),
+        (replace(SETTINGS, draws=0), "draws=0 must be a whole number from 1 up"),
+        (replace(SETTINGS, ks=(1, 1)), "names one twice"),
+        (replace(SETTINGS, min_gap=float("nan")), "min_gap=nan"),
+        (replace(SETTINGS, seed=-1), "seed=-1"),
+        (replace(SETTINGS, share=10.0), "share=10.0 of targets"),
+        (replace(SETTINGS, sets=("gap", "kll")), "sets=gap,kll must be any of gap"),
+        (replace(SETTINGS, max_targets=0), "max_targets=0 must be a whole number from 1"),
+        (replace(SETTINGS, draws=7), "8 documents can stand in for each other"),
+        (replace(SETTINGS, long=16, short=16, stride=1), "short=16 must be below"),
+        (replace(SETTINGS, long=60, short=6, stride=1), "longer than long=60"),
+        (replace(SETTINGS, units=("words",)), "need the text of each token"),
+    ],
+)
+def test_settings_that_mean_nothing_are_refused(
+    model: Any, documents: Documents, tmp_path: Path, settings: Settings, message: str
+) -> None:
+    with pytest.raises((ConfigError, DataError), match=message):
+        measured_into(tmp_path, model, documents, settings)
+
+
+@pytest.mark.parametrize("text", ["bottom10%", "top0%", "top200%", "10", "top x%"])
+def test_shares_that_are_none_are_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="share="):
+        parse_share(text)

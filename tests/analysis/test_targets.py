@@ -1,0 +1,92 @@
+"""Targets: chosen by their losses, or named by words and places."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from olmo_sparsity.analysis.documents import Document
+from olmo_sparsity.analysis.settings import parse_share
+from olmo_sparsity.analysis.statistics import half_of
+from olmo_sparsity.analysis.targets import (
+    choose_targets,
+    find_spans,
+    fit_thresholds,
+    parse_at,
+)
+from olmo_sparsity.errors import ConfigError, DataError
+from tests.support.explanations import make_tokenizer
+from tests.support.measurements import losses_table
+
+
+def test_names_of_targets() -> None:
+    tokenizer = make_tokenizer()._tokenizer
+    ids = tokenizer.encode("w1 w2 w11 w1 w2", add_special_tokens=False).ids
+    document = Document(np.array(ids), tokenizer=tokenizer)
+    assert "".join(document.texts) == "w1 w2 w11 w1 w2"
+    assert find_spans(document, "w1 w2") == [(0, 2), (3, 5)]
+    assert find_spans(document, re.compile(r"\bw1\b")) == [(0, 1), (3, 4)]
+    assert find_spans(document, "w1") == [(0, 1), (2, 3), (3, 4)]
+    assert find_spans(document, 2) == find_spans(document, np.int64(2)) == [(2, 3)]
+    for strange in (5.0, [None], [1.5]):
+        with pytest.raises(ConfigError, match="is neither words"):
+            find_spans(document, strange)  # type: ignore[arg-type] # wrong on purpose
+    assert find_spans(document, -1) == [(4, 5)]
+    assert find_spans(document, slice(1, 3)) == [(1, 3)]
+    assert find_spans(document, ["w11", slice(-2, None)]) == [(2, 3), (3, 5)]
+    for wrong in ("w3", re.compile("z*"), 7, slice(4, 2), slice(0, 4, 2)):
+        with pytest.raises((ConfigError, DataError)):
+            find_spans(document, wrong)
+    assert parse_at("3:5") == slice(3, 5)
+    assert parse_at("/a+/").pattern == "a+"  # type: ignore[union-attr] # a pattern here
+    assert parse_at("a/b") == "a/b"
+
+
+def test_targets_are_chosen_as_said() -> None:
+    losses = losses_table(
+        document=[0] * 5 + [1] * 5, target=[*range(6, 11)] * 2,
+        loss_short=[1.0] * 10, loss_long=[0.0] * 5 + [0.4, 0.999, 0.6, 1.002, -1.0],
+        kl=[0.0] * 5 + [0.1, 0.9, 0.1, 0.8, 0.1],
+        placebo_loss_long=[1.0] * 5 + [1.0, 0.1, 1.0, 1.0, 1.0],
+        stratum=["new"] * 5 + ["new", "recurs", "near", "near", "recurs"],
+        placebo_stratum=["new"] * 10,
+    )  # fmt: skip
+    half = losses[losses.document == 0]
+    assert fit_thresholds(half, 0.1, 0.2).gap == 1.0
+    assert fit_thresholds(half, 0.1, 1.5).gap == 1.5
+    assert fit_thresholds(half, 1.0, 0.2).gap is None
+    thresholds = replace(fit_thresholds(half, 0.1, 0.0), gap=0.5, kl=0.8)
+    found = choose_targets(losses, thresholds, share=0.2)
+    assert set(found.document) == {1}
+    places = found.groupby(["far_part", "target_set"]).target.apply(list).to_dict()
+    assert places["document", "gap"] == [6, 10]
+    assert places["document", "gap_new"] == [6]
+    assert places["document", "gap_recurs"] == [10]
+    assert places["document", "kl"] == [7, 9]
+    assert places["placebo", "gap"] == [7]
+    # A fifth of five targets is one; which one has nothing to do with losses.
+    assert len(places["document", "recurs"]) == len(places["document", "new"]) == 1
+    other = choose_targets(losses.assign(loss_long=0.0, kl=0.0), thresholds, share=0.2)
+    for stratum in ("recurs", "new"):
+        pd.testing.assert_frame_equal(
+            found[found.target_set == stratum].reset_index(drop=True),
+            other[other.target_set == stratum].reset_index(drop=True),
+        )
+    only = choose_targets(losses, thresholds, share=0.2, sets=["gap"])
+    by_gap = found[found.target_set.str.startswith("gap")].reset_index(drop=True)
+    pd.testing.assert_frame_equal(only, by_gap)
+    # A sample of each set; that of a stratum lies within that of its set.
+    few = choose_targets(losses, thresholds, share=0.2, max_targets=1)
+    assert (few.groupby(["far_part", "target_set", "document"]).size() == 1).all()
+    assert len(few.merge(found)) == len(few)
+    assert set(few[few.target_set.str.startswith("gap_")].target) == set(
+        few[few.target_set == "gap"].target
+    )
+    seeds = [choose_targets(losses, thresholds, 0.2, seed, max_targets=1) for seed in range(9)]
+    assert len({tuple(one[one.target_set == "gap"].target) for one in seeds}) > 1
+    assert (parse_share("all"), parse_share("top10%")) == (1.0, 0.1)
+    assert {half_of(0), half_of(1)} == {"threshold", "report"}

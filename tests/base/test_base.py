@@ -1,0 +1,246 @@
+"""The package without extras, from its wheel, beside files of a user that have common names.
+
+`make test-base` runs this in a virtual environment of its own, from an empty folder.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import os
+import re
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+import torch
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+import olmo_sparsity
+from olmo_sparsity.config.shipped import shipped_configs
+from olmo_sparsity.disk.manifest import write_manifest
+
+COMMAND = str(Path(sys.executable).with_name("olmo-sparsity"))
+TEXTS = [
+    " ".join(f"the {number * place % 97} comes after {place}," for place in range(50))
+    for number in range(1, 25)
+]
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from transformers import AutoTokenizer, LlamaForCausalLM
+from olmo_sparsity import explain
+
+model, tokenizer = (t.from_pretrained("llama") for t in (LlamaForCausalLM, AutoTokenizer))
+text = Path("texts/3.txt").read_text()
+e = explain(model, tokenizer, text=text, at=150, k=2, foreign="texts")
+if sys.argv[1:] == ["check"]:
+    assert e.check(draws=2).draws == 2
+    e.to_html("page.html")
+print(e.top(2).to_json())
+extras = {"accelerate", "datasets", "deepspeed", "olmo", "omegaconf", "scipy", "sklearn"}
+assert not extras & sys.modules.keys(), extras & sys.modules.keys()
+"""
+
+
+def run(*words: str, cwd: Path, code: int = 0) -> subprocess.CompletedProcess[str]:
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "PYTHONWARNINGS": "error"}
+    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, env=environment)
+    assert done.returncode == code, done.stdout + done.stderr
+    return done
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny Llama with a tokenizer, and the texts in several formats."""
+    folder = tmp_path_factory.mktemp("made")
+    tokens = Tokenizer(models.BPE())
+    tokens.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokens.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokens.train_from_iterator(
+        TEXTS, trainers.BpeTrainer(vocab_size=300, initial_alphabet=alphabet, show_progress=False)
+    )
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = LlamaConfig(vocab_size=300, max_position_embeddings=1024, **sizes, **heads)
+    LlamaForCausalLM(config).save_pretrained(folder / "llama")
+    PreTrainedTokenizerFast(tokenizer_object=tokens).save_pretrained(folder / "llama")
+    (folder / "texts").mkdir()
+    for number, text in enumerate(TEXTS):
+        (folder / f"texts/{number}.txt").write_text(text)
+    table = pd.DataFrame({"text": TEXTS})
+    table.to_json(folder / "texts.jsonl", orient="records", lines=True)
+    table.to_csv(folder / "texts.csv", index=False)
+    table.to_parquet(folder / "texts.parquet")
+    with pa.output_stream(str(folder / "texts.jsonl.zst"), compression="zstd") as stream:
+        stream.write((folder / "texts.jsonl").read_bytes())
+    return folder
+
+
+@pytest.fixture(params=["files", "folder"])
+def work(made: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A user's folder, whose own modules must not be imported in place of others."""
+    for path in made.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    names = ["analysis", "datasets", "config", "tokens", "configs", "model", "data"]
+    for name in names:
+        path = tmp_path / f"{name}.py"
+        if request.param == "folder":
+            (tmp_path / name).mkdir()
+            path = tmp_path / name / "__init__.py"
+        path.write_text(f"raise RuntimeError('the module {name} of the user is imported')")
+    return tmp_path
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    for path in made.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    return tmp_path
+
+
+def test_the_wheel_is_installed_without_extras() -> None:
+    assert "site-packages" in olmo_sparsity.__file__
+    assert importlib.metadata.version("olmo-sparsity") == olmo_sparsity.__version__
+    assert np.lib.NumpyVersion(np.__version__) >= "2.0.0"
+    for name in ("olmo", "omegaconf", "datasets", "accelerate", "deepspeed"):
+        assert importlib.util.find_spec(name) is None, name
+
+
+def test_explain_in_memory_and_from_a_shell(work: Path) -> None:
+    (work / "script.py").write_text(SCRIPT)
+    in_memory = json.loads(run(sys.executable, "script.py", "check", cwd=work).stdout)
+    words = ("--text", "texts/3.txt", "--at", "150:151", "-k", "2", "--check", "--foreign", "texts")
+    done = run(COMMAND, "explain", "llama", *words, "--json", "--html", "again.html", cwd=work)
+    found = json.loads(done.stdout)
+    assert [unit["text"] for unit in found["far"]] == list(in_memory["text"].values())
+    assert found["check"]["draws"] == 8
+    for page in ("page.html", "again.html"):
+        assert "<script" in (work / page).read_text()
+
+
+def measure(folder: Path, text: str, out: str) -> None:
+    words = ("--quick", "--sets", "gap", "--max-targets", "1", "--min-gap", "0", "--out", out)
+    windows = ("--long", "48", "--short", "16", "--stride", "16")
+    run(COMMAND, "measure", "llama", "--text", text, *windows, *words, cwd=folder)
+
+
+def test_measure_report_figure(folder: Path) -> None:
+    measure(folder, "texts", "results")
+    run(COMMAND, "report", "results", "--out", "report.html", cwd=folder)
+    run(COMMAND, "figure", "results", "--out", "figure.png", cwd=folder)
+    assert (folder / "figure.png").stat().st_size > 1000
+    assert "<script" in (folder / "report.html").read_text()
+    assert np.isfinite(pd.read_parquet(folder / "results/summary.parquet")["recovery"]).any()
+
+
+def test_all_formats_give_the_same_numbers(folder: Path) -> None:
+    tables = []
+    for text in ("texts.jsonl", "texts.csv", "*.parquet", "texts.jsonl.zst"):
+        measure(folder, text, f"results/{len(tables)}")
+        tables.append(pd.read_parquet(folder / f"results/{len(tables)}/losses.parquet"))
+        pd.testing.assert_frame_equal(tables[0], tables[-1])
+
+
+@pytest.mark.parametrize("program", [[COMMAND], [sys.executable, "-m", "olmo_sparsity"]])
+def test_help_and_version(program: list[str], work: Path) -> None:
+    assert "explain" in run(*program, "--help", cwd=work).stdout
+    assert run(*program, "--version", cwd=work).stdout.endswith(f"{olmo_sparsity.__version__}\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "extra"),
+    [
+        *(((name, "quick.yaml"), "train") for name in ("prepare", "train", "sweep")),
+        (("task", "tasks/needle_quick.yaml"), "train"),
+        (("theory", "theory/quick.yaml"), "train"),
+        (("export", "checkpoint", "exported"), "train"),
+        (("explain", "checkpoint", "--text", "texts/1.txt"), "train"),
+        (("measure", "llama", "--text", "owner/name", "--out", "results"), "data"),
+        (("measure", "llama", "--text", "embedded", "--out", "results"), "train"),
+        (("explain", "llama", "--text", "texts/1.txt", "-k", "1", "--check"), "train"),
+    ],
+)
+def test_what_needs_an_extra_names_it(folder: Path, words: tuple[str, ...], extra: str) -> None:
+    checkpoint = folder / "checkpoint"
+    checkpoint.mkdir()
+    for name in ("config.yaml", "model.safetensors", "tokenizer.json"):
+        (checkpoint / name).touch()
+    write_manifest(checkpoint)
+    done = run(COMMAND, *words, cwd=folder, code=2)
+    said = [line for line in done.stderr.splitlines() if line.startswith("olmo-sparsity: ")]
+    assert len(said) == 1
+    assert said[0].endswith(f"pip install 'olmo-sparsity[{extra}]'")
+    assert "Traceback" not in done.stderr
+
+
+def test_configs_are_listed_and_copied(folder: Path) -> None:
+    listed = run(COMMAND, "configs", cwd=folder).stdout
+    assert [line.split()[0] for line in listed.splitlines()] == list(shipped_configs())
+    assert re.search(r"^figure2.yaml +The model of `make figure2`", listed, re.MULTILINE)
+    run(COMMAND, "configs", "figure2.yaml", "--out", "mine.yaml", cwd=folder)
+    assert (folder / "mine.yaml").read_text() == shipped_configs()["figure2.yaml"].read_text()
+    again = run(COMMAND, "configs", "c4.yaml", "--out", "mine.yaml", cwd=folder, code=2)
+    assert "mine.yaml exists" in again.stderr
+
+
+def test_settings_of_deepspeed_and_slurm_are_installed() -> None:
+    package = Path(olmo_sparsity.__file__).parent
+    for name in ("configs/deepspeed/zero3.json", "slurm/train.sbatch", "slurm/job.sh", "py.typed"):
+        assert (package / name).is_file(), name
+    assert not (package.parent / "analysis").exists()
+
+
+# --- budgets --------------------------------------------------------------------------------------
+
+
+def cpu_s(*words: str, cwd: Path, times: int = 3) -> float:
+    """CPU time of a command, the best of several."""
+    taken = []
+    for _ in range(times):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        run(*words, cwd=cwd)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        taken.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return min(taken)
+
+
+def test_the_start_is_fast(folder: Path) -> None:
+    nothing = cpu_s(sys.executable, "-c", "pass", cwd=folder, times=5)
+    imported = cpu_s(sys.executable, "-c", "import olmo_sparsity", cwd=folder, times=5)
+    assert imported - nothing < 0.1
+    assert cpu_s(COMMAND, "--help", cwd=folder, times=5) < 0.5
+    (folder / "script.py").write_text(SCRIPT)
+    assert cpu_s(sys.executable, "script.py", cwd=folder) < 6
+
+
+def needed_by(name: str, found: set[str]) -> set[str]:
+    """The package, and what it requires without extras."""
+    if (name := canonicalize_name(name)) not in found:
+        found.add(name)
+        for line in importlib.metadata.requires(name) or ():
+            required = Requirement(line)
+            if required.marker is None or required.marker.evaluate({"extra": ""}):
+                needed_by(required.name, found)
+    return found
+
+
+def test_what_torch_does_not_bring_is_small() -> None:
+    sizes = {}
+    for name in needed_by("olmo-sparsity", set()) - needed_by("torch", set()):
+        files = [file.locate() for file in importlib.metadata.files(name) or ()]
+        sizes[name] = sum(os.path.getsize(file) for file in files if os.path.isfile(file))
+    assert sum(sizes.values()) < 600e6, sizes

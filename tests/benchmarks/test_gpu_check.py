@@ -1,0 +1,172 @@
+"""The check of a machine's GPUs: the cheap part of it on CPU, and that what is wrong is a row."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import gpu_check
+from olmo_sparsity.config.file import load_config
+
+ROOT = Path(__file__).parents[2]
+
+
+def machine_at(folder: Path, seconds: float = 60) -> Any:
+    return gpu_check.Machine(folder, small=True, deadline=time.monotonic() + seconds)
+
+
+def test_speed_on_cpu(tmp_path: Path) -> None:
+    words = ["--small", "--only", "speed", "--out", str(tmp_path)]
+    done = subprocess.run(
+        ["bash", ROOT / "scripts/gpu_check.sh", *words],
+        env={"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    content = json.loads((tmp_path / "gpu_check.json").read_text())
+    (row,) = content["rows"]
+    assert row["check"] == "speed, small, 1 process(es)"
+    assert "tokens/s, peak not known" in row["found"]
+    table = (tmp_path / "gpu_check.md").read_text()
+    assert table.count("| yes |") == 1
+    assert content["machine"]["torch"] in table
+
+
+def test_runs_have_settings_that_exist(tmp_path: Path) -> None:
+    machine = machine_at(tmp_path)
+    for small in (True, False):
+        machine.small, machine.facts = small, {"gpus": ["a", "b", "c"]}
+        _, config, *words = map(str, machine.training("it", "--training.num_steps=7"))
+        training = load_config(config, words).training
+        assert training.num_steps == 7
+        assert training.batch_size == (8 if small else 33)
+
+
+def test_each_check_that_follows_keeps_some_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gpu_check, "KEPT_S", 10)
+    machine = machine_at(tmp_path, seconds=31)
+    machine.num_following = 3
+    started = time.monotonic()
+    (row,) = gpu_check.perform(
+        "it", lambda machine: machine.run("-c", "import time; time.sleep(1000)"), machine
+    )
+    assert row.found.startswith("took longer than 10 s")
+    assert time.monotonic() - started < 30
+
+
+def test_without_a_gpu_it_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    done = subprocess.run(
+        [sys.executable, ROOT / "benchmarks/gpu_check.py"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1].endswith("--small runs the same checks on CPU")
+
+
+# --- what is wrong is a row, and the others go on -------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("code", "found"),
+    [
+        ("raise ValueError('of the check')", "exit code 1: ValueError: of the check"),
+        ("import os; print('half'); os.kill(os.getpid(), 11)", "exit code -11: half"),
+    ],
+)
+def test_a_command_that_fails_is_a_row_with_its_last_words(
+    tmp_path: Path, code: str, found: str
+) -> None:
+    (row,) = gpu_check.perform("it", lambda machine: machine.run("-c", code), machine_at(tmp_path))
+    assert not row.holds
+    assert row.found.startswith(found)
+
+
+def test_a_command_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gpu_check, "LIMIT_S", 0.5)
+    hang = "import time; time.sleep(1000)"
+    (row,) = gpu_check.perform("it", lambda machine: machine.run("-c", hang), machine_at(tmp_path))
+    assert (row.holds, row.found[:11]) == (False, "took longer")
+    assert row.seconds < 20
+    (row,) = gpu_check.perform(
+        "it", lambda machine: machine.run("-c", hang), machine_at(tmp_path, seconds=0)
+    )
+    assert row.found == "not run: no time was left"
+
+
+def test_rows_that_came_before_a_crash_stay(tmp_path: Path) -> None:
+    row = json.dumps({"check": "a", "holds": True, "found": "well"})
+    machine = machine_at(tmp_path)
+    run = machine.run
+    crash = f"import os; print({row!r}, flush=True); os.kill(os.getpid(), 9)"
+    machine.run = lambda *words, processes: run("-c", crash)
+    first, second = gpu_check.perform("numbers", gpu_check.inside("numbers"), machine)
+    assert (first.check, first.holds) == ("a", True)
+    assert (second.check, second.holds) == ("numbers", False)
+    assert second.found.startswith("exit code -9")
+
+
+def trained(machine: Any, curve: list[float]) -> Any:
+    machine.reference = [3.0, 2.0, 1.0]
+    machine.train = lambda *given, **settings: curve
+    return machine
+
+
+@pytest.mark.parametrize(
+    ("curve", "holds"), [([3.0, 2.0, 1.0001], True), ([3.0, 2.0, 1.01], False), ([3.0], False)]
+)
+def test_another_curve_fails(tmp_path: Path, curve: list[float], holds: bool) -> None:
+    check: Callable = gpu_check.same_curve("ddp", 1)
+    (row,) = gpu_check.perform("ddp", check, trained(machine_at(tmp_path), curve))
+    assert row.holds == holds
+
+
+@pytest.mark.parametrize(
+    ("num_lines", "again", "found"),
+    [
+        (30, [3.0, 2.0], "killed after step 30, all 2 losses are the same to the bit"),
+        (30, [3.0, 2.5], "killed after step 30, the loss of step 2 is another"),
+        (0, [3.0, 2.0], "the run ended before it could be killed: exit code 0"),
+    ],
+)
+def test_a_run_that_goes_on_otherwise_fails(
+    tmp_path: Path, num_lines: int, again: list[float], found: str
+) -> None:
+    code = f"""
+import time
+open("{tmp_path}/killed/metrics.jsonl", "w").write('{{"loss": 1.0}}\\n' * {num_lines})
+time.sleep({20 * num_lines})
+"""
+    (tmp_path / "killed").mkdir()
+    machine = machine_at(tmp_path)
+    machine.train = lambda name, *_: {"undisturbed": [3.0, 2.0], "killed": again}[name]
+    machine.training = lambda name, *_: ("-c", code)
+    (row,) = gpu_check.perform("it", gpu_check.resume, machine)
+    assert (row.holds, row.found) == ("same" in found, found)
+
+
+def test_numbers_that_are_wrong_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = gpu_check.asked_of
+
+    def wrong(model: str, device: Any, dtype: str) -> Any:
+        for what, found in right(model, device, dtype):
+            off = dtype == "bf16" and what in ("gradients", "add_one")
+            yield what, found * (2 if off else 1)
+
+    monkeypatch.setattr(gpu_check, "asked_of", wrong)
+    monkeypatch.setattr(gpu_check, "MODELS", {"OLMo-2": gpu_check.MODELS["OLMo-2"]})
+    *shared, row = gpu_check.compare_numbers()
+    assert [other.holds for other in shared] == [True] * 4
+    assert not row.holds
+    assert "gradients by 1.0" in row.found
+    assert "add_one by 1.0" in row.found
+    assert "drop_one" not in row.found

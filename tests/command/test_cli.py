@@ -1,0 +1,133 @@
+"""The command line: every mistake a user can make ends in one line and exit code 2."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
+
+THEORY = ["theory", "configs/theory/quick.yaml"]
+
+
+@pytest.fixture
+def config_path(run_dict: dict, tmp_path: Path) -> str:
+    path = tmp_path / "run.yaml"
+    OmegaConf.save(OmegaConf.create(run_dict), path)
+    return str(path)
+
+
+def complaint(capsys: pytest.CaptureFixture, *words: str) -> str:
+    """Runs the command, which must fail politely; returns its one line."""
+    capsys.readouterr()
+    assert main(list(words)) == EXIT_BAD_INPUT
+    lines = [line for line in capsys.readouterr().err.splitlines() if "olmo-sparsity:" in line]
+    assert len(lines) == 1
+    return lines[0]
+
+
+def test_prepare_train_losses_export_in_order(
+    config_path: str, run_dict: dict, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    run = run_dict["run_folder"]
+    assert main(["prepare", config_path]) == 0
+    capsys.readouterr()
+    assert main(["train", config_path, "--dry-run"]) == 0
+    assert "learning_rate: 0.01" in capsys.readouterr().out
+    assert not Path(run).exists()
+    assert main(["train", config_path, "--model.layer_norm_with_affine=true"]) == 0
+    assert main(["losses", run]) == 0
+    assert "perplexity" in capsys.readouterr().out
+    assert main(["export", run, str(tmp_path / "exported")]) == 0
+    assert json.loads((tmp_path / "exported/config.json").read_text())["architectures"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--training.lenght=3"], "did you mean 'training.length'"),
+        (["--optimizer.lr=1"], "optimizer has learning_rate"),
+        (["--dryrun"], "'--dryrun' is no option of this command"),
+        (["--init_from=runs/nowhere"], "runs/nowhere does not exist; train it first"),
+        (["--data.folder=/nowhere/at/all"], "/nowhere/at/all is not prepared; run `olmo-sparsity"),
+        (["--init_from=/nowhere"], "'/nowhere' does not exist; give a run, a checkpoint or"),
+        (["--run_folder=/proc/nowhere"], "run_folder=/proc/nowhere cannot be written"),
+        (["--data.heldout_share=0.0"], "holds work with heldout_share=0.2 (now 0.0)"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)  # fmt: skip
+def test_mistakes_in_a_run(
+    config_path: str, capsys: pytest.CaptureFixture, words: list[str], expected: str
+) -> None:
+    assert expected in complaint(capsys, "train", config_path, *words)
+
+
+def test_costs_are_known_before_the_text_is_there(
+    config_path: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    assert main(["train", config_path, "--dry-run", f"--data.folder={tmp_path / 'none'}"]) == 0
+    shown = capsys.readouterr().out
+    assert "is not prepared" in shown
+    assert "# parameters: 37,024" in shown
+
+
+def test_no_documents(config_path: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    words = ["--data.corpus.source=text", f"--data.corpus.path={empty}"]
+    line = complaint(capsys, "prepare", config_path, f"--data.folder={tmp_path / 'd'}", *words)
+    assert f"{empty} holds no file of plain text" in line
+
+
+def test_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    said = complaint(capsys, "export", str(tmp_path), str(tmp_path / "out"))
+    assert "holds no step* folder; train first" in said
+    assert "metrics.jsonl does not exist; is" in complaint(capsys, "losses", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["train", "configs/sweeps/quick.yaml"], "'grid' belongs to `olmo-sparsity sweep`"),
+        (["train", "configs/tasks/needle_quick.yaml"], "'schemes' belongs to `olmo-sparsity task`"),
+        (["sweep", "configs/quick.yaml"], "'run_folder' belongs to `olmo-sparsity train`"),
+        (["task", "configs/theory/quick.yaml"], "'figure' belongs to `olmo-sparsity theory`"),
+        (["train", "nowhere.yaml"], "does not exist"),
+        ([*THEORY, "--train_length=4000"], "GiB"),
+        ([*THEORY, "--local_span=9"], "9 places"),
+        ([*THEORY, "--cases.0.num_places=3"], "cannot be read"),
+        (["report", "x", "--out", "r.html", "--max-documents", "0"], "must be at least 1"),
+        (["report", "x", "--out", "r.pdf"], "must end in .html"),
+        (["measure", "x", "--out", "README.md"], "README.md is a file"),
+        (["measure", "x", "--out", "y", "--long", "8"], "short=32 must be below long=8"),
+        (
+            ["figure", "docs/results/measurements/planted_contextual", "--out", "x.png"],
+            "only the summary of a measurement",
+        ),
+    ],
+)
+def test_mistakes_in_other_commands(
+    words: list[str],
+    expected: str,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(Path(__file__).parents[2])
+    assert expected in complaint(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    "words", [[], ["nonsense"], ["train"], ["losses", "x", "--seed=3"], ["train", "a", "b"]]
+)
+def test_usage_errors_exit_2(words: list[str]) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "olmo_sparsity", *words], capture_output=True, text=True
+    )
+    assert done.returncode == EXIT_BAD_INPUT
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,106 @@
+"""Settings that are out of range or do not fit together are refused by name."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from olmo_sparsity.config.file import config_from_dict
+from olmo_sparsity.errors import ConfigError
+
+MINIMAL = {"data": {"tokenizer": {"train_vocab": 300}}}
+
+
+def given(data: dict | None = None, **sections: Any) -> dict:
+    return {"data": MINIMAL["data"] | (data or {}), **sections}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"trainin": {"length": 3}}, "unknown key 'trainin'; did you mean 'training"),
+        ({"training": {"lenght": 3}}, "did you mean 'training.length'"),
+        ({"training": {"warmup_steps": 3}}, "did you mean 'optimizer.warmup_steps'"),
+        ({"training": {"length": "long"}}, "training.length"),
+        ({"training": {"precision": "fp8"}}, "expected one of"),
+        ({"positions": {"num_chunks": 3}}, "positions.scheme=contiguous does not use it"),
+        ({"positions": {"scheme": "pose"}}, "needs positions.target_length"),
+        (
+            {"positions": {"scheme": "pose", "target_length": 64}, "training": {"length": 128}},
+            "positions.target_length=64 is below training.length=128",
+        ),
+        (
+            {"positions": {"scheme": "pose", "target_length": 4096}},
+            "model.max_sequence_length=1024 is below the positions trained (4096)",
+        ),
+        ({"training": {"batch_size": 10, "micro_batch_size": 4}}, "not a multiple"),
+        ({"model": {"flash_attention": True}}, "model.flash_attention would be ignored"),
+        ({"model": {"rope": True, "alibi": True}}, "exclude each other"),
+        ({"model": {"rope": False, "rotary_fraction": 0.5}}, "rotates nothing"),
+        ({"model": {"query_scale_length": 1.0}}, "model.query_scale_length=1.0 must be at least 2"),
+        ({"model": {"d_model": 10, "n_heads": 3}}, "not a multiple of model.n_heads=3"),
+        ({"data": {"tokenizer": {"train_vocab": 256}}}, "must be at least 257"),
+        (
+            {"data": {"corpus": {"max_documents": 0}}},
+            "data.corpus.max_documents=0 must be at least 1",
+        ),
+        ({"data": {"tokenizer": {"name": "a", "train_vocab": 300}}}, "exactly one of"),
+        ({"data": {"corpus": {"source": "c4_files"}}}, "needs data.corpus.path"),
+        ({"data": {"corpus": {"source": "embedded", "path": "x"}}}, "does not use it"),
+        ({"data": {"train_files": ["a.npy"]}}, "go together"),
+        (
+            {"data": {"mask_documents": True}, "model": {"query_scale_length": 16}},
+            "query_scale_length=16.0 counts the keys",
+        ),
+        ({"checkpoint": {"keep": 0}}, "checkpoint.keep=0"),
+        (
+            {"checkpoint": {"keep_steps": [0, 3, 7]}, "training": {"num_steps": 6}},
+            "keep_steps=[0, 7] never come: steps run from 1 to",
+        ),
+        ({"engine": {"name": "zero4"}}, "engine.name"),
+        (
+            {"engine": {"name": "ddp", "deepspeed_config": "x.json"}},
+            "engine.deepspeed_config is set, but engine.name=ddp",
+        ),
+        ({"data": {"token_dtype": "uint32"}}, "is for data.train_files"),
+        ({"data": {"repeated": {"share": 0.5, "min_length": 20, "max_length": 10}}}, "above max_"),
+        ({"data": {"repeated": {"share": 0.5, "max_length": 10**6}}}, "does not fit twice"),
+        ({"data": {"repeated": {"of": "text"}}}, "repeats nothing"),
+        ({"data": {"repeated": {"share": 0.6}, "planted": {"share": 0.6}}}, "more than 1"),
+        ({"model": {"alibi_bias_max": 4.0}}, "has no bias"),
+        (
+            {"optimizer": {"schedule": "constant", "final_lr_share": 0.1}},
+            "optimizer.schedule=constant does not use it",
+        ),
+        ({"seed": -1}, "seed=-1 must be at least 0"),
+        ({"optimizer": {"learning_rate": float("nan")}}, "optimizer.learning_rate=nan"),
+        ({"optimizer": {"beta2": 2.0}}, "optimizer.beta2=2.0"),
+        ({"model": {"n_heads": 0}}, "model.n_heads=0"),
+        ({"model": {"n_kv_heads": 5}}, "not a multiple of model.n_kv_heads=5"),
+        ({"checkpoint": {"interval_steps": 0}}, "checkpoint.interval_steps=0"),
+        ({"evaluation": {"num_sequences": 0}}, "evaluation.num_sequences=0"),
+        ({"training": {"max_grad_norm": -1.0}}, "training.max_grad_norm=-1.0"),
+        (
+            {"engine": {"name": "zero3"}, "training": {"compile": True}},
+            "training.compile=true does not go with engine.name=zero3",
+        ),
+        ({"run_folder": 2024}, "config: run_folder=2024 is no text to YAML; quote it"),
+        ({"data": {"corpus": {"path": 1e3}}}, "data.corpus.path=1000.0 is no text"),
+        ({"optimizer": 5}, "not a subclass of OptimizerConfig"),
+        ({"training": {"num_steps": 0}}, "must be at least 1"),
+        ({"model": {"residual_dropout": 1.5}}, "model.residual_dropout=1.5 must be at most 0.999"),
+        ({"model": {"embedding_dropout": -0.1}}, "model.embedding_dropout=-0.1"),
+        ({"model": {"attention_dropout": float("nan")}}, "model.attention_dropout=nan"),
+        ({"model": {"mlp_hidden_size": 3}}, "model.mlp_hidden_size=3 must be even"),
+        ({"model": {"mlp_hidden_size": 0}}, "model.mlp_hidden_size=0 must be at least 1"),
+        ({"model": {"mlp_ratio": 0}}, "model.mlp_ratio=0"),
+        ({"model": {"init_std": -1.0}}, "model.init_std=-1.0"),
+        ({"model": {"clip_qkv": -1.0}}, "model.clip_qkv=-1.0"),
+        ({"model": {"vocab_size": 300, "embedding_size": 10}}, "model.embedding_size=10 is below"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(wrong: dict, message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        config_from_dict(given(**wrong))

@@ -1,0 +1,200 @@
+"""Configuration: nothing unknown, nothing ignored, and what is written reads back the same."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from olmo_sparsity.config.file import (
+    config_from_dict,
+    flatten,
+    load_config,
+    load_saved_config,
+    read_given,
+    save_config,
+)
+from olmo_sparsity.config.shipped import CONFIGS, copy_config, shipped_configs
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.jobs.experiments import read_jobs
+from olmo_sparsity.jobs.sweep import expand
+from olmo_sparsity.model.load import build_model
+from olmo_sparsity.tasks.settings import load_settings
+from olmo_sparsity.theory.settings import load_theory_config
+from olmo_sparsity.training.estimate import count_parameters, estimate
+
+MINIMAL = {"data": {"tokenizer": {"train_vocab": 300}}}
+
+
+def given(data: dict | None = None, **sections: Any) -> dict:
+    return {"data": MINIMAL["data"] | (data or {}), **sections}
+
+
+def test_overrides_reach_their_key(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("data: {tokenizer: {train_vocab: 300}}\n")
+    config = load_config(path, ["--training.length=32", "--model.d_model=96", "--seed=4"])
+    assert (config.training.length, config.model.d_model, config.seed) == (32, 96, 4)
+    with pytest.raises(ConfigError, match="--seed=VALUE"):
+        load_config(path, ["--seed"])
+
+
+def test_null_takes_back_a_value_or_a_section(tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("""
+        data: {tokenizer: {train_vocab: 300}, repeated: {share: 0.5}}
+        positions: {scheme: pose, target_length: 64}
+    """)
+    taken_back = ["--positions.target_length=null", "--data.repeated=null"]
+    config = load_config(path, [*taken_back, "--positions.scheme=contiguous"])
+    assert config == config_from_dict({"data": {"tokenizer": {"train_vocab": 300}}})
+
+
+def test_a_base_file_lies_beneath(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text(
+        "seed: 1\ntraining: {length: 32, batch_size: 2}\ndata: {tokenizer: {train_vocab: 300}}\n"
+    )
+    path = tmp_path / "top.yaml"
+    path.write_text("base: base.yaml\ntraining: {batch_size: 8}\n")
+    config = load_config(path)
+    assert (config.seed, config.training.length, config.training.batch_size) == (1, 32, 8)
+
+
+DEEP = "a: " + "[" * 50_000 + "]" * 50_000
+
+
+@pytest.mark.parametrize(
+    "text", ["a: [", "- 1\n- 2\n", "\x00", "base: nowhere.yaml", DEEP, "- " * 50_000]
+)
+def test_unreadable_files_are_named(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "bad.yaml"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=r"bad\.yaml|nowhere\.yaml"):
+        load_config(path)
+
+
+def test_a_device_is_no_config() -> None:
+    with pytest.raises(ConfigError, match=r"'/dev/null' is no regular file$"):
+        load_config("/dev/null")
+
+
+@pytest.mark.parametrize("line", ["seed: ${oc.env:SECRET}", "base: /etc/hostname", "base: a.yaml"])
+def test_what_a_run_saved_refers_to_nothing_else(
+    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folder may come from anybody."""
+    monkeypatch.setenv("SECRET", "78")
+    (tmp_path / "a.yaml").write_text("seed: 1")
+    (tmp_path / "config.yaml").write_text(line)
+    with pytest.raises(ConfigError, match="refers to something else") as caught:
+        load_saved_config(tmp_path / "config.yaml")
+    assert "78" not in str(caught.value)
+    config = load_config(CONFIGS / "quick.yaml")
+    save_config(config, tmp_path / "config.yaml")
+    assert load_saved_config(tmp_path / "config.yaml") == config
+
+
+def test_a_missing_file_names_the_closest_one(tmp_path: Path) -> None:
+    (tmp_path / "quick.yaml").write_text("seed: 1")
+    with pytest.raises(ConfigError, match=r"did you mean '.*/quick\.yaml'"):
+        load_config(tmp_path / "quik.yaml")
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_shipped_configs_are_found_by_name_from_any_folder(elsewhere: Path) -> None:
+    shipped = load_config(CONFIGS / "figure2.yaml")
+    assert load_config("figure2.yaml") == load_config("configs/figure2.yaml") == shipped
+    assert load_settings("tasks/needle_quick.yaml", []).output
+    assert load_theory_config("configs/theory/quick.yaml", []).cases
+    assert all(Path(run.config).is_file() for run in expand("sweeps/quick.yaml", []))
+    assert len(read_jobs("experiments/evidence.yaml", [])) > 10
+    (elsewhere / "mine.yaml").write_text("base: figure2.yaml\nseed: 7\n")
+    assert load_config("mine.yaml") == replace(shipped, seed=7)
+    (elsewhere / "figure2.yaml").write_text((CONFIGS / "quick.yaml").read_text())
+    assert load_config("figure2.yaml") == load_config("quick.yaml")  # a file that exists wins
+    for name in ("tasks/needle_quik.yaml", "configs/tasks/needle_quik.yaml"):
+        with pytest.raises(ConfigError, match=r"did you mean 'tasks/needle_quick\.yaml'"):
+            load_settings(name, [])
+
+
+def test_copies_of_shipped_configs_work_where_they_lie(elsewhere: Path) -> None:
+    for name, path in shipped_configs().items():
+        copy = elsewhere / "a" / name
+        copy_config(name, copy)
+        assert {**read_given(copy), "configs": 0, "experiments": 0} == {
+            **read_given(path),
+            "configs": 0,
+            "experiments": 0,
+        }  # these hold paths
+    runs, copied = (expand(name, []) for name in ("sweeps/stages.yaml", "a/sweeps/stages.yaml"))
+    assert [run.name for run in runs] == [run.name for run in copied]
+    jobs, copies = (read_jobs(f"{at}experiments/evidence.yaml", []) for at in ("", "a/"))
+    assert [job.name for job in jobs] == [job.name for job in copies]
+    copy_config("figure2.yaml", elsewhere / "python.yaml")  # whose base is called python.yaml
+    assert load_config("python.yaml") == load_config("figure2.yaml")
+    with pytest.raises(ConfigError, match=r"python\.yaml exists"):
+        copy_config("quick.yaml", elsewhere / "python.yaml")
+    with pytest.raises(ConfigError, match="no config 'nothing' is installed"):
+        copy_config("nothing", None)
+
+
+def test_a_base_of_its_own_base_is_refused(elsewhere: Path) -> None:
+    (elsewhere / "one.yaml").write_text("base: other.yaml")
+    (elsewhere / "other.yaml").write_text("base: one.yaml")
+    with pytest.raises(ConfigError, match="is a base of its own base"):
+        load_config("one.yaml")
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_shipped_configs_are_valid_and_read_back_the_same(path: Path, tmp_path: Path) -> None:
+    config = load_config(path)
+    save_config(config, tmp_path / "saved.yaml")
+    assert flatten(load_config(tmp_path / "saved.yaml")) == flatten(config)
+
+
+@pytest.mark.parametrize("scheme", ["contiguous", "randomized", "pose"])
+def test_saved_configs_hold_only_what_applies(scheme: str, tmp_path: Path) -> None:
+    positions = {"scheme": scheme}
+    if scheme != "contiguous":
+        positions["target_length"] = 256
+    save_config(config_from_dict(given(positions=positions)), tmp_path / "saved.yaml")
+    text = (tmp_path / "saved.yaml").read_text()
+    assert ("num_chunks" in text) == (scheme == "pose")
+    assert ("target_length" in text) == (scheme != "contiguous")
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("c4_*.yaml")), ids=lambda path: path.stem)
+def test_c4_configs_are_the_papers_and_as_large_as_they_say(path: Path) -> None:
+    config = load_config(path)
+    assert config.data.corpus.source == "c4"
+    optimizer = config.optimizer
+    assert (optimizer.learning_rate, optimizer.weight_decay) == (5e-5, 0.1)
+    assert (optimizer.schedule, optimizer.warmup_steps) == ("linear", 300)
+    assert (config.positions.scheme == "pose") == path.stem.endswith("pose")
+    config.model.vocab_size, config.model.embedding_size = 50280, 50304
+    with torch.device("meta"):
+        parameters = count_parameters(build_model(config.model))
+    said = re.search(r"\((\d+)M parameters", path.read_text())
+    assert round(parameters / 1e6) == int(said[1])
+    found = estimate(config, torch.device("cuda"))
+    memory = re.match(r"([\d.]+) GiB .*optimizer ([\d.]+)", found["memory"])
+    needs = re.search(r"(\d+) GiB of GPU memory, ([\d.]+) of them.*\n# (\S+) F", path.read_text())
+    assert (round(float(memory[1])), f"{float(memory[2]):.1f}") == (int(needs[1]), needs[2])
+    assert f"{float(found['FLOPs in all']):.1e}" == needs[3]
+
+
+def test_rope_and_pose_configs_differ_in_positions_alone() -> None:
+    for rope_path in CONFIGS.glob("c4_*_rope.yaml"):
+        rope = flatten(load_config(rope_path))
+        pose = flatten(load_config(str(rope_path).replace("_rope", "_pose")))
+        different = {key for key in rope if rope[key] != pose[key]}
+        assert different == {"run_folder", "positions.scheme", "positions.target_length"}

@@ -1,0 +1,167 @@
+"""Batches: OLMo's own sequences in OLMo's own order, the same for every world size."""
+
+from __future__ import annotations
+
+import threading
+from copy import copy
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from olmo.data.iterable_dataset import IterableDataset
+
+from olmo_sparsity.config.sections import PositionsConfig
+from olmo_sparsity.config.text import IGNORED, PlantedConfig, RepeatedConfig
+from olmo_sparsity.data.background import in_background
+from olmo_sparsity.data.batches import (
+    Batch,
+    Sequences,
+    TrainingBatches,
+    epoch_order,
+    heldout_batches,
+)
+from olmo_sparsity.data.shards import TokenShards
+from olmo_sparsity.errors import DataError
+from olmo_sparsity.training.loop import draw
+
+POSE = PositionsConfig(scheme="pose", target_length=256)
+
+
+def batches(
+    shards: TokenShards, positions: PositionsConfig = POSE, **changes: int
+) -> TrainingBatches:
+    settings = {"length": 16, "batch_size": 8, "seed": 5} | changes
+    return TrainingBatches(shards, positions, **settings)
+
+
+def same(left: Batch, right: Batch) -> bool:
+    return all(
+        torch.equal(getattr(left, name), getattr(right, name))
+        for name in ("tokens_BL", "positions_BL", "labels_BL")
+    )
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_order_is_that_of_olmos_iterable_dataset(epoch: int) -> None:
+    theirs = IterableDataset(
+        [[0]] * 101, 4, seed=9, epoch=epoch, drop_last=True, rank=0, world_size=1
+    )
+    assert (epoch_order(101, 9, epoch) == theirs.get_global_indices()).all()
+
+
+def test_labels_are_the_next_tokens(shards: TokenShards) -> None:
+    batch = next(batches(shards).from_step(0))
+    assert torch.equal(batch.labels_BL[:, :-1], batch.tokens_BL[:, 1:])
+    assert (batch.labels_BL[:, -1] == IGNORED).all()
+
+
+def test_from_step_continues_exactly_across_epochs(shards: TokenShards) -> None:
+    source = batches(shards, length=128, batch_size=64)
+    per_epoch = source.steps_per_epoch
+    whole = list(islice(source.from_step(0), 2 * per_epoch + 2))
+    for start in (1, per_epoch - 1, per_epoch, per_epoch + 1, 2 * per_epoch):
+        assert same(next(source.from_step(start)), whole[start])
+
+
+def test_each_epoch_sees_every_sequence_once_with_new_positions(shards: TokenShards) -> None:
+    source = batches(shards, length=128, batch_size=32)
+    steps = source.steps_per_epoch
+    first, second = (list(islice(source.from_step(epoch * steps), steps)) for epoch in range(2))
+    rows = [
+        {tuple(row) for b in epoch for row in b.tokens_BL.tolist()} for epoch in (first, second)
+    ]
+    assert len(rows[0]) > 0.9 * steps * 32
+    assert not same(first[0], second[0])
+
+
+@pytest.mark.parametrize("world_size", [2, 4])
+def test_a_global_batch_does_not_depend_on_the_world_size(
+    shards: TokenShards, world_size: int
+) -> None:
+    whole = list(islice(batches(shards).from_step(2), 4))
+    shares = [
+        list(islice(batches(shards, rank=rank, world_size=world_size).from_step(2), 4))
+        for rank in range(world_size)
+    ]
+    for step, batch in enumerate(whole):
+        for rank in range(world_size):
+            part = shares[rank][step]
+            assert torch.equal(part.tokens_BL, batch.tokens_BL[rank::world_size])
+            assert torch.equal(part.positions_BL, batch.positions_BL[rank::world_size])
+
+
+def test_documents_are_numbered_where_they_are_to_be_masked(shards: TokenShards) -> None:
+    batch = next(batches(shards, length=200, mask_documents=True).from_step(0))
+    ends = batch.tokens_BL == shards.eos_id
+    assert ends.any()
+    for row, numbers in enumerate(batch.documents_BL):
+        number = 0
+        for place, token in enumerate(batch.tokens_BL[row].tolist()):
+            assert numbers[place] == number
+            number += token == shards.eos_id
+    assert next(batches(shards, length=200).from_step(0)).documents_BL is None
+    (part, *_) = batch.split(3)
+    assert torch.equal(part.to(torch.device("cpu")).documents_BL, batch.documents_BL[:3])
+    (heldout, *_) = heldout_batches(
+        shards, length=300, num_sequences=3, batch_size=3, mask_documents=True
+    )
+    assert (
+        heldout.documents_BL[:, -1].max()
+        == (heldout.tokens_BL[:, :-1] == shards.eos_id).sum(1).max()
+    )
+
+
+def test_what_is_planted_or_repeated_is_seen_from_everywhere(shards: TokenShards) -> None:
+    for name, settings in (("planted", PlantedConfig(1.0)), ("repeated", RepeatedConfig(1.0))):
+        source = TrainingBatches(
+            shards, POSE, length=200, batch_size=8, seed=5, mask_documents=True, **{name: settings}
+        )
+        assert not next(source.from_step(0)).documents_BL.any()
+
+
+def test_heldout_batches_have_contiguous_positions_and_all_lengths(shards: TokenShards) -> None:
+    found = list(heldout_batches(shards, length=20, num_sequences=7, batch_size=3))
+    assert [len(batch.tokens_BL) for batch in found] == [3, 3, 1]
+    assert torch.equal(found[0].positions_BL[1], torch.arange(20))
+
+
+def test_a_token_beyond_the_vocabulary_is_named(tmp_path: Path, shards: TokenShards) -> None:
+    damaged = copy(shards)
+    damaged.paths = [tmp_path / path.name for path in shards.paths]
+    for path, original in zip(damaged.paths, shards.paths, strict=True):
+        path.write_bytes(original.read_bytes()[:64] + b"\xff\xff" + original.read_bytes()[66:])
+    with pytest.raises(DataError, match="holds token 65535 near place 32, its tokenizer has 512"):
+        Sequences(damaged, 16)[2]
+    assert len(Sequences(damaged, 16)[1]) == 16
+
+
+# --- drawn ahead ----------------------------------------------------------------------------------
+
+
+def test_what_is_drawn_ahead_is_the_same_and_nothing_is_drawn_beyond_the_end(
+    shards: TokenShards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads = []
+    collate = TrainingBatches._collate
+
+    def noting(self: TrainingBatches, epoch: int, indices: np.ndarray) -> Batch:
+        threads.append(threading.current_thread())
+        return collate(self, epoch, indices)
+
+    monkeypatch.setattr(TrainingBatches, "_collate", noting)
+    source = batches(shards)
+    plain = list(islice(source.from_step(3), 4))
+    threads.clear()
+    ahead = list(in_background(draw(source, 3, 7, torch.device("cpu")), depth=1))
+    assert len(ahead) == len(plain) == len(threads) == 4
+    assert all(map(same, ahead, plain))
+    assert threading.main_thread() not in threads
+
+
+def test_too_little_text_is_an_error_that_says_so(shards: TokenShards) -> None:
+    with pytest.raises(DataError, match=r"fewer than one batch of 8; prepare more text"):
+        batches(shards, length=10**6)
+    with pytest.raises(DataError, match=r"no file .* holds one .* lower evaluation\.length"):
+        next(heldout_batches(shards, length=10**6, num_sequences=1, batch_size=1))

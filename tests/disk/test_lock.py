@@ -1,0 +1,273 @@
+"""One launch at a time writes into a folder, and no dead one keeps it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from olmo_sparsity.disk import lock
+from olmo_sparsity.disk.lock import LOCK, Owner, locked
+from olmo_sparsity.errors import UserError
+from olmo_sparsity.process.launch import launch_id
+from tests.conftest import until
+from tests.support.children import forkserver, start
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from olmo_sparsity.disk.lock import locked
+with locked(Path(sys.argv[1])):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+
+
+pytestmark = pytest.mark.usefixtures("no_launcher")
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Any:
+    """Another process that has the folder."""
+    child = subprocess.Popen(
+        [sys.executable, "-c", HOLD, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "held\n"
+    yield child
+    child.kill()
+    child.communicate()
+
+
+def write(folder: Path, age_s: float = 0, **changes: Any) -> Path:
+    """A lock as another process would have left it."""
+    path = folder / LOCK
+    path.write_text(json.dumps(asdict(replace(Owner.here(), **changes))))
+    os.utime(path, (time.time() - age_s,) * 2)
+    return path
+
+
+def is_free(folder: Path) -> bool:
+    try:
+        with locked(folder):
+            return True
+    except UserError:
+        return False
+
+
+def test_a_living_owner_is_named_and_a_killed_one_is_followed(
+    tmp_path: Path, holder: subprocess.Popen
+) -> None:
+    with (
+        pytest.raises(UserError, match=rf"written by process {holder.pid} on .*wait until it ends"),
+        locked(tmp_path),
+    ):
+        pass
+    holder.kill()
+    holder.wait()
+    with locked(tmp_path):
+        assert Owner(**json.loads((tmp_path / LOCK).read_text())).pid == os.getpid()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_it_is_given_back_whatever_ends_it(tmp_path: Path) -> None:
+    for error in (ValueError, KeyboardInterrupt, SystemExit):
+        with pytest.raises(error), locked(tmp_path):
+            raise error
+        assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "age_s", "free"),
+    [
+        ({}, 0, False),
+        ({}, 9999, False),  # alive: that it was not refreshed means nothing
+        ({"started": "1"}, 0, True),  # the number went to another process
+        ({"pid": 2**22 + 1}, 0, True),
+        ({"slurm_job": "7"}, 0, False),  # two steps in one allocation
+        ({"host": "other"}, 0, False),
+        ({"host": "other"}, 9999, True),
+        ({"host": "other", "slurm_job": "7"}, 0, True),  # requeued
+        ({"host": "other", "slurm_job": "8"}, 0, False),
+        ({"machine": "another container", "pid": 2**22 + 1}, 0, False),
+    ],
+    ids=str,
+)
+def test_when_an_owner_is_taken_for_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: dict, age_s: float, free: bool
+) -> None:
+    path = write(tmp_path, age_s, **changes)
+    before = path.read_text()
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    assert is_free(tmp_path) == free
+    assert free or path.read_text() == before
+
+
+@pytest.mark.parametrize("content", ['{"host": ', "[" * 100_000, '{"host": 3}', "x" * 2**17])
+def test_a_lock_cut_short_by_a_kill_blocks_for_seconds_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
+) -> None:
+    ages = iter([0.0, 4.9, 5.1])
+    monkeypatch.setattr(lock, "age_s", lambda path: next(ages))
+    (tmp_path / LOCK).write_text(content)
+    assert is_free(tmp_path)
+    assert not list(ages)
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
+def test_a_lock_that_is_no_file_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
+    make(tmp_path / LOCK)
+    with pytest.raises(UserError, match="lock is no regular file; delete it"), locked(tmp_path):
+        pass
+
+
+def test_who_waits_says_for_whom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    path = write(tmp_path, host="other")
+    looks = iter(range(3))
+
+    def look(seconds: float) -> None:
+        if next(looks) == 2:
+            path.unlink()
+
+    monkeypatch.setattr(lock, "_SAID_AFTER_S", 0)
+    monkeypatch.setattr("time.sleep", look)
+    with locked(tmp_path, waits=True):
+        pass
+    (line,) = capsys.readouterr().err.splitlines()
+    assert re.match(rf"waiting: {tmp_path} is being written by process \d+ on other", line)
+
+
+def test_the_owner_keeps_it_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lock, "REFRESH_S", 0.02)
+    earlier = tmp_path / "earlier"
+    earlier.touch()
+    with locked(tmp_path):
+        os.utime(tmp_path / LOCK, (0, 0))
+        deadline = time.monotonic() + 10
+        while (tmp_path / LOCK).stat().st_mtime == 0 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        assert (tmp_path / LOCK).stat().st_mtime >= earlier.stat().st_mtime
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    with (
+        pytest.raises(UserError, match="lock cannot be written: No such file"),
+        locked(tmp_path / "nowhere"),
+    ):
+        pass
+
+
+def _compete(folder: Path, together: Any, found: Any) -> None:
+    together.wait(60)
+    try:
+        with locked(folder):
+            found.put(True)
+            together.wait(60)
+    except UserError:
+        found.put(False)
+        together.wait(60)
+
+
+def test_of_many_that_find_a_dead_owner_one_follows(tmp_path: Path) -> None:
+    write(tmp_path, started="1")
+    found: Any = forkserver.Queue()
+    together = forkserver.Barrier(6)
+    children = [
+        forkserver.Process(target=_compete, args=(tmp_path, together, found)) for _ in range(6)
+    ]
+    for child in children:
+        child.start()
+    assert sum(found.get(timeout=60) for _ in children) == 1
+    for child in children:
+        child.join()
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- several processes of one launch --------------------------------------------------------------
+
+TORCHRUN = {"WORLD_SIZE": "2", "MASTER_ADDR": "n1", "MASTER_PORT": "1"}
+SRUN = {"SLURM_JOB_ID": "5", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+
+
+def test_all_processes_of_a_launch_are_one_owner(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock, "_FIRST_COMES_WITHIN_S", 0.3)
+    names = {"WORLD_SIZE": "2", "MASTER_ADDR": "localhost", "MASTER_PORT": "29500"}
+    for name, value in (names | {"RANK": "0"}).items():
+        monkeypatch.setenv(name, value)
+    with locked(tmp_path):
+        monkeypatch.setenv("RANK", "1")
+        with locked(tmp_path):
+            pass
+        assert (tmp_path / LOCK).exists(), "the first one's"
+        monkeypatch.setenv("MASTER_PORT", "29501")  # another launch
+        with pytest.raises(UserError, match=f"process {os.getpid()}"), locked(tmp_path):
+            pass
+        monkeypatch.setenv("RANK", "0")
+        with pytest.raises(UserError, match=f"process {os.getpid()}"), locked(tmp_path):
+            pass
+    monkeypatch.setenv("RANK", "1")
+    with pytest.raises(UserError, match="not created by rank 0"), locked(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize(
+    ("common", "own", "other"),
+    [
+        (TORCHRUN, {"RANK": "1", "LOCAL_RANK": "1"}, {"MASTER_PORT": "2"}),
+        (TORCHRUN, {"RANK": "1"}, {"TORCHELASTIC_RUN_ID": "abc"}),
+        (SRUN, {"SLURM_PROCID": "1", "SLURM_LOCALID": "1"}, {"SLURM_STEP_ID": "1"}),
+        (
+            SRUN,
+            # What training sets for DeepSpeed once the processes have met.
+            {"SLURM_PROCID": "1", "RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "n1"},
+            {"SLURM_RESTART_COUNT": "1"},
+        ),
+    ],
+)
+def test_launches_by_what_each_launcher_sets(
+    common: dict, own: dict, other: dict, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*given: dict) -> str:
+        with monkeypatch.context() as patch:
+            for name, value in [pair for part in given for pair in part.items()]:
+                patch.setenv(name, value)
+            return launch_id()
+
+    first = own | {name: "0" for name in own if name in ("RANK", "SLURM_PROCID")}
+    assert ask(common, first) == ask(common, own)
+    assert ask(common, first, other) != ask(common, first)
+
+
+# --- training -------------------------------------------------------------------------------------
+
+
+def test_two_trainings_of_one_run_do_not_meet(run_dict: dict) -> None:
+    run = Path(run_dict["run_folder"])
+    metrics = run / "metrics.jsonl"
+    run_dict["training"]["num_steps"] = 100_000
+    run_dict["checkpoint"] = {}
+
+    first = start(run_dict, world_size=1)
+    until(metrics.exists, first.processes[0].is_alive)
+    pid = first.processes[0].pid
+    second = start(run_dict, world_size=1)
+    assert second.wait() == [2]
+    (line,) = second.texts()[0].splitlines()
+    assert f"olmo-sparsity: {run} is being written by process {pid}" in line
+    os.kill(pid or 0, signal.SIGTERM)
+    assert first.wait() == [75]
+    assert not (run / LOCK).exists()

@@ -1,0 +1,120 @@
+"""A process of its own for tests on pretended GPUs: what they add to PyTorch must be there before
+PyTorch is imported, and stays.
+
+    @on_pretended_gpus
+    def test_something(tmp_path: Path) -> None:
+        from tests.gpu.pretend import pretend
+        ...
+
+The test runs there, with the values of its fixtures, which are pickled.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import importlib
+import importlib.util
+import os
+import pickle
+import shutil
+import subprocess
+import sys
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+SOURCE = Path(__file__).with_name("pretend.cpp")
+
+
+def on_pretended_gpus(test: Callable[..., None]) -> Callable[..., None]:
+    @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+    @functools.wraps(test)
+    def there(**fixtures: Any) -> None:
+        child = _process()
+        pickle.dump((test.__module__, test.__name__, fixtures), child.stdin)
+        child.stdin.flush()
+        failure = pickle.load(child.stdout)
+        if failure:
+            pytest.fail(failure, pytrace=False)
+
+    return there
+
+
+@functools.cache
+def _process() -> Any:
+    build()
+    command = [sys.executable, "-m", "tests.gpu.process"]
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
+    pipe = subprocess.PIPE  # it ends with its input, when this process does
+    return subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe)
+
+
+def build() -> Path:
+    """pretend.cpp, compiled once for each version of it and of PyTorch, in a few seconds."""
+    torch = _torch_folder()
+    version = (torch / "version.py").read_bytes()
+    name = hashlib.sha256(SOURCE.read_bytes() + version).hexdigest()[:16]
+    built = ROOT / f".pytest_cache/pretended_gpus/{name}.so"
+    if built.exists():
+        return built
+    built.parent.mkdir(parents=True, exist_ok=True)
+    being_built = built.with_suffix(f".{os.getpid()}")
+    headers = [f"-I{torch}/include", f"-I{torch}/include/torch/csrc/api/include"]
+    libraries = [f"-L{torch}/lib", f"-Wl,-rpath,{torch}/lib", "-lc10", "-ltorch_cpu"]
+    options = ["-std=c++20", "-O1", "-fPIC", "-shared"]
+    command = ["g++", *options, *headers, SOURCE, "-o", being_built, *libraries]
+    subprocess.run(list(map(str, command)), check=True)
+    being_built.replace(built)
+    return built
+
+
+def _torch_folder() -> Path:
+    origin = getattr(importlib.util.find_spec("torch"), "origin", None)
+    assert origin is not None
+    return Path(origin).parent
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Loaded; before PyTorch's own part is."""
+    assert "torch" not in sys.modules, "only in a process of its own"
+    for name in ("libc10.so", "libtorch_cpu.so"):
+        ctypes.CDLL(str(_torch_folder() / "lib" / name), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(build()), mode=ctypes.RTLD_GLOBAL)
+
+
+def _serve() -> None:
+    """Run the tests that are asked for; answer with what went wrong."""
+    library()
+    warnings.simplefilter("error")
+    for text in ("torch.(get|is)_autocast", "register_new_resolver"):  # as in pyproject.toml
+        warnings.filterwarnings("ignore", text, DeprecationWarning)
+    importlib.import_module("tests.gpu.pretend")
+    fake = importlib.import_module("torch._subclasses.fake_tensor").FakeTensorMode
+    with os.fdopen(os.dup(1), "wb") as answers:
+        os.dup2(2, 1)  # what tests print is no answer
+        while True:
+            try:
+                module, name, fixtures = pickle.load(sys.stdin.buffer)
+            except EOFError:
+                return
+            failure = ""
+            fake.cache_clear()  # it keeps what operators gave on pretended devices with numbers
+            try:
+                getattr(importlib.import_module(module), name).__wrapped__(**fixtures)
+            except BaseException:
+                failure = traceback.format_exc()
+            pickle.dump(failure, answers)
+            answers.flush()
+
+
+if __name__ == "__main__":
+    _serve()

@@ -1,0 +1,191 @@
+"""What analysis finds on a GPU: the CPU's numbers, with any kernel of attention, in the memory of
+one GPU, and without waiting for it more than a few times."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.gpu.process import on_pretended_gpus
+
+OURS: dict[str, dict[str, Any]] = {
+    "olmo": {"layer_norm_type": "rms", "attention_layer_norm": True, "norm_after": True},
+    "olmo, ALiBi, grouped heads": {"rope": False, "alibi": True, "n_kv_heads": 2},
+    "gpt_neox": {"architecture": "gpt_neox", "rotary_fraction": 0.5, "include_bias": True,
+                 "activation_type": "gelu"},
+}  # fmt: skip
+THEIRS = ("LlamaForCausalLM", "Gemma3ForCausalLM", "GPTNeoXForCausalLM")
+
+
+def build(name: str) -> Any:
+    import torch
+
+    from olmo_sparsity.config.sections import ModelConfig
+    from olmo_sparsity.model.load import build_model
+
+    torch.manual_seed(0)
+    if name in OURS:
+        sizes = {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": 64, "init_std": 0.2}
+        return build_model(ModelConfig(**sizes, max_sequence_length=128, **OURS[name])).eval()
+    import transformers
+
+    config = getattr(transformers, name).config_class(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, max_position_embeddings=128, initializer_range=0.2,
+        pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        **({} if "NeoX" in name else {"num_key_value_heads": 2, "head_dim": 8}),
+        **({"query_pre_attn_scalar": 8, "sliding_window": 96} if "Gemma" in name else {}),
+    )  # fmt: skip
+    from olmo_sparsity.model.huggingface import HuggingFaceLM
+
+    return HuggingFaceLM(getattr(transformers, name)(config).eval())
+
+
+def ask(model: Any, selectors: Any = None, far: str = "contextual") -> dict[str, np.ndarray]:
+    """What the selectors find in one document, on the model's own device."""
+    from olmo_sparsity.analysis.documents import Document
+    from olmo_sparsity.analysis.influence import SELECTORS
+    from olmo_sparsity.analysis.recovery import recover
+    from olmo_sparsity.analysis.scoring import Scorer
+    from olmo_sparsity.analysis.windows import Windows
+
+    document = Document(np.random.default_rng(0).integers(3, 64, 20))
+    found = {}
+    for name in selectors or SELECTORS:
+        if name == "lrp" and "Gemma" in type(getattr(model, "model", model)).__name__:
+            continue  # has no rules for this version
+        scorer = Scorer(model, far_states=far)
+        tables = recover(scorer, document, Windows(16, 4, 4), selectors=name, ks=(1, 4))
+        found[name] = tables["influence"].influence.to_numpy()
+        found[f"{name}, recovery"] = np.stack(tables["recovery"].loss_set)
+    return found
+
+
+@pytest.mark.parametrize("far", ["contextual", "isolated"])
+@pytest.mark.parametrize("name", [*OURS, *THEIRS])
+@on_pretended_gpus
+def test_selectors_find_what_they_find_on_cpu(name: str, far: str) -> None:
+    from tests.gpu.pretend import pretend
+
+    model = build(name)
+    selectors = None if far == "contextual" else ("add_one", "add_one_screened", "attention")
+    expected = ask(model, selectors, far)
+    with pretend() as gpus:
+        model.to("cuda:0")
+        gpus.uploads.clear()
+        found = ask(model, selectors, far)
+    assert found.keys() == expected.keys()
+    for what, numbers in found.items():
+        np.testing.assert_allclose(numbers, expected[what], atol=2e-4, err_msg=what)
+    # The host waits for copies of numbers that are not pinned. These two are made once.
+    once = ("_far_attends_apart", "<genexpr>", "_rules_of_olmo", "_rules_of_gpt_neox")
+    assert not [line for line in gpus.uploads if not line.endswith(once)], gpus.uploads
+
+
+@pytest.mark.parametrize("name", [*OURS, "LlamaForCausalLM"])
+@on_pretended_gpus
+def test_the_host_waits_once_for_a_batch(name: str) -> None:
+    from olmo_sparsity.analysis.scoring import Scorer
+    from tests.gpu.pretend import pretend
+
+    counted: list[int] = []
+    real = Scorer._hidden
+
+    def count(scorer: Any, batch: Any) -> Any:
+        before = gpus.waits.total()
+        hidden = real(scorer, batch)
+        counted.append(gpus.waits.total() - before)
+        return hidden
+
+    with pretend() as gpus, pytest.MonkeyPatch.context() as patch:
+        model = build(name).to("cuda:0")
+        patch.setattr(Scorer, "_hidden", count)
+        gpus.waits.clear()
+        ask(model, ["add_one", "drop_one"])
+    allowed = 0 if name.startswith("olmo") else 1  # transformers looks whether a mask hides any
+    assert len(counted) > 0
+    assert max(counted) <= allowed, gpus.waits
+    assert gpus.waits.total() <= (1 + allowed) * len(counted) + 2, gpus.waits
+
+
+@pytest.mark.parametrize("name", [*OURS, *THEIRS])
+@on_pretended_gpus
+def test_far_states_keep_keys_and_values_alone(name: str) -> None:
+    import torch
+
+    from tests.gpu.pretend import pretend
+
+    with pretend() as gpus:
+        model = build(name).to("cuda:0")
+        tokens_BL = torch.randint(3, 64, (1, 96), device="cuda:0")
+        positions_BL = torch.arange(96, device="cuda:0")[None]
+        model.far_states(tokens_BL, positions_BL)  # keeps what is computed once
+        before = gpus.bytes_now.total()
+        states = model.far_states(tokens_BL, positions_BL)
+        kept = gpus.bytes_now.total() - before
+    needed = sum(k.nbytes + v.nbytes for k, v in states.layers)
+    assert needed <= kept < 1.05 * needed
+
+
+@pytest.mark.parametrize("kernel", ["flash", "memory-efficient", "cudnn"])
+@pytest.mark.parametrize("name", ["olmo", "LlamaForCausalLM"])
+@on_pretended_gpus
+def test_gates_with_every_kernel(name: str, kernel: str) -> None:
+    """cuDNN's does not differentiate its bias; the memory-efficient one needs a log-sum-exp, which
+    it keeps only if queries, keys or values want a gradient."""
+    import torch
+
+    from tests.gpu.pretend import pretend
+
+    expected = ask(build(name).bfloat16(), ["add_one_screened"])
+    with pretend(kernel=kernel):
+        model = build(name).to("cuda:0", dtype=torch.bfloat16)
+        found = ask(model, ["add_one_screened"])
+    for what, numbers in found.items():
+        np.testing.assert_allclose(numbers, expected[what], atol=0.1, err_msg=what)
+
+
+@pytest.mark.parametrize("selector", ["add_one", "gradient", "attention"])
+@on_pretended_gpus
+def test_analysis_never_asks_for_cudnns_attention(selector: str) -> None:
+    """It plans for each shape of rows, of which there are hundreds."""
+    import torch
+
+    from tests.gpu.pretend import pretend
+
+    with pretend(kernel="cudnn") as gpus:
+        model = build("LlamaForCausalLM").to("cuda:0", dtype=torch.bfloat16)
+        gpus.kernels.clear()
+        ask(model, [selector])
+    assert gpus.kernels.total() > 0
+    assert not gpus.kernels["cudnn"], gpus.kernels
+
+
+@on_pretended_gpus
+def test_two_gpus_share_far_states_without_copies() -> None:
+    from accelerate import dispatch_model
+
+    from olmo_sparsity.model import sharing
+    from tests.gpu.pretend import pretend
+
+    shared: list[str] = []
+    real = sharing.attend_to_far
+
+    def attend(query: Any, *others: Any) -> Any:
+        shared.append(str(query.device))
+        return real(query, *others)
+
+    selectors = ["add_one", "drop_one", "gradient"]
+    expected = ask(build("LlamaForCausalLM"), selectors)
+    with pretend(num_gpus=2), pytest.MonkeyPatch.context() as patch:
+        model = build("LlamaForCausalLM")
+        parts = {"embed_tokens": 0, "rotary_emb": 0, "layers.0": 0, "layers.1": 1, "norm": 1}
+        device_map = {f"model.{part}": gpu for part, gpu in parts.items()} | {"lm_head": 1}
+        dispatch_model(model.model, device_map)
+        patch.setattr(sharing, "attend_to_far", attend)
+        found = ask(model, selectors)
+    for what, numbers in found.items():
+        np.testing.assert_allclose(numbers, expected[what], atol=2e-4, err_msg=what)
+    assert shared.count("cuda:0") == shared.count("cuda:1") > 0

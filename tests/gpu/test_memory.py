@@ -1,0 +1,155 @@
+"""Bytes that models of any size take on GPUs, and send: real steps, on tensors without numbers."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+
+from tests.gpu.process import on_pretended_gpus
+
+if TYPE_CHECKING:
+    from olmo_sparsity.model.huggingface import HuggingFaceLM
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("size", "settings"),
+    [
+        ("20m", []),
+        ("150m", []),
+        ("1b", []),
+        ("60m", ["--training.precision=fp32"]),
+        ("150m", ["--training.activation_checkpointing=true"]),
+    ],
+    ids=lambda given: given if isinstance(given, str) else " ".join(given),
+)
+@on_pretended_gpus
+def test_the_dry_run_knows_the_memory_of_a_step(size: str, settings: list[str]) -> None:
+    """Without that of CUDA itself, and what compiling saves."""
+    import torch
+
+    from olmo_sparsity.training.estimate import CUDA_CONTEXT_BYTES, estimate
+    from tests.gpu.scaling import config_of
+    from tests.gpu.shapes import training_step
+
+    config = config_of(size, "single", *settings)
+    found = training_step(config, 1, 2).memory / GIB
+    stated = float(estimate(config, torch.device("cuda"))["memory"].split()[0])
+    stated -= CUDA_CONTEXT_BYTES / GIB
+    print(f"{size} {settings}: {found:.2f} GiB, stated {stated:.2f}")
+    assert stated == pytest.approx(found, rel=0.05)
+
+
+@pytest.mark.parametrize("world_size", [8, 64])
+@on_pretended_gpus
+def test_each_engine_holds_and_sends_what_it_should(world_size: int) -> None:
+    """Of P weights in bf16 and two micro-batches, on N processes."""
+    from olmo_sparsity.model.load import build_model
+    from olmo_sparsity.training.estimate import count_parameters
+    from tests.gpu.scaling import config_of
+    from tests.gpu.shapes import training_step
+
+    def step_of(engine: str) -> tuple[float, dict[str, float]]:
+        micro = "--training.micro_batch_size=1"  # so that weights are most of the memory
+        step = training_step(config_of("150m", engine, micro), world_size, 2)
+        return step.memory, {kind: size / count for kind, size in step.given.items()}
+
+    count = count_parameters(build_model(config_of("150m", "single").model))
+    memory, given = step_of("ddp")
+    assert given == pytest.approx({"all_reduce": 4}, rel=0.01)  # gradients in fp32
+    before, given = step_of("zero1")
+    # DeepSpeed all-reduces gradients where a reduce-scatter would do.
+    assert given == pytest.approx({"all_reduce": 2, "all_gather": 2}, rel=0.01)
+    assert before < memory - 6 * count
+    memory, given = step_of("zero2")  # sends for each micro-batch
+    assert given == pytest.approx({"all_reduce": 4, "all_gather": 2}, rel=0.01)
+    assert memory < before - count
+    before, given = memory, step_of("zero3")[1]
+    assert given["reduce_scatter"] == pytest.approx(4, rel=0.01)
+    # Weights for each forward and backward pass; those in use stay from one to the next.
+    assert 3.5 < given["all_gather"] <= 8.1
+
+
+@pytest.mark.parametrize(
+    ("size", "engine", "world_size"),
+    [("60m", "zero2", 64), ("1b", "ddp", 512), ("20m", "zero3", 8)],
+)
+@on_pretended_gpus
+def test_stored_steps_are_those_of_today(size: str, engine: str, world_size: int) -> None:
+    from tests.gpu.scaling import RESULTS, measure
+
+    found = measure(size, engine, world_size)
+    (stored,) = (
+        row
+        for row in json.loads(RESULTS.read_text())
+        if (row["config"], row["engine"], row["world_size"]) == (f"c4_{size}", engine, world_size)
+    )
+    for name, number in found.items():
+        again = "run `python -m tests.gpu.scaling`"
+        assert stored[name] == (number if name != "memory" else pytest.approx(number, rel=0.01)), (
+            again
+        )
+
+
+# --- a model of 8B parameters ---------------------------------------------------------------------
+
+
+def large_llama(num_layers: int) -> HuggingFaceLM:
+    """As Llama 3.1 8B, which has 32 layers."""
+    import torch
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from olmo_sparsity.model.compatibility import LogitMap
+    from olmo_sparsity.model.huggingface import HuggingFaceLM
+
+    config = LlamaConfig(
+        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=num_layers,
+        num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=131072,
+        dtype=torch.bfloat16, attn_implementation="sdpa",
+    )  # fmt: skip
+    before = torch.get_default_dtype()
+    with pytest.MonkeyPatch.context() as patch, torch.device("cuda:0"):
+        # It compares numbers, of which there are none.
+        fits = (LogitMap(), True, 0.0)
+        patch.setattr("olmo_sparsity.model.huggingface.refuse_unfit", lambda *_, **__: fits)
+        torch.set_default_dtype(torch.bfloat16)
+        try:
+            return HuggingFaceLM(LlamaForCausalLM(config)).eval()
+        finally:
+            torch.set_default_dtype(before)
+
+
+@pytest.mark.parametrize("num_far", [8192, 32768])
+@on_pretended_gpus
+def test_every_selector_fits_a_model_of_8b_parameters_on_one_gpu(num_far: int) -> None:
+    """Of 80 GB, with 4 GiB for CUDA and what the allocator cannot use. What each layer adds is
+    measured between two and four of them."""
+    from olmo_sparsity.analysis.influence import SELECTORS
+    from olmo_sparsity.analysis.scoring import Scorer
+    from olmo_sparsity.analysis.windows import Units, Windows
+    from tests.gpu.shapes import shapes
+    from tests.support.brute import question
+
+    tokens = np.random.default_rng(0).integers(3, 1000, num_far + 512 + 8)
+    peaks: dict[int, dict[str, float]] = {}
+    for num_layers in (2, 4):
+        with shapes() as memory:
+            model = large_llama(num_layers)
+            peaks[num_layers] = {}
+            for name, selector in SELECTORS.items():
+                (block,) = Windows(num_far + 512, 512, 8).blocks(tokens)
+                scorer, units = Scorer(model), Units.of_runs(np.arange(num_far) // 2048)
+                asked = question(scorer, block, [0, 7], 2, units, block)
+                memory.peak = memory.now
+                selector(scorer, asked)
+                peaks[num_layers][name] = memory.peak / GIB
+                del scorer, asked
+    for name, least in peaks[2].items():
+        of_layer = (peaks[4][name] - least) / 2
+        found = least + 30 * of_layer
+        print(f"{name}, {num_far:,} far tokens: {found:.1f} GiB, {of_layer:.2f} a layer")
+        assert found < 80e9 / GIB - 4

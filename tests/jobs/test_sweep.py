@@ -1,0 +1,203 @@
+"""Sweeps: what a grid expands to, what the run folders say, and running it for real."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
+from olmo_sparsity.disk.lock import LOCK, STALE_S, Owner
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.jobs.job import format_states
+from olmo_sparsity.jobs.sweep import Run, expand
+from olmo_sparsity.process.ending import EXIT_STOPPED
+from olmo_sparsity.training.loop import Outcome
+from olmo_sparsity.training.run_folder import read_metrics
+from tests.conftest import running, until
+
+ROOT = Path(__file__).parents[2]
+MakeGrid = Callable[..., str]
+
+
+@pytest.fixture
+def make_grid(run_dict: dict, tmp_path: Path) -> MakeGrid:
+    def make(**sections: object) -> str:
+        del run_dict["run_folder"]
+        OmegaConf.save(OmegaConf.create(run_dict), tmp_path / "tiny.yaml")
+        grid = {"folder": str(tmp_path / "runs"), "configs": ["tiny.yaml"], **sections}
+        OmegaConf.save(OmegaConf.create(grid), tmp_path / "grid.yaml")
+        return str(tmp_path / "grid.yaml")
+
+    return make
+
+
+# --- from the grid to runs ------------------------------------------------------------------------
+
+
+def test_every_config_times_every_choice(make_grid: MakeGrid, tmp_path: Path) -> None:
+    path = make_grid(
+        grid={
+            "positions": {
+                "pose": {},
+                "rope": {"positions.scheme": "contiguous", "positions.target_length": None},
+            },
+            "optimizer.learning_rate": [1e-3],  # not a choice: it names nothing
+            "seed": [1, 2],
+        },
+    )
+    runs = expand(path, ["--training.num_steps=9"])
+    assert [run.name for run in runs] == [
+        "tiny_pose_seed1",
+        "tiny_pose_seed2",
+        "tiny_rope_seed1",
+        "tiny_rope_seed2",
+    ]
+    assert runs[2].overrides == [
+        "--positions.scheme=contiguous",
+        "--positions.target_length=null",
+        "--optimizer.learning_rate=0.001",
+        "--seed=1",
+        "--training.num_steps=9",
+        f"--run_folder={tmp_path}/runs/tiny_rope_seed1",
+    ]
+    assert {run.num_steps for run in runs} == {9}
+
+
+def test_a_value_may_name_the_choice_of_another_axis(make_grid: MakeGrid) -> None:
+    grid = {
+        "size": {"a b": {"model.d_model": 32}, "large": {"model.d_model": 64}},
+        "seed": [1, 2],
+        "init_from": ["runs/school/tiny_{size}_{seed}_{other}"],
+    }
+    runs = expand(make_grid(grid=grid), [])
+    assert [run.name for run in runs][1:3] == ["tiny_a-b_seed2", "tiny_large_seed1"]
+    assert runs[1].overrides[2] == "--init_from=runs/school/tiny_a-b_seed2_{other}"
+
+
+@pytest.mark.parametrize(
+    ("sections", "expected"),
+    [
+        ({"grids": {}}, "did you mean 'grid'"),
+        ({"configs": []}, "needs `folder` and `configs`"),
+        ({"configs": {}}, "configs must be a list"),
+        ({"configs": [["tiny.yaml"]]}, "configs must be a plain list"),
+        ({"configs": ["none.yaml"]}, "does not exist"),
+        ({"configs": ["tiny.yaml", "tiny.yaml"]}, "2 runs would be called tiny"),
+        ({"grid": {"seed": 3}}, "grid.seed must be a list"),
+        ({"grid": {"seed": []}}, "grid.seed must be a list"),
+        ({"grid": {"scheme": {}}}, "grid.scheme must be a list"),
+        ({"grid": {"sizes": {"small": 3}}}, "grid.sizes must be a list"),
+        ({"grid": {"sead": [1, 2]}}, "did you mean 'seed'"),
+        ({"grid": {"positions.num_chunks": [2, 99]}}, "positions.num_chunks=99"),
+    ],
+    ids=str,
+)
+def test_a_grid_that_cannot_be(make_grid: MakeGrid, sections: dict, expected: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        expand(make_grid(**sections), [])
+    assert expected in str(error.value)
+
+
+# --- how they stand -------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(make_grid: MakeGrid) -> Run:
+    (run,) = expand(make_grid(), [])
+    return run
+
+
+def test_a_run_that_never_started_waits(run: Run) -> None:
+    assert run.state().name == "waiting"
+
+
+@pytest.mark.parametrize(
+    ("owner", "age_s", "expected"),
+    [
+        ({}, 0, "running"),
+        ({"pid": 2**22 + 1}, 0, "failed"),
+        ({"host": "elsewhere", "slurm_job": "17"}, 60, "running"),
+        ({"host": "elsewhere", "slurm_job": "17"}, STALE_S + 60, "failed"),
+    ],
+    ids=["alive", "gone", "refreshed", "not refreshed"],
+)
+def test_a_run_is_running_while_its_owner_lives(
+    run: Run, owner: dict[str, Any], age_s: int, expected: str
+) -> None:
+    """A process on this machine is asked; on another machine the lock must be refreshed."""
+    run.folder.mkdir(parents=True)
+    (run.folder / "metrics.jsonl").write_text('{"step": 4, "loss": 3.0}\n')
+    (run.folder / LOCK).write_text(json.dumps(asdict(replace(Owner.here(), **owner))))
+    os.utime(run.folder / LOCK, (time.time() - age_s,) * 2)
+    state = run.state()
+    assert (state.name, state.step) == (expected, 4)
+    assert state.detail.endswith("on elsewhere, job 17") == ("host" in owner)
+
+
+def test_a_run_that_ended_without_a_word_to_the_log_is_known_by_its_checkpoint(run: Run) -> None:
+    run.folder.mkdir(parents=True)
+    (run.folder / "checkpoints/step000002").mkdir(parents=True)
+    (run.folder / "checkpoints/step000006.tmp").mkdir()
+    assert run.state().name != "done"
+    (run.folder / "checkpoints/step000006").mkdir()
+    assert (run.state().name, run.state().step) == ("done", 6)
+
+
+# --- running them ---------------------------------------------------------------------------------
+
+
+def test_a_sweep_is_stopped_goes_on_and_says_what_failed(
+    make_grid: MakeGrid, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert Outcome.STOPPED_BY_SIGNAL == EXIT_STOPPED
+    path = make_grid(grid={"optimizer.max": {"ok": {}, "bad": {"optimizer.learning_rate": 1e30}}})
+    words = ["sweep", path, "--training.num_steps=200", "--checkpoint.interval_steps=100"]
+    words += ["--logging.interval_steps=1"]
+    first, second = expand(path, words[2:])
+    with running([sys.executable, "-m", "olmo_sparsity", *words]) as sweep:
+        metrics = first.folder / "metrics.jsonl"
+        until(lambda: len(list(read_metrics(metrics))) >= 3, lambda: sweep.poll() is None)
+        assert first.state().name == "running"
+        sweep.send_signal(signal.SIGTERM)
+        assert sweep.wait() == EXIT_STOPPED
+    assert first.state().name == "waiting"
+    assert 0 < first.state().step < 200
+    assert second.state().step == 0
+
+    # The rest without the start of a process for each run.
+    run_process = "olmo_sparsity.jobs.job.run_process"
+    monkeypatch.setattr(run_process, lambda command: (main(command[4:]), False))
+    assert main(words) == EXIT_BAD_INPUT
+    assert first.state().name == "done"
+    assert second.state().name == "failed"
+    assert "Lower optimizer.learning_rate" in second.state().detail
+    told = capfd.readouterr()
+    assert "1 done, 0 running, 1 failed, 0 waiting" in told.out
+    assert "tiny_bad: failed; the same command tries again" in told.err
+
+    assert main([*words, "--list"]) == 0
+    assert capfd.readouterr().out.strip() == format_states([first, second])
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"), [("--only=1", "has runs 0 to 0"), ("--slurm", "leave --slurm out")]
+)
+def test_what_cannot_be_run(
+    make_grid: MakeGrid, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture,
+    option: str, expected: str,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setenv("PATH", "")
+    assert main(["sweep", make_grid(), option]) == EXIT_BAD_INPUT
+    assert expected in capsys.readouterr().err

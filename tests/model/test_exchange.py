@@ -1,0 +1,353 @@
+"""Weights travel between OLMo's code and Hugging Face's, and the logits stay what they were."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from olmo.config import LayerNormType
+from olmo.config import ModelConfig as UpstreamConfig
+from olmo.config import TrainConfig as UpstreamTrainConfig
+from olmo.model import OLMo
+from olmo.safetensors_util import state_dict_to_safetensors_file
+from safetensors.torch import save_file
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from olmo_sparsity.config.file import load_config
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.checkpoint_files import fill
+from olmo_sparsity.model.exchange import (
+    _essence,
+    check_exportable,
+    config_of,
+    export,
+    import_weights,
+)
+from olmo_sparsity.model.load import build_model, load_model
+from tests.support import models as tiny_models
+from tests.support.models import COUNTED, FIELDS, GAPPED, draw_tokens
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+
+TINY: dict[str, Any] = FIELDS | {
+    "vocab_size": 259,
+    "max_sequence_length": 256,
+    "eos_token_id": 257,
+    "pad_token_id": 258,
+    "rope_theta": 500,
+}
+OLMO_1 = {"layer_norm_with_affine": False}
+OLMO_2 = {"layer_norm_type": LayerNormType.rms, "norm_after": True, "attention_layer_norm": True}
+LLAMA = {"layer_norm_type": LayerNormType.rms}
+NEOX = {"architecture": "gpt_neox", "rotary_fraction": 0.5}
+
+EXPORTED: dict[str, tuple[str, dict[str, Any]]] = {
+    "olmo": ("OlmoForCausalLM", OLMO_1),
+    "olmo, clipped, untied": (
+        "OlmoForCausalLM",
+        OLMO_1 | {"clip_qkv": 0.3, "weight_tying": False, "rope_full_precision": False},
+    ),
+    "olmo, low precision, padded": (
+        "OlmoForCausalLM",
+        OLMO_1 | {"layer_norm_type": LayerNormType.low_precision, "embedding_size": 384},
+    ),
+    "olmo 2": ("Olmo2ForCausalLM", OLMO_2),
+    "olmo 2, grouped, untied": (
+        "Olmo2ForCausalLM",
+        OLMO_2 | {"n_kv_heads": 2, "weight_tying": False, "layer_norm_eps": 1e-3},
+    ),
+    "llama": ("LlamaForCausalLM", LLAMA),
+    "llama, one key head": (
+        "LlamaForCausalLM",
+        LLAMA | {"n_kv_heads": 1, "mlp_hidden_size": 48, "layer_norm_eps": 1e-3},
+    ),
+    "gpt-neox": ("GPTNeoXForCausalLM", NEOX),
+    "gpt-neox, untied": ("GPTNeoXForCausalLM", NEOX | {"weight_tying": False}),
+}
+
+
+def byte_tokenizer() -> Tokenizer:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Tokenizer(models.BPE({char: i for i, char in enumerate(alphabet)}, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(f"<{name}>") for name in ("unused", "eos", "pad")])
+    return tokenizer
+
+
+def write_checkpoint(folder: Path, **changes: Any) -> torch.nn.Module:
+    return tiny_models.write_checkpoint(folder, byte_tokenizer(), **(TINY | changes))
+
+
+# --- export -------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(("class_name", "changes"), EXPORTED.values(), ids=EXPORTED)
+def test_transformers_computes_the_same_from_an_export_and_a_run_begins_there(
+    tmp_path: Path, class_name: str, changes: dict[str, Any]
+) -> None:
+    model = write_checkpoint(tmp_path / "checkpoints" / "step000001", **changes)
+    assert export(tmp_path, tmp_path / "out") == class_name
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert type(theirs).__name__ == class_name
+    assert theirs.dtype == torch.float32
+    assert (theirs.config.eos_token_id, theirs.config.pad_token_id) == (257, 258)
+    assert theirs.config.max_position_embeddings == 256
+    assert theirs.config.tie_word_embeddings == changes.get("weight_tying", True)
+    tokens_BL, near = draw_tokens(), {"atol": 1e-4, "rtol": 1e-4}
+    torch.testing.assert_close(theirs(tokens_BL).logits, model(tokens_BL, COUNTED), **near)
+    again = load_model(str(tmp_path / "out"), device="cpu").model
+    # A run may prepare the model for longer texts than its source knew.
+    begun = begin_from(tmp_path / "out", **(changes | {"max_sequence_length": 1024}))
+    for found in (again, begun):
+        torch.testing.assert_close(found(tokens_BL, GAPPED), model(tokens_BL, GAPPED), **near)
+
+
+def begin_from(source: Path, **changes: Any) -> torch.nn.Module:
+    config = ModelConfig(**(TINY | changes))
+    torch.manual_seed(7)
+    model = build_model(config).eval()
+    weights = import_weights(str(source), config)
+    model.load_state_dict(weights)
+    other = build_model(config)
+    fill(other, weights, "imported")
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, other.state_dict()[name])
+    return model
+
+
+def test_the_tokenizer_travels_and_an_export_overwrites_nothing(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "step", **OLMO_1)
+    export(tmp_path / "step", tmp_path / "out")
+    theirs, ours = AutoTokenizer.from_pretrained(tmp_path / "out"), byte_tokenizer()
+    for text in ("One way, <eos> and back.", "  zwölf\n\tñandúes — 12,345!"):
+        assert theirs(text).input_ids == ours.encode(text).ids
+        assert theirs.decode(theirs(text).input_ids) == text
+    assert (theirs.eos_token_id, theirs.pad_token_id) == (257, 258)
+    assert theirs.model_max_length == 256
+    loaded = load_model(str(tmp_path / "out"), device="cpu")
+    assert loaded.tokenizer.get_vocab_size() == 259
+    with pytest.raises(ConfigError, match="out' exists"):
+        export(tmp_path / "step", tmp_path / "out")
+    with pytest.raises(ConfigError, match="is a Hugging Face folder already"):
+        export(tmp_path / "out", tmp_path / "again")
+
+
+def test_an_ordinary_token_is_not_declared_special(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "step", **OLMO_1, eos_token_id=5)
+    export(tmp_path / "step", tmp_path / "out")
+    assert AutoTokenizer.from_pretrained(tmp_path / "out").eos_token is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({}, "layer_norm_with_affine=True .* OlmoForCausalLM has False"),
+        (OLMO_1 | {"rope": False}, "rope=False"),
+        (OLMO_1 | {"rotary_fraction": 0.5}, "rotary_fraction=0.5"),
+        (OLMO_1 | {"query_scale_length": 40.0}, "query_scale_length=40.0"),
+        (OLMO_1 | {"include_bias": True}, "include_bias=True"),
+        (OLMO_1 | {"scale_logits": True}, "scale_logits=True"),
+        (OLMO_1 | {"embedding_layer_norm": True}, "embedding_layer_norm=True"),
+        (OLMO_1 | {"layer_norm_eps": 1e-6}, "layer_norm_eps=1e-06 .* OlmoForCausalLM has 1e-05"),
+        (OLMO_1 | {"attention_layer_norm": True}, "attention_layer_norm=True"),
+        (OLMO_1 | {"activation_type": "gelu"}, "activation_type=gelu"),
+        (OLMO_2 | {"attention_layer_norm": False}, "attention_layer_norm=False .* Olmo2"),
+        (OLMO_2 | {"attention_layer_norm_with_affine": False}, "with_affine=False .* Olmo2"),
+        (OLMO_2 | {"clip_qkv": 8.0}, "clip_qkv=8.0 .* Olmo2ForCausalLM has None"),
+        (LLAMA | {"attention_layer_norm": True}, "attention_layer_norm=True .* Llama"),
+        (LLAMA | {"bias_for_layer_norm": True}, "bias_for_layer_norm=True"),
+        (LLAMA | {"layer_norm_with_affine": False}, "layer_norm_with_affine=False .* Llama"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused_by_name(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ConfigError, match=f"model.{problem}|{problem}"):
+        check_exportable(ModelConfig(**(TINY | changes)))
+
+
+REFUSED_FOR = {  # of the configs that are shipped
+    "figure2": "include_bias=True",
+    "prose": "include_bias=True",
+    "sources": "include_bias=True",
+    "planted_8k": r"query_scale_length=64\.0",
+}
+
+
+@pytest.mark.parametrize("path", sorted(CONFIGS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_a_shipped_config_is_exportable_or_says_why_not(path: Path) -> None:
+    config = load_config(path).model
+    if path.stem in REFUSED_FOR:
+        with pytest.raises(ConfigError, match=REFUSED_FOR[path.stem] + " cannot be exported"):
+            check_exportable(config)
+    else:
+        check_exportable(config)
+
+
+def test_a_refused_export_writes_nothing(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "step", scale_logits=True)
+    with pytest.raises(ConfigError, match=r"model\.\w+=True cannot be exported"):
+        export(tmp_path / "step", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+# --- import -------------------------------------------------------------------------------------
+
+
+OFFICIAL: dict[str, dict[str, Any]] = {
+    "olmo 1": OLMO_1 | {"weight_tying": False, "layer_norm_type": LayerNormType.low_precision},
+    "olmo 2": OLMO_2 | {"n_kv_heads": 2, "embedding_size": 384},
+    "with biases": {"include_bias": True},
+    "alibi": {"rope": False, "alibi": True},
+    "in groups": OLMO_1 | {"block_group_size": 2},
+}
+
+
+def write_official(folder: Path, kind: str, changes: dict[str, Any]) -> OLMo:
+    """As OLMo's trainer leaves it: its whole config, its names, in any of three kinds of file."""
+    folder.mkdir()
+    config = UpstreamConfig(
+        **({"rope": True, "include_bias": False, "embedding_size": None} | TINY | changes)
+    )
+    UpstreamTrainConfig(model=config).save(folder / "config.yaml")
+    torch.manual_seed(0)
+    upstream = OLMo(config).eval()
+    state = upstream.state_dict()
+    if kind == "encoded":
+        state_dict_to_safetensors_file(state, folder / "model.safetensors")
+    elif kind == "plain":
+        save_file(state, folder / "model.safetensors")
+    else:
+        torch.save(
+            {f"_fsdp_wrapped_module.{name}": t for name, t in state.items()}, folder / "model.pt"
+        )
+    return upstream
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("changes", "kind"),
+    [*zip(OFFICIAL.values(), ("encoded", "plain", "pickled", "encoded", "plain"), strict=True)],
+    ids=OFFICIAL,
+)
+def test_a_run_begins_where_an_official_checkpoint_is(
+    tmp_path: Path, changes: dict[str, Any], kind: str
+) -> None:
+    upstream = write_official(tmp_path / "official", kind, changes)
+    ours = {name: value for name, value in changes.items() if name != "block_group_size"}
+    model = begin_from(tmp_path / "official", **ours)
+    theirs = upstream(draw_tokens()).logits
+    found = model(draw_tokens(), COUNTED)
+    torch.testing.assert_close(found, theirs, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "expected"),
+    [
+        ("d_model", 64, 32),
+        ("n_layers", 3, 2),
+        ("n_kv_heads", 2, 4),
+        ("mlp_hidden_size", 96, 128),
+        ("rope_theta", 10_000, 500.0),
+        ("rotary_fraction", 0.5, 1.0),
+        ("query_scale_length", 40.0, None),
+        ("layer_norm_eps", 1e-6, 1e-5),
+        ("layer_norm_type", "rms", "default"),
+        ("layer_norm_with_affine", True, False),
+        ("attention_layer_norm", True, False),
+        ("norm_after", True, False),
+        ("include_bias", True, False),
+        ("clip_qkv", 8.0, None),
+        ("weight_tying", False, True),
+        ("embedding_size", 384, 259),
+        ("architecture", "gpt_neox", "olmo"),
+    ],
+)
+@pytest.mark.parametrize("kind", ["ours", "official", "hugging face"])
+def test_the_first_field_that_differs_is_named_with_both_values(
+    sources: dict[str, Path], kind: str, field: str, value: Any, expected: Any
+) -> None:
+    config = ModelConfig(**(TINY | OLMO_1 | {field: value}))
+    with pytest.raises(ConfigError) as error:
+        import_weights(str(sources[kind]), config)
+    assert f"has model.{field}={expected}" in str(error.value)
+    assert f"this run model.{field}={value}" in str(error.value)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("sources")
+    write_checkpoint(folder / "ours", **OLMO_1)
+    write_official(folder / "official", "plain", OLMO_1)
+    export(folder / "ours", folder / "hugging face")
+    return {path.name: path for path in folder.iterdir()}
+
+
+def test_sources_that_cannot_be_read_are_named(tmp_path: Path) -> None:
+    config = ModelConfig(**(TINY | OLMO_1))
+
+    def refused(kind: type[Exception], match: str) -> None:
+        with pytest.raises(kind, match=match):
+            import_weights(str(tmp_path / "official"), config)
+
+    write_official(tmp_path / "official", "pickled", OLMO_1)
+    weights = tmp_path / "official" / "model.pt"
+    torch.save({"transformer.wte.weight": Path}, weights)  # more than tensors: not run
+    refused(DataError, "model.pt' cannot be read")
+    torch.save({"transformer.wte.weight": torch.ones(259, 32)}, weights)
+    refused(DataError, r"lacks weights .*transformer.blocks.0")
+    weights.unlink()
+    refused(DataError, r"neither model.safetensors nor model.pt")
+    config_file = tmp_path / "official" / "config.yaml"
+    config_file.write_text("model: {d_model: 32, unheard_of: 1}\n")
+    refused(DataError, r"config.yaml' cannot be read .*unheard_of")
+    config_file.write_text("model: {d_model: 32}\n")
+    refused(ConfigError, "learned position embeddings")
+    config_file.write_text("training: {}\n")
+    refused(DataError, r"config.yaml' cannot be read")
+
+
+@pytest.mark.parametrize(
+    ("class_name", "settings", "problem"),
+    [
+        ("LlamaForCausalLM", {"mlp_bias": True}, "mlp_bias=True"),
+        ("LlamaForCausalLM", {"attention_bias": True}, "attention_bias=True"),
+        ("LlamaForCausalLM", {"head_dim": 16}, "head_dim=16"),
+        ("LlamaForCausalLM", {"hidden_act": "gelu"}, "hidden_act=gelu"),
+        (
+            "LlamaForCausalLM",
+            {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}},
+            "rope_type=linear",
+        ),
+        ("GPTNeoXForCausalLM", {"use_parallel_residual": False}, "use_parallel_residual=False"),
+        ("Qwen2ForCausalLM", {}, "of type qwen2"),
+    ],
+)
+def test_hugging_face_models_without_counterpart_are_refused(
+    tmp_path: Path, class_name: str, settings: dict[str, Any], problem: str
+) -> None:
+    config_class = getattr(transformers, class_name).config_class
+    config_class(hidden_size=32, num_attention_heads=4, **settings).save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=problem):
+        import_weights(str(tmp_path), ModelConfig(**TINY))
+
+
+def test_the_config_that_extends_olmo_1b_is_of_its_shape(tmp_path: Path) -> None:
+    published = {  # config.json of allenai/OLMo-1B-hf
+        "architectures": ["OlmoForCausalLM"], "model_type": "olmo", "hidden_size": 2048,
+        "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 16,
+        "num_key_value_heads": 16, "hidden_act": "silu", "max_position_embeddings": 2048,
+        "rope_theta": 10000.0, "tie_word_embeddings": True, "clip_qkv": None, "vocab_size": 50304,
+        "attention_bias": False,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(published))
+    config = load_config(CONFIGS / "extend_olmo_1b.yaml").model
+    config.vocab_size, config.embedding_size = 50280, 50304  # of its tokenizer
+    implied = _essence(ModelConfig(**config_of(str(tmp_path))))
+    assert {name: implied.get(name) for name in _essence(config)} == _essence(config)

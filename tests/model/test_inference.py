@@ -1,0 +1,93 @@
+"""The short cut to the last places computes what the whole forward pass computes there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.model import inference
+from olmo_sparsity.model.attention import causal_bias
+from olmo_sparsity.model.load import build_model
+from olmo_sparsity.model.olmo import PositionedOLMo
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "quick": {"layer_norm_type": "rms", "attention_layer_norm": True, "norm_after": True},
+    "norm_before": {"include_bias": True},
+    "one_layer": {"n_layers": 1, "layer_norm_type": "rms"},
+    "grouped": {"n_kv_heads": 2, "clip_qkv": 0.3, "activation_type": "gelu"},
+    "alibi": {"rope": False, "alibi": True},
+    "no_positions": {"rope": False, "query_scale_length": 12, "embedding_layer_norm": True},
+    "odd_heads": {"d_model": 36, "layer_norm_type": "rms", "attention_layer_norm": True},
+    "half_rotated": {"rotary_fraction": 0.5, "query_scale_length": 12},
+}
+
+
+def model_of(variant: str) -> PositionedOLMo:
+    torch.manual_seed(0)
+    shape = {"d_model": 32, "n_heads": 4, "n_layers": 3, "vocab_size": 61, "init_std": 0.2}
+    config = ModelConfig(**{**shape, "max_sequence_length": 64, **VARIANTS[variant]})
+    model = build_model(config).eval()
+    assert isinstance(model, PositionedOLMo)
+    return model
+
+
+@pytest.fixture
+def rows() -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows that differ in their first token, at different position IDs, as questions do."""
+    window = torch.randint(0, 61, (9,), generator=torch.Generator().manual_seed(1))
+    tokens_BL = torch.cat([torch.tensor([[3], [8], [3]]), window.expand(3, 9)], dim=1)
+    positions_BL = torch.cat([torch.tensor([[0], [4], [11]]), torch.arange(20, 29).expand(3, 9)], 1)
+    return tokens_BL, positions_BL
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("last", [1, 4, 10])
+@pytest.mark.parametrize("biased", [False, True])
+@pytest.mark.parametrize("alike", [False, True])
+def test_last_places_are_those_of_the_whole_row(
+    variant: str, last: int, biased: bool, alike: bool, rows: tuple[torch.Tensor, torch.Tensor]
+) -> None:
+    model = model_of(variant)
+    if not alike:  # another token inside the window of one row
+        rows[0][1, 6] = (rows[0][1, 6] + 1) % 61
+    bias = None
+    if biased:  # one place that later ones may not see
+        bias = causal_bias(10, torch.device("cpu")).repeat(3, 1, 1, 1)
+        bias[:, :, 5:, 2] = torch.finfo(torch.float).min
+    whole = model.hidden(*rows, bias)  # with gradients: the ordinary path
+    assert whole.requires_grad
+    with torch.no_grad():
+        found = model.hidden(*rows, bias, last=last)
+    assert found.shape == (3, last, model.config.d_model)
+    torch.testing.assert_close(found, whole[:, -last:].detach(), atol=1e-5, rtol=0)
+    torch.testing.assert_close(model.hidden(*rows, bias, last=last), whole[:, -last:])
+
+
+def test_in_bf16_it_is_no_further_from_fp32_than_the_whole_row(
+    rows: tuple[torch.Tensor, torch.Tensor],
+) -> None:
+    model = model_of("quick")
+    exact = model.hidden(*rows).detach()
+    model.to(torch.bfloat16)
+    with torch.no_grad():
+        whole, found = model.hidden(*rows).float(), model.hidden(*rows, last=10)
+    assert found.dtype == torch.bfloat16
+    assert (found.float() - exact).abs().mean() <= 1.1 * (whole - exact).abs().mean()
+
+
+def test_equal_pairs_are_projected_once(
+    rows: tuple[torch.Tensor, torch.Tensor], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, project = [], inference._project
+
+    def spy(block: Any, x: torch.Tensor, *rest: Any) -> Any:
+        seen.append(x.shape[:-1])
+        return project(block, x, *rest)
+
+    monkeypatch.setattr(inference, "_project", spy)
+    with torch.no_grad():
+        model_of("quick").hidden(*rows, last=1)
+    assert seen == [(9 + 3,), (3, 10), (3, 10)]  # the first layer's, and those of the other two

@@ -1,0 +1,200 @@
+"""OLMo with explicit positions: equal to upstream, causal, and its refusals."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from olmo.config import ActivationType, InitFnType, LayerNormType
+from olmo.config import ModelConfig as UpstreamConfig
+from olmo.model import OLMo
+from torch import Tensor
+
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.layers import causal_bias
+from olmo_sparsity.model.losses import mean_loss
+from olmo_sparsity.model.olmo import PositionedOLMo
+from tests.support.models import COUNTED, FIELDS, GAPPED, draw_tokens, tiny_olmo
+
+UPSTREAM_KNOWS: dict[str, dict[str, Any]] = {
+    "rope": {},
+    "rope, other theta": {"rope_theta": 500},
+    "rope in low precision": {"rope_full_precision": False},
+    "alibi": {"rope": False, "alibi": True},
+    "grouped queries": {"n_kv_heads": 2},
+    "one key head": {"n_kv_heads": 1},
+    "qk-norm, norm after": {
+        "attention_layer_norm": True,
+        "norm_after": True,
+        "layer_norm_type": LayerNormType.rms,
+    },
+    "grouped queries with qk-norm": {"n_kv_heads": 2, "attention_layer_norm": True},
+    "scaled logits": {"scale_logits": True},
+    "LayerNorm in low precision": {"layer_norm_type": LayerNormType.low_precision},
+    "RMSNorm": {"layer_norm_type": LayerNormType.rms},
+    "norms without weights": {"layer_norm_with_affine": False},
+    "untied": {"weight_tying": False},
+    "biases": {"include_bias": True},
+    "untied with biases": {"include_bias": True, "weight_tying": False},
+    "clipped, normed embedding": {"clip_qkv": 0.05, "embedding_layer_norm": True},
+    "padded embedding": {"embedding_size": 128},
+    "gelu": {"activation_type": ActivationType.gelu, "mlp_hidden_size": 48},
+    "mitchell": {"init_fn": InitFnType.mitchell},
+}
+
+
+# --- equal to upstream --------------------------------------------------------------------------
+
+
+def upstream_of(model: PositionedOLMo) -> OLMo:
+    ours = {"architecture", "rotary_fraction", "query_scale_length"}
+    fields = {name: v for name, v in vars(model.config).items() if name not in ours}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        upstream = OLMo(UpstreamConfig(**fields), init_params=False)
+    upstream.load_state_dict(model.state_dict())
+    return upstream
+
+
+@pytest.mark.parametrize("changes", UPSTREAM_KNOWS.values(), ids=UPSTREAM_KNOWS)
+def test_equals_upstream_for_contiguous_positions(changes: dict[str, Any]) -> None:
+    model = tiny_olmo(**changes)
+    upstream = upstream_of(model)
+    tokens_BL = draw_tokens()
+    ours = model(tokens_BL, COUNTED)
+    torch.testing.assert_close(ours, upstream(tokens_BL).logits, atol=5e-6, rtol=1e-5)
+    with torch.autocast("cpu", torch.bfloat16):
+        ours_low, theirs_low = model(tokens_BL, COUNTED), upstream(tokens_BL).logits
+    difference = (ours_low.float() - theirs_low.float()).abs().max()
+    assert bool(difference < 0.03 * ours.abs().max())
+
+
+@pytest.mark.parametrize("init_fn", [InitFnType.normal, InitFnType.mitchell])
+def test_initialises_as_upstream(init_fn: InitFnType) -> None:
+    """Same distributions: the draws differ in order, so their spread is compared per parameter."""
+    model = tiny_olmo(init_fn=init_fn, d_model=64, weight_tying=False)
+    torch.manual_seed(0)
+    upstream = upstream_of(model)
+    upstream.reset_parameters()
+    theirs = dict(upstream.named_parameters())
+    for name, parameter in model.named_parameters():
+        spread, expected = parameter.detach().std(), theirs[name].detach().std()
+        assert float(spread) == pytest.approx(float(expected), rel=0.1), name
+
+
+# --- positions ----------------------------------------------------------------------------------
+
+
+def test_rotating_part_of_a_head_is_something_else() -> None:
+    whole, part = tiny_olmo(), tiny_olmo(rotary_fraction=0.5)
+    part.load_state_dict(whole.state_dict())
+    tokens_BL = draw_tokens()
+    assert not torch.allclose(whole(tokens_BL, GAPPED), part(tokens_BL, GAPPED), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"rotary_fraction": 0.5},
+        {"rope": False, "alibi": True},
+        {"rotary_fraction": 0.5, "architecture": "gpt_neox"},
+    ],
+    ids=["rope", "half rope", "alibi", "GPT-NeoX"],
+)
+def test_only_differences_of_positions_matter(changes: dict[str, Any]) -> None:
+    model, tokens_BL = tiny_olmo(**changes), draw_tokens()
+    logits = model(tokens_BL, GAPPED)
+    torch.testing.assert_close(model(tokens_BL, GAPPED + 29), logits, atol=2e-6, rtol=1e-4)
+    assert not torch.allclose(model(tokens_BL, COUNTED)[:, 4:], logits[:, 4:], atol=1e-5)
+    torch.testing.assert_close(model(tokens_BL, COUNTED)[:, :4], logits[:, :4])
+
+
+def test_without_positional_encoding_positions_do_not_matter() -> None:
+    model, tokens_BL = tiny_olmo(rope=False), draw_tokens()
+    assert torch.equal(model(tokens_BL, GAPPED), model(tokens_BL, COUNTED))
+
+
+def test_alibi_penalises_the_distance_between_ids() -> None:
+    """Against a forward whose whole bias is built here, by hand, and given from outside."""
+    alibi, plain = tiny_olmo(rope=False, alibi=True), tiny_olmo(rope=False)
+    plain.load_state_dict(alibi.state_dict())
+    bias = torch.full((1, 4, 12, 12), -1e9)
+    for head in range(4):
+        for query in range(12):
+            for key in range(query + 1):
+                distance = int(GAPPED[0, query] - GAPPED[0, key])
+                bias[0, head, query, key] = -distance * 2.0 ** (-8.0 * (head + 1) / 4)
+    tokens_BL = draw_tokens()
+    torch.testing.assert_close(alibi(tokens_BL, GAPPED), plain(tokens_BL, GAPPED, bias))
+
+
+def test_rows_of_a_batch_have_positions_of_their_own() -> None:
+    model, tokens_BL = tiny_olmo(), draw_tokens()
+    both = model(tokens_BL, torch.cat([COUNTED, GAPPED]))
+    torch.testing.assert_close(both[:1], model(tokens_BL[:1], COUNTED))
+    torch.testing.assert_close(both[1:], model(tokens_BL[1:], GAPPED))
+
+
+def test_an_attention_bias_replaces_causality() -> None:
+    model, tokens_BL = tiny_olmo(), draw_tokens()
+    explicit = model(tokens_BL, GAPPED, causal_bias(12, torch.device("cpu")))
+    torch.testing.assert_close(explicit, model(tokens_BL, GAPPED))
+    both_ways = model(tokens_BL, GAPPED, torch.zeros(1, 1, 12, 12))
+    assert not torch.allclose(both_ways[:, 0], explicit[:, 0], atol=1e-5)
+
+
+def test_queries_are_scaled_by_the_log_of_the_keys_they_see() -> None:
+    """Against a forward of one layer whose queries were scaled by hand, place by place."""
+    scaled = tiny_olmo(n_layers=1, query_scale_length=5.0)
+    plain = tiny_olmo(n_layers=1)
+    plain.load_state_dict(scaled.state_dict())
+    tokens_BL = draw_tokens()
+    for place in (0, 3, 11):
+        with torch.no_grad():
+            by_hand = tiny_olmo(n_layers=1)
+            by_hand.load_state_dict(plain.state_dict())
+            factor = math.log(place + 2) / math.log(5.0)
+            by_hand.transformer.blocks[0].att_proj.weight[: FIELDS["d_model"]] *= factor
+            expected = by_hand(tokens_BL, GAPPED)[:, place]
+            torch.testing.assert_close(scaled(tokens_BL, GAPPED)[:, place], expected)
+    # A query that sees four keys is left as it is; others are not.
+    torch.testing.assert_close(scaled(tokens_BL, GAPPED)[:, 3], plain(tokens_BL, GAPPED)[:, 3])
+    assert not torch.allclose(scaled(tokens_BL, GAPPED)[:, 11], plain(tokens_BL, GAPPED)[:, 11])
+
+
+def test_unsupported_settings_are_refused_by_name() -> None:
+    for field, value in {
+        "block_type": "llama",
+        "init_fn": InitFnType.fan_in,
+        "rotary_fraction": 0.1,
+    }.items():
+        with pytest.raises(ConfigError, match=f"model.{field}={value}"):
+            tiny_olmo(**{field: value})
+
+
+# --- activation checkpointing -------------------------------------------------------------------
+
+
+def gradients(model: PositionedOLMo, batches: list[tuple[Tensor, Tensor]]) -> list[Tensor]:
+    """All forwards before any backward: a recomputation must rotate by its own positions."""
+    model.zero_grad()
+    values = [
+        mean_loss(model, tokens, positions, tokens.roll(-1, dims=1), tokens.numel())
+        for tokens, positions in batches
+    ]
+    for value in values:
+        value.backward()
+    return [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize("architecture", ["olmo", "gpt_neox"])
+def test_checkpointed_activations_give_equal_gradients(architecture: str) -> None:
+    batches = [(draw_tokens(), COUNTED), (draw_tokens().flip(0), GAPPED)]
+    plain, frugal = (tiny_olmo(architecture=architecture).train() for _ in range(2))
+    frugal.checkpoint_activations()
+    for a, b in zip(gradients(plain, batches), gradients(frugal, batches), strict=True):
+        torch.testing.assert_close(a, b)

@@ -1,0 +1,202 @@
+"""How a command ends: one line for whatever is not a defect, and nothing for nobody who reads."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from olmo_sparsity.command.cli import main
+from olmo_sparsity.errors import UserError, is_out_of_memory
+from olmo_sparsity.training import run_folder
+from tests.conftest import running, until
+
+REAL_FULL_DISK = Path("/dev/full")
+
+# A command that prints, without the seconds that PyTorch takes to import.
+PRINTING = [
+    sys.executable,
+    "-c",
+    "import sys, types\n"
+    "table = types.SimpleNamespace(loss_table=lambda run: 'a table')\n"
+    "sys.modules['olmo_sparsity.training.run_folder'] = table\n"
+    "from olmo_sparsity.command.cli import entry\n"
+    "entry(['losses', 'run'])",
+]
+
+# A command that does not end before Ctrl-C.
+WRITING_SLOWLY = [
+    sys.executable,
+    "-c",
+    "import sys, time\n"
+    "from olmo_sparsity.data.shards import ShardWriter\n"
+    "ShardWriter.write = lambda *given: time.sleep(300)\n"
+    "from olmo_sparsity.command.cli import entry\n"
+    "entry(sys.argv[1:])",
+]
+
+
+def one_line(capsys: pytest.CaptureFixture) -> str:
+    (line,) = capsys.readouterr().err.splitlines()
+    return line
+
+
+Failing = Callable[[BaseException], Callable]
+
+
+@pytest.fixture
+def failing(monkeypatch: pytest.MonkeyPatch) -> Failing:
+    """Makes `losses` raise an error."""
+
+    def raising(error: BaseException) -> Callable:
+        def fail(*_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(run_folder, "loss_table", fail)
+        return fail
+
+    return raising
+
+
+# --- streams --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("unbuffered", "code"), [("", 0), ("1", 141)])
+def test_nobody_reads_the_results(unbuffered: str, code: int) -> None:
+    with subprocess.Popen(
+        PRINTING,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
+    ) as child:
+        assert child.stdout is not None
+        assert child.stderr is not None
+        child.stdout.close()
+        assert child.stderr.read() == b""
+        assert child.wait() == code
+
+
+@pytest.mark.skipif(not REAL_FULL_DISK.exists(), reason="no /dev/full")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_full_disk_under_the_results_is_named(unbuffered: str) -> None:
+    environment = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+    with REAL_FULL_DISK.open("w") as full:
+        done = subprocess.run(
+            PRINTING, stdout=full, stderr=subprocess.PIPE, text=True, env=environment
+        )
+    assert done.returncode == 2
+    assert done.stderr == "olmo-sparsity: stdout: No space left on device\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "latin-1", "ascii"])
+def test_output_is_what_its_stream_can_show_and_no_terminal_executes(encoding: str) -> None:
+    table = "\x1b[1mbold\x1b[0m é – 🙂\n\x1b]0;title\x07\x9b31m\u202eb\udcff"
+    words = [word.replace("'a table'", ascii(table)) for word in PRINTING]
+    done = subprocess.run(
+        words, capture_output=True, env=os.environ | {"PYTHONIOENCODING": encoding}
+    )
+    shown = done.stdout.decode(encoding)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert shown.startswith("\x1b[1mbold\x1b[0m ")
+    assert ("é" in shown, "🙂" in shown) == (encoding != "ascii", encoding == "utf-8")
+    text = shown.replace("\x1b[1m", "").replace("\x1b[0m", "")
+    assert text.replace("\n", "").isprintable()
+    expected = table.replace("\x1b[1m", "").replace("\x1b[0m", "")
+    assert json.loads('"' + text.removesuffix("\n").replace("\n", "\\n") + '"') == expected
+
+
+def test_a_command_may_have_no_output() -> None:
+    done = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *PRINTING], capture_output=True)
+    assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    out = tmp_path / "copy.yaml"
+    done = subprocess.run(
+        [sys.executable, "-m", "olmo_sparsity", "configs", "quick.yaml", "--out", str(out)],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"olmo-sparsity: {out} cannot be written: File too large; free")
+    assert list(tmp_path.iterdir()) == []
+
+
+# --- Ctrl-C ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", ["prepare", "train", "task", "sweep", "theory", "losses"])
+def test_ctrl_c_is_one_line_in_any_command(
+    command: str, failing: Failing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("olmo_sparsity.config.file._read_yaml", failing(KeyboardInterrupt()))
+    assert main([command, "x"]) == (130 if command == "losses" else 75)
+    again = {"losses": "", "theory": "; the same command starts over"}
+    goes_on = again.get(command, "; the same command goes on")
+    assert one_line(capsys) == f"olmo-sparsity: stopped{goes_on}"
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGUSR2"])
+def test_a_signal_while_text_is_prepared(tmp_path: Path, name: str) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text("data: {corpus: {source: embedded}, tokenizer: {train_vocab: 4000}}\n")
+    words = [*WRITING_SLOWLY, "prepare", str(config), f"--data.folder={tmp_path / 'data'}"]
+    with running(words, stderr=subprocess.PIPE, text=True) as child:
+        manifest = tmp_path / "data" / "manifest.json"
+        until(manifest.exists, lambda: child.poll() is None)
+        child.send_signal(getattr(signal, name))
+        _, error = child.communicate(timeout=60)
+    assert child.returncode == 75, error
+    assert error.splitlines()[-1] == "olmo-sparsity: stopped; the same command goes on"
+    assert "Traceback" not in error
+
+
+# --- errors ---------------------------------------------------------------------------------------
+
+
+OUT_OF_MEMORY = r"olmo-sparsity: out of memory \(.*training\.micro_batch_size.*memory"
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB.\nGPU 0 has …"), OUT_OF_MEMORY),
+        (MemoryError(), OUT_OF_MEMORY),
+        (RuntimeError("[err == 0. DefaultCPUAllocator: can't"), OUT_OF_MEMORY),
+        (UserError("one\ntwo"), r"olmo-sparsity: one\\ntwo"),
+        (ValueError("embedded null byte"), "olmo-sparsity: a path holds a null byte; .*without"),
+    ],
+)
+def test_an_error_that_is_no_defect_is_one_line(
+    error: Exception, said: str, failing: Failing, capsys: pytest.CaptureFixture
+) -> None:
+    failing(error)
+    assert main(["losses", "x"]) == 2
+    assert re.fullmatch(said, one_line(capsys))
+
+
+@pytest.mark.parametrize("width", [10**12, 10**18])
+def test_a_model_larger_than_any_memory(
+    width: int, run_dict: dict, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    run_dict["model"] |= {"mlp_hidden_size": 2 * width, "d_model": 1024}
+    (tmp_path / "run.yaml").write_text(json.dumps(run_dict))
+    assert main(["train", str(tmp_path / "run.yaml")]) == 2
+    assert "out of memory" in one_line(capsys)
+
+
+def test_a_defect_stays_one(failing: Failing) -> None:
+    failing(RuntimeError("a bug"))
+    with pytest.raises(RuntimeError, match="a bug"):
+        main(["losses", "x"])
+    assert not is_out_of_memory(RuntimeError("a bug"))

@@ -1,0 +1,193 @@
+"""Brute force: one forward per subset, batch 1.
+
+It shares no code with the package: it slices tokens, counts position IDs, lists the far tokens of
+every unit and calls the model itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from olmo_sparsity.analysis.documents import FarText
+from olmo_sparsity.analysis.influence import (
+    Choice,
+    Question,
+)
+from olmo_sparsity.analysis.scoring import Context, Scorer
+from olmo_sparsity.analysis.settings import Reading
+from olmo_sparsity.analysis.windows import Block, Units, Windows
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.model.huggingface import HuggingFaceLM
+from olmo_sparsity.model.load import build_model
+from olmo_sparsity.model.relevance import attn_lrp
+from tests.support.families import SUPPORTED, build, find
+
+VOCAB = 61
+CPU = torch.device("cpu")
+shown_alone = partial(Scorer, device=CPU, far_states="isolated")
+
+
+SHAPE = {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": VOCAB,
+         "max_sequence_length": 64, "init_std": 0.2}  # fmt: skip
+OURS: dict[str, dict[str, Any]] = {
+    "olmo": {"layer_norm_type": "rms"},
+    "gpt_neox": {"architecture": "gpt_neox"},
+}
+
+
+def tiny(family: str) -> Any:
+    torch.manual_seed(0)
+    if family == "llama":
+        return HuggingFaceLM(build(SUPPORTED[find("Llama 1, 2, 3")]))
+    return build_model(ModelConfig(**SHAPE, **OURS[family])).eval()
+
+
+ONE_FAMILY = pytest.mark.parametrize("model", ["olmo"], indirect=True)
+"""For what does not depend on how a model computes."""
+
+
+class Brute:
+    """All quantities of one target, from their definitions."""
+
+    def __init__(
+        self, model: Any, document: np.ndarray, windows: Windows, target: int,
+        far_states: Reading = "isolated", start: int | None = None,
+    ) -> None:  # fmt: skip
+        """`start`: the first target of its block, where blocks are not counted from the first."""
+        self.model, self.document, self.target = model, document, target
+        self.far_states = far_states
+        first = windows.short + 1 if windows.long == "all" else windows.long
+        start = target - (target - first) % windows.stride if start is None else start
+        self.origin = 0 if windows.long == "all" else start - windows.long
+        self.prefix = list(windows.prefix)
+        self.near = list(range(start - windows.short, target))
+        self.far = list(range(self.origin, start - windows.short))
+        self.known: dict[tuple[int, ...], torch.Tensor] = {}
+
+    def log_p(self, far: Iterable[int]) -> torch.Tensor:
+        """log p(· | the window and these far tokens), `far` counted from the origin."""
+        key = tuple(sorted(far))
+        if key not in self.known:
+            self.known[key] = self._log_p([self.origin + j for j in key])
+        return self.known[key]
+
+    @torch.no_grad()
+    def _log_p(self, chosen: list[int]) -> torch.Tensor:
+        if self.far_states == "isolated":
+            return self._read([*chosen, *self.near])
+        # The long text, of which the window sees the chosen far tokens only.
+        places = [*self.far, *self.near]
+        first, end = len(self.prefix), len(self.prefix) + len(self.far)
+        seen = torch.ones(first + len(places), first + len(places)).tril().bool()
+        hidden = torch.tensor([place not in chosen for place in self.far])
+        seen[end:, first:end] &= ~hidden
+        bias = torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float).min)
+        return self._read(places, bias[None, None])
+
+    def _read(self, places: list[int], *bias: torch.Tensor) -> torch.Tensor:
+        return self.model(*self.inputs(places), *bias)[0, -1].float().log_softmax(-1)
+
+    def inputs(self, places: list[int]) -> tuple[torch.Tensor, torch.Tensor]:
+        """The prefix at the first position IDs, then these places at theirs."""
+        size = len(self.prefix)
+        tokens = [*self.prefix, *(int(self.document[place]) for place in places)]
+        positions = [*range(size), *(size + place - self.origin for place in places)]
+        return torch.tensor([tokens]), torch.tensor([positions])
+
+    def loss(self, far: Iterable[int]) -> float:
+        return -float(self.log_p(far)[int(self.document[self.target])])
+
+    def kl(self, far: Iterable[int], log_p: torch.Tensor | None = None) -> float:
+        """KL(p_long ‖ p_far), or of another p."""
+        p = self.log_p(range(len(self.far))) if log_p is None else log_p
+        return float((p.exp() * (p - self.log_p(far))).sum())
+
+    def influences(self, selector: str, units: list[list[int]] | None = None) -> np.ndarray:
+        every = list(range(len(self.far)))
+        units = [[j] for j in every] if units is None else units
+        if selector.startswith("add_one"):
+            return np.array([self.loss([]) - self.loss(unit) for unit in units])
+        if selector == "drop_one":
+            rests = [[j for j in every if j not in unit] for unit in units]
+            return np.array([self.loss(rest) - self.loss(every) for rest in rests])
+        if selector == "divergence":
+            return np.array([self.kl([]) - self.kl(unit) for unit in units])
+        if selector in ("gradient", "lrp"):
+            saliency = self.gradient_times_input(selector)
+            return np.array([sum(float(saliency[j]) for j in unit) for unit in units])
+        raise AssertionError(selector)
+
+    def gradient_times_input(self, selector: str) -> np.ndarray:
+        embedding = self.model.embedding.weight
+        tokens, positions = self.inputs([*self.far, *self.near])
+        change = torch.zeros(1, tokens.shape[1], embedding.shape[1], requires_grad=True)
+        hook = self.model.embedding.register_forward_hook(lambda m, i, out: out + change)
+        with attn_lrp(self.model) if selector == "lrp" else nullcontext():
+            logits = self.model(tokens, positions)[0, -1].float()
+            explained = logits if selector == "lrp" else logits.log_softmax(-1)
+            loss = -explained[int(self.document[self.target])]
+            (gradient,) = torch.autograd.grad(loss, change)
+        hook.remove()
+        inputs = embedding[tokens[0]]
+        saliency = -(gradient[0] * inputs).sum(-1).detach().numpy()
+        return saliency[len(self.prefix) : len(self.prefix) + len(self.far)]
+
+
+def assert_ranked(choice: Choice, row: int, influence: np.ndarray, k: int) -> None:
+    """The chosen have the k largest influences, in order; ties within rounding may swap."""
+    chosen = choice.unit_TK[row]
+    assert len(set(chosen.tolist())) == k
+    np.testing.assert_allclose(choice.influence_TK[row], influence[chosen], atol=2e-5)
+    best = np.sort(influence)[::-1][:k]
+    np.testing.assert_allclose(influence[chosen], best, atol=2e-5)
+
+
+READINGS = pytest.mark.parametrize("far_states", ["isolated", "contextual"])
+WINDOWS = [Windows(16, 6, 1), Windows(16, 6, 4, prefix=(60, 3)), Windows(12, 5, 7)]
+LONG_BLOCK = Windows(16, 6, 20)  # more targets than rows for single targets have in one run
+RUNS = {"words": [0, 0, 1, 2, 2, 2, 3, 4, 4, 4], "sentences": [0, 0, 0, 0, 1, 1, 1, 1, 1, 1]}
+KINDS = ["tokens", "span:3", *RUNS]
+OF_KINDS = [*zip([*WINDOWS[:2], *WINDOWS[1:]], KINDS, strict=True)]
+"""Each kind of units with windows."""
+
+
+def units_of(kind: str, num_far: int = 10) -> tuple[Units, list[list[int]]]:
+    """The far units of a kind, and the far tokens of each, counted by hand."""
+    if kind == "tokens":
+        return Units.of_tokens(num_far), [[j] for j in range(num_far)]
+    if kind == "span:3":
+        return Units.of_spans(num_far, 3), [[j, j + 1, j + 2] for j in range(num_far - 2)]
+    runs = np.array(RUNS[kind][:num_far])
+    by_hand = [np.flatnonzero(runs == run).tolist() for run in range(max(runs) + 1)]
+    return Units.of_runs(runs), by_hand
+
+
+def log_p_long(scorer: Scorer, block: Block) -> torch.Tensor:
+    (hidden_WD,) = scorer.hidden([Context(block).long_row()])
+    return scorer.log_probabilities(hidden_WD)
+
+
+def question(
+    scorer: Scorer, block: Block, targets: Sequence[int], k: int, units: Units | None = None,
+    aim: Block | None = None,
+) -> Question:  # fmt: skip
+    """About the far part of `block`; what aims, aims at the long window of `aim`."""
+    units = Units.of_tokens(block.num_far) if units is None else units
+    aim_WV = None if aim is None else log_p_long(scorer, aim)
+    context, generator = scorer.context(block), np.random.default_rng(0)
+    spans = [(target, target + 1) for target in targets]
+    return Question(context, units, spans, k, generator, aim_WV)
+
+
+def behind(document: np.ndarray, block: Block, text: FarText) -> np.ndarray:
+    """The document with another text in the far part of a block."""
+    first = block.start - block.windows.long
+    tokens = text.document.tokens[text.places_F]
+    return np.concatenate([document[:first], tokens, document[first + len(tokens) :]])

@@ -1,0 +1,110 @@
+"""Tiny random models of transformers and of ours, and checkpoints of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tokenizers import Tokenizer, models
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from olmo_sparsity.config.file import save_config
+from olmo_sparsity.config.sections import ModelConfig, RunConfig
+from olmo_sparsity.disk.manifest import write_manifest
+from olmo_sparsity.model.checkpoint_files import (
+    save_weights,
+)
+from olmo_sparsity.model.load import build_model
+from olmo_sparsity.model.olmo import PositionedOLMo
+
+COUNTED = torch.arange(12)[None]
+GAPPED = torch.tensor([[0, 1, 2, 3, 9, 10, 11, 12, 30, 31, 32, 33]])
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.2,  # attention must matter enough to show what it attends to
+    "bos_token_id": None,
+    "eos_token_id": 0,
+    "pad_token_id": 0,
+}
+OLDER_SIZES = {"vocab_size": 61, "n_embd": 32, "n_layer": 2, "n_head": 4, "n_positions": 64}
+TOKEN_IDS = {"bos_token_id": None, "eos_token_id": 0, "pad_token_id": 0}
+
+
+def draw_tokens(length: int = 12) -> Tensor:
+    return torch.randint(0, 61, (2, length), generator=torch.Generator().manual_seed(1))
+
+
+def tiny(class_name: str, **settings: Any) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model_class = getattr(transformers, class_name)
+    return model_class(model_class.config_class(**settings)).eval()
+
+
+FIELDS: dict[str, Any] = {
+    "d_model": 32,
+    "n_heads": 4,
+    "n_layers": 2,
+    "vocab_size": 61,
+    "max_sequence_length": 64,
+    "init_std": 0.2,
+}
+
+
+def word_tokenizer(num_words: int) -> Tokenizer:
+    return Tokenizer(models.WordLevel({f"t{i}": i for i in range(num_words)}, unk_token="t0"))
+
+
+def write_checkpoint(
+    folder: Path, tokenizer: Tokenizer | None = None, **changes: Any
+) -> torch.nn.Module:
+    """Random in every weight: norms' too, which would begin as ones and biases as zeros."""
+    folder.mkdir(parents=True)
+    run = RunConfig(model=ModelConfig(**(FIELDS | {"max_sequence_length": 256} | changes)))
+    run.data.tokenizer.name = "tokenizer.json"
+    torch.manual_seed(len(folder.name))
+    model = build_model(run.model)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    save_config(run, folder / "config.yaml")
+    save_weights(model, folder / "model.safetensors")
+    (tokenizer or word_tokenizer(60)).save(str(folder / "tokenizer.json"))
+    (folder / "engine").mkdir()
+    (folder / "engine" / "optimizer.bin").write_bytes(b"moments")
+    write_manifest(folder)
+    return model.eval()
+
+
+def steps(run: Path, *numbers: int) -> list[Path]:
+    folders = [run / "checkpoints" / f"step{number:06}" for number in numbers]
+    for folder in folders:
+        write_checkpoint(folder)
+    return folders
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+_PLAIN = {name: value for name, value in FIELDS.items() if name != "init_std"}
+
+
+def tiny_olmo(**changes: Any) -> PositionedOLMo:
+    torch.manual_seed(0)
+    model = build_model(ModelConfig(**(_PLAIN | changes)))
+    with torch.no_grad():  # biases begin at zero, which would hide their loss
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_(std=0.1)
+    return model

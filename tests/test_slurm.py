@@ -1,0 +1,135 @@
+"""What the scripts of slurm/ give to srun and to the processes that it starts. What SLURM then does
+with the jobs: integration/test_slurm.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+SRUN = f"""#!{sys.executable}
+import json, os, sys
+given = {{"words": sys.argv[1:], "variables": dict(os.environ)}}
+open(os.environ["GIVEN"], "w").write(json.dumps(given))
+sys.exit(int(os.environ.get("EXIT", 0)))
+"""
+# Three nodes, of which this one reaches the last through ib0.
+COMMANDS = {
+    "srun": SRUN,
+    "scontrol": '#!/bin/sh\n[ "$1 $2" = "show hostnames" ] && printf "n1\\nn2\\nn3\\n"',
+    "getent": '#!/bin/sh\n[ "$2" = n3 ] && echo "10.1.2.3 STREAM n3"',
+    "ip": '#!/bin/sh\n[ "$4" = 10.1.2.3 ] && echo "10.1.2.3 dev ib0 src 10.1.2.1 uid 0"',
+}
+ONE_NODE = {"SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1"}
+THREE_NODES = {"SLURM_JOB_NUM_NODES": "3", "SLURM_JOB_NODELIST": "n[1-3]"}
+
+
+class Submitted:
+    """A job's script, run with an srun that writes down what it is given."""
+
+    def __init__(self, folder: Path, *words: str, **variables: str) -> None:
+        for name, text in COMMANDS.items():
+            (folder / name).write_text(text)
+            (folder / name).chmod(0o755)
+        environment = {
+            "PATH": f"{folder}:/usr/bin:/bin",
+            "GIVEN": str(folder / "given.json"),
+            "SLURM_SUBMIT_DIR": str(ROOT),
+            "SLURM_JOB_ID": "12345",
+        }
+        self.done = subprocess.run(
+            ["bash", *words], cwd=ROOT, env=environment | ONE_NODE | variables,
+            capture_output=True, text=True, timeout=60,
+        )  # fmt: skip
+        given = json.loads((folder / "given.json").read_text())
+        self.words: list[str] = given["words"]
+        self.variables: dict[str, str] = given["variables"]
+
+
+def train(folder: Path, **variables: str) -> Submitted:
+    return Submitted(folder, "slurm/train.sbatch", "any.yaml", **variables)
+
+
+def test_processes_find_each_other(tmp_path: Path) -> None:
+    job = train(tmp_path)
+    assert job.done.returncode == 0, job.done.stderr
+    assert job.words[-3:] == ["olmo-sparsity", "train", "any.yaml"]
+    assert job.variables["MASTER_ADDR"] == os.uname().nodename
+    assert job.variables["MASTER_PORT"] == "20345"
+
+
+def test_flags_reach_srun_as_words(tmp_path: Path) -> None:
+    flags = "--container-image=docker://a/b --cpu-bind=verbose,cores"
+    job = train(tmp_path, SRUN_FLAGS=flags)
+    first = job.words.index("olmo-sparsity")
+    assert job.words[first - 2 : first] == flags.split()
+    assert all(word.startswith("--") for word in train(tmp_path).words[:2])
+
+
+@pytest.mark.parametrize(
+    ("variables", "cores"),
+    [
+        ({"SLURM_CPUS_PER_TASK": "6", "SLURM_JOB_CPUS_PER_NODE": "64"}, "6"),
+        ({"SLURM_TASKS_PER_NODE": "4", "SLURM_JOB_CPUS_PER_NODE": "64"}, "16"),
+        ({"SLURM_TASKS_PER_NODE": "8(x2)", "SLURM_JOB_CPUS_PER_NODE": "52(x2)"}, "6"),
+        ({"SLURM_TASKS_PER_NODE": "4(x2),2", "SLURM_JOB_CPUS_PER_NODE": "64(x3)"}, "1"),
+        ({"SLURM_TASKS_PER_NODE": "8", "SLURM_JOB_CPUS_PER_NODE": "4"}, "1"),
+        ({}, "1"),
+    ],
+)
+def test_tasks_share_the_cores_of_a_node(
+    tmp_path: Path, variables: dict[str, str], cores: str
+) -> None:
+    given = train(tmp_path, **variables).variables
+    assert (given["SRUN_CPUS_PER_TASK"], given["OMP_NUM_THREADS"]) == (cores, cores)
+    given = train(tmp_path, **variables, OMP_NUM_THREADS="3").variables
+    assert (given["SRUN_CPUS_PER_TASK"], given["OMP_NUM_THREADS"]) == (cores, "3")
+
+
+def test_jobs_do_not_wait_for_the_hub(tmp_path: Path) -> None:
+    assert train(tmp_path).variables["HF_HUB_OFFLINE"] == "1"
+    assert train(tmp_path, HF_HUB_OFFLINE="0").variables["HF_HUB_OFFLINE"] == "0"
+
+
+@pytest.mark.parametrize(
+    ("variables", "interface"),
+    [
+        (ONE_NODE, None),
+        (THREE_NODES, "ib0"),
+        (THREE_NODES | {"GLOO_SOCKET_IFNAME": "eth7"}, "eth7"),
+        (ONE_NODE | {"GLOO_SOCKET_IFNAME": "eth7"}, "eth7"),
+    ],
+)
+def test_messages_take_the_interface_between_nodes(
+    tmp_path: Path, variables: dict[str, str], interface: str | None
+) -> None:
+    assert train(tmp_path, **variables).variables.get("GLOO_SOCKET_IFNAME") == interface
+
+
+def test_without_a_known_interface_gloo_chooses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(COMMANDS, "getent", "#!/bin/sh\nexit 2")
+    job = train(tmp_path, **THREE_NODES)
+    assert job.done.returncode == 0
+    assert "GLOO_SOCKET_IFNAME" not in job.variables
+
+
+def test_the_jobs_of_an_array_measure_their_parts(tmp_path: Path) -> None:
+    array = {"ID": "2", "MIN": "0", "MAX": "7", "COUNT": "8"}
+    variables = {f"SLURM_ARRAY_TASK_{name}": number for name, number in array.items()}
+    job = Submitted(tmp_path, "slurm/measure.sbatch", "runs/x", "--out", "y", **variables)
+    assert job.words[-7:] == ["olmo-sparsity", "measure", "runs/x", "--out", "y", "--shard", "2/8"]
+    assert "--wait=0" in job.words
+
+
+def test_the_exit_code_of_the_command_is_that_of_the_job(tmp_path: Path) -> None:
+    job = train(tmp_path, EXIT="2")
+    assert job.done.returncode == 2
+    assert "not requeued" in job.done.stdout

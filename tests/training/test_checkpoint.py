@@ -1,0 +1,467 @@
+"""Checkpoints: killed at any moment, resumed, the final weights are bit for bit the same."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import random
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from olmo_sparsity.config.sections import CheckpointConfig, RunConfig
+from olmo_sparsity.disk.lock import LOCK
+from olmo_sparsity.disk.manifest import verify_manifest
+from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.model.exchange import export
+from olmo_sparsity.model.load import load_model
+from olmo_sparsity.training import checkpoint, moments
+from olmo_sparsity.training.checkpoint import CheckpointWriter
+from olmo_sparsity.training.distributed import Processes
+from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.loop import Outcome, train
+from olmo_sparsity.training.run_folder import read_metrics
+from tests.conftest import data_section, left_by_a_killed_process, small_run
+from tests.support import children
+
+MakeConfig = Callable[..., RunConfig]
+NUM_STEPS = 12
+
+
+def settings_for(data_folder: Path, folder: Path) -> dict:
+    settings = small_run(folder, data_section(data_folder))
+    settings["training"]["num_steps"] = NUM_STEPS
+    # Dropout: the random state must survive too.
+    settings["model"] |= {"residual_dropout": 0.1, "attention_dropout": 0.1}
+    return settings
+
+
+def run(settings: dict, disturb: Callable[[], None] | None = None) -> int | None:
+    """Trains in a child; its exit code."""
+    (code,) = children.start(settings, 1, disturb={0: disturb} if disturb else {}).wait()
+    return code
+
+
+def final_state(folder: Path) -> tuple[dict, dict, list]:
+    last = list_checkpoints(folder)[0]
+    assert last.name == f"step{NUM_STEPS:06d}"
+    moments = load_file(last / "engine/moments-00000-of-00001.safetensors")
+    rows = [
+        {key: value for key, value in row.items() if key not in ("tokens_per_s", "peak_memory_gib")}
+        for row in read_metrics(folder / "metrics.jsonl")
+    ]
+    return load_file(last / "model.safetensors"), moments, rows
+
+
+def assert_same_end(left: Path, right: Path) -> None:
+    (weights, moments, rows), (weights_, moments_, rows_) = final_state(left), final_state(right)
+    assert_equal(weights, weights_)
+    assert_equal(moments, moments_)
+    assert rows == rows_
+
+
+def assert_equal(left: dict, right: dict) -> None:
+    assert left.keys() == right.keys()
+    assert [name for name in left if not torch.equal(left[name], right[name])] == []
+
+
+@pytest.fixture(scope="module")
+def undisturbed(data_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("undisturbed") / "run"
+    assert run(settings_for(data_folder, folder)) == 0
+    return folder
+
+
+def die_at_fsync(number: int) -> None:
+    calls, really = 0, os.fsync
+
+    def deadly(descriptor: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        really(descriptor)
+
+    os.fsync = deadly
+
+
+def die_after(seconds: float) -> None:
+    timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL))
+    timer.daemon = True
+    timer.start()
+
+
+def test_killed_at_random_moments_the_end_is_bit_identical(
+    data_folder: Path, tmp_path: Path, undisturbed: Path
+) -> None:
+    folder = tmp_path / "killed"
+    settings = settings_for(data_folder, folder)
+    generator = random.Random(0)
+    for _ in range(4):
+        in_a_checkpoint = partial(die_at_fsync, generator.randint(8, 40))
+        for blow in (in_a_checkpoint, partial(die_after, generator.uniform(0.2, 1.0))):
+            code = run(settings, blow)
+            assert code in (0, -signal.SIGKILL)
+            if code == 0:  # finished before the blow: take its last checkpoint away
+                shutil.rmtree(list_checkpoints(folder)[0])
+            # So many deaths in so short a run are not the loop that is guarded against.
+            (folder / "attempts.json").unlink(missing_ok=True)
+    assert run(settings) == 0
+    starts = json.loads((folder / "environment.json").read_text())
+    assert len({start["resumed_at_step"] for start in starts}) > 2, "they went on from checkpoints"
+    assert_same_end(folder, undisturbed)
+    assert not list((folder / "checkpoints").glob("*.tmp"))
+
+
+def test_what_a_killed_start_left_is_removed_by_the_next(
+    make_config: MakeConfig, trained: Path
+) -> None:
+    leftover = trained / "checkpoints/step000001.tmp"
+    leftover.mkdir()
+    (leftover / "model.safetensors").write_bytes(b"half of it")
+    train(make_config())  # finished: nothing is saved any more
+    assert not leftover.exists()
+
+
+def test_signals_save_leave_with_their_code_and_the_run_resumes(
+    data_folder: Path, tmp_path: Path, undisturbed: Path
+) -> None:
+    folder = tmp_path / "asked"
+    settings = settings_for(data_folder, folder)
+    settings["checkpoint"] = {"interval_steps": 1000}  # only signals save
+    assert Outcome.STOPPED_BY_SIGNAL == 75
+    for step, (more, name) in {3: (3, "SIGTERM"), 5: (2, "SIGINT"), 9: (4, "SIGUSR2")}.items():
+        assert run(settings, partial(children.signal_at_step, more, name)) == 75
+        assert list_checkpoints(folder)[0].name == f"step{step:06d}"
+    assert run(settings) == 0
+    assert_same_end(folder, undisturbed)
+
+
+@pytest.mark.parametrize("damage", ["flip", "truncate", "remove", "manifest"])
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
+    make_config: MakeConfig, trained: Path, damage: str, capsys: pytest.CaptureFixture
+) -> None:
+    last, before = list_checkpoints(trained)
+    weights = last / "model.safetensors"
+    path = last / "manifest.json" if damage == "manifest" else weights
+    whole, trained_to = path.read_bytes(), weights.read_bytes()
+    if damage == "flip":
+        path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    elif damage == "remove":
+        path.unlink()
+    else:
+        path.write_bytes(whole[: len(whole) // 2])
+    assert train(make_config()) is Outcome.FINISHED
+    shown = capsys.readouterr().err
+    assert f"checkpoint {last} is damaged" in shown
+    assert path.name in shown
+    assert f"resuming from {before}" in shown
+    assert weights.read_bytes() == trained_to, "the same step was trained again"
+    assert verify_manifest(last) is None
+
+
+def test_a_damaged_later_checkpoint_is_none_of_those_kept(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Nor can a file of an old one be removed while a process on another machine reads it.
+    monkeypatch.setattr(shutil, "rmtree", lambda path, ignore_errors: None)
+    config = make_config(checkpoint__keep=1)
+    damaged = Path(config.run_folder) / "checkpoints/step000008"
+    damaged.mkdir(parents=True)
+    with CheckpointWriter(Path(config.run_folder), config.checkpoint, Processes()) as writer:
+        for step in (4, 6):
+            writer.save(checkpoint.TrainerState(step, 0, ""), lambda _: None, lambda _: None)
+            writer.wait()
+    saved = damaged.with_name("step000006")
+    assert list_checkpoints(config.run_folder) == [damaged, saved]
+    assert verify_manifest(saved) is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [
+        ({"checkpoint__keep_every_steps": 3}, [9, 8, 6, 3]),
+        ({"checkpoint__keep_steps": [1, 5]}, [9, 8, 5, 1]),
+        ({"checkpoint__keep_powers_of_two": True}, [9, 8, 4, 2, 1]),
+    ],
+)
+def test_some_checkpoints_stay_for_ever(
+    make_config: MakeConfig, settings: dict, steps: list[int]
+) -> None:
+    config = make_config(training__num_steps=9, checkpoint__interval_steps=2, **settings)
+    train(config)
+    kept = [int(path.name[4:]) for path in list_checkpoints(config.run_folder)]
+    assert kept == steps
+    staying = [step for step in range(1, 10) if config.checkpoint.stays(step)]
+    for after in range(9):
+        count = len([step for step in staying if step > after])
+        assert config.checkpoint.num_staying(after, 9) == count
+
+
+# --- written while training goes on ---------------------------------------------------------------
+
+
+def state_of(engine: Engine) -> tuple[dict, dict]:
+    weights = {name: tensor.clone() for name, tensor in engine.model.state_dict().items()}
+    pieces = engine.moments()
+    return weights, {f"{k}/{p.parameter}": m.clone() for p in pieces for k, m in p.moments.items()}
+
+
+def test_a_checkpoint_holds_its_step_while_later_steps_are_taken(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(checkpoint__interval_steps=None, checkpoint__keep_steps=[2])
+    states: list[tuple[dict, dict]] = []
+    gone_on = threading.Event()
+    step, write = Engine.step, moments.save_file
+
+    def watched(self: Engine, *given: Any) -> Any:
+        found = step(self, *given)
+        states.append(state_of(self))
+        if len(states) == 5:
+            gone_on.set()
+        return found
+
+    def held_back(*given: Any, **named: Any) -> None:
+        assert gone_on.wait(30), "training waits for the writer"
+        write(*given, **named)
+
+    monkeypatch.setattr(Engine, "step", watched)
+    monkeypatch.setattr(moments, "save_file", held_back)
+    train(config)
+    for folder in list_checkpoints(config.run_folder):
+        weights, optimizer = states[checkpoint.step_of(folder) - 1]
+        saved = load_file(folder / "model.safetensors")
+        assert_equal(saved, {name: weights[name] for name in saved})
+        assert_equal(load_file(folder / "engine/moments-00000-of-00001.safetensors"), optimizer)
+    assert len(list_checkpoints(config.run_folder)) == 2
+    name = "transformer.wte.weight"
+    assert not torch.equal(states[1][0][name], states[4][0][name]), "later steps change it"
+
+
+def test_a_copy_is_made_when_the_one_before_is_written(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    events: list[str] = []
+    copy, publish = Engine.gather_weights, checkpoint.publish
+
+    def copying(self: Engine) -> dict:
+        events.append("copy")
+        return copy(self)
+
+    def slow(*given: Path) -> None:
+        time.sleep(0.3)
+        publish(*given)
+        events.append("written")
+
+    monkeypatch.setattr(Engine, "gather_weights", copying)
+    monkeypatch.setattr(checkpoint, "publish", slow)
+    train(make_config())
+    assert events == ["copy", "written"] * 3
+
+
+def test_a_failed_write_stops_training_before_the_next_save(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(
+        training__num_steps=300, checkpoint__interval_steps=None, checkpoint__keep_steps=[2]
+    )
+    failed, taken = threading.Event(), 0
+    step = Engine.step
+
+    def counted(self: Engine, *given: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        assert taken <= 2 or failed.wait(30)
+        return step(self, *given)
+
+    def full(folder: Path) -> None:
+        failed.set()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Engine, "step", counted)
+    monkeypatch.setattr(checkpoint, "write_manifest", full)
+    with pytest.raises(UserError, match=r"step000002: no space .*; there was no earlier one"):
+        train(config)
+    assert taken < 300
+    assert not any((Path(config.run_folder) / "checkpoints").iterdir())
+
+
+def test_a_run_whose_last_checkpoint_fails_has_not_finished_and_keeps_those_before(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(model__layer_norm_with_affine=True, checkpoint__export_at_end=True)
+    publish = checkpoint.publish
+
+    def full_at_the_end(partial: Path, final: Path) -> None:
+        if final.name == "step000006":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        publish(partial, final)
+
+    monkeypatch.setattr(checkpoint, "publish", full_at_the_end)
+    with pytest.raises(UserError, match=r"step000006: no space .*step000004 is intact"):
+        train(config)
+    folder = Path(config.run_folder)
+    assert {path.name for path in (folder / "checkpoints").iterdir()} == {
+        "step000002",
+        "step000004",
+    }
+    assert not (folder / "huggingface").exists()
+    monkeypatch.undo()
+    assert train(config) is Outcome.FINISHED
+
+
+def test_another_error_waits_for_the_writer_and_hides_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    leaving = threading.Event()
+
+    def fail(folder: Path) -> None:
+        leaving.wait(30)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def leave() -> None:
+        with CheckpointWriter(tmp_path, CheckpointConfig(), Processes()) as writer:
+            writer.save(checkpoint.TrainerState(1, 1, ""), fail, lambda folder: None)
+            leaving.set()
+            raise UserError("another")
+
+    with pytest.raises(UserError, match="another"):
+        leave()
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "could not write checkpoint" in line
+    assert "no space left on the disk" in line
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+# --- branches -------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def trunk(make_config: MakeConfig, tmp_path: Path) -> Path:
+    """Step 4 of a run of 6, kept."""
+    config = make_config(run_folder=str(tmp_path / "trunk"), checkpoint__keep_steps=[4])
+    train(config)
+    return tmp_path / "trunk/checkpoints/step000004"
+
+
+def test_a_branch_goes_on_as_its_trunk_did(
+    make_config: MakeConfig, tmp_path: Path, trunk: Path
+) -> None:
+    same = make_config(run_folder=str(tmp_path / "same"), branch_from=str(trunk))
+    train(same)
+    ends = trunk.with_name("step000006"), list_checkpoints(same.run_folder)[0]
+    assert_equal(*(load_file(folder / "model.safetensors") for folder in ends))
+    rows = list(read_metrics(tmp_path / "same/metrics.jsonl"))
+    assert [row["step"] for row in rows] == [5, 6, 6]
+
+    other = make_config(
+        run_folder=str(tmp_path / "other"),
+        optimizer__learning_rate=1e-3,
+        positions__target_length=48,
+        training__num_steps=8,
+    )
+    train(other)
+    rows = list(read_metrics(tmp_path / "other/metrics.jsonl"))
+    assert [row["step"] for row in rows] == [5, 6, 7, 8, 8]
+    shutil.rmtree(list_checkpoints(other.run_folder)[0])
+    shutil.rmtree(trunk)
+    assert train(other) is Outcome.FINISHED, "from its own checkpoint"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"seed": 4}, r"was trained with seed=3 \(now 4\); a branch goes on"),
+        ({"training__batch_size": 2}, r"training\.batch_size=4 \(now 2\)"),
+        ({"model__n_layers": 1}, r"model\.n_layers=2 \(now 1\)"),
+        ({"training__num_steps": 4}, r"is at step 4, where training\.num_steps=4 ends; raise it"),
+        ({"init_from": "runs/x"}, r"exclude each other"),
+        ({"branch_from": "runs/x"}, r"branch_from=runs/x is no intact checkpoint"),
+    ],
+)
+def test_what_a_branch_cannot_be_is_refused(
+    make_config: MakeConfig, tmp_path: Path, trunk: Path, settings: dict, message: str
+) -> None:
+    given = {"run_folder": str(tmp_path / "branch"), "branch_from": str(trunk)} | settings
+    with pytest.raises(ConfigError, match=message):
+        train(make_config(checkpoint__keep_steps=None, **given))
+
+
+# --- export at the end ----------------------------------------------------------------------------
+
+
+def test_a_run_exports_itself_at_its_end(make_config: MakeConfig) -> None:
+    config = make_config(
+        model__layer_norm_with_affine=True, checkpoint__export_at_end=True, training__num_steps=2
+    )
+    train(config)
+    folder = Path(config.run_folder)
+    ours, theirs = (
+        load_model(str(path), device="cpu").model for path in (folder, folder / "huggingface")
+    )
+    tokens_BL, positions_BL = torch.arange(12)[None], torch.arange(12)[None]
+    torch.testing.assert_close(ours(tokens_BL, positions_BL), theirs(tokens_BL, positions_BL))
+    shutil.rmtree(folder / "huggingface")
+    partial = left_by_a_killed_process(folder / "huggingface")
+    partial.mkdir()
+    (partial / "half").touch()
+    train(config)
+    assert (folder / "huggingface/config.json").is_file()
+    assert not partial.exists()
+
+
+def test_what_cannot_be_exported_is_refused_before_training(make_config: MakeConfig) -> None:
+    config = make_config(checkpoint__export_at_end=True, model__rotary_fraction=0.5)
+    with pytest.raises(ConfigError, match=r"model\.rotary_fraction=0\.5 cannot be exported"):
+        train(config)
+    assert not (Path(config.run_folder) / "metrics.jsonl").exists()
+
+
+def test_every_file_of_a_run_follows_the_umask(make_config: MakeConfig, tmp_path: Path) -> None:
+    config = make_config(model__layer_norm_with_affine=True)
+    train(config)
+    export(Path(config.run_folder), tmp_path / "exported")
+    (tmp_path / "any").touch()
+    mode = (tmp_path / "any").stat().st_mode
+    files = [*Path(config.run_folder).rglob("*"), *(tmp_path / "exported").iterdir()]
+    assert {path.name for path in files if path.is_file() and path.stat().st_mode != mode} == set()
+
+
+def test_weights_in_a_checkpoint_are_not_pickled(trained: Path) -> None:
+    names = {path.name for path in list_checkpoints(trained)[0].rglob("*")}
+    files = {f"{name}.json" for name in ("tokenizer", "trainer", "manifest")}
+    moments = {"engine", "moments-00000-of-00001.safetensors"}
+    assert names == files | moments | {"config.yaml", "model.safetensors"}
+
+
+def test_a_start_killed_before_its_config_is_there_is_made_good(make_config: MakeConfig) -> None:
+    config = make_config()
+    folder = Path(config.run_folder)
+    (folder / "checkpoints").mkdir(parents=True)
+    left_by_a_killed_process(folder / "config.yaml").write_text("seed: 3\nhalf a")
+    (folder / LOCK).write_text("")
+    os.utime(folder / LOCK, (0, 0))
+    assert train(config) is Outcome.FINISHED
+    names = {"config.yaml", "environment.json", "metrics.jsonl", "checkpoints"}
+    assert {path.name for path in folder.iterdir()} == names
+
+
+def test_a_checkpoint_of_another_seed_is_not_resumed(
+    make_config: MakeConfig, trained: Path
+) -> None:
+    own = trained / "config.yaml"  # not that of its checkpoints
+    own.write_text(own.read_text().replace("seed: 3", "seed: 4"))
+    with pytest.raises(ConfigError, match=r"step000006 holds work with seed=3 \(now 4\)"):
+        train(make_config(seed=4))

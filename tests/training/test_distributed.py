@@ -1,0 +1,61 @@
+"""Where processes meet, and one mistake gives one message."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from olmo_sparsity.errors import ConfigError, DataError, ReportedElsewhere, UserError
+from olmo_sparsity.training import distributed
+from olmo_sparsity.training.distributed import Processes, first_node
+
+
+@pytest.mark.parametrize(
+    ("nodes", "first"),
+    [("n1", "n1"), ("n1,n2", "n1"), ("gpu[07-09,12],cpu1", "gpu07"), ("a-[3,5]", "a-3")],
+)
+def test_the_first_node_of_a_list(nodes: str, first: str) -> None:
+    assert first_node(nodes) == first
+
+
+@pytest.mark.usefixtures("no_launcher")
+def test_where_to_meet(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="MASTER_ADDR is not set"):
+        distributed._meeting_point()
+    monkeypatch.setenv("SLURM_STEP_NODELIST", "n[3-4]")
+    monkeypatch.setenv("SLURM_JOB_ID", "123456")
+    assert distributed._meeting_point() == ("n3", "23456")
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    assert distributed._meeting_point() == ("10.0.0.1", "29500")
+
+
+def agreeing(rank: int, texts: list[str | None]) -> Processes:
+    class Scripted(Processes):
+        def gather(self, value: Any) -> list[Any]:
+            assert value == texts[rank]
+            return texts
+
+    return Scripted(rank=rank, world_size=len(texts))
+
+
+@pytest.mark.parametrize(
+    ("texts", "speaker"), [(["bad", "bad"], 0), (["bad", None], 0), ([None, "bad"], 1)]
+)
+def test_one_process_speaks_for_all(texts: list[str | None], speaker: int) -> None:
+    def attempted(rank: int) -> None:
+        with agreeing(rank, texts).agree():
+            if texts[rank] is not None:
+                raise DataError(texts[rank])
+
+    for rank in range(2):
+        with pytest.raises(UserError) as caught:
+            attempted(rank)
+        if rank == speaker:
+            assert str(caught.value).endswith("bad")
+            assert isinstance(caught.value, DataError)
+            alone = texts.count("bad") == 1
+            assert str(caught.value).startswith(f"process {rank} of 2" if alone else "bad")
+        else:
+            assert isinstance(caught.value, ReportedElsewhere)

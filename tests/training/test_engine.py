@@ -1,0 +1,286 @@
+"""One step, its kernels, and the device and precision it runs in."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from olmo.model import RMSLayerNorm
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+
+from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.config.text import IGNORED
+from olmo_sparsity.data.batches import Batch
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.layers import RMSNorm
+from olmo_sparsity.model.load import build_model
+from olmo_sparsity.training.distributed import Processes
+from olmo_sparsity.training.engine import (
+    DDPEngine,
+    Engine,
+    choose_precision,
+    own_device,
+    own_gpu,
+)
+from olmo_sparsity.training.loop import train
+from olmo_sparsity.training.preflight import (
+    check_devices,
+)
+from tests.support.alike import alike, given
+
+MakeConfig = Callable[..., RunConfig]
+ALONE = Processes()
+
+
+def test_deterministic_training_turns_on_deterministic_kernels(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", "")  # to be put back as it was
+    del os.environ["CUBLAS_WORKSPACE_CONFIG"]
+    try:
+        train(make_config(training__deterministic=True, training__num_steps=2))
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"]
+    finally:
+        torch.use_deterministic_algorithms(False)
+        torch.utils.deterministic.fill_uninitialized_memory = True
+    train(make_config(training__deterministic=False, training__num_steps=2))  # it may go on without
+
+
+def test_every_process_takes_its_own_gpu() -> None:
+    assert own_gpu(1, Processes(3, 4, 3, 4)) == 0, "the launcher shows it only its own"
+    assert own_gpu(4, Processes(7, 8, 3, 4)) == 3
+    with pytest.raises(ConfigError, match="runs 4 processes, but PyTorch sees 2 GPUs"):
+        own_gpu(2, Processes(3, 4, 3, 4))
+
+
+def test_no_gpu_where_slurm_gave_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_GPUS_ON_NODE", "4")
+    check_devices("cpu", torch.device("cpu"), ALONE)
+    with pytest.raises(ConfigError, match=r"gave this machine 4 GPUs .* PyTorch sees none"):
+        check_devices("auto", torch.device("cpu"), ALONE)
+    monkeypatch.delenv("SLURM_GPUS_ON_NODE")
+    check_devices("auto", torch.device("cpu"), ALONE)
+
+
+GPT_NEOX = {
+    **{"architecture": "gpt_neox", "d_model": 32, "n_heads": 2, "n_layers": 2},
+    **{"max_sequence_length": 64, "activation_type": "gelu", "include_bias": True},
+}
+
+
+@pytest.fixture
+def batch() -> Batch:
+    tokens = torch.randint(0, 300, (6, 16), generator=torch.Generator().manual_seed(0))
+    labels = torch.roll(tokens, -1, 1)
+    labels[:, -1] = IGNORED
+    labels[0, 3:9] = IGNORED  # micro-batches hold unequal numbers of labels
+    return Batch(tokens, torch.arange(16).expand(6, 16), labels)
+
+
+def new_model(config: RunConfig) -> Any:
+    config.model.vocab_size = 300
+    torch.manual_seed(0)
+    return build_model(config.model)
+
+
+def engine_for(config: RunConfig) -> Engine:
+    return Engine(new_model(config), config)
+
+
+def test_gradient_accumulation_equals_one_batch(make_config: MakeConfig, batch: Batch) -> None:
+    engines = [
+        engine_for(make_config(training__batch_size=6, training__micro_batch_size=micro))
+        for micro in (6, 3, 1)
+    ]
+    found = [engine.step(batch, 1e-3) for engine in engines]
+    for engine, (loss, norm) in zip(engines, found, strict=True):
+        torch.testing.assert_close(loss, found[0][0])
+        torch.testing.assert_close(norm, found[0][1])
+        for ours, first in zip(
+            engine.model.parameters(), engines[0].model.parameters(), strict=True
+        ):
+            torch.testing.assert_close(ours, first, rtol=1e-4, atol=1e-5)
+
+
+def test_the_step_is_that_of_plain_pytorch(make_config: MakeConfig, batch: Batch) -> None:
+    """Against a bare loop: cross-entropy over all labels, clip, AdamW."""
+    config = make_config(training__max_grad_norm=0.1, training__batch_size=6)
+    engine = engine_for(config)
+    torch.manual_seed(0)
+    bare = build_model(config.model)
+    optimizer = torch.optim.AdamW(bare.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    for _ in range(3):
+        loss, _ = engine.step(batch, 3e-3)
+        logits = bare(batch.tokens_BL, batch.positions_BL)
+        expected = nn.functional.cross_entropy(logits.flatten(0, 1), batch.labels_BL.flatten())
+        optimizer.zero_grad()
+        expected.backward()
+        nn.utils.clip_grad_norm_(bare.parameters(), 0.1)
+        optimizer.step()
+        torch.testing.assert_close(loss, expected.detach())
+    for ours, theirs in zip(engine.model.parameters(), bare.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"training__activation_checkpointing": False},
+        {},
+        {"data__mask_documents": True},
+        {"model__rope": False, "model__alibi": True},
+        {"model__attention_layer_norm": True, "model__norm_after": True, "model__n_kv_heads": 1},
+    ],
+    ids=["nothing computed again", "rope", "document masks", "alibi", "OLMo 2"],
+)
+@pytest.mark.filterwarnings("ignore")  # the compiler warns about what it does itself
+def test_a_compiled_step_is_one_graph(
+    changes: dict, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the compiler breaks off, what follows runs uncompiled, and says nothing."""
+    torch.compiler.reset()
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiler = partial(torch.compile, backend=graphs, fullgraph=True)
+    monkeypatch.setattr(torch, "compile", compiler)
+    monkeypatch.setattr(RMSNorm, "forward", RMSLayerNorm.forward)  # as it is on a GPU
+    config = make_config(
+        training__batch_size=2, **{"training__activation_checkpointing": True} | changes
+    )
+    eager = engine_for(config)
+    compiled = engine_for(replace(config, training=replace(config.training, compile=True)))
+    tokens_BL = torch.randint(2, 60, (2, 256))  # long enough for a fused kernel
+    positions_BL = torch.arange(256).expand_as(tokens_BL)
+    batch = Batch(tokens_BL, positions_BL, tokens_BL.roll(-1, 1))
+    if config.data.mask_documents:
+        batch = replace(batch, documents_BL=positions_BL // 100)
+    for _ in range(2):
+        torch.testing.assert_close(compiled.step(batch, 1e-3)[0], eager.step(batch, 1e-3)[0])
+    assert graphs.frame_count == 1
+
+
+@pytest.mark.parametrize("world_size", [8, 64])
+def test_many_processes_that_do_the_same_are_like_one(
+    world_size: int, make_config: MakeConfig, batch: Batch
+) -> None:
+    alone = engine_for(make_config(training__batch_size=6, training__micro_batch_size=3))
+    config = make_config(training__batch_size=6 * world_size, engine__name="ddp")
+    with alike(world_size, rank=world_size - 1) as processes:
+        engine = DDPEngine(new_model(config), config, processes)
+        for step in range(3):
+            given.clear()
+            found, expected = engine.step(batch, 1e-3), alone.step(batch, 1e-3)
+            torch.testing.assert_close(found[0], expected[0])
+            torch.testing.assert_close(found[1], expected[1])
+            gradients = 4 * sum(weight.numel() for weight in engine.model.parameters())
+            assert given["all_reduce"] == pytest.approx(gradients, abs=64), step
+        del engine
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler warns about what it does itself
+def test_with_ddp_a_compiled_step_is_one_graph(
+    make_config: MakeConfig, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of more weights than one of DDP's buckets."""
+    torch.compiler.reset()
+    graphs = CompileCounterWithBackend("eager")
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=graphs, fullgraph=True))
+    config = make_config(model__d_model=256, training__compile=True, training__batch_size=12)
+    with alike(2) as processes:
+        engine = DDPEngine(new_model(config), config, processes)
+        engine.step(batch, 1e-3)
+        del engine
+    assert graphs.frame_count == 1
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler warns about what it does itself
+def test_compiled_equals_eager(make_config: MakeConfig, batch: Batch) -> None:
+    changes = {"training__batch_size": 6, "model__n_layers": 1}
+    eager = engine_for(make_config(**changes))
+    compiled = engine_for(make_config(**changes, training__compile=True))
+    for _ in range(2):
+        torch.testing.assert_close(compiled.step(batch, 1e-3)[0], eager.step(batch, 1e-3)[0])
+    assert compiled.model.state_dict().keys() == eager.model.state_dict().keys()
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({"training__length": 64}, "matmul"),
+        ({"training__length": 256}, "flash_attention"),
+        ({"training__length": 64, "model__n_kv_heads": 1}, "flash_attention"),
+        ({"training__length": 256, "model__rope": False, "model__alibi": True}, "flash_attention"),
+    ],
+)
+def test_the_attention_kernel_that_is_named_is_the_one_that_runs(
+    make_config: MakeConfig, changes: dict, expected: str
+) -> None:
+    length = changes["training__length"]
+    changes |= {"positions__target_length": length, "model__max_sequence_length": length}
+    engine = engine_for(make_config(**changes, training__batch_size=2))
+    tokens_BL = torch.randint(0, 300, (2, length))
+    with torch.profiler.profile() as profiled:
+        engine.step(Batch(tokens_BL, torch.arange(length).expand(2, length), tokens_BL), 1e-3)
+    ran = {event.key for event in profiled.key_averages()}
+    assert engine.describe()["attention"] == expected
+    assert ("aten::_scaled_dot_product_flash_attention_for_cpu" in ran) == (expected != "matmul")
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "model",
+    [{}, {"rope": False, "alibi": True}, {"rope": False}, {"n_kv_heads": 1}, GPT_NEOX],
+    ids=["rope", "alibi", "nope", "grouped", "gpt_neox"],
+)  # fmt: skip
+def test_the_loss_of_a_masked_document_is_its_loss_alone(
+    make_config: MakeConfig, run_dict: dict, model: dict, precision: str
+) -> None:
+    """In training and held out; its position IDs may even begin anew, since only their differences
+    count."""
+    run_dict["model"] = model if model == GPT_NEOX else run_dict["model"] | model
+    engine = engine_for(make_config(training__batch_size=2, training__precision=precision))
+    lengths, generator = (5, 1, 18), torch.Generator().manual_seed(1)
+    tokens_BL = torch.randint(1, 300, (2, sum(lengths)), generator=generator)
+    labels_BL = tokens_BL.roll(-1, 1)
+    numbers_L = torch.repeat_interleave(torch.arange(3), torch.tensor(lengths))
+    positions_BL = torch.arange(24).expand(2, 24)
+    packed = Batch(tokens_BL, positions_BL, labels_BL, numbers_L.expand(2, 24))
+    places = [slice(0, 5), slice(5, 6), slice(6, 24)]
+    apart = [
+        Batch(tokens_BL[:, some], positions_BL[:, : some.stop - some.start], labels_BL[:, some])
+        for some in places
+    ]
+    near = {"rtol": 2e-2, "atol": 2e-2} if precision == "bf16" else {"rtol": 1e-4, "atol": 1e-5}
+    nll_BL = engine.token_losses(packed)
+    torch.testing.assert_close(
+        nll_BL, torch.cat([engine.token_losses(b) for b in apart], 1), **near
+    )
+    unmasked = engine.token_losses(Batch(tokens_BL, positions_BL, labels_BL))
+    assert (nll_BL[:, 6:] - unmasked[:, 6:]).abs().max() > 0.05, "the mask hides something"
+
+    def gradients(batches: list[Batch]) -> torch.Tensor:
+        engine.model.zero_grad()
+        for batch in batches:
+            with engine.autocast():
+                engine.losses(batch, 48).backward()
+        return torch.cat([p.grad.flatten() for p in engine.model.parameters()])
+
+    one, other = gradients([packed]), gradients(apart)
+    assert (one - other).norm() < near["rtol"] * other.norm()
+
+
+def test_devices_and_precisions_are_chosen_or_refused() -> None:
+    assert own_device("cpu", Processes()).type == "cpu"
+    with pytest.raises(ConfigError, match=r"training\.device=warp"):
+        own_device("warp", Processes())
+    if not torch.cuda.is_available():
+        with pytest.raises(ConfigError, match=r"training\.device=cuda"):
+            own_device("cuda", Processes())
+    assert choose_precision("fp32", torch.device("cpu")) == "fp32"
+    assert choose_precision("auto", torch.device("cpu")) in ("fp32", "bf16")

@@ -1,0 +1,69 @@
+"""Held-out losses by position, and induction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.config.text import IGNORED
+from olmo_sparsity.data.batches import Batch, heldout_batches
+from olmo_sparsity.data.shards import open_shards
+from olmo_sparsity.model.load import build_model
+from olmo_sparsity.model.losses import token_losses
+from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.evaluate import evaluate, induction_drop
+from olmo_sparsity.training.start import resolve
+
+MakeConfig = Callable[..., RunConfig]
+
+
+def test_losses_by_position_are_means_over_those_positions(make_config: MakeConfig) -> None:
+    config = make_config(evaluation__length=50, evaluation__batch_size=3)
+    heldout = open_shards(config.data, "heldout")
+    config = resolve(config, heldout, torch.device("cpu"))
+    engine = Engine(build_model(config.model), config)
+    found = evaluate(engine, heldout, config)
+    assert [(row["from"], row["to"]) for row in found] == [(0, 16), (16, 32), (32, 50)]
+    (whole,) = heldout_batches(heldout, length=50, num_sequences=4, batch_size=4)
+    nll_BL = token_losses(engine.model, whole.tokens_BL, whole.positions_BL, whole.labels_BL)
+    for row, columns in zip(found, (slice(0, 15), slice(15, 31), slice(31, 49)), strict=True):
+        assert row["loss"] == pytest.approx(float(nll_BL[:, columns].mean()), rel=1e-5)
+        assert row["num_tokens"] == nll_BL[:, columns].numel()
+        # The same with the bytes counted document by document.
+        texts = [
+            heldout.tokenizer.decode(heldout.document(i).tolist()) for i in range(len(heldout))
+        ]
+        num_bytes = sum(len(text.encode()) for text in texts)
+        bits = row["loss"] / math.log(2) * heldout.num_tokens / num_bytes
+        assert row["bits_per_byte"] == pytest.approx(bits, rel=1e-3)
+
+
+def test_induction_is_the_fall_in_loss_on_a_second_reading(make_config: MakeConfig) -> None:
+    """Of a parrot, which knows what followed a token the last time, and of a fresh model."""
+    config = make_config(training__length=20, evaluation__batch_size=1)
+    heldout = open_shards(config.data, "heldout")
+    config = resolve(config, heldout, torch.device("cpu"))
+    engine = Engine(build_model(config.model), config)
+    assert abs(induction_drop(engine, heldout, config)) < 0.1
+
+    def parrot(batch: Batch) -> torch.Tensor:
+        nll_BL = torch.zeros(batch.labels_BL.shape)
+        for row, labels in enumerate(batch.labels_BL.tolist()):
+            for place, label in enumerate(labels):
+                nll_BL[row, place] = 3.0 * (label != IGNORED and place < 10)
+        return nll_BL
+
+    engine.token_losses = parrot
+    assert induction_drop(engine, heldout, config) == pytest.approx(3.0)
+    shares = []
+    for rank in range(30):  # more processes than the last batch has passages
+        engine.processes = SimpleNamespace(
+            rank=rank, world_size=30, add_up=lambda sums: shares.append(sums) or torch.ones(3)
+        )
+        induction_drop(engine, heldout, config)
+    assert sum(shares).tolist() == [3 * 64, 0, 64]

@@ -1,0 +1,220 @@
+"""Training: a run, its log, what it refuses, and starting from weights."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.errors import ConfigError, DataError, UserError
+from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.model.load import load_model
+from olmo_sparsity.training import start
+from olmo_sparsity.training.checkpoint import TrainerState
+from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.estimate import (
+    flops_per_token,
+)
+from olmo_sparsity.training.loop import Outcome, train
+from olmo_sparsity.training.run_folder import loss_table, read_metrics
+
+MakeConfig = Callable[..., RunConfig]
+
+
+def rows(config: RunConfig) -> list[dict]:
+    return list(read_metrics(Path(config.run_folder) / "metrics.jsonl"))
+
+
+def losses(config: RunConfig) -> list[float]:
+    return [row["loss"] for row in rows(config) if "loss" in row]
+
+
+def final_weights(config: RunConfig) -> dict[str, torch.Tensor]:
+    return load_model(config.run_folder, device="cpu").model.state_dict()
+
+
+# --- a run ----------------------------------------------------------------------------------------
+
+
+def test_a_run_learns_and_leaves_a_whole_folder(make_config: MakeConfig) -> None:
+    config = make_config(training__num_steps=40, training__batch_size=16)
+    assert train(config) is Outcome.FINISHED
+    folder = Path(config.run_folder)
+    assert {path.name for path in folder.iterdir()} == {
+        "config.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "checkpoints",
+    }
+    curve = losses(config)
+    assert len(curve) == 40
+    assert sum(curve[-5:]) / 5 < curve[0] - 0.5
+    (start,) = json.loads((folder / "environment.json").read_text())
+    assert start["engine"]["class"] == "Engine"
+    assert start["versions"]["torch"] == torch.__version__
+    kept = list_checkpoints(folder)
+    assert [path.name for path in kept] == ["step000040", "step000038"]
+    assert "held-out loss by position" in loss_table(folder)
+
+
+def test_a_finished_run_is_left_alone(
+    make_config: MakeConfig, trained: Path, capsys: pytest.CaptureFixture
+) -> None:
+    metrics = trained / "metrics.jsonl"
+    before = metrics.read_bytes()
+    assert train(make_config()) is Outcome.FINISHED
+    assert metrics.read_bytes() == before
+    metrics.unlink()
+    assert train(make_config()) is Outcome.FINISHED
+    assert "held-out loss by position: lost" in capsys.readouterr().err
+
+
+def test_runs_repeat_and_seeds_differ(make_config: MakeConfig, tmp_path: Path) -> None:
+    curves = []
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        config = make_config(run_folder=str(tmp_path / name), seed=seed)
+        train(config)
+        curves.append(losses(config))
+    assert curves[0] == curves[1]
+    assert curves[0] != curves[2]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"training__activation_checkpointing": True},
+        {"training__precision": "bf16"},
+    ],
+    ids=lambda changes: ",".join(f"{key}={value}" for key, value in changes.items()),
+)
+def test_every_variant_trains(make_config: MakeConfig, changes: dict) -> None:
+    config = make_config(**changes, training__num_steps=12)
+    train(config)
+    assert losses(config)[-1] < losses(config)[0]
+
+
+# --- attention within documents -------------------------------------------------------------------
+
+
+def test_a_run_within_documents_is_another_one(make_config: MakeConfig, tmp_path: Path) -> None:
+    curves = []
+    for mask in (True, False):
+        config = make_config(
+            run_folder=str(tmp_path / str(mask)), data__mask_documents=mask, training__length=32
+        )
+        train(config)
+        curves.append(losses(config))
+    assert curves[0] != curves[1]
+
+
+# --- starting from weights ------------------------------------------------------------------------
+
+
+def test_init_from_starts_with_those_weights(
+    make_config: MakeConfig, trained: Path, tmp_path: Path
+) -> None:
+    first = make_config()
+    second = make_config(
+        run_folder=str(tmp_path / "second"),
+        init_from=str(trained),
+        positions__target_length=48,
+        optimizer__learning_rate=1e-30,
+        optimizer__weight_decay=0.0,
+        training__num_steps=1,
+    )
+    train(second)
+    weights = final_weights(second)
+    for name, tensor in final_weights(first).items():
+        assert torch.equal(tensor, weights[name]), name
+
+
+# --- what the user is told ------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("trained")
+def test_another_config_in_the_same_folder_is_refused(make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match=r"optimizer\.learning_rate=0\.01 \(now 0\.5\)"):
+        train(make_config(optimizer__learning_rate=0.5))
+    train(make_config(optimizer__learning_rate=0.01, logging__interval_steps=1))
+
+
+def test_other_data_under_the_same_run_is_refused(
+    make_config: MakeConfig, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = TrainerState.read(list_checkpoints(trained)[0])
+    state.data_fingerprint = "another"
+    monkeypatch.setattr(TrainerState, "read", staticmethod(lambda folder: state))
+    with pytest.raises(DataError, match="other tokens"):
+        train(make_config())
+
+
+def test_a_model_too_small_for_its_tokenizer_is_refused(make_config: MakeConfig) -> None:
+    with pytest.raises(ConfigError, match=r"model\.vocab_size=100 is smaller than the tokenizer's"):
+        train(make_config(model__vocab_size=100))
+
+
+def test_a_loss_that_is_not_a_number_stops_the_run(make_config: MakeConfig) -> None:
+    config = make_config(optimizer__learning_rate=1e30, training__num_steps=30)
+    with pytest.raises(UserError, match=r"step \d+: loss .*Lower optimizer\.learning_rate"):
+        train(config)
+    for folder in list_checkpoints(config.run_folder):
+        for tensor in load_model(str(folder), device="cpu").model.state_dict().values():
+            assert torch.isfinite(tensor).all()
+
+
+def test_a_last_step_that_diverges_is_no_finished_run(make_config: MakeConfig) -> None:
+    """Its own loss was still that of the weights before."""
+    config = make_config(
+        model__layer_norm_type="default",
+        optimizer__learning_rate=1e30,
+        optimizer__schedule="constant",
+        optimizer__warmup_steps=0,
+        training__num_steps=1,
+    )
+    with pytest.raises(UserError, match=r"step 1: held-out loss nan.*Lower optimizer"):
+        train(config)
+    assert list_checkpoints(config.run_folder) == []
+
+
+def test_weights_that_are_no_numbers_are_not_saved(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = Engine.step
+
+    def spoil(self: Engine, *given: object) -> object:
+        found = step(self, *given)
+        next(self.model.parameters()).data[0] = torch.nan
+        return found
+
+    monkeypatch.setattr(Engine, "step", spoil)
+    with pytest.raises(UserError, match=r"step 1: sum of the weights nan"):
+        train(make_config(checkpoint__interval_steps=1))
+
+
+def test_too_little_heldout_text_ends_a_run_before_its_first_step(make_config: MakeConfig) -> None:
+    training = {"training__length": 10**6, "positions": {}, "model__max_sequence_length": 10**6}
+    for changes in ({"evaluation__length": 10**6}, training | {"evaluation__length": 4}):
+        config = make_config(**changes)
+        with pytest.raises(DataError, match="no file of the held-out text holds one"):
+            train(config)
+        assert not Path(config.run_folder).exists()
+
+
+def test_the_share_of_the_stated_peak_is_logged_where_it_is_known(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(training__num_steps=1, training__batch_size=4, training__length=16)
+    train(config)
+    assert not [row for row in rows(config) if "mfu" in row]
+    monkeypatch.setattr(start, "device_name", lambda device: "NVIDIA A100-SXM4-80GB")
+    config = make_config(run_folder=config.run_folder + "-a100")
+    train(config)
+    (row,) = [row for row in rows(config) if "mfu" in row]
+    model = load_model(config.run_folder, device="cpu").model
+    expected = row["tokens_per_s"] * flops_per_token(model, config) / 312e12
+    assert row["mfu"] == pytest.approx(expected)
+    assert 0.1 < row["peak_memory_gib"] < 100

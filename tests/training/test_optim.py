@@ -1,0 +1,72 @@
+"""Parameter groups and the schedule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import pairwise
+
+import pytest
+import torch
+from torch import nn
+
+from olmo_sparsity.config.sections import OptimizerConfig, RunConfig
+from olmo_sparsity.model.load import build_model
+from olmo_sparsity.training.engine import Engine
+from olmo_sparsity.training.estimate import (
+    count_parameters,
+)
+from olmo_sparsity.training.optim import build_optimizer, learning_rate
+
+MakeConfig = Callable[..., RunConfig]
+
+
+def engine_for(config: RunConfig) -> Engine:
+    config.model.vocab_size = 300
+    torch.manual_seed(0)
+    return Engine(build_model(config.model), config)
+
+
+def test_decay_groups(make_config: MakeConfig) -> None:
+    model = build_model(engine_for(make_config(model__weight_tying=False)).config.model)
+
+    def decayed(**settings: bool) -> int:
+        groups = build_optimizer(model, OptimizerConfig(**settings)).param_groups
+        return sum(p.numel() for g in groups if g["weight_decay"] for p in g["params"])
+
+    everything = count_parameters(model)
+    norms = sum(p.numel() for p in model.parameters() if p.ndim == 1)
+    embedding = model.transformer.wte.weight.numel()
+    assert decayed() == everything
+    assert decayed(decay_norm_and_bias=False) == everything - norms
+    assert decayed(decay_embeddings=False) == everything - embedding
+
+
+def test_the_linear_schedule_is_that_of_transformers() -> None:
+    from transformers import get_linear_schedule_with_warmup
+
+    config = OptimizerConfig()
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=config.learning_rate)
+    theirs = get_linear_schedule_with_warmup(optimizer, 300, 1000)
+    for step in range(1, 1001):
+        optimizer.step()
+        theirs.step()
+        assert learning_rate(config, step, 1000) == pytest.approx(theirs.get_last_lr()[0])
+
+
+@pytest.mark.parametrize("schedule", ["linear", "cosine", "constant"])
+def test_schedules_warm_up_and_end_where_they_should(schedule: str) -> None:
+    config = OptimizerConfig(schedule=schedule, warmup_steps=10, final_lr_share=0.1)
+    rates = [learning_rate(config, step, 100) for step in range(1, 101)]
+    assert rates[0] == pytest.approx(5e-6)
+    assert max(rates) == rates[9] == 5e-5
+    assert rates[-1] == pytest.approx(5e-5 if schedule == "constant" else 5e-6)
+    assert learning_rate(OptimizerConfig(warmup_steps=0), 1, 1) == 0.0
+
+
+def test_a_constant_rate_falls_to_zero_in_its_cooldown() -> None:
+    config = OptimizerConfig(schedule="constant", warmup_steps=10, cooldown_steps=20)
+    rates = [learning_rate(config, step, 100) for step in range(1, 101)]
+    assert rates[9:80] == [5e-5] * 71
+    falls = [before - after for before, after in pairwise(rates[79:])]
+    assert falls == pytest.approx([5e-5 / 20] * 20)
+    assert rates[-1] == 0.0

@@ -1,0 +1,114 @@
+"""The log of a run: whole, or named where it is not."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.training.loop import train
+from olmo_sparsity.training.run_folder import Metrics, draw_losses, loss_table, read_metrics
+
+MakeConfig = Callable[..., RunConfig]
+
+
+def rows(config: RunConfig) -> list[dict]:
+    return list(read_metrics(Path(config.run_folder) / "metrics.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        b"\xf6\x00", b"5", b'{"step": 2, "lo', b'{"step": "2"}', b'{"step": 2, "loss": null}',
+        b"[" * 10**5, b'{"step": 2, "loss": 1.5, "line": 2, "crc32": "00000000"}',
+        b'{"step": 2, "heldout": [{}]}',
+    ],
+)  # fmt: skip
+def test_a_damaged_line_of_the_metrics_is_named_and_left(
+    tmp_path: Path, damage: bytes, capsys: pytest.CaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    path.write_bytes(b'{"step": 1}\n' + damage)
+    assert list(read_metrics(path)) == [{"step": 1}], "the last one, cut short by a kill"
+    content = b'{"step": 1}\n' + damage + b'\n{"step": 3}\n'
+    path.write_bytes(content)
+    assert list(read_metrics(path)) == [{"step": 1}, {"step": 3}]
+    Metrics(tmp_path, 3, [])
+    assert path.read_bytes() == content
+    assert "1 damaged lines are passed over: 2" in capsys.readouterr().err
+
+
+def test_a_line_of_the_metrics_that_is_lost_or_there_twice_is_seen(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = tmp_path / "metrics.jsonl"
+    metrics = Metrics(tmp_path, 0, [])
+    for step in range(1, 5):
+        metrics.write({"step": step, "loss": 1.0})
+    whole = path.read_bytes().splitlines(keepends=True)
+    for lines, steps, said in (
+        (whole[:1] + whole[2:], [1, 3, 4], "1 lines are lost"),
+        (whole[:2] + whole[1:], [1, 2, 3, 4], "1 damaged lines are passed over: 3"),
+    ):
+        path.write_bytes(b"".join(lines))
+        assert [row["step"] for row in read_metrics(path)] == steps
+        Metrics(tmp_path, 4, [])
+        assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"")])
+def test_metrics_that_are_gone_are_missed_now_and_later(
+    make_config: MakeConfig,
+    trained: Path,
+    damage: Callable[[Path], object],
+    capsys: pytest.CaptureFixture,
+) -> None:
+    damage(trained / "metrics.jsonl")
+    shutil.rmtree(trained / "checkpoints/step000006")
+    train(make_config())
+    lost = f"{trained}/metrics.jsonl ends at step 0; its rows up to step 4 are lost"
+    assert lost in capsys.readouterr().err
+    loss_table(trained)
+    assert "metrics.jsonl: 4 lines are lost" in capsys.readouterr().err
+
+
+def test_metrics_past_the_checkpoint_are_written_anew(tmp_path: Path) -> None:
+    lines = [json.dumps({"step": step, "loss": 1.0}) for step in range(1, 8)]
+    (tmp_path / "metrics.jsonl").write_text("\n".join(lines) + '\n{"step": 8, "lo')
+    metrics = Metrics(tmp_path, 5, [])
+    metrics.add(6, loss=torch.tensor(2.0), gradient_norm=1.0)
+    metrics.flush(tokens_per_s=3.0)
+    found = list(read_metrics(tmp_path / "metrics.jsonl"))
+    assert [row["step"] for row in found] == [1, 2, 3, 4, 5, 6]
+    assert found[-1] == {"step": 6, "loss": 2.0, "gradient_norm": 1.0, "tokens_per_s": 3.0}
+
+
+def test_the_curves_are_printed_and_drawn_for_every_evaluation(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    config = make_config(evaluation__interval_steps=2)
+    train(config)
+    table = loss_table(config.run_folder).splitlines()
+    evaluations = [row for row in rows(config) if "heldout" in row]
+    assert [row["step"] for row in evaluations] == [2, 4, 6]
+    for row, line in zip(evaluations, table[-3:], strict=True):
+        losses_and_drop = [*(part["loss"] for part in row["heldout"]), row["induction_drop"]]
+        assert line.split() == [str(row["step"]), *(f"{value:.4f}" for value in losses_and_drop)]
+    draw_losses(config.run_folder, tmp_path / "curves.svg")
+    drawn = (tmp_path / "curves.svg").read_text()
+    assert "held out, 16 … 31" in drawn
+    metrics = Path(config.run_folder) / "metrics.jsonl"
+    lines = [json.loads(line) for line in metrics.read_text().splitlines()]
+    for row in lines:
+        row.pop("crc32")  # as an older version wrote them
+        row.pop("induction_drop", None)
+        for part in row.get("heldout", []):
+            part.pop("bits_per_byte")
+    metrics.write_text("".join(json.dumps(row) + "\n" for row in lines))
+    assert "nan" in loss_table(config.run_folder), "a run of before has neither"
+    draw_losses(config.run_folder, tmp_path / "curves.svg")

@@ -1,0 +1,49 @@
+"""TensorBoard and W&B receive every row."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import types
+from collections.abc import Callable
+
+import pytest
+
+from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.training.loop import train
+
+MakeConfig = Callable[..., RunConfig]
+
+
+def test_sinks_are_asked_for_and_receive_every_row(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    received: list[tuple[dict, int]] = []
+    fake = types.ModuleType("wandb")
+    run = types.SimpleNamespace(id="a1", log=lambda row, step: received.append((row, step)))
+    opened: list[dict] = []
+    fake.init = lambda **settings: opened.append(settings) or run
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    train(config := make_config(logging__wandb_project="test"))
+    assert [step for _, step in received] == [1, 2, 3, 4, 5, 6, 6]
+    assert {"train/tokens_per_s", "train/peak_memory_gib"} <= received[-2][0].keys()
+    places = ("0-16", "16-32", "32-64")
+    assert set(received[-1][0]) == {
+        *(f"{name}/{place}" for name in ("heldout", "heldout_bits_per_byte") for place in places),
+        "heldout/induction_drop",
+    }
+    shutil.rmtree(list_checkpoints(config.run_folder)[0])
+    train(config)
+    assert [settings["id"] for settings in opened] == [None, "a1"]
+
+
+@pytest.mark.parametrize("key", ["tensorboard", "wandb_project"])
+def test_a_missing_sink_package_is_named(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    with pytest.raises(ConfigError, match=r"pip install 'olmo-sparsity\["):
+        train(make_config(**{f"logging__{key}": True if key == "tensorboard" else "x"}))
