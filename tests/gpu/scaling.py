@@ -12,9 +12,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tests.gpu.process import apart
 from tests.gpu.shapes import training_step
 
 import torch
@@ -76,6 +78,6 @@ def cells() -> Iterator[tuple[str, str, int]]:
 if __name__ == "__main__":
     rows = []
     for cell in cells():
-        rows.append(measure(*cell))
+        rows.append(apart(partial(measure, *cell)))
         print(*cell, rows[-1]["memory"], rows[-1]["given"], flush=True)
     RESULTS.write_text("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n")
