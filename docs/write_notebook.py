@@ -1,6 +1,6 @@
 """docs/explain.ipynb, with the outputs of its cells: `python docs/write_notebook.py`.
 
-Needs runs/figure2 (`make figure2`). A test runs the cells of the notebook that is stored.
+Needs runs/figure2_code (`make figure2_code`). A test runs the cells of the notebook that is stored.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 
 CELLS = [
     "# Explain one prediction\n\nWhich far words does a prediction depend on, and would an "
-    "unrelated text have done as well? The model is the small one of `make figure2`; any folder, "
+    "unrelated text have done as well? The model is the small one of `make figure2_code`; any folder, "
     "hub name or model in memory works in its place.",
     "from pathlib import Path\n\nfrom olmo_sparsity import explain, load_model\n\n"
-    'model = load_model("runs/figure2")\n'
+    'model = load_model("runs/figure2_code")\n'
     'text = Path("docs/examples/greenhouse.py").read_text()\n'
     'e = explain(model, text=text, at="MoistureProbe", units="words", k=2)\ne',
     "Targets are underlined. A far word is as bright as its share of the most that one word does "

@@ -139,8 +139,8 @@ def test_copies_of_shipped_configs_work_where_they_lie(elsewhere: Path) -> None:
     assert [run.name for run in runs] == [run.name for run in copied]
     jobs, copies = (read_jobs(f"{at}experiments/evidence.yaml", []) for at in ("", "a/"))
     assert [job.name for job in jobs] == [job.name for job in copies]
-    copy_config("figure2.yaml", elsewhere / "python.yaml")  # whose base is called python.yaml
-    assert load_config("python.yaml") == load_config("figure2.yaml")
+    copy_config("figure2_code.yaml", elsewhere / "python.yaml")  # whose base is called python.yaml
+    assert load_config("python.yaml") == load_config("figure2_code.yaml")
     with pytest.raises(ConfigError, match=r"python\.yaml exists"):
         copy_config("quick.yaml", elsewhere / "python.yaml")
     with pytest.raises(ConfigError, match="no config 'nothing' is installed"):
