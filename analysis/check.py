@@ -100,8 +100,8 @@ class Check:
             )
         if not self.induction["has_induction"]:
             reasons.append(
-                "this model does not copy from its context (a repeated passage costs it only "
-                f"{self.induction['drop']:.2f} nats a token less), so it seldom uses a far "
+                "this model does not copy from its context (a passage that is repeated costs "
+                f"it only {self.induction['drop']:.2f} nats a token less), so it seldom uses a far "
                 "token that repeats the answer"
             )
         return "; ".join(reasons)

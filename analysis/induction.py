@@ -13,7 +13,7 @@ from torch import Tensor
 
 from olmo_sparsity.analysis.documents import Document
 from olmo_sparsity.analysis.scoring import Scorer
-from olmo_sparsity.analysis.statistics import INDUCTION_NATS
+from olmo_sparsity.analysis.statistics import INDUCTION_SHARE
 from olmo_sparsity.model.losses import repetition_losses, token_losses
 
 
@@ -38,7 +38,7 @@ def repetition_drop(
         "loss_first": first,
         "loss_repeated": repeated,
         "drop": drop,
-        "has_induction": drop >= INDUCTION_NATS,
+        "has_induction": drop >= INDUCTION_SHARE * first > 0,
         "num_passages": len(passages),
         "passage_length": length,
     }

@@ -21,7 +21,7 @@ from matplotlib.figure import Figure
 
 from olmo_sparsity.analysis.figures import error_lengths
 from olmo_sparsity.analysis.results import Results, main_set
-from olmo_sparsity.analysis.statistics import INDUCTION_NATS, rank_correlations
+from olmo_sparsity.analysis.statistics import rank_correlations
 from olmo_sparsity.analysis.summary import BEYOND, curve_name, with_interval
 from olmo_sparsity.disk.drawing import BLUE, GREEN, GREY, RED, save
 from olmo_sparsity.errors import DataError
@@ -204,7 +204,6 @@ def _draw_by_size(
         axes.set_ylabel(label)
         axes.set_xticks(counts, [_short(count) for count in counts])
         axes.minorticks_off()
-    drops.axhline(INDUCTION_NATS, color="0.5", linewidth=0.7, linestyle=":")
     excesses.axhline(0, color="black", linewidth=0.7, zorder=0)
     for positions, group in rows.groupby("positions"):
         color, marker, _, shift = _style(positions)
@@ -231,7 +230,6 @@ def _draw_against_drop(
         axes.plot(control["drop"], control[beyond], linestyle="none", label="random", **_GREY)
     axes.set_xlabel(_DROP)
     axes.set_ylabel(f"{BEYOND[beyond]} recovery")
-    axes.axvline(INDUCTION_NATS, color="0.5", linewidth=0.7, linestyle=":")
     axes.axhline(0, color="black", linewidth=0.7, zorder=0)
 
 

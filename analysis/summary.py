@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from olmo_sparsity.analysis.results import SETS, Results, main_set
-from olmo_sparsity.analysis.statistics import KEYS
+from olmo_sparsity.analysis.statistics import INDUCTION_SHARE, KEYS
 from olmo_sparsity.analysis.view import spell
 
 FEW_DOCUMENTS = 10
@@ -162,12 +162,14 @@ def describe_induction(found: dict[str, Any], far_states: str, planted: bool) ->
     text, `describe` states that)."""
     lines = [
         f"induction: loss {found['loss_first']:.2f} on a passage, {found['loss_repeated']:.2f} "
-        f"when it is repeated, a drop of {found['drop']:.2f} nats"
+        f"when it is repeated, a drop of {found['drop']:.2f} nats "
+        f"({found['drop'] / max(found['loss_first'], 1e-9):.0%})"
     ]
     if not planted and not found["has_induction"]:
         lines += [
-            "  below 1 nat: this model does not copy from its context, so the numbers below say",
-            "  nothing about long-range dependency in language",
+            f"  below {INDUCTION_SHARE:.0%}: this model does not copy from its context, so the "
+            "numbers below",
+            "  say nothing about long-range dependency in language",
         ]
     elif not planted and far_states == "isolated":
         lines += [

@@ -218,7 +218,9 @@ def test_python_of_a_page_runs(
         assert main(["measure", run, "--quick", "--out", "results/tutorial", *smaller]) == 0
     names: dict[str, Any] = {}
     for code in python_in(name):
-        for long, short in (SMALLER | {"runs/figure2_code": run, "runs/figure2": run, "my_model": run}).items():
+        for long, short in (
+            SMALLER | {"runs/figure2_code": run, "runs/figure2": run, "my_model": run}
+        ).items():
             code = code.replace(long, short)
         exec(code, names)
     if name == "docs/tutorial.md":

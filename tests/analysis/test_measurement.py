@@ -413,6 +413,17 @@ def test_the_check_tells_a_parrot_from_a_model_without_induction(model: Any) -> 
     assert parrot["drop"] == pytest.approx(np.log(VOCAB), abs=0.01)
     assert parrot["has_induction"]
     assert not repetition_drop(Scorer(model), passages, 20)["has_induction"]
+    assert not repetition_drop(Scorer(model), [], 20)["has_induction"]
+
+
+@pytest.mark.parametrize(("first", "repeated", "copies"), [(2.9, 2.2, True), (5.9, 5.2, False)])
+def test_the_check_asks_for_a_share_of_the_loss(
+    first: float, repeated: float, copies: bool, monkeypatch: pytest.MonkeyPatch, model: Any
+) -> None:
+    losses = torch.tensor([[first, repeated]])
+    monkeypatch.setattr("olmo_sparsity.analysis.induction.repetition_losses", lambda *_: losses)
+    found = repetition_drop(Scorer(model), [Document(np.arange(20))], 20)
+    assert found["has_induction"] == copies
 
 
 def test_a_trained_run_is_measured_on_its_own_held_out_text(
