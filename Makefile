@@ -101,7 +101,7 @@ figure2 figure2_code prose: install
 	$(BIN)/olmo-sparsity explain runs/$@ $(example) --units words -k 2 --check \
 		--html results/$@_explained.html
 
-example = --text docs/examples/weissenborn.txt --at "Weissenborn"
+example = --text olmo_sparsity/demo/bridge.txt --at "Weissenborn"
 time = 20 minutes
 figure2_code: example = --text docs/examples/greenhouse.py --at MoistureProbe
 prose: time = an hour

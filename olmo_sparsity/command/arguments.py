@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"olmo-sparsity: {printable(message)} ({self.prog} --help says more)\n")
 
 
-MODEL = "run, checkpoint, Hugging Face folder or hub name (NAME@REVISION)"
+MODEL = "run, checkpoint, Hugging Face folder or hub name (NAME@REVISION); demo: the installed one"
 
 Commands = Callable[[str, str], Parser]
 """Adds a command: its name and help."""
@@ -52,6 +52,9 @@ def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
         sub.set_defaults(run=runs[name], command=name)
         return sub
 
+    command("demo", "explain a prediction of the small model that is installed").add(
+        "--html", metavar="PAGE", help="also write a page"
+    )
     _add_training(command)
     _add_explain(command("explain", "show which far tokens one prediction depends on"))
     _add_measure(

@@ -171,6 +171,13 @@ def export(options: argparse.Namespace) -> int:
     return 0
 
 
+def demo(options: argparse.Namespace) -> int:
+    from olmo_sparsity.command.demo import demo
+
+    demo(options.html)
+    return 0
+
+
 def explain(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis import ask
     from olmo_sparsity.analysis.explanation import to_json

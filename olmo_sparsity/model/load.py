@@ -57,6 +57,9 @@ if TYPE_CHECKING:  # what [train] installs is imported only for models of this p
 
 READ_BY_ANALYSIS = ("config.yaml", WEIGHTS, "tokenizer.json")
 
+DEMO = Path(__file__).parents[1] / "demo"
+"""A small model that is installed with the package; its name is `demo`."""
+
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 # --- a new model --------------------------------------------------------------------------------
@@ -278,6 +281,8 @@ def find_folder(path_or_hub_name: str) -> Path:
     """The folder of the files: the latest checkpoint of a run, or the download of a hub name."""
     path = Path(path_or_hub_name)
     if not path.exists():
+        if path_or_hub_name == "demo":
+            return DEMO / "model"
         if path_or_hub_name.startswith("runs/"):  # the folder of configs/, so no hub name
             raise DataError(
                 f"{path_or_hub_name} does not exist; train it first, or correct the path"
