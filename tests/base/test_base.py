@@ -187,6 +187,15 @@ def test_what_needs_an_extra_names_it(folder: Path, words: tuple[str, ...], extr
     assert "Traceback" not in done.stderr
 
 
+def test_the_demo_explains_without_anything_of_ones_own(work: Path) -> None:
+    said = run(COMMAND, "demo", "--html", "page.html", cwd=work).stdout
+    best = next(line for line in said.splitlines() if line.lstrip().startswith("1 "))
+    assert "Katharina[ Weissenborn]" in best
+    assert "0 of 8 do as well" in said
+    assert "does not copy" not in said
+    assert (work / "page.html").stat().st_size > 10_000
+
+
 def test_configs_are_listed_and_copied(folder: Path) -> None:
     listed = run(COMMAND, "configs", cwd=folder).stdout
     assert [line.split()[0] for line in listed.splitlines()] == list(shipped_configs())
