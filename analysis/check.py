@@ -30,7 +30,7 @@ PASSAGE = 128
 """Tokens of the passages that the induction check repeats."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Check:
     """How much k units of unrelated texts, chosen by the same selector, lower the losses."""
 
@@ -56,7 +56,7 @@ class Check:
     apart: int
     """How many times the unrelated text is as long as the text; if below `draws`, draws overlap."""
 
-    tables: dict[str, pd.DataFrame] = field(repr=False)
+    tables: dict[str, pd.DataFrame]
     """The tables of `recover`, of own far parts and of unrelated texts."""
 
     def to_dict(self) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Check:
             )
         return "; ".join(reasons)
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         lines = [
             f"check: {self.k} units chosen alike in each of {self.draws} unrelated texts that take "
             "the place of the far part"

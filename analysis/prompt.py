@@ -5,6 +5,7 @@ Place in the flow: text or prompt → **document with its windows and targets** 
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -100,9 +101,9 @@ class Asked:
         windows = Windows("all", short, prefix=tuple(prompt.prefix_ids))
         if settings.long != "all":
             windows = replace(windows, most=settings.long)
-        elif model.max_positions is not None:
+        if model.max_positions is not None:
             most = model.max_positions - len(windows.prefix) - longest + 1
-            if last - longest > most:
+            if last - longest > most and most < (windows.most or math.inf):
                 say(f"the text is longer than the model takes: long windows of {most:,} tokens")
                 windows = replace(windows, most=most)
         windows.check()

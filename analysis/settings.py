@@ -10,7 +10,7 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
-from numbers import Integral
+from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from olmo_sparsity.errors import ConfigError
@@ -262,8 +262,13 @@ def _check_kinds(settings: object) -> None:
         value = getattr(settings, name)
         if get_origin(kind) is Literal and value not in get_args(kind):
             raise ConfigError(f"{name}={value} is none of {', '.join(get_args(kind))}")
-        if kind in (str, bool) and not isinstance(value, kind):
-            raise ConfigError(f"{name}={value!r} must be a {kind.__name__}")
+        is_list = get_origin(kind) is tuple
+        kind = get_args(kind)[0] if is_list else kind
+        for item in value if is_list else (value,):
+            if kind in (str, bool) and not isinstance(item, kind):
+                raise ConfigError(f"{name}={item!r} must be a {kind.__name__}")
+            if kind is float and (isinstance(item, bool) or not isinstance(item, Real)):
+                raise ConfigError(f"{name}={item!r} must be a number")
 
 
 def _check_numbers(settings: object, **least: int) -> None:

@@ -82,6 +82,12 @@ def conclude(results: Results) -> str:
         return "No target was evaluated."
     rows = summary[(summary.target_set == name) & (summary.selector == meta.selectors[0])]
     row = rows.sort_values("k", kind="stable").iloc[0]  # of several units, the first
+    if not row.gap > 0:
+        return (
+            f"{meta.model['name']}: all far tokens together do not lower the loss of these "
+            f"{row.num_targets:,} targets (mean gap {row.gap:+.2f} nats), so there is nothing for "
+            "some of them to give back."
+        )
     units = row.units if row.k > 1 or row.units.startswith("span") else row.units.removesuffix("s")
     give = "gives" if row.k == 1 else "give"
     text = (

@@ -147,7 +147,10 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
         if missing_ok and not places:
             return []
         if not places or places.step != 1:
-            raise ConfigError(f"at={at} names no run of tokens; the text has {size:,}")
+            shown = f"{at.start}:{at.stop}" if isinstance(at, slice) else at
+            raise ConfigError(
+                f"at={shown} names no run of tokens; the text has {size:,}, from 0 to {size - 1:,}"
+            )
         return [(places[0], places[-1] + 1)]
     if not isinstance(at, str | re.Pattern):
         return sorted({span for item in at for span in find_spans(document, item, missing_ok)})

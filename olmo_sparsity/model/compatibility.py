@@ -129,7 +129,10 @@ def refuse_unfit(wrapped: HuggingFaceLM, original: nn.Module) -> tuple[LogitMap,
     was_training = original.training
     original.eval()
     try:
-        found = _check_answers(_try(wrapped, original), _logit_maps(config), require)
+        tried = _try(wrapped, original)
+        if not bool(tried.counted.isfinite().all()):
+            raise ConfigError(f"{family}: eight tokens give no numbers{_not_finite(original)}")
+        found = _check_answers(tried, _logit_maps(config), require)
         return *found, _batch_noise(wrapped, found[0])
     finally:
         original.train(was_training)
@@ -243,6 +246,13 @@ def _try(wrapped: HuggingFaceLM, original: nn.Module) -> _Tried:
         logits=logits,
         raw=wrapped.raw_logits(wrapped.hidden(tokens_BL, counted_BL)),
     )
+
+
+def _not_finite(model: nn.Module) -> str:
+    for name, weight in model.named_parameters():
+        if not weight.is_meta and not bool(weight.isfinite().all()):
+            return f": its weight {name} holds NaN or infinity; take other weights"
+    return "; its weights are finite, so try dtype=fp32"
 
 
 def _check_answers(

@@ -43,6 +43,7 @@ from olmo_sparsity.model.transformers_folder import (
     ADAPTER,
     add_adapter,
     base_of_adapter,
+    check_adapter_file,
     check_weight_files,
     count_parameters,
     is_hugging_face,
@@ -354,9 +355,8 @@ def _load_hugging_face(
     try:
         model: Any = read_hugging_face(base, weight_files, dtype, device, device_map)
         if is_adapter:
-            adapter_files = check_weight_files(folder, "adapter_model")
-            model = add_adapter(model, folder, adapter_files, device)
-            weight_files += adapter_files
+            weight_files.append(check_adapter_file(folder))
+            model = add_adapter(model, folder, weight_files[-1], device)
         wrapped = HuggingFaceLM(model).eval()
     except UserError:
         raise
@@ -367,11 +367,13 @@ def _load_hugging_face(
             "never run)"
         ) from None
     with_tokenizer = folder if has_tokenizer(folder) else base
+    settings = [base / "config.json", *([folder / ADAPTER] if is_adapter else [])]
     return _about(
         wrapped,
         tokenizer=find_tokenizer(with_tokenizer),
         name=name,
-        weights_sha256=fingerprint(weight_files),
+        # How the weights are read changes the numbers as they do: angles, an adapter's scale.
+        weights_sha256=fingerprint(weight_files + settings),
         find_transformers_tokenizer=partial(read_transformers_tokenizer, with_tokenizer),
     )
 

@@ -50,14 +50,14 @@ def base_of_adapter(folder: Path) -> str:
 
 
 def add_adapter(
-    model: PreTrainedModel, folder: Path, weight_files: list[Path], device: str
+    model: PreTrainedModel, folder: Path, weight_file: Path, device: str
 ) -> PeftModel:
     with naming_extras():
         from peft import PeftModel, get_peft_model_state_dict
     with warnings.catch_warnings():  # _check_keys refuses what it warns of
         warnings.filterwarnings("ignore", "Found missing adapter keys")
         adapted = PeftModel.from_pretrained(model, folder, torch_device=device)
-    with safe_open(weight_files[0], framework="pt") as file:
+    with safe_open(weight_file, framework="pt") as file:
         stored = set(file.keys())
     wanted = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
     # A whole embedding may stand beside the adapter.
@@ -147,9 +147,15 @@ def _build_frame(config: Any, folder: Path, weight_files: list[Path]) -> PreTrai
 _READ_AT_ONCE = ("*config.json", "*token*", "vocab*", "merges.txt", "*.jinja", "*.model")
 
 
+def check_adapter_file(folder: Path) -> Path:
+    """The only file that PEFT reads without unpickling."""
+    if not (folder / "adapter_model.safetensors").is_file():
+        raise _no_weights(folder, "adapter_model.safetensors")
+    return check_weight_files(folder, "adapter_model")[0]
+
+
 def check_weight_files(folder: Path, name: str = "model") -> list[Path]:
-    """The safetensors files that are loaded, after checking their names and headers. `name`: model
-    or adapter_model."""
+    """The safetensors files that are loaded, after checking their names and headers."""
     for pattern in _READ_AT_ONCE:
         for path in folder.glob(pattern):
             check_bounded(path, 2**28)
@@ -159,13 +165,7 @@ def check_weight_files(folder: Path, name: str = "model") -> list[Path]:
     elif index.is_file():
         files = _named_by_index(folder, index)
     else:
-        pickled = sorted(path.name for path in folder.glob("*.bin"))
-        if pickled:
-            raise DataError(
-                f"'{folder / pickled[0]}' is a pickle, which is never read here; convert it with "
-                "transformers: AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new)"
-            )
-        raise DataError(f"'{folder}' has no {name}*.safetensors; download it again")
+        raise _no_weights(folder, f"{name}*.safetensors")
     for path in files:
         try:
             with safe_open(path, framework="pt"):
@@ -173,6 +173,15 @@ def check_weight_files(folder: Path, name: str = "model") -> list[Path]:
         except (SafetensorError, OSError, ValueError) as error:
             raise unreadable(path, error) from None
     return files
+
+
+def _no_weights(folder: Path, wanted: str) -> DataError:
+    for path in sorted(folder.glob("*.bin")):
+        return DataError(
+            f"'{path}' is a pickle, which is never read here; convert it with transformers: "
+            "AutoModelForCausalLM.from_pretrained(folder).save_pretrained(new)"
+        )
+    return DataError(f"'{folder}' has no {wanted}; download it again")
 
 
 def _named_by_index(folder: Path, index: Path) -> list[Path]:

@@ -53,6 +53,7 @@ def test_the_check_asks_the_same_of_unrelated_texts(model: Any, at: Any, selecto
     found = asked(model, at=at, selector=selector, k=2)
     checked = found.check(draws=4)
     assert str(checked).count("\n") >= len(found.targets) + 1
+    assert repr(checked) == str(checked)  # what a notebook shows
     assert (checked.placebo is None) == (at is not None)
     assert checked.draws == 4
     by_target = found.far.groupby("target").loss_set.last()

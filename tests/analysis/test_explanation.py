@@ -177,16 +177,21 @@ def test_a_text_longer_than_the_model_is_cut_off(capsys: pytest.CaptureFixture[s
     assert "longer than the model takes: long windows of 41 tokens" in capsys.readouterr().err
     assert found.targets.target.tolist() == [30, 60]
     assert found.far[found.far.target == 60]["first"].min() >= 60 - 41
-    asked(limited, at=slice(30, 31))
-    assert "longer" not in capsys.readouterr().err
+    for given in ({}, {"long": 1000}, {"long": 20}):  # a number is at most so many, too
+        asked(limited, at=slice(30, 31), **given)
+        assert "longer" not in capsys.readouterr().err
+    capped = asked(limited, at=[slice(30, 31), slice(60, 61)], long=1000)
+    assert "long windows of 41 tokens" in capsys.readouterr().err
+    assert capped.targets.equals(found.targets)
 
 
-def test_all_tokens_of_a_target_need_a_position() -> None:
+def test_all_tokens_of_a_target_need_a_position(capsys: pytest.CaptureFixture[str]) -> None:
     limited = build(SUPPORTED[find("Llama 1, 2, 3")], vocab_size=45, max_position_embeddings=42)
     target = slice(45, 48)  # with a beginning of text, its inputs end at position ID 42
-    with pytest.raises(ConfigError, match="43 positions are more than"):
-        asked(limited, long=40, at=target)
-    assert len(asked(limited, long=39, at=target).targets) == 1
+    fitting = asked(limited, long=39, at=target)
+    assert "longer" not in capsys.readouterr().err
+    assert asked(limited, long=40, at=target).targets.equals(fitting.targets)
+    assert "long windows of 39 tokens" in capsys.readouterr().err
 
 
 def test_targets_without_a_far_part_are_named(
@@ -319,7 +324,7 @@ def test_the_command(
         (["--text", "TEXT", "--target", "w3"], "belong to a prompt"),
         (["--text", "TEXT", "--foreign", "embedded"], "is text for --check"),
         (["--text", "TEXT", "--html", "page.txt"], "must end in .html"),
-        (["--text", "LONG", "--long", "400"], "positions are more than"),
+        (["--text", "TEXT", "--at", "9000:9001"], "at=9000:9001 names no run of tokens"),
         (["--text", "BINARY"], "not text in UTF-8"),
         (["--prompt", "w1 w2", "--target", ""], "the target is empty"),
         (["--prompt", "w1", "--target", "w2"], "no target has far tokens"),

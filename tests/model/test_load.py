@@ -3,6 +3,7 @@ what cannot be read or would mean something different is refused by name."""
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 from collections.abc import Callable
@@ -434,6 +435,33 @@ def test_adapter_folders_that_cannot_be_read_are_one_line(
     (adapter_folder / "adapter_model.bin").write_bytes(b"pickle")
     with pytest.raises(DataError, match=r"adapter_model.bin' is a pickle"):
         load_model(str(adapter_folder), device="cpu")
+    # Nor does peft know an index.
+    index = adapter_folder / "adapter_model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "x.safetensors")}))
+    with pytest.raises(DataError, match=r"adapter_model.bin' is a pickle"):
+        load_model(str(adapter_folder), device="cpu")
+
+
+@quietly
+def test_the_fingerprint_of_a_folder_is_of_its_settings_too(adapter_folder: Path) -> None:
+    """Other angles, or another scale of the adapter, are another model with the same weights."""
+    base = adapter_folder.parent / "base"
+    found = [load_model(str(adapter_folder), device="cpu").fingerprint]
+    for path, key, value in (
+        (adapter_folder / "adapter_config.json", "lora_alpha", 64),
+        (base / "config.json", "rms_norm_eps", 0.1),
+    ):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+        found.append(load_model(str(adapter_folder), device="cpu").fingerprint)
+    assert len(set(found)) == 3
+
+
+def test_weights_that_are_no_numbers_are_named(tmp_path: Path) -> None:
+    broken = llama()
+    with torch.no_grad():
+        broken.model.layers[1].mlp.up_proj.weight[0, 0] = float("nan")
+    with pytest.raises(ConfigError, match=r"no numbers: its weight model\.layers\.1\.mlp\.up_proj"):
+        wrap_model(broken)
 
 
 @pytest.mark.parametrize("said", [True, False])
