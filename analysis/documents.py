@@ -82,6 +82,9 @@ class Documents(Sequence[Document]):
     num_too_short: int = 0
     """Documents left out because they are too short to plant in."""
 
+    grouped_by: str = ""
+    """The field that groups them, which decides what is foreign to what. Empty: their source."""
+
     @staticmethod
     def of(texts: Sequence[np.ndarray], name: str = "documents") -> Documents:
         return Documents(name, [Document(text, number) for number, text in enumerate(texts)])
@@ -94,7 +97,7 @@ class Documents(Sequence[Document]):
 
     @cached_property
     def fingerprint(self) -> str:
-        digest = hashlib.sha256()
+        digest = hashlib.sha256(self.grouped_by.encode())
         for document in self.items:
             tokens = document.tokens.astype("<u4")
             digest.update(len(tokens).to_bytes(8, "little") + tokens.tobytes())

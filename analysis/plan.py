@@ -152,11 +152,17 @@ def _open(documents: Any, model: LoadedModel, options: TextOptions) -> Documents
     if isinstance(documents, Documents):
         if replace(options, planted=False) != TextOptions():
             raise ConfigError(
-                "field, split_at and max_documents are for text that is read here; leave them out"
+                "field, group_field, split_at and max_documents are for text that is read here; "
+                "leave them out"
             )
         return documents
     return open_documents(
-        documents, model, options.max_documents, field=options.field, split_at=options.split_at
+        documents,
+        model,
+        options.max_documents,
+        field=options.field,
+        group_field=options.group_field,
+        split_at=options.split_at,
     )
 
 

@@ -86,6 +86,9 @@ class TextOptions:
     """How the text of a measurement is read."""
 
     field: str = option("text", "the field of a record that holds the text")
+    group_field: str | None = option(
+        None, "the field that names a document's author, title or site: foreign texts are of others"
+    )
     split_at: SplitAt = option(
         "whole", "a file of plain text is one document, or each part between blank lines"
     )

@@ -56,14 +56,16 @@ def open_documents(
     limit: int | None = None,
     *,
     field: str = "text",
+    group_field: str | None = None,
     split_at: records.SplitAt = "whole",
 ) -> Documents:
     """`text`: what `FORMS` names, a `datasets.Dataset`, a DataFrame, or strings; None: the held-out
     documents of the run that the model comes from. Of a corpus that this run was trained on, only
     held-out documents are read.
 
-    `field` names the text of a record. A file of plain text is one document; `split_at`
-    "blank-lines" splits it there. Reading stops after `limit` documents.
+    `field` names the text of a record, `group_field` what groups records: an author, a title, a
+    site. No document is a foreign text for another of its group. A file of plain text is one
+    document; `split_at` "blank-lines" splits it there. Reading stops after `limit` documents.
     """
     if limit is not None and limit < 2:
         raise ConfigError(
@@ -76,7 +78,10 @@ def open_documents(
         raise ConfigError(f"'{model.name}' is not a run of ours: say which text to read ({FORMS})")
     if isinstance(text, os.PathLike):
         text = os.fspath(text)
-    tally, options = Tally(), dict[str, Any](field=field, split_at=split_at)
+    tally, options = (
+        Tally(),
+        dict[str, Any](field=field, group_field=group_field, split_at=split_at),
+    )
     if text is None or (isinstance(text, str) and _holds(text, "manifest.json")):
         data = run if text is None else DataConfig(folder=text)
         assert data is not None
@@ -102,7 +107,7 @@ def open_documents(
             f"{name} holds token {largest}, the model's vocabulary has {vocabulary}; give text "
             "prepared with the model's tokenizer"
         )
-    return Documents(name, documents, num_training=num_training)
+    return Documents(name, documents, num_training, grouped_by=group_field or "")
 
 
 # --- which source a text names --------------------------------------------------------------------
@@ -127,12 +132,13 @@ def _open(
         raise ConfigError(f"{name} is a data set with several splits, {splits}; give one of them")
     if isinstance(rows, pd.DataFrame):
         rows = rows.to_dict("records")
-    field = options["field"]
-    if field in (getattr(rows, "column_names", None) or ()):
-        rows = rows.select_columns([field])  # decodes no images of other columns
+    field, group_field = options["field"], options["group_field"]
+    wanted = [name for name in (field, group_field) if name is not None]
+    if set(wanted) <= set(getattr(rows, "column_names", None) or ()):
+        rows = rows.select_columns(wanted)  # decodes no images of other columns
     dicts = ({field: row} if isinstance(row, str) else row for row in rows)
     return CorpusConfig("c4", hub_name="", **options), (
-        records.parse_row(row, f"{name}:{number}", field)
+        records.parse_row(row, f"{name}:{number}", field, group_field)
         for number, row in enumerate(dicts, start=1)
     )
 
@@ -184,10 +190,12 @@ def _refuse_unused(corpus: CorpusConfig, name: str) -> None:
 def _heldout(
     stream: Iterator[records.Record], corpus: CorpusConfig, run: DataConfig
 ) -> Iterator[records.Record]:
-    if (corpus.field, corpus.split_at) != (run.corpus.field, run.corpus.split_at):
+    names = ("field", "group_field", "split_at")
+    if any(getattr(corpus, name) != getattr(run.corpus, name) for name in names):
+        given = ", ".join(f"{name}={getattr(run.corpus, name)}" for name in names)
         raise ConfigError(
-            f"the model was trained on this text with field={run.corpus.field}, "
-            f"split_at={run.corpus.split_at}; give the same, which decides what was held out"
+            f"the model was trained on this text with {given}; give the same, which decides what "
+            "was held out"
         )
     for record in stream:
         if isinstance(record, records.Document) and not is_heldout(record, run.heldout_share):

@@ -95,8 +95,14 @@ def configs(options: argparse.Namespace) -> int:
 def prepare(options: argparse.Namespace) -> int:
     from olmo_sparsity.config.file import load_config
     from olmo_sparsity.data import tokens
+    from olmo_sparsity.data.copying import report_copying
+    from olmo_sparsity.data.shards import open_shards
 
-    tokens.prepare(load_config(options.config, options.overrides).data)
+    data = load_config(options.config, options.overrides).data
+    if data.train_files is None or not options.report:
+        tokens.prepare(data)
+    if options.report:
+        print(report_copying(open_shards(data, "train", None)))
     return 0
 
 

@@ -31,6 +31,11 @@ class CorpusConfig:
     field: str = only_if("source", "c4", "c4_files", "files", default="text")
     """The field of a record that holds the text."""
 
+    group_field: str | None = only_if("source", "c4", "c4_files", "files", default=None)
+    """A field of the record whose equal values make a group (author, title, url: of a URL its
+    host). Documents of a group are all trained on or all held out, and `measure` takes none of them
+    for an unrelated text of another. None: each document is a group, but for equal texts."""
+
     split_at: Literal["whole", "blank-lines"] = only_if("source", "files", "text", default="whole")
     """Whether a file of plain text is one document, or several, separated by blank lines."""
 

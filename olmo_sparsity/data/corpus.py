@@ -126,7 +126,8 @@ def good_documents(
     """Fails if too many records are bad, or if the first lacks the text field, as all will."""
     for record in records:
         if isinstance(record, BadRecord) and record.fields and not tally.num_records:
-            check_field(record.where, config.field, record.fields)
+            for name in filter(None, (config.field, config.group_field)):
+                check_field(record.where, name, record.fields)
         tally.add(record)
         if isinstance(record, Document):
             yield record
@@ -196,7 +197,7 @@ def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Record]:
         )
         for row in stream.skip(skip) if skip else stream:
             number += 1
-            yield parse_row(row, f"{name} record {number}", config.field)
+            yield parse_row(row, f"{name} record {number}", config.field, config.group_field)
     except DataError:
         raise
     except Exception as error:  # The hub client raises dozens of types, mostly undocumented.
@@ -233,7 +234,7 @@ def _read_files(config: CorpusConfig, skip: int) -> Iterator[Record]:
     files = (
         read_text(path, config.split_at)
         if config.source == "text"
-        else read_file(path, config.field, config.split_at)
+        else read_file(path, config.field, config.split_at, config.group_field)
         for path in _list_files(config)
     )
     return islice(chain.from_iterable(files), skip, None)
@@ -245,7 +246,7 @@ def _read_c4_files(config: CorpusConfig, skip: int) -> Iterator[Record]:
             if skip:
                 skip -= 1
             else:
-                yield parse_line(line, path, number, config.field)
+                yield parse_line(line, path, number, config.field, config.group_field)
 
 
 def _list_text_files(path: Path) -> list[Path]:

@@ -14,9 +14,10 @@ import gzip
 import hashlib
 import io
 import json
+import re
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cached_property
 from itertools import groupby
@@ -43,7 +44,8 @@ SplitAt = Literal["whole", "blank-lines"]
 class Document:
     text: str
     group: str
-    """Documents of one group are on one side of the split: the text, article title or package."""
+    """Documents of one group are on one side of the split: the text, article title, package, or
+    what the group field of the record holds."""
 
     name: str = dataclass_field(default="", compare=False)
     """Its file and record number, or its title."""
@@ -62,7 +64,7 @@ class BadRecord:
     """File and line, or the number of the record in a stream."""
 
     fields: tuple[str, ...] = dataclass_field(default=(), compare=False)
-    """The fields of the record, if the requested one is missing."""
+    """The fields of the record, if a requested one is missing."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +87,9 @@ def check_field(where: str | Path, field: str, fields: Sequence[str]) -> None:
 # --- values ---------------------------------------------------------------------------------------
 
 
-def parse_line(line: bytes, path: Path, number: int, field: str) -> Record:
+def parse_line(
+    line: bytes, path: Path, number: int, field: str, group_field: str | None = None
+) -> Record:
     if len(line) > LARGEST_DOCUMENT:
         return BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", f"{path}:{number}")
     try:
@@ -96,15 +100,27 @@ def parse_line(line: bytes, path: Path, number: int, field: str) -> Record:
         if not line.strip():  # as many files end
             return LeftOut("blank line", f"{path}:{number}")
         return BadRecord("malformed line", f"{path}:{number}")
-    return parse_row(row, f"{path}:{number}", field)
+    return parse_row(row, f"{path}:{number}", field, group_field)
 
 
-def parse_row(row: Any, where: str, field: str) -> Record:
+def parse_row(row: Any, where: str, field: str, group_field: str | None = None) -> Record:
     if not isinstance(row, dict):
         return BadRecord("malformed line", where)
-    if field not in row:
-        return BadRecord(f"no {field} field", where, tuple(map(str, row)))
-    return parse_text(row[field], where, field)
+    for name in (field, group_field):
+        if name is not None and name not in row:
+            return BadRecord(f"no {name} field", where, tuple(map(str, row)))
+    record = parse_text(row[field], where, field)
+    return record if group_field is None else grouped(record, row[group_field])
+
+
+def grouped(record: Record, value: Any) -> Record:
+    """In the group that the record's group field names: of a URL its host, so that pages of one
+    site are together. Without a value, a document stays a group of its own."""
+    if not isinstance(record, Document) or value is None or not str(value).strip():
+        return record
+    name = str(value).encode(errors="replace").decode()  # JSON can spell half of a character
+    host = re.match(r"https?://([^/?#]+)", name)
+    return replace(record, group=host[1] if host else name)
 
 
 def parse_text(text: Any, where: str, field: str = "text") -> Record:
@@ -130,14 +146,18 @@ def parse_text(text: Any, where: str, field: str = "text") -> Record:
 # --- formats --------------------------------------------------------------------------------------
 
 
-def read_file(path: Path, field: str, split_at: SplitAt) -> Iterator[Record]:
+def read_file(
+    path: Path, field: str, split_at: SplitAt, group_field: str | None = None
+) -> Iterator[Record]:
     """Read a file by its suffix; what has none of `SUFFIXES` is plain text."""
     reader = next((_READERS[suffix] for suffix in SUFFIXES if path.name.endswith(suffix)), None)
-    if reader is None and field != "text":
-        raise ConfigError(f"field={field}: {path} is plain text, without fields; leave it out")
+    for name, wanted in (("field", field != "text"), ("group_field", group_field is not None)):
+        if reader is None and wanted:
+            value = field if name == "field" else group_field
+            raise ConfigError(f"{name}={value}: {path} is plain text, without fields; leave it out")
     if reader is not None and split_at != "whole":
         raise ConfigError(f"split_at={split_at} cuts plain text, and {path} is none; leave it out")
-    return read_text(path, split_at) if reader is None else reader(path, field)
+    return read_text(path, split_at) if reader is None else reader(path, field, group_field)
 
 
 def is_text(path: Path) -> bool:
@@ -172,12 +192,12 @@ def read_text(path: Path, split_at: SplitAt = "whole") -> Iterator[Record]:
         yield LeftOut("empty document", str(path))
 
 
-def _read_json(path: Path, field: str) -> Iterator[Record]:
+def _read_json(path: Path, field: str, group_field: str | None) -> Iterator[Record]:
     """One object per line, or a file that is one object or a list of objects."""
     head = next(read_lines(path), b"").removeprefix(codecs.BOM_UTF8).strip()
     if not head.startswith(b"[") and head != b"{":
         for number, line in enumerate(read_lines(path), start=1):
-            yield parse_line(line, path, number, field)
+            yield parse_line(line, path, number, field, group_field)
         return
     content = bytearray()
     for line in read_lines(path):
@@ -190,10 +210,10 @@ def _read_json(path: Path, field: str) -> Iterator[Record]:
     except (ValueError, RecursionError) as error:
         raise _damaged(path, "", error, "write one JSON object per line") from None
     for number, row in enumerate(rows if isinstance(rows, list) else [rows], start=1):
-        yield parse_row(row, f"{path}:{number}", field)
+        yield parse_row(row, f"{path}:{number}", field, group_field)
 
 
-def _read_csv(path: Path, field: str) -> Iterator[Record]:
+def _read_csv(path: Path, field: str, group_field: str | None) -> Iterator[Record]:
     csv.field_size_limit(LARGEST_DOCUMENT)
     # A byte that is not UTF-8 becomes half a surrogate pair, which `parse_text` refuses.
     lines = (line.decode("utf-8-sig", "surrogateescape") for line in read_lines(path))
@@ -201,30 +221,35 @@ def _read_csv(path: Path, field: str) -> Iterator[Record]:
     # Strict: an unclosed quote is damage.
     rows, number = filter(None, csv.reader(lines, delimiter=delimiter, strict=True)), 0
     try:
-        names = next(rows, [field])
-        check_field(path, field, names)
+        wanted = [name for name in (field, group_field) if name is not None]
+        names = next(rows, wanted)
+        for name in wanted:
+            check_field(path, name, names)
         for number, row in enumerate(rows, start=1):
             if len(row) == len(names):
-                yield parse_text(row[names.index(field)], f"{path}:{number}", field)
+                of = dict(zip(reversed(names), reversed(row), strict=True))  # the first of a name
+                yield parse_row(of, f"{path}:{number}", field, group_field)
             else:
                 yield BadRecord("malformed row", f"{path}:{number}")
     except csv.Error as error:
         raise _damaged(path, f" after row {number:,}", error, "write it again") from None
 
 
-def _read_parquet(path: Path, field: str) -> Iterator[Record]:
+def _read_parquet(path: Path, field: str, group_field: str | None) -> Iterator[Record]:
     import pyarrow
     from pyarrow import parquet
 
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            check_field(path, field, file.schema_arrow.names)
-            _check_pages(path, field, file.metadata)
-            for batch in file.iter_batches(batch_size=16, columns=[field]):
-                for text in batch.column(field).to_pylist():
+            columns = [name for name in (field, group_field) if name is not None]
+            for name in columns:
+                check_field(path, name, file.schema_arrow.names)
+                _check_pages(path, name, file.metadata)
+            for batch in file.iter_batches(batch_size=16, columns=columns):
+                for row in batch.to_pylist():
                     number += 1
-                    yield parse_text(text, f"{path}:{number}", field)
+                    yield parse_row(row, f"{path}:{number}", field, group_field)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise _damaged(path, f" after row {number:,}", error, "copy the file again") from None
 

@@ -18,7 +18,7 @@ import zstandard
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from olmo_sparsity.analysis import sources
-from olmo_sparsity.analysis.documents import Documents
+from olmo_sparsity.analysis.documents import Controls, Documents
 from olmo_sparsity.analysis.measurement import measure
 from olmo_sparsity.analysis.sources import open_documents
 from olmo_sparsity.analysis.tables import read_table
@@ -489,6 +489,38 @@ def test_a_file_that_was_trained_on_is_known_in_every_form(
         assert documents.num_training == 60 - len(own)
     packed("a.jsonl", lines([{"body": text, "text": text[9:]} for text in texts]))
     with pytest.raises(ConfigError, match=r"trained on this text with field=body.*give the same"):
+        open_documents("a.jsonl", run)
+
+
+def test_no_text_of_an_authors_own_is_foreign_to_another(
+    model: LoadedModel, make_config: Callable[..., RunConfig]
+) -> None:
+    rows = [
+        {
+            "text": f"{part} of {by}: " + " ".join(f"{by}{i * part % 23}" for i in range(60)),
+            "by": by,
+        }
+        for by in ("Ada", "Bo", "Cy", "Di", "Ed", "Fay")
+        for part in range(5)
+    ]
+    packed("a.jsonl", lines(rows))
+    grouped = open_documents("a.jsonl", model, group_field="by")
+    assert [d.group for d in grouped] == [row["by"] for row in rows]
+    assert grouped.fingerprint != open_documents("a.jsonl", model).fingerprint
+    controls = Controls(grouped, windows := Windows(24, 8))
+    for document in grouped:
+        block = next(windows.blocks(document.tokens))
+        drawn = [controls.unrelated(document, block, draw) for draw in range(8)]
+        assert document.group not in {far.document.group for far in drawn}
+    # As the run held them out, which its config says.
+    corpus = {"source": "files", "path": "a.jsonl", "group_field": "by"}
+    config = make_config(data__folder="data", data__corpus=corpus, data__heldout_share=0.4)
+    prepare(config.data)
+    run = as_run(config)
+    own, again = open_documents(None, run), open_documents("a.jsonl", run, group_field="by")
+    assert [d.tokens.tolist() for d in own] == [d.tokens.tolist() for d in again]
+    assert len(own) == 5 * len({d.group for d in own}) == 5 * len({d.group for d in again})
+    with pytest.raises(ConfigError, match=r"with field=text, group_field=by.*give the same"):
         open_documents("a.jsonl", run)
 
 

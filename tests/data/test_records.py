@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import gzip
+import json
 import os
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import zstandard
 
-from olmo_sparsity.config.text import CorpusConfig
+from olmo_sparsity.config.text import CorpusConfig, DataConfig, TokenizerConfig
 from olmo_sparsity.data import corpus, records
 from olmo_sparsity.data.corpus import (
     BadRecord,
@@ -18,7 +21,9 @@ from olmo_sparsity.data.corpus import (
     read_documents,
     read_records,
 )
-from olmo_sparsity.errors import DataError
+from olmo_sparsity.data.shards import open_shards
+from olmo_sparsity.data.tokens import prepare
+from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.corpora import c4_line, run
 
 
@@ -122,7 +127,8 @@ def test_a_zstd_file_is_read_in_bounded_memory_and_linear_time(tmp_path: Path) -
         "import pyarrow, resource, sys\n"
         "records.LARGEST_DOCUMENT = 2**20\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
-        "config = Config(source='c4_files', path=sys.argv[1], field='text', max_documents=None)\n"
+        "config = Config(source='c4_files', path=sys.argv[1], field='text', group_field=None,"
+        " max_documents=None)\n"
         "print([record.kind for record in corpus.read_records(config)])\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
@@ -175,3 +181,72 @@ def test_rows_that_cannot_be_read_in_parts_are_refused(
     with pytest.raises(DataError, match=r"table\.parquet: its rows have 2,9.. bytes on average, "):
         list(records.read_file(path, "text", "whole"))
     assert len(list(records.read_file(path, "id", "whole"))) == 100
+
+
+# --- groups ---------------------------------------------------------------------------------------
+
+
+ROWS = [
+    {"text": "one", "author": "Ada"},
+    {"text": "two", "author": "ADA "},
+    {"text": "three", "author": "Bo"},
+    {"text": "four", "author": None},
+    {"text": "five", "author": ""},
+]
+
+
+@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".csv", ".parquet"])
+def test_a_field_groups_the_records_of_every_format(tmp_path: Path, suffix: str) -> None:
+    path, table = tmp_path / f"books{suffix}", pd.DataFrame(ROWS)
+    if suffix == ".parquet":
+        table.to_parquet(path)
+    elif suffix == ".csv":
+        table.to_csv(path, index=False)
+    else:
+        path.write_text(json.dumps(ROWS) if suffix == ".json" else "\n".join(map(json.dumps, ROWS)))
+    config = CorpusConfig(source="files", path=str(path), group_field="author")
+    found = [record for record in read_records(config) if isinstance(record, Document)]
+    assert [document.text for document in found] == [row["text"] for row in ROWS]
+    ada, same, bo, *without = (document.group_hash for document in found)
+    assert ada == same != bo
+    assert without == [Document(text, group=text).group_hash for text in ("four", "five")]
+    with pytest.raises(DataError, match=r"has no field 'writer'; name one that it has: .*author"):
+        texts(CorpusConfig(source="files", path=str(path), group_field="writer"))
+
+
+def test_the_group_of_a_url_is_its_host() -> None:
+    values = ["https://a.org/1?x=2", "http://a.org", "https://b.org:80/a.org", 7, "a \ud800"]
+    found = [records.parse_row({"text": "t", "by": by}, "here", "text", "by") for by in values]
+    assert [record.group for record in found if isinstance(record, Document)] == [
+        "a.org", "a.org", "b.org:80", "7", "a ?",
+    ]  # fmt: skip
+
+
+def test_plain_text_has_no_groups(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("a book")
+    config = CorpusConfig("files", path=str(tmp_path / "book.txt"), group_field="author")
+    with pytest.raises(ConfigError, match=r"group_field=author: .*book\.txt is plain text"):
+        texts(config)
+
+
+@pytest.mark.parametrize("source", ["files", "c4_files"])
+def test_a_group_is_on_one_side_and_the_shards_know_it(tmp_path: Path, source: Any) -> None:
+    rows = [
+        {"text": f"part {part} by {author}: " + "word " * part, "author": f"author {author}"}
+        for part in range(6)
+        for author in range(12)
+    ]
+    (tmp_path / "books.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    corpus = CorpusConfig(source, path=str(tmp_path / "books.jsonl"), group_field="author")
+    data = DataConfig(str(tmp_path / "data"), corpus, TokenizerConfig(train_vocab=300), 0.4)
+    prepare(data)
+    authors, hashes = [], []
+    for split in ("train", "heldout"):
+        shards = open_shards(data, split)
+        found = [shards.tokenizer.decode(shards.document(i).tolist()) for i in range(len(shards))]
+        authors.append({text.split(":")[0].split("by ")[1] for text in found})
+        hashes.append({shards.group(i) for i in range(len(shards))})
+        assert len(found) == 6 * len(authors[-1]) == 6 * len(hashes[-1]) > 0
+    assert not authors[0] & authors[1]
+    with pytest.raises(ConfigError, match=r"corpus\.group_field=author \(now None\)"):
+        prepare(replace(data, corpus=replace(corpus, group_field=None)))
