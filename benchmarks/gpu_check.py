@@ -22,7 +22,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -262,6 +262,7 @@ def checks(machine: Machine) -> Iterator[tuple[str, str, Check]]:
     yield "resume", "kill -9 and resume", resume
     for size in ["small"] if machine.small else ["60m", "150m", "300m", "1b"]:
         yield "speed", f"speed, {size}", inside(size)
+    yield "speed", "speed of measure", inside("small_measure" if machine.small else "measure")
     if num > 1 and not machine.small:
         yield "speed", f"speed, 1b, {num} processes", inside("1b", num)
 
@@ -308,7 +309,12 @@ def main() -> int:
     parser.add_argument("--child", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        children = {"numbers": compare_numbers, "device_map": compare_device_map}
+        children: dict[str, Callable[[], Iterator[Row]]] = {
+            "numbers": compare_numbers,
+            "device_map": compare_device_map,
+            "measure": measure_far_tokens,
+            "small_measure": partial(measure_far_tokens, small=True),
+        }
         child = children.get(options.child, lambda: measure_speed(options.child, options.out))
         for row in child():
             print(json.dumps(asdict(row)), flush=True)
@@ -552,6 +558,44 @@ def measure_speed(size: str, out: Path) -> Iterator[Row]:
         found = measured(processes)
         if processes.is_first:
             yield Row(f"speed, {size}, {processes.world_size} process(es)", True, found)
+
+
+def measure_far_tokens(small: bool = False) -> Iterator[Row]:
+    """What `measure` spends nearly all of its time on, in the weights' size of c4_150m: one far
+    token added at a time, and one at a time left out."""
+    import numpy as np
+    import torch
+
+    from olmo_sparsity.analysis.documents import Document
+    from olmo_sparsity.analysis.recovery import recover
+    from olmo_sparsity.analysis.scoring import Scorer
+    from olmo_sparsity.analysis.windows import Windows
+    from olmo_sparsity.config.file import load_config
+    from olmo_sparsity.model.load import build_model
+    from olmo_sparsity.process.devices import choose_device
+    from olmo_sparsity.training.estimate import peak_memory_gib
+
+    config = load_config(ROOT / f"configs/{'quick' if small else 'c4_150m_pose'}.yaml")
+    sizes = {"vocab_size": 512, "embedding_size": 512}
+    if not small:
+        sizes = {"vocab_size": 50280, "embedding_size": 50304, "max_sequence_length": 2048}
+    device = choose_device("auto")
+    model = build_model(replace(config.model, **sizes)).eval().to(device)
+    if device.type == "cuda":
+        model.bfloat16()
+    windows = Windows(48, 16, 4) if small else Windows(1024, 128, 16)
+    tokens = np.random.default_rng(0).integers(0, 512, windows.long + 8 * windows.stride)
+    for selector in ("add_one", "drop_one"):
+        taken: list[float] = []
+        for _ in range(2):  # the first one starts libraries
+            scorer, started = Scorer(model), time.perf_counter()
+            recover(scorer, Document(tokens), windows, selectors=selector, ks=(1, 4))
+            taken.append(time.perf_counter() - started)
+        text = (
+            f"{scorer.token_forwards / taken[-1]:,.0f} token-forwards/s, "
+            f"{peak_memory_gib(device):.1f} GiB; {taken[0]:.1f} s, then {taken[-1]:.1f} s"
+        )
+        yield Row(f"speed of measure, {selector}", True, text)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,6 @@ if ! "$python" -c "$needed" >/dev/null 2>&1; then
   [ -x .venv/bin/python ] || "$python" -m venv --system-site-packages .venv
   python=.venv/bin/python
   "$python" -m pip install --quiet --disable-pip-version-check \
-    -c <(grep -v '^torch==' constraints.txt) -e . >&2
+    -c <(grep -v '^torch==' constraints.txt) -e '.[train]' >&2
 fi
 exec "$python" benchmarks/gpu_check.py "$@"

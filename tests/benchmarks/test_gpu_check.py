@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -32,12 +33,31 @@ def test_speed_on_cpu(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     content = json.loads((tmp_path / "gpu_check.json").read_text())
-    (row,) = content["rows"]
+    row, *of_measure = content["rows"]
     assert row["check"] == "speed, small, 1 process(es)"
     assert "tokens/s, peak not known" in row["found"]
+    names = ["add_one", "drop_one"]
+    assert [r["check"] for r in of_measure] == [f"speed of measure, {name}" for name in names]
+    assert all(re.match(r"[\d,]+ token-forwards/s", r["found"]) for r in of_measure)
     table = (tmp_path / "gpu_check.md").read_text()
-    assert table.count("| yes |") == 1
+    assert table.count("| yes |") == 3
     assert content["machine"]["torch"] in table
+
+
+def test_what_a_fresh_clone_lacks_is_installed_with_what_training_needs(tmp_path: Path) -> None:
+    """Beside a Python that has none of it."""
+    python, words = tmp_path / ".venv/bin/python", tmp_path / "words"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\n[ "$1" = -c ] && exit 1\necho "$@" >>{words}\n')
+    python.chmod(0o755)
+    (tmp_path / "constraints.txt").touch()
+    (tmp_path / "scripts").mkdir()
+    script = tmp_path / "scripts/gpu_check.sh"
+    script.write_bytes((ROOT / "scripts/gpu_check.sh").read_bytes())
+    subprocess.run(["bash", script, "--small"], check=True)
+    installed, checked = words.read_text().splitlines()
+    assert installed.endswith(" -e .[train]")
+    assert checked == "benchmarks/gpu_check.py --small"
 
 
 def test_runs_have_settings_that_exist(tmp_path: Path) -> None:

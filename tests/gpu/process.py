@@ -51,10 +51,21 @@ def on_pretended_gpus(test: Callable[..., None]) -> Callable[..., None]:
 def _process() -> Any:
     build()
     command = [sys.executable, "-m", "tests.gpu.process"]
-    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
-    environment = os.environ | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     pipe = subprocess.PIPE  # it ends with its input, when this process does
-    return subprocess.Popen(command, cwd=ROOT, env=environment, stdin=pipe, stdout=pipe)
+    return subprocess.Popen(command, cwd=ROOT, env=_environment(), stdin=pipe, stdout=pipe)
+
+
+def _environment() -> dict[str, str]:
+    """Without what launchers, other tests (tests/support/children.py) or a user have set: these
+    would choose another device or engine than that of a process alone on a machine with GPUs."""
+    chosen = ("SLURM_", "TORCHELASTIC", "MASTER_", "DS_", "CUDA_", "CUBLAS_", "PYTORCH_")
+    kept = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(chosen) and not name.endswith(("RANK", "WORLD_SIZE"))
+    }
+    paths = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return kept | {"PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
 
 
 def build() -> Path:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import VOCAB, small_task
+from tests.gpu import process
 from tests.gpu.process import on_pretended_gpus
 
 SMALL = [
@@ -113,3 +114,14 @@ def test_task(tmp_path: Path) -> None:
         run("task", path)
     assert (tmp_path / "run/trials").is_dir()
     assert gpus.bytes_peak.total() > 0, "it ran on the CPU"
+
+
+def test_what_others_set_reaches_no_pretended_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DS_ACCELERATOR=cpu is set by tests that start processes, once their files are collected."""
+    names = ("DS_ACCELERATOR", "CUDA_VISIBLE_DEVICES", "WORLD_SIZE", "LOCAL_RANK", "SLURM_JOB_ID")
+    for name in names:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("PATH_OF_MINE", "kept")
+    given = process._environment()
+    assert not {*names} & given.keys()
+    assert given["PATH_OF_MINE"] == "kept"
