@@ -124,4 +124,5 @@ positive-control: install
 # The other parts: configs/experiments/evidence.yaml.
 evidence: install
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-$$(nproc)} $(BIN)/olmo-sparsity sweep configs/experiments/evidence.yaml
-	$(BIN)/python docs/write_tables.py
+	$(BIN)/python -m docs.write_tables
+	$(BIN)/python -m docs.write_figures

@@ -38,6 +38,7 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
     def rewrite(link: re.Match[str]) -> str:
         target = posixpath.normpath(posixpath.join(posixpath.dirname(source), link.group()))
-        return ELSEWHERE.get(target, target.removeprefix("docs/"))  # all pages are at the top
+        page = ELSEWHERE.get(target, target.removeprefix("docs/"))
+        return posixpath.relpath(page, posixpath.dirname(on_site))
 
     return _LINK.sub(rewrite, markdown)

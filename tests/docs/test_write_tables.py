@@ -1,4 +1,5 @@
-"""Tables of README and docs are those of the stored results, and these can be made again."""
+"""Tables are those of the stored results, pages quote no other number, and results can be made
+again."""
 
 from __future__ import annotations
 
@@ -9,36 +10,90 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from docs.write_tables import (
-    NET_EXCESS,
-    RESULTS,
-    ROOT,
-    TABLES,
-    read_meta,
-    read_summary,
-    span,
-    write_tables,
-)
+from docs.stored import PAGES, RESULTS, ROOT, SHOWN, by_distance, read_meta, read_summary
+from docs.write_tables import KINDS, ends, net_excess, write_page
 from olmo_sparsity.tasks.experiment import fixed_settings, list_trials, with_defaults
 from olmo_sparsity.tasks.results import read_results
 from olmo_sparsity.tasks.settings import load_settings
 
-PAGES = {str(path.relative_to(ROOT)): path.read_text()
-         for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/*.md")))}  # fmt: skip
 
-
-@pytest.mark.parametrize("page", [page for page in PAGES if "<!-- table:" in PAGES[page]])
+@pytest.mark.parametrize("page", SHOWN["pages"])
 def test_tables_are_those_of_the_stored_results(page: str) -> None:
-    assert write_tables(PAGES[page]) == PAGES[page], "run `python docs/write_tables.py`"
+    stored = (PAGES / f"{page}.md").read_text(encoding="utf-8")
+    assert write_page(page) == stored, "run `python -m docs.write_tables`"
 
 
 def test_every_table_that_can_be_written_is() -> None:
-    written = set(re.findall(r"<!-- table: (\w+)", "".join(PAGES.values())))
-    assert written == set(TABLES)
+    asked = {kind for page in SHOWN["pages"].values() for of in page["tables"] for kind in of}
+    assert asked - {"title", "caption"} == set(KINDS)
+    assert {path.stem for path in PAGES.iterdir()} == set(SHOWN["pages"])
 
 
 def test_no_seed_that_learnt_is_no_range() -> None:
-    assert [span([]), span([0.5]), span([0.75, 0.5])] == ["–", "0.500", "0.500–0.750"]
+    assert [ends([]), ends([0.5]), ends([0.75, 0.5])] == ["–", "0.500", "0.500 to 0.750"]
+
+
+def test_two_measurements_are_the_mean_of_both_directions() -> None:
+    name = "packages_seed4_contextual"
+    row, both = (read_summary(n).loc["add_one", 1] for n in (name, f"{name} + {name}"))
+    for column in ("recovery", "excess", "removal"):
+        assert both[column] == pytest.approx(row[column], abs=1e-4)
+        assert both[f"{column}_low"] == pytest.approx(row[f"{column}_low"], abs=1e-4)
+    header, _, first, *_ = net_excess({f"{name} + {name}": "A of B"}).splitlines()
+    assert "recovery" in header  # a number that no row has is left out
+    assert "placebo" not in header
+    assert first.startswith("| tokens | 1.01 [0.98, 1.04] | 0.10 | +0.91 |")
+
+
+def test_distances_hold_every_target() -> None:
+    name = "beyond_biases_seed4_992"
+    rows = by_distance(name, [0, 128, 256, 2048])
+    row = read_summary(name).loc["add_one", 1]
+    assert rows.targets.sum() == row.num_targets
+    mean = (rows.nats * rows.targets).sum() / rows.targets.sum()
+    assert mean == pytest.approx(row.excess_nats, abs=1e-3)
+    assert (rows.nats_low < rows.nats).all()
+    assert (rows.nats < rows.nats_high).all()
+
+
+# --- pages ----------------------------------------------------------------------------------------
+
+WORDS = {"results": 3000, "results_tasks": 2000, "paper_map": 3000}
+TEXTS = {name: (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in WORDS}
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_no_number_without_a_stored_one(name: str) -> None:
+    """Each number with a point stands in a table, or is asked for in a threshold."""
+    pages = [*PAGES.glob("*.md"), ROOT / "docs/thresholds.md"]
+    stored = " ".join(path.read_text(encoding="utf-8") for path in pages)
+    numbers = r"(?<![\w.])[0-9]+\.[0-9]+(?![\w.]*[0-9])"
+    text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|(Theorem|Proposition) [0-9.]+", "", TEXTS[name],
+                  flags=re.DOTALL)  # fmt: skip
+    assert not set(re.findall(numbers, text)) - set(re.findall(numbers, stored))
+
+
+@pytest.mark.parametrize("name", WORDS)
+def test_a_page_can_be_read_to_its_end(name: str) -> None:
+    assert len(TEXTS[name].split()) <= WORDS[name]
+
+
+def rows_of_claims() -> dict[str, list[str]]:
+    lines = [line for line in TEXTS["paper_map"].splitlines() if re.match(r"\| \**[A-Z]\d", line)]
+    return {line: [cell.strip(" *") for cell in line.split("|")[1:-1]] for line in lines}
+
+
+def test_a_claim_is_a_row_of_a_few_words() -> None:
+    for line, (_, _, _, verdict, link) in rows_of_claims().items():
+        assert len(re.sub(r"\]\([^)]*\)", "]", line).replace("|", " ").split()) <= 25, line
+        assert re.match(r"yes|no|partly|open|by construction", verdict), line
+        assert re.fullmatch(r"\[[\w ]+\]\(\S+\)", link), line
+
+
+def test_every_threshold_has_a_verdict() -> None:
+    thresholds = (ROOT / "docs/thresholds.md").read_text(encoding="utf-8")
+    asked = set(re.findall(r"^\| ([A-Z]\d+) \|", thresholds, flags=re.MULTILINE))
+    assert asked <= {number for number, *_ in rows_of_claims().values()}
 
 
 # --- tasks ----------------------------------------------------------------------------------------
@@ -51,7 +106,7 @@ def test_the_page_says_how_each_task_result_was_made(path: Path) -> None:
     rows, meta = read_results(path.parent)
     # How many at a time changes nothing in what comes out.
     command = re.sub(r" --num_workers=[0-9]+", "", meta["command"])
-    assert f"\n{command}\n" in PAGES["docs/results_tasks.md"]
+    assert f"\n{command}\n" in (PAGES / "commands.md").read_text(encoding="utf-8")
     few = {"long_rope": 2, "k10": 1, "k12": 1, "k12_longer": 1}  # as its page says
     name = path.parent.name.removeprefix("sparse_parity_neox_")
     assert len({row.seed for row in rows}) >= few.get(name, 3)
@@ -72,9 +127,15 @@ def test_the_command_of_a_stored_result_still_asks_for_it(path: Path) -> None:
 # --- the headline, from the rows of its targets ---------------------------------------------------
 
 
+MEASURED = sorted(
+    {name for page in SHOWN["pages"].values() for table in page["tables"]
+     if "net_excess" in table for name in table["net_excess"]["of"]}
+)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("name", "units"),
-    [(n, units) for of in NET_EXCESS.values() for n in of for units in read_meta(n)["units"]],
+    [(n, units) for n in MEASURED if " + " not in n for units in read_meta(n)["units"]],
 )
 def test_the_headline_follows_from_the_stored_rows(name: str, units: str) -> None:
     """Net excess of add_one from four stored tables, with no code of the package."""

@@ -1,0 +1,100 @@
+"""What docs/results and docs/figures hold, read for the tables and figures of the pages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import yaml
+
+from olmo_sparsity.analysis.statistics import both_ways, interval, pair, resample
+
+ROOT = Path(__file__).parents[1]
+RESULTS, FIGURES, PAGES = (ROOT / "docs" / name for name in ("results", "figures", "tables"))
+SHOWN = yaml.safe_load((ROOT / "docs/tables.yaml").read_text(encoding="utf-8"))
+"""What the pages show of it."""
+
+
+@cache
+def read_all(name: str) -> pd.DataFrame:
+    """The summary of a measurement; of `first + second`, each of two models with what the other
+    chose, the mean of both."""
+    first, _, second = name.partition(" + ")
+    if second:
+        return both_ways(*map(stored_rows, (first, second)))
+    rows = pd.read_csv(RESULTS / f"measurements/{name}/summary.csv")
+    return rows.rename(columns={"low": "recovery_low", "high": "recovery_high"})
+
+
+def read_summary(name: str, target_set: str = "gap", units: str = "tokens") -> pd.DataFrame:
+    """By selector and k."""
+    rows = read_all(name)
+    rows = rows[(rows.target_set == target_set) & (rows.units == units)]
+    return rows.set_index(["selector", "k"]).sort_index()
+
+
+def read_meta(name: str) -> dict[str, Any]:
+    name = name.partition(" + ")[0]
+    return json.loads((RESULTS / f"measurements/{name}/meta.json").read_text())
+
+
+def stored_rows(name: str) -> pd.DataFrame:
+    folder = RESULTS / "measurements" / name
+    return pair(
+        *(pd.read_parquet(folder / f"{t}.parquet") for t in ("losses", "targets", "recovery"))
+    )
+
+
+TOKENS_OF_STEP = 16 * 256
+"""Of configs/python.yaml, figure2.yaml and prose.yaml."""
+
+
+def read_evaluations(name: str) -> Iterator[dict[str, Any]]:
+    """Rows of the metrics of a training run, with the tokens trained, in millions."""
+    for line in (RESULTS / f"{name}_evaluations.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        yield row | {"millions": row["step"] * TOKENS_OF_STEP / 1e6}
+
+
+def read_kinds(name: str, k: int) -> pd.DataFrame:
+    """What kind of token add_one chooses, by kind."""
+    rows = pd.read_csv(RESULTS / f"measurements/{name}/dependencies.csv")
+    rows = rows[(rows.target_set == "gap") & (rows.selector == "add_one") & (rows.k == k)]
+    return rows.set_index("kind")
+
+
+def read_ladder(name: str, k: int) -> pd.DataFrame:
+    rows = pd.read_csv(FIGURES / f"{name}.csv")
+    return rows[(rows.selector == "add_one") & (rows.k == k)]
+
+
+def by_distance(name: str, edges: list[int]) -> pd.DataFrame:
+    """What the token that add_one puts first gives more than one of an unrelated text, in nats, by
+    how far back it stands: a row for each range with targets."""
+    folder = RESULTS / "measurements" / name
+    key = ["document", "target"]
+
+    def own(table: str) -> pd.DataFrame:
+        rows = pd.read_parquet(folder / f"{table}.parquet")
+        return rows[(rows.far_part == "document") & (rows.units == "tokens")]
+
+    first = own("influence").query("rank == 1").set_index(key)
+    losses = own("recovery").query("k == 1").groupby([*key, "control"]).loss_set.mean()
+    lost = losses.unstack("control").reindex(first.index)
+    rows = pd.DataFrame({"back": first.index.get_level_values("target") - first.far_first,
+                         "nats": lost.foreign - lost.own, "targets": 1}).reset_index()  # fmt: skip
+    found = []
+    for low, high in pairwise(edges):
+        some = rows[(rows.back >= low) & (rows.back < high)]
+        if len(some):
+            sums = some.groupby("document")[["nats", "targets"]].sum()
+            resampled = resample(sums)
+            mean, least, most = interval(resampled[:, 0] / resampled[:, 1], some.nats.mean())
+            found.append({"from": low, "to": high, "nats": mean, "nats_low": least,
+                          "nats_high": most, "targets": len(some)})  # fmt: skip
+    return pd.DataFrame(found)

@@ -1,0 +1,247 @@
+"""The figures of the results' pages, drawn from what is stored: `python -m docs.write_figures`
+
+draws all of them, `python -m docs.write_figures forest` one. Their rows stand in tables.yaml.
+Figures are as wide as a phone shows them, on white; a test says when one no longer follows from the
+results.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from docs.stored import FIGURES, RESULTS, SHOWN, by_distance, read_evaluations, read_summary
+from olmo_sparsity.disk.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY, band, save
+from olmo_sparsity.tasks.results import read_results
+
+WIDTH = 4.6
+STYLE = {
+    "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "legend.fontsize": 8,
+    "xtick.labelsize": 8, "ytick.labelsize": 8, "svg.fonttype": "path",
+}  # fmt: skip
+OF_K = {1: (BLUE, 0.17), 4: (ORANGE, -0.17)}
+"""A colour for each k, and how far its mark stands above the middle of its row."""
+
+
+def interval_of(axes: Axes, row: Any, column: str, at: float, color: str, marker: str) -> None:
+    """A point with its interval; nothing where a measurement lacks it."""
+    value = row.get(column, np.nan)
+    if np.isfinite(value):
+        ends = [row[f"{column}_low"], row[f"{column}_high"]]
+        axes.plot(ends, [at, at], color=color, linewidth=1.1, solid_capstyle="butt")
+        axes.plot([value], [at], marker, color=color, markersize=4)
+
+
+def forest() -> Figure:
+    """Every headline measurement: recovery, net excess and removal of its best far units."""
+    groups = SHOWN["figures"]["forest"]
+    num_rows = sum(len(group["of"]) + 1.4 for group in groups)
+    figure = Figure((WIDTH, 0.9 + 0.165 * num_rows), layout="constrained")
+    columns = figure.subplots(1, 3, sharey=True)
+    at, labels = 0.0, {}
+    for group in groups:
+        labels[at], at = group["title"], at - 1
+        for name, called in group["of"].items():
+            labels[at] = called
+            rows = read_summary(name, group.get("set", "gap"), group.get("units", "tokens"))
+            for k, (color, up) in OF_K.items():
+                if ("add_one", k) in rows.index:
+                    draw_row(columns, rows.loc["add_one", k], at + up, color)
+            at -= 1
+        at -= 0.4
+    titles = ("recovery", "net excess", "removal")
+    for axes, title, edges in zip(columns, titles, ((0, 1), (0, 0.2), (0, 1)), strict=True):
+        axes.set_title(title)
+        axes.set_ylim(at + 0.6, 0.8)
+        axes.tick_params(left=False)
+        axes.spines["left"].set_visible(False)
+        for edge in edges:
+            axes.axvline(edge, color=GREY, linewidth=0.6, linestyle="-" if edge == 0 else ":")
+    columns[0].set_yticks(list(labels), list(labels.values()))
+    titles_of_groups = {group["title"] for group in groups}
+    for text in columns[0].get_yticklabels():
+        if text.get_text() in titles_of_groups:
+            text.set_fontweight("bold")
+    marks = [("o", BLUE, "k = 1"), ("o", ORANGE, "k = 4"), ("|", GREY, "unrelated text, k = 1")]
+    if any(line.get_marker() == "s" for line in columns[1].lines):
+        marks.append(("s", GREY, "excess (no placebo)"))
+    shapes = [columns[0].plot([], [], mark, color=color, markersize=4, label=label)[0]
+              for mark, color, label in marks]  # fmt: skip
+    figure.legend(handles=shapes, loc="outside lower right", ncols=2, frameon=False)
+    return figure
+
+
+def draw_row(columns: list[Axes], row: Any, at: float, color: str) -> None:
+    recovery, net, removal = columns
+    interval_of(recovery, row, "recovery", at, color, "o")
+    if color == OF_K[1][0]:
+        recovery.plot([row.get("foreign", np.nan)], [at], "|", color=GREY, markersize=5)
+    if np.isfinite(row.get("net", np.nan)):
+        interval_of(net, row, "net", at, color, "o")
+    else:
+        interval_of(net, row, "excess", at, color, "s")
+    interval_of(removal, row, "removal", at, color, "o")
+
+
+def legend_above(figure: Figure, axes: Axes) -> None:
+    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2,
+                  frameon=False)  # fmt: skip
+
+
+COLORS = (BLUE, RED, GREEN, BLACK, ORANGE, SKY)
+
+
+def copying() -> Figure:
+    """The induction check against the tokens trained."""
+    figure = Figure((WIDTH, 3.1), layout="constrained")
+    axes = figure.subplots()
+    for group, color in zip(SHOWN["figures"]["copying"], COLORS, strict=False):
+        for number, name in enumerate(group["of"]):
+            rows = list(read_evaluations(name))
+            axes.plot(
+                [row["millions"] for row in rows], [row["induction_drop"] for row in rows],
+                color=color, label=None if number else group["title"],
+            )  # fmt: skip
+    axes.set_xscale("log")
+    axes.set_xticks([1, 2, 5, 10, 20, 50], ["1M", "2M", "5M", "10M", "20M", "50M"])
+    axes.minorticks_off()
+    axes.set(xlabel="tokens trained", ylabel="induction check, nats", ylim=(0, None))
+    legend_above(figure, axes)
+    return figure
+
+
+def appears() -> Figure:
+    """Net excess of the probe against the induction check, at every evaluation."""
+    figure = Figure((WIDTH, 3.1), layout="constrained")
+    axes = figure.subplots()
+    for group, color in zip(SHOWN["figures"]["appears"], COLORS, strict=False):
+        rows = [row for name in group["of"] for row in read_evaluations(name)]
+        nets = [row["sparsity"]["tokens"]["net"] for row in rows]
+        checks = [row["induction_drop"] for row in rows]
+        axes.plot(checks, nets, "o", color=color, markersize=3.5, alpha=0.8, label=group["title"])
+    axes.axhline(0, color=GREY, linewidth=0.6)
+    axes.set(xlabel="induction check, nats", ylabel="net excess of one token")
+    legend_above(figure, axes)
+    return figure
+
+
+def distance() -> Figure:
+    """What the best far token gives, by how far back it stands."""
+    shown = SHOWN["figures"]["distance"]
+    figure = Figure((WIDTH, 3.1), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, called) in enumerate(shown["of"].items()):
+        rows = by_distance(name, shown["edges"]).query("targets >= 5")
+        color = RED if "RoPE" in called else (BLUE, SKY, GREEN)[number % 3]
+        at = np.sqrt(rows["from"] * rows["to"]) * 1.06 ** (number - 1.5)
+        errors = [rows.nats - rows.nats_low, rows.nats_high - rows.nats]
+        axes.errorbar(at, rows.nats, errors, fmt="o-", color=color, markersize=4, label=called)
+    axes.axhline(0, color=GREY, linewidth=0.6)
+    axes.axvline(shown["trained"], color=GREY, linewidth=0.6, linestyle=":")
+    axes.text(shown["trained"], axes.get_ylim()[1], " training length", fontsize=8, va="top")
+    axes.set_xscale("log")
+    axes.set_xticks(shown["edges"], map(str, shown["edges"]))
+    axes.minorticks_off()
+    axes.set(xlabel="tokens back", ylabel="nats beyond unrelated text")
+    legend_above(figure, axes)
+    return figure
+
+
+# --- tasks ----------------------------------------------------------------------------------------
+
+OF_SCHEME = {
+    "ppc": ("PPC", BLUE),
+    "pose": ("RoPE + PoSE", GREEN),
+    "rope": ("RoPE alone", RED),
+    "pointers": ("pointers", ORANGE),
+    "auxiliary": ("auxiliary", GREY),
+}
+
+
+def curves(result: str, k: int | None) -> Iterator[tuple[str, dict[int, list[float]]]]:
+    """Exact match of each seed by length, of each scheme."""
+    rows, _ = read_results(RESULTS / "tasks" / result)
+    some = [row for row in rows if k is None or row.test_k == k]
+    for scheme in OF_SCHEME:
+        by_length: dict[int, list[float]] = {}
+        for row in some:
+            if row.scheme == scheme:
+                by_length.setdefault(row.length, []).append(row.exact_match)
+        if by_length:
+            yield scheme, dict(sorted(by_length.items()))
+
+
+def length() -> Figure:
+    """Exact match of tasks by length: the mean over seeds, and the band from lowest to highest."""
+    figure = Figure((WIDTH, 4.2), layout="constrained")
+    panels = figure.subplots(2, 2, sharey=True).flat
+    shapes: dict[str, Any] = {}
+    for axes, shown in zip(panels, SHOWN["figures"]["length"], strict=True):
+        for scheme, by_length in curves(shown["result"], shown.get("k")):
+            label, color = OF_SCHEME[scheme]
+            times = [number / shown["trained"] for number in by_length]
+            (shapes[label],) = axes.plot(
+                times, [np.mean(seeds) for seeds in by_length.values()], "o-",
+                color=color, markersize=3,
+            )  # fmt: skip
+            low, high = ([end(seeds) for seeds in by_length.values()] for end in (min, max))
+            band(axes, times, low, high, color)
+        axes.set_xscale("log")
+        axes.set_xticks([0.5, 1, 2, 5, 10], ["½", "1", "2", "5", "10"])
+        axes.minorticks_off()
+        axes.axvline(1, color=GREY, linewidth=0.6, linestyle=":")
+        axes.set_title(shown["title"])
+        axes.set_ylim(-0.03, 1.05)
+        if axes.get_subplotspec().is_last_row():
+            axes.set_xlabel("length / training length")
+        if axes.get_subplotspec().is_first_col():
+            axes.set_ylabel("exact match")
+    order = [label for label, _ in OF_SCHEME.values() if label in shapes]
+    figure.legend(
+        [shapes[label] for label in order], order, loc="outside lower center", ncols=3,
+        frameon=False,
+    )  # fmt: skip
+    return figure
+
+
+def parity() -> Figure:
+    """Sparse parity in the paper's setting: exact match of each seed by k, at one length."""
+    shown = SHOWN["figures"]["parity"]
+    figure = Figure((WIDTH, 3), layout="constrained")
+    axes = figure.subplots()
+    for number, (name, called) in enumerate(shown["of"].items()):
+        rows, _ = read_results(RESULTS / "tasks" / name)
+        color = RED if "RoPE" in called else (GREEN, BLUE)[number]
+        for column, k in enumerate(shown["ks"]):
+            found = [row.exact_match for row in rows
+                     if (row.test_k, row.length) == (k, shown["length"])]  # fmt: skip
+            axes.plot(
+                [column + 0.22 * (number - 1)] * len(found), found, "o", color=color, markersize=4,
+                label=None if column else called,
+            )  # fmt: skip
+    axes.axhline(0.9, color=GREY, linewidth=0.6, linestyle=":")
+    axes.axhline(0.5, color=GREY, linewidth=0.6)
+    axes.set_xticks(range(len(shown["ks"])), [f"k = {k}" for k in shown["ks"]])
+    axes.set(ylabel=f"exact match, {shown['length']} tokens", ylim=(0.35, 1))
+    legend_above(figure, axes)
+    return figure
+
+
+DRAWN: dict[str, Callable[[], Figure]] = {
+    f"results_{draw.__name__}": draw
+    for draw in (forest, copying, appears, distance, length, parity)
+}
+
+
+if __name__ == "__main__":
+    asked = sys.argv[1:]
+    for name, draw in DRAWN.items():
+        if not asked or name.removeprefix("results_") in asked:
+            save(partial(draw), FIGURES / f"{name}.svg", **STYLE)
+            print(f"docs/figures/{name}.svg")

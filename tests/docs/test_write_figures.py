@@ -1,0 +1,42 @@
+"""Figures are those of the stored results, and take any measurement."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from matplotlib.figure import Figure
+
+from docs import write_figures
+from docs.stored import FIGURES, ROOT, SHOWN
+from docs.write_figures import DRAWN, STYLE, forest
+from olmo_sparsity.disk.drawing import render
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_figures_are_those_of_the_stored_results(name: str) -> None:
+    stored = (FIGURES / f"{name}.svg").read_bytes()
+    assert render(DRAWN[name], "svg", STYLE) == stored, "run `python -m docs.write_figures`"
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_page_shows_every_figure(name: str) -> None:
+    pages = [(ROOT / f"docs/{page}.md").read_text() for page in ("results", "results_tasks")]
+    assert sum(f"](figures/{name}.svg)" in page for page in pages) == 1
+
+
+def marks(figure: Figure) -> int:
+    """Points of the panel of net excess, and squares where there is no placebo."""
+    return sum(line.get_marker() in ("o", "s") for line in figure.axes[1].lines)
+
+
+def test_one_more_measurement_is_one_more_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = marks(forest())
+    shown = copy.deepcopy(SHOWN)
+    name = "packages_seed4_contextual"
+    shown["figures"]["forest"].append({"title": "Transfer", "of": {f"{name} + {name}": "A and B"}})
+    monkeypatch.setattr(write_figures, "SHOWN", shown)
+    figure = forest()
+    assert marks(figure) == before + 2  # k = 1 and k = 4
+    assert [line for line in figure.axes[1].lines if line.get_marker() == "s"]
+    assert "A and B" in [text.get_text() for text in figure.axes[0].get_yticklabels()]
