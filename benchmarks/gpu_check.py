@@ -564,7 +564,6 @@ def measure_far_tokens(small: bool = False) -> Iterator[Row]:
     """What `measure` spends nearly all of its time on, in the weights' size of c4_150m: one far
     token added at a time, and one at a time left out."""
     import numpy as np
-    import torch
 
     from olmo_sparsity.analysis.documents import Document
     from olmo_sparsity.analysis.recovery import recover

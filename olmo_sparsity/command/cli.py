@@ -38,6 +38,8 @@ AGAIN["theory"] = "starts over"
 
 def entry(arguments: list[str] | None = None) -> NoReturn:
     """Run the command and exit."""
+    if "_ARGCOMPLETE" in os.environ:  # a shell asks how to go on
+        _complete()
     name_streams()
     interrupt_on_signals()
     try:
@@ -54,6 +56,15 @@ def entry(arguments: list[str] | None = None) -> NoReturn:
         sys.stderr.flush()
         os._exit(code)
     sys.exit(code)
+
+
+def _complete() -> NoReturn:
+    try:
+        import argcomplete
+    except ImportError:
+        sys.exit(1)  # a shell shows what is printed; it gets no words
+    argcomplete.autocomplete(build_parser())
+    sys.exit(1)  # it has answered, and exited
 
 
 def main(arguments: list[str] | None = None) -> int:
