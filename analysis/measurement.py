@@ -289,7 +289,7 @@ def _meta(plan: Plan, losses: pd.DataFrame, left: int, about: dict[str, Any]) ->
             "trained": model.trained,
         },
         data={"source": documents.name, "fingerprint": documents.fingerprint},
-        dtype=plan.dtype,
+        dtype=model.dtype,
         windows=asdict(settings.windows) | {"far_states": settings.far_states},
         units=list(settings.units),
         selectors=list(settings.selectors),

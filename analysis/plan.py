@@ -321,17 +321,13 @@ class Plan:
         """Processes that measure into one folder must agree in all of this."""
         return {
             "model": self.model.fingerprint,
-            "dtype": self.dtype,
+            "dtype": self.model.dtype,
             "data": self.documents.fingerprint,
             "num_documents": len(self.documents),
             "settings": asdict(self.settings),
             "targets": None if self.given is None else targets_fingerprint(self.given),
             "choices": None if self.choices is None else self.choices.fingerprint,
         }
-
-    @property
-    def dtype(self) -> str:
-        return str(next(self.model.model.parameters()).dtype).removeprefix("torch.")
 
 
 def _refuse_for_given(settings: Settings, are_given: bool) -> None:

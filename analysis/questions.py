@@ -23,10 +23,11 @@ from olmo_sparsity.analysis.settings import (
     refuse_unknown,
     takes,
 )
+from olmo_sparsity.analysis.sources import open_documents
 from olmo_sparsity.analysis.statements import Cost, Question, explain_sources
-from olmo_sparsity.analysis.tables import write_json
+from olmo_sparsity.analysis.tables import plain, write_json
 from olmo_sparsity.disk.files import sha256_of, writing
-from olmo_sparsity.disk.json_files import read_json
+from olmo_sparsity.disk.json_files import read_json, with_crc
 from olmo_sparsity.disk.work_folder import WorkFolder
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.model.load import LoadedModel
@@ -63,9 +64,10 @@ def measure_questions(
             return Cost(sum(cost.token_forwards for cost in costs), model.num_parameters)
         folder = WorkFolder(Path(out), "out", "identity.json")
         folder.create("questions")
-        folder.identify({
+        identity = folder.identify({
             "model": model.fingerprint, "questions": sha256_of(Path(questions)),
-            "decoys": None if decoys is None else str(decoys), "settings": asdict(settings),
+            "decoys": _fingerprint(decoys, model), "settings": asdict(settings),
+            "prefix": of_model.prefix, "dtype": model.dtype,
         })  # fmt: skip
         files = [folder.path / "questions" / f"{number:06d}.json" for number in range(len(asked))]
         mine = range(len(asked))[shard[0] :: shard[1]]
@@ -73,9 +75,10 @@ def measure_questions(
             progress.resume_at(sum(files[number].exists() for number in mine))
             for number in (number for number in mine if not files[number].exists()):
                 found = _explain(model, asked[number], settings, of_model)
-                write_json(files[number], found.to_dict())
+                answered = {"question": number, "identity": identity} | found.to_dict()
+                write_json(files[number], with_crc(plain(answered)))
                 progress.update(progress.done + 1)
-    return _sum_up(folder.path, files) if all(file.exists() for file in files) else None
+    return _sum_up(folder.path, files, identity) if all(file.exists() for file in files) else None
 
 
 def describe(statements: pd.DataFrame) -> str:
@@ -124,8 +127,20 @@ def _with_decoys(asked: Sequence[Question], decoys: Any) -> list[Question]:
     return given
 
 
-def _sum_up(folder: Path, files: Sequence[Path]) -> pd.DataFrame:
-    read = [read_json(file, dict, "delete it, and run again") for file in files]
+def _fingerprint(decoys: Any, model: LoadedModel) -> str | None:
+    """Of their text, which may change under its name."""
+    if decoys is None:
+        return None
+    given = list(decoys.values()) if isinstance(decoys, Mapping) else decoys
+    return open_documents(given, model, limit=MOST_DECOYS).fingerprint
+
+
+def _sum_up(folder: Path, files: Sequence[Path], identity: str) -> pd.DataFrame:
+    remedy = "delete it, and run again"
+    read = [read_json(file, dict, remedy) for file in files]
+    for number, (file, one) in enumerate(zip(files, read, strict=True)):
+        if (one.get("question"), one.get("identity")) != (number, identity):
+            raise DataError(f"{file} is of another question or measurement; {remedy}")
     tables = {}
     for name in ("statements", "matrix"):
         rows = [pd.DataFrame(one[name]).assign(question=i) for i, one in enumerate(read)]

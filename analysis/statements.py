@@ -37,8 +37,9 @@ from olmo_sparsity.analysis.segments import (
     read_decoys,
 )
 from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
+from olmo_sparsity.analysis.summary import describe_noise
 from olmo_sparsity.analysis.verdicts import Losses, Verdict, in_words, judge
-from olmo_sparsity.analysis.view import quoted, strong
+from olmo_sparsity.analysis.view import quoted, sentence, strong
 from olmo_sparsity.errors import ConfigError, printable
 from olmo_sparsity.model.load import LoadedModel
 from olmo_sparsity.process.progress import Progress
@@ -135,12 +136,13 @@ class Attribution:
 
     @property
     def error_rate(self) -> str:
-        """What the verdicts hold to, in one sentence."""
+        """What the verdicts hold to."""
+        noise = describe_noise({"batch_noise": self.prompt.model.batch_noise})
         return (
             f"Of the sources named here, {self.settings.rate:.0%} or less are expected to be named "
             f"by chance (Benjamini–Hochberg over {len(self.texts)} statements × {len(self.names)} "
             f"sources, {self.settings.draws} decoys each)."
-        )
+        ) + (f" {sentence(noise)}" if noise else "")
 
     @cached_property
     def _judged(self) -> tuple[np.ndarray, list[Verdict]]:

@@ -175,6 +175,10 @@ class LoadedModel:
         """Device of the inputs."""
         return self.model.device
 
+    @property
+    def dtype(self) -> str:
+        return str(next(self.model.parameters()).dtype).removeprefix("torch.")
+
     def check_positions(self, num_positions: int) -> None:
         """Refuse more positions than the model supports, with the cause."""
         if self.limit is not None:

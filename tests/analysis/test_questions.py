@@ -87,6 +87,29 @@ def test_it_resumes_and_processes_share_it(
     pd.testing.assert_frame_equal(measure_questions(model, path, out), whole)
     with pytest.raises(ConfigError, match="draws"):
         measure_questions(model, path, out, draws=5)
+    with pytest.raises(ConfigError, match="prefix"):
+        measure_questions(model, path, out, prefix="none")
+
+
+def test_a_file_of_another_question_or_measurement_is_refused(
+    model: LoadedModel, path: Path, tmp_path: Path
+) -> None:
+    out, decoys = tmp_path / "out", tmp_path / "decoys.txt"
+    decoys.write_text("\n".join(GIVEN["decoys"]))
+    measure_questions(model, path, out, decoys=str(decoys))
+    first, second = sorted((out / "questions").iterdir())[:2]
+    whole = second.read_bytes()
+    for content, said in (
+        (first.read_bytes(), "000001.json is of another question"),
+        (whole.replace(b'"alone": ', b'"alone": 1', 1), "crc32 differs"),
+    ):
+        second.write_bytes(content)
+        with pytest.raises(DataError, match=said):
+            measure_questions(model, path, out, decoys=str(decoys))
+    second.write_bytes(whole)
+    decoys.write_text("\n".join(reversed(GIVEN["decoys"])))  # another text of that name
+    with pytest.raises(ConfigError, match="decoys"):
+        measure_questions(model, path, out, decoys=str(decoys))
 
 
 def test_lines_that_are_no_questions_are_named(

@@ -134,6 +134,9 @@ def test_it_prints_each_statement_with_its_verdict() -> None:
     for row in found.statements.itertuples():
         assert f"{row.text}\n  {row.verdict}" in shown
     assert shown.count("Benjamini–Hochberg") == 1
+    assert "rows beside them" not in shown
+    loud = replace(found.prompt, model=replace(found.prompt.model, batch_noise=0.1))
+    assert "up to 0.10 nats with the rows beside them" in repr(replace(found, prompt=loud))
     assert found.to_dict()["statements"][0]["text"] == "w1 w2 w3"
 
 
