@@ -73,7 +73,7 @@ ELSEWHERE = {
     **dict.fromkeys(["disk/rows", "disk/drawing"], "tasks/test_figure, theory/test_results"),
     "jobs/job": "jobs/test_sweep, jobs/test_experiments",
     "model/far_states": "model/test_sharing, model/test_inference",
-    "model/official": "model/test_exchange",
+    **dict.fromkeys(["model/official", "model/families"], "model/test_exchange"),
     "training/start": "training/test_loop, training/test_run_folder, training/test_checkpoint",
     "training/fit": "tasks/test_trial, theory/test_bridge",
     **dict.fromkeys(["theory/worst_case", "theory/figure"], "theory/test_experiment"),

@@ -93,6 +93,7 @@ def _check_positions(config: RunConfig, require: Require) -> None:
             f"positions.target_length={positions.target_length} is below "
             f"training.length={training.length}; raise the first or lower the second",
         )
+    _check_scaling(config, require)
     if positions.scheme == "pose":
         require(
             positions.num_chunks <= training.length,
@@ -103,6 +104,32 @@ def _check_positions(config: RunConfig, require: Require) -> None:
         model.max_sequence_length >= config.largest_length,
         f"model.max_sequence_length={model.max_sequence_length} is below the positions trained "
         f"({config.largest_length}); raise it to at least that",
+    )
+
+
+def _check_scaling(config: RunConfig, require: Require) -> None:
+    positions = config.positions
+    if positions.scaling == "none":
+        return
+    require(
+        config.model.rope,
+        f"positions.scaling={positions.scaling} changes RoPE, but model.rope=false; remove one",
+    )
+    needed = ["factor"] + ["original_length"] * (positions.scaling in ("yarn", "llama3"))
+    for name in needed:
+        require(
+            getattr(positions, name) is not None,
+            f"positions.scaling={positions.scaling} needs positions.{name}",
+        )
+    require(
+        positions.beta_slow < positions.beta_fast,
+        f"positions.beta_slow={positions.beta_slow} must be below "
+        f"positions.beta_fast={positions.beta_fast}",
+    )
+    require(
+        positions.low_frequency_factor < positions.high_frequency_factor,
+        f"positions.low_frequency_factor={positions.low_frequency_factor} must be below "
+        f"positions.high_frequency_factor={positions.high_frequency_factor}",
     )
 
 
@@ -178,8 +205,18 @@ def check_model(model: ModelConfig, origin: str) -> None:
         f"model.n_heads={model.n_heads} is not a multiple of model.n_kv_heads={model.n_kv_heads}",
     )
     require(
-        model.d_model % model.n_heads == 0,
-        f"model.d_model={model.d_model} is not a multiple of model.n_heads={model.n_heads}",
+        model.d_model % model.n_heads == 0 or model.head_width is not None,
+        f"model.d_model={model.d_model} is not a multiple of model.n_heads={model.n_heads}; change "
+        "one of them, or set model.head_width",
+    )
+    require(
+        model.attention_layer_norm or not model.attention_norm_per_head,
+        "model.attention_norm_per_head=true is set, but model.attention_layer_norm=false norms "
+        "nothing; set both",
+    )
+    require(
+        not (model.qkv_bias and model.include_bias),
+        "model.qkv_bias=true is set, but model.include_bias=true adds all biases; remove one",
     )
     require(
         model.alibi or model.alibi_bias_max == 8.0,

@@ -155,8 +155,8 @@ def config_text(config: RunConfig) -> str:
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:
-    """Every dotted key and its value."""
-    return {key: value for key, _, _, value in _walk(config)}
+    """Every dotted key that can be set, and its value."""
+    return {key: value for key, _, _, value in _walk(config) if key not in REFUSED_FIELDS}
 
 
 def _read_yaml(path: Path, above: tuple[Path, ...] = ()) -> DictConfig:
@@ -215,12 +215,13 @@ def _applies(section: Any, item: Any) -> bool:
 
 
 def _refuse_unused(config: RunConfig, given: dict, origin: str) -> None:
-    given_keys = dict(leaves(given))
+    given_keys = {key: value for key, value in leaves(given) if value is not None}
+    for key, reason in REFUSED_FIELDS.items():
+        if any(f"{name}.".startswith(f"{key}.") for name in given_keys):
+            raise ConfigError(f"{origin}: {key} would be ignored: {reason}")
     for key, section, item, _ in _walk(config):
-        if given_keys.get(key) is None:
+        if key not in given_keys:
             continue  # `--key=null` unsets a key of the base file
-        if key in REFUSED_FIELDS:
-            raise ConfigError(f"{origin}: {key} would be ignored: {REFUSED_FIELDS[key]}")
         if not _applies(section, item):
             sibling, values = item.metadata["only_if"]
             sibling_key = key.rsplit(".", 1)[0] + "." + sibling

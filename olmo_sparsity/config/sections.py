@@ -6,8 +6,8 @@ them, check.py refuses values that do not fit together.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from olmo.config import ModelConfig as OLMoModelConfig
 
@@ -19,7 +19,7 @@ Precision = Literal["auto", "fp32", "bf16"]
 
 @dataclass
 class ModelConfig(OLMoModelConfig):
-    """OLMo's fields, plus three of this project."""
+    """OLMo's fields, plus those of this project."""
 
     architecture: Literal["olmo", "gpt_neox"] = "olmo"
     """gpt_neox: transformers' GPTNeoXForCausalLM built from the same fields."""
@@ -30,6 +30,21 @@ class ModelConfig(OLMoModelConfig):
     query_scale_length: float | None = number(None, 2)
     """Multiply each query by ln(n + 1) / ln(this), n the number of keys it sees, so that attention
     is as sharp over many keys as over few. Not in the paper. None: no scaling."""
+
+    head_width: int | None = number(None, 2)
+    """Width of a head. None: d_model / n_heads."""
+
+    qkv_bias: bool = False
+    """Biases of queries, keys and values, and no others (Qwen 2). include_bias: all biases."""
+
+    attention_norm_per_head: bool = False
+    """With attention_layer_norm: each head is normed by itself (Qwen 3), not all of them as one."""
+
+    rope_theta: float = number(10_000.0, 1)
+    """Base of RoPE's frequencies. OLMo: a whole number."""
+
+    rope_scaling: dict[str, Any] | None = None
+    """How frequencies of RoPE are lowered, in the words of transformers. In a run: of positions."""
 
     # OLMo: defaults of GPT-2 (dropout 0.1, biases, GPT-2's vocabulary); here: the values of all
     # published OLMo configs, so that our YAML files state only differences.
@@ -44,6 +59,10 @@ class ModelConfig(OLMoModelConfig):
 
     eos_token_id: int = 0
     pad_token_id: int = 0
+
+    @property
+    def effective_head_width(self) -> int:
+        return self.head_width or self.d_model // self.n_heads
 
 
 @dataclass
@@ -184,6 +203,9 @@ class RunConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
 
+    def __post_init__(self) -> None:
+        self.model = replace(self.model, rope_scaling=self.positions.rope_scaling)
+
     @property
     def largest_length(self) -> int:
         """One more than the largest position ID a training batch can hold."""
@@ -198,7 +220,6 @@ OLMO_RANGES: dict[str, tuple[float, float | None]] = {
     "n_layers": (1, None),
     "n_kv_heads": (1, None),
     "max_sequence_length": (1, None),
-    "rope_theta": (1, None),
     "mlp_ratio": (1, None),
     "mlp_hidden_size": (1, None),
     "layer_norm_eps": (0, 1),
@@ -216,4 +237,5 @@ REFUSED_FIELDS = {
     "model.block_group_size": "there is no FSDP wrapping here",
     "model.precision": "set training.precision",
     "model.init_device": "set training.device",
+    "model.rope_scaling": "set positions.scaling",
 }

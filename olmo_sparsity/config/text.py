@@ -6,8 +6,8 @@ measured without it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal
 
 from olmo_sparsity.config.fields import number, only_if
 
@@ -116,8 +116,13 @@ class DataConfig:
     """Only with train_files; a prepared folder knows its own."""
 
 
+_SCALED = ("linear", "ntk", "yarn", "llama3")
+
+
 @dataclass
 class PositionsConfig:
+    """Which position IDs tokens get in training, and how RoPE turns an ID into angles."""
+
     scheme: Literal["contiguous", "pose", "randomized"] = "contiguous"
 
     target_length: int | None = only_if("scheme", "pose", "randomized", default=None)
@@ -126,3 +131,55 @@ class PositionsConfig:
     num_chunks: int = only_if("scheme", "pose", default=2, least=1)
     """Number of runs of consecutive IDs in a sequence. Each but the last is
     U{1 ... (length + 1) // num_chunks} long, the first begins at 0."""
+
+    scaling: Literal["none", "linear", "ntk", "yarn", "llama3"] = "none"
+    """Lower frequencies of RoPE, in training and wherever the model is used (model/rope.py).
+    linear: all are divided by the factor, as if position IDs were; ntk: the base is raised such
+    that only the lowest is; yarn: those of few turns within original_length are, with a
+    temperature; llama3: as Llama 3.1. To raise the base by hand: model.rope_theta."""
+
+    factor: float | None = only_if("scaling", *_SCALED, default=None, least=1, most=1e6)
+    """How many times the length of pretraining the model is to reach."""
+
+    original_length: int | None = only_if("scaling", "yarn", "llama3", default=None, least=1)
+    """The length of pretraining, in whose turns yarn and llama3 tell frequencies apart."""
+
+    beta_fast: float = only_if("scaling", "yarn", default=32.0, least=1e-3, most=1e6)
+    """Frequencies of more turns than this within original_length stay."""
+
+    beta_slow: float = only_if("scaling", "yarn", default=1.0, least=1e-3, most=1e6)
+    """Frequencies of fewer turns are divided by the factor; between the two, in part."""
+
+    attention_factor: float | None = only_if("scaling", "yarn", default=None, least=1e-3, most=1e3)
+    """Rotated queries and keys are multiplied by this. None: 0.1 ln(factor) + 1."""
+
+    low_frequency_factor: float = only_if("scaling", "llama3", default=1.0, least=1e-3, most=1e6)
+    """Frequencies of fewer turns than this within original_length are divided by the factor."""
+
+    high_frequency_factor: float = only_if("scaling", "llama3", default=4.0, least=1e-3, most=1e6)
+    """Frequencies of more turns stay."""
+
+    @property
+    def rope_scaling(self) -> dict[str, Any] | None:
+        """In the words of transformers; None without scaling."""
+        if self.scaling == "none":
+            return None
+        found: dict[str, Any] = {"rope_type": self.scaling, "factor": self.factor}
+        if self.scaling in ("yarn", "llama3"):
+            found["original_max_position_embeddings"] = self.original_length
+        if self.scaling == "yarn":
+            found |= {"beta_fast": self.beta_fast, "beta_slow": self.beta_slow}
+            if self.attention_factor is not None:
+                found["attention_factor"] = self.attention_factor
+        if self.scaling == "llama3":
+            found["low_freq_factor"] = self.low_frequency_factor
+            found["high_freq_factor"] = self.high_frequency_factor
+        return found
+
+
+SCALING_FIELDS = ["scaling"] + [
+    item.name
+    for item in fields(PositionsConfig)
+    if item.metadata.get("only_if", ("",))[0] == "scaling"
+]
+"""Those that change the model, not the IDs that are drawn."""

@@ -164,7 +164,7 @@ def kernel_in_training(
     if _matmul_is_faster(device, length, grouped):
         return "matmul"
     q, k, v = (
-        torch.empty(1, heads, length, config.d_model // config.n_heads, device=device, dtype=dtype)
+        torch.empty(1, heads, length, config.effective_head_width, device=device, dtype=dtype)
         for heads in (config.n_heads, num_keys, num_keys)
     )
     bias = None

@@ -3,9 +3,8 @@
 Place in the flow: beside `load_model`. `export` writes a folder that transformers loads without
 this project; `import_weights` starts a run from other weights (`init_from`).
 
-The norms of a config determine the transformers class: LayerNorm without weights before each layer
-is OLMo, RMSNorm after each layer with q/k-norm is OLMo 2, RMSNorm before each layer is Llama. A
-field that the class cannot express is refused by name.
+The fields of a config determine the family of transformers (families.py). A field that it cannot
+express is refused by name.
 """
 
 from __future__ import annotations
@@ -22,6 +21,13 @@ from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.disk.files import follow_umask, remove_partial, writing
 from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.model.checkpoint_files import check_fit, fill, unreadable
+from olmo_sparsity.model.families import (
+    FAMILIES,
+    REFUSED,
+    family_of,
+    from_hugging_face,
+    to_hugging_face,
+)
 from olmo_sparsity.model.huggingface import HuggingFaceLM, gpt_neox_config
 from olmo_sparsity.model.load import find_folder, load_model
 from olmo_sparsity.model.official import (
@@ -30,112 +36,12 @@ from olmo_sparsity.model.official import (
     read_official_weights,
 )
 from olmo_sparsity.model.olmo import PositionedOLMo
+from olmo_sparsity.model.rope import from_rope_parameters, to_rope_parameters
 from olmo_sparsity.model.transformers_folder import NO_CODE
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
     from transformers import PreTrainedConfig, PreTrainedModel
-
-# --- the tables ---------------------------------------------------------------------------------
-
-# Fields of our config with a fixed value in all three classes, and in each class.
-_ALL_HAVE: dict[str, Any] = {
-    "block_type": "sequential",
-    "activation_type": "swiglu",
-    "rope": True,
-    "alibi": False,
-    "rotary_fraction": 1.0,
-    "query_scale_length": None,
-    "include_bias": False,
-    "bias_for_layer_norm": False,
-    "embedding_layer_norm": False,
-    "scale_logits": False,
-}
-_EACH_HAS: dict[str, dict[str, Any]] = {
-    "OlmoForCausalLM": {
-        "layer_norm_type": "default",
-        "layer_norm_with_affine": False,
-        "layer_norm_eps": 1e-5,
-        "norm_after": False,
-        "attention_layer_norm": False,
-    },
-    "Olmo2ForCausalLM": {
-        "layer_norm_type": "rms",
-        "layer_norm_with_affine": True,
-        "norm_after": True,
-        "attention_layer_norm": True,
-        "attention_layer_norm_with_affine": True,
-        "clip_qkv": None,
-    },
-    "LlamaForCausalLM": {
-        "layer_norm_type": "rms",
-        "layer_norm_with_affine": True,
-        "norm_after": False,
-        "attention_layer_norm": False,
-        "clip_qkv": None,
-    },
-}
-
-# Our weight → theirs; several of theirs are rows of ours, in this order.
-_BLOCK = {
-    "att_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    "attn_out": ("self_attn.o_proj",),
-    "ff_proj": ("mlp.up_proj", "mlp.gate_proj"),
-    "ff_out": ("mlp.down_proj",),
-}
-_BLOCK_NORMS = {
-    "OlmoForCausalLM": {},
-    "Olmo2ForCausalLM": {
-        "q_norm": ("self_attn.q_norm",),
-        "k_norm": ("self_attn.k_norm",),
-        "attn_norm": ("post_attention_layernorm",),
-        "ff_norm": ("post_feedforward_layernorm",),
-    },
-    "LlamaForCausalLM": {
-        "attn_norm": ("input_layernorm",),
-        "ff_norm": ("post_attention_layernorm",),
-    },
-}
-
-
-def _names(class_name: str, config: ModelConfig) -> dict[str, tuple[str, ...]]:
-    """Maps each weight of ours to the weights of theirs that hold its rows."""
-    names: dict[str, tuple[str, ...]] = {"transformer.wte.weight": ("model.embed_tokens.weight",)}
-    for layer in range(config.n_layers):
-        for ours, theirs in (_BLOCK | _BLOCK_NORMS[class_name]).items():
-            names[f"transformer.blocks.{layer}.{ours}.weight"] = tuple(
-                f"model.layers.{layer}.{name}.weight" for name in theirs
-            )
-    if config.layer_norm_with_affine:
-        names["transformer.ln_f.weight"] = ("model.norm.weight",)
-    if not config.weight_tying:
-        names["transformer.ff_out.weight"] = ("lm_head.weight",)
-    return names
-
-
-def to_hugging_face(
-    weights: Mapping[str, Tensor], class_name: str, config: ModelConfig
-) -> dict[str, Tensor]:
-    head_width = config.d_model // config.n_heads
-    rows = {
-        "att_proj": [config.d_model] + [config.effective_n_kv_heads * head_width] * 2,
-        "ff_proj": [_mlp_width(config) // 2] * 2,
-    }
-    theirs: dict[str, Tensor] = {}
-    for ours, names in _names(class_name, config).items():
-        sizes = rows.get(ours.split(".")[-2], [len(weights[ours])])
-        theirs |= zip(names, weights[ours].split(sizes), strict=True)
-    return theirs
-
-
-def from_hugging_face(
-    weights: Mapping[str, Tensor], class_name: str, config: ModelConfig
-) -> dict[str, Tensor]:
-    return {
-        ours: torch.cat([weights[name] for name in names])
-        for ours, names in _names(class_name, config).items()
-    }
-
 
 # --- export -------------------------------------------------------------------------------------
 
@@ -168,7 +74,7 @@ def export(checkpoint: Path, out: Path) -> str:
 def check_exportable(config: ModelConfig) -> None:
     """Refuse a config that cannot be exported, before reading or training."""
     if config.architecture == "olmo":
-        _class_of(config)
+        family_of(_essence(config))
 
 
 def hugging_face_model(
@@ -176,48 +82,26 @@ def hugging_face_model(
 ) -> PreTrainedModel:
     import transformers
 
-    class_name = _class_of(config)
-    model_class = getattr(transformers, class_name)
-    settings = {
+    family = family_of(_essence(config))
+    model_class = getattr(transformers, family.class_name)
+    values = vars(config) | {
+        "n_kv_heads": config.effective_n_kv_heads,
         "vocab_size": _embedding_rows(config),
-        "hidden_size": config.d_model,
+        "head_width": config.effective_head_width,
+    }
+    settings = {theirs: values[ours] for ours, theirs in family.settings.items()} | {
         "intermediate_size": _mlp_width(config) // 2,
-        "num_hidden_layers": config.n_layers,
-        "num_attention_heads": config.n_heads,
-        "num_key_value_heads": config.effective_n_kv_heads,
         "hidden_act": "silu",
-        "max_position_embeddings": config.max_sequence_length,
         "initializer_range": config.init_std,
-        "tie_word_embeddings": config.weight_tying,
-        "rope_parameters": {"rope_type": "default", "rope_theta": float(config.rope_theta)},
+        "rope_parameters": to_rope_parameters(config),
         "attention_dropout": config.attention_dropout,
         "bos_token_id": None,
         "eos_token_id": config.eos_token_id,
         "pad_token_id": config.pad_token_id,
     }
-    if class_name == "OlmoForCausalLM":
-        settings["clip_qkv"] = config.clip_qkv
-    else:
-        settings["rms_norm_eps"] = config.layer_norm_eps
     model = model_class(model_class.config_class(**settings))
-    fill(model, to_hugging_face(weights, class_name, config), origin)
+    fill(model, to_hugging_face(weights, family, config), origin)
     return model
-
-
-def _class_of(config: ModelConfig) -> str:
-    """The transformers class with the same computation; ConfigError if there is none."""
-    if config.layer_norm_type != "rms":
-        class_name = "OlmoForCausalLM"
-    else:
-        class_name = "Olmo2ForCausalLM" if config.norm_after else "LlamaForCausalLM"
-    essence = _essence(config)
-    for name, wanted in (_ALL_HAVE | _EACH_HAS[class_name]).items():
-        if essence[name] != wanted:
-            raise ConfigError(
-                f"model.{name}={essence[name]} cannot be exported: {class_name} has {wanted} "
-                "there; analyse the checkpoint as it is, or train with that value"
-            )
-    return class_name
 
 
 def _save_tokenizer(tokenizer: Tokenizer, config: ModelConfig, out: Path) -> None:
@@ -243,8 +127,9 @@ def _save_tokenizer(tokenizer: Tokenizer, config: ModelConfig, out: Path) -> Non
 
 def import_weights(source: str, config: ModelConfig) -> dict[str, Tensor]:
     """A state dict for `build_model(config)`, from an official OLMo checkpoint folder, a checkpoint
-    or run of ours, or a Hugging Face OLMo, OLMo 2, Llama or GPT-NeoX."""
+    or run of ours, or a Hugging Face folder of one of FAMILIES."""
     implied = ModelConfig(**config_of(source))
+    _check_angles(implied, config, source)
     theirs, ours = _essence(implied), _essence(config)
     for name, value in ours.items():
         if theirs.get(name) != value:
@@ -258,10 +143,38 @@ def import_weights(source: str, config: ModelConfig) -> dict[str, Tensor]:
         model = load_model(source, dtype="fp32").model
         weights = dict(model.state_dict())
         if isinstance(model, HuggingFaceLM) and config.architecture == "olmo":
-            weights = dict(model.model.state_dict())
-            weights = from_hugging_face(weights, type(model.model).__name__, config)
+            family = FAMILIES[model.model.config.model_type]
+            weights = from_hugging_face(dict(model.model.state_dict()), family, config)
     check_fit(_expected(config), weights, source)
     return weights
+
+
+def _check_angles(theirs: ModelConfig, ours: ModelConfig, source: str) -> None:
+    """To reach a greater length, a run may scale RoPE or raise its base. What it leaves out is
+    refused, as a forgotten setting would be."""
+    if ours.rope and theirs.rope and ours.rope_theta < theirs.rope_theta:
+        raise ConfigError(
+            f"init_from='{source}' has model.rope_theta={float(theirs.rope_theta)}, this run "
+            f"model.rope_theta={ours.rope_theta}; set it as it is there, or higher"
+        )
+    if theirs.rope_scaling and not ours.rope_scaling:
+        raise ConfigError(
+            f"init_from='{source}' scales RoPE ({_in_words(theirs)}), this run has "
+            "positions.scaling=none; set positions.scaling as it is there, or to another"
+        )
+
+
+def change_of_angles(source: str, config: ModelConfig) -> str:
+    """What a run changes of its source's RoPE, in words; empty if nothing."""
+    implied = ModelConfig(**config_of(source))
+    before, after = _in_words(implied), _in_words(config)
+    return "" if before == after else f", whose RoPE is changed: {before} → {after}"
+
+
+def _in_words(config: ModelConfig) -> str:
+    scaling = config.rope_scaling or {"rope_type": "none"}
+    more = "".join(f", {name} {value:g}" for name, value in sorted(scaling.items())[:-1])
+    return f"base {float(config.rope_theta):g}, scaling {scaling['rope_type']}{more}"
 
 
 def config_of(source: str) -> dict[str, Any]:
@@ -282,72 +195,53 @@ def config_of(source: str) -> dict[str, Any]:
 
 
 def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any]:
-    class_name = {
-        "olmo": "OlmoForCausalLM",
-        "olmo2": "Olmo2ForCausalLM",
-        "llama": "LlamaForCausalLM",
-        "gpt_neox": "GPTNeoXForCausalLM",
-    }.get(theirs.model_type)
-    if class_name is None:
-        raise ConfigError(
-            f"init_from='{source}' is of type {theirs.model_type}; only olmo, olmo2, llama and "
-            "gpt_neox have a counterpart here"
+    family = FAMILIES.get(theirs.model_type)
+    if family is None:
+        reason = REFUSED.get(
+            theirs.model_type, f"only {', '.join(FAMILIES)} have a counterpart here"
         )
+        raise ConfigError(f"init_from='{source}' is of type {theirs.model_type}: {reason}")
     get = theirs.to_dict().get
-    neox = class_name == "GPTNeoXForCausalLM"
     rope = get("rope_parameters") or {}
-    head_width = theirs.hidden_size // theirs.num_attention_heads
-    for name, value, wanted in (
-        ("hidden_act", get("hidden_act"), "gelu" if neox else "silu"),
-        ("attention_bias", get("attention_bias"), neox),
-        ("mlp_bias", get("mlp_bias", False), False),
-        ("use_parallel_residual", get("use_parallel_residual", True), True),
-        ("rope_type", rope.get("rope_type", "default"), "default"),
-        ("head_dim", get("head_dim") or head_width, head_width),
-    ):
-        if value != wanted:
+    natural = theirs.hidden_size // theirs.num_attention_heads
+    head_width = get("head_dim") or natural
+    partial = rope.get("partial_rotary_factor", 1.0)
+    found = {name: get(name, wanted) for name, wanted in family.required.items()}
+    required = dict(family.required)
+    if "head_width" not in family.settings:
+        found["head_dim"], required["head_dim"] = head_width, natural
+    if not family.is_neox:
+        found["partial_rotary_factor"], required["partial_rotary_factor"] = partial, 1.0
+    for name, wanted in required.items():
+        if found[name] != wanted:
             raise ConfigError(
-                f"init_from='{source}': {name}={value} in its config.json has no counterpart here, "
-                f"only {wanted}"
+                f"init_from='{source}': {name}={found[name]} in its config.json has no counterpart "
+                f"here, only {wanted}"
             )
-    shared = {
-        "architecture": "gpt_neox" if neox else "olmo",
-        "d_model": theirs.hidden_size,
-        "n_layers": theirs.num_hidden_layers,
-        "n_heads": theirs.num_attention_heads,
-        "mlp_hidden_size": theirs.intermediate_size * (1 if neox else 2),
+    values = {ours: get(name) for ours, name in family.settings.items()}
+    return values | {
+        "mlp_hidden_size": theirs.intermediate_size * (1 if family.is_neox else 2),
         "rope_theta": rope["rope_theta"],
-        "max_sequence_length": theirs.max_position_embeddings,
-        "vocab_size": theirs.vocab_size,
-        "weight_tying": theirs.tie_word_embeddings,
+        "rope_scaling": from_rope_parameters(rope, source),
+        "rotary_fraction": partial,
+        "head_width": None if head_width == natural else head_width,
+        **family.fields(),
     }
-    if neox:
-        return shared | {
-            "rotary_fraction": rope["partial_rotary_factor"],
-            "layer_norm_eps": theirs.layer_norm_eps,
-        }
-    return (
-        shared
-        | {"n_kv_heads": theirs.num_key_value_heads, "clip_qkv": get("clip_qkv")}
-        | {"layer_norm_eps": get("rms_norm_eps")}
-        | _ALL_HAVE
-        | _EACH_HAS[class_name]
-    )
 
 
 # --- comparing configs --------------------------------------------------------------------------
 
 
 def _essence(config: ModelConfig) -> dict[str, Any]:
-    """The fields that determine the computation, each as its effective value. Lengths, dropout and
-    initialisation may differ between a source of weights and a run."""
+    """The fields that determine the computation, each as its effective value, but for the angles of
+    RoPE. Lengths, dropout and initialisation may differ between a source of weights and a run."""
+    width = config.effective_head_width
     shared = {
         "architecture": config.architecture,
         "d_model": config.d_model,
         "n_layers": config.n_layers,
         "n_heads": config.n_heads,
         "mlp_hidden_size": _mlp_width(config),
-        "rope_theta": float(config.rope_theta) if config.rope else None,
         "rotary_fraction": config.rotary_fraction,
         "layer_norm_eps": config.layer_norm_eps,
         "weight_tying": config.weight_tying,
@@ -359,6 +253,8 @@ def _essence(config: ModelConfig) -> dict[str, Any]:
     return shared | {
         "query_scale_length": config.query_scale_length,
         "n_kv_heads": config.effective_n_kv_heads,
+        "head_width": None if width * config.n_heads == config.d_model else width,
+        "qkv_bias": config.qkv_bias and not config.include_bias,
         "activation_type": str(config.activation_type),
         "block_type": str(config.block_type),
         "rope": config.rope,
@@ -369,6 +265,7 @@ def _essence(config: ModelConfig) -> dict[str, Any]:
         "layer_norm_with_affine": config.layer_norm_with_affine,
         "norm_after": config.norm_after,
         "attention_layer_norm": config.attention_layer_norm,
+        "attention_norm_per_head": config.attention_norm_per_head,
         "attention_layer_norm_with_affine": (
             config.attention_layer_norm and config.attention_layer_norm_with_affine
         ),

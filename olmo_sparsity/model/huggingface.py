@@ -21,6 +21,7 @@ from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.attention import can_share_far, causal_bias, keeps_much
 from olmo_sparsity.model.compatibility import position_limit, refuse_unfit
 from olmo_sparsity.model.far_states import FarStates
+from olmo_sparsity.model.rope import to_rope_parameters
 
 if TYPE_CHECKING:  # importing transformers takes two seconds, so only its models do
     from peft import PeftModel
@@ -272,7 +273,7 @@ _GPT_NEOX_READS = {
     *("architecture", "d_model", "n_heads", "n_layers", "mlp_ratio", "mlp_hidden_size"),
     *("rotary_fraction", "rope_theta", "layer_norm_eps", "max_sequence_length", "weight_tying"),
     *("attention_dropout", "residual_dropout", "embedding_dropout", "init_std", "vocab_size"),
-    *("embedding_size", "eos_token_id", "pad_token_id", "n_kv_heads"),
+    *("embedding_size", "eos_token_id", "pad_token_id", "n_kv_heads", "rope_scaling"),
 }
 _GPT_NEOX_IS = {
     "activation_type": ("gelu", "swiglu"),  # the default, swiglu, stands for "not set"
@@ -319,11 +320,8 @@ def gpt_neox_config(config: ModelConfig) -> GPTNeoXConfig:
         initializer_range=config.init_std,
         layer_norm_eps=config.layer_norm_eps,
         tie_word_embeddings=config.weight_tying,
-        rope_parameters={
-            "rope_type": "default",
-            "rope_theta": float(config.rope_theta),
-            "partial_rotary_factor": config.rotary_fraction,
-        },
+        rope_parameters=to_rope_parameters(config)
+        | {"partial_rotary_factor": config.rotary_fraction},
         bos_token_id=config.eos_token_id,
         eos_token_id=config.eos_token_id,
         pad_token_id=config.pad_token_id,

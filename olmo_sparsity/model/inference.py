@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
-from olmo.model import SwiGLU
-from torch import Tensor, nn
+from olmo.model import LayerNormBase, SwiGLU
+from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.config.sections import ModelConfig
@@ -36,9 +36,8 @@ from olmo_sparsity.model.layers import (
     alibi_bias,
     query_scales,
     rms_norm,
-    rotary_tables,
-    rotated_width,
 )
+from olmo_sparsity.model.rope import rotary_tables, rotated_width
 
 if TYPE_CHECKING:
     from olmo_sparsity.model.olmo import PositionedBlock, PositionedOLMo
@@ -121,7 +120,7 @@ def shares_far(model: PositionedOLMo, num_far: int, length: int) -> bool:
     """Whether attention to far places is computed apart from that to the row's own. ALiBi and
     scaled queries depend on both."""
     config, weight = model.config, model.embedding.weight
-    head_width = config.d_model // config.n_heads
+    head_width = config.effective_head_width
     return (
         not config.alibi
         and config.query_scale_length is None
@@ -204,7 +203,7 @@ def _order(block: PositionedBlock) -> tuple[Tensor, ...]:
     coordinates of a rotated pair side by side. Products of queries and keys do not change."""
     config = block.config
     rotated = rotated_width(config) if config.rope else 0
-    head_width = config.d_model // config.n_heads
+    head_width = config.effective_head_width
     return _side_by_side(block.fused_dims, head_width, rotated, block.att_proj.weight.device)
 
 
@@ -231,8 +230,11 @@ def _queries_and_keys(
     return _heads(block, q, turns[..., -q.shape[-2] :, :, :]), _heads(block, k, turns)
 
 
-def _norm(norm: nn.Module, x: Tensor, order: Tensor) -> Tensor:
-    """Upstream's norm, for coordinates in another order."""
+def _norm(norm: LayerNormBase, x: Tensor, order: Tensor) -> Tensor:
+    """Upstream's norm, for coordinates in another order; of all heads, or of each."""
+    (size,) = norm.normalized_shape
+    if size < x.shape[-1]:
+        return _norm(norm, x.unflatten(-1, (-1, size)), order[:size]).flatten(-2)
     reordered = {name: p.index_select(0, order) for name, p in norm.named_parameters()}
     if type(norm) is RMSNorm and reordered.keys() == {"weight"}:  # the same in half the time
         return rms_norm(x, reordered["weight"], norm.eps)
@@ -242,7 +244,7 @@ def _norm(norm: nn.Module, x: Tensor, order: Tensor) -> Tensor:
 def _heads(block: PositionedBlock, x: Tensor, turns: Tensor | None = None) -> Tensor:
     """(…, H·K) → (…, H, K), rotated, in the dtype of attention. Changes x."""
     dtype = torch.float if x.device.type == "cpu" else x.dtype
-    x = x.unflatten(-1, (-1, block.config.d_model // block.config.n_heads))
+    x = x.unflatten(-1, (-1, block.config.effective_head_width))
     return (x if turns is None else _turn(x, turns)).to(dtype)
 
 

@@ -1,4 +1,4 @@
-"""The arithmetic of an OLMo layer: rotation, RMSNorm, ALiBi, scaled queries.
+"""The arithmetic of an OLMo layer: rotation by given angles, RMSNorm, ALiBi, scaled queries.
 
 Place in the flow: beneath olmo.py and inference.py.
 
@@ -17,9 +17,6 @@ from torch import Tensor
 
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.model.attention import causal_bias
-
-RotaryTables = tuple[Tensor, Tensor]
-"""cos_BLR and sin_BLR of each place's position ID."""
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -101,25 +98,6 @@ def query_scales(
     """scales_L1: ln(number of keys seen + 1) / ln(scale_length); the queries come last."""
     keys_L = torch.arange(num_keys - num_queries + 1, num_keys + 1, device=device)
     return ((keys_L + 1).log() / math.log(scale_length))[:, None]
-
-
-def rotary_tables(positions_BL: Tensor, config: ModelConfig) -> RotaryTables:
-    """cos_BLR and sin_BLR, always computed in fp32."""
-    width = rotated_width(config)
-    # The frequencies are those of a head as wide as the rotated part (GPT-NeoX).
-    exponents = torch.arange(0, width, 2, device=positions_BL.device, dtype=torch.float) / width
-    frequencies = 1.0 / (config.rope_theta**exponents)
-    with torch.autocast(positions_BL.device.type, enabled=False):
-        angles = positions_BL.float()[..., None] * frequencies
-        angles_BLR = torch.cat((angles, angles), dim=-1)
-        cos_BLR, sin_BLR = angles_BLR.cos(), angles_BLR.sin()
-    return cos_BLR, sin_BLR
-
-
-def rotated_width(config: ModelConfig) -> int:
-    head_width = config.d_model // config.n_heads
-    width = int(head_width * config.rotary_fraction)
-    return width - width % 2
 
 
 def alibi_bias(positions_BK: Tensor, config: ModelConfig, num_queries: int) -> Tensor:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from olmo.config import ActivationCheckpointingStrategy
-from olmo.model import BufferCache, OLMo, OLMoSequentialBlock, RMSLayerNorm
+from olmo.model import BufferCache, LayerNormBase, OLMo, OLMoSequentialBlock, RMSLayerNorm
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -31,13 +31,11 @@ from olmo_sparsity.model.far_states import FarStates
 from olmo_sparsity.model.inference import far_states, last_hidden, shares_far
 from olmo_sparsity.model.layers import (
     RMSNorm,
-    RotaryTables,
     alibi_bias,
     query_scales,
-    rotary_tables,
     rotate,
-    rotated_width,
 )
+from olmo_sparsity.model.rope import RotaryTables, rotary_tables, rotated_width
 
 KeysAndValues = tuple[Tensor, Tensor]
 """k_BHKD and v_BHKD of one layer, keys rotated."""
@@ -71,6 +69,27 @@ class PositionedBlock(OLMoSequentialBlock):
         # Upstream's rotation would fill a cache for all positions, which is unused here.
         super().__init__(layer_id, config.update_with(rope=False), BufferCache())
         self.config = config
+        self._take_other_shapes(config)
+
+    def _take_other_shapes(self, config: ModelConfig) -> None:
+        """Replace what upstream has for heads of another width, other biases, other norms."""
+        width, keys = config.effective_head_width, config.effective_n_kv_heads
+        of_queries = config.n_heads * width
+        own_width = of_queries != config.d_model
+        if own_width or config.qkv_bias:
+            bias, device = config.include_bias, config.init_device
+            self.fused_dims = (of_queries, keys * width, keys * width)
+            projected = sum(self.fused_dims)
+            self.att_proj = nn.Linear(
+                config.d_model, projected, bias=bias or config.qkv_bias, device=device
+            )
+            self.attn_out = nn.Linear(of_queries, config.d_model, bias=bias, device=device)
+        if config.attention_layer_norm and (own_width or config.attention_norm_per_head):
+            affine = config.attention_layer_norm_with_affine
+            for name, num_heads in (("q_norm", config.n_heads), ("k_norm", keys)):
+                size = width * (1 if config.attention_norm_per_head else num_heads)
+                norm = LayerNormBase.build(config, size=size, elementwise_affine=affine)
+                setattr(self, name, norm)
 
     # OLMo: a module counts places from 0, and keys are cached before rotation. Here the tables come
     # with the input: a module that kept them could not be compiled together with checkpointing.
@@ -101,16 +120,23 @@ class PositionedBlock(OLMoSequentialBlock):
         projected, limit = self.att_proj(h), config.clip_qkv
         if limit is not None:
             projected = projected.clamp(-limit, limit)
-        q, k, v = projected.split(self.fused_dims, dim=-1)
+        q, k, v = (
+            part.unflatten(-1, (-1, config.effective_head_width))
+            for part in projected.split(self.fused_dims, dim=-1)
+        )
         if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q).to(v.dtype), self.k_norm(k).to(v.dtype)
-        head_width = config.d_model // config.n_heads
-        q, k, v = (part.unflatten(-1, (-1, head_width)).transpose(1, 2) for part in (q, k, v))
+            q, k = self._norm(self.q_norm, q).to(v.dtype), self._norm(self.k_norm, k).to(v.dtype)
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         if tables is None:
             return q, k, v
         dtype = torch.float if config.rope_full_precision else q.dtype
         cos_BLR, sin_BLR = (table[:, None].to(dtype) for table in tables)
         return rotate(q, cos_BLR, sin_BLR), rotate(k, cos_BLR, sin_BLR), v
+
+    def _norm(self, norm: nn.Module, x_BLHK: Tensor) -> Tensor:
+        if self.config.attention_norm_per_head:
+            return norm(x_BLHK)
+        return norm(x_BLHK.flatten(-2)).view_as(x_BLHK)
 
     def _scaled_dot_product_attention(
         self,
@@ -283,5 +309,7 @@ def refuse_unsupported(config: ModelConfig) -> None:
     if config.rope and rotated_width(config) < 2:
         raise ConfigError(
             f"model.rotary_fraction={config.rotary_fraction} rotates none of a head's "
-            f"{config.d_model // config.n_heads} coordinates; raise it"
+            f"{config.effective_head_width} coordinates; raise it"
         )
+    if config.rope and rotated_width(config) < 4 and (config.rope_scaling or {}).get("rope_type"):
+        raise ConfigError("positions.scaling needs at least two frequencies; widen the heads")

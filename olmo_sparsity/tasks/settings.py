@@ -237,6 +237,7 @@ def _refuse_unused(settings: ExperimentSettings, origin: str) -> None:
         "model.max_sequence_length": (False, "the longest test and positions.num_ids decide it"),
         "model.rope": (False, "the scheme decides it"),
         "model.alibi": (False, "the scheme decides it"),
+        "model.rope_scaling": (False, "the scheme decides all position IDs"),
     }.items():  # fmt: skip
         value, default = attrgetter(name)(settings), attrgetter(name)(ExperimentSettings())
         if value != default and not used:

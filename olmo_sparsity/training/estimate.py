@@ -27,7 +27,8 @@ def flops_per_token(model: nn.Module, config: RunConfig) -> float:
     matmul_weights = sum(p.numel() for p in model.parameters() if p.ndim > 1) - embeddings
     if any(m.weight is weight_VD for m in model.modules() if isinstance(m, nn.Embedding)):
         matmul_weights += weight_VD.numel()  # tied: looked up once, multiplied once
-    attention = config.model.n_layers * config.training.length * config.model.d_model
+    of_queries = config.model.n_heads * config.model.effective_head_width
+    attention = config.model.n_layers * config.training.length * of_queries
     return 6.0 * matmul_weights + 6.0 * attention
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from olmo_sparsity.config.file import flatten, load_saved_config, save_config
 from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.config.text import SCALING_FIELDS
 from olmo_sparsity.disk.files import naming, read_bounded, write_atomically, writing
 from olmo_sparsity.disk.json_files import conform, parse_json, read_json, with_crc
 from olmo_sparsity.disk.nested import differences
@@ -68,6 +69,7 @@ def refuse_other_config(path: Path, config: RunConfig) -> None:
 def refuse_other_branch(path: Path, config: RunConfig) -> None:
     """A branch may change everything except the model and the order of the text."""
     fixed = {"seed", "training.length", "training.batch_size"}
+    fixed |= {f"positions.{name}" for name in SCALING_FIELDS}
     free = "model.max_sequence_length"
     settings = _settings(
         path, config, lambda key: key in fixed or (key.startswith("model.") and key != free)

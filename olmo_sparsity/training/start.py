@@ -23,7 +23,7 @@ from olmo_sparsity.data.tokenizer import count_vocabulary, load_tokenizer
 from olmo_sparsity.data.tokens import refuse_other_settings
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.checkpoint_files import fill, load_weights
-from olmo_sparsity.model.exchange import check_exportable, import_weights
+from olmo_sparsity.model.exchange import change_of_angles, check_exportable, import_weights
 from olmo_sparsity.model.load import build_model
 from olmo_sparsity.process.devices import device_name
 from olmo_sparsity.process.progress import say
@@ -187,7 +187,8 @@ def restore(
     if latest is not None:
         report(f"resuming from {latest}")
     elif config.init_from is not None:
-        report(f"starting from the weights of {config.init_from}")
+        changed = change_of_angles(config.init_from, config.model)
+        report(f"starting from the weights of {config.init_from}{changed}")
     if step == config.training.num_steps:
         report(
             f"{config.run_folder} is finished: nothing is trained or evaluated again; raise "

@@ -12,6 +12,8 @@ from olmo_sparsity.errors import ConfigError
 
 MINIMAL = {"data": {"tokenizer": {"train_vocab": 300}}}
 
+YARN = {"scaling": "yarn", "factor": 4, "original_length": 64}
+
 
 def given(data: dict | None = None, **sections: Any) -> dict:
     return {"data": MINIMAL["data"] | (data or {}), **sections}
@@ -35,6 +37,23 @@ def given(data: dict | None = None, **sections: Any) -> dict:
             {"positions": {"scheme": "pose", "target_length": 4096}},
             "model.max_sequence_length=1024 is below the positions trained (4096)",
         ),
+        ({"positions": {"factor": 4}}, "positions.scaling=none does not use it"),
+        ({"positions": {"scaling": "linear", "factor": 4, "beta_fast": 8}}, "does not use it"),
+        ({"positions": {"scaling": "ntk"}}, "positions.scaling=ntk needs positions.factor"),
+        ({"positions": {"scaling": "ntk", "factor": 0.5}}, "positions.factor=0.5 must be at least"),
+        ({"positions": {"scaling": "yarn", "factor": 4}}, "needs positions.original_length"),
+        (
+            {"positions": YARN, "model": {"rope": False, "alibi": True}},
+            "positions.scaling=yarn changes RoPE, but model.rope=false",
+        ),
+        ({"positions": YARN | {"beta_slow": 32}}, "beta_slow=32.0 must be below"),
+        (
+            {"positions": YARN | {"scaling": "llama3", "low_frequency_factor": 5}},
+            "low_frequency_factor=5.0 must be below positions.high_frequency_factor=4.0",
+        ),
+        ({"model": {"rope_scaling": {"rope_type": "yarn"}}}, "ignored: set positions.scaling"),
+        ({"model": {"attention_norm_per_head": True}}, "attention_layer_norm=false norms nothing"),
+        ({"model": {"qkv_bias": True, "include_bias": True}}, "adds all biases"),
         ({"training": {"batch_size": 10, "micro_batch_size": 4}}, "not a multiple"),
         ({"model": {"flash_attention": True}}, "model.flash_attention would be ignored"),
         ({"model": {"rope": True, "alibi": True}}, "exclude each other"),

@@ -170,6 +170,26 @@ def test_saved_configs_hold_only_what_applies(scheme: str, tmp_path: Path) -> No
     text = (tmp_path / "saved.yaml").read_text()
     assert ("num_chunks" in text) == (scheme == "pose")
     assert ("target_length" in text) == (scheme != "contiguous")
+    assert "scaling: none" in text
+    assert "\n  factor:" not in text
+
+
+@pytest.mark.parametrize("scheme", ["contiguous", "randomized", "pose"])
+def test_a_scaling_goes_with_every_scheme_and_reaches_the_model(
+    scheme: str, tmp_path: Path
+) -> None:
+    positions = {"scheme": scheme, "scaling": "llama3", "factor": 8, "original_length": 128}
+    if scheme != "contiguous":
+        positions["target_length"] = 256
+    save_config(config_from_dict(given(positions=positions)), tmp_path / "saved.yaml")
+    text = (tmp_path / "saved.yaml").read_text()
+    assert "high_frequency_factor: 4.0" in text
+    assert "rope_scaling" not in text
+    assert "beta_fast" not in text
+    assert load_saved_config(tmp_path / "saved.yaml").model.rope_scaling == {
+        "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 128,
+        "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("c4_*.yaml")), ids=lambda path: path.stem)

@@ -50,8 +50,8 @@ UPSTREAM_KNOWS: dict[str, dict[str, Any]] = {
 
 
 def upstream_of(model: PositionedOLMo) -> OLMo:
-    ours = {"architecture", "rotary_fraction", "query_scale_length"}
-    fields = {name: v for name, v in vars(model.config).items() if name not in ours}
+    theirs = UpstreamConfig.__dataclass_fields__
+    fields = {name: value for name, value in vars(model.config).items() if name in theirs}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         upstream = OLMo(UpstreamConfig(**fields), init_params=False)

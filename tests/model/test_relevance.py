@@ -36,6 +36,10 @@ OLMO: dict[str, dict[str, Any]] = {
         "layer_norm_type": "rms", "attention_layer_norm": True, "norm_after": True,
         "n_kv_heads": 2, "weight_tying": False,
     },
+    "olmo, norm of each head": {
+        "layer_norm_type": "rms", "attention_layer_norm": True, "attention_norm_per_head": True,
+        "head_width": 12, "n_kv_heads": 2, "qkv_bias": True,
+    },
     "olmo, LayerNorm": {"attention_layer_norm": True, "scale_logits": True},
     "olmo, GELU and ALiBi": {"activation_type": "gelu", "rope": False, "alibi": True},
     "olmo, ReLU": {"activation_type": "relu", "query_scale_length": 32.0, "clip_qkv": 100.0},

@@ -13,10 +13,9 @@ from transformers import PreTrainedModel
 
 from olmo_sparsity.config.file import save_config
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
+from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.disk.manifest import write_manifest
-from olmo_sparsity.model.checkpoint_files import (
-    save_weights,
-)
+from olmo_sparsity.model.checkpoint_files import fill, save_weights
 from olmo_sparsity.model.load import build_model
 from olmo_sparsity.model.olmo import PositionedOLMo
 
@@ -65,18 +64,25 @@ def word_tokenizer(num_words: int) -> Tokenizer:
 
 
 def write_checkpoint(
-    folder: Path, tokenizer: Tokenizer | None = None, **changes: Any
+    folder: Path,
+    tokenizer: Tokenizer | None = None,
+    *,
+    positions: dict[str, Any] | None = None,
+    weights: dict[str, Tensor] | None = None,
+    **changes: Any,
 ) -> torch.nn.Module:
-    """Random in every weight: norms' too, which would begin as ones and biases as zeros."""
+    """Random in every weight, if none are given: norms' too, which would begin as ones and biases
+    as zeros."""
     folder.mkdir(parents=True)
-    run = RunConfig(model=ModelConfig(**(FIELDS | {"max_sequence_length": 256} | changes)))
+    model_config = ModelConfig(**(FIELDS | {"max_sequence_length": 256} | changes))
+    run = RunConfig(model=model_config, positions=PositionsConfig(**(positions or {})))
     run.data.tokenizer.name = "tokenizer.json"
     torch.manual_seed(len(folder.name))
     model = build_model(run.model)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(0.2 * torch.randn_like(parameter))
+    if weights is None:
+        randomize_vectors(model)
+    else:
+        fill(model, weights, "the test")
     save_config(run, folder / "config.yaml")
     save_weights(model, folder / "model.safetensors")
     (tokenizer or word_tokenizer(60)).save(str(folder / "tokenizer.json"))
@@ -84,6 +90,13 @@ def write_checkpoint(
     (folder / "engine" / "optimizer.bin").write_bytes(b"moments")
     write_manifest(folder)
     return model.eval()
+
+
+@torch.no_grad()
+def randomize_vectors(model: torch.nn.Module) -> None:
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.add_(0.2 * torch.randn_like(parameter))
 
 
 def steps(run: Path, *numbers: int) -> list[Path]:

@@ -1,0 +1,240 @@
+"""Families of transformers that a model of this project can be, side by side.
+
+Place in the flow: beneath exchange.py. A family is a row: the values it fixes of our config, which
+of its settings hold our fields, which of its settings must have one value, and what it calls our
+weights. A new family is a new row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Family:
+    class_name: str
+    """Of transformers."""
+
+    fixed: dict[str, Any]
+    """Our fields; those that tell families apart come first."""
+
+    settings: dict[str, str]
+    """Our fields that vary, and the settings of theirs."""
+
+    required: dict[str, Any] = field(default_factory=dict)
+    """Settings of theirs that have a counterpart with this value only, or if they are absent."""
+
+    norms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def fields(self) -> dict[str, Any]:
+        return self.fixed if self.is_neox else self.fixed | _ALL_HAVE
+
+    @property
+    def is_neox(self) -> bool:
+        return self.fixed.get("architecture") == "gpt_neox"
+
+
+_ALL_HAVE: dict[str, Any] = {
+    "block_type": "sequential",
+    "activation_type": "swiglu",
+    "rope": True,
+    "alibi": False,
+    "rotary_fraction": 1.0,
+    "query_scale_length": None,
+    "include_bias": False,
+    "bias_for_layer_norm": False,
+    "embedding_layer_norm": False,
+    "scale_logits": False,
+}
+_SHARED = {
+    "d_model": "hidden_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+    "max_sequence_length": "max_position_embeddings",
+    "vocab_size": "vocab_size",
+    "weight_tying": "tie_word_embeddings",
+}
+_GROUPED = _SHARED | {"n_kv_heads": "num_key_value_heads"}
+_RMS = _GROUPED | {"layer_norm_eps": "rms_norm_eps"}
+_PLAIN = {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False}
+_NORM_BEFORE = {
+    "attn_norm": ("input_layernorm",),
+    "ff_norm": ("post_attention_layernorm",),
+}
+_NORM_AFTER = {
+    "attn_norm": ("post_attention_layernorm",),
+    "ff_norm": ("post_feedforward_layernorm",),
+}
+_NORM_QK = {"q_norm": ("self_attn.q_norm",), "k_norm": ("self_attn.k_norm",)}
+
+FAMILIES = {
+    "olmo": Family(
+        "OlmoForCausalLM",
+        {
+            "layer_norm_type": "default",
+            "layer_norm_with_affine": False,
+            "layer_norm_eps": 1e-5,
+            "norm_after": False,
+            "attention_layer_norm": False,
+            "head_width": None,
+            "qkv_bias": False,
+        },
+        _GROUPED | {"clip_qkv": "clip_qkv"},
+        _PLAIN,
+    ),
+    "olmo2": Family(
+        "Olmo2ForCausalLM",
+        {
+            "layer_norm_type": "rms",
+            "norm_after": True,
+            "attention_layer_norm": True,
+            "attention_norm_per_head": False,
+            "attention_layer_norm_with_affine": True,
+            "layer_norm_with_affine": True,
+            "head_width": None,
+            "qkv_bias": False,
+            "clip_qkv": None,
+        },
+        _RMS,
+        _PLAIN,
+        _NORM_AFTER | _NORM_QK,
+    ),
+    "llama": Family(
+        "LlamaForCausalLM",
+        {
+            "layer_norm_type": "rms",
+            "norm_after": False,
+            "attention_layer_norm": False,
+            "qkv_bias": False,
+            "layer_norm_with_affine": True,
+            "clip_qkv": None,
+        },
+        _RMS | {"head_width": "head_dim"},
+        _PLAIN,
+        _NORM_BEFORE,
+    ),
+    "qwen2": Family(
+        "Qwen2ForCausalLM",
+        {
+            "layer_norm_type": "rms",
+            "norm_after": False,
+            "attention_layer_norm": False,
+            "qkv_bias": True,
+            "layer_norm_with_affine": True,
+            "head_width": None,
+            "clip_qkv": None,
+        },
+        _RMS,
+        {"hidden_act": "silu", "use_sliding_window": False},
+        _NORM_BEFORE,
+    ),
+    "qwen3": Family(
+        "Qwen3ForCausalLM",
+        {
+            "layer_norm_type": "rms",
+            "norm_after": False,
+            "attention_layer_norm": True,
+            "attention_norm_per_head": True,
+            "attention_layer_norm_with_affine": True,
+            "layer_norm_with_affine": True,
+            "qkv_bias": False,
+            "clip_qkv": None,
+        },
+        _RMS | {"head_width": "head_dim"},
+        _PLAIN | {"use_sliding_window": False},
+        _NORM_BEFORE | _NORM_QK,
+    ),
+    "gpt_neox": Family(
+        "GPTNeoXForCausalLM",
+        {"architecture": "gpt_neox"},
+        _SHARED | {"layer_norm_eps": "layer_norm_eps"},
+        {"hidden_act": "gelu", "attention_bias": True, "use_parallel_residual": True},
+    ),
+}
+"""By transformers' model_type."""
+
+REFUSED = {
+    "olmo3": "three of four of its layers see only the last sliding_window places, with angles of "
+    "their own, and here all layers are alike; measure it as it is, or start from an OLMo 2",
+}
+"""Families that could be expected, and why there is no row for them."""
+
+
+def family_of(essence: Mapping[str, Any]) -> Family:
+    """The family with the same computation; ConfigError if there is none, with the first field in
+    which the closest one differs."""
+
+    def num_alike(family: Family) -> int:
+        wanted = list(family.fields().items())
+        differs = [index for index, (name, value) in enumerate(wanted) if essence[name] != value]
+        return min(differs, default=len(wanted) + 1)
+
+    families = [family for family in FAMILIES.values() if not family.is_neox]
+    closest = max(families, key=num_alike)
+    for name, wanted in closest.fields().items():
+        if essence[name] != wanted:
+            raise ConfigError(
+                f"model.{name}={essence[name]} cannot be exported: {closest.class_name} has "
+                f"{wanted} there; analyse the checkpoint as it is, or train with that value"
+            )
+    return closest
+
+
+# --- weights --------------------------------------------------------------------------------------
+
+# Our weight → theirs; several of theirs are rows of ours, in this order.
+_BLOCK = {
+    "att_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "attn_out": ("self_attn.o_proj",),
+    "ff_proj": ("mlp.up_proj", "mlp.gate_proj"),
+    "ff_out": ("mlp.down_proj",),
+}
+
+
+def _names(family: Family, config: ModelConfig) -> dict[str, tuple[str, ...]]:
+    """Maps each weight of ours to the weights of theirs that hold its rows."""
+    names: dict[str, tuple[str, ...]] = {"transformer.wte.weight": ("model.embed_tokens.weight",)}
+    for layer in range(config.n_layers):
+        of_layer = {f"{ours}.weight": theirs for ours, theirs in {**_BLOCK, **family.norms}.items()}
+        if config.qkv_bias:
+            of_layer["att_proj.bias"] = _BLOCK["att_proj"]
+        for ours, theirs in of_layer.items():
+            kind = ours.rpartition(".")[2]
+            names[f"transformer.blocks.{layer}.{ours}"] = tuple(
+                f"model.layers.{layer}.{name}.{kind}" for name in theirs
+            )
+    if config.layer_norm_with_affine:
+        names["transformer.ln_f.weight"] = ("model.norm.weight",)
+    if not config.weight_tying:
+        names["transformer.ff_out.weight"] = ("lm_head.weight",)
+    return names
+
+
+def to_hugging_face(
+    weights: Mapping[str, Tensor], family: Family, config: ModelConfig
+) -> dict[str, Tensor]:
+    keys = config.effective_n_kv_heads * config.effective_head_width
+    queries = config.n_heads * config.effective_head_width
+    theirs: dict[str, Tensor] = {}
+    for ours, names in _names(family, config).items():
+        whole, of = weights[ours], ours.split(".")[-2]
+        sizes = [queries, keys, keys] if of == "att_proj" else [len(whole) // len(names)]
+        theirs |= zip(names, whole.split(sizes if len(sizes) > 1 else sizes[0]), strict=True)
+    return theirs
+
+
+def from_hugging_face(
+    weights: Mapping[str, Tensor], family: Family, config: ModelConfig
+) -> dict[str, Tensor]:
+    return {
+        ours: torch.cat([weights[name] for name in names])
+        for ours, names in _names(family, config).items()
+    }

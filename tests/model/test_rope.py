@@ -1,0 +1,142 @@
+"""Angles are those of transformers, whatever scales them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from olmo_sparsity.config.sections import ModelConfig, RunConfig
+from olmo_sparsity.config.text import PositionsConfig
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.inference import last_hidden
+from olmo_sparsity.model.rope import (
+    attention_factor,
+    from_rope_parameters,
+    rotary_frequencies,
+    rotary_tables,
+    to_rope_parameters,
+)
+from tests.support.models import COUNTED, GAPPED, draw_tokens, tiny_olmo
+
+CPU = torch.device("cpu")
+
+SCALED: dict[str, dict[str, Any]] = {
+    "linear": {"scaling": "linear", "factor": 4},
+    "ntk": {"scaling": "ntk", "factor": 4},
+    "yarn": {"scaling": "yarn", "factor": 4, "original_length": 2048},
+    "yarn, its own betas and temperature": {
+        "scaling": "yarn", "factor": 16, "original_length": 512, "beta_fast": 20, "beta_slow": 2,
+        "attention_factor": 1.25,
+    },
+    "llama3": {"scaling": "llama3", "factor": 32, "original_length": 8192},
+    "llama3, its own bands": {
+        "scaling": "llama3", "factor": 8, "original_length": 1024, "low_frequency_factor": 2,
+        "high_frequency_factor": 16,
+    },
+}  # fmt: skip
+
+
+def config_with(positions: dict[str, Any], **model: Any) -> ModelConfig:
+    model = {"d_model": 256, "n_heads": 2} | model
+    return RunConfig(positions=PositionsConfig(**positions), model=ModelConfig(**model)).model
+
+
+@pytest.mark.parametrize("theta", [500, 10_000, 500_000])
+@pytest.mark.parametrize("positions", SCALED.values(), ids=SCALED)
+def test_angles_at_all_lengths_are_those_of_transformers(
+    positions: dict[str, Any], theta: int
+) -> None:
+    config = config_with(positions, rope_theta=theta)
+    parameters, seq_len = to_rope_parameters(config), None
+    if positions["scaling"] == "ntk":  # its dynamic form, at the length where that has the factor
+        parameters = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": float(theta)}
+        seq_len = 4096 * 7 // 4
+    theirs = LlamaConfig(
+        hidden_size=256, num_attention_heads=2, max_position_embeddings=4096,
+        rope_parameters=parameters,
+    )  # fmt: skip
+    init = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
+    frequencies, factor = init(theirs, CPU, seq_len=seq_len)
+    positions_1L = torch.cat([torch.arange(9000), torch.arange(2**17 - 9, 2**17)])[None]
+    cos_1LR, sin_1LR = rotary_tables(positions_1L, config)
+    angles = positions_1L.float()[..., None] * frequencies
+    angles = torch.cat((angles, angles), -1)
+    torch.testing.assert_close(cos_1LR, angles.cos() * factor, atol=1e-6, rtol=0)
+    torch.testing.assert_close(sin_1LR, angles.sin() * factor, atol=1e-6, rtol=0)
+    torch.testing.assert_close(rotary_frequencies(config, CPU), frequencies, atol=0, rtol=1e-6)
+    assert attention_factor(config) == pytest.approx(factor)
+    plain = rotary_frequencies(config_with({}, rope_theta=theta), CPU)
+    assert not torch.allclose(frequencies, plain, rtol=1e-3), "nothing was scaled"
+
+
+def test_which_frequencies_a_scaling_lowers() -> None:
+    """By definition, not as any code computes it."""
+    plain, width = rotary_frequencies(config_with({}), CPU), 128
+    ratios = {
+        name: plain / rotary_frequencies(config_with(positions), CPU)
+        for name, positions in SCALED.items()
+    }
+    assert torch.allclose(ratios["linear"], torch.tensor(4.0))
+    index = torch.arange(width // 2) / (width // 2 - 1)
+    torch.testing.assert_close(ratios["ntk"], 4.0**index)
+    turns = 2048 * plain / (2 * math.pi)
+    assert torch.allclose(ratios["yarn"][turns > 40], torch.tensor(1.0))
+    assert torch.allclose(ratios["yarn"][turns < 0.8], torch.tensor(4.0))
+    between = ratios["yarn"][(turns < 25) & (turns > 1.5)]
+    assert ((between > 1) & (between < 4)).all()
+    assert attention_factor(config_with(SCALED["yarn"])) == 0.1 * math.log(4) + 1
+    turns = 8192 * plain / (2 * math.pi)
+    assert torch.allclose(ratios["llama3"][turns > 4], torch.tensor(1.0))
+    assert torch.allclose(ratios["llama3"][turns < 1], torch.tensor(32.0))
+
+
+@pytest.mark.parametrize("positions", SCALED.values(), ids=SCALED)
+def test_a_scaling_survives_the_way_through_transformers(positions: dict[str, Any]) -> None:
+    config = config_with(positions)
+    written = to_rope_parameters(config)
+    again = ModelConfig(
+        d_model=256, n_heads=2, rope_theta=written["rope_theta"],  # type: ignore[arg-type]
+        rope_scaling=from_rope_parameters(written, "there"),
+    )  # fmt: skip
+    both = zip(rotary_tables(GAPPED, config), rotary_tables(GAPPED, again), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in both)
+
+
+def test_a_scaling_without_counterpart_is_named() -> None:
+    yarn = {"rope_type": "yarn", "factor": 40.0, "original_max_position_embeddings": 4096}
+    with pytest.raises(ConfigError, match=r"'m': rope_type=longrope .* only default, linear"):
+        from_rope_parameters({"rope_type": "longrope"}, "m")
+    with pytest.raises(ConfigError, match="truncate=False of its YaRN"):
+        from_rope_parameters(yarn | {"truncate": False}, "m")
+    deepseek = from_rope_parameters(yarn | {"mscale": 1.0, "mscale_all_dim": 0.5}, "m")
+    assert deepseek is not None
+    expected = (0.1 * math.log(40) + 1) / (0.05 * math.log(40) + 1)
+    assert deepseek["attention_factor"] == pytest.approx(expected)
+
+
+def test_the_temperature_multiplies_scores_by_its_square() -> None:
+    scaled = tiny_olmo(rope_scaling={"rope_type": "yarn", "factor": 1.0, "attention_factor": 1.5,
+                                     "original_max_position_embeddings": 64})  # fmt: skip
+    plain = tiny_olmo()
+    with torch.no_grad():
+        for block, other in zip(plain.blocks, scaled.blocks, strict=True):
+            block.load_state_dict(other.state_dict())
+            queries, keys, _ = block.att_proj.weight.split(block.fused_dims)
+            queries *= 1.5
+            keys *= 1.5
+    plain.transformer.wte.load_state_dict(scaled.transformer.wte.state_dict())
+    tokens_BL = draw_tokens()
+    torch.testing.assert_close(scaled(tokens_BL, GAPPED), plain(tokens_BL, GAPPED))
+    (one, other) = (
+        torch.autograd.grad(model(tokens_BL, COUNTED).square().sum(), model.embedding.weight)[0]
+        for model in (scaled, plain)
+    )
+    torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    with torch.no_grad():
+        found = last_hidden(scaled, tokens_BL, GAPPED, None, 3)
+        torch.testing.assert_close(found, scaled.hidden(tokens_BL, GAPPED)[:, -3:])
