@@ -34,6 +34,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     on_site = page.file.src_uri
+    if on_site.startswith("tables/"):  # these are wide
+        page.meta["hide"] = ["toc"]
     source = {page: source for source, page in ELSEWHERE.items()}.get(on_site, f"docs/{on_site}")
 
     def rewrite(link: re.Match[str]) -> str:
