@@ -20,8 +20,12 @@ from olmo_sparsity.analysis.settings import Control
 from olmo_sparsity.analysis.windows import Block, Spans, Units, Windows, span_width
 from olmo_sparsity.errors import DataError
 
-_BEGINNINGS = {"words": r"(?<!\S)\S", "sentences": r"(?:^|[.!?][\"'”’)\]]*\s+|\n\s*\n)\s*\S"}
-"""A word or a sentence begins with the last character of a match."""
+_BEGINNINGS = {
+    "words": r"(?<!\S)\S",
+    "sentences": r"(?:^|[.!?][\"'”’)\]]*\s+|\n\s*\n)\s*\S",
+    "paragraphs": r"(?:^|\n\s*\n)\s*\S",
+}
+"""A word, sentence or paragraph begins with the last character of a match."""
 
 
 @dataclass(eq=False)
@@ -58,10 +62,11 @@ class Document:
 
     @cached_property
     def _runs(self) -> dict[str, np.ndarray]:
-        """For each token the numbers of its word and of its sentence."""
+        """For each token the numbers of its word, sentence and paragraph."""
         if self.tokenizer is None:
             raise DataError(
-                "words and sentences need the text of each token, and the model has no tokenizer; "
+                "words, sentences and paragraphs need the text of each token, and the model has no "
+                "tokenizer; "
                 "use units of tokens or spans"
             )
         text, inside_L = "".join(self.texts), first_characters(self.texts)

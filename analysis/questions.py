@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 
 from olmo_sparsity.analysis.prompt import evaluating, read_text
+from olmo_sparsity.analysis.segments import Segment
 from olmo_sparsity.analysis.settings import (
     ModelOptions,
     SourceSettings,
@@ -49,7 +50,8 @@ def measure_questions(
     **options: Any,
 ) -> pd.DataFrame | Cost | None:
     """Explain each question of a .jsonl file, a line for each: `sources`, {name: text, …} or a list
-    of texts; `question`; `answer`, a text or a list of statements, or none. Writes
+    of texts, or as in `explain`, a Segment being {"name": …, "text": …}; `question`; `answer`, a
+    text or a list of statements, or none. Writes
     statements.parquet and matrix.parquet into `out`, and returns the first; None: other processes
     have questions left. `decoys`: as in `explain`, by default the sources of other questions.
     """
@@ -104,10 +106,32 @@ def read_questions(path: str | Path) -> list[Question]:
                 f"{path}:{number} is no JSON object with sources and question "
                 f"({type(error).__name__}: {error}); correct the line"
             ) from None
-        if not isinstance(sources, Mapping):
-            sources = {f"source {i}": text for i, text in enumerate(sources, start=1)}
-        found.append(Question(sources, question, record.get("answer"), quiet=True))
+        found.append(Question(_as_sources(sources), question, record.get("answer"), quiet=True))
     return found
+
+
+def _as_sources(sources: Any) -> Any:
+    """Of JSON: {"name": …, "text": …} is a Segment, also within messages; a list of texts alone has
+    no names of its own."""
+    if isinstance(sources, list):
+        if all(isinstance(item, str) for item in sources):
+            return {f"source {i}": text for i, text in enumerate(sources, start=1)}
+        return [_as_sources(item) for item in sources]
+    if isinstance(sources, Mapping) and set(sources) == {"name", "text"}:
+        return Segment(sources["name"], sources["text"])
+    if isinstance(sources, Mapping) and isinstance(sources.get("content"), list):
+        return {**sources, "content": [*map(_as_sources, sources["content"])]}
+    return sources
+
+
+def _texts(sources: Any) -> list[str]:
+    """Those with a name, which are decoys of other questions."""
+    if isinstance(sources, Mapping) and not {"role", "content"} <= set(sources):
+        return list(sources.values())
+    parts = sources.get("content") if isinstance(sources, Mapping) else sources
+    if isinstance(parts, list):
+        return [text for part in parts for text in _texts(part)]
+    return [parts.text] if isinstance(parts, Segment) else []
 
 
 def _explain(
@@ -119,7 +143,7 @@ def _explain(
 def _with_decoys(asked: Sequence[Question], decoys: Any) -> list[Question]:
     if decoys is not None:
         return [replace(one, decoys=decoys) for one in asked]
-    texts = [list(one.sources.values()) for one in asked if isinstance(one.sources, Mapping)]
+    texts = [_texts(one.sources) for one in asked]
     given = []
     for number, one in enumerate(asked):
         others = [text for of_one in (*texts[number + 1 :], *texts[:number]) for text in of_one]

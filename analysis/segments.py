@@ -24,7 +24,7 @@ from olmo_sparsity.analysis.check import passages
 from olmo_sparsity.analysis.documents import Document
 from olmo_sparsity.analysis.prompt import generate, through_template
 from olmo_sparsity.analysis.sources import open_documents
-from olmo_sparsity.analysis.windows import Block, Spans, Units, Windows
+from olmo_sparsity.analysis.windows import Block, Spans, Units, Windows, span_width
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import LoadedModel
 from olmo_sparsity.process.progress import Progress, say
@@ -99,6 +99,8 @@ class SourcePrompt:
     """The question, and what a chat template puts behind it."""
 
     prefix_ids: list[int]
+    whole_ids: list[list[int]]
+    """Of each source and other part, also where parts of sources are judged."""
 
     @staticmethod
     def of(
@@ -108,7 +110,9 @@ class SourcePrompt:
         candidates: Sequence[str] | None = None,
         prefix: str = "auto",
         chat: bool = False,
+        units: str = "sources",
     ) -> SourcePrompt:
+        """`units`: what is judged, sources or parts of each."""
         turns = _turns(sources)
         names = _candidates([part for _, parts in turns for part in parts], candidates)
         if chat or any(role for role, _ in turns):
@@ -125,7 +129,10 @@ class SourcePrompt:
         for piece in pieces:
             if piece.source is not None and not piece.text_ids:
                 raise DataError(f"source '{names[piece.source]}' is empty; leave it out")
-        return SourcePrompt(model, names, pieces, near_ids, prefix_ids)
+        whole_ids = [piece.text_ids for piece in pieces]
+        if units != "sources":
+            names, pieces = _parted(model, names, pieces, units)
+        return SourcePrompt(model, names, pieces, near_ids, prefix_ids, whole_ids)
 
     def _arranged(self, order: Sequence[int]) -> list[Piece]:
         """The sources in this order at the places of sources."""
@@ -265,6 +272,28 @@ def _candidates(parts: Sequence[Segment], candidates: Sequence[str] | None) -> l
     return chosen
 
 
+def _parted(
+    model: LoadedModel, names: list[str], pieces: Sequence[Piece], units: str
+) -> tuple[list[str], list[Piece]]:
+    """Names and pieces of the parts of each source: "notes.txt 2" is the second of notes.txt."""
+    new_names, new_pieces = list[str](), list[Piece]()
+    width = span_width(units)
+    for piece in pieces:
+        if piece.source is None:
+            new_pieces.append(piece)
+            continue
+        document = Document(np.array(piece.text_ids), tokenizer=model.tokenizer)
+        if width is None:
+            ends = document.units(units, 0, len(document.tokens)).end.tolist()
+        else:  # side by side
+            ends = [*range(width, len(document.tokens), width), len(document.tokens)]
+        for number, (first, end) in enumerate(zip([0, *ends], ends, strict=False), start=1):
+            after_ids = piece.after_ids if end == ends[-1] else []
+            new_pieces.append(Piece(piece.text_ids[first:end], after_ids, len(new_names)))
+            new_names.append(f"{names[piece.source]} {number}")
+    return new_names, new_pieces
+
+
 def _statements(document: Document, start: int, lengths: list[int]) -> Spans:
     """Of an answer in one piece, its sentences."""
     if len(lengths) > 1:
@@ -280,7 +309,7 @@ def _statements(document: Document, start: int, lengths: list[int]) -> Spans:
 def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[np.ndarray]:
     """Texts that share no passage with a source. `decoys`: in any form that open_documents reads,
     or {name: text, …}."""
-    own = {run for piece in prompt.pieces for run in passages(np.array(piece.text_ids))}
+    own = {run for ids in prompt.whole_ids for run in passages(np.array(ids))}
     longest = max(len(piece.text_ids) for piece in prompt.pieces)
     given = list(decoys.values()) if isinstance(decoys, Mapping) else decoys
     if isinstance(given, list) and all(isinstance(text, str) for text in given):

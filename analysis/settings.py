@@ -202,7 +202,11 @@ class AskSettings:
     """What an explanation computes."""
 
     k: int = option(8, "far units for each target")
-    units: str = option("tokens", "what is ranked and counted: tokens, words, sentences or span:W")
+    units: str = option(
+        "tokens",
+        "what is ranked and counted: tokens, words, sentences, paragraphs or span:W; of sources, "
+        "these of each or, by default, sources",
+    )
     selector: str = option(
         "add_one", "the rule that ranks far units; add_one_nested for long texts"
     )
@@ -241,6 +245,9 @@ class SourceSettings:
     """What is computed of the sources of an answer."""
 
     draws: int = option(8, "decoys of each source")
+    units: str = option(
+        "sources", "what is judged: sources, or paragraphs, sentences, words, … of each"
+    )
     orders: int = option(1, "orders of the sources, all but the first shuffled", metavar="N")
     rate: float = option(
         0.05, "of the sources that verdicts name, the share expected to be named by chance"
@@ -257,6 +264,14 @@ class SourceSettings:
         _check_numbers(self, draws=4, orders=1, max_new_tokens=1, seed=0)
         if not 0 < self.rate < 1:
             raise ConfigError(f"rate={self.rate} must be between 0 and 1")
+        if self.units != "sources":
+            from olmo_sparsity.analysis.windows import span_width
+
+            span_width(self.units)
+            if self.orders > 1:
+                raise ConfigError(
+                    f"orders={self.orders} moves whole sources; leave units={self.units} out"
+                )
 
 
 def _check_kinds(settings: object) -> None:

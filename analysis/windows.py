@@ -214,11 +214,12 @@ def span_width(units: str) -> int | None:
     """4 for `span:4`, 1 for `tokens`, None for units whose width depends on the text."""
     if units == "tokens":
         return 1
-    if units in ("words", "sentences"):
+    if units in ("words", "sentences", "paragraphs"):
         return None
     kind, _, width = units.partition(":")
     if kind != "span" or not width.isdecimal() or int(width) < 2:
         raise ConfigError(
-            f"units={units} is none of tokens, words, sentences and span:W with W of 2 or more"
+            f"units={units} is none of tokens, words, sentences, paragraphs and span:W with W of 2 "
+            "or more"
         )
     return int(width)

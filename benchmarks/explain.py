@@ -12,16 +12,14 @@ a noisy machine compare within one run only.
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import platform
-import subprocess
 import sys
 import tempfile
 from itertools import cycle
 from pathlib import Path
 from typing import Any
 
+import explainers
 import numpy as np
 import pandas as pd
 import torch
@@ -136,25 +134,7 @@ def ask(
     python = other_python if package in ELSEWHERE else sys.executable
     if not python:
         return [], f"asks for {ELSEWHERE[package]}: name its environment by --other-python"
-    with tempfile.TemporaryDirectory() as place:
-        asked, answers = Path(place, "questions.json"), Path(place, "answers.jsonl")
-        asked.write_text(json.dumps(questions))
-        answers.touch()
-        command = [python, Path(__file__).with_name("explainers.py")]
-        command += [name, folder, asked, answers, str(limit)]
-        environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
-        try:
-            done = subprocess.run(
-                command, capture_output=True, text=True, env=os.environ | environment,
-                timeout=10 * limit,
-            )  # fmt: skip
-        except subprocess.TimeoutExpired:
-            return [], f"did not end in {10 * limit} s"
-        rows = [json.loads(line) for line in answers.read_text().splitlines()]
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        return rows, last[:160].replace("|", "/")
-    return rows, ""
+    return explainers.ask(python, explainers.__file__, [name, folder], questions, limit)
 
 
 # --- judging --------------------------------------------------------------------------------------

@@ -12,10 +12,13 @@ appends to ANSWERS, a line for each question: scores, seconds, token-forwards, m
 from __future__ import annotations
 
 import json
+import os
 import re
 import resource
 import signal
+import subprocess
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable
@@ -68,6 +71,16 @@ class Question:
     @property
     def prompt(self) -> str:
         return "".join(self.far_pieces) + self.near_text
+
+    def shorter(self) -> Question:
+        """To warm up with."""
+        return replace(self, far=self.far[-40:])
+
+    def told(self, found: Any) -> dict[str, Any]:
+        """What is kept of the scores."""
+        scores_F = torch.as_tensor(found).double()[: len(self.far)]
+        assert scores_F.shape == (len(self.far),), scores_F.shape
+        return {"scores": scores_F.tolist()}
 
     def is_read_back(self) -> bool:
         """Whether its text, its prompt and its answer are cut into its tokens again. Most packages
@@ -298,53 +311,97 @@ def memory_mib(begin: bool = False) -> float:
     return int(held) / 2**10
 
 
-def main(name: str, folder: str, questions: str, answers: str, cpu_seconds: str) -> None:
-    warnings.simplefilter("ignore")
-    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    torch.manual_seed(0)
-    np.random.seed(0)
-    torch.set_num_threads(1)
-    package, make_ready = CONTESTANTS[name]
-    try:
-        about = version("olmo-sparsity" if package == OURS else package)
-    except PackageNotFoundError:
-        sys.exit(f"not installed: pip install {package}")
-    model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
-    scores = make_ready(model=model, tokenizer=tokenizer)
-    with open(questions) as file:
-        asked = [Question(**row, tokenizer=tokenizer) for row in json.load(file)]
-    first = asked[0]
-    scores(replace(first, far=first.far[-40:]))  # a short one, to warm up
-    counter = TokenForwards(model)
+def limit(cpu_seconds: int, counter: TokenForwards) -> None:
+    """End this process beyond so many seconds, or with too much memory."""
 
     def give_up(*_: Any) -> None:
         sys.exit(f"more than {cpu_seconds} s, {counter.count:,} token-forwards till then")
 
     signal.signal(signal.SIGXCPU, give_up)
     spent = int(time.process_time())
-    resource.setrlimit(resource.RLIMIT_CPU, (spent + int(cpu_seconds), resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_CPU, (spent + cpu_seconds, resource.RLIM_INFINITY))
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_GIB * 2**30, most))
+
+
+def be_quiet_and_repeatable() -> None:
+    from transformers.utils import logging
+
+    warnings.simplefilter("ignore")
+    logging.set_verbosity_error()
+    torch.manual_seed(0)
+    np.random.seed(0)
+    torch.set_num_threads(1)
+
+
+def version_of(package: str) -> str:
+    try:
+        return version("olmo-sparsity" if package == OURS else package)
+    except PackageNotFoundError:
+        sys.exit(f"not installed: pip install {package}")
+
+
+def answer(
+    scores: Scores, asked: list[Any], answers: str, counter: TokenForwards, more: dict[str, Any]
+) -> None:
+    """A line for each question: what it is told, what it cost, and `more`."""
     with open(answers, "a") as file:
         for question in asked:
             held, counter.count = memory_mib(begin=True), 0
             wall, cpu = time.perf_counter(), time.process_time()
-            found = torch.as_tensor(scores(question)).double()[: len(question.far)]
-            assert found.shape == (len(question.far),), found.shape
+            found = scores(question)
             row = {
                 "cpu_s": time.process_time() - cpu,
                 "wall_s": time.perf_counter() - wall,
                 "token_forwards": counter.count,
                 "memory_mib": memory_mib() - held,
-                "version": about,
-                "scores": found.tolist(),
+                **more,
+                **question.told(found),
             }
             file.write(json.dumps(row) + "\n")
             file.flush()
+
+
+def main(name: str, folder: str, questions: str, answers: str, cpu_seconds: str) -> None:
+    from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    be_quiet_and_repeatable()
+    package, make_ready = CONTESTANTS[name]
+    about = {"version": version_of(package)}
+    model = AutoModelForCausalLM.from_pretrained(folder).float().eval()
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    scores = make_ready(model=model, tokenizer=tokenizer)
+    with open(questions) as file:
+        asked = [Question(**row, tokenizer=tokenizer) for row in json.load(file)]
+    scores(asked[0].shorter())
+    counter = TokenForwards(model)
+    limit(int(cpu_seconds), counter)
+    answer(scores, asked, answers, counter, about)
+
+
+def ask(
+    python: str, script: str, words: list[Any], questions: Any, cpu_seconds: int
+) -> tuple[list[dict[str, Any]], str]:
+    """What a contestant answered in a process of its own, and why it did not answer the rest.
+    `words`: its name, and the folder of the model."""
+    with tempfile.TemporaryDirectory() as place:
+        asked, answers = Path(place, "questions.json"), Path(place, "answers.jsonl")
+        asked.write_text(json.dumps(questions))
+        answers.touch()
+        command = [python, script, *map(str, words), str(asked), str(answers), str(cpu_seconds)]
+        environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, env=os.environ | environment,
+                timeout=10 * cpu_seconds,
+            )  # fmt: skip
+        except subprocess.TimeoutExpired:
+            return [], f"did not end in {10 * cpu_seconds} s"
+        rows = [json.loads(line) for line in answers.read_text().splitlines()]
+    if done.returncode:
+        last = (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+        return rows, last[:160].replace("|", "/")
+    return rows, ""
 
 
 if __name__ == "__main__":

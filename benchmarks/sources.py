@@ -1,35 +1,60 @@
 """How often verdicts on sources are right, where what a statement rests on is known; and rivals.
 
-    python benchmarks/sources.py runs/sources [--num 400] [--seed 1] [--draws 8] [--rivals]
+    python benchmarks/sources.py runs/sources [--num 400] [--seed 1] [--draws 8]
+    OMP_NUM_THREADS=1 python benchmarks/sources.py runs/sources --rivals [--other-python PYTHON]
 
 Exercises of the laboratory (laboratory.py), held out from training. Counted are statements that the
 model itself writes: each of their tokens is its most likely one. Decoys are sources of other
 exercises.
 
-Rivals only rank sources: shown alone, left out alone, a linear fit to 64 random subsets (the method
-of context-cite, by least squares on nats), and mean attention; the text closes up where sources are
-missing. Of each: the share of statements on one source whose best source is that one, and whether
-the best score tells statements that rest on a source from those on none (AUROC).
+Rivals (source_explainers.py; pip install captum context-cite inseq at2, here or in the environment
+of PYTHON) give each source a score. Asked of each: is the best source of a statement on one source
+that one; do scores predict the loss with some sources (LDS) and its rise without the best; does the
+best score tell statements that rest on a source from those on none (AUROC); do the largest scores
+tell one, either, both and none apart. Scores come without a rule for the last: it is learnt from
+statements of the other half of the exercises, whose kinds are known. Ours are verdicts, and learn
+nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import sys
+import tempfile
 from contextlib import redirect_stderr
+from functools import cached_property
 from io import StringIO
+from pathlib import Path
+from typing import Any
 
+import explainers
 import numpy as np
 import pandas as pd
+import source_explainers
 import torch
-from laboratory import NONE, ONE, exercises
+from explainers import OURS
+from laboratory import BOTH, EITHER, NONE, ONE, Exercise, exercises
+from safetensors.torch import save_file
+from source_explainers import CONTESTANTS, SourceQuestion, read_model
+from transformers import PreTrainedTokenizerFast
 
-from olmo_sparsity import Scorer, explain, load_model
-from olmo_sparsity.analysis.saliency import head_attention
+from olmo_sparsity import explain, load_model
+from olmo_sparsity.analysis.segments import draw_decoys, read_decoys
 from olmo_sparsity.analysis.statements import Attribution
-from olmo_sparsity.model.load import LoadedModel
+from olmo_sparsity.analysis.statistics import rank_correlations
+from olmo_sparsity.config.file import load_saved_config
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.model.exchange import export, hugging_face_model, to_hugging_face
+from olmo_sparsity.model.load import LoadedModel, find_folder
 
-SUBSETS = 64
+MOST_DECOYS = 60
+"""Sources of the first so many exercises are decoys."""
+
+MOST_SUBSETS = 32
+"""All subsets of up to five sources; of more sources, so many random ones."""
+
+NEIGHBOURS = 9
 
 
 @torch.no_grad()
@@ -44,99 +69,35 @@ def writes(model: LoadedModel, found: Attribution) -> list[bool]:
     return [bool(right_W[first:end].all()) for first, end in found.layout.statements]
 
 
-# --- rivals: score_TS and token-forwards ----------------------------------------------------------
-
-Scores = tuple[np.ndarray, int]
-
-
-@torch.no_grad()
-def removed(model: LoadedModel, found: Attribution, shown_AS: np.ndarray) -> Scores:
-    """losses_AT with only some sources in the text, which closes up: no gaps in position IDs."""
-    layout, losses, cost = found.layout, [], 0
-    block = layout.block
-    near = np.arange(block.num_prefix + block.num_far, len(block.tokens))
-    for shown_S in shown_AS:
-        far = layout.shown(*np.flatnonzero(shown_S).tolist())
-        tokens_L = torch.from_numpy(block.tokens[np.concatenate([block.earlier(far), near])])
-        positions_1L = torch.arange(len(tokens_L) - 1)[None]
-        hidden_1LD = model.model.hidden(tokens_L[None, :-1], positions_1L)[:, -block.num_targets :]
-        log_p_WV = model.model.unembed(hidden_1LD)[0].float().log_softmax(-1)
-        nll_W = -log_p_WV[range(block.num_targets), block.targets_W].numpy()
-        losses.append([nll_W[a:b].sum() for a, b in layout.statements])
-        cost += len(tokens_L) - 1
-    return np.array(losses), cost
-
-
-def linear_fit(model: LoadedModel, found: Attribution) -> Scores:
-    """Coefficients of a linear model of −loss in which sources are shown."""
-    shown_AS = np.random.default_rng(0).random((SUBSETS, len(found.names))) < 0.5
-    losses_AT, cost = removed(model, found, shown_AS)
-    inputs = np.column_stack([np.ones(SUBSETS), shown_AS])
-    fit, *_ = np.linalg.lstsq(inputs, -losses_AT, rcond=None)
-    return fit[1:].T, cost
-
-
-def one_by_one(model: LoadedModel, found: Attribution) -> dict[str, Scores]:
-    every = np.eye(len(found.names), dtype=bool)
-    (none_T, *alone), of_alone = removed(model, found, np.vstack([every[:1] & False, every]))
-    (all_T, *left_out), of_left_out = removed(model, found, np.vstack([every[:1] | True, ~every]))
-    return {
-        "left out": (np.array(left_out).T - all_T[:, None], of_left_out),
-        "alone": (none_T[:, None] - np.array(alone).T, of_alone),
-    }
-
-
-def attention(model: LoadedModel, found: Attribution) -> Scores:
-    """Summed over the places of a source and the tokens of a statement; mean over heads."""
-    layout, scorer = found.layout, Scorer(model.model)
-    weights_TF = head_attention(scorer, scorer.context(layout.block), layout.statements).mean(1)
-    bounds = zip(layout.units.first, layout.units.end, strict=True)
-    return np.stack([weights_TF[:, a:b].sum(1) for a, b in bounds], 1), scorer.token_forwards
-
-
-def rivals(model: LoadedModel, found: Attribution) -> dict[str, Scores]:
-    tried = found.matrix[["p_gives", "p_lost"]].min(axis=1).to_numpy()
-    return {
-        "ours": (-tried.reshape(len(found.texts), -1), found.token_forwards),
-        **one_by_one(model, found),
-        "linear fit": linear_fit(model, found),
-        "attention": attention(model, found),
-    }
-
-
-def auroc(positive: np.ndarray, negative: np.ndarray) -> float:
-    above = positive[:, None] > negative[None]
-    return float((above + 0.5 * (positive[:, None] == negative[None])).mean())
-
-
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def measure(
-    model: LoadedModel, num: int, seed: int, draws: int = 8, with_rivals: bool = False
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """A row for each statement: what it rests on, what the verdict says, whether it is counted; and
-    a row for each statement and rival."""
-    drawn, rows, ranked = list(exercises(num, seed)), [], []
+def decoys_of(one: Exercise, drawn: list[Exercise]) -> list[str]:
+    others = [other for other in drawn[:MOST_DECOYS] if other is not one]
+    return [text for other in others for text in other.sources.values()]
+
+
+def asked(model: LoadedModel, one: Exercise, decoys: list[str], draws: int) -> Attribution:
+    with redirect_stderr(StringIO()):
+        found = explain(
+            model, sources=one.sources, question=one.question, answer=one.statements,
+            decoys=decoys, draws=draws,
+        )  # fmt: skip
+    assert isinstance(found, Attribution)
+    return found
+
+
+def measure(model: LoadedModel, drawn: list[Exercise], draws: int = 8) -> pd.DataFrame:
+    """A row for each statement: what it rests on, what the verdict says, whether it is counted."""
+    rows = []
     for number, one in enumerate(drawn):
-        others = [other for other in drawn[:60] if other is not one]
-        with redirect_stderr(StringIO()):
-            found = explain(
-                model, sources=one.sources, question=one.question, answer=one.statements,
-                decoys=[text for other in others for text in other.sources.values()], draws=draws,
-            )  # fmt: skip
+        found = asked(model, one, decoys_of(one, drawn), draws)
         counted = writes(model, found)
         for t, said in enumerate(found.statements.itertuples()):
             same = sorted(said.sources) == one.needs[t]
             rows.append((number, one.kinds[t], said.kind, same, counted[t], said.nats))
-        for name, (score_TS, cost) in (rivals(model, found) if with_rivals else {}).items():
-            for t, score_S in enumerate(score_TS):
-                best = found.names[int(score_S.argmax())]
-                right = best in one.needs[t]
-                ranked.append((name, one.kinds[t], counted[t], right, float(score_S.max()), cost))
     columns = ["exercise", "kind", "said", "right", "counted", "nats"]
-    of_rivals = ["rival", "kind", "counted", "right", "score", "token_forwards"]
-    return pd.DataFrame(rows, columns=columns), pd.DataFrame(ranked, columns=of_rivals)
+    return pd.DataFrame(rows, columns=columns)
 
 
 def summary(rows: pd.DataFrame) -> dict[str, float]:
@@ -154,33 +115,224 @@ def summary(rows: pd.DataFrame) -> dict[str, float]:
     }
 
 
-def compare(ranked: pd.DataFrame) -> pd.DataFrame:
-    rows = []
-    for name, of_rival in ranked[ranked.counted].groupby("rival", sort=False):
-        is_none = of_rival.kind == NONE
-        rows.append({
-            "rival": name, "top-1": of_rival[of_rival.kind == ONE].right.mean(),
-            "some or none (AUROC)": auroc(of_rival[~is_none].score.to_numpy(),
-                                          of_rival[is_none].score.to_numpy()),
-            "token-forwards": of_rival.token_forwards.mean(),
-        })  # fmt: skip
-    return pd.DataFrame(rows).set_index("rival")
+# --- rivals: the model as transformers has it -----------------------------------------------------
+
+
+def write_model(run: str, folder: Path) -> None:
+    """What source_explainers.read_model reads."""
+    config = load_saved_config(find_folder(run) / "config.yaml").model
+    if not config.include_bias:
+        export(Path(run), folder)
+        return
+    loaded = load_model(run, dtype="fp32")
+    weights = {name: of.float() for name, of in loaded.model.state_dict().items()}
+    plain = ModelConfig(**vars(config) | {"include_bias": False})
+    model = hugging_face_model(plain, weights, run)
+    model.save_pretrained(folder)
+    end = loaded.tokenizer.id_to_token(config.eos_token_id)
+    special = dict.fromkeys(("eos_token", "pad_token"), end)
+    PreTrainedTokenizerFast(tokenizer_object=loaded.tokenizer, **special).save_pretrained(folder)
+    # A bias has the rows of its matrix, so the same names and parts.
+    rows = {name.removesuffix(".weight"): len(of) for name, of in weights.items()}
+    biases = {
+        f"{name}.weight": weights.get(f"{name}.bias", torch.zeros(count))
+        for name, count in rows.items()
+    }
+    theirs = to_hugging_face(biases, type(model).__name__, plain)
+    named = {name.removesuffix("weight") + "bias": of for name, of in theirs.items()}
+    kept = {name: of.clone() for name, of in named.items() if "embed_tokens" not in name}
+    save_file(kept, folder / "biases.safetensors")
+
+
+@torch.no_grad()
+def check_model(model: LoadedModel, folder: Path, tokens: np.ndarray) -> None:
+    """That rivals are given the model that we ask."""
+    theirs, _ = read_model(folder)
+    ids = torch.from_numpy(tokens)[None]
+    hidden = model.model.hidden(ids, torch.arange(ids.shape[1])[None])
+    ours, logits = model.model.unembed(hidden).float(), theirs(ids).logits
+    torch.testing.assert_close(ours[..., : logits.shape[-1]], logits, atol=1e-3, rtol=1e-3)
+
+
+# --- rivals: what is judged -----------------------------------------------------------------------
+
+
+class Judge:
+    """The losses of the statements of an exercise with some of its sources, in two ways. Deleted:
+    the text closes up where sources are missing. Replaced: other decoys than ours take their
+    place."""
+
+    def __init__(self, model: LoadedModel, one: Exercise, decoys: list[str], seed: int) -> None:
+        self.model, self.exercise = model, one
+        self.found = asked(model, one, decoys, 4)
+        self.counted = writes(model, self.found)
+        prompt, self.generator = self.found.prompt, np.random.default_rng(seed)
+        texts = read_decoys(model, prompt, decoys)
+        self.others = [rows[0] for rows in draw_decoys(prompt, texts, 4, seed=10**6 + seed)]
+        sources = range(len(prompt.names))
+        if 2 ** len(sources) <= MOST_SUBSETS:
+            numbers = np.arange(2 ** len(sources))
+            self.shown_AS = (numbers[:, None] >> np.array(sources)) % 2 == 1
+        else:
+            self.shown_AS = self.generator.random((MOST_SUBSETS, len(sources))) < 0.5
+
+    @torch.no_grad()
+    def losses(self, way: str, shown_S: np.ndarray) -> np.ndarray:
+        """losses_T."""
+        layout = self.found.layout
+        block, far = layout.block, layout.block.far_F.copy()
+        if way == "deleted":
+            far = far[layout.shown(*np.flatnonzero(shown_S).tolist())]
+        else:
+            for source in np.flatnonzero(~shown_S):
+                first, decoy = layout.units.first[source], self.others[source]
+                far[first : first + len(decoy)] = decoy
+        prefix, near = np.split(block.tokens, [block.num_prefix, block.num_prefix + block.num_far])[
+            ::2
+        ]
+        tokens_L = torch.from_numpy(np.concatenate([prefix, far, near])).to(self.model.device)
+        positions_1L = torch.arange(len(tokens_L) - 1, device=tokens_L.device)[None]
+        hidden_1LD = self.model.model.hidden(tokens_L[None, :-1], positions_1L)
+        last_WD = hidden_1LD[0, -block.num_targets :]
+        log_p_WV = self.model.model.unembed(last_WD).float().log_softmax(-1).cpu()
+        nll_W = -log_p_WV[range(block.num_targets), block.targets_W].numpy()
+        return np.array([nll_W[a:b].sum() for a, b in layout.statements])
+
+    @cached_property
+    def truth(self) -> dict[str, np.ndarray]:
+        """losses_AT."""
+        return {
+            way: np.stack([self.losses(way, shown_S) for shown_S in self.shown_AS])
+            for way in ("deleted", "replaced")
+        }
+
+    def judge(self, name: str, row: dict[str, Any]) -> list[dict[str, Any]]:
+        """A row for each statement. `row`: what a contestant told."""
+        score_TS, one, rows = np.array(row["scores"]), self.exercise, []
+        some_T = row.get("some", score_TS.max(1))
+        for t, score_S in enumerate(score_TS):
+            best = np.argsort(-score_S, kind="stable")
+            told = {
+                "rival": name, "kind": one.kinds[t], "counted": self.counted[t],
+                "right": self.found.names[best[0]] in one.needs[t], "some": some_T[t],
+                "said": row.get("kinds", [None] * len(one.kinds))[t],
+                # Of the largest scores, which tell one, either, both and none apart.
+                "top": np.pad(np.sort(score_S)[::-1], (0, 3))[:3].tolist(),
+                "cpu_s": row["cpu_s"], "token_forwards": row["token_forwards"],
+            }  # fmt: skip
+            for way, losses_AT in self.truth.items():
+                predicted_A = self.shown_AS @ score_S
+                (told[f"lds {way}"],) = rank_correlations(
+                    predicted_A[None], -losses_AT[None, :, t], of_equal_values=0.0
+                )
+                every_S = np.ones(len(score_S), dtype=bool)
+                without_S = every_S.copy()
+                without_S[best[0]] = False
+                told[f"−1 {way}"] = self.losses(way, without_S)[t] - self.losses(way, every_S)[t]
+            rows.append(told)
+        return rows
+
+
+def learnt_kinds(rows: pd.DataFrame) -> np.ndarray:
+    """Of each statement, the usual kind of those of the other half of the exercises whose largest
+    scores are nearest."""
+    scores = np.stack(rows.top.tolist())
+    scale = scores.std(0).clip(1e-12)
+    half, kinds = rows.exercise.to_numpy() % 2, rows.kind.to_numpy()
+    found = []
+    for score, own in zip(scores, half, strict=True):
+        others = np.flatnonzero(half != own)
+        far = (((scores[others] - score) / scale) ** 2).sum(1)
+        nearest = kinds[others[np.argsort(far, kind="stable")[:NEIGHBOURS]]]
+        found.append(pd.Series(nearest).mode()[0])
+    return np.array(found)
+
+
+def auroc(positive: np.ndarray, negative: np.ndarray) -> float:
+    above = positive[:, None] > negative[None]
+    return float((above + 0.5 * (positive[:, None] == negative[None])).mean())
+
+
+def compare(judged: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, pd.DataFrame]]:
+    """A row for each contestant, and its confusion of kinds. Statements are counted as in
+    `summary`; LDS and the rise in loss are of those that rest on a source."""
+    kinds, table, confused = (ONE, EITHER, BOTH, NONE), {}, {}
+    for name, rows in judged[judged.counted].groupby("rival", sort=False):
+        is_none = rows.kind == NONE
+        said = learnt_kinds(rows) if rows.said.isna().any() else rows.said.to_numpy()
+        confused[str(name)] = pd.crosstab(rows.kind, pd.Series(said, rows.index, name="said"))
+        told = pd.Series(said == rows.kind, rows.index).groupby(rows.kind).mean()
+        of_some = rows[~is_none]
+        table[name] = {
+            "top-1": rows[rows.kind == ONE].right.mean(),
+            **{way: of_some[way].mean() for way in rows if way.startswith(("lds", "−1"))},
+            "some or none (AUROC)": auroc(of_some.some.to_numpy(), rows[is_none].some.to_numpy()),
+            **{f"told {kind}": told.get(kind, np.nan) for kind in kinds},
+            "CPU s": rows.cpu_s.mean(), "token-forwards": rows.token_forwards.mean(),
+        }  # fmt: skip
+    return pd.DataFrame(table).T, confused
+
+
+def rivals(run: str, model: LoadedModel, options: argparse.Namespace) -> pd.DataFrame:
+    """Every contestant in a process of its own; a row for each statement of each."""
+    drawn = list(exercises(options.num, options.seed))
+    others = list(exercises(options.fit_on, options.seed + 10**6))
+    judges = [Judge(model, one, decoys_of(one, drawn), i) for i, one in enumerate(drawn)]
+    questions = {
+        part: [
+            {"sources": [*one.sources.values()], "question": one.question,
+             "statements": one.statements, "decoys": decoys_of(one, drawn)}
+            for one in of_part
+        ]
+        for part, of_part in (("asked", drawn), ("fit_on", others))
+    }  # fmt: skip
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place, "model")
+        write_model(run, folder)
+        check_model(model, folder, judges[0].found.layout.block.tokens)
+        _, tokenizer = read_model(folder)
+        assert all(
+            SourceQuestion(**q, tokenizer=tokenizer).is_read_back() for q in questions["asked"]
+        )
+        for name, (package, _) in CONTESTANTS.items():
+            if not any(part in name for part in options.only.split(",")):
+                continue
+            python = sys.executable if package == OURS else options.other_python or sys.executable
+            words = [name, folder]
+            told, reason = explainers.ask(
+                python, source_explainers.__file__, words, questions, options.limit
+            )
+            said = reason or f"{package} {told[0]['version']}, {told[0]['fitting']:,} to fit"
+            print(f"asked {name}: {said}", file=sys.stderr, flush=True)
+            if len(told) == len(judges):
+                for number, (judge, row) in enumerate(zip(judges, told, strict=True)):
+                    rows += [{"exercise": number, **of} for of in judge.judge(name, row)]
+    return pd.DataFrame(rows)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("model")
-    parser.add_argument("--num", type=int, default=400)
+    parser.add_argument("--num", type=int, default=400, help="exercises")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--draws", type=int, default=8)
     parser.add_argument("--rivals", action="store_true")
+    parser.add_argument("--other-python", default="", help="of an environment with the rivals")
+    parser.add_argument("--only", default="", help="contestants with one of these in their names")
+    parser.add_argument("--fit-on", type=int, default=400, help="other exercises, for AT2")
+    parser.add_argument("--limit", type=int, default=3000, help="CPU seconds of a contestant")
     options = parser.parse_args()
     model = load_model(options.model, dtype="fp32")
-    rows, ranked = measure(model, options.num, options.seed, options.draws, options.rivals)
+    if options.rivals:
+        table, confused = compare(rivals(options.model, model, options))
+        print(table.round(3).to_string())
+        for name, counts in confused.items():
+            print(f"\n{name}\n{counts}")
+        return
+    rows = measure(model, list(exercises(options.num, options.seed)), options.draws)
     print(pd.crosstab(rows.kind[rows.counted], rows.said[rows.counted]))
     print(json.dumps({name: round(value, 4) for name, value in summary(rows).items()}, indent=1))
-    if options.rivals:
-        print(compare(ranked).round(3).to_string())
 
 
 if __name__ == "__main__":

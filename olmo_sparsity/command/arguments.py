@@ -106,8 +106,8 @@ def _add_explain(sub: Parser) -> None:
         "--source",
         action="append",
         metavar="NAME=FILE",
-        help="one of the texts "
-        "that an answer to --question may rest on; may be given several times",
+        help="one of the texts that an answer to --question may rest on, or a folder of them; may "
+        "be given several times",
     )
     sub.add("--at", action="append", metavar="WORDS", help="targets: words, /a regular "
             "expression/, or tokens FIRST:END, without END; may be given several times (default: "

@@ -243,11 +243,11 @@ def _explain_sources(options: argparse.Namespace) -> int:
 
     if options.check or options.foreign is not None:
         raise ConfigError("--check and --foreign are for a text or prompt; sources have --decoys")
-    named = [source.partition("=") for source in options.source]
-    names = [name if path else Path(name).name for name, _, path in named]
+    named = [pair for source in options.source for pair in _named_files(source)]
+    names = [name for name, _ in named]
     if len(set(names)) < len(names):
         raise ConfigError(f"--source: two have one name: {', '.join(names)}")
-    texts = [read_text(path or name) for name, _, path in named]
+    texts = [read_text(path) for _, path in named]
     result = ask.explain(
         options.model,
         sources=dict(zip(names, texts, strict=True)),
@@ -264,6 +264,17 @@ def _explain_sources(options: argparse.Namespace) -> int:
         result.to_html(options.html)
         print(options.html, file=sys.stderr)
     return 0
+
+
+def _named_files(source: str) -> list[tuple[str, str]]:
+    """Name and path of NAME=FILE, of a file, or of all files of a folder."""
+    if Path(source).is_dir():
+        files = sorted(path for path in Path(source).iterdir() if path.is_file())
+        if not files:
+            raise ConfigError(f"--source={source} is a folder without files")
+        return [(path.name, str(path)) for path in files]
+    name, _, path = source.partition("=")
+    return [(name, path) if path else (Path(source).name, source)]
 
 
 def _of_sources(options: argparse.Namespace) -> dict[str, Any]:

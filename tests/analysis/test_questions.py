@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from olmo_sparsity import explain
+from olmo_sparsity import Segment, explain
 from olmo_sparsity.analysis.questions import measure_questions
 from olmo_sparsity.analysis.statements import Cost
 from olmo_sparsity.command.cli import main
@@ -70,6 +70,27 @@ def test_other_questions_give_decoys_and_the_cost_is_counted(
     one = explain(model, **RECORDS[0], decoys=texts, draws=4)
     found = pd.read_parquet(tmp_path / "out" / "statements.parquet")
     assert found[found.question == 0].nats.tolist() == one.statements.nats.tolist()
+
+
+def test_a_line_may_hold_messages(model: LoadedModel, path: Path, tmp_path: Path) -> None:
+    """As explain takes them; their sources are decoys of the other questions."""
+    template = "{% for m in messages %} {{ m.content | trim }}{% endfor %}"
+    model.transformers_tokenizer.chat_template = template
+    named = [{"name": name, "text": text} for name, text in SOURCES.items()]
+    turns = [{"role": "system", "content": "w30"}, {"role": "tool", "content": named[:2]}, named[2]]
+    lines = [{"sources": turns, "question": "w20", "answer": "w1 w2"}, *RECORDS[1:]]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    found = measure_questions(model, path, tmp_path / "out", draws=4)
+    a, b, c = (Segment(*item) for item in SOURCES.items())
+    given = [turns[0], {"role": "tool", "content": [a, b]}, c]
+    first, second = RECORDS[1]["sources"], list(RECORDS[2]["sources"].values())
+    one = explain(
+        model, sources=given, question="w20", answer="w1 w2", decoys=[*first, *second], draws=4
+    )
+    assert isinstance(found, pd.DataFrame)
+    assert found.verdict.tolist()[:1] == one.statements.verdict.tolist()
+    third = explain(model, **RECORDS[2], decoys=[*SOURCES.values(), *first], draws=4)
+    assert found.nats.tolist()[-1:] == third.statements.nats.tolist()
 
 
 def test_it_resumes_and_processes_share_it(

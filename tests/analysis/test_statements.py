@@ -119,6 +119,8 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"draws": 3}, "draws=3 must be a whole number from 4 up"),
         ({"orders": 7}, "3 sources have fewer orders"),
         ({"rate": 1.5}, "rate=1.5 must be between 0 and 1"),
+        ({"units": "pages"}, "units=pages is none of tokens, words, sentences, paragraphs"),
+        ({"units": "words", "orders": 2}, "orders=2 moves whole sources; leave units=words out"),
         ({"text": "w1"}, "text does not go with the rest"),
         ({"foreign": ["w1"]}, "foreign does not go with the rest"),
         ({"sources": None, "text": "w1"}, "question does not go with the rest"),
@@ -182,6 +184,15 @@ def test_the_command(
     code, out, err = shell(capsys, *shell_words, "--max-new-tokens", "5")
     assert code == 0, err
     assert "rests on" in out
+    # A folder is the sources that are its files.
+    folder = Path(shell_words[2].removeprefix("a=")).parent
+    (folder / "texts").mkdir()
+    for name, text in SOURCES.items():
+        (folder / "texts" / name).write_text(text)
+    words = [shell_words[0], "--source", str(folder / "texts"), *shell_words[7:], "--answer", "w1"]
+    code, out, err = shell(capsys, *words, "--units", "words")
+    assert code == 0, err
+    assert "1 statements × 12 sources" in out
 
 
 @pytest.mark.parametrize(
@@ -190,7 +201,7 @@ def test_the_command(
         (["--check"], "sources have --decoys"),
         (["--at", "w1"], "at does not go with the rest"),
         (["--target", "w1"], "target does not go with the rest"),
-        (["--units", "words"], "no option units"),
+        (["--units", "pages"], "units=pages is none of"),
         (["--candidates", "z"], "no source is named z"),
         (["--source", "nowhere.txt"], "nowhere.txt cannot be read"),
         (["--source", "a=nowhere.txt"], "two have one name"),

@@ -6,10 +6,15 @@ import importlib.util
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import numpy as np
+import pytest
 
-from tests.support.sources import FAMILIES, Plain, asked
+from olmo_sparsity.model.load import load_model
+from tests.support.explanations import make_tokenizer
+from tests.support.models import write_checkpoint
+from tests.support.sources import FAMILIES, GIVEN, SOURCES, Plain, asked, model_of
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -19,12 +24,14 @@ def load(name: str) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look their module up; sources imports laboratory
+    sys.modules[name] = module  # dataclasses look their module up, and sources imports the others
     spec.loader.exec_module(module)
     return module
 
 
+explainers = load("explainers")
 laboratory = load("laboratory")
+source_explainers = load("source_explainers")
 sources = load("sources")
 
 
@@ -89,40 +96,92 @@ def test_the_summary_counts_what_the_model_writes() -> None:
     assert found["counted"] == 6 / 7
 
 
+ROW = {"cpu_s": 1.0, "token_forwards": 10}
+
+
 def test_rivals_are_ranked_and_told_apart() -> None:
     assert sources.auroc(np.array([3.0, 2.0]), np.array([1.0, 2.0])) == 0.875
-    rows = [("a", "one", True, True, 3.0, 10), ("a", "one", True, False, 1.0, 10),
-            ("a", "none", True, False, 2.0, 10), ("a", "none", False, False, 9.0, 10)]  # fmt: skip
-    columns = ["rival", "kind", "counted", "right", "score", "token_forwards"]
-    table = sources.compare(sources.pd.DataFrame(rows, columns=columns))
-    assert table.loc["a"].tolist() == [0.5, 0.5, 10.0]
+    kinds = ["one", "both", "either", "none"] * 20
+    top = {"one": [9.0, 0.0, 0.0], "both": [5.0, 5.0, 0.0], "either": [9.0, 9.0, 0.0],
+           "none": [1.0, 0.0, 0.0]}  # fmt: skip
+    rows = [
+        {"exercise": number // 4, "rival": name, "kind": kind, "counted": number != 3, "top": of,
+         "right": number != 4, "said": said, "some": of[0], "lds deleted": 0.5, "−1 deleted": 2.0,
+         **ROW}
+        for number, kind in enumerate(kinds)
+        for name, said, of in (("ours", "one", top[kind]), ("theirs", None, top[kind]))
+    ]  # fmt: skip
+    table, confused = sources.compare(sources.pd.DataFrame(rows))
+    assert table.loc["ours", "top-1"] == 19 / 20
+    assert table.loc["theirs", "some or none (AUROC)"] == 1.0
+    told = [f"told {kind}" for kind in ("one", "either", "both", "none")]
+    # A verdict is taken as it is; of scores, one is learnt from the other half.
+    assert table.loc["ours", told].tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert confused["ours"].loc["none", "one"] == 19
+    assert table.loc["theirs", told].tolist() == [1.0, 1.0, 1.0, 1.0]
 
 
-def test_scores_of_rivals_are_those_of_their_definitions() -> None:
-    found = asked()
-    model = found.prompt.model
-    scores = sources.rivals(model, found)
-    assert {name: score.shape for name, (score, _) in scores.items()} == dict.fromkeys(
-        ("ours", "left out", "alone", "linear fit", "attention"), (3, 3)
+@pytest.fixture(scope="module")
+def judge() -> Any:
+    loaded = asked().prompt.model
+    needs = [["a"], ["c"], []]
+    one = laboratory.Exercise(
+        SOURCES, GIVEN["question"], GIVEN["answer"], ["one", "one", "none"], needs
     )
+    return sources.Judge(loaded, one, GIVEN["decoys"], seed=0)
+
+
+def test_what_is_judged_is_what_plain_transformers_loses(judge: Any) -> None:
     plain = Plain(FAMILIES[0], "isolated")
+    others = dict(enumerate(rows.tolist() for rows in judge.others))
     parts = plain.parts
+    for shown_S in judge.shown_AS:
+        kept = np.flatnonzero(shown_S).tolist()
+        plain.parts = [parts[source] for source in kept]
+        np.testing.assert_allclose(
+            judge.losses("deleted", shown_S), plain.losses({0, 1, 2}), atol=1e-4
+        )
+        plain.parts = parts
+        replaced = plain.with_decoys({s: ids for s, ids in others.items() if s not in kept})
+        np.testing.assert_allclose(
+            judge.losses("replaced", shown_S), replaced.losses({0, 1, 2}), atol=1e-4
+        )
+    assert len(judge.shown_AS) == 8
 
-    def losses(shown: list[int]) -> np.ndarray:
-        """Of a text that closes up."""
-        plain.parts = [parts[source] for source in shown]
-        return plain.losses({0, 1, 2})
 
-    cases: dict[str, tuple[list[list[int]], list[int], int]] = {
-        "alone": ([[0], [1], [2]], [], -1),
-        "left out": ([[1, 2], [0, 2], [0, 1]], [0, 1, 2], 1),
-    }
-    for name, (sets, base, sign) in cases.items():
-        expected = [sign * (losses(shown) - losses(base)) for shown in sets]
-        np.testing.assert_allclose(scores[name][0], np.array(expected).T, atol=1e-4)
-    drawn = np.random.default_rng(0).random((64, 3)) < 0.5
-    nats = -np.stack([losses(np.flatnonzero(row).tolist()) for row in drawn])
-    fitted, *_ = np.linalg.lstsq(np.column_stack([np.ones(64), drawn]), nats, rcond=None)
-    np.testing.assert_allclose(scores["linear fit"][0], fitted[1:].T, atol=1e-4)
-    sums = scores["attention"][0].sum(1)
-    assert ((sums > 0) & (sums < [3, 2, 1])).all()  # tokens of each statement
+def test_scores_that_are_the_truth_are_judged_so(judge: Any) -> None:
+    every = np.ones(3, dtype=bool)
+    whole = judge.losses("deleted", every)
+    drops = np.array([judge.losses("deleted", ~row) - whole for row in np.eye(3, dtype=bool)]).T
+    best, worst = (judge.judge("x", {"scores": sign * drops, **ROW}) for sign in (1, -1))
+    for t, row in enumerate(best):
+        assert row["−1 deleted"] == pytest.approx(drops[t].max(), abs=1e-5)
+        assert row["lds deleted"] > worst[t]["lds deleted"]
+        assert row["right"] == ("abc"[drops[t].argmax()] in judge.exercise.needs[t])
+
+
+def test_contestants_are_given_the_tokens_that_are_judged(judge: Any) -> None:
+    question = source_explainers.SourceQuestion(
+        [*SOURCES.values()], GIVEN["question"], GIVEN["answer"], GIVEN["decoys"],
+        make_tokenizer(bos=False),
+    )  # fmt: skip
+    assert question.is_read_back()
+    layout = judge.found.layout
+    assert question.statement_spans == layout.statements
+    ends = zip(layout.units.first, layout.units.end, strict=True)
+    assert question.source_spans == [*ends]
+    scores_WL = np.random.default_rng(0).random((6, 20))
+    assert question.of_sources(scores_WL)[1, 1] == pytest.approx(scores_WL[3:5, 4:7].sum())
+    found = source_explainers.ours(4, model_of(), make_tokenizer(bos=False), [])(question)
+    assert question.told(found)["kinds"] == found["kinds"]
+    assert np.shape(found["scores"]) == (3, 3)
+
+
+def test_a_model_with_biases_is_the_same_behind_transformers(tmp_path: Path) -> None:
+    norms = {"layer_norm_type": "rms", "norm_after": True, "attention_layer_norm": True}
+    run = str(tmp_path / "run")
+    write_checkpoint(Path(run), include_bias=True, **norms)
+    loaded = load_model(run, dtype="fp32")
+    sources.write_model(run, tmp_path / "theirs")
+    assert (tmp_path / "theirs" / "biases.safetensors").exists()
+    sources.check_model(loaded, tmp_path / "theirs", np.arange(3, 12))
