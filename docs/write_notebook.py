@@ -14,8 +14,8 @@ from typing import Any
 
 CELLS = [
     "# Explain one prediction\n\nWhich far words does a prediction depend on, and would an "
-    "unrelated text have done as well? The model is the small one of `make figure2_code`; any folder, "
-    "hub name or model in memory works in its place.",
+    "unrelated text have done as well? The model is the small one of `make figure2_code`; any "
+    "folder, hub name or model in memory works in its place.",
     "from pathlib import Path\n\nfrom olmo_sparsity import explain, load_model\n\n"
     'model = load_model("runs/figure2_code")\n'
     'text = Path("docs/examples/greenhouse.py").read_text()\n'

@@ -95,6 +95,7 @@ def _add_training(command: Commands) -> None:
     sub = command("export", "write a checkpoint as a folder that transformers loads by itself")
     sub.add("checkpoint", metavar="RUN_OR_CHECKPOINT_FOLDER")
     sub.add("out", metavar="OUT")
+    sub.add("--dtype", choices=["fp32", "bf16", "fp16"], default="fp32", help="of the weights")
 
 
 def _add_explain(sub: Parser) -> None:

@@ -183,7 +183,7 @@ def losses(options: argparse.Namespace) -> int:
 def export(options: argparse.Namespace) -> int:
     from olmo_sparsity.model import exchange
 
-    name = exchange.export(Path(options.checkpoint), Path(options.out))
+    name = exchange.export(Path(options.checkpoint), Path(options.out), options.dtype)
     print(f"{options.out}: {name}; transformers.AutoModelForCausalLM.from_pretrained reads it")
     return 0
 

@@ -29,7 +29,7 @@ from olmo_sparsity.model.families import (
     to_hugging_face,
 )
 from olmo_sparsity.model.huggingface import HuggingFaceLM, gpt_neox_config
-from olmo_sparsity.model.load import find_folder, load_model
+from olmo_sparsity.model.load import DTYPES, find_folder, load_model
 from olmo_sparsity.model.official import (
     is_official,
     read_official_config,
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 # --- export -------------------------------------------------------------------------------------
 
 
-def export(checkpoint: Path, out: Path) -> str:
+def export(checkpoint: Path, out: Path, dtype: str = "fp32") -> str:
     """Write a checkpoint (or a run's latest) as a Hugging Face folder; returns its class name."""
     folder = find_folder(str(checkpoint))
     if (folder / "config.json").is_file():
@@ -64,7 +64,7 @@ def export(checkpoint: Path, out: Path) -> str:
     out.parent.mkdir(parents=True, exist_ok=True)
     remove_partial(out.parent)
     with writing(out) as partial:
-        model.save_pretrained(partial)
+        model.to(DTYPES[dtype]).save_pretrained(partial)
         for path in partial.glob("*.safetensors"):
             follow_umask(path)
         _save_tokenizer(loaded.tokenizer, config, partial)

@@ -100,11 +100,10 @@ FAMILIES = {
             "attention_layer_norm_with_affine": True,
             "layer_norm_with_affine": True,
             "head_width": None,
-            "qkv_bias": False,
             "clip_qkv": None,
         },
-        _RMS,
-        _PLAIN,
+        _RMS | {"qkv_bias": "attention_bias"},  # theirs has one of the output as well: 0
+        {"hidden_act": "silu", "mlp_bias": False},
         _NORM_AFTER | _NORM_QK,
     ),
     "llama": Family(
@@ -218,6 +217,13 @@ def _names(family: Family, config: ModelConfig) -> dict[str, tuple[str, ...]]:
     return names
 
 
+def _biases_of_outputs(family: Family, config: ModelConfig) -> list[str]:
+    """What `attention_bias` adds beside our biases."""
+    if not config.qkv_bias or family.settings.get("qkv_bias") != "attention_bias":
+        return []
+    return [f"model.layers.{layer}.self_attn.o_proj.bias" for layer in range(config.n_layers)]
+
+
 def to_hugging_face(
     weights: Mapping[str, Tensor], family: Family, config: ModelConfig
 ) -> dict[str, Tensor]:
@@ -228,12 +234,17 @@ def to_hugging_face(
         whole, of = weights[ours], ours.split(".")[-2]
         sizes = [queries, keys, keys] if of == "att_proj" else [len(whole) // len(names)]
         theirs |= zip(names, whole.split(sizes if len(sizes) > 1 else sizes[0]), strict=True)
+    for name in _biases_of_outputs(family, config):
+        theirs[name] = torch.zeros(config.d_model)
     return theirs
 
 
 def from_hugging_face(
     weights: Mapping[str, Tensor], family: Family, config: ModelConfig
 ) -> dict[str, Tensor]:
+    for name in _biases_of_outputs(family, config):
+        if weights[name].count_nonzero():
+            raise ConfigError(f"{name} is not 0, and model.qkv_bias has no bias there")
     return {
         ours: torch.cat([weights[name] for name in names])
         for ours, names in _names(family, config).items()

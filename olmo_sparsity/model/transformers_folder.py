@@ -49,9 +49,7 @@ def base_of_adapter(folder: Path) -> str:
     return name
 
 
-def add_adapter(
-    model: PreTrainedModel, folder: Path, weight_file: Path, device: str
-) -> PeftModel:
+def add_adapter(model: PreTrainedModel, folder: Path, weight_file: Path, device: str) -> PeftModel:
     with naming_extras():
         from peft import PeftModel, get_peft_model_state_dict
     with warnings.catch_warnings():  # _check_keys refuses what it warns of

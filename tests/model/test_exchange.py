@@ -68,6 +68,10 @@ EXPORTED: dict[str, tuple[str, dict[str, Any]]] = {
         "Olmo2ForCausalLM",
         OLMO_2 | {"n_kv_heads": 2, "weight_tying": False, "layer_norm_eps": 1e-3},
     ),
+    "olmo 2, biases of queries, keys and values": (
+        "Olmo2ForCausalLM",
+        OLMO_2 | {"qkv_bias": True, "n_kv_heads": 2},
+    ),
     "llama": ("LlamaForCausalLM", LLAMA),
     "llama, one key head": (
         "LlamaForCausalLM",
@@ -184,7 +188,6 @@ def test_an_ordinary_token_is_not_declared_special(tmp_path: Path) -> None:
         (OLMO_2 | {"attention_layer_norm_with_affine": False}, "with_affine=False .* Olmo2"),
         (OLMO_2 | {"clip_qkv": 8.0}, "clip_qkv=8.0 .* Olmo2ForCausalLM has None"),
         (LLAMA | {"attention_layer_norm": True}, "attention_norm_per_head=False .* Qwen3"),
-        (OLMO_2 | {"qkv_bias": True}, "qkv_bias=True .* Olmo2"),
         (OLMO_2 | {"head_width": 12}, "head_width=12 .* Olmo2"),
         (LLAMA | {"bias_for_layer_norm": True}, "bias_for_layer_norm=True"),
         (LLAMA | {"layer_norm_with_affine": False}, "layer_norm_with_affine=False .* Llama"),
@@ -196,7 +199,8 @@ def test_what_has_no_counterpart_is_refused_by_name(changes: dict[str, Any], pro
 
 
 REFUSED_FOR = {  # of the configs that are shipped
-    "figure2": "include_bias=True",
+    "figure2_code": "include_bias=True",
+    "novels": "include_bias=True",
     "prose": "include_bias=True",
     "sources": "include_bias=True",
     "planted_8k": r"query_scale_length=64\.0",
@@ -211,6 +215,22 @@ def test_a_shipped_config_is_exportable_or_says_why_not(path: Path) -> None:
             check_exportable(config)
     else:
         check_exportable(config)
+
+
+def test_a_bias_of_the_output_has_no_counterpart(tmp_path: Path) -> None:
+    theirs = tiny_models.tiny("Olmo2ForCausalLM", **(LIKE_LLAMA | {"attention_bias": True}))
+    with torch.no_grad():
+        theirs.model.layers[1].self_attn.o_proj.bias[3] = 1.0
+    theirs.save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"layers.1.self_attn.o_proj.bias is not 0"):
+        import_weights(str(tmp_path), ModelConfig(**config_of(str(tmp_path))))
+
+
+def test_an_export_may_have_half_the_bits(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "step", **OLMO_2)
+    export(tmp_path / "step", tmp_path / "out", "fp16")
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out")
+    assert {parameter.dtype for parameter in theirs.parameters()} == {torch.float16}
 
 
 def test_a_refused_export_writes_nothing(tmp_path: Path) -> None:
