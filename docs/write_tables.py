@@ -158,10 +158,10 @@ def far_part(of: dict[str, str]) -> str:
         induction, long = meta["induction"], str(meta["windows"]["long"])
         line = [called, long, f"{losses.loss_short:.2f}", f"{losses.loss_long:.2f}"]
         line.append(f"{losses.loss_short - losses.loss_long:+.2f}")
-        line += [f"{induction[column]:.2f}" for column in ("drop", "loss_first", "loss_repeated")]
-        lines.append(line)
+        line += [f"{induction[column]:.2f}" for column in ("drop", "loss_first")]
+        lines.append([*line, f"{induction['drop'] / induction['loss_first']:.0%}"])
     header = "model | long window | loss, short window | loss, long window | worth, nats a token"
-    return table(f"{header} | induction check | first reading | second reading", lines)
+    return table(f"{header} | induction check, nats | of a first reading of | share", lines)
 
 
 def distance(of: dict[str, str], edges: list[int]) -> str:
