@@ -51,7 +51,7 @@ def stored_rows(name: str) -> pd.DataFrame:
 
 
 TOKENS_OF_STEP = 16 * 256
-"""Of configs/python.yaml, figure2.yaml and prose.yaml."""
+"""Of configs/python.yaml, figure2_code.yaml and prose.yaml."""
 
 
 def read_evaluations(name: str) -> Iterator[dict[str, Any]]:
