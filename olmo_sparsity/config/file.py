@@ -71,6 +71,8 @@ def read_given(path: str | Path, overrides: list[str] | None = None) -> DictConf
                 f"value (--{text}=VALUE)"
             )
         try:
+            key, _, value = text.partition("=")
+            refuse_boundless(value, at_depth=key.count(".") + key.count("["))
             changed = OmegaConf.merge(given, OmegaConf.from_dotlist([text]))
         except (OmegaConfBaseException, yaml.YAMLError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
@@ -179,7 +181,7 @@ def _read_yaml_file(path: Path) -> DictConfig:
         raise ConfigError(f"config file '{path}' {state}{_closest_file(path)}")
     try:
         text = read_bounded(path, 2**24).decode()
-        _refuse_deep(text)
+        refuse_boundless(text)
         loaded = OmegaConf.load(io.StringIO(text))
     except Exception as error:
         reason = " ".join(str(error).split())
@@ -189,14 +191,18 @@ def _read_yaml_file(path: Path) -> DictConfig:
     return loaded
 
 
-def _refuse_deep(text: str) -> None:
-    """What is nested too deep exhausts the stack of the YAML library, which ends the process."""
-    depth = 0
+def refuse_boundless(text: str, at_depth: int = 0) -> None:
+    """What is nested too deep exhausts the stack of the YAML library, which ends the process; what
+    refers to itself many times over fills the memory."""
+    depth, num_aliases = at_depth, 0
     for event in yaml.parse(text, yaml.SafeLoader):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
+        num_aliases += isinstance(event, yaml.AliasEvent)
         if depth > 50:
             raise ValueError("it is nested too deep")
+        if num_aliases > 20:
+            raise ValueError("it has more than 20 aliases (*name)")
 
 
 def _walk(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, Any]]:

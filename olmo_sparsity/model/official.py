@@ -21,6 +21,7 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 from yaml import YAMLError
 
+from olmo_sparsity.config.file import refuse_boundless
 from olmo_sparsity.disk.files import read_bounded
 from olmo_sparsity.disk.manifest import MANIFEST
 from olmo_sparsity.errors import ConfigError, DataError
@@ -37,8 +38,12 @@ def is_official(source: str) -> bool:
 def read_official_config(folder: Path) -> ModelConfig:
     path = folder / "config.yaml"
     try:
-        written = cast(DictConfig, OmegaConf.load(io.BytesIO(read_bounded(path))))
-        given = OmegaConf.to_container(written.get("model"), resolve=True)
+        text = read_bounded(path).decode()
+        refuse_boundless(text)
+        written = cast(DictConfig, OmegaConf.load(io.StringIO(text)))
+        given = OmegaConf.to_container(written.get("model"), resolve=False)
+        if "${" in str(given):  # an environment variable, say, which an error would print
+            raise ValueError("model refers to something else (${…})")
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelConfig), given))
     except (OmegaConfBaseException, YAMLError, AttributeError, ValueError, OSError) as error:
         raise unreadable(path, error) from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,9 @@ def test_overrides_reach_their_key(tmp_path: Path) -> None:
     assert (config.training.length, config.model.d_model, config.seed) == (32, 96, 4)
     with pytest.raises(ConfigError, match="--seed=VALUE"):
         load_config(path, ["--seed"])
+    for deep in ("--seed=" + "[" * 50_000, "--" + "a." * 5000 + "a=1"):
+        with pytest.raises(ConfigError, match="nested too deep"):
+            load_config(path, [deep])
 
 
 def test_null_takes_back_a_value_or_a_section(tmp_path: Path) -> None:
@@ -65,10 +69,14 @@ def test_a_base_file_lies_beneath(tmp_path: Path) -> None:
 
 
 DEEP = "a: " + "[" * 50_000 + "]" * 50_000
+# Nine billion of the letter, when it is read.
+BOMB = "a: &a [x, x]\n" + "".join(
+    f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghijk")
+)
 
 
 @pytest.mark.parametrize(
-    "text", ["a: [", "- 1\n- 2\n", "\x00", "base: nowhere.yaml", DEEP, "- " * 50_000]
+    "text", ["a: [", "- 1\n- 2\n", "\x00", "base: nowhere.yaml", DEEP, "- " * 50_000, BOMB]
 )
 def test_unreadable_files_are_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.yaml"

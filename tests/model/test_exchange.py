@@ -349,6 +349,10 @@ def test_sources_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     config_file = tmp_path / "official" / "config.yaml"
     config_file.write_text("model: {d_model: 32, unheard_of: 1}\n")
     refused(DataError, r"config.yaml' cannot be read .*unheard_of")
+    config_file.write_text("model: {d_model: '${oc.env:HOME}'}\n")
+    refused(DataError, r"config.yaml' cannot be read \(model refers to something else")
+    config_file.write_text("model: " + "[" * 50_000)
+    refused(DataError, r"config.yaml' cannot be read \(it is nested too deep")
     config_file.write_text("model: {d_model: 32}\n")
     refused(ConfigError, "learned position embeddings")
     config_file.write_text("training: {}\n")
