@@ -213,7 +213,7 @@ def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
     gaps = (losses.loss_short - losses.loss_long)[losses.document.map(half_of) == "report"]
     raise DataError(
         f"no target has a gap large enough: the largest is {gaps.max():.2f} nats, the threshold "
-        f"{plan.thresholds(losses).gap:.2f}. Give more text, a larger share of targets (targets) "
+        f"{plan.thresholds(losses).gap:.2f}. Give more text, a larger share of targets (share) "
         "or a lower limit in nats (min_gap), and another folder for the results"
     )
 

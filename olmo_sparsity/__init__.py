@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.ask import explain
     from olmo_sparsity.analysis.documents import Controls, Document, Documents
+    from olmo_sparsity.analysis.estimate import estimate
     from olmo_sparsity.analysis.explanation import read_explanation
     from olmo_sparsity.analysis.influence import influence_map
     from olmo_sparsity.analysis.measurement import measure
@@ -32,6 +33,7 @@ _MODULES = {
     "explain": "analysis.ask",
     "measure": "analysis.measurement",
     "plan": "analysis.plan",
+    "estimate": "analysis.estimate",
     "load_model": "model.load",
     "open_documents": "analysis.sources",
     "Windows": "analysis.windows",
@@ -52,8 +54,9 @@ _MODULES = {
 
 __all__ = [
     "Controls", "Document", "Documents", "Scorer", "Segment", "Windows", "__version__", "compare",
-    "context_losses", "explain", "influence_map", "load_model", "measure", "open_documents", "plan",
-    "read_explanation", "read_results", "recover", "summarize", "transfer",
+    "context_losses", "estimate", "explain", "influence_map", "load_model", "measure",
+    "open_documents", "plan", "read_explanation", "read_results", "recover", "summarize",
+    "transfer",
 ]  # fmt: skip
 
 

@@ -6,6 +6,8 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,31 @@ def test_imports_point_one_way() -> None:
         if parts[0] not in ("__init__", "__main__", "command"):
             wrong = imports_of(path) - ALLOWED[parts[0]] - {parts[0]}
             assert not wrong, f"{path} imports {wrong}"
+
+
+def test_no_circle_of_imports() -> None:
+    """Of modules while they are imported. What a method draws or writes with it may import itself,
+    and types are named on both sides."""
+
+    def imported_at_once(node: ast.AST) -> Iterator[ast.AST]:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+                continue
+            if not isinstance(child, ast.FunctionDef | ast.Lambda):
+                yield child
+                yield from imported_at_once(child)
+
+    of: dict[str, set[str]] = {}
+    for path in MODULES:
+        parts = path.relative_to(PACKAGE if PACKAGE in path.parents else ROOT).with_suffix("").parts
+        nodes = imported_at_once(ast.parse(path.read_text()))
+        found = [node for node in nodes if isinstance(node, ast.ImportFrom)]
+        names = {
+            f"{n.module}{tail}" for n in found for tail in ("", *(f".{a.name}" for a in n.names))
+        }
+        of[".".join(("olmo_sparsity", *parts))] = names
+    sorted_modules = TopologicalSorter({name: names & of.keys() for name, names in of.items()})
+    assert len(list(sorted_modules.static_order())) == len(MODULES)  # else CycleError names it
 
 
 # --- tests ----------------------------------------------------------------------------------------

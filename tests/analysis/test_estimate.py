@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import torch
 
+import olmo_sparsity
 from olmo_sparsity.analysis.documents import Documents
 from olmo_sparsity.analysis.estimate import MANY_TARGETS, estimate
 from olmo_sparsity.analysis.measurement import run
@@ -85,6 +86,10 @@ def test_the_estimate_of_token_forwards_is_within_a_factor_of_two(
     settings = replace(FEW, long=24, short=8, stride=8, **changed)
     plan, tried = (Plan.of(loaded(model), texts, settings) for _ in range(2))
     text = estimate(tried)
+    options = asdict(settings) | {"prefix": "none"}
+    del options["prefix_ids"]
+    again = olmo_sparsity.estimate(olmo_sparsity.plan(loaded(model), texts, **options))
+    assert again.splitlines()[1:4] == text.splitlines()[1:4]
     assert text.startswith("induction: loss ")
     assert "1 too short" in text
     (said,) = re.findall(r"token-forwards +about ([\d.e+]+), [\d,]+ for each evaluated", text)

@@ -93,16 +93,25 @@ def test_top_is_a_table(model: Any) -> None:
         assert row.back == row.target - row.place
 
 
-def test_a_model_in_memory_comes_back_as_it_was() -> None:
+@pytest.mark.parametrize("selector", ["add_one", "gradient", "lrp", "attention"])
+def test_a_model_in_memory_comes_back_as_it_was(selector: str) -> None:
     model = make_model()
     model.train()
     model.lm_head.eval()
-    before = {name: module.training for name, module in model.named_modules()}
-    assert len(set(before.values())) == 2
-    e = asked(model)
-    assert {name: module.training for name, module in model.named_modules()} == before
+    model.lm_head.weight.requires_grad_(False)
+
+    def state() -> list[Any]:
+        modules = [module.training for module in model.modules()]
+        weights = [(w.requires_grad, w.grad, w.device, w.dtype) for w in model.parameters()]
+        return [modules, weights, model.config.to_dict(), model.config._attn_implementation]
+
+    before, numbers = state(), [weight.clone() for weight in model.parameters()]
+    assert len(set(before[0])) == 2
+    e = asked(model, selector=selector)
+    assert state() == before
     e.check(draws=2)
-    assert {name: module.training for name, module in model.named_modules()} == before
+    assert state() == before
+    assert all(map(torch.equal, model.parameters(), numbers))
 
 
 @pytest.mark.parametrize("long", ["all", 30])

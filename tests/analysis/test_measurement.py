@@ -241,7 +241,7 @@ def test_no_target_is_an_error_and_not_an_empty_table(
         measured_into(tmp_path, model, documents, replace(SETTINGS, min_gap=1000.0))
     assert not any((tmp_path / "parts/recovery").iterdir())  # known before targets are evaluated
     plan = Plan.of(loaded(model), documents, replace(SETTINGS, min_gap=1000.0))
-    with pytest.raises(DataError, match="large enough"):
+    with pytest.raises(DataError, match=r"large enough.*of targets \(share\) or .*\(min_gap\)"):
         sum_up_partial(plan, tmp_path)
 
 

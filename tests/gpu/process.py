@@ -34,7 +34,9 @@ SOURCE = Path(__file__).with_name("pretend.cpp")
 
 
 def on_pretended_gpus(test: Callable[..., None]) -> Callable[..., None]:
-    @pytest.mark.skipif(not shutil.which("g++"), reason="needs g++")
+    lacks = _what_is_missing()
+
+    @pytest.mark.skipif(bool(lacks), reason=lacks)
     @functools.wraps(test)
     def there(**fixtures: Any) -> None:
         child = _process()
@@ -45,6 +47,14 @@ def on_pretended_gpus(test: Callable[..., None]) -> Callable[..., None]:
             pytest.fail(failure, pytrace=False)
 
     return there
+
+
+@functools.cache
+def _what_is_missing() -> str:
+    if not shutil.which("g++"):
+        return "needs g++"
+    built = list((_torch_folder() / "lib").glob("libtorch_cuda*"))
+    return "needs a PyTorch without CUDA, which has its place taken" if built else ""
 
 
 @functools.cache
@@ -106,7 +116,8 @@ def _serve() -> None:
     """Run the tests that are asked for; answer with what went wrong."""
     library()
     warnings.simplefilter("error")
-    for text in ("torch.(get|is)_autocast", "register_new_resolver"):  # as in pyproject.toml
+    # As in pyproject.toml, and of os.fork, which Python 3.12 warns about where there are threads.
+    for text in ("torch.(get|is)_autocast", "register_new_resolver", "This process .*fork"):
         warnings.filterwarnings("ignore", text, DeprecationWarning)
     importlib.import_module("tests.gpu.pretend")
     with os.fdopen(os.dup(1), "wb") as answers:
@@ -117,16 +128,17 @@ def _serve() -> None:
             except EOFError:
                 return
             test = getattr(importlib.import_module(module), name).__wrapped__
-            pickle.dump(apart(functools.partial(_failure_of, test, fixtures)), answers)
+            failure = ""
+            try:
+                apart(functools.partial(test, **fixtures))
+            except Failed as error:
+                failure = str(error)
+            pickle.dump(failure, answers)
             answers.flush()
 
 
-def _failure_of(test: Callable[..., None], fixtures: dict[str, Any]) -> str:
-    try:
-        test(**fixtures)
-    except BaseException:
-        return traceback.format_exc()
-    return ""
+class Failed(Exception):
+    """What happened in a copy of this process."""
 
 
 def apart(function: Callable[[], Any]) -> Any:
@@ -135,15 +147,22 @@ def apart(function: Callable[[], Any]) -> Any:
     reads, writes = os.pipe()
     copy = os.fork()
     if copy == 0:
-        with os.fdopen(writes, "wb") as answer:
-            pickle.dump(function(), answer)
+        try:
+            answer = pickle.dumps((True, function()))
+        except BaseException:
+            answer = pickle.dumps((False, traceback.format_exc()))
+        with os.fdopen(writes, "wb") as pipe:
+            pipe.write(answer)
         sys.stderr.flush()
         os._exit(0)
     os.close(writes)
-    with os.fdopen(reads, "rb") as answer:
-        given = answer.read()
+    with os.fdopen(reads, "rb") as pipe:
+        answer = pipe.read()
     _, status = os.waitpid(copy, 0)
-    return pickle.loads(given) if given else f"the process ended with status {status}"
+    done, given = pickle.loads(answer or pickle.dumps((False, f"it ended with status {status}")))
+    if not done:
+        raise Failed(given)
+    return given
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -107,6 +109,20 @@ def test_explain_and_generate(trained: Path, tmp_path: Path) -> None:
 
 
 @on_pretended_gpus
+def test_measure(trained: Path, tmp_path: Path) -> None:
+    out, windows = tmp_path / "results", ("--long", 16, "--short", 8, "--stride", 4)
+    few = ("--max-documents", 6, "--min-gap", 0, "--max-targets", 2, "--ks", "1,2")
+    words = ("measure", trained, "--quick", "--out", out, *windows, *few)
+    with one_gpu() as gpus:
+        run(*words, "--dry-run")
+        assert not out.exists()
+        run(*words)
+    assert (out / "summary.parquet").is_file()
+    assert json.loads((out / "meta.json").read_text())["dtype"] == "bfloat16"
+    assert gpus.kernels.total() > 0
+
+
+@on_pretended_gpus
 def test_task(tmp_path: Path) -> None:
     path = tmp_path / "task.yaml"
     path.write_text(json.dumps(small_task(tmp_path / "run")))  # which is YAML, too
@@ -125,3 +141,14 @@ def test_what_others_set_reaches_no_pretended_gpu(monkeypatch: pytest.MonkeyPatc
     given = process._environment()
     assert not {*names} & given.keys()
     assert given["PATH_OF_MINE"] == "kept"
+
+
+@on_pretended_gpus
+def test_what_fails_in_a_copy_of_the_process_is_said() -> None:
+    from tests.gpu.process import Failed, apart
+
+    assert apart(lambda: [1, "two"]) == [1, "two"]
+    with pytest.raises(Failed, match="ZeroDivisionError"):
+        apart(lambda: 1 / 0)
+    with pytest.raises(Failed, match="it ended with status 9"):
+        apart(lambda: os.kill(os.getpid(), signal.SIGKILL))

@@ -171,6 +171,8 @@ OUT_OF_MEMORY = r"olmo-sparsity: out of memory \(.*training\.micro_batch_size.*m
     ("error", "said"),
     [
         (torch.OutOfMemoryError("CUDA out of memory. Tried 2 GiB.\nGPU 0 has …"), OUT_OF_MEMORY),
+        (RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling …"), OUT_OF_MEMORY),
+        (torch.AcceleratorError("CUDA error: out of memory\nSearch for …", 2), OUT_OF_MEMORY),
         (MemoryError(), OUT_OF_MEMORY),
         (RuntimeError("[err == 0. DefaultCPUAllocator: can't"), OUT_OF_MEMORY),
         (UserError("one\ntwo"), r"olmo-sparsity: one\\ntwo"),
