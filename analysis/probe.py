@@ -5,7 +5,7 @@ Place in the flow: weights → net excess, for the training log. Called by the c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 
 import torch
@@ -73,11 +73,18 @@ def probe_settings(config: RunConfig) -> Settings:
     )
 
 
+def _by_turns(heldout: TokenShards) -> Iterator[tuple[TokenShards, int]]:
+    """The documents of each corpus in turn."""
+    corpora = [part.shards for part in heldout.parts]
+    for number in range(max(map(len, corpora))):
+        yield from ((corpus, number) for corpus in corpora if number < len(corpus))
+
+
 def probe_documents(config: RunConfig, heldout: TokenShards, windows: Windows) -> Documents:
     """The beginnings of the first held-out documents that are long enough: half of them only fix
     the threshold."""
     size = windows.first_target + PLACES_OF_DOCUMENT
-    tokens = (heldout.document(number) for number in range(len(heldout)))
+    tokens = (part.document(number) for part, number in _by_turns(heldout))
     long_enough = (text[:size] for text in tokens if len(text) > windows.first_target)
     wanted = 2 * config.evaluation.sparsity_targets // TARGETS_OF_DOCUMENT
     items = [

@@ -92,8 +92,9 @@ def open_documents(
         name = text if isinstance(text, str) else type(text).__name__
         corpus, stream = _open(text, name, options)
         _refuse_unused(corpus, name)
-        if run is not None and _same_corpus(corpus, run.corpus):
-            stream = _heldout(stream, corpus, run)
+        for part in run.parts() if run is not None else ():
+            if _same_corpus(corpus, part.corpus):
+                stream = _heldout(stream, corpus, part)
         documents = _read(good_documents(stream, tally, corpus), tally, model, limit, name)
     num_training = tally.left_out.get(TRAINED_ON, 0)
     if not documents:

@@ -95,6 +95,7 @@ ELSEWHERE = {
     **dict.fromkeys(["__init__", "__main__", "command/arguments"], "by commands: command/test_cli"),
     **dict.fromkeys(["config/sections", "disk/nested"], "config/test_file, config/test_check"),
     **dict.fromkeys(["config/fields", "config/text", "config/shipped"], "config/test_file"),
+    "data/shard_writer": "data/test_tokens, data/test_shards",
     "model/layers": "model/test_olmo, model/test_inference",
     "disk/json_files": "damaged files of any kind: test_fuzz, test_faults",
     **dict.fromkeys(["disk/rows", "disk/drawing"], "tasks/test_figure, theory/test_results"),

@@ -112,8 +112,9 @@ def prepare(options: argparse.Namespace) -> int:
     data = load_config(options.config, options.overrides).data
     if data.train_files is None or not options.report:
         tokens.prepare(data)
-    if options.report:
-        print(report_copying(open_shards(data, "train", None)))
+    for part in data.parts() if options.report else ():
+        title = f"{part.folder}: " if data.corpora else ""
+        print(f"{title}{report_copying(open_shards(part, 'train', None))}")
     return 0
 
 

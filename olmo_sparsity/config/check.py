@@ -5,12 +5,14 @@ Place in the flow: config.py → **checked** → everything else. Nothing is rea
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import Field
 from functools import partial
+from itertools import pairwise
 
 from olmo_sparsity.config.sections import OLMO_RANGES, ModelConfig, RunConfig
-from olmo_sparsity.config.text import RepeatedConfig
+from olmo_sparsity.config.text import LEAST_SHARE, DataConfig, RepeatedConfig
 from olmo_sparsity.errors import ConfigError
 
 Require = Callable[[bool, str], None]
@@ -57,6 +59,7 @@ def _check_schedule(config: RunConfig, require: Require) -> None:
         config.evaluation.sparsity_targets not in (1, 2, 3),
         f"evaluation.sparsity_targets={config.evaluation.sparsity_targets} must be 0 or at least 4",
     )
+    _check_lengths(config, require)
     require(
         not config.evaluation.sparsity_targets or training.length >= 32,
         f"evaluation.sparsity_targets={config.evaluation.sparsity_targets} needs windows within "
@@ -81,6 +84,28 @@ def _check_schedule(config: RunConfig, require: Require) -> None:
     )
 
 
+def _check_lengths(config: RunConfig, require: Require) -> None:
+    training = config.training
+    ends = [stage.until for stage in training.lengths]
+    require(
+        None not in ends[:-1] and ends[-1:] in ([], [None]),
+        "training.length: each stage but the last needs `until`, its last step, and the last none",
+    )
+    rising = [0, *(end for end in ends if end is not None), training.num_steps]
+    require(
+        all(first < second for first, second in pairwise(rising)),
+        f"training.length: the last steps of its stages ({', '.join(map(str, rising[1:-1]))}) must "
+        f"rise, and lie below training.num_steps={training.num_steps}",
+    )
+    for stage in training.lengths:
+        require(
+            training.length % stage.tokens == 0,
+            f"training.length: {stage.tokens} tokens do not divide the longest sequences of "
+            f"{training.length}, of which a step has training.batch_size={training.batch_size}; "
+            "take a divisor",
+        )
+
+
 def _check_positions(config: RunConfig, require: Require) -> None:
     training, positions, model = config.training, config.positions, config.model
     if positions.scheme != "contiguous":
@@ -96,9 +121,9 @@ def _check_positions(config: RunConfig, require: Require) -> None:
     _check_scaling(config, require)
     if positions.scheme == "pose":
         require(
-            positions.num_chunks <= training.length,
+            positions.num_chunks <= training.shortest,
             f"positions.num_chunks={positions.num_chunks} is above "
-            f"training.length={training.length}",
+            f"training.length={training.shortest}",
         )
     require(
         model.max_sequence_length >= config.largest_length,
@@ -146,9 +171,9 @@ def _check_data(config: RunConfig, require: Require) -> None:
         "which data.mask_documents=true hides; unset one of them",
     )
     require(
-        data.planted.share == 0 or training.length >= data.planted.num_tokens + 2,
+        data.planted.share == 0 or training.shortest >= data.planted.num_tokens + 2,
         f"data.planted.num_tokens={data.planted.num_tokens} does not fit into "
-        f"training.length={training.length}",
+        f"training.length={training.shortest}",
     )
     repeated = data.repeated
     require(
@@ -160,9 +185,9 @@ def _check_data(config: RunConfig, require: Require) -> None:
         f"data.repeated.min_length={repeated.min_length} is above max_length={repeated.max_length}",
     )
     require(
-        repeated.share == 0 or 2 * repeated.max_length <= training.length,
+        repeated.share == 0 or 2 * repeated.max_length <= training.shortest,
         f"data.repeated.max_length={repeated.max_length} does not fit twice into "
-        f"training.length={training.length}",
+        f"training.length={training.shortest}",
     )
     require(
         data.planted.share + repeated.share <= 1,
@@ -177,11 +202,32 @@ def _check_data(config: RunConfig, require: Require) -> None:
         (data.tokenizer.name is None) != (data.tokenizer.train_vocab is None),
         "set exactly one of data.tokenizer.name and data.tokenizer.train_vocab",
     )
-    if data.corpus.source in ("c4_files", "files", "text"):
+    for number, part in enumerate(data.parts()):
+        key = f"data.corpus[{number}]" if data.corpora else "data.corpus"
         require(
-            data.corpus.path is not None,
-            f"data.corpus.source={data.corpus.source} needs data.corpus.path",
+            part.corpus.path is not None or part.corpus.source not in ("c4_files", "files", "text"),
+            f"{key}.source={part.corpus.source} needs {key}.path",
         )
+    _check_mixture(data, require)
+
+
+def _check_mixture(data: DataConfig, require: Require) -> None:
+    names, total = [part.name for part in data.corpora], sum(part.weight for part in data.corpora)
+    for number, part in enumerate(data.corpora):
+        require(
+            re.fullmatch(r"\w[\w-]*", part.name) is not None and names.count(part.name) == 1,
+            f"data.corpus[{number}].name={part.name} must be letters and digits, and another than "
+            "those of the other corpora: it names a folder, and a loss in the metrics",
+        )
+        require(
+            part.weight / total >= LEAST_SHARE,
+            f"data.corpus[{number}].weight={part.weight} is less than {LEAST_SHARE} of all; leave "
+            "it out or raise it",
+        )
+    require(
+        not data.corpora or data.train_files is None,
+        "data.train_files takes the place of data.corpus, which has a list; leave one of them out",
+    )
 
 
 def check_model(model: ModelConfig, origin: str) -> None:

@@ -1,4 +1,4 @@
-"""Fields with a range, and fields that are read only beside others.
+"""Fields with a range, fields that are one or several, and those that are read only beside others.
 
 Place in the flow: beneath the sections; check.py and file.py read the metadata. A key that would be
 ignored is refused. The `only_if` metadata serves this: `num_chunks` is used only if `scheme` is
@@ -19,6 +19,12 @@ def within(least: float, most: float | None = None) -> dict[str, Any]:
 def number(default: Any, least: float, most: float | None = None) -> Any:
     """A field with a range. An optional field may also be None."""
     return field(default=default, metadata=within(least, most))
+
+
+def several(key: str) -> Any:
+    """A field that holds what its sibling `key` is given as a list of sections. Files, messages and
+    the command line know only that key."""
+    return field(default_factory=list, metadata={"several": key})
 
 
 def only_if(

@@ -73,12 +73,10 @@ def read_given(path: str | Path, overrides: list[str] | None = None) -> DictConf
         try:
             key, _, value = text.partition("=")
             refuse_boundless(value, at_depth=key.count(".") + key.count("["))
-            changed = OmegaConf.merge(given, OmegaConf.from_dotlist([text]))
+            given = _merged(given, OmegaConf.from_dotlist([text]))
         except (OmegaConfBaseException, yaml.YAMLError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"override '{override}' cannot be read: {reason}") from None
-        assert isinstance(changed, DictConfig)
-        given = changed
     return given
 
 
@@ -120,9 +118,16 @@ def _clean(given: DictConfig | dict, schema: type, origin: str, section: str = "
     assert isinstance(plain, dict)
     key: Any
     kinds: dict[Any, Any] = get_type_hints(schema)
+    lists = _lists(schema)
     kept = {}
     for key, value in plain.items():
         kind, name = kinds.get(key), f"{section}{key}"
+        if key in lists.values():
+            raise ConfigError(f"{origin}: unknown key '{name}'")
+        if key in lists and isinstance(value, list):
+            (inner,) = get_args(kinds[lists[key]])
+            kept[lists[key]] = _clean_list(value, inner, origin, name)
+            continue
         if is_dataclass(kind) and isinstance(value, dict):
             value = _clean(value, kinds[key], origin, f"{name}.")
         texts = [value] if kind in (str, str | None) else []
@@ -142,18 +147,45 @@ def _clean(given: DictConfig | dict, schema: type, origin: str, section: str = "
     return kept
 
 
+def _clean_list(given: list, schema: type, origin: str, name: str) -> list[dict]:
+    if not given or not all(isinstance(one, dict) for one in given):
+        known = ", ".join(item.name for item in fields(schema))
+        raise ConfigError(f"{origin}: {name}={given} must be a list of sections with {known}")
+    for number, one in enumerate(given):
+        fill_in(schema, one, f"{origin}: {name}[{number}]")  # names what is wrong in it
+    return [_clean(one, schema, origin, f"{name}[{i}].") for i, one in enumerate(given)]
+
+
+def _lists(schema: Any) -> dict[str, str]:
+    """Keys that are given once or as a list, and the field that holds the list."""
+    return {
+        item.metadata["several"]: item.name for item in fields(schema) if "several" in item.metadata
+    }
+
+
 def save_config(config: RunConfig, path: str | Path) -> None:
     """Write all fields that apply, resolved, such that the file gives the same run."""
     write_atomically(Path(path), config_text(config))
 
 
 def config_text(config: RunConfig) -> str:
-    written = OmegaConf.create()
-    for key, section, item, value in _walk(config):
-        if key not in REFUSED_FIELDS and _applies(section, item):
-            is_enum = key.startswith("model.") and hasattr(value, "name")
-            OmegaConf.update(written, key, str(value) if is_enum else value)
-    return OmegaConf.to_yaml(written)
+    return OmegaConf.to_yaml(OmegaConf.create(_written(config)))
+
+
+def _written(section: Any, prefix: str = "") -> dict[str, Any]:
+    written: dict[str, Any] = {}
+    for item, value in _given_fields(section):
+        key = item.metadata.get("several", item.name)
+        if f"{prefix}{key}" in REFUSED_FIELDS or not _applies(section, item):
+            continue
+        if is_dataclass(value):
+            written[key] = _written(value, f"{prefix}{key}.")
+        elif key != item.name:
+            written[key] = [_written(inner, f"{prefix}{key}.") for inner in value]
+        else:
+            is_enum = prefix == "model." and hasattr(value, "name")
+            written[key] = str(value) if is_enum else value
+    return written
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:
@@ -169,9 +201,27 @@ def _read_yaml(path: Path, above: tuple[Path, ...] = ()) -> DictConfig:
     if beneath in (path, *above):
         raise ConfigError(f"config file '{path}' is a base of its own base, '{beneath}'")
     base = _read_yaml(beneath, (path, *above))
-    merged = OmegaConf.merge(base, loaded)
-    assert isinstance(merged, DictConfig)
-    return merged
+    try:
+        return _merged(base, loaded)
+    except TypeError as error:
+        raise ConfigError(f"config file '{path}' over '{beneath}': {error}") from None
+
+
+def _merged(beneath: DictConfig, above: DictConfig) -> DictConfig:
+    plain = (OmegaConf.to_container(config) for config in (beneath, above))
+    return OmegaConf.create(_merge(*plain))
+
+
+def _merge(beneath: Any, above: Any, name: str = "") -> Any:
+    """A list replaces a section beneath it (`data.corpus`); a section over a list is an error."""
+    if not isinstance(above, dict):
+        return above
+    if isinstance(beneath, list):
+        raise TypeError(f"{name} is a list there; give all of it")
+    if not isinstance(beneath, dict):
+        return above
+    changed = {key: _merge(beneath.get(key), value, str(key)) for key, value in above.items()}
+    return {**beneath, **changed}
 
 
 def _read_yaml_file(path: Path) -> DictConfig:
@@ -207,12 +257,22 @@ def refuse_boundless(text: str, at_depth: int = 0) -> None:
 
 def _walk(node: Any, prefix: str = "") -> Iterator[tuple[str, Any, Any, Any]]:
     """Every leaf field as (dotted key, its section, its field, its value)."""
-    for item in fields(node):
-        value = getattr(node, item.name)
+    for item, value in _given_fields(node):
         if is_dataclass(value):
             yield from _walk(value, f"{prefix}{item.name}.")
+        elif key := item.metadata.get("several"):
+            for number, inner in enumerate(value):
+                yield from _walk(inner, f"{prefix}{key}[{number}].")
         else:
             yield f"{prefix}{item.name}", node, item, value
+
+
+def _given_fields(section: Any) -> Iterator[tuple[Any, Any]]:
+    """Fields and values; of a key that is one or several, the field that holds it."""
+    unused = {key if getattr(section, name) else name for key, name in _lists(section).items()}
+    for item in fields(section):
+        if item.name not in unused:
+            yield item, getattr(section, item.name)
 
 
 def _applies(section: Any, item: Any) -> bool:
@@ -273,9 +333,10 @@ def _explain_unknown(key: str, schema: type) -> str:
 
 
 def _known_keys(schema: type, prefix: str = "") -> Iterator[str]:
-    kinds = get_type_hints(schema)
+    kinds, lists = get_type_hints(schema), _lists(schema)
     for name in (item.name for item in fields(schema)):
         kind = kinds[name]
+        name = next((key for key, holder in lists.items() if holder == name), name)
         yield prefix + name
         for inner in (kind, *get_args(kind)):  # a section, or a list of sections
             if is_dataclass(inner):

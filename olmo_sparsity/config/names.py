@@ -69,7 +69,10 @@ def _num_steps(duration: Any, given: dict[str, Any], origin: str) -> int:
     if match[2]:
         try:
             section = given["training"]
-            number /= int(section["batch_size"]) * int(section["length"])
+            length = section["length"]
+            if isinstance(length, list):
+                length = max(int(stage["tokens"]) for stage in length)
+            number /= int(section["batch_size"]) * int(length)
         except (KeyError, TypeError, ValueError):
             raise ConfigError(
                 f"{origin}: max_duration={duration} needs training.batch_size and training.length "

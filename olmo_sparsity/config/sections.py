@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from olmo.config import ModelConfig as OLMoModelConfig
 
-from olmo_sparsity.config.fields import number, only_if
+from olmo_sparsity.config.fields import number, only_if, several
 from olmo_sparsity.config.text import DataConfig, PositionsConfig
 
 Precision = Literal["auto", "fp32", "bf16"]
@@ -84,15 +84,27 @@ class OptimizerConfig:
 
 
 @dataclass
+class StageConfig:
+    """A stretch of steps with sequences of one length."""
+
+    tokens: int = number(128, 2)
+    until: int | None = number(None, 1)
+    """Its last step. None: that of the run."""
+
+
+@dataclass
 class TrainingConfig:
     length: int = number(128, 2)
-    """Tokens of a training sequence."""
+    """Tokens of a training sequence; or a list of stages (`StageConfig`), and then this is the
+    longest."""
 
+    lengths: list[StageConfig] = several("length")
     batch_size: int = number(32, 1)
-    """Sequences per optimizer step, all processes together."""
+    """Sequences per optimizer step, all processes together. In a stage of shorter ones, each of
+    these is cut: a step always has as many tokens."""
 
     micro_batch_size: int | None = number(None, 1)
-    """Sequences per forward on one process; None: no gradient accumulation."""
+    """Sequences per forward on one process, of the longest; None: no gradient accumulation."""
 
     num_steps: int = number(1000, 1, 10**12)
     max_grad_norm: float | None = number(1.0, 1e-12, 1e12)
@@ -105,6 +117,19 @@ class TrainingConfig:
     deterministic: bool = False
     """Use only deterministic kernels. Otherwise, on a GPU, gradients of attention vary, and a
     resumed run ends close to an uninterrupted one, not at the same bits. On CPU all are."""
+
+    def __post_init__(self) -> None:
+        if self.lengths:
+            self.length = max(stage.tokens for stage in self.lengths)
+
+    @property
+    def shortest(self) -> int:
+        return min((stage.tokens for stage in self.lengths), default=self.length)
+
+    def length_at(self, step: int) -> int:
+        """Tokens of a sequence in a step; the first is 1."""
+        stages = (s.tokens for s in self.lengths if s.until is None or step <= s.until)
+        return next(stages, self.length)
 
 
 @dataclass

@@ -6,10 +6,13 @@ measured without it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from olmo_sparsity.config.fields import number, only_if
+from olmo_sparsity.config.fields import number, only_if, several
+
+LEAST_SHARE = 1e-3
+"""Of a corpus in a mixture, whose shares are kept to 1%."""
 
 IGNORED = -100
 """Label of a place that no loss counts (PyTorch's convention)."""
@@ -48,6 +51,20 @@ class CorpusConfig:
 
     max_bad_share: float = number(0.01, 0, 1)
     """Fail when more than this share of the records is malformed or wrongly encoded."""
+
+
+@dataclass
+class PartConfig(CorpusConfig):
+    """One corpus of several."""
+
+    name: str = ""
+    """Of its folder within data.folder, and in the metrics."""
+
+    weight: float = number(1.0, 1e-9, 1e9)
+    """Its share of the training tokens, relative to the others."""
+
+    heldout_share: float | None = number(None, 0, 0.999)
+    """None: data.heldout_share."""
 
 
 @dataclass
@@ -97,6 +114,9 @@ class DataConfig:
     """Where `prepare` writes token shards and `train` reads them."""
 
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
+    """Or a list, whose corpora are mixed by weight (`PartConfig`)."""
+
+    corpora: list[PartConfig] = several("corpus")
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
 
     heldout_share: float = number(0.05, 0, 0.999)
@@ -114,6 +134,22 @@ class DataConfig:
     repeated: RepeatedConfig = field(default_factory=RepeatedConfig)
     token_dtype: Literal["uint16", "uint32"] = "uint16"
     """Only with train_files; a prepared folder knows its own."""
+
+    def parts(self) -> list[DataConfig]:
+        """What each corpus is prepared with: of several, in a folder of its own."""
+        names = [item.name for item in fields(CorpusConfig)]
+        return [
+            replace(
+                self,
+                folder=f"{self.folder}/{part.name}",
+                corpus=CorpusConfig(**{name: getattr(part, name) for name in names}),
+                corpora=[],
+                heldout_share=(
+                    self.heldout_share if part.heldout_share is None else part.heldout_share
+                ),
+            )
+            for part in self.corpora
+        ] or [self]
 
 
 _SCALED = ("linear", "ntk", "yarn", "llama3")

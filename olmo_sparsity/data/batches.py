@@ -7,20 +7,24 @@ confirms: each raw memmap is cut into sequences of equal length, and all sequenc
 per epoch. OLMo: each sequence is read by opening the file again, beside an S3 client; here: one
 memmap per shard. A global batch is the next B sequences of that order, and each process takes every
 world-size-th of them, so the set of sequences in a batch is the same for any number of processes.
+Of several corpora (mixture.py), each has an order and epochs of its own. In steps of shorter
+sequences, those of the longest length are cut: text and order stay the same.
 
 Dimension key: B batch, L length.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from olmo_sparsity.config.text import IGNORED, PlantedConfig, PositionsConfig, RepeatedConfig
+from olmo_sparsity.data.mixture import Interleaving
 from olmo_sparsity.data.planted import Planting
 from olmo_sparsity.data.positions import draw_positions
 from olmo_sparsity.data.repeated import Repeating
@@ -87,6 +91,17 @@ class Sequences:
         return tokens
 
 
+@dataclass(frozen=True)
+class Drawn:
+    """A sequence of the longest length."""
+
+    epoch: int
+    index: int
+    """Counted on over all corpora, and so different for each: draws are seeded by it."""
+
+    text: np.ndarray
+
+
 class TrainingBatches:
     """An endless stream of global batches. A batch depends only on the settings and the step, so
     the step number is the data cursor of a checkpoint."""
@@ -99,13 +114,17 @@ class TrainingBatches:
         length: int,
         batch_size: int,
         seed: int,
+        length_at: Callable[[int], int] | None = None,
         planted: PlantedConfig | None = None,
         repeated: RepeatedConfig | None = None,
         mask_documents: bool = False,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
+        """`length_at`: in the step of a number, from 1, sequences of `length` tokens are cut into
+        shorter ones of so many."""
         self.positions, self.length = positions, length
+        self.length_at = length_at or (lambda step: length)
         self.batch_size, self.seed = batch_size, seed
         self.rank, self.world_size = rank, world_size
         self.mask_documents, self.eos_id = mask_documents, shards.eos_id
@@ -115,35 +134,56 @@ class TrainingBatches:
         self.repeated_share = 0.0 if repeated is None else repeated.share
         if repeated is not None and repeated.share > 0:
             self.repeating = Repeating.of(repeated, shards.tokenizer)
-        self.sequences = Sequences(shards, length)
-        self.steps_per_epoch = len(self.sequences) // batch_size
-        if self.steps_per_epoch == 0:
-            raise DataError(
-                f"{shards.paths[0].parent}: the training text has {len(self.sequences)} sequences "
-                f"of {length} tokens, fewer than one batch of {batch_size}; prepare more text "
-                "or lower training.batch_size or training.length"
-            )
+        self.corpora = [Sequences(part.shards, length) for part in shards.parts]
+        self.mixed = len(self.corpora) > 1
+        self.interleaving = Interleaving([part.share for part in shards.parts])
+        for sequences in self.corpora:
+            if len(sequences) < (1 if self.mixed else batch_size):
+                raise DataError(
+                    f"{sequences.paths[0].parent}: the training text has {len(sequences)} "
+                    f"sequences of {length} tokens, fewer than one batch of {batch_size}; prepare "
+                    "more text or lower training.batch_size or training.length"
+                )
+        self._orders: dict[int, tuple[int, np.ndarray]] = {}
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Of a single corpus."""
+        return len(self.corpora[0]) // self.batch_size
 
     def from_step(self, step: int) -> Iterator[Batch]:
         """This process's share of the batches of steps `step`, `step + 1`, … (0 is the first)."""
         while True:
-            epoch, first = divmod(step, self.steps_per_epoch)
-            order = epoch_order(len(self.sequences), self.seed, epoch)
-            for start in range(first * self.batch_size, len(order), self.batch_size):
-                indices = order[start : start + self.batch_size]
-                if len(indices) == self.batch_size:
-                    yield self._collate(epoch, indices[self.rank :: self.world_size])
-                    step += 1
+            corpora, numbers = self.interleaving.of(step * self.batch_size, self.batch_size)
+            own = slice(self.rank, None, self.world_size)
+            drawn = map(self._draw, corpora[own].tolist(), numbers[own].tolist())
+            yield self._collate(list(drawn), self.length_at(step + 1))
+            step += 1
 
-    def _collate(self, epoch: int, indices: np.ndarray) -> Batch:
-        shape = (len(indices), self.length)
+    def _draw(self, corpus: int, number: int) -> Drawn:
+        """The n-th sequence of a corpus. Each epoch has an order of its own; of a single corpus, it
+        ends with its last full batch, as OLMo's does."""
+        size = len(self.corpora[corpus])
+        usable = size if self.mixed else self.steps_per_epoch * self.batch_size
+        epoch, place = divmod(number, usable)
+        if corpus not in self._orders or self._orders[corpus][0] != epoch:
+            self._orders[corpus] = epoch, epoch_order(size, self.seed, epoch)
+        index = int(self._orders[corpus][1][place])
+        before = sum(len(sequences) for sequences in self.corpora[:corpus])
+        return Drawn(epoch, before + index, self.corpora[corpus][index])
+
+    def _collate(self, drawn: Sequence[Drawn], length: int) -> Batch:
+        pieces = self.length // length
+        shape = (len(drawn) * pieces, length)
         tokens_BL, positions_BL = np.empty(shape, np.int64), np.empty(shape, np.int64)
         labels_BL, documents_BL = np.empty(shape, np.int64), np.zeros(shape, np.int64)
-        for row, index in enumerate(indices.tolist()):
+        for row, (piece, of) in enumerate(product(range(pieces), drawn)):
+            text, index = of.text[piece * length :][:length], of.index * pieces + piece
             positions_BL[row] = draw_positions(
-                self.positions, self.length, seed=self.seed, epoch=epoch, index=index
+                self.positions, length, seed=self.seed, epoch=of.epoch, index=index
             )
-            tokens_BL[row], labels_BL[row], is_one_document = self._text(epoch, index)
+            seeds = [self.seed, of.epoch, index]
+            tokens_BL[row], labels_BL[row], is_one_document = self._text(text, seeds)
             if not is_one_document:
                 documents_BL[row] = number_documents(tokens_BL[row], self.eos_id)
         batch = Batch(*map(torch.from_numpy, (tokens_BL, positions_BL, labels_BL)))
@@ -151,16 +191,16 @@ class TrainingBatches:
             batch.documents_BL = torch.from_numpy(documents_BL)
         return batch
 
-    def _text(self, epoch: int, index: int) -> tuple[np.ndarray, np.ndarray, bool]:
-        """A sequence and its labels: text, text with planted marks, or a repeated passage. Last,
-        whether it counts as one document, so that marks and passages are visible throughout."""
-        text, is_planted = self.sequences[index], False
+    def _text(self, text: np.ndarray, seeds: list[int]) -> tuple[np.ndarray, np.ndarray, bool]:
+        """Text, text with planted marks, or a repeated passage, and its labels. Last, whether it
+        counts as one document, so that marks and passages are visible throughout."""
+        is_planted = False
         if self.repeated_share > 0:
-            generator = np.random.default_rng([self.seed, epoch, index, REPEATED])
+            generator = np.random.default_rng([*seeds, REPEATED])
             if generator.random() < self.repeated_share:
                 return *self.repeating.draw(text, generator), True
         if self.planted_share > 0:
-            generator = np.random.default_rng([self.seed, epoch, index, PLANTED])
+            generator = np.random.default_rng([*seeds, PLANTED])
             if generator.random() < self.planted_share / (1 - self.repeated_share):
                 text, is_planted = self.planting.plant_anywhere(text, generator), True
         return text, np.append(text[1:], IGNORED), is_planted

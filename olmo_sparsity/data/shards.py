@@ -19,13 +19,12 @@ from __future__ import annotations
 import glob
 import hashlib
 import json
-import os
 from bisect import bisect_right
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -158,75 +157,25 @@ def open_tokenizer(folder: Path, manifest: Manifest) -> Tokenizer:
     return tokenizer
 
 
-# --- writing ------------------------------------------------------------------------------------
-
-
-class ShardWriter:
-    """One split of one shard, in .tmp files until it is published."""
-
-    def __init__(self, folder: Path, split: str, index: int, dtype: str, eos_id: int) -> None:
-        self.folder, self.split, self.eos_id = folder, split, eos_id
-        self.dtype = np.dtype(dtype).newbyteorder("<")
-        kinds = (f"tokens.{dtype}", "ends.uint64", "groups.uint64")
-        self.names = [f"{split}-{index:05d}.{kind}" for kind in kinds]
-        self.digests = [hashlib.sha256() for _ in kinds]
-        self.files: list[BinaryIO] = []
-        self.num_tokens = self.num_documents = 0
-
-    def write(self, pieces: Iterable[tuple[list[int], int | None]]) -> None:
-        """Append token IDs; with the last of a document comes its group."""
-        ids: list[int] = []
-        ends: list[int] = []
-        groups: list[int] = []
-        for piece, group in pieces:
-            ids += piece
-            if group is not None:
-                ids.append(self.eos_id)
-                ends.append(self.num_tokens + len(ids))
-                groups.append(group)
-        if not ids:
-            return
-        tokens = np.array(ids, dtype=self.dtype)
-        if np.count_nonzero(tokens == self.eos_id) != len(ends):
-            raise DataError(
-                f"the tokenizer makes its end-of-text token (id {self.eos_id}) of ordinary text; "
-                "declare it as special in its tokenizer.json"
-            )
-        self.num_tokens += len(ids)
-        self.num_documents += len(ends)
-        for name in self.names[len(self.files) :]:
-            self.files.append((self.folder / f"{name}.tmp").open("wb"))
-        arrays = (tokens, *(np.array(values, dtype="<u8") for values in (ends, groups)))
-        for file, digest, array in zip(self.files, self.digests, arrays, strict=True):
-            file.write(array.data)
-            digest.update(array.data)
-
-    @staticmethod
-    def close_all(writers: Iterable[ShardWriter]) -> None:
-        for writer in writers:
-            for file in writer.files:
-                file.close()
-
-    def publish(self) -> list[ShardFile]:
-        if not self.files:
-            return []  # An empty file cannot be mapped.
-        for file in self.files:
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-        for name in self.names:
-            os.replace(self.folder / f"{name}.tmp", self.folder / name)
-        tokens, ends, groups = self.names
-        of_tokens, of_ends, of_groups = (digest.hexdigest() for digest in self.digests)
-        counts = (self.num_tokens, self.num_documents)
-        return [ShardFile(self.split, tokens, ends, *counts, of_tokens, of_ends, groups, of_groups)]
-
-
 # --- opening ------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True)
+class Part:
+    """One corpus of several."""
+
+    name: str
+    """Empty: it is the only one."""
+
+    share: float
+    """Of the training tokens."""
+
+    shards: TokenShards
+
+
 class TokenShards:
-    """Token files of one split, as documents, which are read on access."""
+    """Token files of one split, as documents, which are read on access. Of a mixture, those of all
+    its corpora, one after the other; `parts` has them apart."""
 
     def __init__(
         self,
@@ -236,6 +185,7 @@ class TokenShards:
         fingerprint: str,
         ends_paths: list[Path] | None = None,
         groups_paths: list[Path] | None = None,
+        parts: list[Part] | None = None,
     ) -> None:
         self.paths, self.ends_paths, self.groups_paths = paths, ends_paths, groups_paths or []
         self.dtype = np.dtype(dtype).newbyteorder("<")
@@ -243,6 +193,11 @@ class TokenShards:
         self.vocab_size = count_vocabulary(tokenizer)
         self.eos_id = find_eos_id(tokenizer)
         self.num_tokens = sum(path.stat().st_size for path in paths) // self.dtype.itemsize
+        self._parts = parts
+
+    @property
+    def parts(self) -> list[Part]:
+        return self._parts or [Part("", 1.0, self)]
 
     @cached_property
     def arrays(self) -> list[np.ndarray]:
@@ -311,6 +266,8 @@ def open_shards(
     assert split in SPLITS
     if data.train_files is not None:
         return _open_raw(data, split)
+    if data.corpora:
+        return _open_mixed(data, split, share)
     folder = Path(data.folder)
     if not (folder / "manifest.json").is_file():
         raise DataError(f"{folder} is not prepared; run `olmo-sparsity prepare` first")
@@ -335,6 +292,33 @@ def open_shards(
     )
     assert len(shards.ends) == len(files), "read now, to fail early"
     return shards
+
+
+def _open_mixed(data: DataConfig, split: str, share: tuple[int, int] | None) -> TokenShards:
+    total = sum(part.weight for part in data.corpora)
+    parts = [
+        Part(one.name, one.weight / total, open_shards(part, split, share))
+        for one, part in zip(data.corpora, data.parts(), strict=True)
+    ]
+    first, *others = [part.shards for part in parts]
+    for other in others:
+        if tokenizer_fingerprint(other.tokenizer) != tokenizer_fingerprint(first.tokenizer):
+            raise DataError(
+                f"{other.paths[0].parent} and {first.paths[0].parent} were made with different "
+                f"tokenizers; {_remedy(Path(data.folder))}"
+            )
+    all_shards = [first, *others]
+    groups = [path for shards in all_shards for path in shards.groups_paths]
+    content = [(part.name, part.share, part.shards.fingerprint) for part in parts]
+    return TokenShards(
+        [path for shards in all_shards for path in shards.paths],
+        first.dtype.name,
+        first.tokenizer,
+        hashlib.sha256(json.dumps(content).encode()).hexdigest(),
+        [path for shards in all_shards for path in shards.ends_paths or []],
+        groups if all(shards.groups_paths for shards in all_shards) else None,
+        parts,
+    )
 
 
 def _check_ends(path: Path, ends: np.ndarray, num_tokens: int) -> None:

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 from collections.abc import Generator, Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +28,10 @@ from olmo_sparsity.data.corpus import (
     list_inputs,
     read_records,
 )
+from olmo_sparsity.data.shard_writer import ShardWriter
 from olmo_sparsity.data.shards import (
     SPLITS,
     Manifest,
-    ShardWriter,
     check_files,
     open_tokenizer,
 )
@@ -74,23 +75,52 @@ the number of distinct words, and the sample has all common ones, which become t
 
 
 def prepare(data: DataConfig) -> Manifest:
-    """Fill `data.folder`, or resume filling it, or find it finished."""
+    """Fill `data.folder`, or resume filling it, or find it finished; of a mixture, all its folders.
+    Returns the manifest, of a mixture the last one."""
     if data.train_files is not None:
         raise ConfigError("data.train_files names token files: there is nothing to prepare")
     if read_launch().world_size > 1:
         raise ConfigError("prepare is one process on all cores; start it as one task")
+    return _prepare_mixture(data) if data.corpora else _prepare(data)
+
+
+def _prepare_mixture(data: DataConfig) -> Manifest:
+    """One tokenizer, trained on equal parts of all corpora, so that weights may change later; then
+    each corpus by itself."""
+    work, parts = WorkFolder(Path(data.folder), "data.folder", "mixture.json"), data.parts()
+    path = work.path / "tokenizer.json"
+    settings = {
+        "corpora": {Path(part.folder).name: _decisive_settings(part)["corpus"] for part in parts},
+        "heldout_shares": {Path(part.folder).name: part.heldout_share for part in parts},
+        "tokenizer": asdict(data.tokenizer),
+    }
+    # A finished folder may be read-only.
+    is_begun = work.identity.exists() and path.exists()
+    with contextlib.nullcontext() if is_begun else work.opened():
+        work.identify(settings)
+        if not is_begun:
+            with Progress("prepare", total=None, unit="tokens") as progress:
+                texts = chain.from_iterable(_sample(part, len(parts)) for part in parts)
+                tokenizer = _make_tokenizer(data, texts, progress)
+            write_atomically(path, tokenizer.to_str(pretty=True))
+    shared = load_tokenizer(str(path))
+    return [_prepare(part, shared) for part in parts][-1]
+
+
+def _prepare(data: DataConfig, shared: Tokenizer | None = None) -> Manifest:
+    """`shared`: the tokenizer of a mixture."""
     work = WorkFolder(Path(data.folder), "data.folder", "manifest.json")
     folder = work.path
     # A finished folder may be read-only: it is somebody else's, perhaps.
     is_finished = work.identity.exists() and Manifest.load(folder).complete
     opened = contextlib.nullcontext() if is_finished else work.opened()
     with opened, Progress("prepare", total=None, unit="tokens") as progress:
-        manifest = _begin_or_resume(data, folder)
+        manifest = _begin_or_resume(data, folder, shared)
         if manifest.complete:
             manifest.tally.check(data.corpus.max_bad_share)
             progress.note(f"{folder} is already prepared: {_describe(manifest)}")
             return manifest
-        tokenizer = _obtain_tokenizer(data, folder, manifest, progress)
+        tokenizer = _obtain_tokenizer(data, folder, manifest, progress, shared)
         _write_shards(data, folder, manifest, tokenizer, progress)
         progress.note(f"{folder}: {_describe(manifest)}")
     return manifest
@@ -107,7 +137,7 @@ def _describe(manifest: Manifest) -> str:
     return "; ".join(parts)
 
 
-def _begin_or_resume(data: DataConfig, folder: Path) -> Manifest:
+def _begin_or_resume(data: DataConfig, folder: Path, shared: Tokenizer | None) -> Manifest:
     settings = _decisive_settings(data)
     if not (folder / "manifest.json").exists():
         return _begin(data, folder, settings)
@@ -127,6 +157,8 @@ def _begin_or_resume(data: DataConfig, folder: Path) -> Manifest:
         tokenizer_fingerprint(load_tokenizer(str(named))),
     ):
         changed.append(f"the tokenizer {named} has changed")
+    if shared and manifest.tokenizer_sha256 not in (None, tokenizer_fingerprint(shared)):
+        changed.append("another tokenizer than the mixture it is part of")
     if changed and not manifest.files:
         return _begin(data, folder, settings)  # There are no shards to lose.
     refuse_changes(f"data.folder={folder}", changed)
@@ -146,9 +178,10 @@ def refuse_other_settings(data: DataConfig) -> None:
     """Refuse a run whose config names another text than its shards hold."""
     if data.train_files is not None:
         return
-    manifest = Manifest.load(Path(data.folder))
-    changed = differences(manifest.settings, _decisive_settings(data))
-    refuse_changes(f"data.folder={data.folder}", changed)
+    for part in data.parts():
+        manifest = Manifest.load(Path(part.folder))
+        changed = differences(manifest.settings, _decisive_settings(part))
+        refuse_changes(f"data.folder={part.folder}", changed)
 
 
 def _decisive_settings(data: DataConfig) -> dict[str, Any]:
@@ -180,19 +213,16 @@ def _hash_inputs(corpus: CorpusConfig) -> str | None:
 
 
 def _obtain_tokenizer(
-    data: DataConfig, folder: Path, manifest: Manifest, progress: Progress
+    data: DataConfig,
+    folder: Path,
+    manifest: Manifest,
+    progress: Progress,
+    shared: Tokenizer | None,
 ) -> Tokenizer:
     path = folder / "tokenizer.json"
     if manifest.tokenizer_sha256 is not None:
         return open_tokenizer(folder, manifest)
-    if data.tokenizer.name is not None:
-        tokenizer = load_tokenizer(data.tokenizer.name)
-    else:
-        assert data.tokenizer.train_vocab is not None
-        progress.note(f"training a tokenizer of {data.tokenizer.train_vocab:,} tokens")
-        tokenizer = train_tokenizer(_sample_training_split(data), data.tokenizer.train_vocab)
-        if tokenizer.get_vocab_size() < data.tokenizer.train_vocab:
-            progress.note(f"the text only gives {tokenizer.get_vocab_size():,} tokens")
+    tokenizer = shared or _make_tokenizer(data, _sample(data), progress)
     write_atomically(path, tokenizer.to_str(pretty=True))
     manifest.tokenizer_sha256 = tokenizer_fingerprint(tokenizer)
     manifest.vocab_size = count_vocabulary(tokenizer)
@@ -202,8 +232,20 @@ def _obtain_tokenizer(
     return tokenizer
 
 
-def _sample_training_split(data: DataConfig) -> Iterator[str]:
-    left = TOKENIZER_SAMPLE_CHARACTERS
+def _make_tokenizer(data: DataConfig, texts: Iterator[str], progress: Progress) -> Tokenizer:
+    if data.tokenizer.name is not None:
+        return load_tokenizer(data.tokenizer.name)
+    assert data.tokenizer.train_vocab is not None
+    progress.note(f"training a tokenizer of {data.tokenizer.train_vocab:,} tokens")
+    tokenizer = train_tokenizer(texts, data.tokenizer.train_vocab)
+    if tokenizer.get_vocab_size() < data.tokenizer.train_vocab:
+        progress.note(f"the text only gives {tokenizer.get_vocab_size():,} tokens")
+    return tokenizer
+
+
+def _sample(data: DataConfig, num_corpora: int = 1) -> Iterator[str]:
+    """Of the training split."""
+    left = TOKENIZER_SAMPLE_CHARACTERS // num_corpora
     for record in read_records(data.corpus):
         if isinstance(record, Document) and not is_heldout(record, data.heldout_share):
             yield record.text[:left]

@@ -7,10 +7,13 @@ from typing import Any
 
 
 def leaves(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """All dotted keys with their values; an empty section is a value."""
+    """All dotted keys with their values; an empty section is a value, and so is a plain list."""
     for key, value in node.items():
         if isinstance(value, Mapping) and value:
             yield from leaves(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+            for number, one in enumerate(value):
+                yield from leaves(one, f"{prefix}{key}[{number}].")
         else:
             yield f"{prefix}{key}", value
 

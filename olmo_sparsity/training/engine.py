@@ -94,6 +94,8 @@ class Engine:
         num_labels = self.processes.sum(int((batch.labels_BL != IGNORED).sum()))
         self.model.train()
         size = self.config.training.micro_batch_size or len(batch.tokens_BL)
+        # It counts sequences of the longest length.
+        size *= self.config.training.length // batch.tokens_BL.shape[1]
         parts = list(batch.split(size))
         total = torch.zeros((), device=self.device)
         for index, part in enumerate(parts):

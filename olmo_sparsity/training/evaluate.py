@@ -29,12 +29,22 @@ def passage_length(config: RunConfig) -> int:
 
 def check_heldout(heldout: TokenShards, config: RunConfig) -> None:
     """Before the first step, as the first evaluation may be the last."""
-    heldout_sequences(heldout, max(evaluation_length(config), passage_length(config)))
+    for part in heldout.parts:
+        heldout_sequences(part.shards, max(evaluation_length(config), passage_length(config)))
 
 
 def evaluate(engine: Engine, heldout: TokenShards, config: RunConfig) -> list[dict]:
     """[{"from", "to", "loss", "bits_per_byte", "num_tokens"}, …], one row per range of the target's
-    position: within the training length, up to the PoSE target, and beyond."""
+    position: within the training length, up to the PoSE target, and beyond. Of a mixture, these for
+    each "corpus"."""
+    rows = []
+    for part in heldout.parts:
+        name = {"corpus": part.name} if part.name else {}
+        rows += [{**name, **row} for row in _evaluate_part(engine, part.shards, config)]
+    return rows
+
+
+def _evaluate_part(engine: Engine, heldout: TokenShards, config: RunConfig) -> list[dict]:
     length = evaluation_length(config)
     sum_L = torch.zeros(length, dtype=torch.float64)
     count_L = torch.zeros(length, dtype=torch.int64)
@@ -61,6 +71,11 @@ def evaluate(engine: Engine, heldout: TokenShards, config: RunConfig) -> list[di
         rows.append({"from": first, "to": last, "loss": loss, "bits_per_byte": bits,
                      "num_tokens": num_tokens})  # fmt: skip
     return rows
+
+
+def induction_drops(engine: Engine, heldout: TokenShards, config: RunConfig) -> dict[str, float]:
+    """`induction_drop` of each corpus, by its name."""
+    return {part.name: induction_drop(engine, part.shards, config) for part in heldout.parts}
 
 
 def induction_drop(engine: Engine, heldout: TokenShards, config: RunConfig) -> float:
@@ -93,4 +108,6 @@ def own_rows(batch: Batch, engine: Engine) -> tuple[Batch, int]:
 
 
 def format_losses(rows: list[dict]) -> str:
-    return " · ".join(f"[{row['from']}, {row['to']}) {row['loss']:.4f}" for row in rows)
+    return " · ".join(
+        f"{row.get('corpus', '')}[{row['from']}, {row['to']}) {row['loss']:.4f}" for row in rows
+    )

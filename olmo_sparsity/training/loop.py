@@ -31,7 +31,7 @@ from olmo_sparsity.process.progress import Progress
 from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.estimate import peak_memory_gib
-from olmo_sparsity.training.evaluate import evaluate, format_losses, induction_drop
+from olmo_sparsity.training.evaluate import evaluate, format_losses, induction_drops
 from olmo_sparsity.training.optim import learning_rate
 from olmo_sparsity.training.preflight import attempt
 from olmo_sparsity.training.run_folder import Metrics, refuse_divergence
@@ -133,13 +133,14 @@ def evaluate_step(
 ) -> None:
     config, engine = start.config, start.engine
     losses = evaluate(engine, start.heldout, config)
-    drop = induction_drop(engine, start.heldout, config)
+    drops = induction_drops(engine, start.heldout, config)
     sparsity = measure_sparsity(start, writer) if config.evaluation.sparsity_targets else None
     with engine.processes.agree():
-        metrics.write_heldout(step, losses, drop, sparsity)
+        metrics.write_heldout(step, losses, drops, sparsity)
     if step < config.training.num_steps:
         progress.note(
-            f"step {step}: held-out loss {format_losses(losses)}; induction drop {drop:.2f}"
+            f"step {step}: held-out loss {format_losses(losses)}; induction drop "
+            + " · ".join(f"{name} {drop:.2f}".lstrip() for name, drop in drops.items())
         )
 
 

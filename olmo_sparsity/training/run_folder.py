@@ -72,7 +72,9 @@ def refuse_other_branch(path: Path, config: RunConfig) -> None:
     fixed |= {f"positions.{name}" for name in SCALING_FIELDS}
     free = "model.max_sequence_length"
     settings = _settings(
-        path, config, lambda key: key in fixed or (key.startswith("model.") and key != free)
+        path,
+        config,
+        lambda key: key.split("[")[0] in fixed or (key.startswith("model.") and key != free),
     )
     if changed := differences(*settings):
         raise ConfigError(
@@ -172,11 +174,14 @@ class Metrics:
         return {"loss": sum(row["loss"] for row in rows) / len(rows)}
 
     def write_heldout(
-        self, step: int, losses: list[dict], induction_drop: float, sparsity: dict | None
+        self, step: int, losses: list[dict], drops: dict[str, float], sparsity: dict | None
     ) -> None:
+        """`drops`: the induction drop of each corpus."""
         # No training loss shows the effect of the last update.
         refuse_divergence(step, {"held-out loss": sum(row["loss"] for row in losses)})
-        row = {"step": step, "heldout": losses, "induction_drop": induction_drop}
+        drop = sum(drops.values()) / len(drops)
+        row = {"step": step, "heldout": losses, "induction_drop": drop}
+        row |= {"induction_drops": drops} if len(drops) > 1 else {}
         self.write(row if sparsity is None else row | {"sparsity": sparsity})
 
     def write(self, *rows: dict) -> None:
@@ -222,8 +227,9 @@ class _Row:
     tokens_per_s: float = 0.0
     peak_memory_gib: float = 0.0
     mfu: float = 0.0
-    heldout: list[dict[str, float]] = field(default_factory=list)
+    heldout: list[dict[str, float | str]] = field(default_factory=list)
     induction_drop: float = 0.0
+    induction_drops: dict[str, float] = field(default_factory=dict)
     sparsity: dict = field(default_factory=dict)
     line: int = 0
 
@@ -284,27 +290,35 @@ def loss_table(run_folder: str | Path) -> str:
     """The held-out losses of a run as text: the last in detail, then all of them."""
     rows = _evaluations(run_folder)
     lines = [f"{run_folder}, step {rows[-1]['step']}: held-out loss by position"]
+    names = [_name(part) for part in rows[-1]["heldout"]]
+    width = max(14, *map(len, names))
     lines.append(
-        f"{'positions':>14} {'tokens':>10} {'loss (nats)':>12} {'perplexity':>11} {'bits/byte':>10}"
+        f"{'positions':>{width}} {'tokens':>10} {'loss (nats)':>12} {'perplexity':>11} "
+        f"{'bits/byte':>10}"
     )
     for part in rows[-1]["heldout"]:
         perplexity = math.exp(min(part["loss"], 700))
         lines.append(
-            f"{_name(part):>14} {part['num_tokens']:>10,} {part['loss']:>12.4f} {perplexity:>11.2f}"
-            f" {part.get('bits_per_byte', math.nan):>10.4f}"
+            f"{_name(part):>{width}} {part['num_tokens']:>10,} {part['loss']:>12.4f} "
+            f"{perplexity:>11.2f} {part.get('bits_per_byte', math.nan):>10.4f}"
         )
     lines.append("loss by step, and how far it falls when a passage is read twice (induction)")
-    names = [_name(part) for part in rows[-1]["heldout"]]
+    corpora = list(rows[-1].get("induction_drops", ()))
     units = sorted({name for row in rows for name in row.get("sparsity", ())})
-    columns = ["step", *names, "induction", *(f"net {name}" for name in units)]
-    lines.append("".join(f" {name:>13}" for name in columns))
+    columns = ["step", *names, "induction", *(f"… {name}" for name in corpora)]
+    columns += [f"net {name}" for name in units]
+    lines.append("".join(f" {name:>{max(13, len(name))}}" for name in columns))
     for row in rows:
         losses = {_name(part): part["loss"] for part in row["heldout"]}
         shown = [losses.get(name, math.nan) for name in names]
-        shown.append(row.get("induction_drop", math.nan))
+        drops = row.get("induction_drops", {})
+        shown += [row.get("induction_drop", math.nan), *(drops.get(c, math.nan) for c in corpora)]
         sparsity = row.get("sparsity", {})
         shown += [sparsity[name]["net"] if name in sparsity else math.nan for name in units]
-        lines.append(f" {row['step']:>13,}" + "".join(f" {value:>13.4f}" for value in shown))
+        cells = [f"{row['step']:,}", *(f"{value:.4f}" for value in shown)]
+        lines.append(
+            "".join(f" {c:>{max(13, len(n))}}" for n, c in zip(columns, cells, strict=True))
+        )
     return "\n".join(lines)
 
 
@@ -336,7 +350,12 @@ def draw_losses(run_folder: str | Path, out: Path) -> None:
         losses.set(xlabel="step", ylabel="loss (nats)")
         losses.legend(frameon=False)
         drops = [row.get("induction_drop", math.nan) for row in rows]
-        induction.plot(steps, drops, marker=".")
+        induction.plot(steps, drops, marker=".", label="induction")
+        for corpus in rows[-1].get("induction_drops", ()):
+            of_corpus = [row.get("induction_drops", {}).get(corpus, math.nan) for row in rows]
+            induction.plot(steps, of_corpus, marker=".", linewidth=0.6, label=corpus)
+        if rows[-1].get("induction_drops"):
+            induction.legend(frameon=False)
         induction.axhline(0, color="0.8", linewidth=0.6)
         induction.set(xlabel="step", ylabel="induction drop (nats)")
         for axes in beside:
@@ -357,7 +376,7 @@ def draw_losses(run_folder: str | Path, out: Path) -> None:
 
 
 def _name(part: dict) -> str:
-    return f"{part['from']} … {part['to'] - 1}"
+    return f"{part.get('corpus', '')} {part['from']} … {part['to'] - 1}".lstrip()
 
 
 def _evaluations(run_folder: str | Path) -> list[dict]:

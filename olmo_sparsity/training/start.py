@@ -150,6 +150,7 @@ def build_batches(shards: TokenShards, config: RunConfig, processes: Processes) 
         length=config.training.length,
         batch_size=config.training.batch_size,
         seed=config.seed,
+        length_at=config.training.length_at,
         planted=config.data.planted,
         repeated=config.data.repeated,
         mask_documents=config.data.mask_documents,

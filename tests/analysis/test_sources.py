@@ -31,7 +31,7 @@ from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.model.load import LoadedModel, build_model
-from tests.conftest import VOCAB, named
+from tests.conftest import VOCAB, mixed_section, named
 
 TEXTS = ["One, two;\n“three”.", "NA", '\tfour\n five, "six" seven\n', "eight\nnine"]
 ROWS = [{"id": number, "text": text} for number, text in enumerate(TEXTS)]
@@ -522,6 +522,28 @@ def test_no_text_of_an_authors_own_is_foreign_to_another(
     assert len(own) == 5 * len({d.group for d in own}) == 5 * len({d.group for d in again})
     with pytest.raises(ConfigError, match=r"with field=text, group_field=by.*give the same"):
         open_documents("a.jsonl", run)
+
+
+def test_a_run_on_a_mixture_is_measured_on_what_each_corpus_held_out(
+    make_config: Callable[..., RunConfig], mixed_folder: Path
+) -> None:
+    config = make_config(data=mixed_section(mixed_folder))
+    run, parts = as_run(config), open_shards(config.data, "heldout").parts
+    own = open_documents(None, run)
+    first, second = (part.shards for part in parts)
+    assert len(own) == len(first) + len(second)
+    assert own[len(first)].tokens.tolist() == second.document(0).tolist()
+    assert [d.group for d in own.items[len(first) :]] == list(map(second.group, range(len(second))))
+    # Each corpus, known as what the run was trained on.
+    path = str(mixed_folder / "letters.jsonl")
+    letters = open_documents(path, run, group_field="author")
+    assert [d.tokens.tolist() for d in letters] == [
+        second.document(number).tolist() for number in range(len(second))
+    ]
+    assert letters.num_training == 200 - len(second)
+    assert open_documents("embedded", run).num_training > 0
+    with pytest.raises(ConfigError, match=r"with field=text, group_field=author.*give the same"):
+        open_documents(path, run)
 
 
 def test_a_model_of_others_is_measured_on_any_text(heldout: TokenShards, data_folder: Path) -> None:

@@ -105,6 +105,59 @@ def given(data: dict | None = None, **sections: Any) -> dict:
             {"engine": {"name": "zero3"}, "training": {"compile": True}},
             "training.compile=true does not go with engine.name=zero3",
         ),
+        (
+            {"training": {"length": [{"tokens": 16}, {"tokens": 32}]}},
+            "training.length: each stage but the last needs `until`",
+        ),
+        (
+            {"training": {"length": [{"tokens": 16, "until": 9}, {"tokens": 32, "until": 12}]}},
+            "and the last none",
+        ),
+        (
+            {"training": {"num_steps": 9, "length": [{"tokens": 8, "until": 9}, {"tokens": 32}]}},
+            "(9) must rise, and lie below training.num_steps=9",
+        ),
+        (
+            {"training": {"length": [{"tokens": 24, "until": 9}, {"tokens": 32}]}},
+            "24 tokens do not divide the longest sequences of 32, of which a step has "
+            "training.batch_size=32",
+        ),
+        ({"training": {"length": [{"tokens": 1, "until": 9}]}}, "training.length[0]: tokens=1"),
+        ({"training": {"length": []}}, "training.length=[] must be a list of sections with tokens"),
+        ({"training": {"lengths": [{"tokens": 8}]}}, "unknown key 'training.lengths'"),
+        (
+            {
+                "data": {"repeated": {"share": 0.5, "min_length": 4, "max_length": 12}},
+                "training": {"length": [{"tokens": 16, "until": 9}, {"tokens": 32}]},
+            },
+            "does not fit twice into training.length=16",
+        ),
+        ({"data": {"corpus": [{"name": "a"}, {"name": "a"}]}}, "data.corpus[0].name=a must be"),
+        (
+            {"data": {"corpus": [{"name": "a"}, {"name": "../b"}]}},
+            "data.corpus[1].name=../b must be",
+        ),
+        (
+            {"data": {"corpus": [{"name": "a"}, {"name": "b", "weight": 1e-4}]}},
+            "data.corpus[1].weight=0.0001 is less than 0.001 of all",
+        ),
+        (
+            {"data": {"corpus": [{"name": "a"}, {"name": "b", "source": "files"}]}},
+            "data.corpus[1].source=files needs data.corpus[1].path",
+        ),
+        (
+            {"data": {"corpus": [{"name": "a", "path": "x"}]}},
+            "data.corpus[0].path is set, but data.corpus[0].source=embedded does not use it",
+        ),
+        (
+            {"data": {"corpus": [{"name": "a", "sorce": "python"}]}},
+            "config: data.corpus[0]: unknown key 'sorce'; did you mean 'source'?",
+        ),
+        ({"data": {"corpora": [{"name": "a"}]}}, "unknown key 'data.corpora'"),
+        (
+            {"data": {"corpus": [{"name": "a"}], "train_files": ["a"], "heldout_files": ["b"]}},
+            "data.train_files takes the place of data.corpus",
+        ),
         ({"run_folder": 2024}, "config: run_folder=2024 is no text to YAML; quote it"),
         ({"data": {"corpus": {"path": 1e3}}}, "data.corpus.path=1000.0 is no text"),
         ({"optimizer": 5}, "not a subclass of OptimizerConfig"),

@@ -169,6 +169,34 @@ def test_shipped_configs_are_valid_and_read_back_the_same(path: Path, tmp_path: 
     assert flatten(load_config(tmp_path / "saved.yaml")) == flatten(config)
 
 
+def test_a_list_takes_the_place_of_one(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("data: {corpus: {source: python}}\nseed: 4")
+    path = tmp_path / "mixed.yaml"
+    path.write_text(
+        "base: base.yaml\ntokenizer: {identifier: allenai_dolma2.json}\n"
+        "data: {corpus: [{name: a}, {name: b, source: text, path: x, weight: 2}]}"
+    )
+    stages = "--training.length=[{tokens: 8, until: 10}, {tokens: 32}]"
+    config = load_config(path, [stages])
+    assert [(part.name, part.source, part.weight) for part in config.data.corpora] == [
+        ("a", "embedded", 1.0), ("b", "text", 2.0),
+    ]  # fmt: skip
+    assert (config.seed, config.training.length, config.training.shortest) == (4, 32, 8)
+    assert [config.training.length_at(step) for step in (1, 10, 11)] == [8, 8, 32]
+    save_config(config, tmp_path / "saved.yaml")
+    assert load_saved_config(tmp_path / "saved.yaml") == config
+    keys = flatten(config)
+    assert keys["data.corpus[1].path"] == "x"
+    assert keys["training.length[0].until"] == 10
+    assert not {"data.corpus.source", "training.length", "data.corpora"} & keys.keys()
+    with pytest.raises(ConfigError, match="corpus is a list there; give all of it"):
+        load_config(path, ["--data.corpus.source=python"])
+    (tmp_path / "over.yaml").write_text("base: mixed.yaml\ndata: {corpus: {source: python}}")
+    with pytest.raises(ConfigError, match=r"over\.yaml' over .*mixed\.yaml': corpus is a list"):
+        load_config(tmp_path / "over.yaml")
+    assert load_config(path, ["--training.length=64"]).training.lengths == []
+
+
 @pytest.mark.parametrize("scheme", ["contiguous", "randomized", "pose"])
 def test_saved_configs_hold_only_what_applies(scheme: str, tmp_path: Path) -> None:
     positions = {"scheme": scheme}

@@ -31,6 +31,8 @@ def test_names_of_olmo_are_understood() -> None:
     )  # fmt: skip
     assert config_from_dict(theirs) == config_from_dict(ours)
     assert config_from_dict(given(max_duration=30)).training.num_steps == 30
+    stages = {"batch_size": 4, "length": [{"tokens": 8, "until": 5}, {"tokens": 32}]}
+    assert config_from_dict(given(max_duration="1280T", training=stages)).training.num_steps == 10
     for name, key in NAMES.items():
         assert set(key.split(", ")) <= set(flatten(RunConfig())), f"{name} means {key}"
 

@@ -6,13 +6,13 @@ import threading
 from copy import copy
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from olmo.data.iterable_dataset import IterableDataset
 
-from olmo_sparsity.config.sections import PositionsConfig
+from olmo_sparsity.config.sections import PositionsConfig, StageConfig, TrainingConfig
 from olmo_sparsity.config.text import IGNORED, PlantedConfig, RepeatedConfig
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import (
@@ -30,7 +30,7 @@ POSE = PositionsConfig(scheme="pose", target_length=256)
 
 
 def batches(
-    shards: TokenShards, positions: PositionsConfig = POSE, **changes: int
+    shards: TokenShards, positions: PositionsConfig = POSE, **changes: Any
 ) -> TrainingBatches:
     settings = {"length": 16, "batch_size": 8, "seed": 5} | changes
     return TrainingBatches(shards, positions, **settings)
@@ -92,6 +92,37 @@ def test_a_global_batch_does_not_depend_on_the_world_size(
             assert torch.equal(part.positions_BL, batch.positions_BL[rank::world_size])
 
 
+def staged(shards: TokenShards, **changes: Any) -> TrainingBatches:
+    """Sequences of 16 tokens in the first three steps, of 32 in two more, then of 64."""
+    length_at = TrainingConfig(
+        lengths=[StageConfig(16, until=3), StageConfig(32, until=5), StageConfig(64)]
+    ).length_at
+    return batches(shards, length=64, batch_size=4, length_at=length_at, **changes)
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_shorter_sequences_are_cut_from_the_same_text(shards: TokenShards, world_size: int) -> None:
+    longest = list(islice(batches(shards, length=64, batch_size=4).from_step(0), 7))
+    shares = [
+        list(islice(staged(shards, rank=rank, world_size=world_size).from_step(0), 7))
+        for rank in range(world_size)
+    ]
+    for step, length in enumerate([16, 16, 16, 32, 32, 64, 64]):
+        parts = [share[step] for share in shares]
+        assert [tuple(part.tokens_BL.shape) for part in parts] == [
+            (4 * 64 // length // world_size, length)
+        ] * world_size
+        rows = sorted(row for part in parts for row in part.tokens_BL.tolist())
+        assert rows == sorted(longest[step].tokens_BL.view(-1, length).tolist())
+        for part in parts:
+            assert torch.equal(part.labels_BL[:, :-1], part.tokens_BL[:, 1:])
+            assert len(part.positions_BL.unique(dim=0)) > 1, "each piece has IDs of its own"
+            assert part.positions_BL.max() < 256
+    whole = list(islice(staged(shards).from_step(0), 7))
+    for start in range(7):
+        assert same(next(staged(shards).from_step(start)), whole[start])
+
+
 def test_documents_are_numbered_where_they_are_to_be_masked(shards: TokenShards) -> None:
     batch = next(batches(shards, length=200, mask_documents=True).from_step(0))
     ends = batch.tokens_BL == shards.eos_id
@@ -146,9 +177,9 @@ def test_what_is_drawn_ahead_is_the_same_and_nothing_is_drawn_beyond_the_end(
     threads = []
     collate = TrainingBatches._collate
 
-    def noting(self: TrainingBatches, epoch: int, indices: np.ndarray) -> Batch:
+    def noting(self: TrainingBatches, *given: Any) -> Batch:
         threads.append(threading.current_thread())
-        return collate(self, epoch, indices)
+        return collate(self, *given)
 
     monkeypatch.setattr(TrainingBatches, "_collate", noting)
     source = batches(shards)

@@ -31,7 +31,7 @@ from olmo_sparsity.training.engine import DDPEngine
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.moments import KEYS
 from olmo_sparsity.training.run_folder import read_metrics
-from tests.conftest import data_section, small_run
+from tests.conftest import data_section, mixed_section, small_run
 from tests.support import children
 from tests.support.held import collective_bytes, state_bytes
 
@@ -127,6 +127,30 @@ def test_fifty_steps_are_the_same_on_every_engine(
     consolidated = load_file(saved / "model.safetensors")
     for name, tensor in load_file(list_checkpoints(one_process)[0] / "model.safetensors").items():
         torch.testing.assert_close(consolidated[name], tensor, rtol=1e-3, atol=1e-4)
+
+
+def test_a_mixture_of_growing_length_is_the_same_on_two_processes_and_goes_on_exactly(
+    settings: dict, mixed_folder: Path
+) -> None:
+    stages = [{"tokens": 8, "until": 7}, {"tokens": 16}]
+    changes = {"training": {"num_steps": 14, "length": stages}, "checkpoint": {"interval_steps": 4}}
+    settings = settings | {"data": mixed_section(mixed_folder)}
+    alone = on(settings, "mixed-single", "single", **changes)
+    train(config_from_dict(alone))
+    folder = finish(on(settings, "mixed-ddp", "ddp", **changes))
+    assert curve(folder) == pytest.approx(curve(alone["run_folder"]), rel=1e-4)
+    ours, theirs = (curve(of, "heldout")[-1] for of in (folder, alone["run_folder"]))
+    assert [row["corpus"] for row in ours] == ["wikipedia"] * 3 + ["letters"] * 3
+    for one, other in zip(ours, theirs, strict=True):
+        assert one["loss"] == pytest.approx(other["loss"], rel=1e-4)
+    killed = on(settings, "mixed-killed", "ddp", **changes)
+    asked = {1: partial(children.at_step, 6, partial(os._exit, 1))}
+    assert children.start(killed, 2, disturb=asked).wait() != [0, 0]
+    last = list_checkpoints(finish(killed))[0]
+    weights = load_file(last / "model.safetensors")
+    expected = load_file(list_checkpoints(folder)[0] / "model.safetensors")
+    assert all(torch.equal(weights[name], expected[name]) for name in expected)
+    assert curve(killed["run_folder"]) == curve(folder)
 
 
 BF16 = {"num_steps": 14, "precision": "bf16"}

@@ -32,7 +32,7 @@ from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.loop import Outcome, train
 from olmo_sparsity.training.run_folder import read_metrics
-from tests.conftest import data_section, left_by_a_killed_process, small_run
+from tests.conftest import data_section, left_by_a_killed_process, mixed_section, small_run
 from tests.support import children
 
 MakeConfig = Callable[..., RunConfig]
@@ -122,6 +122,28 @@ def test_killed_at_random_moments_the_end_is_bit_identical(
     assert len({start["resumed_at_step"] for start in starts}) > 2, "they went on from checkpoints"
     assert_same_end(folder, undisturbed)
     assert not list((folder / "checkpoints").glob("*.tmp"))
+
+
+def test_a_mixture_of_growing_length_that_is_killed_ends_at_the_same_bits(
+    mixed_folder: Path, tmp_path: Path
+) -> None:
+    """Killed before the switch of lengths, after it, and inside a checkpoint."""
+    folders = [tmp_path / name for name in ("whole", "killed")]
+    whole, killed = (settings_for(mixed_folder, folder) for folder in folders)
+    for settings in (whole, killed):
+        settings["data"] = mixed_section(mixed_folder)
+        settings["training"]["length"] = [{"tokens": 8, "until": 6}, {"tokens": 16}]
+    assert run(whole) == 0
+    for blow in (partial(die_at_step, 6), partial(die_at_step, 5), partial(die_at_fsync, 8)):
+        assert run(killed, blow) == -signal.SIGKILL
+    assert run(killed) == 0
+    starts = json.loads((folders[1] / "environment.json").read_text())
+    assert 0 < starts[1]["resumed_at_step"] < 6
+    assert_same_end(*folders)
+
+
+def die_at_step(number: int) -> None:
+    children.at_step(number, lambda: os.kill(os.getpid(), signal.SIGKILL))
 
 
 def test_what_a_killed_start_left_is_removed_by_the_next(

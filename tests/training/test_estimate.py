@@ -28,6 +28,14 @@ def test_estimates_count_what_is_built(make_config: MakeConfig) -> None:
     assert flops_per_token(model, config) == 6 * weights + 6 * 2 * 16 * 32
 
 
+def test_of_several_lengths_the_longest_is_estimated(make_config: MakeConfig) -> None:
+    config = make_config(model__vocab_size=512)
+    plain = estimate(config, torch.device("cpu"))
+    stages = [{"tokens": 4, "until": 2}, {"tokens": 16}]
+    config = make_config(model__vocab_size=512, training__length=stages)
+    assert estimate(config, torch.device("cpu")) == plain
+
+
 def test_stated_peaks_go_by_the_device_name() -> None:
     for name, tflops in {
         "NVIDIA A100-SXM4-80GB": 312,

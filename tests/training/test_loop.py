@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.model.load import load_model
@@ -20,7 +23,9 @@ from olmo_sparsity.training.estimate import (
     flops_per_token,
 )
 from olmo_sparsity.training.loop import Outcome, train
-from olmo_sparsity.training.run_folder import loss_table, read_metrics
+from olmo_sparsity.training.optim import learning_rate
+from olmo_sparsity.training.run_folder import draw_losses, loss_table, read_metrics
+from tests.conftest import mixed_section
 
 MakeConfig = Callable[..., RunConfig]
 
@@ -109,6 +114,75 @@ def test_a_run_within_documents_is_another_one(make_config: MakeConfig, tmp_path
         train(config)
         curves.append(losses(config))
     assert curves[0] != curves[1]
+
+
+# --- several corpora, several lengths -------------------------------------------------------------
+
+
+def test_each_corpus_of_a_mixture_has_its_own_loss(
+    make_config: MakeConfig, mixed_folder: Path, tmp_path: Path
+) -> None:
+    length = [{"tokens": 8, "until": 4}, {"tokens": 16}]
+    config = make_config(
+        data=mixed_section(mixed_folder), training__length=length, training__num_steps=12
+    )
+    train(config)
+    *_, last = rows(config)
+    assert [(part["corpus"], part["from"], part["to"]) for part in last["heldout"]] == [
+        (name, *places)
+        for name in ("wikipedia", "letters")
+        for places in ((0, 16), (16, 32), (32, 64))
+    ]
+    wikipedia, letters = (last["heldout"][number]["loss"] for number in (0, 3))
+    assert letters < wikipedia - 0.5, "five words are soon learnt"
+    drops = last["induction_drops"]
+    assert list(drops) == ["wikipedia", "letters"]
+    assert last["induction_drop"] == pytest.approx(sum(drops.values()) / 2)
+    table = loss_table(config.run_folder)
+    assert "letters 16 … 31" in table
+    assert table.splitlines()[-1].split()[-2:] == [f"{drop:.4f}" for drop in drops.values()]
+    draw_losses(config.run_folder, tmp_path / "curves.svg")
+    assert "held out, letters 0 … 15" in (tmp_path / "curves.svg").read_text()
+    assert [row["learning_rate"] for row in rows(config) if "loss" in row] == [
+        learning_rate(config.optimizer, step, 12) for step in range(1, 13)
+    ]
+    states = [TrainerState.read(path) for path in list_checkpoints(config.run_folder)]
+    assert [(state.step, state.tokens) for state in states] == [(12, 12 * 64), (10, 10 * 64)]
+    # A folder whose order of text is another one.
+    config.data.corpora[0].weight = 2.0
+    with pytest.raises(ConfigError, match=r"data\.corpus\[0\]\.weight=3\.0 \(now 2\.0\)"):
+        train(config)
+    config.data.corpora[0].weight = 3.0
+    config.training.lengths[0].until = 5
+    with pytest.raises(ConfigError, match=r"training\.length\[0\]\.until=4 \(now 5\)"):
+        train(config)
+    branch = replace(
+        config,
+        run_folder=str(tmp_path / "branch"),
+        branch_from=str(list_checkpoints(config.run_folder)[0]),
+    )
+    with pytest.raises(ConfigError, match=r"was trained with training\.length\[0\]\.until=4"):
+        train(branch)
+
+
+def test_micro_batches_of_shorter_sequences_hold_as_many_tokens(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes, backward = [], Engine.backward
+
+    def noting(self: Engine, part: Batch, *given: Any) -> torch.Tensor:
+        shapes.append(tuple(part.tokens_BL.shape))
+        return backward(self, part, *given)
+
+    monkeypatch.setattr(Engine, "backward", noting)
+    train(
+        make_config(
+            training__length=[{"tokens": 4, "until": 1}, {"tokens": 16}],
+            training__micro_batch_size=2,
+            training__num_steps=2,
+        )
+    )
+    assert shapes == [(8, 4), (8, 4), (2, 16), (2, 16)]
 
 
 # --- starting from weights ------------------------------------------------------------------------
