@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ def explain(
     prompt: str | None = None,
     target: str | None = None,
     foreign: Any = "embedded",
+    judge: Any = None,
     sources: Sources | None = None,
     question: str | None = None,
     answer: str | Sequence[str] | None = None,
@@ -76,7 +77,8 @@ def explain(
     occurrence), a regular expression (`re.compile`), a token's number, a slice of tokens, or
     several of these. Without it, the tokens with the largest gaps are taken.
     `prompt` and `target`: the target is an answer to the prompt; without one the model generates
-    it, greedily. `foreign`: text for `check`, in any form that `open_documents` reads.
+    it, greedily. `foreign`: text for `check`, in any form that `open_documents` reads. `judge`:
+    another model, of the same tokenizer, whose losses are told of what `model` chooses.
     `sources`, `question` and `answer`: which source each statement of the answer rests on
     (statements.py). `sources` is {name: text, …}, or a list of Segment(name, text), of texts, which
     stay in view, as sources do that are not among `candidates`, and of messages with these. The
@@ -85,7 +87,7 @@ def explain(
     """
     if sources is not None:
         texts = None if isinstance(foreign, str) and foreign == "embedded" else foreign
-        _refuse_given(text=text, at=at, prompt=prompt, target=target, foreign=texts)
+        _refuse_given(text=text, at=at, prompt=prompt, target=target, foreign=texts, judge=judge)
         about = Question(sources, question, answer, candidates, decoys, dry_run)
         return _with_sources(model, tokenizer, about, options)
     _refuse_given(question=question, answer=answer, candidates=candidates, decoys=decoys)
@@ -98,18 +100,35 @@ def explain(
         text = read_text(str(text))
     elif isinstance(text, str) and os.path.isfile(text):
         raise ConfigError(f"text={text} is the name of a file; give Path('{text}') or its content")
-    in_memory = isinstance(model, nn.Module)
-    with evaluating(model) if in_memory else nullcontext():
+    with _evaluating(model), _evaluating(judge):
         loaded = _load(model, tokenizer, of_model)
         check_can_run([settings.selector], loaded.model)
+        other = None if judge is None else _load_judge(judge, tokenizer, loaded, of_model)
         read = (
             Prompt.of_text(loaded, text, of_model.prefix)
             if text is not None
             else Prompt.with_answer(loaded, str(prompt), target, of_model.prefix, settings)
         )
-        asked = Asked.of(loaded, read, at, settings, of_model.batch_tokens)
+        asked = Asked.of(loaded, read, at, settings, of_model.batch_tokens, other)
         spans = _targets_with_far_part(asked)
         return count_explanation(asked, spans) if dry_run else _answer(asked, spans, foreign)
+
+
+def _evaluating(model: Any) -> AbstractContextManager[Any]:
+    return evaluating(model) if isinstance(model, nn.Module) else nullcontext()
+
+
+def _load_judge(
+    judge: Any, tokenizer: Any, model: LoadedModel, options: ModelOptions
+) -> LoadedModel:
+    loaded = _load(judge, tokenizer if isinstance(judge, nn.Module) else None, options)
+    one, other = (m.tokenizer.get_vocab() for m in (model, loaded) if m.tokenizer is not None)
+    if one != other:
+        raise DataError(
+            f"judge: '{loaded.name}' has another tokenizer than '{model.name}', so that their "
+            "tokens cannot be compared; give a model with the same one"
+        )
+    return loaded
 
 
 def _with_sources(
@@ -118,7 +137,7 @@ def _with_sources(
     refuse_unknown("explain with sources", options, SourceSettings, ModelOptions)
     settings, of_model = build(SourceSettings, options), build(ModelOptions, options)
     settings.check()
-    with evaluating(model) if isinstance(model, nn.Module) else nullcontext():
+    with _evaluating(model):
         return explain_sources(_load(model, tokenizer, of_model), question, settings, of_model)
 
 
@@ -127,7 +146,7 @@ def _refuse_given(**given: Any) -> None:
         if value is not None:
             raise ConfigError(
                 f"{name} does not go with the rest: of a text or prompt, give text, at, prompt, "
-                "target and foreign; of sources question, answer, candidates and decoys"
+                "target, foreign and judge; of sources question, answer, candidates and decoys"
             )
 
 
@@ -217,6 +236,7 @@ def _answer(asked: Asked, spans: Spans, foreign: Any) -> Explanation:
         tables = recover(
             scorer, document, windows, {DOCUMENT: np.array(spans)}, units=settings.units,
             selectors=settings.selector, ks=range(settings.k + 1), seed=settings.seed,
+            judge=asked.judging,
         )  # fmt: skip
     scorer.after_batch = lambda: None
     rows = tables["recovery"]
@@ -229,7 +249,7 @@ def _answer(asked: Asked, spans: Spans, foreign: Any) -> Explanation:
     far = tables["influence"].rename(
         columns={"far_first": "first", "far_end": "end", "far_text": "text"}
     )[["target", "rank", "first", "end", "text"]]
-    far["nats"] = _falls_alone(asked.scorer, document, windows, targets, far)
+    far["nats"] = _falls_alone(asked.evaluating, document, windows, targets, far)
     targets["gap"] = targets.loss_short - targets.loss_long
     far = far.merge(rows.rename_axis(index={"k": "rank"}).reset_index(), on=["target", "rank"])
     return Explanation(asked, targets, far, tables, foreign, token_forwards=scorer.token_forwards)

@@ -139,7 +139,8 @@ def check(asked: Asked, targets: pd.DataFrame, foreign: Any, draws: int = 8) -> 
     with Progress("checking", sum(map(len, parts.values())), "targets") as progress:
         tables = recover(
             scorer, document, windows, parts, units=settings.units, selectors=settings.selector,
-            ks=range(k + 1), controls=controls, seed=settings.seed, done=progress.update,
+            ks=range(k + 1), controls=controls, seed=settings.seed, judge=asked.judging,
+            done=progress.update,
         )  # fmt: skip
     rows = tables["recovery"]
     falls = rows.pivot_table("loss_set", ["far_part", "target", "control", "draw"], "k")
@@ -159,7 +160,7 @@ def check(asked: Asked, targets: pd.DataFrame, foreign: Any, draws: int = 8) -> 
         excess=_interval(own.loc[DOCUMENT], draws_of, settings.seed),
         share=value / gap.mean() if gap.min() > 0 and gap.mean() > MIN_GAP else float("nan"),
         placebo=float(excess.loc[PLACEBO].mean()) if chosen_by_gap else None,
-        induction=repetition_drop(scorer, _passages(others), PASSAGE),
+        induction=repetition_drop(asked.evaluating, _passages(others), PASSAGE),
         apart=apart,
         tables=tables,
     )  # fmt: skip

@@ -40,6 +40,8 @@ class Choices:
     """The number of ranks."""
 
     fingerprint: str
+    model: dict[str, Any]
+    """Name and fingerprint of the model that chose."""
 
     @staticmethod
     def of(results: Results) -> Choices:
@@ -52,7 +54,8 @@ class Choices:
         ranked = {key: group[columns].to_numpy(float) for key, group in rows.groupby(KEYS)}
         targets = results.targets[results.targets.far_part == "document"]
         digest = hashlib.sha256(rows[[*KEYS, *columns[:2]]].to_csv(index=False).encode())
-        return Choices(ranked, targets, int(own["rank"].max()), digest.hexdigest())
+        model = {name: results.meta.model.get(name) for name in ("name", "fingerprint")}
+        return Choices(ranked, targets, int(own["rank"].max()), digest.hexdigest(), model)
 
     def pick(
         self, document: int, about: dict[str, Any], starts: Sequence[int], units: Units, offset: int

@@ -45,20 +45,30 @@ ism ment ments ness able ible ful ity or ors ive ic ical ally
 ENDINGS = frozenset(["", *_ENDINGS.split()])
 
 
+_MARKS = ".,;:!?\"'()[]“”‘’"
+
+
 class Words:
-    """The tokens of one document, each with its word."""
+    """The tokens of one document, each with its word. `spans`: of each word its spelling, its first
+    token and one past its last."""
 
     def __init__(self, tokens: pd.DataFrame) -> None:
         """`tokens`: the rows of one document, in order of place."""
         texts = tokens.text.tolist()
         text = "".join(texts)
         spans = [match.span() for match in re.finditer(r"\S+", text)]
-        words = [text[start:end].strip(".,;:!?\"'()[]“”‘’") for start, end in spans]
+        words = [text[start:end].strip(_MARKS) for start, end in spans]
         last = ["."] + [text[end - 1] for _, end in spans]  # the character before each word
         kinds = [_kind_of_word(*word) for word in zip(words, last, strict=False)]
         starts = [start for start, _ in spans]
         word_L = np.searchsorted(starts, first_characters(texts), side="right") - 1
         word_L[[text.isspace() for text in texts]] = -1  # no word, which is put last
+        present_W, first_W, counts_W = np.unique(word_L, return_index=True, return_counts=True)
+        self.spans = [
+            (words[word], int(first), int(first + count))
+            for word, first, count in zip(present_W, first_W, counts_W, strict=True)
+            if word >= 0
+        ]
         self.kind = np.array([*kinds, "other"])[word_L]
         spelt = np.array([*(word.lower() for word in words), ""], dtype=object)
         spelling_W, self.spellings = pd.factorize(spelt)

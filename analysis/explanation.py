@@ -99,8 +99,14 @@ class Explanation:
 
     @property
     def _about_model(self) -> dict[str, Any]:
-        named = ("name", "num_parameters", "batch_noise")
-        return {name: getattr(self.model, name) for name in named}
+        named, judge = ("name", "num_parameters", "batch_noise"), self.asked.judge
+        about = {name: getattr(judge or self.model, name) for name in named}
+        return about if judge is None else about | {"name": self._judged}
+
+    @property
+    def _judged(self) -> str:
+        judge = self.asked.judge
+        return "" if judge is None else f"{judge.name}, by units that {self.model.name} chose"
 
     def top(self, n: int | None = None) -> pd.DataFrame:
         """The first n units of every target."""
@@ -122,7 +128,7 @@ class Explanation:
             self.foreign = foreign
         if self.asked.scorer is None:
             raise ConfigError("an explanation that was read back has no model: explain again")
-        with evaluating(self.model.model):
+        with evaluating(self.model.model), evaluating((self.asked.judge or self.model).model):
             self.checked = check(self.asked, self.targets, self.foreign, draws)
         return self.checked
 
@@ -132,6 +138,7 @@ class Explanation:
             "model": self.model.name,
             "num_parameters": self.model.num_parameters,
             "batch_noise": self.model.batch_noise,
+            "judge": self.asked.judge.name if self.asked.judge else None,
             "text": "".join(self.document.texts),
             "texts": self.document.texts,
             "token_ids": self.document.tokens.tolist(),
@@ -171,7 +178,8 @@ class Explanation:
     def describe(self, bold: bool = False) -> str:
         """For a terminal. `bold`: whether it understands ANSI codes."""
         checked = "" if self.checked is None else str(self.checked)
-        parts = (self.shown.describe(bold), describe_noise(self._about_model), checked)
+        judged = f"losses of {self._judged}" if self._judged else ""
+        parts = (judged, self.shown.describe(bold), describe_noise(self._about_model), checked)
         return "\n\n".join(filter(None, parts))
 
     def __repr__(self) -> str:
@@ -187,13 +195,15 @@ def read_explanation(path: str | Path) -> Explanation:
     try:
         document = Document(np.array(told["token_ids"], dtype=np.int64))
         document.texts = told["texts"]
-        named = LoadedModel(
-            None, None, told["model"], told["num_parameters"], None, None, told["batch_noise"]  # type: ignore[arg-type]
-        )  # fmt: skip
+        of_model = (told["num_parameters"], None, None, told["batch_noise"])
+        named, judge = (
+            name and LoadedModel(None, None, name, *of_model)  # type: ignore[arg-type]
+            for name in (told["model"], told.get("judge"))
+        )
         settings = AskSettings(**{n: told[n] for n in _KEPT})
         spans: Spans | None = None if told["chosen_by_gap"] else []
         windows = Windows(**told["windows"] | {"prefix": tuple(told["windows"]["prefix"])})
-        asked = Asked(named, None, document, windows, settings, spans)  # type: ignore[arg-type]
+        asked = Asked(named, None, document, windows, settings, spans, judge)  # type: ignore[arg-type]
         tables = {name: pd.DataFrame(rows) for name, rows in told["tables"].items()}
         check = told["check"]
         if check is not None:

@@ -1,11 +1,12 @@
-"""Draw Figure 2: how much of the gap a few far units recover. Never imports torch.
+"""Draw Figure 2: are a few far units enough, and are they needed? Never imports torch.
 
 Place in the flow: results → here, once for print (png, pdf, svg) and once inside the report page.
 
-(a) the gaps of all targets, own and with the placebo, (b) the mean loss of the chosen targets
-against k, between L_short and L_long, (c) recovery minus foreign control and placebo, (d) recovery
-minus foreign control, by kind of token. One model: two by two panels. Several models: a column
-each, with shared axes in each row.
+(a) the gaps of all targets, own and with the placebo, (b) recovery: what k far units give, as a
+share of what all give, (c) removal: what is lost without these, (d) recovery minus foreign control
+and placebo, (e) recovery minus foreign control, by kind of token, and, where they were measured,
+(f) nats a token over all tokens. One model: panels two by two. Several models: a column each, with
+shared axes in each row.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ _SELECTORS = {
     "divergence": (drawing.RED, "s"),
     "add_one_screened": (drawing.SKY, "^"),
     "greedy": (drawing.GREEN, "D"),
+    "pairs": ("#332288", "*"),
     "drop_one": (drawing.PINK, "v"),
     "gradient": (drawing.ORANGE, "P"),
     "lrp": ("#999933", "p"),
@@ -85,8 +87,7 @@ def _drawing(results: list[Results], labels: list[str] | None = None) -> Callabl
     if not results:
         raise ConfigError("no results to draw; name at least one folder")
     names = drawing.one_label_each(labels, [str(result.meta.model["name"]) for result in results])
-    main = [_of_main_set(result) for result in results]
-    return lambda: _figure(main, names)
+    return lambda: _figure(results, names)
 
 
 def _of_main_set(results: Results) -> Results:
@@ -96,43 +97,50 @@ def _of_main_set(results: Results) -> Results:
     return replace(results, **{n: table[table.target_set == name] for n, table in tables.items()})
 
 
-def _figure(results: list[Results], names: list[str]) -> Figure:
+def _figure(all_results: list[Results], names: list[str]) -> Figure:
+    results = [_of_main_set(result) for result in all_results]
     many = len(results) > 1
     styles = _styles(results)
     ks = set().union(*(result.dependencies.k for result in results))
     k = 1 if 1 in ks else max(ks, default=1)
     by_kind = [result.dependencies[result.dependencies.k == k] for result in results]
+    every = [result.summary[result.summary.target_set == "every"] for result in all_results]
     dependencies = pd.concat(by_kind)
     drawn = set(dependencies.kind[dependencies.excess_recovery.notna()])
     kinds = [kind for kind in dependencies.kind.unique() if kind in drawn]
     has_placebo = [result.summary.net.notna().any() for result in results if len(result.summary)]
     beyond = "net" if all(has_placebo) else "excess"
     handles = _legend_handles(styles, beyond)
-    titles = (
+    titles = [
         "(a) What the long context gains",
-        "(b) Loss with k far units",
-        "(c) Net of foreign and placebo" if beyond == "net" else "(c) Beyond foreign; no placebo",
-        f"(d) Excess by kind, k = {k}",
-    )
-    figure, columns, foot = _lay_out(results, names, len(kinds), len(handles))
+        "(b) Enough? Only k far units given",
+        "(c) Needed? All but these k given",
+        "(d) Net of foreign and placebo" if beyond == "net" else "(d) Beyond foreign; no placebo",
+        f"(e) Excess by kind, k = {k}",
+        "(f) Of all tokens, not only the chosen",
+    ][: 6 if any(map(len, every)) else 5]
+    figure, columns, foot = _lay_out(results, names, len(titles), len(kinds), len(handles))
     all_ks = sorted(set().union(*(result.summary.k for result in results))) or [1]
     most = 1.0
     for i, (result, name) in enumerate(zip(results, names, strict=True)):
-        gaps, losses, excess, kind = columns[i]
+        gaps, recovery, removal, excess, kind, *of_all = columns[i]
         most = max(most, _draw_gaps(gaps, result))
         gaps.set_ylim(0.6, most)  # models share the axes of a row
-        for axes in (losses, excess):
+        for axes in (recovery, removal, excess, *of_all):
             _draw_k_axis(axes, all_ks)
-        _draw_losses(losses, result, styles)
+        for axes, value in ((recovery, "recovery"), (removal, "removal")):
+            _draw_share(axes, result.summary, styles, value)
         _draw_excess(excess, result.summary, styles, beyond)
         _draw_kinds(kind, by_kind[i], styles, kinds)
+        for axes in of_all:
+            _draw_every(axes, every[i], styles)
         for axes, title in zip(columns[i], titles, strict=True):
             if i == 0:  # with several models, the first panel of a row has its title
                 axes.set_title(title, loc="left", fontweight="bold", pad=7)
             else:
                 axes.set_ylabel("")
         if many:
-            for axes, label in zip(columns[i], ("gap (nats)", "k", "k"), strict=False):
+            for axes, label in zip(columns[i], ("gap (nats)", "k", "k", "k"), strict=False):
                 axes.set_xlabel(label)
             lines = _describe(result)
             _write_above(gaps, "\n".join(lines), 20, "normal")
@@ -145,24 +153,27 @@ def _figure(results: list[Results], names: list[str]) -> Figure:
 
 
 def _lay_out(
-    results: list[Results], names: list[str], num_kinds: int, num_handles: int
+    results: list[Results], names: list[str], num_panels: int, num_kinds: int, num_handles: int
 ) -> tuple[Figure, list[list[Axes]], Any]:
-    """The figure, the four panels of each model, and where the legend goes."""
+    """The figure, the panels of each model, and where the legend goes."""
     height_of_kinds = max(1.0, 0.14 * num_kinds)
     if len(results) > 1:
-        size = (max(5.5, 1.3 + 1.45 * len(results)), 6.0 + 1.6 * height_of_kinds)
+        heights = [1.0, 1.0, 1.0, 1.0, height_of_kinds, 1.0][:num_panels]
+        size = (max(5.5, 1.3 + 1.45 * len(results)), 1.2 + 1.6 * sum(heights))
         figure = Figure(figsize=size, layout="constrained")
-        heights = [1, 1, 1, height_of_kinds]
-        grid = figure.subplots(4, len(results), sharex="row", sharey="row", height_ratios=heights)
+        shape = (num_panels, len(results))
+        grid = figure.subplots(*shape, sharex="row", sharey="row", height_ratios=heights)
         return figure, [list(grid[:, i]) for i in range(len(results))], figure
     height_of_legend = 0.09 * -(-num_handles // 4)
-    size = (5.5, 2.2 * (1.06 + height_of_kinds + height_of_legend))
-    figure = Figure(figsize=size, layout="constrained")
-    # Separate subfigures, so that the long labels of (d) do not narrow (b).
-    rows: Any = figure.subfigures(3, 1, height_ratios=[1, height_of_kinds, height_of_legend])
+    heights = [1.0, 1.0, height_of_kinds, height_of_legend]
+    figure = Figure(figsize=(5.5, 2.2 * (0.06 + sum(heights))), layout="constrained")
+    # Separate subfigures, so that the long labels of (e) do not narrow (a) and (c).
+    rows: Any = figure.subfigures(4, 1, height_ratios=heights)
     head = f"{_shorten(names[0], 90)}\n{' · '.join(_describe(results[0]))}"
     figure.suptitle(head, fontsize=7, linespacing=1.35)
-    return figure, [[*rows[0].subplots(1, 2), *rows[1].subplots(1, 2)]], rows[2]
+    pairs = [rows[0].subplots(1, 2), rows[1].subplots(1, 2)]
+    last = np.atleast_1d(rows[2].subplots(1, num_panels - 4))
+    return figure, [[axes for pair in (*pairs, last) for axes in pair]], rows[3]
 
 
 def _write_above(axes: Axes, text: str, points: float, weight: str) -> None:
@@ -175,8 +186,10 @@ def _write_above(axes: Axes, text: str, points: float, weight: str) -> None:
 def _describe(results: Results) -> list[str]:
     losses = results.reported
     num_documents, num_chosen = losses.document.nunique(), len(chosen_losses(results))
+    chosen_by = results.meta.targets.get("chosen_by")
     return [
         *([results.missing] if results.missing else []),
+        *([f"units chosen in {_shorten(chosen_by['name'], 24)}"] if chosen_by else []),
         *describe_windows(results.meta.windows),
         f"{num_chosen:,} of {len(losses):,} targets",
         f"{num_documents:,} document{'s' if num_documents != 1 else ''}",
@@ -226,30 +239,57 @@ def _draw_gaps(axes: Axes, results: Results) -> float:
     return max(counts.max(), by_placebo.max(), 3) * (3 if side > 0 else 20)
 
 
-def _draw_losses(axes: Axes, results: Results, styles: Styles) -> None:
-    axes.set_ylabel("mean loss (nats)")
-    losses, rows = chosen_losses(results), results.summary
-    if not len(losses) or not len(rows):
-        _write_in(axes, "no targets chosen")
+def _draw_share(axes: Axes, summary: pd.DataFrame, styles: Styles, value: str) -> None:
+    """`value`: recovery, with that of foreign units, or removal, with that of the placebo."""
+    names = {"recovery": ("low", "high", "foreign"),
+             "removal": ("removal_low", "removal_high", "placebo_removal")}  # fmt: skip
+    won = "won" if value == "recovery" else "lost"
+    axes.set_ylabel(f"{value}: share of the gap {won}")
+    rows = summary.dropna(subset=[value])
+    if not len(rows):
+        _write_in(axes, "not measured")
         return
-    short = losses.loss_short.mean()
-    for name, level in (("short", short), ("long", losses.loss_long.mean())):
+    for level in (0, 1):
         axes.axhline(level, color=_INK, linewidth=0.8, zorder=1)
-        axes.annotate(
-            f"L_{name}", (1, level), xycoords=("axes fraction", "data"), fontsize=7,
-            xytext=(3, 0), textcoords="offset points", va="center",
-        )  # fmt: skip
     alpha = 0.13 if len(styles) <= 5 else 0.06
     for curve, style in reversed(_curves(rows, styles)):  # the first on top
-        # Recovery is measured in gaps, from L_short down.
-        own, low, high, foreign = (
-            short - curve.gap * curve[name] for name in ("recovery", "low", "high", "foreign")
-        )
-        hollow = {"linestyle": _FOREIGN, "markerfacecolor": _PAPER, "fillstyle": "full"}
-        axes.plot(curve.k, foreign, **style | hollow, linewidth=0.9, markeredgewidth=0.8)
-        axes.plot(curve.k, own, **style)
+        low, high, control = (curve[name] for name in names[value])
+        thin: dict[str, Any] = {"linewidth": 0.9, "markeredgewidth": 0.8}
+        thin |= {"linestyle": _FOREIGN, "markerfacecolor": _PAPER, "fillstyle": "full"}
+        if value == "removal":
+            thin |= {"linestyle": _PLACEBO, "marker": ""}
+        if control.notna().any():
+            axes.plot(curve.k, control, **style | thin)
+        axes.plot(curve.k, curve[value], **style)
         drawing.band(axes, curve.k, low, high, style["color"], alpha)
     axes.margins(y=0.12)
+    axes.set_ylim(bottom=min(axes.get_ylim()[0], -0.22))
+    axes.annotate(
+        f"1: all far units, {rows.gap.iloc[0]:.2f} nats", (1, 0), fontsize=6.5, color=_FAINT,
+        xycoords=("axes fraction", "data"), xytext=(0, -2), textcoords="offset points",
+        ha="right", va="top",
+    )  # fmt: skip
+
+
+def _draw_every(axes: Axes, rows: pd.DataFrame, styles: Styles) -> None:
+    axes.set_ylabel("nats a token, own minus foreign")
+    rows = rows.dropna(subset=["excess_nats"])
+    if not len(rows):
+        _write_in(axes, "not measured")
+        return
+    whole = rows.gap.iloc[0]
+    for level, width in ((0.0, 0.8), (whole, 1.2)):
+        axes.axhline(level, color=_INK, linewidth=width, zorder=1)
+    axes.annotate(
+        f"the whole far part: {whole:+.3f}", (1, whole), xycoords=("axes fraction", "data"),
+        xytext=(0, 2), textcoords="offset points", ha="right", fontsize=6.5, color=_FAINT,
+    )  # fmt: skip
+    curves = _curves(rows, styles)
+    for i, (curve, style) in enumerate(curves):
+        k = curve.k * 2 ** (_side_by_side(i, len(curves)) * 0.35)
+        reach = error_lengths(curve, "excess_nats")
+        axes.errorbar(k, curve.excess_nats, reach, elinewidth=0.8, capsize=0, **style)
+    axes.margins(y=0.15)
 
 
 def _draw_excess(axes: Axes, summary: pd.DataFrame, styles: Styles, beyond: str) -> None:
@@ -313,12 +353,12 @@ def _legend_handles(styles: Styles, beyond: str) -> list[Artist]:
     handles: list[Artist] = [
         Line2D([], [], label=curve_name(*curve), **style) for curve, style in styles.items()
     ]
-    lines = [(_FOREIGN, "foreign control"), (_PLACEBO, "(c): placebo")]
+    lines = [(_FOREIGN, "(b): foreign control"), (_PLACEBO, "(c), (d): placebo")]
     for line, label in lines if beyond == "net" else lines[:1]:
         style = {"linestyle": line, "linewidth": 0.9, "color": _FAINT}
         handles.append(Line2D([], [], label=label, **style))
     handles.append(Patch(fill=False, edgecolor=_INK, label="(a): placebo"))
-    handles.append(Patch(color=_FILL, label="95% over documents\n(b): of recovery"))
+    handles.append(Patch(color=_FILL, label="95% over documents"))
     return handles
 
 

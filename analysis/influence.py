@@ -13,11 +13,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 
 import numpy as np
 from torch import Tensor
 
 from olmo_sparsity.analysis.saliency import (
+    GATE,
     embedding_saliency,
     gate_gradients,
     head_attention,
@@ -132,6 +134,42 @@ def add_one_nested(scorer: Scorer, question: Question) -> Choice:
         screened = _screened(scorer, question)
         inside = [np.union1d(*found) for found in zip(inside, screened, strict=True)]
     return _exact(scorer, question, inside)
+
+
+NUM_PAIRED = 11
+"""Of how many candidates `pairs` evaluates all pairs, at least."""
+
+
+def pairs(scorer: Scorer, question: Question) -> Choice:
+    """The pair of units that lowers the loss most when both are added to the short window, then the
+    units of the next best pairs. It finds tokens that tell only together, and those of which each
+    alone tells no more than the best of thousands does by chance.
+
+    All pairs of max(11, k) candidates are evaluated. Half of these have the largest gradients of
+    gates that nearly mask all far tokens, as in add_one_screened, half of open gates: what is
+    needed beside all others. A unit's score is half of the fall of the best pair that it is in.
+    """
+    units, num = question.units, max(NUM_PAIRED, question.k)
+    if len(units) == 1:
+        return add_one(scorer, question)
+    context, spans = question.context, question.spans
+    gates = [gate_gradients(scorer, context, spans, gate) for gate in (1.0, GATE)]
+    orders = [_best(units.total(gate_TF), num).unit_TK for gate_TF in gates]
+    chosen, score_TU = [], np.zeros((len(spans), len(units)))
+    for span, score_U, *ranked in zip(spans, score_TU, *orders, strict=True):
+        in_turn = np.stack(ranked, axis=1).ravel().tolist()
+        candidates = sorted(list(dict.fromkeys(in_turn))[:num])
+        both = list(combinations(candidates, 2))
+        sets = [units.places(*some) for some in (*((unit,) for unit in candidates), *both)]
+        (fall,) = _falls(scorer, replace(question, spans=[span]), [sets])
+        alone = dict(zip(candidates, fall, strict=False))
+        found = list[int]()
+        for pair in np.argsort(-fall[len(candidates) :], kind="stable").tolist():
+            for unit in sorted(set(both[pair]) - set(found), key=lambda unit: -alone[unit]):
+                found.append(unit)
+                score_U[unit] = fall[len(candidates) + pair] / 2
+        chosen.append(found[: question.k])
+    return _scored(np.array(chosen), score_TU)
 
 
 def _exact(scorer: Scorer, question: Question, candidates: Sequence[np.ndarray]) -> Choice:
@@ -264,6 +302,7 @@ SELECTORS: dict[str, Selector] = {
     "add_one_nested": add_one_nested,
     "drop_one": drop_one,
     "greedy": greedy,
+    "pairs": pairs,
     "gradient": gradient,
     "lrp": lrp,
     "attention": attention,

@@ -42,6 +42,7 @@ from olmo_sparsity.analysis.targets import (
     named_targets,
     of_document,
     planted_targets,
+    targets_by_text,
     targets_fingerprint,
 )
 from olmo_sparsity.analysis.windows import Windows
@@ -293,8 +294,19 @@ class Plan:
         if self.given is not None:
             return self.given
         settings = self.settings
-        return choose_targets(
+        chosen = choose_targets(
             losses, self.thresholds(losses), settings.share, settings.seed, settings.sets,
+            settings.max_targets,
+        )  # fmt: skip
+        by_text = self._by_text[self._by_text.document.isin(losses.document)]
+        return pd.concat([chosen, by_text]).sort_values(list(chosen), ignore_index=True)
+
+    @cached_property
+    def _by_text(self) -> pd.DataFrame:
+        reported = [self.documents[n] for n in self.measured if half_of(n) == "report"]
+        settings = self.settings
+        return targets_by_text(
+            reported, settings.windows, settings.share, settings.seed, settings.sets,
             settings.max_targets,
         )  # fmt: skip
 
@@ -373,8 +385,10 @@ def share_of(numbers: list[int], index: int, of: int) -> list[int]:
 def targets_meta(plan: Plan, thresholds: Thresholds) -> dict[str, Any]:
     """The section `targets` of meta.json."""
     if plan.given is not None:
-        about = {"given": targets_fingerprint(plan.given)}
-        return about if plan.choices is None else about | {"choices": plan.choices.fingerprint}
+        about: dict[str, Any] = {"given": targets_fingerprint(plan.given)}
+        if plan.choices is None:
+            return about
+        return about | {"choices": plan.choices.fingerprint, "chosen_by": plan.choices.model}
     return {
         "share": plan.settings.share,
         "min_gap": plan.settings.min_gap,

@@ -82,6 +82,11 @@ class Asked:
     spans: Spans | None
     """None: those of the largest gaps are to be chosen."""
 
+    judge: LoadedModel | None = None
+    """Another model, whose losses are told with the units that `model` ranks."""
+
+    judging: Scorer | None = None
+
     @staticmethod
     def of(
         model: LoadedModel,
@@ -89,6 +94,7 @@ class Asked:
         at: At | None,
         settings: AskSettings,
         batch_tokens: int | None = None,
+        judge: LoadedModel | None = None,
     ) -> Asked:
         tokens, answer, short = prompt.tokens, prompt.answer, settings.short
         document = Document(np.array(tokens, dtype=np.int64), tokenizer=model.tokenizer)
@@ -107,14 +113,26 @@ class Asked:
                 say(f"the text is longer than the model takes: long windows of {most:,} tokens")
                 windows = replace(windows, most=most)
         windows.check()
-        model.check_positions(replace(windows, stride=longest).num_positions(last))
-        scorer = Scorer(model.model, far_states=settings.far_states, batch_tokens=batch_tokens)
-        return Asked(model, scorer, document, windows, settings, spans)
+        scorers = []
+        for one in (model, judge or model):
+            one.check_positions(replace(windows, stride=longest).num_positions(last))
+            scorers.append(
+                Scorer(one.model, far_states=settings.far_states, batch_tokens=batch_tokens)
+            )
+        judging = None if judge is None else scorers[1]
+        return Asked(model, scorers[0], document, windows, settings, spans, judge, judging)
+
+    @property
+    def evaluating(self) -> Scorer:
+        return self.judging or self.scorer
 
     def without_model(self) -> Asked:
         """What a file or another process keeps: enough to show an answer, not to ask again."""
-        named = replace(self.model, model=None, find_transformers_tokenizer=type(None))  # type: ignore[arg-type]
-        return replace(self, model=named, scorer=None)  # type: ignore[arg-type]
+        named, judge = (
+            one and replace(one, model=None, find_transformers_tokenizer=type(None))  # type: ignore[arg-type]
+            for one in (self.model, self.judge)
+        )
+        return replace(self, model=named, scorer=None, judge=judge, judging=None)  # type: ignore[arg-type]
 
 
 def read_text(path: str, inline: bool = False) -> str:

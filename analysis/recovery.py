@@ -46,7 +46,12 @@ COLUMNS = {
 class _Text:
     """One text in the far part of a block, and the targets evaluated with it."""
 
+    asked: Context
+    """Of the model that chooses."""
+
     context: Context
+    """Of the model that evaluates."""
+
     far: FarText
     control: str
     draw: int
@@ -84,6 +89,7 @@ def recover(
     num_halves: int = 0,
     seed: int = 0,
     choices: Choices | None = None,
+    judge: Scorer | None = None,
     done: Callable[[int], None] | None = None,
 ) -> dict[str, pd.DataFrame]:
     """The tables `recovery`, `influence`, `lds` and `costs` of one document (docs/formats.md).
@@ -93,8 +99,8 @@ def recover(
     first place to one past the last, each evaluated as one target. Without `controls` there is
     neither placebo nor foreign text; recovery should not be reported without them. `num_halves`:
     random halves of the far units that `lds` is computed from. `choices`: ranked units of another
-    measurement, in place of the selectors' own. `done` is called with the number of
-    finished targets.
+    measurement, in place of the selectors' own. `judge`: another model, whose losses with the
+    units that `scorer` ranks are told. `done` is called with the number of finished targets.
     """
     units, selectors = ((n,) if isinstance(n, str) else tuple(n) for n in (units, selectors))
     if targets is None:
@@ -110,7 +116,7 @@ def recover(
             parts.setdefault(part, []).append((first - start, end - start))
     evaluation = _Evaluation(
         scorer, document, windows, controls, units, selectors, tuple(ks), num_halves, seed,
-        choices, done,
+        choices, judge or scorer, done,
     )  # fmt: skip
     # With long="all" the far parts of all blocks begin the same texts.
     together = [sorted(blocks)] if windows.long == "all" else [[key] for key in sorted(blocks)]
@@ -150,6 +156,9 @@ class _Evaluation:
     num_halves: int
     seed: int
     choices: Choices | None
+    judge: Scorer
+    """Evaluates what `scorer` chooses; usually the same."""
+
     done: Callable[[int], None] | None
 
     def __post_init__(self) -> None:
@@ -178,7 +187,7 @@ class _Evaluation:
         block, before = self._block(bounds), self.scorer.token_forwards
         text = self._text(block, self._own(block, part), "own", 0, {part: targets})
         if self.choices is None and AIMED & set(self.selectors):
-            (aims[part],) = self.scorer.hidden([text.context.long_row()])
+            (aims[part],) = self.scorer.hidden([text.asked.long_row()])
         self._cost("all", "shared", before, len(targets))
         self._select(text, aims)
 
@@ -203,14 +212,20 @@ class _Evaluation:
     def _text(
         self, block: Block, far: FarText, control: str, draw: int, targets: dict[str, Spans]
     ) -> _Text:
-        block, states = block.with_far(far.tokens_F), None
-        if self.windows.long == "all" and far.is_run and self.scorer.far_states == "contextual":
+        block = block.with_far(far.tokens_F)
+        asked = self._context(self.scorer, block, far)
+        context = asked if self.judge is self.scorer else self._context(self.judge, block, far)
+        return _Text(asked, context, far, control, draw, targets)
+
+    def _context(self, scorer: Scorer, block: Block, far: FarText) -> Context:
+        states = None
+        if self.windows.long == "all" and far.is_run and scorer.far_states == "contextual":
             # One pass over a text serves all blocks: as far as the last one sees.
             first, last = int(far.places_F[0]), self.windows.of_all(self.last_start)
             last -= block.windows.short
             tokens = far.document.tokens[first : first + last]
-            states = self.scorer.states(np.concatenate([block.tokens[: block.num_prefix], tokens]))
-        return _Text(self.scorer.context(block, states), far, control, draw, targets)
+            states = scorer.states(np.concatenate([block.tokens[: block.num_prefix], tokens]))
+        return scorer.context(block, states)
 
     def _select(self, text: _Text, hidden_at: dict[str, Tensor]) -> None:
         """Run all selectors on all kinds of units of one text, then compute L_k of each choice.
@@ -245,8 +260,8 @@ class _Evaluation:
                             self._write_lds(text, chosen, *kept_and_falls)
         # The rows of all choices share batches.
         rows = [row for chosen in choices for row in chosen.rows]
-        hidden = self.scorer.hidden(rows)
-        loss_N = self.scorer.nll(torch.cat(hidden), np.concatenate([row.targets for row in rows]))
+        hidden = self.judge.hidden(rows)
+        loss_N = self.judge.nll(torch.cat(hidden), np.concatenate([row.targets for row in rows]))
         ends = np.cumsum([len(hidden_WD) for hidden_WD in hidden])
         loss_N = np.add.reduceat(loss_N, np.concatenate([[0], ends[:-1]]))  # one per row
         first = 0
@@ -254,7 +269,7 @@ class _Evaluation:
             end, shape = first + len(chosen.rows), (len(chosen.targets), len(self.ks))
             kl_TK, none_TK = np.full(shape, np.nan), np.full(shape, np.nan)
             loss_TK, without_TK = [*loss_N[first:end].reshape(-1, *shape), none_TK][:2]
-            if chosen.aim_WV is not None:
+            if chosen.aim_WV is not None and self.judge is self.scorer:
                 for i, (start, last) in enumerate(chosen.targets):
                     of_target = hidden[first + i * shape[1] : first + (i + 1) * shape[1]]
                     aim = chosen.aim_WV[start:last]
@@ -272,7 +287,7 @@ class _Evaluation:
         block, targets = text.context.block, text.targets[DOCUMENT]
         generator = np.random.default_rng([self.seed, self.document.number, block.start])
         before = self.scorer.token_forwards
-        question = Question(text.context, units, targets, max(self.ks), generator)
+        question = Question(text.asked, units, targets, max(self.ks), generator)
         kept_AU = units.halves(self.num_halves, generator)
         fall_TA = falls_of_sets(self.scorer, question, kept_AU)
         self._cost(kind, "halves", before, len(targets))
@@ -299,7 +314,7 @@ class _Evaluation:
         block = text.context.block
         seeds = [self.seed, self.document.number, block.start, about["draw"], len(text.control)]
         generator = np.random.default_rng(seeds)
-        question = Question(text.context, units, targets, max(self.ks), generator, aim_WV)
+        question = Question(text.asked, units, targets, max(self.ks), generator, aim_WV)
         before = self.scorer.token_forwards
         if self.choices is None:
             choice = SELECTORS[about["selector"]](self.scorer, question)

@@ -26,6 +26,7 @@ SETS = {
     "recurs": "the token recurs",
     "new": "the token is new",
     "bigram": "the token and the one before it recur",
+    "names": "a name that recurs",
     "every": "drawn from all tokens",
     "named": "named",
     "planted": "planted dependency",
@@ -36,7 +37,7 @@ SETS = {
 
 def main_set(target_sets: Iterable[str]) -> str | None:
     """The target set that a measurement reports first."""
-    first = ("gap", "planted", "named", "bigram")
+    first = ("gap", "planted", "named", "bigram", "names")
     order = [*first, *(name for name in SETS if name not in (*first, "planted_removed"))]
     return next((name for name in order if name in set(target_sets)), None)
 
@@ -165,11 +166,7 @@ class Results:
 def compare(first: Results, second: Results) -> pd.DataFrame:
     """Net excess of the first minus that of the second, measured on the same text, in the same
     tokens, with another model or other settings: by target set, units, selector and k."""
-    if first.meta.data["fingerprint"] != second.meta.data["fingerprint"]:
-        raise DataError("the two measurements are of other texts or tokens, and cannot be paired")
-    return net_differences(
-        *(pair(one.losses, one.targets, one.recovery) for one in (first, second))
-    )
+    return net_differences(*_pairs(first, second))
 
 
 def transfer(first: Results, second: Results) -> pd.DataFrame:
@@ -178,9 +175,20 @@ def transfer(first: Results, second: Results) -> pd.DataFrame:
     for one in (first, second):
         if "choices" not in one.meta.targets:
             raise DataError(f"{one.meta.model.get('name')} evaluated its own choices; use choices")
+    for one, other in ((first, second), (second, first)):
+        by = one.meta.targets.get("chosen_by", other.meta.model)
+        if by.get("fingerprint") != other.meta.model.get("fingerprint"):
+            raise DataError(
+                f"{one.meta.model.get('name')} evaluated what {by['name']} chose, not "
+                f"{other.meta.model.get('name')}: give both directions of one pair of models"
+            )
+    return both_ways(*_pairs(first, second))
+
+
+def _pairs(first: Results, second: Results) -> list[pd.DataFrame]:
     if first.meta.data["fingerprint"] != second.meta.data["fingerprint"]:
         raise DataError("the two measurements are of other texts or tokens, and cannot be paired")
-    return both_ways(*(pair(one.losses, one.targets, one.recovery) for one in (first, second)))
+    return [pair(one.losses, one.targets, one.recovery) for one in (first, second)]
 
 
 FILES = ("meta.json", *(f"{name}.parquet" for name in SCHEMAS))

@@ -126,17 +126,20 @@ SCORES = 2**15
 """Attention scores, kept for the backward pass of the gates, that count as one token."""
 
 
-def gate_gradients(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:
-    """gradient_TF of gates that nearly mask the far places. Only the window's places are computed,
-    and attend to far states, so that there are S × F scores instead of all pairs."""
+def gate_gradients(
+    scorer: Scorer, context: Context, spans: Spans, gate: float = GATE
+) -> np.ndarray:
+    """gradient_TF of gates that nearly mask the far places (`gate` 1: that leave them open). Only
+    the window's places are computed, and attend to far states, so that there are S × F scores
+    instead of all pairs."""
     block, states = context.block, context.states
     if states is None:
         states = _states_alone(scorer, context)
     num_keys = states.num_places + len(block.near())
     num_scores = len(block.near()) * num_keys * states.num_heads * len(states.layers)
     num_tokens = max(1, num_scores // SCORES)
-    parts = scorer.in_batches(spans, num_tokens, partial(_gate_batch, scorer, context, states))
-    return np.concatenate(parts)
+    of_batch = partial(_gate_batch, scorer, context, states, gate)
+    return np.concatenate(scorer.in_batches(spans, num_tokens, of_batch))
 
 
 def _states_alone(scorer: Scorer, context: Context) -> FarStates:
@@ -153,7 +156,9 @@ def _states_alone(scorer: Scorer, context: Context) -> FarStates:
     return FarStates.behind_prefix(batches, block.num_prefix)
 
 
-def _gate_batch(scorer: Scorer, context: Context, states: FarStates, spans: Spans) -> np.ndarray:
+def _gate_batch(
+    scorer: Scorer, context: Context, states: FarStates, gate: float, spans: Spans
+) -> np.ndarray:
     block, device = context.block, scorer.device
     window = Row(context, block.near(max(end for _, end in spans)), 0)
     tokens_BL, positions_BL = as_tensors([window] * len(spans), device)
@@ -164,7 +169,7 @@ def _gate_batch(scorer: Scorer, context: Context, states: FarStates, spans: Span
     # memory-efficient one reads memory that it never wrote if only the bias wants a gradient.
     with _frozen(scorer.model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
         gate_BF = torch.full(
-            (len(spans), block.num_far), float(np.log(GATE)), device=device, requires_grad=True
+            (len(spans), block.num_far), float(np.log(gate)), device=device, requires_grad=True
         )
         # The prefix has no gate.
         earlier_BK = torch.nn.functional.pad(gate_BF, (block.num_prefix, 0))

@@ -27,9 +27,10 @@ CHOSEN_SETS = ("gap", "kl", "recurs", "new")
 """Target sets that are chosen by default: `gap` by the gap (in total and by stratum), `kl` by the
 change of the prediction, `recurs` and `new` by the text alone."""
 
-SETS = (*CHOSEN_SETS, "bigram", "every")
-"""Two more by the text alone: `bigram`, the token and the one before it stand together among the
-far tokens and not in the short window; `every`, drawn from all."""
+SETS = (*CHOSEN_SETS, "bigram", "names", "every")
+"""More by the text alone: `bigram`, the token and the one before it stand together among the far
+tokens and not in the short window; `names`, the token's word is a name that stands there; `every`,
+drawn evenly from all tokens."""
 
 KS = (1, 2, 4, 8, 16)
 MIN_GAP = 0.1
@@ -130,7 +131,7 @@ class Settings:
     sets: tuple[str, ...] = option(
         CHOSEN_SETS,
         "target sets: by their gap, by the change of the prediction (kl), by the text alone "
-        "(recurs, new, bigram, every); gap alone costs a quarter",
+        "(recurs, new, bigram, names, every); gap alone costs a quarter",
     )
     max_targets: int | None = option(
         None, "at most N of each set and document, drawn at random", metavar="N"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pandas as pd
 
-from olmo_sparsity.analysis.results import SETS, Results, main_set
+from olmo_sparsity.analysis.results import SETS, Results, compare, main_set, transfer
 from olmo_sparsity.analysis.statistics import INDUCTION_SHARE, KEYS
 from olmo_sparsity.analysis.view import spell
 
@@ -26,6 +26,9 @@ FAR_STATES = {"isolated": "shown alone", "contextual": "with their context"}
 
 BEYOND = {"net": "net excess", "excess": "excess"}
 """Readable names of the headline columns; without a placebo it is the excess."""
+
+ENOUGH = 0.9
+"""Recovery from which k far units are said to be enough."""
 
 LEARNED_NATS = 0.5
 """Least mean gap from planted tokens at which a selector can find them."""
@@ -64,13 +67,39 @@ def describe(results: Results) -> str:
         lines.append(describe_gap(results))
     main = summary[summary.target_set == name]
     lines.append(format_summary(main, results.spell_set(name)))
+    if name == "planted":
+        lines.append(describe_enough(main))
     # Of the other sets, the first selector with the smallest k.
     beside = summary[(summary.selector == meta.selectors[0]) & (summary.k == summary.k.min())]
+    has_placebo = main.net.notna().any()
     for target_set in SETS:
         rows = beside[beside.target_set == target_set]
         if len(rows) and target_set != name:
-            lines.append(format_summary(rows, results.spell_set(target_set), header=False))
+            header, has_placebo = rows.net.notna().any() != has_placebo, rows.net.notna().any()
+            lines.append(format_summary(rows, results.spell_set(target_set), header))
+    every = beside[beside.target_set == "every"]
+    lines += [describe_every(row) for row in every.itertuples()]
     return "\n".join([*lines, "", conclude(results)])
+
+
+def describe_enough(rows: pd.DataFrame) -> str:
+    """The least k at which the recovery of each selector is enough. `rows`: of one target set."""
+    said = []
+    for names, curve in rows.groupby(["selector", "units"], sort=False):
+        enough = curve.k[curve.recovery >= ENOUGH]
+        at = f"k = {enough.min()}" if len(enough) else f"not up to k = {curve.k.max()}"
+        said.append(f"{curve_name(*names)} {at}")
+    return f"recovery of {ENOUGH}: {', '.join(said)}"
+
+
+def describe_every(row: Any) -> str:
+    """`row`: of the summary, of tokens drawn evenly from all."""
+    low, high = row.excess_nats_low, row.excess_nats_high
+    own = with_interval(row.excess_nats, low, high, digits=3)
+    return (
+        f"all tokens: {row.k} far {row.units} by {spell(row.selector)}, {own} nats a token beyond "
+        f"the foreign control, of {row.gap:+.3f} by the whole far part"
+    )
 
 
 def conclude(results: Results) -> str:
@@ -90,8 +119,10 @@ def conclude(results: Results) -> str:
         )
     units = row.units if row.k > 1 or row.units.startswith("span") else row.units.removesuffix("s")
     give = "gives" if row.k == 1 else "give"
+    chosen_by = meta.targets.get("chosen_by")
+    chooser = f", chosen in {chosen_by['name']}," if chosen_by else ""
     text = (
-        f"{meta.model['name']}: {row.k} far {units} by {spell(row.selector)} {give} back "
+        f"{meta.model['name']}: {row.k} far {units} by {spell(row.selector)}{chooser} {give} back "
         f"{row.recovery:.2f} of the gap of {row.num_targets:,} targets"
     )
     headline = "net" if pd.notna(row.net) else "excess"
@@ -188,11 +219,14 @@ def describe_induction(found: dict[str, Any], far_states: str, planted: bool) ->
 def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
     """Rows of one target set. `net`: excess over the foreign control, minus that of the placebo;
     `equal gaps`: the same, own targets weighted to gaps as the placebo's targets have; `nats`: net
-    in nats a target. The other columns are in the table `summary`."""
+    in nats a target. Without a placebo: `excess`, also in `nats`, and `removal`. The other columns
+    are in the table `summary`."""
     first = rows.iloc[0]
+    has_placebo = rows.net.notna().any()
     lines = [
         f"{title}: {first.num_targets:,} targets in {first.num_documents:,} documents, mean gap "
-        f"{first.gap:.2f} nats; {first.num_placebo_targets:,} of the placebo",
+        f"{first.gap:.2f} nats"
+        + (f"; {first.num_placebo_targets:,} of the placebo" if has_placebo else ""),
     ]
     if first.gap < FEW_NATS:
         lines.append(f"  below {FEW_NATS} nats ratios to the gap say little; compare in nats")
@@ -203,6 +237,8 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
     columns: dict[str, tuple[int, Callable[[Any], str]]] = {
         "recovery": (19, lambda row: with_interval(row.recovery, row.low, row.high, "")),
         "foreign": (7, lambda row: _number(row.foreign)),
+    }
+    columns |= {
         "net": (22, lambda row: with_interval(row.net, row.net_low, row.net_high)),
         "equal gaps": (
             22,
@@ -210,6 +246,12 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
             else with_interval(row.net_equal, row.net_equal_low, row.net_equal_high),
         ),
         "nats": (6, lambda row: _number(row.net_nats, "+")),
+    } if has_placebo else {
+        "excess": (22, lambda row: with_interval(row.excess, row.excess_low, row.excess_high)),
+        "removal": (
+            19, lambda row: with_interval(row.removal, row.removal_low, row.removal_high, "")
+        ),
+        "nats": (6, lambda row: _number(row.excess_nats, "+")),
     }  # fmt: skip
     if not rows.hit_rate.isna().all():
         columns["planted found"] = (
@@ -224,11 +266,36 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
     return "\n".join(lines)
 
 
+def describe_comparison(
+    first: Results, second: Results, transfers: bool
+) -> tuple[pd.DataFrame, str]:
+    """The table of `transfer`, or else of `compare`, and its rows for a terminal."""
+    names = [str(result.meta.model["name"]) for result in (first, second)]
+    if transfers:
+        table, columns = transfer(first, second), ["recovery", "excess", "removal", "excess_nats"]
+        said = f"mean of both directions: {names[0]} and {names[1]}, each by units of the other"
+    else:
+        table, columns = compare(first, second), ["net", "net_equal", "net_nats"]
+        said = f"net excess: {names[0]} minus {names[1]}"
+    width = max(map(len, table.target_set))
+    headings = "".join(f"  {name.replace('_', ' '):>22}" for name in columns)
+    lines = [said, f"{'targets':<{width}} {'selector':<16} {'units':<8}{'k':>3}{headings}"]
+    for row in table.to_dict("records"):
+        shown = (
+            with_interval(row[n], row[f"{n}_low"], row[f"{n}_high"], digits=2 + n.endswith("nats"))
+            for n in columns
+        )
+        about = f"{row['target_set']:<{width}} {row['selector']:<16} {row['units']:<8}{row['k']:>3}"
+        lines.append(about + "".join(f"  {cell:>22}" for cell in shown))
+    return table, "\n".join(lines)
+
+
 def _number(value: float, sign: str = "") -> str:
     return "–" if pd.isna(value) else f"{value:{sign}.2f}"
 
 
-def with_interval(value: float, low: float, high: float, sign: str = "+") -> str:
+def with_interval(value: float, low: float, high: float, sign: str = "+", digits: int = 2) -> str:
     if pd.isna(value):
         return "–"
-    return f"{value:{sign}.2f} [{low:{sign}.2f}, {high:{sign}.2f}]"
+    of_value, of_low, of_high = (f"{number:{sign}.{digits}f}" for number in (value, low, high))
+    return f"{of_value} [{of_low}, {of_high}]"

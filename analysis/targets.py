@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.analysis.dependencies import Words
 from olmo_sparsity.analysis.documents import Document, Documents, first_characters
 from olmo_sparsity.analysis.settings import CHOSEN_SETS, MIN_GAP
 from olmo_sparsity.analysis.statistics import KEYS, far_part_losses, half_of
@@ -68,7 +70,7 @@ def choose_targets(
     for stratum in ("recurs", "new"):
         parts.append(by_gap[by_gap.stratum == stratum].assign(target_set=f"gap_{stratum}"))
     of_text = {name: rows[rows.stratum == name] for name in ("recurs", "new")}
-    of_text |= {"bigram": rows[rows.bigram], "every": rows[rows.far_part == "document"]}
+    of_text["bigram"] = rows[rows.bigram]
     for name, group in of_text.items():
         if name in sets:
             parts.append(
@@ -77,6 +79,62 @@ def choose_targets(
     chosen = pd.concat(parts)[COLUMNS]
     chosen = chosen[chosen.target_set.str.split("_").str[0].isin(sets)]
     return chosen.sort_values(COLUMNS, ignore_index=True)
+
+
+def targets_by_text(
+    documents: Sequence[Document],
+    windows: Windows,
+    share: float,
+    seed: int = 0,
+    sets: Sequence[str] = ("names", "every"),
+    max_targets: int | None = None,
+) -> pd.DataFrame:
+    """Targets chosen before any model, with the documents' own far parts: `names`, a `share` of all
+    targets of each document at most, and no more than `max_targets`; `every`, each token with the
+    same chance, so that `max_targets` holds for the mean of all documents."""
+    sizes = [len(document.tokens) - windows.first_target for document in documents]
+    most = sum(sizes) if max_targets is None else max_targets * len(documents)
+    rate = min(share, most / max(sum(sizes), 1))
+    parts = []
+    for document, size in zip(documents, sizes, strict=True):
+        places = {}
+        if "names" in sets:
+            draws = np.random.default_rng([seed, document.number, 6])
+            found = draws.permutation(recurring_names(document, windows))
+            places["names"] = found[: min(int(np.ceil(share * size)), max_targets or size)]
+        if "every" in sets:
+            draws = np.random.default_rng([seed, document.number, 5])
+            drawn = draws.permutation(size)[: int(rate * size + draws.random())]
+            places["every"] = windows.first_target + drawn
+        for name, chosen in places.items():
+            parts += [(document.number, int(place), "document", name) for place in chosen]
+    chosen = pd.DataFrame(parts, columns=COLUMNS).astype(dict.fromkeys(KEYS, int))
+    return chosen.sort_values(COLUMNS, ignore_index=True)
+
+
+def recurring_names(document: Document, windows: Windows) -> np.ndarray:
+    """Targets in a capitalised word that stands whole among their far tokens, and not once more in
+    their short window. What begins a sentence, and function words, are no names."""
+    if document.tokenizer is None:
+        raise DataError("sets=names needs the text of each token, and the model has no tokenizer")
+    words = Words(pd.DataFrame({"text": document.texts, "token_id": document.tokens}))
+    firsts_of, ends_of = (defaultdict[str, list[int]](list) for _ in range(2))
+    for spelled, first, end in words.spans:
+        firsts_of[spelled].append(first)
+        ends_of[spelled].append(end)
+    places = []
+    for spelled, first, end in words.spans:
+        firsts, ends = np.array(firsts_of[spelled]), np.array(ends_of[spelled])
+        for place in range(max(first, windows.first_target), end):
+            if words.kind[place] != "name" or not re.search(r"\w", document.texts[place]):
+                continue
+            near = windows.start_of(place) - windows.short
+            lowest = near - windows.num_far
+            is_far = (firsts >= lowest) & (ends <= near)
+            is_near = (ends > near) & (firsts < first)
+            if is_far.any() and not is_near.any():
+                places.append(place)
+    return np.array(places, dtype=np.int64)
 
 
 def _sample(

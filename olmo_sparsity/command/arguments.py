@@ -126,6 +126,8 @@ def _add_explain(sub: Parser) -> None:
     sub.add("--check", action="store_true", help="compare with unrelated texts")
     sub.add("--foreign", metavar="TEXT", help="unrelated texts, in any form that --text of "
             "`measure` reads (embedded)")  # fmt: skip
+    sub.add("--judge", metavar="MODEL", help="another model with the same tokenizer, whose losses "
+            "are told: MODEL chooses, this one has not seen the choice")  # fmt: skip
     sub.add("--html", metavar="FILE", help="write a page to read in a browser")
     sub.add("--json", action="store_true", help="print JSON")
 
@@ -173,6 +175,14 @@ def _add_results(command: Commands) -> None:
     sub.add("--selector", default="add_one", help="(%(default)s)")
     sub.add("--units", default="tokens", help="(%(default)s)")
     sub.add("--k", type=int, default=8, help="(%(default)s)")
+
+    sub = command("compare", "compare two measurements of the same text: the difference of net "
+                  "excess, each document resampled for both at once")  # fmt: skip
+    sub.add("first", metavar="RESULTS")
+    sub.add("second", metavar="RESULTS")
+    sub.add("--transfer", action="store_true", help="each was measured with the other's --choices: "
+            "the mean of both directions")  # fmt: skip
+    sub.add("--out", help="a .csv file of all values")
 
     sub = command("report", "write a measurement as one page to read in a browser")
     sub.add("results", metavar="RESULTS")

@@ -216,6 +216,7 @@ def explain(options: argparse.Namespace) -> int:
         prompt=None if options.prompt is None else read_text(options.prompt, inline=True),
         target=options.target,
         foreign=options.foreign or "embedded",
+        judge=options.judge,
         **_of_sources(options),
         **arguments.given_options(options, AskSettings, SourceSettings, ModelOptions),
     )
@@ -242,8 +243,10 @@ def _explain_sources(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.prompt import read_text
     from olmo_sparsity.analysis.settings import AskSettings, ModelOptions, SourceSettings
 
-    if options.check or options.foreign is not None:
-        raise ConfigError("--check and --foreign are for a text or prompt; sources have --decoys")
+    if options.check or options.foreign is not None or options.judge is not None:
+        raise ConfigError(
+            "--check, --foreign and --judge are for a text or prompt; sources have --decoys"
+        )
     named = [pair for source in options.source for pair in _named_files(source)]
     names = [name for name, _ in named]
     if len(set(names)) < len(names):
@@ -393,6 +396,22 @@ def ladder(options: argparse.Namespace) -> int:
     write_atomically(out.with_suffix(".csv"), table.round(4).to_csv(index=False))
     write_atomically(out.with_suffix(".meta.json"), json.dumps(made_by(results), indent=1))
     print(describe_ladder(table, options.selector, options.k, options.units))
+    return 0
+
+
+def compare(options: argparse.Namespace) -> int:
+    from olmo_sparsity.analysis.results import read_results
+    from olmo_sparsity.analysis.summary import describe_comparison
+    from olmo_sparsity.disk.files import write_atomically
+
+    if options.out is not None and not options.out.endswith(".csv"):
+        raise ConfigError(f"--out={options.out} must end in .csv")
+    first, second = read_results(options.first), read_results(options.second)
+    table, said = describe_comparison(first, second, options.transfer)
+    print(said)
+    if options.out is not None:
+        write_atomically(Path(options.out), table.to_csv(index=False))
+        print(options.out)
     return 0
 
 

@@ -91,6 +91,10 @@ class PlantedConfig:
     num_values: int = number(8, 2, 4096)
     """Alternatives for each of them."""
 
+    together: bool = False
+    """The tokens are pieces of one word: all of them tell the answer, and fewer tell nothing.
+    Otherwise each of N tells an Nth."""
+
 
 @dataclass
 class RepeatedConfig:

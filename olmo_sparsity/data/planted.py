@@ -4,10 +4,16 @@ Place in the flow: token shards → **sequences with planted dependencies** → 
 analysis, held-out documents.
 
 K marks, one of each of K alphabets of M tokens, replace tokens at random places. Later, a cue and
-the answer replace two tokens; each of the M^K combinations of marks has its own answer token. Each
-mark gives 1/K of the answer's ln M^K nats, together they give all of it, and no other token gives
-any: the true set is these K places. Marks, cue and answers are the last tokens of the vocabulary
-(the rarest of a BPE); where they occur in the text itself they are replaced first.
+the answer replace two tokens. No other token tells the answer: the true set is these K places.
+
+- By default each of the M^K combinations of marks has its own answer token. Each mark gives 1/K of
+  the answer's ln M^K nats.
+- With `together` the K marks are the pieces of one of M words, which each have an answer token. In
+  a text where a piece lacks, the answer is any of the M, evenly: fewer than K pieces give exactly
+  nothing of the ln M nats, and K give all.
+
+Marks, cue and answers are the last tokens of the vocabulary (the rarest of a BPE); where they occur
+in the text itself they are replaced first.
 
 Dimension key: L length, K marks of a dependency, M tokens of an alphabet.
 """
@@ -30,14 +36,16 @@ class Planting:
     """Token IDs of the alphabet of each mark."""
 
     answers: np.ndarray
-    """M^K token IDs."""
+    """M^K token IDs; M with `together`."""
 
     cue: int
+    together: bool = False
 
     @staticmethod
     def of(config: PlantedConfig, tokenizer: Tokenizer) -> Planting:
         num_marks, num_values = config.num_tokens, config.num_values
-        count = num_marks * num_values + num_values**num_marks + 1
+        num_answers = num_values if config.together else num_values**num_marks
+        count = num_marks * num_values + num_answers + 1
         usable = ordinary_tokens(tokenizer)
         if count > len(usable) // 2:
             raise ConfigError(
@@ -46,7 +54,8 @@ class Planting:
             )
         own = np.array(usable[-count:])
         marks = num_marks * num_values
-        return Planting(own[:marks].reshape(num_marks, num_values), own[marks:-1], int(own[-1]))
+        marks_KM = own[:marks].reshape(num_marks, num_values)
+        return Planting(marks_KM, own[marks:-1], int(own[-1]), config.together)
 
     def clear(self, tokens_L: np.ndarray) -> np.ndarray:
         """A copy without marks, cues and answers, which the ordinary tokens just below them in the
@@ -63,28 +72,42 @@ class Planting:
         first: int,
         end: int,
         cue_place: int,
+        num_missing: int = 0,
     ) -> tuple[np.ndarray, np.ndarray]:
         """A copy with one dependency: marks at K of the places `first` … `end` − 1, the cue at
-        `cue_place`, the answer after it. Marks before place 0 are out of sight and left out.
-        Returns the tokens and the places of the marks."""
+        `cue_place`, the answer after it. Marks before place 0 are out of sight and left out, and so
+        are `num_missing` others. Returns the tokens and the places of the marks."""
         num_marks, num_values = self.marks_KM.shape
         assert num_marks <= end - first
         assert end <= cue_place < len(tokens_L) - 1
         planted_L = self.clear(tokens_L)
         places_K = first + generator.choice(end - first, size=num_marks, replace=False)
-        values_K = generator.integers(num_values, size=num_marks)
-        inside_K = places_K >= 0
-        planted_L[places_K[inside_K]] = self.marks_KM[np.arange(num_marks), values_K][inside_K]
+        size = 1 if self.together else num_marks
+        values_K = np.resize(generator.integers(num_values, size=size), num_marks)
+        stands_K = places_K >= 0
+        stands_K[generator.permutation(num_marks)[:num_missing] if num_missing else []] = False
+        planted_L[places_K[stands_K]] = self.marks_KM[np.arange(num_marks), values_K][stands_K]
         planted_L[cue_place] = self.cue
-        planted_L[cue_place + 1] = self.answers[values_K @ num_values ** np.arange(num_marks)]
-        return planted_L, np.sort(places_K[inside_K])
+        answer = values_K @ num_values ** np.arange(num_marks)
+        if self.together:
+            answer = values_K[0] if stands_K.all() else generator.integers(num_values)
+        planted_L[cue_place + 1] = self.answers[answer]
+        return planted_L, np.sort(places_K[stands_K])
 
     def plant_anywhere(self, tokens_L: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-        """For training: the cue anywhere, the marks anywhere before it. In a quarter of the
-        sequences marks may be out of sight, so that the model also learns to predict from only some
-        of them. Early in training attention is uniform, so dependencies are learned best in short
-        contexts: half of the cues are in the first √L places (log-uniform)."""
-        lowest, highest = np.log(len(self.marks_KM)), np.log(len(tokens_L) - 1)
+        """For training: the cue anywhere, the marks anywhere before it. Early in training attention
+        is uniform, so dependencies are learned best in short contexts: half of the cues are in the
+        first √L places (log-uniform).
+
+        In a quarter of the sequences marks may be out of sight, so that the model also learns to
+        predict from only some of them. With `together`, one or more pieces lack in half of them.
+        """
+        num_marks = len(self.marks_KM)
+        lowest, highest = np.log(num_marks), np.log(len(tokens_L) - 1)
         cue_place = int(np.exp(generator.uniform(lowest, highest)))
+        if self.together:
+            most = generator.choice([0, 0, 1, num_marks])
+            num_missing = int(generator.integers(1, most + 1)) if most else 0
+            return self.plant(tokens_L, generator, 0, cue_place, cue_place, num_missing)[0]
         first = -cue_place if generator.random() < 0.25 else 0
         return self.plant(tokens_L, generator, first, cue_place, cue_place)[0]

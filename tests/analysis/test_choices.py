@@ -15,7 +15,9 @@ from olmo_sparsity import measure, transfer
 from olmo_sparsity.analysis.documents import Documents
 from olmo_sparsity.analysis.results import Results
 from olmo_sparsity.analysis.scoring import Scorer, bigrams
+from olmo_sparsity.analysis.summary import describe
 from olmo_sparsity.analysis.windows import Windows
+from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import LoadedModel, build_model
@@ -67,6 +69,22 @@ def test_a_model_that_evaluates_its_own_choices_recovers_what_it_did(
     assert again.net.isna().all()  # no placebo
 
 
+@pytest.mark.parametrize("control", ["unrelated", "matched", "shuffled"])
+def test_every_control_stands_beside_transfer(documents: Documents, control: str) -> None:
+    """The foreign texts are those in which the other model chose, though it had placebo targets."""
+    options = OPTIONS | {"sets": ("gap", "bigram"), "draws": 1, "control": control}
+    first = measure(model_of(0), documents, WINDOWS, **options)
+    assert first is not None
+    again = evaluated(0, documents, first)
+    assert again.meta.controls == {"control": control, "draws": 1}
+    both = again.summary.merge(first.summary, on=SHARED, suffixes=("", "_before"))
+    for name in ("foreign", "excess", "excess_low", "excess_nats"):
+        np.testing.assert_allclose(both[name], both[f"{name}_before"], atol=1e-5)
+    assert both.foreign.notna().any()
+    other = evaluated(1, documents, first).summary.merge(first.summary, on=SHARED)
+    assert (other.foreign_x - other.foreign_y).abs().max() > 0.01  # its own losses
+
+
 def test_recovery_is_that_of_the_others_units_by_definition(
     documents: Documents, found: dict[int, Results]
 ) -> None:
@@ -105,6 +123,26 @@ def test_both_directions_are_averaged(documents: Documents, found: dict[int, Res
     assert same.recovery.notna().any()
     with pytest.raises(DataError, match="evaluated its own choices"):
         transfer(one, found[1])
+    with pytest.raises(DataError, match="m0 evaluated what m0 chose, not m1"):
+        transfer(own, one)
+
+
+def test_both_directions_on_the_command_line(
+    documents: Documents, found: dict[int, Results], tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:  # fmt: skip
+    one = evaluated(1, documents, found[0], out=tmp_path / "b_of_a")
+    other = evaluated(0, documents, found[1], out=tmp_path / "a_of_b")
+    folders = [str(tmp_path / name) for name in ("b_of_a", "a_of_b")]
+    assert main(["compare", *folders, "--transfer", "--out", str(tmp_path / "both.csv")]) == 0
+    said, table = capsys.readouterr().out, transfer(one, other)
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "both.csv"), table)
+    row = table.query("target_set == 'bigram' and units == 'span:3' and k == 2").iloc[0]
+    low, high = row.excess_nats_low, row.excess_nats_high
+    assert f"{row.excess_nats:+.3f} [{low:+.3f}, {high:+.3f}]" in said
+    assert "each by units of the other" in said
+    assert "by add one, chosen in m0, gives back" in describe(one)
+    assert main(["compare", *folders, "--out", str(tmp_path / "both.txt")]) == EXIT_BAD_INPUT
 
 
 def test_models_of_random_weights_give_each_other_nothing() -> None:
@@ -136,7 +174,7 @@ def test_settings_are_those_of_the_other_measurement(
     with pytest.raises(DataError, match="differs"):
         evaluated(1, others, found[0])
     assert evaluated(1, documents, found[0], out=tmp_path).meta.targets.keys() == {
-        "given", "choices",
+        "given", "choices", "chosen_by",
     }  # fmt: skip
     with pytest.raises(ConfigError, match="choices"):  # a folder of other choices
         evaluated(1, documents, found[1], out=tmp_path)
@@ -164,4 +202,7 @@ def test_sets_by_text_need_no_large_gap(documents: Documents) -> None:
     rows = result.losses.merge(result.targets.query("far_part == 'document'"))
     assert rows.query("target_set == 'bigram'").bigram.all()
     assert set(result.targets.target_set) == {"bigram", "every"}
-    assert pd.notna(result.summary.set_index(SHARED).loc[("every", "tokens", "add_one", 1)].gap)
+    row = result.summary.set_index(SHARED).loc[("every", "tokens", "add_one", 1)]
+    said = describe(result)
+    assert f"{row.excess_nats:+.3f} [{row.excess_nats_low:+.3f}, " in said
+    assert f"of {row.gap:+.3f} by the whole far part" in said

@@ -80,6 +80,80 @@ def test_numbers_are_those_of_plain_transformers(model: Any, prefix: str, far_st
         assert unit.loss_without == pytest.approx(without, abs=2e-5)
 
 
+@pytest.fixture(scope="module")
+def judge() -> Any:
+    """The same architecture with other weights."""
+    other = make_model()
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.add_(0.2 * torch.randn_like(weight))
+    return other
+
+
+def test_a_judge_tells_its_losses_with_units_that_another_chose(
+    model: Any, judge: Any, tmp_path: Path
+) -> None:
+    alone, judged = asked(model), asked(model, judge=judge)
+    units = ["target", "rank", "first", "end"]
+    pd.testing.assert_frame_equal(judged.far[units], alone.far[units])
+
+    def plain(tokens: torch.Tensor, positions: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
+        (mask,) = bias or [causal_bias(tokens.shape[1], torch.device("cpu"))]
+        return judge(input_ids=tokens, position_ids=positions, attention_mask=mask).logits
+
+    ids, row = np.array(make_tokenizer(bos=False)(TEXT).input_ids), judged.targets.iloc[-1]
+    windows = Windows("all", SHORT, prefix=(1,))
+    brutes = [
+        Brute(plain, ids, windows, row.target + i, "contextual", start=row.target) for i in range(2)
+    ]
+
+    def loss(far: list[int]) -> float:
+        return sum(brute.loss(far) for brute in brutes)
+
+    chosen = judged.far[judged.far.target == row.target]["first"].tolist()
+    told = judged.far[judged.far.target == row.target]
+    every = list(range(row.target - SHORT))
+    assert row.loss_short == pytest.approx(loss([]), abs=2e-5)
+    assert row.loss_long == pytest.approx(loss(every), abs=2e-5)
+    for k in (1, 3):
+        unit, left = told.iloc[k - 1], [place for place in every if place not in chosen[:k]]
+        assert unit.loss_set == pytest.approx(loss(chosen[:k]), abs=2e-5)
+        assert unit.loss_without == pytest.approx(loss(left), abs=2e-5)
+        assert unit.nats == pytest.approx(loss([]) - loss(chosen[k - 1 : k]), abs=2e-5)
+    # The choice in unrelated texts is the first model's too, and the losses are the judge's.
+    draws = [
+        one.check(2).tables["influence"].query("control == 'foreign'").far_first.tolist()
+        for one in (alone, judged)
+    ]
+    assert draws[0] == draws[1]
+    assert judged.checked is not None
+    assert alone.checked is not None
+    assert judged.checked.table.own.tolist() != alone.checked.table.own.tolist()
+    assert "by units that" in str(judged)
+    assert "by units that" not in str(alone)
+    judged.save(tmp_path / "e.json")
+    assert str(read_explanation(tmp_path / "e.json")) == str(judged)
+    assert asked(model, at=None, judge=judge).targets.target.tolist() == (
+        asked(model, at=None).targets.target.tolist()
+    )
+
+
+def test_a_judge_with_other_tokens_is_refused(
+    model: Any, judge: Any, folder: str, tmp_path: Path
+) -> None:
+    judge.save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    found = explain(folder, text=TEXT, at="w7 w8", short=SHORT, k=2, judge=str(tmp_path))
+    assert found.asked.judge is not None
+    file = tmp_path / "tokenizer.json"
+    file.write_text(file.read_text().replace('"w3"', '"other"'))
+    with pytest.raises(DataError, match="has another tokenizer than"):
+        explain(folder, text=TEXT, at="w7 w8", short=SHORT, judge=str(tmp_path))
+    with pytest.raises(ConfigError, match="judge does not go with the rest"):
+        explain(folder, sources={"a": TEXT}, question="w1", answer="w2", judge=str(tmp_path))
+
+
 def test_top_is_a_table(model: Any) -> None:
     found = asked(model, units="span:3")
     table = found.top(2)

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 
 import matplotlib
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
@@ -67,7 +68,8 @@ def test_text_stays_text_and_names_windows_model_and_counts(results: Results, sv
         f"unrelated text: {by_placebo:.1%}",
         *(selector.replace("_", " ") for selector in SELECTORS),
         *("add one, span:4", "equal", "L_short", "L_long", "gap ≥ 0.90", "number of far units"),
-        *("(c) Net of foreign and placebo", "(d) Excess by kind, k = 1"),
+        *("(d) Net of foreign and placebo", "(e) Excess by kind, k = 1"),
+        *("(b) Enough? Only k far units given", "(c) Needed? All but these k given"),
     ):
         assert wanted in text, wanted
     assert "$" not in text
@@ -109,13 +111,13 @@ def test_a_name_is_never_a_formula_nor_markup(results: Results, tmp_path: Path) 
 
 
 def test_what_was_not_measured_is_said(results: Results) -> None:
-    said = {"losses": "no targets chosen", "targets": "no targets chosen",
-            "summary": "not measured", "dependencies": "not measured"}  # fmt: skip
-    tables = {name: getattr(results, name).iloc[:0] for name in said}
+    names = ("losses", "targets", "summary", "dependencies")
+    tables = {name: getattr(results, name).iloc[:0] for name in names}
     lacking = [replace(results, **{name: rows}) for name, rows in tables.items()]
-    for result, words in zip(lacking, said.values(), strict=True):
+    lacking.append(replace(results, summary=results.summary.assign(removal=np.nan)))
+    for result in lacking:
         figure = _drawing([result])()
-        assert words in {text.get_text() for axes in figure.axes for text in axes.texts}
+        assert "not measured" in {text.get_text() for axes in figure.axes for text in axes.texts}
     figure2_svg(lacking)
     figure2_svg([replace(results, **tables)])
 
@@ -131,7 +133,7 @@ def test_a_single_k_and_a_single_document_can_be_drawn(results: Results) -> None
 
 def test_the_placebo_is_drawn_and_where_there_is_none_that_is_said(results: Results) -> None:
     def dotted(some: Results) -> int:
-        lines = [line for line in panel(some, "(c)").lines if line.get_linestyle() == ":"]
+        lines = [line for line in panel(some, "(d)").lines if line.get_linestyle() == ":"]
         return sum(np.isfinite(line.get_ydata()).all() for line in lines)
 
     assert dotted(results) == len(SELECTORS) * len(UNITS)
@@ -143,19 +145,44 @@ def test_the_placebo_is_drawn_and_where_there_is_none_that_is_said(results: Resu
     assert "net excess" not in text
 
 
-def test_curves_are_mean_losses_of_the_chosen_targets(results: Results) -> None:
-    """Draws of a target are averaged first, and its bands hold the curves of own units."""
-    axes = panel(results, "(b)")
+def test_both_halves_are_shares_of_the_gap_of_the_chosen_targets(results: Results) -> None:
+    """Draws of a target are averaged first, and bands hold the curves of own units."""
     rows = results.recovery[results.recovery.far_part == "document"]
     chosen = results.targets.query("far_part == 'document' and target_set == 'gap'")
     rows = rows.merge(chosen, on=["document", "target"])
+    rows = rows.merge(results.losses[["document", "target", "loss_short", "loss_long"]])
     by = ["selector", "units", "control", "k"]
-    means = rows.groupby([*by, "document", "target"]).loss_set.mean().groupby(by).mean()
-    drawn = sorted(tuple(line.get_ydata()) for line in axes.lines if len(line.get_xdata()) > 2)
-    expected = sorted(means.unstack("k").itertuples(index=False, name=None))
-    assert len(expected) == 2 * len(SELECTORS) * len(UNITS)
-    np.testing.assert_allclose(drawn, expected, atol=1e-5)
-    assert len(axes.collections) == len(SELECTORS) * len(UNITS)
+    values = ["loss_set", "loss_without", "loss_short", "loss_long"]
+    means = rows.groupby([*by, "document", "target"])[values].mean().groupby(by).mean()
+    gap = means.loss_short - means.loss_long
+    recovery = ((means.loss_short - means.loss_set) / gap).unstack("k")
+    removal = ((means.loss_without - means.loss_long) / gap).xs("own", level="control").unstack("k")
+    for name, expected in (("(b)", recovery), ("(c)", removal)):
+        axes = panel(results, name)
+        drawn = [tuple(line.get_ydata()) for line in axes.lines if len(line.get_xdata()) > 2]
+        for curve in expected.itertuples(index=False, name=None):
+            assert min(np.abs(np.subtract(curve, other)).max() for other in drawn) < 1e-5
+        assert len(drawn) == 2 * len(SELECTORS) * len(UNITS)
+        assert len(axes.collections) == len(SELECTORS) * len(UNITS)
+
+
+def test_nats_of_all_tokens_are_drawn_where_they_are_measured(results: Results) -> None:
+    titles = [axes.get_title(loc="left")[:3] for axes in _drawing([results])().axes]
+    assert titles == ["(a)", "(b)", "(c)", "(d)", "(e)"]
+    rows = results.summary[results.summary.target_set == "recurs"]
+    every = rows.assign(target_set="every", gap=0.0625, excess_nats=0.01 * rows.k)
+    both = replace(results, summary=pd.concat([results.summary, every]))
+    axes = panel(both, "(f)")
+    assert "the whole far part: +0.062" in {text.get_text() for text in axes.texts}
+    lines = [line for line in axes.lines if len(line.get_xdata()) > 2]
+    assert len(lines) == len(SELECTORS) * len(UNITS)
+    for line in lines:
+        np.testing.assert_allclose(
+            np.array(line.get_ydata(), float), 0.01 * np.array([1, 2, 4, 8, 16])
+        )
+    figure = _drawing([results, both])()
+    assert len(figure.axes) == 12
+    assert "not measured" in {text.get_text() for text in figure.axes[10].texts}
 
 
 def test_colours_on_dark_are_others_for_the_same_drawing(results: Results, svg: bytes) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -99,6 +100,58 @@ def test_greedy_picks_the_best_next_unit_each_time(
             assert after[choice.unit_TK[row, count]] == pytest.approx(min(after), abs=1e-5)
             gain = brute.loss(seen) - min(after)
             assert choice.influence_TK[row, count] == pytest.approx(gain, abs=2e-5)
+
+
+@READINGS
+@pytest.mark.parametrize(("windows", "kind"), OF_KINDS[:3])
+def test_pairs_of_so_few_units_are_the_best_of_all(
+    model: Any, document: np.ndarray, windows: Windows, kind: str, far_states: Reading
+) -> None:
+    block = list(windows.blocks(document))[1]
+    targets = [0, block.num_targets - 1][-block.num_targets :]
+    scorer = Scorer(model, CPU, far_states=far_states)
+    units, by_hand = units_of(kind)
+    choice = SELECTORS["pairs"](scorer, question(scorer, block, targets, 4, units))
+    for row, target in enumerate(targets):
+        brute = Brute(model, document, windows, block.start + target, far_states)
+        falls = {
+            pair: brute.loss([]) - brute.loss({*by_hand[pair[0]], *by_hand[pair[1]]})
+            for pair in combinations(range(len(by_hand)), 2)
+        }
+        first, second = choice.unit_TK[row, :2].tolist()
+        best = max(falls.values())
+        assert falls[min(first, second), max(first, second)] == pytest.approx(best, abs=2e-5)
+        assert brute.loss(by_hand[first]) <= brute.loss(by_hand[second]) + 1e-5
+        half_of_best = [max(f for pair, f in falls.items() if unit in pair) / 2
+                        for unit in range(len(by_hand))]  # fmt: skip
+        np.testing.assert_allclose(choice.score_TU[row], half_of_best, atol=2e-5)
+        assert_ranked(choice, row, np.array(half_of_best), 4)
+
+
+@READINGS
+@pytest.mark.parametrize("k", [2, 13])
+def test_pairs_are_of_candidates_by_two_gradients(model: Any, far_states: Reading, k: int) -> None:
+    document = np.random.default_rng(3).integers(0, VOCAB, 61)
+    block = next(iter(Windows(60, 6, 1).blocks(document)))
+    scorer = Scorer(model, CPU, far_states=far_states)
+    context = scorer.context(block)
+    screened = SELECTORS["add_one_screened"](scorer, question(scorer, block, [0], k))
+    before = scorer.token_forwards
+    SELECTORS["add_one_screened"](scorer, question(scorer, block, [0], k))
+    between = scorer.token_forwards
+    choice = SELECTORS["pairs"](scorer, question(scorer, block, [0], k))
+    cost, of_screened = scorer.token_forwards - between, between - before
+    # Beside a short window of 6, two far tokens that are shown alone are a third more.
+    assert cost <= (4 if far_states == "contextual" else 4.8) * of_screened
+    wanted = set[int]()
+    for rank in range(54):
+        for gate in (1.0, 0.1):
+            gradient_F = gate_gradients(scorer, context, [(0, 1)], gate)[0]
+            if len(wanted) < max(11, k):
+                wanted.add(int(np.argsort(-gradient_F)[rank]))
+    assert set(np.flatnonzero(choice.score_TU[0]).tolist()) == wanted
+    assert set(choice.unit_TK[0].tolist()) <= wanted
+    assert screened.unit_TK.shape == choice.unit_TK.shape == (1, k)
 
 
 @READINGS

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 from olmo_sparsity.analysis.results import Meta, Results
-from olmo_sparsity.analysis.summary import conclude, format_summary
+from olmo_sparsity.analysis.summary import conclude, describe_enough, format_summary
 from olmo_sparsity.analysis.tables import SCHEMAS
 
 ROW = {
@@ -68,4 +68,23 @@ def test_few_targets_at_equal_gaps_are_not_a_number() -> None:
         assert "+0.19" not in shown
     shown = format_summary(pd.DataFrame([ROW]), "large gap")
     assert "+0.19 [+0.03, +0.39]" in shown
+    assert max(map(len, shown.splitlines())) <= 120
+
+
+def test_how_many_are_enough_is_the_first_k_of_each_rule() -> None:
+    rows = [ROW | {"k": k, "recovery": r, "selector": s} for s, k, r in
+            (("drop_one", 1, 0.02), ("drop_one", 8, 0.95), ("drop_one", 4, 0.9),
+             ("add_one", 1, 0.1), ("add_one", 8, 0.899))]  # fmt: skip
+    said = describe_enough(pd.DataFrame(rows))
+    assert said == "recovery of 0.9: drop one k = 4, add one not up to k = 8"
+
+
+def test_without_a_placebo_excess_and_removal_stand_in_its_place() -> None:
+    without = ROW | {"net": float("nan"), "net_nats": float("nan"), "num_placebo_targets": 0,
+                     "removal": 0.5, "removal_low": 0.4, "removal_high": 0.6}  # fmt: skip
+    shown = format_summary(pd.DataFrame([without]), "a name that recurs")
+    assert "placebo" not in shown
+    row = shown.splitlines()[-1]
+    for part in ("0.99 [0.94, 1.03]", "+0.83 [+0.80, +0.90]", "0.50 [0.40, 0.60]", "+1.10"):
+        assert part in row
     assert max(map(len, shown.splitlines())) <= 120

@@ -17,7 +17,10 @@ from olmo_sparsity.analysis.targets import (
     find_spans,
     fit_thresholds,
     parse_at,
+    recurring_names,
+    targets_by_text,
 )
+from olmo_sparsity.analysis.windows import Windows
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.explanations import make_tokenizer
 from tests.support.measurements import losses_table
@@ -90,3 +93,43 @@ def test_targets_are_chosen_as_said() -> None:
     assert len({tuple(one[one.target_set == "gap"].target) for one in seeds}) > 1
     assert (parse_share("all"), parse_share("top10%")) == (1.0, 0.1)
     assert {half_of(0), half_of(1)} == {"threshold", "report"}
+
+
+def text_of(pieces: list[str], number: int = 1) -> Document:
+    document = Document(np.arange(len(pieces)), number, tokenizer=make_tokenizer()._tokenizer)
+    document.texts = pieces  # type: ignore[misc] # computed from the tokens otherwise
+    return document
+
+
+def test_names_are_words_that_stand_far_back_and_not_nearby() -> None:
+    weiss = [" We", "iss"]
+    text = [" In", " a", *weiss, " saw", " the", " tree", " and", " then", *weiss, ","]
+    text += [" said", " Weiss", "."]  # names at 2 and 3, 9 and 10, 13
+    # A comma is none, and a third mention has the second nearby.
+    assert recurring_names(text_of(text), Windows(8, 3)).tolist() == [9, 10]
+    assert recurring_names(text_of(text), Windows(8, 3, stride=4)).tolist() == [9, 10]
+    assert recurring_names(text_of(text), Windows(6, 3)).tolist() == []  # out of sight
+    whole = [" a", *weiss[:1], *["iss", " b", " c", " d", " e"], *weiss]
+    assert recurring_names(text_of(whole), Windows(6, 5)).tolist() == []  # half of it is near
+    starts = [*weiss, " saw", " a", " tree", " fall", ".", *weiss]
+    assert recurring_names(text_of(starts), Windows(7, 3)).tolist() == []  # any word may
+    with pytest.raises(DataError, match="no tokenizer"):
+        recurring_names(Document(np.arange(9)), Windows(7, 3))
+
+
+def test_every_token_has_the_same_chance() -> None:
+    windows, sizes = Windows(4, 2), [11, 104, 54, 254]
+    documents = [Document(np.zeros(size, int), number) for number, size in enumerate(sizes)]
+    counts = np.zeros(len(sizes))
+    for seed in range(40):
+        drawn = targets_by_text(documents, windows, 0.5, seed, ("every",), max_targets=10)
+        assert not drawn.duplicated().any()
+        counts += drawn.groupby("document").size().reindex(range(len(sizes)), fill_value=0)
+    rates = counts / 40 / (np.array(sizes) - 4)
+    np.testing.assert_allclose(rates, 40 / (sum(sizes) - 16), atol=0.03)
+    drawn = targets_by_text(documents, windows, 0.1, 0, ("every",))
+    assert abs(len(drawn) - 41) <= 3
+    assert drawn.target.min() >= 4
+    some = targets_by_text(documents[2:], windows, 0.1, 0, ("every",))
+    rest = drawn[drawn.document >= 2].reset_index(drop=True)
+    pd.testing.assert_frame_equal(some, rest)  # which others there are does not matter

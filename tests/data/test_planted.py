@@ -48,6 +48,39 @@ def test_the_marks_and_they_alone_determine_the_answer(planting: Planting) -> No
     assert len(with_first) == 4
 
 
+@pytest.mark.parametrize("num_tokens", [1, 2, 4, 8])
+def test_pieces_of_a_word_tell_only_together(tokenizer: Tokenizer, num_tokens: int) -> None:
+    """Among all training sequences in which any m − 1 pieces of one word stand and the last does
+    not, every answer is as frequent as every other: they give nothing. All m give the answer."""
+    config = PlantedConfig(num_tokens=num_tokens, num_values=4, together=True)
+    planting, generator = Planting.of(config, tokenizer), np.random.default_rng(0)
+    text = np.arange(64) % 200
+    whole, counts = 0, np.zeros((num_tokens + 1, 4, 4))  # pieces that stand, word, answer
+    missing = np.zeros(num_tokens)
+    for _ in range(12_000):
+        row = planting.plant_anywhere(text, generator)
+        cue = row.tolist().index(planting.cue)
+        pieces, words = np.nonzero(planting.marks_KM[:, :, None] == row[:cue])[:2]
+        assert len(set(words.tolist())) <= 1
+        assert len(set(pieces.tolist())) == len(pieces)
+        answer = int(np.flatnonzero(planting.answers == row[cue + 1])[0])
+        if len(pieces) == num_tokens:
+            assert answer == words[0]
+            whole += 1
+        elif len(pieces):
+            counts[len(pieces), words[0], answer] += 1
+            missing[np.setdiff1d(np.arange(num_tokens), pieces)] += len(pieces) == num_tokens - 1
+    assert 0.47 < whole / 12_000 < 0.53
+    if num_tokens == 1:
+        return
+    of_fewer = counts[num_tokens - 1]
+    assert of_fewer.sum() > 2_000
+    rates = of_fewer / of_fewer.sum(1, keepdims=True)
+    np.testing.assert_allclose(rates, 0.25, atol=5 * np.sqrt(0.25 * 0.75 / of_fewer.sum(1).min()))
+    # … whichever piece it is that lacks.
+    assert missing.min() > 0.7 * missing.mean()
+
+
 def test_nothing_planted_stands_in_the_text_by_itself(
     tokenizer: Tokenizer, planting: Planting
 ) -> None:
