@@ -169,11 +169,11 @@ class SourcePrompt:
         )  # fmt: skip
 
     def answer_ids(
-        self, answer: str | Sequence[str] | None, max_new_tokens: int
+        self, answer: str | Sequence[str] | None, max_new_tokens: int, quiet: bool = False
     ) -> list[list[int]]:
         """Tokens of the answer in one piece, or of each given statement; None: generated."""
         if answer is None:
-            ids = [self._generate(max_new_tokens)]
+            ids = [self._generate(max_new_tokens, quiet)]
         elif isinstance(answer, str):
             ids = self.model.encode([answer])
         else:  # a space between statements belongs to the later one
@@ -182,11 +182,11 @@ class SourcePrompt:
             raise DataError("the answer is empty, or the model ends the text at once; give one")
         return ids
 
-    def _generate(self, max_new_tokens: int) -> list[int]:
+    def _generate(self, max_new_tokens: int, quiet: bool) -> list[int]:
         """The model's own answer, each sentence said when the next one begins."""
         pieces = [token for p in self.pieces for token in (*p.text_ids, *p.after_ids)]
         before, said = [*self.prefix_ids, *pieces, *self.near_ids], 0
-        with Progress("answering", max_new_tokens, "tokens") as progress:
+        with Progress("answering", max_new_tokens, "tokens", enabled=not quiet) as progress:
 
             def show(generated: list[int]) -> None:
                 nonlocal said
@@ -275,7 +275,7 @@ def _candidates(parts: Sequence[Segment], candidates: Sequence[str] | None) -> l
 def _parted(
     model: LoadedModel, names: list[str], pieces: Sequence[Piece], units: str
 ) -> tuple[list[str], list[Piece]]:
-    """Names and pieces of the parts of each source: "notes.txt 2" is the second of notes.txt."""
+    """Names and pieces of the parts of each source: "notes.txt §2" is the second of notes.txt."""
     new_names, new_pieces = list[str](), list[Piece]()
     width = span_width(units)
     for piece in pieces:
@@ -290,7 +290,7 @@ def _parted(
         for number, (first, end) in enumerate(zip([0, *ends], ends, strict=False), start=1):
             after_ids = piece.after_ids if end == ends[-1] else []
             new_pieces.append(Piece(piece.text_ids[first:end], after_ids, len(new_names)))
-            new_names.append(f"{names[piece.source]} {number}")
+            new_names.append(f"{names[piece.source]} §{number}")
     return new_names, new_pieces
 
 

@@ -274,7 +274,7 @@ def explain_sources(
     decoys = "embedded" if asked.decoys is None else asked.decoys
     texts = read_decoys(model, prompt, decoys)
     drawn = draw_decoys(prompt, texts, settings.draws, settings.seed)
-    ids = prompt.answer_ids(answer, num_new)
+    ids = prompt.answer_ids(answer, num_new, asked.quiet)
     layouts = [prompt.lay_out(ids, order) for order in orders]
     scorer = Scorer(model.model, far_states=settings.far_states, batch_tokens=options.batch_tokens)
     losses = list[Losses]()

@@ -119,6 +119,7 @@ def _answer(found: Attribution) -> str:
         second = f' data-second="{_colour(chosen[1])}"' if len(chosen) > 1 else ""
         word = text.strip()
         before, after = text[: text.find(word)], text[text.find(word) + len(word) :]
+        before = before if i else ""  # the answer begins where its first line does
         checked = " checked" if i == 0 else ""
         parts.append(
             f'{escape(before)}<input type="radio" name="statement" id="s{i}"{checked} '

@@ -145,4 +145,5 @@ def in_words(kind: str, cells: pd.DataFrame, nats: float, draws: int) -> str:
         return f"rests on either of {', '.join(names)} ({nats_of} nats)"
     if kind == "both":
         return f"rests on {' and '.join(names)} together ({nats:.1f} nats)"
-    return f"rests on no source ({nats:.1f} nats by all of them)"
+    by_all = round(nats, 1) + 0.0  # no -0.0
+    return f"rests on no source ({by_all:.1f} nats by all of them)"

@@ -83,12 +83,17 @@ SENTENCES = [
 
 @pytest.mark.parametrize("family", ["byte-level", "llama"])
 def test_sentences_end_where_a_reader_ends_them(tokenizer: Tokenizer, family: str) -> None:
-    """At a full stop, also behind a closing quote, and at a blank line; not at 3.5."""
+    """At a full stop, also behind a closing quote, and at a blank line; not at 3.5. Paragraphs end
+    at a blank line alone."""
     *before, heading, after, last = SENTENCES
     text = " ".join(before) + f"\n\n{heading}\n\n{after}  {last}"
     document = encoded(text, tokenizer if family == "byte-level" else llama_like_tokenizer())
     assert "".join(document.texts) == text
-    for kind, expected in (("sentences", SENTENCES), ("words", text.split())):
+    of_kinds = {
+        "sentences": SENTENCES, "words": text.split(),
+        "paragraphs": [" ".join(before), heading, f"{after}  {last}"],
+    }  # fmt: skip
+    for kind, expected in of_kinds.items():
         units = document.units(kind, 0, len(document.tokens))
         assert [unit.strip() for unit in texts_of(units, document)] == expected
 
@@ -108,7 +113,7 @@ def test_without_a_tokenizer_there_are_tokens_and_spans_only() -> None:
     assert FarText.at(document, 1, 4).text(1, 3) == "7 8"
     assert len(document.units("tokens", 0, 5)) == 5
     assert len(document.units("span:2", 1, 5)) == 3
-    for kind in ("words", "sentences"):
+    for kind in ("words", "sentences", "paragraphs"):
         with pytest.raises(DataError, match="the model has no tokenizer"):
             document.units(kind, 0, 5)
 

@@ -72,6 +72,20 @@ def test_other_questions_give_decoys_and_the_cost_is_counted(
     assert found[found.question == 0].nats.tolist() == one.statements.nats.tolist()
 
 
+def test_answers_are_generated_in_silence(
+    model: LoadedModel, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Only the progress of all questions is shown."""
+    lines = [{"sources": one["sources"], "question": one["question"]} for one in RECORDS]
+    path.write_text("\n".join(map(json.dumps, lines)))
+    found = measure_questions(model, path, tmp_path / "out", draws=4, max_new_tokens=4)
+    assert isinstance(found, pd.DataFrame)
+    assert found.question.unique().tolist() == [0, 1, 2]
+    shown = capsys.readouterr().err
+    assert "3/3 questions" in shown
+    assert "answering" not in shown
+
+
 def test_a_line_may_hold_messages(model: LoadedModel, path: Path, tmp_path: Path) -> None:
     """As explain takes them; their sources are decoys of the other questions."""
     template = "{% for m in messages %} {{ m.content | trim }}{% endfor %}"

@@ -45,13 +45,15 @@ def test_statements_are_sentences_or_as_given() -> None:
 
 def test_parts_of_sources_are_judged_as_sources_of_their_own() -> None:
     """With the numbers that they have where each is given as a source."""
-    parted = {"b 1": "w5", "b 2": "w6", "b 3": "w7"}
+    parted = {"b §1": "w5", "b §2": "w6", "b §3": "w7"}
     named = [SOURCES["a"], *(Segment(*item) for item in parted.items()), SOURCES["c"]]
     found = asked(units="words", candidates=["b"], draws=4)
     assert found.names == list(parted)
     np.testing.assert_allclose(found.matrix, asked(sources=named, draws=4).matrix, atol=1e-6)
     assert asked(units="sources").statements.equals(asked().statements)
-    assert asked(units="span:2").names == ["a 1", "a 2", "b 1", "b 2", "c 1", "c 2", "c 3"]
+    assert asked(units="span:2").names == [
+        "a §1", "a §2", "b §1", "b §2", "c §1", "c §2", "c §3"
+    ]  # fmt: skip
     # A text is no decoy of its own parts.
     with pytest.raises(DataError, match="share no passage"):
         asked(units="words", decoys=list(SOURCES.values()))
