@@ -92,10 +92,14 @@ def test_no_circle_of_imports() -> None:
 
 # Modules without a test file of their name, and where they are tested.
 ELSEWHERE = {
-    **dict.fromkeys(["__init__", "__main__", "command/arguments"], "by commands: command/test_cli"),
+    **dict.fromkeys(
+        ["__init__", "__main__", "command/arguments", "command/with_sources"],
+        "by commands: command/test_cli",
+    ),
     **dict.fromkeys(["config/sections", "disk/nested"], "config/test_file, config/test_check"),
     **dict.fromkeys(["config/fields", "config/text", "config/shipped"], "config/test_file"),
     "data/shard_writer": "data/test_tokens, data/test_shards",
+    "command/demo": "base/test_base",
     "model/layers": "model/test_olmo, model/test_inference",
     "disk/json_files": "damaged files of any kind: test_fuzz, test_faults",
     **dict.fromkeys(["disk/rows", "disk/drawing"], "tasks/test_figure, theory/test_results"),

@@ -19,7 +19,7 @@ from olmo_sparsity.analysis.settings import (
     TextOptions,
     kinds_of,
 )
-from olmo_sparsity.errors import printable
+from olmo_sparsity.errors import ConfigError, printable
 
 
 class Parser(argparse.ArgumentParser):
@@ -257,3 +257,10 @@ def _whole_numbers(text: str) -> tuple[int, ...]:
 def given_options(options: argparse.Namespace, *schemas: type) -> dict[str, Any]:
     known = {name for schema in schemas for name in kinds_of(schema)}
     return {name: value for name, value in vars(options).items() if name in known}
+
+
+def parse_shard(text: str) -> tuple[int, int]:
+    first, _, of = text.partition("/")
+    if not (first.isdecimal() and of.isdecimal() and int(first) < int(of)):
+        raise ConfigError(f"--shard={text} must be i/n with 0 <= i < n")
+    return int(first), int(of)

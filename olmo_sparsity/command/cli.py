@@ -13,9 +13,14 @@ import os
 import sys
 import traceback
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from olmo_sparsity.command import arguments
+from olmo_sparsity.command.with_sources import (
+    explain_sources,
+    measure_questions_file,
+    source_options,
+)
 from olmo_sparsity.errors import ConfigError, naming_extras
 from olmo_sparsity.process.ending import (
     EXIT_BAD_INPUT,
@@ -206,7 +211,7 @@ def explain(options: argparse.Namespace) -> int:
     if options.html is not None and not options.html.endswith(".html"):
         raise ConfigError(f"--html={options.html} must end in .html")
     if options.source is not None:
-        return _explain_sources(options)
+        return explain_sources(options)
     if options.foreign is not None and not options.check:
         raise ConfigError("--foreign is text for --check; add it, or leave --foreign out")
     result = ask.explain(
@@ -217,7 +222,7 @@ def explain(options: argparse.Namespace) -> int:
         target=options.target,
         foreign=options.foreign or "embedded",
         judge=options.judge,
-        **_of_sources(options),
+        **source_options(options),
         **arguments.given_options(options, AskSettings, SourceSettings, ModelOptions),
     )
     if options.dry_run:
@@ -237,63 +242,6 @@ def explain(options: argparse.Namespace) -> int:
     return 0
 
 
-def _explain_sources(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis import ask
-    from olmo_sparsity.analysis.explanation import to_json
-    from olmo_sparsity.analysis.prompt import read_text
-    from olmo_sparsity.analysis.settings import AskSettings, ModelOptions, SourceSettings
-
-    if options.check or options.foreign is not None or options.judge is not None:
-        raise ConfigError(
-            "--check, --foreign and --judge are for a text or prompt; sources have --decoys"
-        )
-    named = [pair for source in options.source for pair in _named_files(source)]
-    names = [name for name, _ in named]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"--source: two have one name: {', '.join(names)}")
-    texts = [read_text(path) for _, path in named]
-    result = ask.explain(
-        options.model,
-        sources=dict(zip(names, texts, strict=True)),
-        at=options.at,
-        target=options.target,
-        **_of_sources(options),
-        **arguments.given_options(options, AskSettings, SourceSettings, ModelOptions),
-    )
-    if options.dry_run:
-        print(result)
-        return 0
-    print(to_json(result) if options.json else result.describe(bold=sys.stdout.isatty()))
-    if options.html is not None:
-        result.to_html(options.html)
-        print(options.html, file=sys.stderr)
-    return 0
-
-
-def _named_files(source: str) -> list[tuple[str, str]]:
-    """Name and path of NAME=FILE, of a file, or of all files of a folder."""
-    if Path(source).is_dir():
-        files = sorted(path for path in Path(source).iterdir() if path.is_file())
-        if not files:
-            raise ConfigError(f"--source={source} is a folder without files")
-        return [(path.name, str(path)) for path in files]
-    name, _, path = source.partition("=")
-    return [(name, path) if path else (Path(source).name, source)]
-
-
-def _of_sources(options: argparse.Namespace) -> dict[str, Any]:
-    """What belongs to sources, refused by `explain` without them."""
-    from olmo_sparsity.analysis.prompt import read_text
-
-    texts = {name: getattr(options, name) for name in ("question", "answer")}
-    return {
-        **{name: text and read_text(text, inline=True) for name, text in texts.items()},
-        "candidates": options.candidates,
-        "decoys": options.decoys,
-        "dry_run": options.dry_run,
-    }
-
-
 def measure(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.estimate import estimate
     from olmo_sparsity.analysis.measurement import run, sum_up_partial
@@ -311,12 +259,12 @@ def measure(options: argparse.Namespace) -> int:
     from olmo_sparsity.process.versions import typed_command
 
     if options.questions is not None:
-        return _measure_questions(options)
+        return measure_questions_file(options)
     if options.decoys is not None:
         raise ConfigError(
             "--decoys belong to --questions; of a text, --control says what stands in"
         )
-    shard, out = parse_shard(options.shard), Path(options.out)
+    shard, out = arguments.parse_shard(options.shard), Path(options.out)
     results_folder(out).refuse_others()
     planned = plan(
         options.model,
@@ -337,35 +285,6 @@ def measure(options: argparse.Namespace) -> int:
     if results is not None:
         print(describe(results))
         print(f"tables: {out}/*.parquet; to read: olmo-sparsity report {out} --out {out}.html")
-    return 0
-
-
-def _measure_questions(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.questions import describe, measure_questions
-    from olmo_sparsity.analysis.settings import (
-        ModelOptions,
-        Settings,
-        SourceSettings,
-        TextOptions,
-        build,
-    )
-    from olmo_sparsity.analysis.statements import Cost
-    from olmo_sparsity.model.load import load_model
-
-    for name in ("text", "targets", "choices", "at", "quick", "partial"):
-        if getattr(options, name):
-            raise ConfigError(f"--{name} does not go with --questions; leave it out")
-    given = arguments.given_options(options, Settings, TextOptions, SourceSettings, ModelOptions)
-    known = build(ModelOptions, given)
-    model = load_model(
-        options.model, device=known.device, dtype=known.dtype, device_map=known.device_map
-    )
-    found = measure_questions(
-        model, options.questions, options.out, decoys=options.decoys,
-        shard=parse_shard(options.shard), dry_run=options.dry_run, **given,
-    )  # fmt: skip
-    if found is not None:
-        print(found if isinstance(found, Cost) else describe(found))
     return 0
 
 
@@ -433,7 +352,9 @@ def task(options: argparse.Namespace) -> int:
     from olmo_sparsity.tasks.results import format_table
 
     print(
-        format_table(experiment.run(options.config, options.overrides, parse_shard(options.shard)))
+        format_table(
+            experiment.run(options.config, options.overrides, arguments.parse_shard(options.shard))
+        )
     )
     return 0
 
@@ -443,10 +364,3 @@ def theory(options: argparse.Namespace) -> int:
 
     experiment.run(options.config, options.overrides)
     return 0
-
-
-def parse_shard(text: str) -> tuple[int, int]:
-    first, _, of = text.partition("/")
-    if not (first.isdecimal() and of.isdecimal() and int(first) < int(of)):
-        raise ConfigError(f"--shard={text} must be i/n with 0 <= i < n")
-    return int(first), int(of)

@@ -1,0 +1,100 @@
+"""`explain` and `measure` where the far text is named sources.
+
+Place in the flow: beneath cli.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from olmo_sparsity.command import arguments
+from olmo_sparsity.errors import ConfigError
+
+
+def explain_sources(options: argparse.Namespace) -> int:
+    from olmo_sparsity.analysis import ask
+    from olmo_sparsity.analysis.explanation import to_json
+    from olmo_sparsity.analysis.prompt import read_text
+    from olmo_sparsity.analysis.settings import AskSettings, ModelOptions, SourceSettings
+
+    if options.check or options.foreign is not None or options.judge is not None:
+        raise ConfigError(
+            "--check, --foreign and --judge are for a text or prompt; sources have --decoys"
+        )
+    named = [pair for source in options.source for pair in _named_files(source)]
+    names = [name for name, _ in named]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--source: two have one name: {', '.join(names)}")
+    texts = [read_text(path) for _, path in named]
+    result = ask.explain(
+        options.model,
+        sources=dict(zip(names, texts, strict=True)),
+        at=options.at,
+        target=options.target,
+        **source_options(options),
+        **arguments.given_options(options, AskSettings, SourceSettings, ModelOptions),
+    )
+    if options.dry_run:
+        print(result)
+        return 0
+    print(to_json(result) if options.json else result.describe(bold=sys.stdout.isatty()))
+    if options.html is not None:
+        result.to_html(options.html)
+        print(options.html, file=sys.stderr)
+    return 0
+
+
+def _named_files(source: str) -> list[tuple[str, str]]:
+    """Name and path of NAME=FILE, of a file, or of all files of a folder."""
+    if Path(source).is_dir():
+        files = sorted(path for path in Path(source).iterdir() if path.is_file())
+        if not files:
+            raise ConfigError(f"--source={source} is a folder without files")
+        return [(path.name, str(path)) for path in files]
+    name, _, path = source.partition("=")
+    return [(name, path) if path else (Path(source).name, source)]
+
+
+def source_options(options: argparse.Namespace) -> dict[str, Any]:
+    """What belongs to sources, refused by `explain` without them."""
+    from olmo_sparsity.analysis.prompt import read_text
+
+    texts = {name: getattr(options, name) for name in ("question", "answer")}
+    return {
+        **{name: text and read_text(text, inline=True) for name, text in texts.items()},
+        "candidates": options.candidates,
+        "decoys": options.decoys,
+        "dry_run": options.dry_run,
+    }
+
+
+def measure_questions_file(options: argparse.Namespace) -> int:
+    from olmo_sparsity.analysis.questions import describe, measure_questions
+    from olmo_sparsity.analysis.settings import (
+        ModelOptions,
+        Settings,
+        SourceSettings,
+        TextOptions,
+        build,
+    )
+    from olmo_sparsity.analysis.statements import Cost
+    from olmo_sparsity.model.load import load_model
+
+    for name in ("text", "targets", "choices", "at", "quick", "partial"):
+        if getattr(options, name):
+            raise ConfigError(f"--{name} does not go with --questions; leave it out")
+    given = arguments.given_options(options, Settings, TextOptions, SourceSettings, ModelOptions)
+    known = build(ModelOptions, given)
+    model = load_model(
+        options.model, device=known.device, dtype=known.dtype, device_map=known.device_map
+    )
+    found = measure_questions(
+        model, options.questions, options.out, decoys=options.decoys,
+        shard=arguments.parse_shard(options.shard), dry_run=options.dry_run, **given,
+    )  # fmt: skip
+    if found is not None:
+        print(found if isinstance(found, Cost) else describe(found))
+    return 0
