@@ -208,8 +208,9 @@ def _read_yaml(path: Path, above: tuple[Path, ...] = ()) -> DictConfig:
 
 
 def _merged(beneath: DictConfig, above: DictConfig) -> DictConfig:
-    plain = (OmegaConf.to_container(config) for config in (beneath, above))
-    return OmegaConf.create(_merge(*plain))
+    merged = _merge(OmegaConf.to_container(beneath), OmegaConf.to_container(above))
+    assert isinstance(merged, dict)
+    return OmegaConf.create(merged)
 
 
 def _merge(beneath: Any, above: Any, name: str = "") -> Any:
