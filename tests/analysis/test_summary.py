@@ -49,7 +49,10 @@ def test_the_last_sentence_says_how_much_and_whether_to_believe_it() -> None:
         ({"has_induction": False}, "; but the model does not copy from its context."),
         ({"net_low": float("nan")}, "there is no interval to judge it by."),
         ({"net": float("nan")}, "+0.83 [+0.80, +0.90] (+1.10 nats) beyond the controls"),
-        ({"gap": -0.2}, "small: all far tokens together do not lower the loss of these 200 targets"),
+        (
+            {"gap": -0.2},
+            "small: all far tokens together do not lower the loss of these 200 targets",
+        ),
         ({"units": "words"}, "small: 1 far word by"),
         ({"units": "span:4"}, "small: 1 far span:4 by"),
     ],
