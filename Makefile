@@ -53,7 +53,7 @@ fuzz: install
 	$(BIN)/python -m tests.fuzz --cases 3000
 
 faults: install
-	$(BIN)/python -m tests.faults --damages 2700 --kills 300 --races 60
+	$(BIN)/python -m tests.faults --damages 2700 --transplants 300 --kills 300 --races 60
 
 bench: install
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"

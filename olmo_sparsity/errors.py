@@ -47,6 +47,21 @@ def naming_extras() -> Iterator[None]:
         raise
 
 
+@contextmanager
+def naming_panics(origin: str) -> Iterator[None]:
+    """Name whose tokenizer has failed: a panic of the library, as of a regular expression without
+    end, is no `Exception`."""
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit | MemoryError):
+            raise
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise DataError(
+            f"{origin}: its tokenizer cannot read the text ({reason}); correct its tokenizer.json"
+        ) from None
+
+
 def printable(text: str) -> str:
     """On one line and without control characters, which a terminal would execute."""
     return "".join(

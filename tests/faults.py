@@ -1,6 +1,6 @@
 """Faults of disks, schedulers and hands: damaged files, kills at file operations, two at once.
 
-    python -m tests.faults --damages 1000 --kills 200 --limits 50 --races 20
+    python -m tests.faults --damages 1000 --transplants 200 --kills 200 --limits 50 --races 20
     python -m tests.faults --only damage:137          one of them again, with its traceback
 
 Every trial has its number as its seed, and takes folders that the commands themselves made. After a
@@ -125,6 +125,21 @@ def damage(folder: Path, random: Random) -> str:
     return f"{where}: {change(path, random)}"
 
 
+def transplant_into(folder: Path, twin: Path, random: Random) -> str:
+    """A file or a whole inner folder from what the same commands made of other settings: each byte
+    of it is as it was written, and only what other files say of it shows that it is not theirs."""
+    donor = twin / folder.name
+    theirs = sorted(path.relative_to(donor) for path in donor.rglob("*"))
+    where = pick(random, theirs)
+    if (donor / where).is_dir():
+        shutil.rmtree(folder / where, ignore_errors=True)
+        shutil.copytree(donor / where, folder / where)
+    else:
+        (folder / where).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(donor / where, folder / where)
+    return f"{where} of another"
+
+
 # --- the folders, and the commands that make and read them ----------------------------------------
 
 
@@ -135,6 +150,23 @@ def make_world(folder: Path) -> World:
     succeed(["export", world.run["run_folder"], str(folder / "exported")])
     (folder / "losses").write_text(table_of(succeed(["losses", world.run["run_folder"]])))
     return world
+
+
+def twin_of(world: World) -> Path:
+    """The same folders, of another seed and another share of the text."""
+    twin, made = world.folder / "twin", world.folder / "twin_made"
+    if not twin.exists():
+        shutil.rmtree(made, ignore_errors=True)
+        made.mkdir()
+        data = world.run["data"] | {"folder": str(made / "data"), "heldout_share": 0.5}
+        run = world.run | {"seed": 4, "run_folder": str(made / "run"), "data": data}
+        task = world.task | {"output": str(made / "task"), "num_test_samples": 30}
+        for command, of in (("prepare", run), ("train", run), ("task", task)):
+            succeed([command, write_yaml(made / f"{command}.yaml", of)])
+        succeed(["export", run["run_folder"], str(made / "exported")])
+        succeed(measure(world, made / "results", Path(run["run_folder"])))
+        made.rename(twin)
+    return twin
 
 
 def table_of(answer: Answer) -> str:
@@ -256,6 +288,19 @@ SCENES = MAKINGS | {
 
 
 def damaged_folder(world: World, number: int, here: Path, say: Say) -> None:
+    _spoilt_folder(world, number, here, say, damage)
+
+
+def transplant(world: World, number: int, here: Path, say: Say) -> None:
+    twin = twin_of(world)
+    _spoilt_folder(
+        world, number, here, say, lambda *given: transplant_into(given[0], twin, given[1])
+    )
+
+
+def _spoilt_folder(
+    world: World, number: int, here: Path, say: Say, spoil: Callable[[Path, Random], str]
+) -> None:
     random = np.random.default_rng(number)
     name = list(SCENES)[number % len(SCENES)]
     scene = SCENES[name]
@@ -263,7 +308,7 @@ def damaged_folder(world: World, number: int, here: Path, say: Say) -> None:
     shutil.copytree(world.folder / scene.folder, copy)
     scene.begin(copy)
     say(name)
-    say(damage(copy, random))
+    say(spoil(copy, random))
     answer = run_command(scene.words(world, copy, here))
     (here / "said").write_text(table_of(answer))
     if answer.code == 0 and scene.same is not None and "; reading step" not in answer.error:
@@ -397,6 +442,7 @@ def race(world: World, number: int, here: Path, say: Say) -> None:
 
 TRIALS: dict[str, tuple[fuzz.Trial, int]] = {
     "damage": (damaged_folder, 600),
+    "transplant": (transplant, 200),
     "kill": (kill, 100),
     "limit": (limit, 50),
     "race": (race, 20),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,13 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fuzz.World]:
 
 @pytest.mark.parametrize(
     ("trial", "count"),
-    [(faults.damaged_folder, 16), (faults.kill, 5), (faults.limit, 5), (faults.race, 1)],
+    [
+        (faults.damaged_folder, 16),
+        (faults.transplant, 16),
+        (faults.kill, 5),
+        (faults.limit, 5),
+        (faults.race, 1),
+    ],
 )
 def test_a_fault_changes_no_number_without_a_word(
     world: fuzz.World, trial: fuzz.Trial, count: int
@@ -42,6 +49,14 @@ def test_the_injector_sees_other_numbers_and_what_is_left_over(
     done, failure = fuzz.run_trial(
         world, faults.damaged_folder, list(faults.SCENES).index("report")
     )
+    assert "other rows" in str(failure), done
+
+    def exchange(folder: Path, twin: Path, random: object) -> str:
+        shutil.copy(twin / "results/losses.parquet", folder)
+        return "exchanged"
+
+    monkeypatch.setattr(faults, "transplant_into", exchange)
+    done, failure = fuzz.run_trial(world, faults.transplant, list(faults.SCENES).index("report"))
     assert "other rows" in str(failure), done
     monkeypatch.undo()
 

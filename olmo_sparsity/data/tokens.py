@@ -47,7 +47,7 @@ from olmo_sparsity.data.tokenizer import (
 from olmo_sparsity.disk.files import naming, sync, write_atomically
 from olmo_sparsity.disk.nested import differences
 from olmo_sparsity.disk.work_folder import WorkFolder, refuse_changes
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.errors import ConfigError, DataError, naming_panics
 from olmo_sparsity.process.launch import read_launch
 from olmo_sparsity.process.progress import Progress
 
@@ -307,7 +307,9 @@ def _encode_batches(
 ) -> Generator[tuple[_Batch, list[Encoding]], None, None]:
     with contextlib.closing(batches):
         for batch in batches:
-            yield batch, tokenizer.encode_batch_fast(batch.pieces, add_special_tokens=False)
+            with naming_panics("data.tokenizer"):
+                encodings = tokenizer.encode_batch_fast(batch.pieces, add_special_tokens=False)
+            yield batch, encodings
 
 
 def _write_shards(

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from olmo_sparsity.disk.files import follow_umask, sha256_of
 from olmo_sparsity.disk.manifest import verify_manifest
+from olmo_sparsity.disk.nested import differences
 from olmo_sparsity.errors import DataError
 
 WEIGHTS = "model.safetensors"
@@ -117,6 +118,21 @@ def verified_checkpoints(
     """Newest first, each with what its manifest shows to be wrong; None if it is intact."""
     for folder in list_checkpoints(run_folder):
         yield folder, verify_manifest(folder, only)
+
+
+def refuse_other_run(run_folder: Path, checkpoint: Path) -> None:
+    """A whole checkpoint that was copied from elsewhere."""
+    if not (run_folder / "config.yaml").is_file():
+        return
+    from olmo_sparsity.config.file import flatten, load_saved_config
+
+    theirs, ours = (flatten(load_saved_config(f / "config.yaml")) for f in (checkpoint, run_folder))
+    fixed = [key for key in {*ours, *theirs} if key == "seed" or key.startswith("model.")]
+    if changed := differences(*({key: of.get(key) for key in fixed} for of in (theirs, ours))):
+        raise DataError(
+            f"'{checkpoint}' is of another run than '{run_folder}' ({', '.join(changed)}); move it "
+            "away, or name it itself"
+        )
 
 
 def fingerprint(paths: Collection[Path]) -> str:

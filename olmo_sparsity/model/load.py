@@ -21,12 +21,20 @@ import torch
 from tokenizers import Tokenizer
 
 from olmo_sparsity.disk.manifest import MANIFEST, verify_manifest
-from olmo_sparsity.errors import ConfigError, DataError, UserError, is_out_of_memory, naming_extras
+from olmo_sparsity.errors import (
+    ConfigError,
+    DataError,
+    UserError,
+    is_out_of_memory,
+    naming_extras,
+    naming_panics,
+)
 from olmo_sparsity.model.checkpoint_files import (
     WEIGHTS,
     fingerprint,
     fingerprint_weights,
     load_weights,
+    refuse_other_run,
     verified_checkpoints,
 )
 from olmo_sparsity.model.compatibility import PositionLimit
@@ -142,16 +150,8 @@ class LoadedModel:
     def encode(self, texts: list[str]) -> list[list[int]]:
         """Token IDs of each text, with nothing put before or after it."""
         assert self.tokenizer is not None
-        try:
+        with naming_panics(f"'{self.name}'"):
             encoded = self.tokenizer.encode_batch(texts, add_special_tokens=False)
-        except BaseException as error:  # a panic of tokenizers is no Exception
-            if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
-                raise
-            reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
-            raise DataError(
-                f"'{self.name}': its tokenizer cannot read the text ({reason}); correct its "
-                "tokenizer.json"
-            ) from None
         for text in encoded:
             if (largest := max(text.ids, default=0)) >= self.model.vocab_size:
                 raise DataError(
@@ -316,6 +316,7 @@ def _latest_or_fail(run_folder: Path) -> Path:
         if problem is None:
             if newest:
                 say(f"{newest}; reading {folder.name} instead")
+            refuse_other_run(run_folder, folder)
             return folder
         newest = newest or f"{folder}: {problem}"
     if newest:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -84,20 +86,33 @@ def read_hugging_face(
     config._attn_implementation = "sdpa" if frame._supports_sdpa else "eager"
     model: PreTrainedModel
     info: dict[str, Any]
-    # Typed as returning a model; with output_loading_info it returns a pair.
-    model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
-        folder,
-        config=config,
-        dtype=dtype or "auto",
-        device_map=device_map,
-        use_safetensors=True,
-        output_loading_info=True,
-        **NO_CODE,
-    )
+    with _without_warnings():  # which print the names of tensors as they are; see _check_keys
+        # Typed as returning a model; with output_loading_info it returns a pair.
+        model, info = AutoModelForCausalLM.from_pretrained(  # type: ignore[misc]
+            folder,
+            config=config,
+            dtype=dtype or "auto",
+            device_map=device_map,
+            use_safetensors=True,
+            output_loading_info=True,
+            **NO_CODE,
+        )
     _check_keys(folder, type(model).__name__, info["missing_keys"], info["unexpected_keys"])
     if device_map is None:
         nn.Module.to(model, device)
     return model
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    from transformers.utils import logging
+
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
 
 
 def _check_keys(folder: Path, of: str, missing: set[str], unexpected: set[str]) -> None:

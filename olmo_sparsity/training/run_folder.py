@@ -57,6 +57,7 @@ def open_run_folder(config: RunConfig) -> Iterator[Path]:
     with folder.opened("checkpoints"):
         if folder.identity.exists():
             refuse_other_config(folder.identity, config)
+            _refuse_other_evaluation(folder.identity, config)
         save_config(config, folder.identity)
         yield folder.path
 
@@ -64,6 +65,17 @@ def open_run_folder(config: RunConfig) -> Iterator[Path]:
 def refuse_other_config(path: Path, config: RunConfig) -> None:
     settings = _settings(path, config, lambda key: not key.startswith(FREE_KEYS))
     refuse_changes(str(path.parent), differences(*settings))
+
+
+def _refuse_other_evaluation(path: Path, config: RunConfig) -> None:
+    """Of a finished run, which evaluates nothing more."""
+    last = max(map(step_of, list_checkpoints(path.parent)), default=0)
+    changed = differences(*_settings(path, config, lambda key: key.startswith("evaluation.")))
+    if changed and last == config.training.num_steps:
+        raise ConfigError(
+            f"{path.parent} is finished, and was evaluated with {', '.join(changed)}; set it as it "
+            "was, or train in another run_folder"
+        )
 
 
 def refuse_other_branch(path: Path, config: RunConfig) -> None:

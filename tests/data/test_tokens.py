@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from olmo.data.memmap_dataset import MemMapDataset
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from olmo_sparsity.config.sections import DataConfig
 from olmo_sparsity.config.text import CorpusConfig, TokenizerConfig
@@ -160,6 +161,16 @@ def test_the_end_token_can_never_stand_inside_a_document(tmp_path: Path, data: D
     splitter = pre_tokenizers.WhitespaceSplit()
     data.tokenizer = word_tokenizer(tmp_path, {"<|endoftext|>": 0, "?": 1}, splitter)
     with pytest.raises(DataError, match="end-of-text token"):
+        prepare(data)
+
+
+def test_a_regular_expression_without_end_is_one_line(tmp_path: Path, data: DataConfig) -> None:
+    text = tmp_path / "b.jsonl"
+    text.write_text(json.dumps({"text": "b" * 60 + "!"}))
+    data.corpus.path = str(text)
+    splitter = pre_tokenizers.Split(Regex(r"(b+)+$|(?<!b)c"), "isolated")
+    data.tokenizer = word_tokenizer(tmp_path, {"<|endoftext|>": 0, "?": 1}, splitter)
+    with pytest.raises(DataError, match=r"data.tokenizer: its tokenizer .*retry-limit"):
         prepare(data)
 
 

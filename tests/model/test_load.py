@@ -173,6 +173,17 @@ def test_a_checkpoint_of_ours_is_read(tmp_path: Path, architecture: str) -> None
     assert low(draw_tokens(), GAPPED).dtype == torch.bfloat16
 
 
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    (folder,) = steps(tmp_path, 1)
+    config = tmp_path / "config.yaml"
+    config.write_bytes((folder / "config.yaml").read_bytes())
+    assert load_model(str(tmp_path), device="cpu").name == str(folder)
+    config.write_text(config.read_text().replace("seed: 0", "seed: 7"))
+    with pytest.raises(DataError, match=r"step000001' is of another run .*seed=0 \(now 7\)"):
+        load_model(str(tmp_path), device="cpu")
+    load_model(str(folder), device="cpu")  # it is whole, and named itself
+
+
 # --- what cannot be read ------------------------------------------------------------------------
 
 

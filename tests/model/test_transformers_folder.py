@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -59,6 +61,24 @@ def test_damaged_hugging_face_folders_are_named(
     damage(tmp_path)
     with pytest.raises(DataError, match=problem):
         load_model(str(tmp_path), device="cpu")
+
+
+def test_names_of_tensors_reach_no_terminal_as_they_are(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    tiny("LlamaForCausalLM", **SIZES).save_pretrained(tmp_path)
+    path = tmp_path / "model.safetensors"
+    tensors = load_file(path) | {"\x1b]0;title\x07": torch.ones(1)}
+    save_file(tensors, path, metadata={"format": "pt"})
+    handlers = logging.getLogger("transformers").handlers  # of the terminal, as pytest's are not
+    heard = io.StringIO()
+    handlers.append(logging.StreamHandler(heard))
+    try:
+        with pytest.raises(DataError, match="hold 1 more weights"):
+            load_model(str(tmp_path), device="cpu")
+    finally:
+        handlers.pop()
+    assert "title" not in heard.getvalue() + capfd.readouterr().err
 
 
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:

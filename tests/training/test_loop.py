@@ -76,6 +76,10 @@ def test_a_finished_run_is_left_alone(
     metrics.unlink()
     assert train(make_config()) is Outcome.FINISHED
     assert "held-out loss by position: lost" in capsys.readouterr().err
+    written = (trained / "config.yaml").read_bytes()
+    with pytest.raises(ConfigError, match=r"finished, and was evaluated with evaluation\.num_seq"):
+        train(make_config(evaluation__num_sequences=7))
+    assert (trained / "config.yaml").read_bytes() == written
 
 
 def test_runs_repeat_and_seeds_differ(make_config: MakeConfig, tmp_path: Path) -> None:
