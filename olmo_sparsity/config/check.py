@@ -119,6 +119,11 @@ def _check_positions(config: RunConfig, require: Require) -> None:
             f"training.length={training.length}; raise the first or lower the second",
         )
     _check_scaling(config, require)
+    require(
+        config.data.mask_documents or not positions.per_document,
+        "positions.per_document=true is set, but with data.mask_documents=false all documents of a "
+        "sequence are one text; set both",
+    )
     if positions.scheme == "pose":
         require(
             positions.num_chunks <= training.shortest,

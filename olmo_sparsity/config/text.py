@@ -132,7 +132,7 @@ class DataConfig:
     heldout_files: list[str] | None = None
     mask_documents: bool = False
     """Restrict attention to the own document of a sequence, in training and held-out evaluation.
-    Position IDs are those of the sequence. On a GPU the mask rules out flash attention."""
+    Position IDs are those of the sequence, if not positions.per_document."""
 
     planted: PlantedConfig = field(default_factory=PlantedConfig)
     repeated: RepeatedConfig = field(default_factory=RepeatedConfig)
@@ -171,6 +171,10 @@ class PositionsConfig:
     num_chunks: int = only_if("scheme", "pose", default=2, least=1)
     """Number of runs of consecutive IDs in a sequence. Each but the last is
     U{1 ... (length + 1) // num_chunks} long, the first begins at 0."""
+
+    per_document: bool = False
+    """With data.mask_documents: each document of a sequence gets IDs of its own by the scheme,
+    which begin anew, held out too. Otherwise IDs go on through the sequence."""
 
     scaling: Literal["none", "linear", "ntk", "yarn", "llama3"] = "none"
     """Lower frequencies of RoPE, in training and wherever the model is used (model/rope.py).

@@ -26,7 +26,7 @@ from torch import Tensor
 from olmo_sparsity.config.text import IGNORED, PlantedConfig, PositionsConfig, RepeatedConfig
 from olmo_sparsity.data.mixture import Interleaving
 from olmo_sparsity.data.planted import Planting
-from olmo_sparsity.data.positions import draw_positions
+from olmo_sparsity.data.positions import draw_positions, restart
 from olmo_sparsity.data.repeated import Repeating
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.errors import DataError
@@ -43,10 +43,13 @@ class Batch:
     """The next token of the text, or IGNORED."""
 
     documents_BL: Tensor | None = None
-    """The number of each token's document, to which attention is restricted. None: it is not."""
+    """The number of each token's document, to which attention is restricted. None: it is not. Stays
+    on the host, which must know the documents' lengths."""
 
     def to(self, device: torch.device) -> Batch:
-        return self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        moved = self._each(lambda tensor: tensor.to(device, non_blocking=True))
+        moved.documents_BL = self.documents_BL
+        return moved
 
     def pinned(self) -> Batch:
         """In pinned memory, for asynchronous copies to a GPU."""
@@ -179,13 +182,14 @@ class TrainingBatches:
         labels_BL, documents_BL = np.empty(shape, np.int64), np.zeros(shape, np.int64)
         for row, (piece, of) in enumerate(product(range(pieces), drawn)):
             text, index = of.text[piece * length :][:length], of.index * pieces + piece
-            positions_BL[row] = draw_positions(
-                self.positions, length, seed=self.seed, epoch=of.epoch, index=index
-            )
             seeds = [self.seed, of.epoch, index]
             tokens_BL[row], labels_BL[row], is_one_document = self._text(text, seeds)
             if not is_one_document:
                 documents_BL[row] = number_documents(tokens_BL[row], self.eos_id)
+            positions_BL[row] = draw_positions(
+                self.positions, length, seed=self.seed, epoch=of.epoch, index=index,
+                documents_L=documents_BL[row] if self.positions.per_document else None,
+            )  # fmt: skip
         batch = Batch(*map(torch.from_numpy, (tokens_BL, positions_BL, labels_BL)))
         if self.mask_documents:
             batch.documents_BL = torch.from_numpy(documents_BL)
@@ -237,8 +241,10 @@ def heldout_batches(
     num_sequences: int,
     batch_size: int,
     mask_documents: bool = False,
+    per_document: bool = False,
 ) -> Iterator[Batch]:
-    """Held-out text from its start, cut into sequences of `length`, with contiguous IDs."""
+    """Held-out text from its start, cut into sequences of `length`, with contiguous IDs: of the
+    sequence, or of each document."""
     sequences = heldout_sequences(shards, length)
     count = min(num_sequences, len(sequences))
     for start in range(0, count, batch_size):
@@ -251,4 +257,6 @@ def heldout_batches(
         if mask_documents:
             documents_BL = number_documents(tokens_BL.numpy(), shards.eos_id)
             batch.documents_BL = torch.from_numpy(documents_BL)
+            if per_document:
+                batch.positions_BL = torch.from_numpy(restart(documents_BL))
         yield batch

@@ -16,17 +16,36 @@ from olmo_sparsity.config.text import PositionsConfig
 
 
 def draw_positions(
-    config: PositionsConfig, length: int, *, seed: int, epoch: int, index: int
+    config: PositionsConfig,
+    length: int,
+    *,
+    seed: int,
+    epoch: int,
+    index: int,
+    documents_L: np.ndarray | None = None,
 ) -> np.ndarray:
-    """positions_L for one training sequence, int64, strictly increasing."""
+    """positions_L for one training sequence, int64, strictly increasing: in the sequence, or, if
+    documents' numbers are given, in each of them."""
+    generator = np.random.default_rng([seed, epoch, index])
+    lengths = [length] if documents_L is None else np.bincount(documents_L)
+    return np.concatenate([_draw(config, int(length), generator) for length in lengths])
+
+
+def _draw(config: PositionsConfig, length: int, generator: np.random.Generator) -> np.ndarray:
     if config.scheme == "contiguous":
         return np.arange(length)
     target = config.target_length
     assert target is not None
-    generator = np.random.default_rng([seed, epoch, index])
     if config.scheme == "randomized":
         return randomized(generator, length, target)
-    return pose(generator, length, target, num_chunks=config.num_chunks)
+    return pose(generator, length, target, num_chunks=min(config.num_chunks, max(length, 1)))
+
+
+def restart(documents_BL: np.ndarray) -> np.ndarray:
+    """positions_BL that begin at 0 in each document."""
+    places_BL = np.broadcast_to(np.arange(documents_BL.shape[1]), documents_BL.shape)
+    begins_BL = np.diff(documents_BL, axis=1, prepend=-1) != 0
+    return places_BL - np.maximum.accumulate(places_BL * begins_BL, axis=1)
 
 
 def randomized(generator: np.random.Generator, length: int, target: int) -> np.ndarray:

@@ -8,7 +8,9 @@ Dimension key: B batch, L length (K keys: with a cache longer than L), H heads, 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+import importlib.util
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -140,6 +142,164 @@ def _far_attends_apart(device: torch.device, dtype: torch.dtype, head_width: int
     return torch.allclose(found, expected, rtol=0, atol=4 * eps)
 
 
+# --- documents kept apart -------------------------------------------------------------------------
+
+Documents = tuple[Tensor, Tensor]
+"""starts_D1, on the host and on the device of the model: where the documents of a batch begin, all
+rows one after another, and where the last one ends."""
+
+
+def find_documents(documents_BL: Tensor, device: torch.device) -> Documents:
+    """`documents_BL`: a number for each place, on the host. A document is a run of equal ones."""
+    begins_BL = torch.ones_like(documents_BL, dtype=torch.bool)
+    begins_BL[:, 1:] = documents_BL[:, 1:] != documents_BL[:, :-1]
+    starts_D = begins_BL.flatten().nonzero()[:, 0]
+    starts_D1 = F.pad(starts_D, (0, 1), value=documents_BL.numel()).int()
+    return starts_D1, starts_D1.to(device, non_blocking=True)
+
+
+def attend_within(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    documents: Documents,
+    bias: Tensor | None = None,
+    dropout_p: float = 0.0,
+) -> Tensor:
+    """Causal attention of each document to itself. No kernel sees two documents, so time and memory
+    are those of the documents alone: there is no mask of L·L places. `bias`: causal already."""
+    starts_on_host, starts = documents
+    q, k = q.to(v.dtype), k.to(v.dtype)
+    if bias is None and dropout_p == 0:
+        if q.device.type == "cpu":
+            return _attend_by_document(q, k, v, starts_on_host)[0]
+        if _packs(q.device, q.dtype, q.shape[-1]):
+            from torch.nn.attention.varlen import varlen_attn
+
+            length, grouped = q.shape[2], q.shape[1] != k.shape[1]
+            packed = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+            mixed_NHK = varlen_attn(
+                *packed, starts, starts, length, length, window_size=(-1, 0), enable_gqa=grouped
+            )
+            return mixed_NHK.unflatten(0, (-1, length)).transpose(1, 2)
+    return _attend_one_by_one(q, k, v, starts_on_host, bias, dropout_p)
+
+
+_PACKING_IS_THERE = importlib.util.find_spec("torch.nn.attention.varlen") is not None  # 2.10
+
+
+def _packs(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
+    """Whether flash attention takes documents of several lengths here."""
+    return (
+        device.type == "cuda"
+        and _PACKING_IS_THERE
+        and dtype in (torch.bfloat16, torch.float16)
+        and head_width % 8 == 0
+        and head_width <= 256
+        and torch.cuda.get_device_capability(device) >= (8, 0)
+    )
+
+
+@torch.compiler.disable  # a graph for each set of lengths would be compiled
+def _attend_one_by_one(
+    q: Tensor, k: Tensor, v: Tensor, starts: Tensor, bias: Tensor | None, dropout_p: float
+) -> Tensor:
+    """For what the other two ways do not take: fp32 on a GPU, ALiBi, dropout."""
+    num_rows, _, length, _ = q.shape
+    sizes, grouped = starts.diff().tolist(), q.shape[1] != k.shape[1]
+    # Split once, as the gradient of a slice is as large as the whole.
+    parts = zip(*(x.transpose(1, 2).flatten(0, 1).split(sizes) for x in (q, k, v)), strict=True)
+    mixed = []
+    for (row, _, places), part in zip(_slices(starts, length), parts, strict=True):
+        own_bias = None if bias is None else bias[row if len(bias) > 1 else slice(1)]
+        if own_bias is not None:
+            own_bias = own_bias[..., places, places]
+        own = (x.transpose(0, 1)[None] for x in part)
+        out = attend(*own, own_bias, own_bias is None, dropout_p, grouped)
+        mixed.append(out[0].transpose(0, 1))
+    return torch.cat(mixed).unflatten(0, (num_rows, length)).transpose(1, 2)
+
+
+def _slices(starts: Tensor, length: int) -> list[tuple[slice, slice, slice]]:
+    """The place of each document in a tensor (B, H, L, …)."""
+    edges = starts.tolist()
+    return [
+        (slice(first // length, first // length + 1), slice(None),
+         slice(first % length, first % length + last - first))
+        for first, last in pairwise(edges)
+    ]  # fmt: skip
+
+
+# An operation of its own, which the compiler calls as it is, whatever the documents' lengths are.
+_KERNEL = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+_KERNEL_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def _repeated(x: Tensor, num_heads: int) -> Tensor:
+    """Keys or values, once for each head of the queries."""
+    return x if x.shape[1] == num_heads else x.repeat_interleave(num_heads // x.shape[1], dim=1)
+
+
+@torch.library.custom_op(
+    "olmo_sparsity::attend_by_document",
+    mutates_args=(),
+    schema="(Tensor q, Tensor k, Tensor v, Tensor starts) -> (Tensor, Tensor)",
+)
+def _attend_by_document(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    """On CPU: attention, and log-sum-exp of each query's scores."""
+    mixed, sums_BHL = _empty_of_documents(q, k, v, starts)
+    for at in _slices(starts, q.shape[2]):
+        own = (q[at], *(_repeated(x[at], q.shape[1]) for x in (k, v)))
+        mixed[at], sums_BHL[at] = _KERNEL(*own, 0.0, True)
+    return mixed, sums_BHL
+
+
+@_attend_by_document.register_fake
+def _empty_of_documents(q: Tensor, k: Tensor, v: Tensor, starts: Tensor) -> tuple[Tensor, Tensor]:
+    sums_BHL = q.new_empty(q.shape[:3], dtype=torch.promote_types(q.dtype, torch.float))
+    return torch.empty_like(q), sums_BHL
+
+
+@torch.library.custom_op(
+    "olmo_sparsity::attend_by_document_backward",
+    mutates_args=(),
+    schema="(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor mixed, Tensor sums, Tensor starts)"
+    " -> (Tensor, Tensor, Tensor)",
+)
+def _backward_by_document(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mixed: Tensor, sums_BHL: Tensor, starts: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    grads = torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+    if grad.stride(-1) != 1:
+        grad = grad.contiguous()
+    for at in _slices(starts, q.shape[2]):
+        own = (q[at], *(_repeated(x[at], q.shape[1]) for x in (k, v)))
+        found = _KERNEL_BACKWARD(grad[at], *own, mixed[at], sums_BHL[at], 0.0, True)
+        for whole, part in zip(grads, found, strict=True):
+            shared = part.shape[1] // whole.shape[1]
+            whole[at] = part if shared == 1 else part.unflatten(1, (-1, shared)).sum(2)
+    return grads
+
+
+@_backward_by_document.register_fake
+def _empty_gradients(grad: Tensor, q: Tensor, k: Tensor, v: Tensor, *_: Tensor) -> Any:
+    return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v)
+
+
+def _keep_for_backward(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, starts = inputs
+    ctx.save_for_backward(q, k, v, *output, starts)
+    ctx.mark_non_differentiable(output[1])
+
+
+def _gradients(ctx: Any, grad: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    return *_backward_by_document(grad, *ctx.saved_tensors), None
+
+
+_attend_by_document.register_autograd(_gradients, setup_context=_keep_for_backward)
+
+# --- which kernel, how much memory ----------------------------------------------------------------
+
 MAX_ACTIVATIONS_B = 2**31
 """What a backward pass of an evaluation may keep; beyond, layers are computed again."""
 
@@ -161,6 +321,13 @@ def kernel_in_training(
     """The name of the kernel that `attend` chooses for the sequences of a training step."""
     num_keys = config.effective_n_kv_heads
     grouped = num_keys != config.n_heads
+    if masked:
+        plain = not config.alibi and config.attention_dropout == 0
+        if plain and _packs(device, dtype, config.effective_head_width):
+            return "flash_attention of packed documents"
+        if plain and device.type == "cpu":
+            return "flash_attention, a document at a time"
+        return "as of one document, a document at a time"
     if _matmul_is_faster(device, length, grouped):
         return "matmul"
     q, k, v = (
@@ -168,7 +335,7 @@ def kernel_in_training(
         for heads in (config.n_heads, num_keys, num_keys)
     )
     bias = None
-    if masked or config.alibi:
+    if config.alibi:
         bias = torch.empty(1, 1, length, length, device=device, dtype=dtype)
         bias = bias.expand(1, config.n_heads, length, length)
     q.requires_grad_()
@@ -205,13 +372,6 @@ def _attend_by_matmul(q: Tensor, k: Tensor, v: Tensor, bias: Tensor, dropout_p: 
 
 def _future(q: Tensor, k: Tensor) -> Tensor:
     return causal_bias(k.shape[2], q.device, q.shape[2]).to(q.dtype)
-
-
-def document_bias(documents_BL: Tensor) -> Tensor:
-    """bias_B1LL: causal, and within the place's own document."""
-    other_BLL = documents_BL[:, :, None] != documents_BL[:, None, :]
-    causal_11LL = causal_bias(documents_BL.shape[1], documents_BL.device)
-    return causal_11LL.masked_fill(other_BLL[:, None], torch.finfo(torch.float).min)
 
 
 def causal_bias(num_keys: int, device: torch.device, num_queries: int | None = None) -> Tensor:

@@ -7,10 +7,11 @@ Dimension key: B batch, L length, D width, H heads, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, fields
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -18,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.attention import can_share_far, causal_bias, keeps_much
+from olmo_sparsity.model.attention import Documents, can_share_far, causal_bias, keeps_much
 from olmo_sparsity.model.compatibility import position_limit, refuse_unfit
 from olmo_sparsity.model.far_states import FarStates
 from olmo_sparsity.model.rope import to_rope_parameters
@@ -95,6 +96,7 @@ class HuggingFaceLM(nn.Module):
         positions_BL: Tensor,
         attention_bias: Tensor | None = None,
         *,
+        documents: Documents | None = None,
         added_BLD: Tensor | None = None,
         cache: Cache | None = None,
         far: FarStates | None = None,
@@ -117,6 +119,11 @@ class HuggingFaceLM(nn.Module):
             mask = tokens_BL.new_ones(len(tokens_BL), num_earlier + tokens_BL.shape[1])
         else:
             mask = _additive(attention_bias, self.model.dtype).expand(len(tokens_BL), -1, -1, -1)
+        more = {}
+        if documents is not None:  # our attention under transformers' name must be there
+            from olmo_sparsity.model import sharing  # noqa: F401
+
+            more = {"documents": documents}
         num_keys = 0 if far is None else mask.shape[-1]
         with ExitStack() as stack:
             if added_BLD is not None:  # not inputs_embeds: some families look up more by token
@@ -124,7 +131,7 @@ class HuggingFaceLM(nn.Module):
                 stack.enter_context(add)
             if torch.is_grad_enabled() and self.recomputes(tokens_BL.numel(), num_keys):
                 stack.enter_context(_recomputing(self.body))
-            return self._last_hidden(tokens_BL, positions_BL, mask, cache, last)
+            return self._last_hidden(tokens_BL, positions_BL, mask, cache, last, more)
 
     def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
         text = self.model.config.get_text_config()  # in training, transformers does so itself
@@ -162,6 +169,7 @@ class HuggingFaceLM(nn.Module):
         mask: Tensor,
         cache: Cache | None,
         last: int | None,
+        more: Mapping[str, Any] = MappingProxyType({}),
     ) -> Tensor:
         hidden_BLD = self.body(
             input_ids=tokens_BL,
@@ -170,6 +178,7 @@ class HuggingFaceLM(nn.Module):
             past_key_values=cache,
             use_cache=cache is not None,
             return_dict=True,
+            **more,
         ).last_hidden_state
         if last is not None:
             hidden_BLD = hidden_BLD[:, -last:]

@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olmo_sparsity.config.text import IGNORED
+from olmo_sparsity.model.attention import Documents
 from olmo_sparsity.model.far_states import FarStates
 
 
@@ -55,15 +56,17 @@ class LanguageModel(Protocol):
         positions_BL: Tensor,
         attention_bias: Tensor | None = None,
         *,
+        documents: Documents | None = None,
         added_BLD: Tensor | None = None,
         cache: Any = None,
         far: FarStates | None = None,
         last: int | None = None,
     ) -> Tensor:
         """hidden_BLD after the last norm. `attention_bias` (B or 1, 1 or H, L, K) is added to the
-        attention scores of L places over K, and replaces the causal mask. `added_BLD` is added to
-        the token embeddings. Places also attend to those in `cache` (no gradients), or to `far`,
-        states of earlier places. `last`: return only the last places."""
+        attention scores of L places over K, and replaces the causal mask. `documents`: places
+        attend to their own document only. `added_BLD` is added to the token embeddings. Places also
+        attend to those in `cache` (no gradients), or to `far`, states of earlier places. `last`:
+        return only the last places."""
 
     def unembed(self, hidden: Tensor) -> Tensor:
         """(…, D) → logits (…, V)."""
@@ -90,10 +93,10 @@ def token_losses(
     tokens_BL: Tensor,
     positions_BL: Tensor,
     labels_BL: Tensor,
-    attention_bias: Tensor | None = None,
+    documents: Documents | None = None,
 ) -> Tensor:
     """nll_BL in nats, fp32; 0 where the label is IGNORED."""
-    hidden_ND = model.hidden(tokens_BL, positions_BL, attention_bias).flatten(0, 1)
+    hidden_ND = model.hidden(tokens_BL, positions_BL, documents=documents).flatten(0, 1)
     chunk = rows_per_chunk(model.vocab_size, hidden_ND.device)
     # Ignored places are computed, too: to leave them out, the host would wait for their number.
     nll = [
@@ -128,11 +131,11 @@ def mean_loss(
     positions_BL: Tensor,
     labels_BL: Tensor,
     num_labels: int,
-    attention_bias: Tensor | None = None,
+    documents: Documents | None = None,
 ) -> Tensor:
     """Σ nll / num_labels, differentiable. `num_labels` counts all labels of the optimizer step, so
     that the sum over micro-batches and processes is the mean."""
-    hidden_ND = model.hidden(tokens_BL, positions_BL, attention_bias).flatten(0, 1)
+    hidden_ND = model.hidden(tokens_BL, positions_BL, documents=documents).flatten(0, 1)
     weight_VD, bias_V = model.unembedding
     return _ChunkedLoss.apply(
         hidden_ND, weight_VD, bias_V, labels_BL.flatten(), 1.0 / num_labels, model.logit_scale

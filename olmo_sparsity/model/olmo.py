@@ -26,7 +26,7 @@ from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.attention import attend, keeps_much
+from olmo_sparsity.model.attention import Documents, attend, attend_within, keeps_much
 from olmo_sparsity.model.far_states import FarStates
 from olmo_sparsity.model.inference import far_states, last_hidden, shares_far
 from olmo_sparsity.model.layers import (
@@ -99,6 +99,7 @@ class PositionedBlock(OLMoSequentialBlock):
         tables: RotaryTables | None,
         bias: Tensor | None,
         past: KeysAndValues | None = None,
+        documents: Documents | None = None,
     ) -> tuple[Tensor, KeysAndValues]:
         """The block's output, and keys and values of all places; those of `past` come first."""
         norm_after = self.config.norm_after
@@ -108,7 +109,11 @@ class PositionedBlock(OLMoSequentialBlock):
         if bias is not None:
             bias = self._cast_attn_bias(bias, q.dtype)
         dropout_p = self.config.attention_dropout if self.training else 0.0
-        mixed = self._scaled_dot_product_attention(q, k, v, bias, dropout_p, is_causal=bias is None)
+        if documents is not None:
+            mixed = attend_within(q, k, v, documents, bias, dropout_p)
+        else:
+            is_causal = bias is None
+            mixed = self._scaled_dot_product_attention(q, k, v, bias, dropout_p, is_causal)
         mixed = self.attn_out(mixed.transpose(1, 2).flatten(2))
         x = x + self.dropout(self.attn_norm(mixed) if norm_after else mixed)
         h = self.ff_out(self.act(self.ff_proj(x if norm_after else self.ff_norm(x))))
@@ -217,11 +222,13 @@ class PositionedOLMo(OLMo):
         positions_BL: Tensor,
         attention_bias: Tensor | None = None,
         *,
+        documents: Documents | None = None,
         added_BLD: Tensor | None = None,
         cache: KeyValueCache | None = None,
         far: FarStates | None = None,
         last: int | None = None,
     ) -> Tensor:
+        assert documents is None or (attention_bias is None and cache is None and far is None)
         if far is not None:
             assert not self.training
             assert added_BLD is None
@@ -229,7 +236,7 @@ class PositionedOLMo(OLMo):
             last = last or tokens_BL.shape[1]
             return last_hidden(self, tokens_BL, positions_BL, attention_bias, last, far)
         plain = not torch.is_grad_enabled() and not self.training and added_BLD is None
-        if last is not None and plain and cache is None:
+        if last is not None and plain and cache is None and documents is None:
             return last_hidden(self, tokens_BL, positions_BL, attention_bias, last)
         x = self.transformer.wte(tokens_BL)
         if added_BLD is not None:
@@ -247,9 +254,10 @@ class PositionedOLMo(OLMo):
             if cache is not None:
                 x, cache.layers[index] = block(x, tables, attention_bias, cache.layers[index])
             elif torch.is_grad_enabled() and self.recomputes(tokens_BL.numel()):
-                x = checkpoint(block, x, tables, attention_bias, use_reentrant=False)[0]
+                given = (x, tables, attention_bias, None, documents)
+                x = checkpoint(block, *given, use_reentrant=False)[0]
             else:
-                x = block(x, tables, attention_bias)[0]
+                x = block(x, tables, attention_bias, None, documents)[0]
         return self.transformer.ln_f(x if last is None else x[:, -last:])
 
     def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:

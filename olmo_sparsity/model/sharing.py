@@ -1,7 +1,8 @@
 """Let the rows of a transformers model attend to the same far states without copies of them.
 
 Place in the flow: far states → **attention of every layer to them** → `HuggingFaceLM.hidden`.
-Without gradients, for models whose attention runs through transformers' AttentionInterface.
+Without gradients, for models whose attention runs through transformers' AttentionInterface. With
+gradients, documents of a training sequence are kept apart at the same place.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch import Tensor
 from transformers import AttentionInterface, DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from olmo_sparsity.model.attention import attend_to_far
+from olmo_sparsity.model.attention import attend_to_far, attend_within
 from olmo_sparsity.model.far_states import FarStates
 
 _HARMLESS = frozenset({"dropout", "is_causal", "sliding_window", "position_ids", "use_cache"})
@@ -80,6 +81,12 @@ def _attend(
     scaling: float | None = None,
     **more: Any,
 ) -> tuple[Tensor, Tensor | None]:
+    documents = more.pop("documents", None)
+    if documents is not None:
+        assert attention_mask is None
+        assert scaling in (None, query.shape[-1] ** -0.5)
+        mixed = attend_within(query, key, value, documents, dropout_p=more.get("dropout", 0.0))
+        return mixed.transpose(1, 2).contiguous(), None
     shared = _shared.get(None)
     if shared is None:
         return _sdpa(module, query, key, value, attention_mask, scaling=scaling, **more)

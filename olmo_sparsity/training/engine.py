@@ -28,7 +28,7 @@ from olmo_sparsity.config.sections import Precision, RunConfig
 from olmo_sparsity.config.text import IGNORED
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.attention import document_bias, kernel_in_training
+from olmo_sparsity.model.attention import find_documents, kernel_in_training
 from olmo_sparsity.model.checkpoint_files import unique_weights
 from olmo_sparsity.model.losses import mean_loss, token_losses
 from olmo_sparsity.process.devices import choose_device
@@ -48,10 +48,12 @@ class Losses(nn.Module):
     def forward(self, batch: Batch, num_labels: int | None = None) -> Tensor:
         """nll_BL; or for training its sum divided by `num_labels`, those of the whole step."""
         inputs = (self.model, batch.tokens_BL, batch.positions_BL, batch.labels_BL)
-        bias = None if batch.documents_BL is None else document_bias(batch.documents_BL)
+        documents = None
+        if batch.documents_BL is not None:
+            documents = find_documents(batch.documents_BL, batch.tokens_BL.device)
         if num_labels is None:
-            return token_losses(*inputs, bias)
-        return mean_loss(*inputs, num_labels, bias)
+            return token_losses(*inputs, documents)
+        return mean_loss(*inputs, num_labels, documents)
 
 
 class Engine:

@@ -35,8 +35,8 @@ def check_heldout(heldout: TokenShards, config: RunConfig) -> None:
 
 def evaluate(engine: Engine, heldout: TokenShards, config: RunConfig) -> list[dict]:
     """[{"from", "to", "loss", "bits_per_byte", "num_tokens"}, …], one row per range of the target's
-    position: within the training length, up to the PoSE target, and beyond. Of a mixture, these for
-    each "corpus"."""
+    position (positions.per_document: in its document): within the training length, up to the PoSE
+    target, and beyond. Of a mixture, these for each "corpus"."""
     rows = []
     for part in heldout.parts:
         name = {"corpus": part.name} if part.name else {}
@@ -54,18 +54,22 @@ def _evaluate_part(engine: Engine, heldout: TokenShards, config: RunConfig) -> l
         num_sequences=config.evaluation.num_sequences,
         batch_size=config.evaluation.batch_size * engine.processes.world_size,
         mask_documents=config.data.mask_documents,
+        per_document=config.positions.per_document,
     ):
         own, num_own = own_rows(batch, engine)
-        nll_BL = engine.token_losses(own)
-        # nll_BL[:, i] is the loss of the token at position i + 1.
-        sum_L[1:] += nll_BL[:num_own, :-1].double().sum(0).cpu()
-        count_L[1:] += num_own
+        nll_BL = engine.token_losses(own)[:num_own, :-1].double().cpu()
+        # nll_BL[:, i] is the loss of the token after position i.
+        after_BL = own.positions_BL[:num_own, :-1] + 1
+        sum_L.index_add_(0, after_BL.flatten(), nll_BL.flatten())
+        count_L.index_add_(0, after_BL.flatten(), torch.ones_like(after_BL.flatten()))
     engine.processes.add_up(sum_L)
     engine.processes.add_up(count_L)
     edges = sorted({0, config.training.length, config.largest_length, length})
     rows = []
     for first, last in pairwise(edge for edge in edges if edge <= length):
         num_tokens = int(count_L[first:last].sum())
+        if num_tokens == 0:  # no document is as long (positions.per_document)
+            continue
         loss = float(sum_L[first:last].sum() / num_tokens)
         bits = loss / math.log(2) / heldout.bytes_per_token
         rows.append({"from": first, "to": last, "loss": loss, "bits_per_byte": bits,

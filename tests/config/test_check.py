@@ -37,6 +37,7 @@ def given(data: dict | None = None, **sections: Any) -> dict:
             {"positions": {"scheme": "pose", "target_length": 4096}},
             "model.max_sequence_length=1024 is below the positions trained (4096)",
         ),
+        ({"positions": {"per_document": True}}, "data.mask_documents=false all documents"),
         ({"positions": {"factor": 4}}, "positions.scaling=none does not use it"),
         ({"positions": {"scaling": "linear", "factor": 4, "beta_fast": 8}}, "does not use it"),
         ({"positions": {"scaling": "ntk"}}, "positions.scaling=ntk needs positions.factor"),

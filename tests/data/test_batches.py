@@ -144,6 +144,43 @@ def test_documents_are_numbered_where_they_are_to_be_masked(shards: TokenShards)
     )
 
 
+@pytest.mark.parametrize("scheme", ["contiguous", "pose", "randomized"])
+def test_each_document_may_have_position_ids_of_its_own(shards: TokenShards, scheme: str) -> None:
+    target = None if scheme == "contiguous" else 400
+    positions = PositionsConfig(scheme=scheme, target_length=target, per_document=True)
+    source = TrainingBatches(
+        shards, positions, length=200, batch_size=8, seed=5, mask_documents=True
+    )
+    batch = next(source.from_step(0))
+    assert same(batch, next(source.from_step(0)))
+    firsts, num_runs = set(), 0
+    for row, numbers in enumerate(batch.documents_BL):
+        for number in range(int(numbers[-1]) + 1):
+            ids = batch.positions_BL[row][numbers == number]
+            firsts.add(int(ids[0]))
+            num_runs += int((ids.diff() > 1).sum()) + 1
+            assert (ids.diff() >= 1).all()
+            assert ids[-1] < (target or 200)
+            if scheme == "contiguous":
+                assert torch.equal(ids, torch.arange(len(ids)))
+    num_documents = int(batch.documents_BL[:, -1].sum()) + 8
+    assert num_documents > 8
+    if scheme == "randomized":
+        assert len(firsts) > 3
+    else:
+        assert firsts == {0}
+        assert num_documents <= num_runs <= num_documents * (1 if scheme == "contiguous" else 2)
+    if scheme == "pose":
+        assert num_runs > num_documents
+    (heldout, *_) = heldout_batches(
+        shards, length=300, num_sequences=3, batch_size=3, mask_documents=True, per_document=True
+    )
+    begins = torch.cat([torch.ones(3, 1), heldout.documents_BL.diff(dim=1)], 1) > 0
+    assert (heldout.positions_BL[begins] == 0).all()
+    assert torch.equal(heldout.positions_BL[:, 1:] - heldout.positions_BL[:, :-1] == 1,
+                       ~begins[:, 1:])  # fmt: skip
+
+
 def test_what_is_planted_or_repeated_is_seen_from_everywhere(shards: TokenShards) -> None:
     for name, settings in (("planted", PlantedConfig(1.0)), ("repeated", RepeatedConfig(1.0))):
         source = TrainingBatches(

@@ -33,6 +33,7 @@ from tests.gpu.process import ROOT, library
 library()
 
 import torch
+import torch.nn.attention.varlen
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_aliasing
 from torch.utils._pytree import tree_leaves, tree_map
@@ -355,7 +356,48 @@ def cudnn_backward(
     return _backward(grad, q, k, v, bias, mixed, log_sum[..., 0], is_causal, scale)[:3]
 
 
+def _each_document(x: Tensor, cum: Tensor) -> list[Tensor]:
+    """(N, H, K) → (1, H, n, K) of each; all as one where there are no numbers."""
+    sizes = [len(x)] if cum.device.type == "meta" else cum.diff().tolist()
+    return [part.transpose(0, 1)[None] for part in x.split(sizes)]
+
+
+def packed(
+    q: Tensor, k: Tensor, v: Tensor, cum_q: Tensor, cum_k: Tensor, max_q: int, max_k: int,
+    is_causal: bool = False, scale: float | None = None, window: Any = None,
+    enable_gqa: bool = False, *_: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    assert q.dtype == k.dtype == v.dtype, f"dtypes {q.dtype}, {k.dtype}, {v.dtype}"
+    assert q.dtype in (torch.bfloat16, torch.float16), f"flash attention in {q.dtype}"
+    assert is_causal
+    assert cum_q.dtype == torch.int32
+    assert enable_gqa or q.shape[1] == k.shape[1], f"heads of {q.shape}, {k.shape}"
+    parts = zip(*(_each_document(x, cum_q) for x in (q, k, v)), strict=True)
+    found = [_forward(*part, None, True, scale) for part in parts]
+    mixed = torch.cat([out[0].transpose(0, 1) for out, _ in found]).contiguous()
+    return mixed, torch.cat([log_sum[0] for _, log_sum in found], 1), _number(q)
+
+
+def packed_backward(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mixed: Tensor, log_sum: Tensor, cum_q: Tensor,
+    cum_k: Tensor, max_q: int, max_k: int, is_causal: bool, seed: Tensor,
+    scale: float | None = None, *_: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    parts = zip(*(_each_document(x, cum_q) for x in (grad, q, k, v, mixed)), strict=True)
+    sums = [part[..., 0] for part in _each_document(log_sum.mT[..., None], cum_q)]
+    found = [
+        _backward(g, *own, None, out, log_sum, True, scale)[:3]
+        for (g, *own, out), log_sum in zip(parts, sums, strict=True)
+    ]
+    return tuple(
+        torch.cat([x[0].transpose(0, 1) for x in of]).contiguous()
+        for of in zip(*found, strict=True)
+    )
+
+
 ATTENTION = {
+    torch.ops.torch_attn._varlen_attn.default: ("packed", packed),
+    torch.ops.torch_attn._varlen_attn_backward.default: ("", packed_backward),
     aten._scaled_dot_product_efficient_attention.default: ("memory-efficient", efficient),
     aten._scaled_dot_product_efficient_attention_backward.default: ("", efficient_backward),
     aten._scaled_dot_product_flash_attention.default: ("flash", flash),

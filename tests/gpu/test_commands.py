@@ -67,6 +67,7 @@ def test_train(settings: list[str], tmp_path: Path, data_folder: Path) -> None:
     with one_gpu() as gpus:
         train(tmp_path / "run", data_folder, *settings)
     assert (tmp_path / "run/checkpoints").is_dir()
+    assert (gpus.kernels["packed"] > 0) == ("--data.mask_documents=true" in settings)
     allowed = ("moments.py", "engine.py", "run_folder.py", "evaluate.py")
     for wait in gpus.waits:  # of saving, the log and evaluation
         path = wait.rpartition(" at ")[2].partition(":")[0]

@@ -480,16 +480,56 @@ def test_a_run_may_change_angles_but_forgets_none(tmp_path: Path) -> None:
         begin("scaled")
 
 
-def test_the_config_that_extends_olmo_1b_is_of_its_shape(tmp_path: Path) -> None:
-    published = {  # config.json of allenai/OLMo-1B-hf
-        "architectures": ["OlmoForCausalLM"], "model_type": "olmo", "hidden_size": 2048,
-        "intermediate_size": 8192, "num_hidden_layers": 16, "num_attention_heads": 16,
-        "num_key_value_heads": 16, "hidden_act": "silu", "max_position_embeddings": 2048,
-        "rope_theta": 10000.0, "tie_word_embeddings": True, "clip_qkv": None, "vocab_size": 50304,
-        "attention_bias": False,
-    }  # fmt: skip
+EXTENDED: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {  # config.json, and the vocabulary
+    "extend_olmo_1b": (
+        {
+            "model_type": "olmo", "hidden_size": 2048, "intermediate_size": 8192,
+            "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 16,
+            "hidden_act": "silu", "max_position_embeddings": 2048, "rope_theta": 10000.0,
+            "tie_word_embeddings": True, "clip_qkv": None, "vocab_size": 50304,
+            "attention_bias": False,
+        },
+        (50280, 50304),
+    ),
+    "extend_llama_3.2_1b": (
+        {
+            "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "head_dim": 64,
+            "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
+            "hidden_act": "silu", "max_position_embeddings": 131072, "rope_theta": 500000.0,
+            "rope_scaling": {
+                "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192, "rope_type": "llama3",
+            },
+            "rms_norm_eps": 1e-05, "tie_word_embeddings": True, "vocab_size": 128256,
+            "attention_bias": False, "mlp_bias": False,
+        },
+        (128256, 128256),
+    ),
+    "extend_qwen3_0.6b": (
+        {
+            "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128,
+            "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
+            "hidden_act": "silu", "max_position_embeddings": 40960, "rope_theta": 1000000,
+            "rope_scaling": None, "rms_norm_eps": 1e-06, "tie_word_embeddings": True,
+            "vocab_size": 151936, "attention_bias": False, "use_sliding_window": False,
+            "sliding_window": None, "max_window_layers": 28,
+        },
+        (151669, 151936),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EXTENDED)
+def test_a_config_that_extends_a_model_is_of_its_shape(tmp_path: Path, name: str) -> None:
+    published, sizes = EXTENDED[name]
     (tmp_path / "config.json").write_text(json.dumps(published))
-    config = load_config(CONFIGS / "extend_olmo_1b.yaml").model
-    config.vocab_size, config.embedding_size = 50280, 50304  # of its tokenizer
-    implied = _essence(ModelConfig(**config_of(str(tmp_path))))
-    assert {name: implied.get(name) for name in _essence(config)} == _essence(config)
+    run = load_config(CONFIGS / f"{name}.yaml")
+    config = run.model
+    config.vocab_size, config.embedding_size = sizes
+    implied = ModelConfig(**config_of(str(tmp_path)))
+    found = _essence(implied)
+    assert {name: found.get(name) for name in _essence(config)} == _essence(config)
+    assert config.rope_theta == implied.rope_theta
+    assert config.max_sequence_length > implied.max_sequence_length
+    assert "scaling" in change_of_angles(str(tmp_path), config)
+    assert run.training.length <= published["max_position_embeddings"]

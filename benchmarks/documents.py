@@ -1,0 +1,112 @@
+"""Claim: keeping documents apart costs no more than a dense mask at 1,024 tokens, and a step on
+32,768 tokens fits into 2 GiB of one core.
+
+    python benchmarks/documents.py [--rounds 5]
+
+The model of configs/quick.yaml in fp32, one thread. Forward and backward pass of all layers with
+documents apart, against the same with a dense mask given to the model; they take turns, and the
+ratio is the median over the turns, by CPU time. The long step runs in a process of its own, whose
+peak memory is read.
+"""
+
+from __future__ import annotations
+
+import argparse
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from olmo_sparsity.config.file import load_config
+from olmo_sparsity.model.attention import find_documents
+from olmo_sparsity.model.load import build_model
+from olmo_sparsity.model.losses import mean_loss
+from olmo_sparsity.model.olmo import PositionedOLMo
+
+ROOT = Path(__file__).parents[1]
+CPU = torch.device("cpu")
+
+
+def model_for(length: int) -> PositionedOLMo:
+    config = load_config(ROOT / "configs/quick.yaml").model
+    config.vocab_size, config.max_sequence_length = 4096, length
+    model = build_model(config)
+    assert isinstance(model, PositionedOLMo)
+    return model
+
+
+def numbers(num_rows: int, length: int, document: int) -> Tensor:
+    return (torch.arange(length) // document).expand(num_rows, length)
+
+
+def step(model: PositionedOLMo, documents_BL: Tensor, dense: bool) -> None:
+    tokens_BL = torch.randint(0, 4096, documents_BL.shape)
+    positions_BL = torch.arange(tokens_BL.shape[1]).expand_as(tokens_BL)
+    if not dense:
+        documents = find_documents(documents_BL, CPU)
+        model.hidden(tokens_BL, positions_BL, documents=documents).square().mean().backward()
+        return
+    alike_BLL = documents_BL[:, :, None] == documents_BL[:, None, :]
+    bias = torch.zeros(alike_BLL.shape).masked_fill(~alike_BLL.tril(), -1e30)[:, None]
+    model.hidden(tokens_BL, positions_BL, bias).square().mean().backward()
+
+
+def seconds(run: Callable[[], None]) -> float:
+    started = time.process_time()  # of this process alone
+    run()
+    return time.process_time() - started
+
+
+def compare(length: int, document: int, num_rounds: int) -> None:
+    model, documents_BL = model_for(length), numbers(4, length, document)
+    ratios, of = [], {True: [0.0], False: [0.0]}
+    for turn in range(num_rounds + 1):
+        for dense in (True, False):
+            of[dense].append(seconds(lambda dense=dense: step(model, documents_BL, dense)))
+        if turn:  # the first warms up
+            ratios.append(of[True][-1] / of[False][-1])
+    print(
+        f"4 × {length}, documents of {document}: dense mask {of[True][-1]:.2f} s, apart "
+        f"{of[False][-1]:.2f} s, ratio {statistics.median(ratios):.2f} "
+        f"(from {min(ratios):.2f} to {max(ratios):.2f})",
+        flush=True,
+    )
+
+
+def long_step(length: int, document: int) -> None:
+    model = model_for(length)
+    model.checkpoint_activations()
+    tokens_BL = torch.randint(0, 4096, (1, length))
+    positions_BL = torch.arange(length)[None]
+    documents = find_documents(numbers(1, length, document), CPU)
+    given = (model, tokens_BL, positions_BL, tokens_BL.roll(-1, 1), length, documents)
+    took = seconds(lambda: mean_loss(*given).backward())
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    verdict = "met   " if peak < 2 else "MISSED"
+    print(f"{verdict} 1 × {length}, documents of {document}: {took:.1f} s, peak {peak:.2f} GiB")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--long", type=int, nargs=2, metavar=("LENGTH", "DOCUMENT"))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    if options.long:
+        long_step(*options.long)
+        return
+    for length, document in ((128, 64), (1024, 1024), (1024, 300), (1024, 100)):
+        compare(length, document, options.rounds)
+    for document in (2000, 32768):
+        again = [sys.executable, __file__, "--long", "32768", str(document)]
+        subprocess.run(again, check=True)
+
+
+if __name__ == "__main__":
+    main()
