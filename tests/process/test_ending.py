@@ -38,7 +38,7 @@ WRITING_SLOWLY = [
     sys.executable,
     "-c",
     "import sys, time\n"
-    "from olmo_sparsity.data.shards import ShardWriter\n"
+    "from olmo_sparsity.data.shard_writer import ShardWriter\n"
     "ShardWriter.write = lambda *given: time.sleep(300)\n"
     "from olmo_sparsity.command.cli import entry\n"
     "entry(sys.argv[1:])",
