@@ -4,8 +4,8 @@ Place in the flow: beside `load_model`. `export` writes a folder that transforme
 this project; `import_weights` starts a run from other weights (`init_from`).
 
 The norms of a config determine the transformers class: LayerNorm without weights before each layer
-is OLMo, RMSNorm after each layer with q/k-norm is OLMo 2, RMSNorm before each layer is Llama. A
-field that the class cannot express is refused by name.
+is OLMo, RMSNorm after each layer with q/k-norm is OLMo 2, RMSNorm before each layer is Llama, which
+may have biases in all maps but the last. A field that the class cannot express is refused by name.
 """
 
 from __future__ import annotations
@@ -46,13 +46,13 @@ _ALL_HAVE: dict[str, Any] = {
     "alibi": False,
     "rotary_fraction": 1.0,
     "query_scale_length": None,
-    "include_bias": False,
     "bias_for_layer_norm": False,
     "embedding_layer_norm": False,
     "scale_logits": False,
 }
 _EACH_HAS: dict[str, dict[str, Any]] = {
     "OlmoForCausalLM": {
+        "include_bias": False,
         "layer_norm_type": "default",
         "layer_norm_with_affine": False,
         "layer_norm_eps": 1e-5,
@@ -60,6 +60,7 @@ _EACH_HAS: dict[str, dict[str, Any]] = {
         "attention_layer_norm": False,
     },
     "Olmo2ForCausalLM": {
+        "include_bias": False,
         "layer_norm_type": "rms",
         "layer_norm_with_affine": True,
         "norm_after": True,
@@ -101,10 +102,13 @@ _BLOCK_NORMS = {
 def _names(class_name: str, config: ModelConfig) -> dict[str, tuple[str, ...]]:
     """Maps each weight of ours to the weights of theirs that hold its rows."""
     names: dict[str, tuple[str, ...]] = {"transformer.wte.weight": ("model.embed_tokens.weight",)}
+    parts = [(*item, "weight") for item in (_BLOCK | _BLOCK_NORMS[class_name]).items()]
+    if config.include_bias:
+        parts += [(*item, "bias") for item in _BLOCK.items()]
     for layer in range(config.n_layers):
-        for ours, theirs in (_BLOCK | _BLOCK_NORMS[class_name]).items():
-            names[f"transformer.blocks.{layer}.{ours}.weight"] = tuple(
-                f"model.layers.{layer}.{name}.weight" for name in theirs
+        for ours, theirs, kind in parts:
+            names[f"transformer.blocks.{layer}.{ours}.{kind}"] = tuple(
+                f"model.layers.{layer}.{name}.{kind}" for name in theirs
             )
     if config.layer_norm_with_affine:
         names["transformer.ln_f.weight"] = ("model.norm.weight",)
@@ -199,6 +203,8 @@ def hugging_face_model(
         settings["clip_qkv"] = config.clip_qkv
     else:
         settings["rms_norm_eps"] = config.layer_norm_eps
+    if class_name == "LlamaForCausalLM":
+        settings["attention_bias"] = settings["mlp_bias"] = config.include_bias
     model = model_class(model_class.config_class(**settings))
     fill(model, to_hugging_face(weights, class_name, config), origin)
     return model
@@ -211,7 +217,10 @@ def _class_of(config: ModelConfig) -> str:
     else:
         class_name = "Olmo2ForCausalLM" if config.norm_after else "LlamaForCausalLM"
     essence = _essence(config)
-    for name, wanted in (_ALL_HAVE | _EACH_HAS[class_name]).items():
+    needed = _EACH_HAS[class_name] | _ALL_HAVE
+    if config.include_bias:
+        needed["weight_tying"] = True  # else the last map has a bias here, and none there
+    for name, wanted in needed.items():
         if essence[name] != wanted:
             raise ConfigError(
                 f"model.{name}={essence[name]} cannot be exported: {class_name} has {wanted} "
@@ -295,12 +304,13 @@ def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any
         )
     get = theirs.to_dict().get
     neox = class_name == "GPTNeoXForCausalLM"
+    biases = class_name == "LlamaForCausalLM" and bool(get("mlp_bias"))
     rope = get("rope_parameters") or {}
     head_width = theirs.hidden_size // theirs.num_attention_heads
     for name, value, wanted in (
         ("hidden_act", get("hidden_act"), "gelu" if neox else "silu"),
-        ("attention_bias", get("attention_bias"), neox),
-        ("mlp_bias", get("mlp_bias", False), False),
+        ("attention_bias", get("attention_bias"), neox or biases),
+        ("mlp_bias", get("mlp_bias", False), biases),
         ("use_parallel_residual", get("use_parallel_residual", True), True),
         ("rope_type", rope.get("rope_type", "default"), "default"),
         ("head_dim", get("head_dim") or head_width, head_width),
@@ -329,7 +339,7 @@ def _hugging_face_fields(theirs: PreTrainedConfig, source: str) -> dict[str, Any
     return (
         shared
         | {"n_kv_heads": theirs.num_key_value_heads, "clip_qkv": get("clip_qkv")}
-        | {"layer_norm_eps": get("rms_norm_eps")}
+        | {"layer_norm_eps": get("rms_norm_eps"), "include_bias": biases}
         | _ALL_HAVE
         | _EACH_HAS[class_name]
     )

@@ -45,6 +45,7 @@ TINY: dict[str, Any] = FIELDS | {
 OLMO_1 = {"layer_norm_with_affine": False}
 OLMO_2 = {"layer_norm_type": LayerNormType.rms, "norm_after": True, "attention_layer_norm": True}
 LLAMA = {"layer_norm_type": LayerNormType.rms}
+BIASED = LLAMA | {"include_bias": True, "bias_for_layer_norm": False}
 NEOX = {"architecture": "gpt_neox", "rotary_fraction": 0.5}
 
 EXPORTED: dict[str, tuple[str, dict[str, Any]]] = {
@@ -67,6 +68,8 @@ EXPORTED: dict[str, tuple[str, dict[str, Any]]] = {
         "LlamaForCausalLM",
         LLAMA | {"n_kv_heads": 1, "mlp_hidden_size": 48, "layer_norm_eps": 1e-3},
     ),
+    "llama, biases": ("LlamaForCausalLM", BIASED),
+    "llama, biases, grouped": ("LlamaForCausalLM", BIASED | {"n_kv_heads": 2}),
     "gpt-neox": ("GPTNeoXForCausalLM", NEOX),
     "gpt-neox, untied": ("GPTNeoXForCausalLM", NEOX | {"weight_tying": False}),
 }
@@ -165,6 +168,8 @@ def test_an_ordinary_token_is_not_declared_special(tmp_path: Path) -> None:
         (LLAMA | {"attention_layer_norm": True}, "attention_layer_norm=True .* Llama"),
         (LLAMA | {"bias_for_layer_norm": True}, "bias_for_layer_norm=True"),
         (LLAMA | {"layer_norm_with_affine": False}, "layer_norm_with_affine=False .* Llama"),
+        (BIASED | {"bias_for_layer_norm": None}, "bias_for_layer_norm=True .* Llama"),
+        (BIASED | {"weight_tying": False}, "weight_tying=False .* Llama"),
     ],
 )
 def test_what_has_no_counterpart_is_refused_by_name(changes: dict[str, Any], problem: str) -> None:
@@ -316,7 +321,7 @@ def test_sources_that_cannot_be_read_are_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("class_name", "settings", "problem"),
     [
-        ("LlamaForCausalLM", {"mlp_bias": True}, "mlp_bias=True"),
+        ("LlamaForCausalLM", {"mlp_bias": True}, "attention_bias=False"),
         ("LlamaForCausalLM", {"attention_bias": True}, "attention_bias=True"),
         ("LlamaForCausalLM", {"head_dim": 16}, "head_dim=16"),
         ("LlamaForCausalLM", {"hidden_act": "gelu"}, "hidden_act=gelu"),
