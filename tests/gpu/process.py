@@ -11,6 +11,7 @@ The test runs there, with the values of its fixtures, which are pickled.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -40,9 +41,18 @@ def on_pretended_gpus(test: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(test)
     def there(**fixtures: Any) -> None:
         child = _process()
-        pickle.dump((test.__module__, test.__name__, fixtures), child.stdin)
-        child.stdin.flush()
-        failure = pickle.load(child.stdout)
+        try:
+            pickle.dump((test.__module__, test.__name__, fixtures), child.stdin)
+            child.stdin.flush()
+            failure = pickle.load(child.stdout)
+        except BaseException:  # a timeout, or it died: the next test must not read a late answer
+            child.kill()
+            child.stdout.close()
+            with contextlib.suppress(BrokenPipeError):
+                child.stdin.close()
+            child.wait()
+            _process.cache_clear()
+            raise
         if failure:
             pytest.fail(failure, pytrace=False)
 

@@ -153,3 +153,19 @@ def test_what_fails_in_a_copy_of_the_process_is_said() -> None:
         apart(lambda: 1 / 0)
     with pytest.raises(Failed, match="it ended with status 9"):
         apart(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+
+@on_pretended_gpus
+def _end_the_process() -> None:
+    os.kill(os.getppid(), signal.SIGKILL)
+
+
+@on_pretended_gpus
+def _do_nothing() -> None: ...
+
+
+@pytest.mark.skipif(bool(process._what_is_missing()), reason=process._what_is_missing())
+def test_one_that_is_cut_short_does_not_disturb_the_next() -> None:
+    with pytest.raises(EOFError):
+        _end_the_process()
+    _do_nothing()

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from tests.gpu.process import apart, on_pretended_gpus
+from tests.gpu.process import on_pretended_gpus
 
 if TYPE_CHECKING:
     from olmo_sparsity.model.huggingface import HuggingFaceLM
@@ -56,7 +55,7 @@ def test_each_engine_holds_and_sends_what_it_should(world_size: int) -> None:
 
     def step_of(engine: str) -> tuple[float, dict[str, float]]:
         micro = "--training.micro_batch_size=1"  # so that weights are most of the memory
-        step = apart(partial(training_step, config_of("150m", engine, micro), world_size, 2))
+        step = training_step(config_of("150m", engine, micro), world_size, 2)
         return step.memory, {kind: size / count for kind, size in step.given.items()}
 
     count = count_parameters(build_model(config_of("150m", "single").model))
