@@ -171,16 +171,17 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
     ):
         both = sorted({(min(a, b), max(a, b)) for a, row in zip(first_A, partner_AP, strict=True)
                        for b in row})  # fmt: skip
-        sets = [units.places(*some) for some in (*((unit,) for unit in first_A), *both)]
-        (fall,) = _falls(scorer, replace(question, spans=[span]), [sets])
-        alone = dict(zip(first_A, fall.tolist(), strict=False))
-        found = list[int]()
-        for pair in np.argsort(-fall[len(first_A) :], kind="stable").tolist():
-            new = set(both[pair]) - set(found)
-            for unit in sorted(new, key=lambda unit: -alone.get(unit, -np.inf)):
-                found.append(unit)
-                score_U[unit] = fall[len(first_A) + pair] / 2
-        chosen.append(found[: question.k])
+        of_target = replace(question, spans=[span])
+        (fall,) = _falls(scorer, of_target, [[units.places(*pair) for pair in both]])
+        ordered = np.argsort(-fall, kind="stable").tolist()
+        found = list(dict.fromkeys(unit for pair in ordered for unit in both[pair]))
+        for pair in reversed(ordered):
+            score_U[list(both[pair])] = fall[pair] / 2
+        # Of two that are of one pair, the one that does more alone is the first.
+        asked = found[: question.k + 1]
+        (alone,) = _falls(scorer, of_target, [[units.places(unit) for unit in asked]])
+        rank = dict(zip(asked, (-alone).tolist(), strict=True))
+        chosen.append(sorted(asked, key=lambda unit: (-score_U[unit], rank[unit]))[: question.k])
     return _scored(np.array(chosen), score_TU)
 
 

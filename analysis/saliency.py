@@ -170,9 +170,7 @@ def _gate_batch(
 ) -> np.ndarray:
     block, device = context.block, scorer.device
     spans = [span for span, _ in asked]
-    log_gates_BF = np.full((len(asked), block.num_far), np.log(gate), dtype=np.float32)
-    for log_gates_F, (_, opened) in zip(log_gates_BF, asked, strict=True):
-        log_gates_F[opened] = 0.0
+    opened = [row * block.num_far + places for row, (_, places) in enumerate(asked)]
     window = Row(context, block.near(max(end for _, end in spans)), 0)
     tokens_BL, positions_BL = as_tensors([window] * len(spans), device)
     num_keys = states.num_places + tokens_BL.shape[1]
@@ -181,7 +179,10 @@ def _gate_batch(
     # Of the kernels that a GPU may choose, cuDNN's does not differentiate its bias, and the
     # memory-efficient one reads memory that it never wrote if only the bias wants a gradient.
     with _frozen(scorer.model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        gate_BF = torch.from_numpy(log_gates_BF).to(device).requires_grad_()
+        gate_BF = torch.full((len(spans), block.num_far), float(np.log(gate)), device=device)
+        (opened_N,) = to_device([np.concatenate(opened)], device)
+        gate_BF.view(-1).index_fill_(0, opened_N, 0.0)
+        gate_BF.requires_grad_()
         # The prefix has no gate.
         earlier_BK = torch.nn.functional.pad(gate_BF, (block.num_prefix, 0))
         far = states.expand(len(spans), earlier_BK)
