@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
 
 import numpy as np
 from torch import Tensor
@@ -136,8 +135,11 @@ def add_one_nested(scorer: Scorer, question: Question) -> Choice:
     return _exact(scorer, question, inside)
 
 
-NUM_PAIRED = 11
-"""Of how many candidates `pairs` evaluates all pairs, at least."""
+NUM_FIRST, NUM_PARTNERS = 9, 4
+"""How many units `pairs` opens one by one, at least, and how many partners it tries for each."""
+
+WEIGHT_OF_ALL = 16
+"""As many open far tokens the nearly masked ones weigh together, at most."""
 
 
 def pairs(scorer: Scorer, question: Question) -> Choice:
@@ -145,30 +147,41 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
     units of the next best pairs. It finds tokens that tell only together, and those of which each
     alone tells no more than the best of thousands does by chance.
 
-    All pairs of max(11, k) candidates are evaluated. Half of these have the largest gradients of
-    gates that nearly mask all far tokens, as in add_one_screened, half of open gates: what is
-    needed beside all others. A unit's score is half of the fall of the best pair that it is in.
+    Gates as in add_one_screened, but closed the more the more far tokens there are, give the first
+    max(9, k) units. With each of them opened, the gates of all others are asked again: the 4 of
+    largest gradient are its partners, and these pairs are evaluated. A unit's score is half of the
+    fall of the best pair that it is in.
     """
-    units, num = question.units, max(NUM_PAIRED, question.k)
+    units, spans, num = question.units, question.spans, max(NUM_FIRST, question.k)
     if len(units) == 1:
         return add_one(scorer, question)
-    context, spans = question.context, question.spans
-    gates = [gate_gradients(scorer, context, spans, gate) for gate in (1.0, GATE)]
-    orders = [_best(units.total(gate_TF), num).unit_TK for gate_TF in gates]
+    gate = min(GATE, WEIGHT_OF_ALL / question.context.block.num_far)
+    gate_TF = gate_gradients(scorer, question.context, spans, gate)
+    first_TA = _best(units.total(gate_TF), num).unit_TK
+    opened = [units.places(unit) for unit in first_TA.ravel().tolist()]
+    of_each = [span for span in spans for _ in range(first_TA.shape[1])]
+    gate_NF = gate_gradients(scorer, question.context, of_each, gate, opened)
+    gate_NU = units.total(gate_NF)
+    np.put_along_axis(gate_NU, first_TA.reshape(-1, 1), -np.inf, axis=1)  # no pair with itself
+    partner_TAP = _best(gate_NU, min(NUM_PARTNERS, len(units) - 1)).unit_TK
+    partner_TAP = partner_TAP.reshape(*first_TA.shape, -1)
     chosen, score_TU = [], np.zeros((len(spans), len(units)))
-    for span, score_U, *ranked in zip(spans, score_TU, *orders, strict=True):
-        in_turn = np.stack(ranked, axis=1).ravel().tolist()
-        candidates = sorted(list(dict.fromkeys(in_turn))[:num])
-        both = list(combinations(candidates, 2))
-        sets = [units.places(*some) for some in (*((unit,) for unit in candidates), *both)]
-        (fall,) = _falls(scorer, replace(question, spans=[span]), [sets])
-        alone = dict(zip(candidates, fall, strict=False))
-        found = list[int]()
-        for pair in np.argsort(-fall[len(candidates) :], kind="stable").tolist():
-            for unit in sorted(set(both[pair]) - set(found), key=lambda unit: -alone[unit]):
-                found.append(unit)
-                score_U[unit] = fall[len(candidates) + pair] / 2
-        chosen.append(found[: question.k])
+    for span, score_U, first_A, partner_AP in zip(
+        spans, score_TU, first_TA.tolist(), partner_TAP.tolist(), strict=True
+    ):
+        both = sorted({(min(a, b), max(a, b)) for a, row in zip(first_A, partner_AP, strict=True)
+                       for b in row})  # fmt: skip
+        of_target = replace(question, spans=[span])
+        (fall,) = _falls(scorer, of_target, [[units.places(*pair) for pair in both]])
+        ordered = np.argsort(-fall, kind="stable").tolist()
+        found = list(dict.fromkeys(unit for pair in ordered for unit in both[pair]))
+        for pair in reversed(ordered):
+            score_U[list(both[pair])] = fall[pair] / 2
+        # Of two that are of one pair, the one that does more alone is the first.
+        asked = found[: question.k + 1]
+        (alone,) = _falls(scorer, of_target, [[units.places(unit) for unit in asked]])
+        rank = dict(zip(asked, (-alone).tolist(), strict=True))
+        chosen.append(sorted(asked, key=lambda unit: (-score_U[unit], rank[unit]))[: question.k])
     return _scored(np.array(chosen), score_TU)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from olmo_sparsity.analysis.scoring import KERNELS, Context, Row, Scorer, as_tensors
-from olmo_sparsity.analysis.windows import Spans
+from olmo_sparsity.analysis.windows import NOTHING, Spans
 from olmo_sparsity.model.far_states import FarStates, to_device
 
 
@@ -127,19 +127,24 @@ SCORES = 2**15
 
 
 def gate_gradients(
-    scorer: Scorer, context: Context, spans: Spans, gate: float = GATE
+    scorer: Scorer,
+    context: Context,
+    spans: Spans,
+    gate: float = GATE,
+    opened: Sequence[np.ndarray] | None = None,
 ) -> np.ndarray:
-    """gradient_TF of gates that nearly mask the far places (`gate` 1: that leave them open). Only
-    the window's places are computed, and attend to far states, so that there are S × F scores
-    instead of all pairs."""
+    """gradient_TF of gates that nearly mask the far places. `opened`: places for each target whose
+    gates are open. Only the window's places are computed, and attend to far states, so that there
+    are S × F scores instead of all pairs."""
     block, states = context.block, context.states
     if states is None:
         states = _states_alone(scorer, context)
     num_keys = states.num_places + len(block.near())
     num_scores = len(block.near()) * num_keys * states.num_heads * len(states.layers)
     num_tokens = max(1, num_scores // SCORES)
+    asked = list(zip(spans, opened or [NOTHING] * len(spans), strict=True))
     of_batch = partial(_gate_batch, scorer, context, states, gate)
-    return np.concatenate(scorer.in_batches(spans, num_tokens, of_batch))
+    return np.concatenate(scorer.in_batches(asked, num_tokens, of_batch))
 
 
 def _states_alone(scorer: Scorer, context: Context) -> FarStates:
@@ -157,9 +162,15 @@ def _states_alone(scorer: Scorer, context: Context) -> FarStates:
 
 
 def _gate_batch(
-    scorer: Scorer, context: Context, states: FarStates, gate: float, spans: Spans
+    scorer: Scorer,
+    context: Context,
+    states: FarStates,
+    gate: float,
+    asked: Sequence[tuple[tuple[int, int], np.ndarray]],
 ) -> np.ndarray:
     block, device = context.block, scorer.device
+    spans = [span for span, _ in asked]
+    opened = [row * block.num_far + places for row, (_, places) in enumerate(asked)]
     window = Row(context, block.near(max(end for _, end in spans)), 0)
     tokens_BL, positions_BL = as_tensors([window] * len(spans), device)
     num_keys = states.num_places + tokens_BL.shape[1]
@@ -168,9 +179,10 @@ def _gate_batch(
     # Of the kernels that a GPU may choose, cuDNN's does not differentiate its bias, and the
     # memory-efficient one reads memory that it never wrote if only the bias wants a gradient.
     with _frozen(scorer.model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        gate_BF = torch.full(
-            (len(spans), block.num_far), float(np.log(gate)), device=device, requires_grad=True
-        )
+        gate_BF = torch.full((len(spans), block.num_far), float(np.log(gate)), device=device)
+        (opened_N,) = to_device([np.concatenate(opened)], device)
+        gate_BF.view(-1).index_fill_(0, opened_N, 0.0)
+        gate_BF.requires_grad_()
         # The prefix has no gate.
         earlier_BK = torch.nn.functional.pad(gate_BF, (block.num_prefix, 0))
         far = states.expand(len(spans), earlier_BK)

@@ -105,8 +105,11 @@ def test_greedy_picks_the_best_next_unit_each_time(
 @READINGS
 @pytest.mark.parametrize(("windows", "kind"), OF_KINDS[:3])
 def test_pairs_of_so_few_units_are_the_best_of_all(
-    model: Any, document: np.ndarray, windows: Windows, kind: str, far_states: Reading
-) -> None:
+    model: Any, document: np.ndarray, windows: Windows, kind: str, far_states: Reading,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(influence, "NUM_FIRST", 10)
+    monkeypatch.setattr(influence, "NUM_PARTNERS", 9)
     block = list(windows.blocks(document))[1]
     targets = [0, block.num_targets - 1][-block.num_targets :]
     scorer = Scorer(model, CPU, far_states=far_states)
@@ -130,28 +133,47 @@ def test_pairs_of_so_few_units_are_the_best_of_all(
 
 @READINGS
 @pytest.mark.parametrize("k", [2, 13])
-def test_pairs_are_of_candidates_by_two_gradients(model: Any, far_states: Reading, k: int) -> None:
+def test_partners_are_those_that_a_unit_opens_the_gates_for(
+    model: Any, far_states: Reading, k: int
+) -> None:
     document = np.random.default_rng(3).integers(0, VOCAB, 61)
-    block = next(iter(Windows(60, 6, 1).blocks(document)))
-    scorer = Scorer(model, CPU, far_states=far_states)
+    windows = Windows(60, 6, 1)
+    block = next(iter(windows.blocks(document)))
+    scorer, costs = Scorer(model, CPU, far_states=far_states), []
+    for name in ("add_one_screened", "pairs"):
+        asked, before = question(scorer, block, [0], k), scorer.token_forwards
+        choice = SELECTORS[name](scorer, asked)
+        costs.append(scorer.token_forwards - before)
+    assert costs[1] <= 4 * costs[0]
     context = scorer.context(block)
-    screened = SELECTORS["add_one_screened"](scorer, question(scorer, block, [0], k))
-    before = scorer.token_forwards
-    SELECTORS["add_one_screened"](scorer, question(scorer, block, [0], k))
-    between = scorer.token_forwards
-    choice = SELECTORS["pairs"](scorer, question(scorer, block, [0], k))
-    cost, of_screened = scorer.token_forwards - between, between - before
-    # Beside a short window of 6, two far tokens that are shown alone are a third more.
-    assert cost <= (4 if far_states == "contextual" else 4.8) * of_screened
-    wanted = set[int]()
-    for rank in range(54):
-        for gate in (1.0, 0.1):
-            gradient_F = gate_gradients(scorer, context, [(0, 1)], gate)[0]
-            if len(wanted) < max(11, k):
-                wanted.add(int(np.argsort(-gradient_F)[rank]))
-    assert set(np.flatnonzero(choice.score_TU[0]).tolist()) == wanted
-    assert set(choice.unit_TK[0].tolist()) <= wanted
-    assert screened.unit_TK.shape == choice.unit_TK.shape == (1, k)
+    alone_F = gate_gradients(scorer, context, [(0, 1)])[0]
+    first, wanted = np.argsort(-alone_F)[: max(9, k)].tolist(), set[tuple[int, ...]]()
+    for unit in first:
+        given_F = gate_gradients(scorer, context, [(0, 1)], 0.1, [np.array([unit])])[0]
+        partners = [other for other in np.argsort(-given_F).tolist() if other != unit][:4]
+        wanted |= {tuple(sorted((unit, other))) for other in partners}
+    brute = Brute(model, document, windows, 60, far_states)
+    falls = {pair: brute.loss([]) - brute.loss(pair) for pair in wanted}
+    best = [max((f for pair, f in falls.items() if unit in pair), default=0.0) / 2
+            for unit in range(54)]  # fmt: skip
+    np.testing.assert_allclose(choice.score_TU[0], best, atol=2e-5)
+    assert set(choice.unit_TK[0, :2].tolist()) == set(max(falls, key=falls.__getitem__))
+
+
+@READINGS
+def test_gates_are_open_where_that_is_asked(model: Any, block: Block, far_states: Reading) -> None:
+    scorer = Scorer(model, CPU, far_states=far_states)
+    context, opened = scorer.context(block), [np.array([2, 5])]
+    closed_F = gate_gradients(scorer, context, [(0, 1)], 1e-6)[0]
+    given_F = gate_gradients(scorer, context, [(0, 1)], 1e-6, opened)[0]
+    others = [place for place in range(10) if place not in (2, 5)]
+    assert np.abs(given_F[others]).max() < 1e-3  # of gates that are closed
+    assert np.abs(closed_F).max() < 1e-3
+    assert np.abs(given_F[[2, 5]]).max() > 10 * np.abs(closed_F[[2, 5]]).max()
+    twice = gate_gradients(scorer, context, [(0, 1), (1, 2)], 0.1, [*opened, np.array([7])])
+    for row, (span, places) in enumerate((((0, 1), opened[0]), ((1, 2), np.array([7])))):
+        (alone_F,) = gate_gradients(scorer, context, [span], 0.1, [places])
+        np.testing.assert_allclose(twice[row], alone_F, atol=2e-5)
 
 
 @READINGS
