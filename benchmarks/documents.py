@@ -1,5 +1,5 @@
 """Claim: keeping documents apart costs no more than a dense mask at 1,024 tokens, and a step on
-32,768 tokens fits into 2 GiB of one core.
+32,768 tokens fits into 3 GiB of one core, where a dense mask alone takes 4.
 
     python benchmarks/documents.py [--rounds 5]
 
@@ -88,7 +88,7 @@ def long_step(length: int, document: int) -> None:
     given = (model, tokens_BL, positions_BL, tokens_BL.roll(-1, 1), length, documents)
     took = seconds(lambda: mean_loss(*given).backward())
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-    verdict = "met   " if peak < 2 else "MISSED"
+    verdict = "met   " if peak < 3 else "MISSED"
     print(f"{verdict} 1 × {length}, documents of {document}: {took:.1f} s, peak {peak:.2f} GiB")
 
 

@@ -40,7 +40,7 @@ class ModelConfig(OLMoModelConfig):
     attention_norm_per_head: bool = False
     """With attention_layer_norm: each head is normed by itself (Qwen 3), not all of them as one."""
 
-    rope_theta: float = number(10_000.0, 1)
+    rope_theta: float = number(10_000.0, 1)  # type: ignore[assignment]
     """Base of RoPE's frequencies. OLMo: a whole number."""
 
     rope_scaling: dict[str, Any] | None = None

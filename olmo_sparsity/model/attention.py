@@ -177,9 +177,9 @@ def attend_within(
             from torch.nn.attention.varlen import varlen_attn
 
             length, grouped = q.shape[2], q.shape[1] != k.shape[1]
-            packed = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
-            mixed_NHK = varlen_attn(
-                *packed, starts, starts, length, length, window_size=(-1, 0), enable_gqa=grouped
+            q, k, v = (x.transpose(1, 2).flatten(0, 1) for x in (q, k, v))
+            mixed_NHK: Any = varlen_attn(
+                q, k, v, starts, starts, length, length, window_size=(-1, 0), enable_gqa=grouped
             )
             return mixed_NHK.unflatten(0, (-1, length)).transpose(1, 2)
     return _attend_one_by_one(q, k, v, starts_on_host, bias, dropout_p)
@@ -214,8 +214,8 @@ def _attend_one_by_one(
         own_bias = None if bias is None else bias[row if len(bias) > 1 else slice(1)]
         if own_bias is not None:
             own_bias = own_bias[..., places, places]
-        own = (x.transpose(0, 1)[None] for x in part)
-        out = attend(*own, own_bias, own_bias is None, dropout_p, grouped)
+        own_q, own_k, own_v = (x.transpose(0, 1)[None] for x in part)
+        out = attend(own_q, own_k, own_v, own_bias, own_bias is None, dropout_p, grouped)
         mixed.append(out[0].transpose(0, 1))
     return torch.cat(mixed).unflatten(0, (num_rows, length)).transpose(1, 2)
 
