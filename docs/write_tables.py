@@ -136,6 +136,19 @@ def net_excess(
     return table(header, [[line[i] for i in kept] for line in lines], left)
 
 
+def transfer(of: dict[str, str], sets: tuple[str, ...], ks: tuple[int, ...] = (1, 4)) -> str:
+    """Far units that one of two models ranked, evaluated by the other; both directions."""
+    lines = []
+    for target_set, (pair, seeds), k in product(sets, of.items(), ks):
+        row = read_summary(pair, target_set, "tokens").loc["add_one", k]
+        line = [SETS[target_set], seeds, str(k)]
+        line += [shown(row, "recovery", ".2f"), plain(row.foreign, ".2f")]
+        line += [shown(row, "removal", ".2f"), shown(row, "excess_nats")]
+        lines.append([*line, plain(row.gap, ".2f"), f"{row.num_targets:.0f}"])
+    names = "target set | seeds | k | recovery | foreign | removal | own − foreign, nats"
+    return table(f"{names} | gap, nats | targets", lines, left=3)
+
+
 def differences(of: dict[str, list[str]], ks: tuple[int, ...] = (1,)) -> str:
     """Between models measured on the same documents: add_one over tokens, targets of large gap."""
     lines = []
@@ -535,6 +548,7 @@ KINDS: dict[str, Callable[..., str]] = {
     for function in (
         *(
             net_excess,
+            transfer,
             differences,
             far_part,
             distance,
