@@ -45,7 +45,8 @@ from olmo_sparsity.analysis.statements import Attribution
 from olmo_sparsity.analysis.statistics import rank_correlations
 from olmo_sparsity.config.file import load_saved_config
 from olmo_sparsity.config.sections import ModelConfig
-from olmo_sparsity.model.exchange import export, hugging_face_model, to_hugging_face
+from olmo_sparsity.model.exchange import export, hugging_face_model
+from olmo_sparsity.model.families import FAMILIES, to_hugging_face
 from olmo_sparsity.model.load import LoadedModel, find_folder
 
 MOST_DECOYS = 60
@@ -138,7 +139,7 @@ def write_model(run: str, folder: Path) -> None:
         f"{name}.weight": weights.get(f"{name}.bias", torch.zeros(count))
         for name, count in rows.items()
     }
-    theirs = to_hugging_face(biases, type(model).__name__, plain)
+    theirs = to_hugging_face(biases, FAMILIES[model.config.model_type], plain)
     named = {name.removesuffix("weight") + "bias": of for name, of in theirs.items()}
     kept = {name: of.clone() for name, of in named.items() if "embed_tokens" not in name}
     save_file(kept, folder / "biases.safetensors")

@@ -392,7 +392,9 @@ class Parrot(torch.nn.Module):
 
     vocab_size = VOCAB
 
-    def hidden(self, tokens_BL: torch.Tensor, *_: Any, last: int | None = None) -> torch.Tensor:
+    def hidden(
+        self, tokens_BL: torch.Tensor, *_: Any, last: int | None = None, documents: Any = None
+    ) -> torch.Tensor:
         logits = torch.zeros(*tokens_BL.shape, VOCAB)
         for row, tokens in enumerate(tokens_BL.tolist()):
             follows: dict[int, int] = {}

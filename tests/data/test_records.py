@@ -238,7 +238,12 @@ def test_a_group_is_on_one_side_and_the_shards_know_it(tmp_path: Path, source: A
     ]
     (tmp_path / "books.jsonl").write_text("\n".join(map(json.dumps, rows)))
     corpus = CorpusConfig(source, path=str(tmp_path / "books.jsonl"), group_field="author")
-    data = DataConfig(str(tmp_path / "data"), corpus, TokenizerConfig(train_vocab=300), 0.4)
+    data = DataConfig(
+        str(tmp_path / "data"),
+        corpus,
+        tokenizer=TokenizerConfig(train_vocab=300),
+        heldout_share=0.4,
+    )
     prepare(data)
     authors, hashes = [], []
     for split in ("train", "heldout"):

@@ -151,7 +151,9 @@ def test_a_compiled_step_is_one_graph(
     monkeypatch.setattr(torch, "compile", compiler)
     monkeypatch.setattr(RMSNorm, "forward", RMSLayerNorm.forward)  # as it is on a GPU
     config = make_config(
-        training__batch_size=2, **{"training__activation_checkpointing": True} | changes
+        training__batch_size=2,
+        training__length=256,
+        **{"training__activation_checkpointing": True} | changes,
     )
     eager = engine_for(config)
     compiled = engine_for(replace(config, training=replace(config.training, compile=True)))
