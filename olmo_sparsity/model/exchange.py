@@ -64,7 +64,8 @@ def export(checkpoint: Path, out: Path, dtype: str = "fp32") -> str:
     out.parent.mkdir(parents=True, exist_ok=True)
     remove_partial(out.parent)
     with writing(out) as partial:
-        model.to(dtype=DTYPES[dtype]).save_pretrained(partial)
+        torch.nn.Module.to(model, DTYPES[dtype])
+        model.save_pretrained(partial)
         for path in partial.glob("*.safetensors"):
             follow_umask(path)
         _save_tokenizer(loaded.tokenizer, config, partial)

@@ -153,6 +153,8 @@ def test_a_compiled_step_is_one_graph(
     config = make_config(
         training__batch_size=2,
         training__length=256,
+        positions__target_length=256,
+        model__max_sequence_length=256,
         **{"training__activation_checkpointing": True} | changes,
     )
     eager = engine_for(config)
