@@ -196,6 +196,7 @@ def read_explanation(path: str | Path) -> Explanation:
         document = Document(np.array(told["token_ids"], dtype=np.int64))
         document.texts = told["texts"]
         of_model = (told["num_parameters"], None, None, told["batch_noise"])
+        # Of a model that was asked elsewhere, only what is shown of it is known.
         named, judge = (
             name and LoadedModel(None, None, name, *of_model)  # type: ignore[arg-type]
             for name in (told["model"], told.get("judge"))

@@ -266,6 +266,20 @@ def test_the_notebook_is_stored_with_its_outputs() -> None:
     assert all(cell["outputs"] for cell in cells_of_notebook())
 
 
+def test_the_table_of_sources_is_that_of_the_stored_runs() -> None:
+    stored = json.loads((ROOT / "docs/results/sources.json").read_text()).values()
+    text = (ROOT / "docs/sources.md").read_text()
+    for line, name in (
+        ("written by the model, of 1,200", "counted"),
+        ("on one source: that one is named, and no other", "right_source"),
+        ("on either of two: told", "told_either"),
+        ("on two together: told", "told_both"),
+        ("on none: told", "told_none"),
+        ("on none: a source is named", "false_rests_on"),
+    ):
+        assert f"| {line} | {' | '.join(f'{run[name]:.2f}' for run in stored)} |\n" in text
+
+
 def test_pypi_has_what_is_pinned() -> None:
     """A local version (`2.13.0+cpu`) would be one that PyPI does not hold."""
     pinned = (ROOT / "constraints.txt").read_text().splitlines()
