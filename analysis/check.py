@@ -99,17 +99,17 @@ class Check:
                 "more (--foreign), or fewer draws"
             )
         if not self.induction["has_induction"]:
+            less = self.induction["drop"] / max(self.induction["loss_first"], 1e-9)
             reasons.append(
                 "this model does not copy from its context (a passage that is repeated costs "
-                f"it only {self.induction['drop']:.2f} nats a token less), so it seldom uses a far "
-                "token that repeats the answer"
+                f"it only {less:.0%} less), so it seldom uses a far token that repeats the answer"
             )
         return "; ".join(reasons)
 
     def __repr__(self) -> str:
         lines = [
-            f"check: {self.k} units chosen alike in each of {self.draws} unrelated texts that take "
-            "the place of the far part"
+            f"check: {self.draws} unrelated texts in place of the far part, {self.k} units chosen "
+            "in each by the same rule"
         ]
         for row in self.table.itertuples():
             lines.append(

@@ -139,11 +139,11 @@ def in_words(kind: str, cells: pd.DataFrame, nats: float, draws: int) -> str:
     if kind == "one":
         (cell,) = cells.itertuples()
         own, beyond = max((cell.gives, cell.beyond_gives), (cell.lost, cell.beyond_lost))
-        return f"rests on {names[0]} ({own:.1f} nats; beyond {beyond} of {draws} decoys)"
+        return f"rests on {names[0]} ({own:.1f} nats; beats {beyond} of {draws} decoys)"
     if kind == "either":
         nats_of = " and ".join(f"{own:.1f}" for own in cells.gives)
         return f"rests on either of {', '.join(names)} ({nats_of} nats)"
     if kind == "both":
         return f"rests on {' and '.join(names)} together ({nats:.1f} nats)"
     by_all = round(nats, 1) + 0.0  # no -0.0
-    return f"rests on no source ({by_all:.1f} nats by all of them)"
+    return f"rests on no source (all together: {by_all:.1f} nats)"

@@ -1,6 +1,6 @@
 """docs/explain.ipynb, with the outputs of its cells: `python docs/write_notebook.py`.
 
-Needs runs/figure2_code (`make figure2_code`). A test runs the cells of the notebook that is stored.
+A test runs the cells of the notebook that is stored.
 """
 
 from __future__ import annotations
@@ -14,22 +14,28 @@ from typing import Any
 
 CELLS = [
     "# Explain one prediction\n\nWhich far words does a prediction depend on, and would an "
-    "unrelated text have done as well? The model is the small one of `make figure2_code`; any "
-    "folder, hub name or model in memory works in its place.",
-    "from pathlib import Path\n\nfrom olmo_sparsity import explain, load_model\n\n"
-    'model = load_model("runs/figure2_code")\n'
-    'text = Path("docs/examples/greenhouse.py").read_text()\n'
-    'e = explain(model, text=text, at="MoistureProbe", units="words", k=2)\ne',
+    "unrelated text have done as well? The model is the small one that is installed with the "
+    "package; any folder, hub name or model in memory works in its place. It runs on a CPU, "
+    "wherever `pip install` of the repository has worked.",
+    "from olmo_sparsity import explain\nfrom olmo_sparsity.model.load import DEMO\n\n"
+    'text = (DEMO / "bridge.txt").read_text()\n'
+    'e = explain("demo", text=text, at="Weissenborn", units="words", k=2)\ne',
     "Targets are underlined. A far word is as bright as its share of the most that one word does "
     "for its target.",
     "e.targets",
-    "e.top(1)",
-    "A name that stands there for the first time can depend on little. The check asks the same "
-    "question about eight unrelated texts:",
-    "print(e.check())",
-    "An answer to a prompt is one target, here written by the model:",
-    'prompt = text[: text.index("Probe(pot, readers")]  # … probe = Moisture\n'
-    'explain(model, prompt=prompt, max_new_tokens=2, units="words", k=2)',
+    "e.top(2)",
+    "The check asks the same question about eight unrelated texts:",
+    'print(e.check(foreign=str(DEMO / "unrelated.txt")))',
+    "Which of several texts does a statement rest on?",
+    "sources = {\n"
+    '    "bridge": "The bridge over the river was opened in June by Katharina Weissenborn.",\n'
+    '    "mill": "The old mill was sold to a family from the north, and stood empty for years.",\n'
+    '    "school": "The school had forty children, who walked there along the river.",\n'
+    "}\n"
+    'answer = "The bridge was opened by Katharina Weissenborn."\n'
+    'decoys = str(DEMO / "unrelated.txt")\n'
+    'question = "Who opened the bridge?"\n'
+    'explain("demo", sources=sources, question=question, answer=answer, decoys=decoys)',
 ]
 
 
