@@ -1,13 +1,17 @@
 """A hook of mkdocs: pages that stand elsewhere in the repository, and links between all of them.
 
 A page is kept once, where GitHub shows it; the site has README.md as its home page. Links are
-written for the repository, and are resolved there.
+written for the repository, and are resolved there. The commands of gallery.md are run.
 """
 
 from __future__ import annotations
 
 import posixpath
 import re
+import shlex
+import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +28,27 @@ ELSEWHERE = {
     "CHANGELOG.md": "changelog.md",
 }
 _LINK = re.compile(r'(?<=\]\()(?![a-z]+:|#)[^)#\s]+|(?<=src=")[^"]+')
+_COMMAND = re.compile(r"```bash\n(olmo-sparsity .*? --html (gallery/\w+\.html))\n```", re.DOTALL)
+
+
+def gallery(folder: Path) -> dict[str, str]:
+    """The pages that the commands of gallery.md make."""
+    pages = {}
+    for command, page in _COMMAND.findall((ROOT / "docs/gallery.md").read_text("utf-8")):
+        made = folder / Path(page).name
+        words = shlex.split(command.replace(page, str(made)).replace("\\\n", ""))[1:]
+        program = [sys.executable, "-m", "olmo_sparsity", *words]
+        subprocess.run(program, cwd=ROOT, check=True, capture_output=True)
+        pages[page] = made.read_text("utf-8")
+    return pages
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, page in ELSEWHERE.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text("utf-8")))
+    with tempfile.TemporaryDirectory() as folder:
+        for page, content in gallery(Path(folder)).items():
+            files.append(File.generated(config, page, content=content))
     return files
 
 
@@ -36,6 +56,8 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
     on_site = page.file.src_uri
     if on_site.startswith("tables/"):  # these are wide
         page.meta["hide"] = ["toc"]
+    if on_site == "gallery.md":
+        markdown = _COMMAND.sub(r"\g<0>\n\n[The page](\2)", markdown)
     source = {page: source for source, page in ELSEWHERE.items()}.get(on_site, f"docs/{on_site}")
 
     def rewrite(link: re.Match[str]) -> str:
@@ -44,3 +66,19 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return posixpath.relpath(page, posixpath.dirname(on_site))
 
     return _LINK.sub(rewrite, markdown)
+
+
+def on_post_page(output: str, page: Page, **_: Any) -> str:
+    return _mended(output, page.file.dest_uri)
+
+
+def on_post_template(output: str, template_name: str, **_: Any) -> str:
+    return _mended(output, template_name)
+
+
+def _mended(output: str, page: str) -> str:
+    """Ours stands in for the script that the theme fetches to search without a server; and the
+    theme's search has no name for who hears the page."""
+    there = posixpath.relpath("search_from_disk.js", posixpath.dirname(page) or ".")
+    output = re.sub(r'"https://\S+/iframe-worker/shim"', f'"{there}"', output)
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')

@@ -6,9 +6,14 @@ import os
 import re
 import subprocess
 import sys
+import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
+
+from tests.integration import needs
+from tests.integration.browser import Browser
 
 ROOT = Path(__file__).parents[2]
 pytest.importorskip("material", reason="pip install -c constraints.txt -e '.[docs]'")
@@ -29,11 +34,20 @@ def test_every_page_is_on_the_site(site: Path) -> None:
     pages = {str(path.relative_to(ROOT / "docs").with_suffix("")) for path in written}
     elsewhere = {"index", "slurm", "benchmarks", "contributing", "changelog"}
     built = {str(path.relative_to(site).with_suffix("")) for path in site.glob("**/*.html")}
-    assert pages | elsewhere == {page for page in built if not page.startswith("figures/")} - {
-        "404"
-    }
+    made = ("figures/", "gallery/")
+    assert pages | elsewhere == {page for page in built if not page.startswith(made)} - {"404"}
     title = (ROOT / "README.md").read_text().splitlines()[2].strip("*")
     assert title in (site / "index.html").read_text()
+
+
+def test_the_pages_of_the_gallery_are_made_by_the_commands_beside_them(site: Path) -> None:
+    asked = re.findall(r"--html (gallery/\w+\.html)", (ROOT / "docs/gallery.md").read_text())
+    shown = (site / "gallery.html").read_text()
+    assert len(asked) == shown.count(">The page</a>") == 4
+    for name in asked:
+        assert f'href="{name}"' in shown
+        assert "<title>" in (site / name).read_text()
+    assert "rests on bridge.txt" in (site / "gallery/sources.html").read_text()
 
 
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
@@ -42,3 +56,18 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
         assert not re.findall(tags, page.read_text()), page.name
     for sheet in site.glob("**/*.css"):
         assert not re.findall(r"(?:url\(|@import\s+)[\"']?(?:https?:)?//", sheet.read_text())
+
+
+@needs(("chromium", "chromedriver"), "chromium chromium-driver", "OLMO_SPARSITY_REQUIRE_BROWSER")
+def test_search_works_in_a_page_that_is_opened_from_the_disk(site: Path, tmp_path: Path) -> None:
+    with closing(Browser(tmp_path / "profile", 1280)) as browser:
+        browser.open(site / "tables" / "prose.html")
+        browser.run("""const field = document.querySelector('input.md-search__input');
+            field.focus(); field.value = 'decoys';
+            field.dispatchEvent(new Event('keyup', {bubbles: true}));""")
+        found = "return document.querySelectorAll('.md-search-result__item').length"
+        deadline = time.monotonic() + 60
+        while not browser.run(found) and time.monotonic() < deadline:
+            time.sleep(0.2)
+        assert browser.run(found) > 1
+        assert browser.console() == []
