@@ -15,8 +15,12 @@ from typing import Any
 CELLS = [
     "# Explain one prediction\n\nWhich far words does a prediction depend on, and would an "
     "unrelated text have done as well? The model is the small one that is installed with the "
-    "package; any folder, hub name or model in memory works in its place. It runs on a CPU, "
-    "wherever `pip install` of the repository has worked.",
+    "package; any folder, hub name or model in memory works in its place. A CPU is "
+    "enough.",
+    "import importlib.util\nimport subprocess\nimport sys\n\n"
+    'if importlib.util.find_spec("olmo_sparsity") is None:  # as on Colab\n'
+    '    package = "olmo-sparsity"  # or a wheel, a clone, git+ its address\n'
+    '    subprocess.run([sys.executable, "-m", "pip", "install", "-q", package], check=True)\n\n'
     "from olmo_sparsity import explain\nfrom olmo_sparsity.model.load import DEMO\n\n"
     'text = (DEMO / "bridge.txt").read_text()\n'
     'e = explain("demo", text=text, at="Weissenborn", units="words", k=2)\ne',
