@@ -50,6 +50,15 @@ def stored_rows(name: str) -> pd.DataFrame:
     )
 
 
+def mean_loss(name: str, target_set: str) -> float:
+    """With the long window, over a set of targets."""
+    folder = RESULTS / "measurements" / name
+    targets = pd.read_parquet(folder / "targets.parquet")
+    targets = targets[(targets.target_set == target_set) & (targets.far_part == "document")]
+    losses = pd.read_parquet(folder / "losses.parquet")
+    return float(losses.merge(targets, on=["document", "target"]).loss_long.mean())
+
+
 TOKENS_OF_STEP = 16 * 256
 """Of configs/python.yaml, figure2_code.yaml and prose.yaml."""
 

@@ -17,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from docs.stored import FIGURES, RESULTS, SHOWN, by_distance, read_evaluations, read_summary
+from olmo_sparsity.analysis.summary import ENOUGH, FAR_STATES
 from olmo_sparsity.disk.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY, band, save
 from olmo_sparsity.tasks.results import read_results
 
@@ -233,9 +234,29 @@ def parity() -> Figure:
     return figure
 
 
+def calibration() -> Figure:
+    """Recovery by k of words that tell by m pieces together, a line for each model."""
+    shown = SHOWN["figures"]["calibration"]
+    figure = Figure((WIDTH, 2.8), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, far in zip(panels, ("isolated", "contextual"), strict=True):
+        for m, color in zip(shown["pieces"], (GREY, BLUE, GREEN, RED), strict=True):
+            for seed in shown["seeds"]:
+                rows = read_summary(f"calibration_{m}_seed{seed}_{far}", "planted").loc["drop_one"]
+                axes.plot(rows.index, rows.recovery, "o-", color=color, markersize=3,
+                          label=f"{m} pieces" if seed == shown["seeds"][0] else None)  # fmt: skip
+            axes.axvline(m, color=color, linewidth=0.6, linestyle=":")
+        axes.axhline(ENOUGH, color=GREY, linewidth=0.6, linestyle=":")
+        axes.set(xlabel="k", title=FAR_STATES[far])
+        axes.set_xticks(shown["pieces"])
+    panels[0].set_ylabel("recovery")
+    panels[0].legend(frameon=False)
+    return figure
+
+
 DRAWN: dict[str, Callable[[], Figure]] = {
     f"results_{draw.__name__}": draw
-    for draw in (forest, copying, appears, distance, length, parity)
+    for draw in (forest, copying, appears, distance, length, parity, calibration)
 }
 
 

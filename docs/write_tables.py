@@ -23,6 +23,7 @@ from docs.stored import (
     ROOT,
     SHOWN,
     by_distance,
+    mean_loss,
     read_evaluations,
     read_kinds,
     read_ladder,
@@ -31,7 +32,7 @@ from docs.stored import (
     stored_rows,
 )
 from olmo_sparsity.analysis.statistics import net_differences
-from olmo_sparsity.analysis.summary import FAR_STATES
+from olmo_sparsity.analysis.summary import ENOUGH, FAR_STATES
 from olmo_sparsity.disk.files import write_atomically
 from olmo_sparsity.tasks.results import format_cell, format_table, read_results
 from olmo_sparsity.tasks.sparse_parity import SparseParity, count_relevant_ones
@@ -322,6 +323,24 @@ def planted_8k(of: dict[str, str]) -> str:
     return table(header, lines)
 
 
+def calibration(of: dict[str, str]) -> str:
+    """Words of m pieces: the loss of the answer, recovery of one piece, and how many are needed."""
+    lines = []
+    for name, called in of.items():
+        rows = read_summary(name, "planted")
+        loss = mean_loss(name, "planted")
+        line = [*called.split(", "), read_meta(name)["windows"]["far_states"], f"{loss:.2f}"]
+        for selector in ("drop_one", "add_one"):
+            recovery = rows.loc[selector].recovery
+            enough = recovery.index[recovery >= ENOUGH]
+            line += [f"{recovery[1]:.2f}", str(enough[0]) if len(enough) else "–"]
+        lines.append(line)
+    header = "pieces | seed | far states | loss with all"
+    for selector in ("drop_one", "add_one"):
+        header += f" | `{selector}`: k = 1 | k at {ENOUGH}"
+    return table(header, lines, left=3)
+
+
 # --- many models ----------------------------------------------------------------------------------
 
 
@@ -560,7 +579,7 @@ KINDS: dict[str, Callable[..., str]] = {
             rules,
         ),
         *(reviews, planted, planted_8k, ladder, beyond, pose_pays, task, reach, by_seed, counting),
-        *(ablations, scratchpad, task_commands, theory, bridge, scaling, engines),
+        *(calibration, ablations, scratchpad, task_commands, theory, bridge, scaling, engines),
     )
 }
 
