@@ -21,7 +21,7 @@ from olmo_sparsity.analysis.settings import MIN_GAP
 from olmo_sparsity.analysis.sources import open_documents
 from olmo_sparsity.analysis.statistics import interval, resample_weights
 from olmo_sparsity.analysis.targets import first_place, largest_gaps
-from olmo_sparsity.analysis.view import quoted
+from olmo_sparsity.analysis.view import places, quoted
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import LoadedModel
 from olmo_sparsity.process.progress import Progress
@@ -113,8 +113,8 @@ class Check:
         ]
         for row in self.table.itertuples():
             lines.append(
-                f"  {quoted(row.text)} (token {row.target:,}): own {row.own:+.2f} nats, unrelated "
-                f"{row.foreign:+.2f} (at most {row.foreign_most:+.2f}); {row.better} of "
+                f"  {quoted(row.text)} ({places(row.target, row.end)}): own {row.own:+.2f} nats, "
+                f"unrelated {row.foreign:+.2f} (at most {row.foreign_most:+.2f}); {row.better} of "
                 f"{self.draws} do as well"
             )
         lines += [f"  {line}" for line in (self.summary, self.verdict, self.warning) if line]
