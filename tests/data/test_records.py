@@ -128,7 +128,7 @@ def test_a_zstd_file_is_read_in_bounded_memory_and_linear_time(tmp_path: Path) -
         "records.LARGEST_DOCUMENT = 2**20\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "config = Config(source='c4_files', path=sys.argv[1], field='text', group_field=None,"
-        " max_documents=None)\n"
+        " prompt_field=None, max_documents=None)\n"
         "print([record.kind for record in corpus.read_records(config)])\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
@@ -158,14 +158,14 @@ def test_a_list_that_would_fill_the_memory_is_refused(
     path = tmp_path / f"list{suffix}"
     write_compressed(path, b"[\n" + b'{"text": "word"},\n' * 10**5 + b'{"text": "word"}]')
     with pytest.raises(DataError, match=r"list\.json.*: it is a list of more than 1,000,000 bytes"):
-        list(records.read_file(path, "text", "whole"))
+        list(records.read_file(path, records.Fields()))
 
 
 def test_long_texts_of_tables_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "LARGEST_DOCUMENT", 1000)
     path = tmp_path / "table.parquet"
     pd.DataFrame({"text": ["short", "long " * 201, "short too"]}).to_parquet(path)
-    found = list(records.read_file(path, "text", "whole"))
+    found = list(records.read_file(path, records.Fields()))
     kinds = ["good" if isinstance(r, Document) else r.kind for r in found]
     assert kinds == ["good", "longer than 1,000 bytes", "good"]
 
@@ -176,11 +176,11 @@ def test_rows_that_cannot_be_read_in_parts_are_refused(
     path = tmp_path / "table.parquet"
     texts = [f"{number} " * 1000 for number in range(100)]
     pd.DataFrame({"text": texts, "id": range(100)}).to_parquet(path)
-    assert len(list(records.read_file(path, "text", "whole"))) == 100
+    assert len(list(records.read_file(path, records.Fields()))) == 100
     monkeypatch.setattr(records, "LARGEST_AT_ONCE", 10**5)
     with pytest.raises(DataError, match=r"table\.parquet: its rows have 2,9.. bytes on average, "):
-        list(records.read_file(path, "text", "whole"))
-    assert len(list(records.read_file(path, "id", "whole"))) == 100
+        list(records.read_file(path, records.Fields()))
+    assert len(list(records.read_file(path, records.Fields("id")))) == 100
 
 
 # --- groups ---------------------------------------------------------------------------------------
@@ -216,7 +216,10 @@ def test_a_field_groups_the_records_of_every_format(tmp_path: Path, suffix: str)
 
 def test_the_group_of_a_url_is_its_host() -> None:
     values = ["https://a.org/1?x=2", "http://a.org", "https://b.org:80/a.org", 7, "a \ud800"]
-    found = [records.parse_row({"text": "t", "by": by}, "here", "text", "by") for by in values]
+    found = [
+        records.parse_row({"text": "t", "by": by}, "here", records.Fields("text", "by"))
+        for by in values
+    ]
     assert [record.group for record in found if isinstance(record, Document)] == [
         "a.org", "a.org", "b.org:80", "7", "a ?",
     ]  # fmt: skip
