@@ -149,6 +149,39 @@ def test_a_glob_without_files_or_with_foreign_ones_is_refused(tmp_path: Path) ->
 # --- what is too large ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("name", "split_at", "said"),
+    [
+        ("hole.txt", "whole", "longer than 33,554,432 bytes"),
+        ("hole.md", "blank-lines", "longer than 33,554,432 bytes"),
+        ("hole.jsonl", "whole", "longer than 33,554,432 bytes"),
+        ("hole.csv", "whole", "damaged after row 0 (field larger than"),
+        ("hole.json.zst", "whole", "damaged after line 0 (ZSTD"),
+        ("hole.parquet", "whole", "damaged after row 0 (Parquet magic bytes"),
+    ],
+)
+def test_a_file_of_5_gib_is_read_in_little_memory(
+    tmp_path: Path, name: str, split_at: str, said: str
+) -> None:
+    """A sparse one, of no line's end, in a process that may not grow by more than half a GiB."""
+    path = tmp_path / name
+    path.touch()
+    os.truncate(path, 5 * 2**30)
+    code = (
+        "import pyarrow, pyarrow.parquet, resource, sys\n"
+        "pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "most = pages * resource.getpagesize() + 2**29\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (most, most))\n"
+        "config = Config(source='files', path=sys.argv[1], split_at=sys.argv[2], field='text',"
+        " group_field=None, prompt_field=None, max_documents=None)\n"
+        "try: print(*corpus.read_records(config))\n"
+        "except DataError as error: print(error)\n"
+    )
+    answer = run(code, str(path), split_at)
+    assert str(path) in answer
+    assert said in answer
+
+
 @pytest.mark.parametrize("suffix", [".json.zst", ".json.gz", ".json"])
 def test_a_list_that_would_fill_the_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
