@@ -213,7 +213,7 @@ def read_text(path: Path, split_at: SplitAt = "whole") -> Iterator[Record]:
         for line in lines:
             if len(content) <= LARGEST_DOCUMENT:
                 content += line
-            elif not cut:
+            if len(content) > LARGEST_DOCUMENT and not cut:
                 break
         yield parse_text(bytes(content.rstrip(b"\r\n") if cut else content), where)
         if not cut:
