@@ -31,10 +31,10 @@ LARGEST_DOCUMENT = 2**25
 without line breaks."""
 
 LARGEST_AT_ONCE = 2**29
-"""Bytes of what cannot be read in parts: a list in JSON, a page of Parquet."""
+"""Bytes of what cannot be read in parts: a list in JSON, a page of Parquet, a line."""
 
 _BUFFER = 2**20
-"""Bytes. With Python's own, an endless line is read five times as slowly."""
+"""Bytes. With Python's own, a long line is read at half the speed."""
 
 STDIN = Path("-")
 
@@ -322,9 +322,15 @@ def read_lines(path: Path) -> Iterator[bytes]:
             while line := stream.readline(LARGEST_DOCUMENT + 1):
                 number += 1
                 yield line
-                is_endless = len(line) > LARGEST_DOCUMENT
-                while is_endless and line and not line.endswith(b"\n"):
-                    line = stream.readline(_BUFFER)  # The rest of an endless line.
+                size = len(line)
+                while size > LARGEST_DOCUMENT and line and not line.endswith(b"\n"):
+                    line = stream.readline(_BUFFER)  # the rest of a long line
+                    size += len(line)
+                    if size > LARGEST_AT_ONCE:
+                        raise DataError(
+                            f"{path}: line {number:,} has more than {LARGEST_AT_ONCE:,} bytes; is "
+                            "it text? Write one document a line"
+                        )
     except (OSError, EOFError, zlib.error) as error:
         raise _damaged(path, f" after line {number:,}", error, "copy the file again") from None
 

@@ -153,8 +153,9 @@ def test_a_glob_without_files_or_with_foreign_ones_is_refused(tmp_path: Path) ->
     ("name", "split_at", "said"),
     [
         ("hole.txt", "whole", "longer than 33,554,432 bytes"),
-        ("hole.md", "blank-lines", "longer than 33,554,432 bytes"),
-        ("hole.jsonl", "whole", "longer than 33,554,432 bytes"),
+        ("hole.md", "blank-lines", "line 1 has more than 536,870,912 bytes"),
+        ("hole.jsonl", "whole", "line 1 has more than 536,870,912 bytes"),
+        ("hole.json", "whole", "line 1 has more than 536,870,912 bytes"),
         ("hole.csv", "whole", "damaged after row 0 (field larger than"),
         ("hole.json.zst", "whole", "damaged after line 0 (ZSTD"),
         ("hole.parquet", "whole", "damaged after row 0 (Parquet magic bytes"),
@@ -180,6 +181,22 @@ def test_a_file_of_5_gib_is_read_in_little_memory(
     answer = run(code, str(path), split_at)
     assert str(path) in answer
     assert said in answer
+
+
+def test_a_line_without_end_is_refused_and_a_long_one_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a small file that unfolds to it."""
+    monkeypatch.setattr(records, "LARGEST_DOCUMENT", 10**6)
+    monkeypatch.setattr(records, "LARGEST_AT_ONCE", 10**7)
+    monkeypatch.setattr(records, "_BUFFER", 2**17)
+    path = tmp_path / "c4.jsonl.gz"
+    write_compressed(path, b"\n".join([c4_line("a")[:-1], b"x" * 10**6 * 9, c4_line("b")]))
+    config = CorpusConfig(source="c4_files", path=str(path), max_bad_share=1.0)
+    assert kinds(config) == ["good", "longer than 1,000,000 bytes", "good"]
+    write_compressed(path, b"x" * 10**6 * 11)
+    with pytest.raises(DataError, match=r"c4\.jsonl\.gz: line 1 has more than 10,000,000 bytes"):
+        kinds(config)
 
 
 @pytest.mark.parametrize("suffix", [".json.zst", ".json.gz", ".json"])
