@@ -137,6 +137,21 @@ def test_a_zstd_file_is_read_in_bounded_memory_and_linear_time(tmp_path: Path) -
     assert int(grown_kib) < 2**15
 
 
+def test_a_prompt_stands_before_the_text_and_both_are_prepared(tmp_path: Path) -> None:
+    rows = [{"q": f"What follows {n}? ", "a": f"After {n} comes {n + 1}."} for n in range(40)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    corpus = CorpusConfig("files", path=str(tmp_path / "pairs.jsonl"), field="a", prompt_field="q")
+    assert texts(corpus) == [row["q"] + row["a"] for row in rows]
+    tokenizer = TokenizerConfig(train_vocab=300)
+    data = DataConfig(str(tmp_path / "data"), corpus, tokenizer=tokenizer, heldout_share=0.3)
+    prepare(data)
+    shards = [open_shards(data, split) for split in ("train", "heldout")]
+    found = [one.tokenizer.decode(one.document(n)) for one in shards for n in range(len(one))]
+    assert sorted(found) == sorted(texts(corpus))
+    with pytest.raises(ConfigError, match=r"corpus\.prompt_field=q \(now None\)"):
+        prepare(replace(data, corpus=replace(corpus, prompt_field=None)))
+
+
 def test_a_glob_without_files_or_with_foreign_ones_is_refused(tmp_path: Path) -> None:
     config = CorpusConfig(source="c4_files", path=str(tmp_path / "*.gz"))
     with pytest.raises(DataError, match=r"\*\.gz matches no file"):
