@@ -113,13 +113,7 @@ def open_documents(
         held_out = " that were held out" if num_training else ""
         without = f": left out {tally.describe()}" if tally.left_out else ""
         raise DataError(f"{name} holds no documents{held_out}{without}")
-    largest = max((int(d.tokens.max()) for d in documents if len(d.tokens)), default=0)
-    vocabulary = model.model.vocab_size
-    if largest >= vocabulary:
-        raise DataError(
-            f"{name} holds token {largest}, the model's vocabulary has {vocabulary}; give text "
-            "prepared with the model's tokenizer"
-        )
+    _check_vocabulary(name, documents, model)
     return Documents(name, documents, num_training, grouped_by=group_field or "")
 
 
@@ -224,6 +218,16 @@ def _heldout(
             yield records.LeftOut(TRAINED_ON, record.name)
         else:
             yield record
+
+
+def _check_vocabulary(name: str, documents: list[Document], model: LoadedModel) -> None:
+    largest = max((int(d.tokens.max()) for d in documents if len(d.tokens)), default=0)
+    vocabulary = model.model.vocab_size
+    if largest >= vocabulary:
+        raise DataError(
+            f"{name} holds token {largest}, the model's vocabulary has {vocabulary}; give text "
+            "prepared with the model's tokenizer"
+        )
 
 
 # --- reading --------------------------------------------------------------------------------------
