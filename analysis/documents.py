@@ -46,6 +46,9 @@ class Document:
     name: str = ""
     """Its file and record number, or its title."""
 
+    target: int | None = None
+    """Of a record of prompt and target: the first place of the target."""
+
     @cached_property
     def texts(self) -> list[str]:
         """The text of each token; joined they are the document."""
@@ -109,6 +112,10 @@ class Documents(Sequence[Document]):
             if document.truth is not None:
                 digest.update(document.truth.astype("<u4").tobytes())
         return digest.hexdigest()
+
+    @property
+    def have_targets(self) -> bool:
+        return self.items[0].target is not None
 
     @property
     def are_planted(self) -> bool:

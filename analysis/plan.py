@@ -30,7 +30,7 @@ from olmo_sparsity.analysis.settings import (
     refuse_unknown,
     takes,
 )
-from olmo_sparsity.analysis.sources import open_documents, plant_dependencies
+from olmo_sparsity.analysis.sources import cut_to_targets, open_documents, plant_dependencies
 from olmo_sparsity.analysis.statistics import half_of
 from olmo_sparsity.analysis.tables import Columns, plain
 from olmo_sparsity.analysis.targets import (
@@ -75,7 +75,11 @@ def plan(
                         (("targets", targets), ("choices", choices)))  # fmt: skip
     if windows is not None:
         options = _window_options(windows, options)
-    options = (QUICK if quick else {}) | options
+    if quick:  # of documents that are read, none is left out
+        is_read = isinstance(documents, Documents)
+        options = {
+            n: v for n, v in QUICK.items() if not (is_read and n == "max_documents")
+        } | options
     if choices is None:
         settings = build(Settings, options)
     else:
@@ -85,14 +89,14 @@ def plan(
     of_text, of_model = build(TextOptions, options), build(ModelOptions, options)
     settings.check()
     check_names(settings.selectors)
-    named = [n for n, given in (("at", at), ("targets", targets), ("choices", choices))
-             if given is not None]  # fmt: skip
-    if of_text.planted and choices is None:
-        named.append("planted")
-    if len(named) > 1 or (quick and choices is not None):
-        raise ConfigError(f"{' and '.join(named)} each say which targets: leave all but one out")
+    given = {"at": at, "targets": targets, "choices": choices}
+    _check_one_says({name for name, one in given.items() if one is not None}, documents, of_text)
+    if quick and choices is not None:
+        raise ConfigError("quick chooses other targets than choices: leave one of them out")
     loaded = _load(model, of_model)
     opened = _open(documents, loaded, of_text)
+    if opened.have_targets:
+        opened, at = cut_to_targets(opened, settings.windows), slice(settings.long, None)
     if of_text.planted:
         opened = plant_dependencies(opened, loaded, settings.windows, settings.seed)
     elif quick:
@@ -100,10 +104,23 @@ def plan(
     if not settings.prefix_ids:
         ids = loaded.prefix_ids(of_model.prefix)
         settings = replace(settings, prefix_ids=tuple(ids))
-    given = at if targets is None else targets
     if choices is not None:
         return Plan.of(loaded, opened, settings, choices, of_model.batch_tokens, transfers=True)
-    return Plan.of(loaded, opened, settings, given, of_model.batch_tokens)
+    named = at if targets is None else targets
+    return Plan.of(loaded, opened, settings, named, of_model.batch_tokens)
+
+
+def _check_one_says(named: set[str], documents: Any, options: TextOptions) -> None:
+    """Which targets: named options, or the text."""
+    of_text = ["planted"] if options.planted else []
+    if isinstance(documents, Documents) and documents.have_targets:
+        of_text.append("records of prompt and target")
+    else:
+        of_text += [n for n in ("prompt_field", "target_field") if getattr(options, n)][:1]
+    # Choices are of the same text, read the same way.
+    for says in (of_text, sorted(named), [*sorted(named - {"choices"}), *of_text]):
+        if len(says) > 1:
+            raise ConfigError(f"{' and '.join(says)} each say which targets: leave all but one out")
 
 
 def _read(name: str, given: Any) -> Results | None:
@@ -153,8 +170,8 @@ def _open(documents: Any, model: LoadedModel, options: TextOptions) -> Documents
     if isinstance(documents, Documents):
         if replace(options, planted=False) != TextOptions():
             raise ConfigError(
-                "field, group_field, split_at and max_documents are for text that is read here; "
-                "leave them out"
+                "field, group_field, prompt_field, target_field, split_at and max_documents are "
+                "for text that is read here; leave them out"
             )
         return documents
     return open_documents(
@@ -164,6 +181,8 @@ def _open(documents: Any, model: LoadedModel, options: TextOptions) -> Documents
         field=options.field,
         group_field=options.group_field,
         split_at=options.split_at,
+        prompt_field=options.prompt_field,
+        target_field=options.target_field,
     )
 
 

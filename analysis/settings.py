@@ -90,6 +90,10 @@ class TextOptions:
     group_field: str | None = option(
         None, "the field that names a document's author, title or site: foreign texts are of others"
     )
+    prompt_field: str | None = option(
+        None, "of records of a prompt and a target, whose tokens are the targets: the prompt's"
+    )
+    target_field: str | None = option(None, "… the target's (where one is given: prompt, target)")
     split_at: SplitAt = option(
         "whole", "a file of plain text is one document, or each part between blank lines"
     )

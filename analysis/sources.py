@@ -24,7 +24,14 @@ from olmo_sparsity.analysis.documents import Document, Documents
 from olmo_sparsity.analysis.windows import Windows
 from olmo_sparsity.config.text import CorpusConfig, DataConfig, PlantedConfig
 from olmo_sparsity.data import records
-from olmo_sparsity.data.corpus import Tally, good_documents, is_heldout, list_inputs, read_records
+from olmo_sparsity.data.corpus import (
+    Tally,
+    fields_of,
+    good_documents,
+    is_heldout,
+    list_inputs,
+    read_records,
+)
 from olmo_sparsity.data.planted import Planting
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import tokenizer_fingerprint
@@ -58,6 +65,8 @@ def open_documents(
     field: str = "text",
     group_field: str | None = None,
     split_at: records.SplitAt = "whole",
+    prompt_field: str | None = None,
+    target_field: str | None = None,
 ) -> Documents:
     """`text`: what `FORMS` names, a `datasets.Dataset`, a DataFrame, or strings; None: the held-out
     documents of the run that the model comes from. Of a corpus that this run was trained on, only
@@ -66,7 +75,12 @@ def open_documents(
     `field` names the text of a record, `group_field` what groups records: an author, a title, a
     site. No document is a foreign text for another of its group. A file of plain text is one
     document; `split_at` "blank-lines" splits it there. Reading stops after `limit` documents.
+
+    `prompt_field` and `target_field` name the two texts of records of a prompt and a target, whose
+    tokens are the targets (`prompt` and `target`, where one is given).
     """
+    if prompt_field is not None or target_field is not None:
+        prompt_field, field = _pair(prompt_field or "prompt", target_field or "target", field)
     if limit is not None and limit < 2:
         raise ConfigError(
             f"limit={limit} documents (--max-documents): at least 2 are needed, one for each half"
@@ -78,10 +92,8 @@ def open_documents(
         raise ConfigError(f"'{model.name}' is not a run of ours: say which text to read ({FORMS})")
     if isinstance(text, os.PathLike):
         text = os.fspath(text)
-    tally, options = (
-        Tally(),
-        dict[str, Any](field=field, group_field=group_field, split_at=split_at),
-    )
+    tally, options = Tally(), dict[str, Any](field=field, split_at=split_at)
+    options |= {"group_field": group_field, "prompt_field": prompt_field}
     if text is None or (isinstance(text, str) and _holds(text, "manifest.json")):
         data = run if text is None else DataConfig(folder=text)
         assert data is not None
@@ -101,13 +113,7 @@ def open_documents(
         held_out = " that were held out" if num_training else ""
         without = f": left out {tally.describe()}" if tally.left_out else ""
         raise DataError(f"{name} holds no documents{held_out}{without}")
-    largest = max((int(d.tokens.max()) for d in documents if len(d.tokens)), default=0)
-    vocabulary = model.model.vocab_size
-    if largest >= vocabulary:
-        raise DataError(
-            f"{name} holds token {largest}, the model's vocabulary has {vocabulary}; give text "
-            "prepared with the model's tokenizer"
-        )
+    _check_vocabulary(name, documents, model)
     return Documents(name, documents, num_training, grouped_by=group_field or "")
 
 
@@ -133,15 +139,24 @@ def _open(
         raise ConfigError(f"{name} is a data set with several splits, {splits}; give one of them")
     if isinstance(rows, pd.DataFrame):
         rows = rows.to_dict("records")
-    field, group_field = options["field"], options["group_field"]
-    wanted = [name for name in (field, group_field) if name is not None]
-    if set(wanted) <= set(getattr(rows, "column_names", None) or ()):
-        rows = rows.select_columns(wanted)  # decodes no images of other columns
-    dicts = ({field: row} if isinstance(row, str) else row for row in rows)
-    return CorpusConfig("c4", hub_name="", **options), (
-        records.parse_row(row, f"{name}:{number}", field, group_field)
+    corpus = CorpusConfig("c4", hub_name="", **options)
+    fields = fields_of(corpus)
+    if set(fields.names) <= set(getattr(rows, "column_names", None) or ()):
+        rows = rows.select_columns(fields.names)  # decodes no images of other columns
+    dicts = ({fields.text: row} if isinstance(row, str) else row for row in rows)
+    return corpus, (
+        records.parse_row(row, f"{name}:{number}", fields)
         for number, row in enumerate(dicts, start=1)
     )
+
+
+def _pair(prompt: str, target: str, field: str) -> tuple[str, str]:
+    if field != "text" or prompt == target:
+        raise ConfigError(
+            f"prompt_field={prompt} and target_field={target} are the two texts of a record"
+            + ("; name two fields" if prompt == target else f"; leave field={field} out")
+        )
+    return prompt, target
 
 
 def _corpus(text: str, options: dict[str, Any]) -> CorpusConfig:
@@ -191,7 +206,7 @@ def _refuse_unused(corpus: CorpusConfig, name: str) -> None:
 def _heldout(
     stream: Iterator[records.Record], corpus: CorpusConfig, run: DataConfig
 ) -> Iterator[records.Record]:
-    names = ("field", "group_field", "split_at")
+    names = ("field", "group_field", "split_at", "prompt_field")
     if any(getattr(corpus, name) != getattr(run.corpus, name) for name in names):
         given = ", ".join(f"{name}={getattr(run.corpus, name)}" for name in names)
         raise ConfigError(
@@ -203,6 +218,16 @@ def _heldout(
             yield records.LeftOut(TRAINED_ON, record.name)
         else:
             yield record
+
+
+def _check_vocabulary(name: str, documents: list[Document], model: LoadedModel) -> None:
+    largest = max((int(d.tokens.max()) for d in documents if len(d.tokens)), default=0)
+    vocabulary = model.model.vocab_size
+    if largest >= vocabulary:
+        raise DataError(
+            f"{name} holds token {largest}, the model's vocabulary has {vocabulary}; give text "
+            "prepared with the model's tokenizer"
+        )
 
 
 # --- reading --------------------------------------------------------------------------------------
@@ -225,18 +250,27 @@ def _read(
     tokenizer.no_padding()
     with Progress("reading", limit, "documents", enabled=read_launch().rank == 0) as progress:
         for batch in _batches(islice(texts, limit)):
-            encoded = model.encode([one.text for one in batch])
-            for one, tokens in zip(batch, encoded, strict=True):
+            # A target has tokens of its own.
+            encoded = model.encode([text for one in batch for text in _in_two(one)])
+            for one, before, after in zip(batch, encoded[::2], encoded[1::2], strict=True):
                 # Sources without titles use the text itself as group.
                 group = "" if one.group == one.text else one.group
-                ids = np.array(tokens, dtype=np.int64)
-                documents.append(Document(ids, len(documents), group, tokenizer, name=one.name))
+                ids = np.array([*before, *after], dtype=np.int64)
+                start = None if one.target is None else len(before)
+                documents.append(
+                    Document(ids, len(documents), group, tokenizer, name=one.name, target=start)
+                )
                 num_tokens += len(ids)
             _check_size(num_tokens, name)
             progress.update(len(documents), tokens=f"{num_tokens:,}")
         if tally.bad or tally.left_out:
             progress.note(f"{name}: left out {tally.describe()}")
     return documents
+
+
+def _in_two(one: records.Document) -> tuple[str, str]:
+    """What stands before the target, and from there on."""
+    return one.text[: one.target or 0], one.text[one.target or 0 :]
 
 
 def _batches(texts: Iterator[records.Document]) -> Iterator[list[records.Document]]:
@@ -313,6 +347,27 @@ def _encode_alike(shards: TokenShards, tokenizer: Tokenizer) -> bool:
     text = shards.tokenizer.decode(shards.document(0).tolist())
     ids = [t.encode(text, add_special_tokens=False).ids for t in (shards.tokenizer, tokenizer)]
     return ids[0] == ids[1] and shards.tokenizer.get_vocab() == tokenizer.get_vocab()
+
+
+# --- targets that are given -----------------------------------------------------------------------
+
+
+def cut_to_targets(documents: Documents, windows: Windows) -> Documents:
+    """Of records of prompt and target, what the windows of the target's tokens hold. Those whose
+    prompt is shorter than the long window are left out."""
+    long = windows.first_target
+    cut = [
+        replace(d, tokens=d.tokens[d.target - long :], target=long)
+        for d in documents
+        if d.target is not None and d.target >= long
+    ]
+    if len(cut) < 2:
+        raise DataError(
+            f"{documents.name}: {len(cut)} of {len(documents)} prompts have long={long} tokens or "
+            "more, and measuring needs two; give longer ones, or lower long"
+        )
+    items = [replace(document, number=number) for number, document in enumerate(cut)]
+    return replace(documents, items=items, num_too_short=len(documents) - len(cut))
 
 
 # --- ground truth ---------------------------------------------------------------------------------

@@ -39,6 +39,10 @@ class CorpusConfig:
     host). Documents of a group are all trained on or all held out, and `measure` takes none of them
     for an unrelated text of another. None: each document is a group, but for equal texts."""
 
+    prompt_field: str | None = only_if("source", "c4", "c4_files", "files", default=None)
+    """A field that stands before the text, which is then an answer, say. Both are trained on;
+    `measure` takes the second alone as targets."""
+
     split_at: Literal["whole", "blank-lines"] = only_if("source", "files", "text", default="whole")
     """Whether a file of plain text is one document, or several, separated by blank lines."""
 

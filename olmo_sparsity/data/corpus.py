@@ -29,6 +29,7 @@ from olmo_sparsity.data.python_sources import (
 from olmo_sparsity.data.records import (
     BadRecord,
     Document,
+    Fields,
     LeftOut,
     Record,
     check_field,
@@ -126,7 +127,7 @@ def good_documents(
     """Fails if too many records are bad, or if the first lacks the text field, as all will."""
     for record in records:
         if isinstance(record, BadRecord) and record.fields and not tally.num_records:
-            for name in filter(None, (config.field, config.group_field)):
+            for name in fields_of(config).names:
                 check_field(record.where, name, record.fields)
         tally.add(record)
         if isinstance(record, Document):
@@ -134,6 +135,10 @@ def good_documents(
         if tally.num_records % CHECK_EVERY_RECORDS == 0:
             tally.check(config.max_bad_share)
     tally.check(config.max_bad_share)
+
+
+def fields_of(config: CorpusConfig) -> Fields:
+    return Fields(config.field, config.group_field, config.prompt_field)
 
 
 def list_inputs(config: CorpusConfig) -> list[Path]:
@@ -197,7 +202,7 @@ def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Record]:
         )
         for row in stream.skip(skip) if skip else stream:
             number += 1
-            yield parse_row(row, f"{name} record {number}", config.field, config.group_field)
+            yield parse_row(row, f"{name} record {number}", fields_of(config))
     except DataError:
         raise
     except Exception as error:  # The hub client raises dozens of types, mostly undocumented.
@@ -234,7 +239,7 @@ def _read_files(config: CorpusConfig, skip: int) -> Iterator[Record]:
     files = (
         read_text(path, config.split_at)
         if config.source == "text"
-        else read_file(path, config.field, config.split_at, config.group_field)
+        else read_file(path, fields_of(config), config.split_at)
         for path in _list_files(config)
     )
     return islice(chain.from_iterable(files), skip, None)
@@ -246,7 +251,7 @@ def _read_c4_files(config: CorpusConfig, skip: int) -> Iterator[Record]:
             if skip:
                 skip -= 1
             else:
-                yield parse_line(line, path, number, config.field, config.group_field)
+                yield parse_line(line, path, number, fields_of(config))
 
 
 def _list_text_files(path: Path) -> list[Path]:

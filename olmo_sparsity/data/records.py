@@ -31,7 +31,10 @@ LARGEST_DOCUMENT = 2**25
 without line breaks."""
 
 LARGEST_AT_ONCE = 2**29
-"""Bytes of what cannot be read in parts: a list in JSON, a page of Parquet."""
+"""Bytes of what cannot be read in parts: a list in JSON, a page of Parquet, a line."""
+
+_BUFFER = 2**20
+"""Bytes. With Python's own, a long line is read at half the speed."""
 
 STDIN = Path("-")
 
@@ -49,6 +52,9 @@ class Document:
 
     name: str = dataclass_field(default="", compare=False)
     """Its file and record number, or its title."""
+
+    target: int | None = dataclass_field(default=None, compare=False)
+    """Of a record of prompt and target: where in the text the target begins."""
 
     @cached_property
     def group_hash(self) -> int:
@@ -78,6 +84,20 @@ class LeftOut:
 Record = Document | BadRecord | LeftOut
 
 
+@dataclass(frozen=True)
+class Fields:
+    """Of a record, those that are read."""
+
+    text: str = "text"
+    group: str | None = None
+    prompt: str | None = None
+    """What stands before the text."""
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name in (self.prompt, self.text, self.group) if name is not None]
+
+
 def check_field(where: str | Path, field: str, fields: Sequence[str]) -> None:
     if field not in fields:
         names = printable(", ".join(fields)[:300])
@@ -87,9 +107,7 @@ def check_field(where: str | Path, field: str, fields: Sequence[str]) -> None:
 # --- values ---------------------------------------------------------------------------------------
 
 
-def parse_line(
-    line: bytes, path: Path, number: int, field: str, group_field: str | None = None
-) -> Record:
+def parse_line(line: bytes, path: Path, number: int, fields: Fields) -> Record:
     if len(line) > LARGEST_DOCUMENT:
         return BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", f"{path}:{number}")
     try:
@@ -100,17 +118,27 @@ def parse_line(
         if not line.strip():  # as many files end
             return LeftOut("blank line", f"{path}:{number}")
         return BadRecord("malformed line", f"{path}:{number}")
-    return parse_row(row, f"{path}:{number}", field, group_field)
+    return parse_row(row, f"{path}:{number}", fields)
 
 
-def parse_row(row: Any, where: str, field: str, group_field: str | None = None) -> Record:
+def parse_row(row: Any, where: str, fields: Fields) -> Record:
     if not isinstance(row, dict):
         return BadRecord("malformed line", where)
-    for name in (field, group_field):
-        if name is not None and name not in row:
+    for name in fields.names:
+        if name not in row:
             return BadRecord(f"no {name} field", where, tuple(map(str, row)))
-    record = parse_text(row[field], where, field)
-    return record if group_field is None else grouped(record, row[group_field])
+    record = parse_text(row[fields.text], where, fields.text)
+    if fields.prompt is not None and isinstance(record, Document):
+        record = _after(parse_text(row[fields.prompt], where, fields.prompt), record)
+    return record if fields.group is None else grouped(record, row[fields.group])
+
+
+def _after(prompt: Record, target: Document) -> Record:
+    """One document of both."""
+    if not isinstance(prompt, Document):
+        return prompt
+    text = prompt.text + target.text
+    return replace(target, text=text, group=text, target=len(prompt.text))
 
 
 def grouped(record: Record, value: Any) -> Record:
@@ -146,18 +174,16 @@ def parse_text(text: Any, where: str, field: str = "text") -> Record:
 # --- formats --------------------------------------------------------------------------------------
 
 
-def read_file(
-    path: Path, field: str, split_at: SplitAt, group_field: str | None = None
-) -> Iterator[Record]:
+def read_file(path: Path, fields: Fields, split_at: SplitAt = "whole") -> Iterator[Record]:
     """Read a file by its suffix; what has none of `SUFFIXES` is plain text."""
     reader = next((_READERS[suffix] for suffix in SUFFIXES if path.name.endswith(suffix)), None)
-    for name, wanted in (("field", field != "text"), ("group_field", group_field is not None)):
-        if reader is None and wanted:
-            value = field if name == "field" else group_field
+    named = {"field": fields.text, "group_field": fields.group, "prompt_field": fields.prompt}
+    for name, value in named.items():
+        if reader is None and value not in ("text", None):
             raise ConfigError(f"{name}={value}: {path} is plain text, without fields; leave it out")
     if reader is not None and split_at != "whole":
         raise ConfigError(f"split_at={split_at} cuts plain text, and {path} is none; leave it out")
-    return read_text(path, split_at) if reader is None else reader(path, field, group_field)
+    return read_text(path, split_at) if reader is None else reader(path, fields)
 
 
 def is_text(path: Path) -> bool:
@@ -187,17 +213,21 @@ def read_text(path: Path, split_at: SplitAt = "whole") -> Iterator[Record]:
         for line in lines:
             if len(content) <= LARGEST_DOCUMENT:
                 content += line
+            if len(content) > LARGEST_DOCUMENT and not cut:
+                break
         yield parse_text(bytes(content.rstrip(b"\r\n") if cut else content), where)
+        if not cut:
+            return  # of a file that is too long, the rest is not read
     if not number:
         yield LeftOut("empty document", str(path))
 
 
-def _read_json(path: Path, field: str, group_field: str | None) -> Iterator[Record]:
+def _read_json(path: Path, fields: Fields) -> Iterator[Record]:
     """One object per line, or a file that is one object or a list of objects."""
     head = next(read_lines(path), b"").removeprefix(codecs.BOM_UTF8).strip()
     if not head.startswith(b"[") and head != b"{":
         for number, line in enumerate(read_lines(path), start=1):
-            yield parse_line(line, path, number, field, group_field)
+            yield parse_line(line, path, number, fields)
         return
     content = bytearray()
     for line in read_lines(path):
@@ -210,10 +240,10 @@ def _read_json(path: Path, field: str, group_field: str | None) -> Iterator[Reco
     except (ValueError, RecursionError) as error:
         raise _damaged(path, "", error, "write one JSON object per line") from None
     for number, row in enumerate(rows if isinstance(rows, list) else [rows], start=1):
-        yield parse_row(row, f"{path}:{number}", field, group_field)
+        yield parse_row(row, f"{path}:{number}", fields)
 
 
-def _read_csv(path: Path, field: str, group_field: str | None) -> Iterator[Record]:
+def _read_csv(path: Path, fields: Fields) -> Iterator[Record]:
     csv.field_size_limit(LARGEST_DOCUMENT)
     # A byte that is not UTF-8 becomes half a surrogate pair, which `parse_text` refuses.
     lines = (line.decode("utf-8-sig", "surrogateescape") for line in read_lines(path))
@@ -221,35 +251,33 @@ def _read_csv(path: Path, field: str, group_field: str | None) -> Iterator[Recor
     # Strict: an unclosed quote is damage.
     rows, number = filter(None, csv.reader(lines, delimiter=delimiter, strict=True)), 0
     try:
-        wanted = [name for name in (field, group_field) if name is not None]
-        names = next(rows, wanted)
-        for name in wanted:
+        names = next(rows, fields.names)
+        for name in fields.names:
             check_field(path, name, names)
         for number, row in enumerate(rows, start=1):
             if len(row) == len(names):
                 of = dict(zip(reversed(names), reversed(row), strict=True))  # the first of a name
-                yield parse_row(of, f"{path}:{number}", field, group_field)
+                yield parse_row(of, f"{path}:{number}", fields)
             else:
                 yield BadRecord("malformed row", f"{path}:{number}")
     except csv.Error as error:
         raise _damaged(path, f" after row {number:,}", error, "write it again") from None
 
 
-def _read_parquet(path: Path, field: str, group_field: str | None) -> Iterator[Record]:
+def _read_parquet(path: Path, fields: Fields) -> Iterator[Record]:
     import pyarrow
     from pyarrow import parquet
 
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
-            columns = [name for name in (field, group_field) if name is not None]
-            for name in columns:
+            for name in fields.names:
                 check_field(path, name, file.schema_arrow.names)
                 _check_pages(path, name, file.metadata)
-            for batch in file.iter_batches(batch_size=16, columns=columns):
+            for batch in file.iter_batches(batch_size=16, columns=fields.names):
                 for row in batch.to_pylist():
                     number += 1
-                    yield parse_row(row, f"{path}:{number}", field, group_field)
+                    yield parse_row(row, f"{path}:{number}", fields)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
         raise _damaged(path, f" after row {number:,}", error, "copy the file again") from None
 
@@ -294,8 +322,15 @@ def read_lines(path: Path) -> Iterator[bytes]:
             while line := stream.readline(LARGEST_DOCUMENT + 1):
                 number += 1
                 yield line
-                while len(line) > LARGEST_DOCUMENT and not line.endswith(b"\n"):
-                    line = stream.readline(LARGEST_DOCUMENT + 1)  # The rest of an endless line.
+                size = len(line)
+                while size > LARGEST_DOCUMENT and line and not line.endswith(b"\n"):
+                    line = stream.readline(_BUFFER)  # the rest of a long line
+                    size += len(line)
+                    if size > LARGEST_AT_ONCE:
+                        raise DataError(
+                            f"{path}: line {number:,} has more than {LARGEST_AT_ONCE:,} bytes; is "
+                            "it text? Write one document a line"
+                        )
     except (OSError, EOFError, zlib.error) as error:
         raise _damaged(path, f" after line {number:,}", error, "copy the file again") from None
 
@@ -317,4 +352,4 @@ def _open(path: Path) -> BinaryIO:
         # even if a few bytes decompress to gigabytes.
         opened = pyarrow.CompressedInputStream(pyarrow.PythonFile(path.open("rb")), "zstd")
         return cast(BinaryIO, io.BufferedReader(opened, 2**17))
-    return path.open("rb")
+    return path.open("rb", _BUFFER)

@@ -191,7 +191,12 @@ def _decisive_settings(data: DataConfig) -> dict[str, Any]:
         if item.name != "max_bad_share"  # Does not change the result.
         # Manifests of earlier versions lack these.
         and (item.name, getattr(data.corpus, item.name))
-        not in (("field", "text"), ("group_field", None), ("split_at", "whole"))
+        not in (
+            ("field", "text"),
+            ("group_field", None),
+            ("prompt_field", None),
+            ("split_at", "whole"),
+        )
         and ("only_if" not in item.metadata or data.corpus.source in item.metadata["only_if"][1])
     }
     return {

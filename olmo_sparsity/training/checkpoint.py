@@ -14,7 +14,7 @@ import contextlib
 import errno
 import json
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ from olmo_sparsity.config.sections import CheckpointConfig
 from olmo_sparsity.disk.files import publish
 from olmo_sparsity.disk.json_files import read_json
 from olmo_sparsity.disk.manifest import verify_manifest, write_manifest
-from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.model.checkpoint_files import list_checkpoints, verified_checkpoints
 from olmo_sparsity.process.progress import say
 from olmo_sparsity.training.distributed import Processes
@@ -40,6 +40,8 @@ class TrainerState:
     step: int
     tokens: int
     data_fingerprint: str
+    metrics_crc32: str | None = None
+    """Of the line that metrics.jsonl has for this step, by which a file of another run is known."""
 
     @staticmethod
     def read(folder: Path) -> TrainerState:
@@ -152,6 +154,23 @@ def resume_point(run_folder: Path, say: Callable[[str], None]) -> Path | None:
             return folder
         say(f"checkpoint {folder} is damaged ({problem}); trying the one before")
     return None
+
+
+def refuse_other_metrics(path: Path, crc32_of: Mapping[int, str | None]) -> None:
+    """Refuse the metrics.jsonl of another run: each checkpoint knows the line of its step.
+    `crc32_of`: of the line of each step."""
+    for folder in list_checkpoints(path.parent):
+        try:
+            state = TrainerState.read(folder)
+        except DataError:  # it is damaged, and not resumed from
+            continue
+        found = crc32_of.get(state.step)
+        if None not in (found, state.metrics_crc32) and found != state.metrics_crc32:
+            raise DataError(
+                f"{path} is of another run: its line of step {state.step} is not the one that was "
+                f"there when {folder} was saved; restore the file of this run, or delete it to go "
+                "on without its rows"
+            )
 
 
 def branch_point(folder: str) -> Path:

@@ -156,7 +156,8 @@ def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: Checkpoin
     writer.wait()  # there is memory for one copy
     with engine.processes.agree():
         metrics.flush()  # also refuses to save after a loss that is not a number
-    state = TrainerState(step, step * start.tokens_per_step, start.shards.fingerprint)
+    tokens = step * start.tokens_per_step
+    state = TrainerState(step, tokens, start.shards.fingerprint, metrics.last_crc32)
     weights = engine.gather_weights()
     with engine.processes.agree():  # the effect of this update is not in any loss yet
         total = sum(float(tensor.sum(dtype=torch.float64)) for tensor in weights.values())

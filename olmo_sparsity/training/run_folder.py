@@ -31,7 +31,7 @@ from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.process.devices import device_name
 from olmo_sparsity.process.progress import say
 from olmo_sparsity.process.versions import provenance, typed_command
-from olmo_sparsity.training.checkpoint import step_of
+from olmo_sparsity.training.checkpoint import refuse_other_metrics, step_of
 from olmo_sparsity.training.sinks import Sink
 
 # Settings in which a resumed run may differ: they change what is written, or which hardware
@@ -154,10 +154,13 @@ class Metrics:
         self.sinks, self.writes = sinks, writes
         self.pending: list[tuple[int, dict[str, Tensor | float]]] = []
         self.num_lines = 0
+        self.last_crc32: str | None = None
+        """Of the line of the last step."""
         saved = start if list_checkpoints(run_folder) else 0  # a branch begins without rows
         if writes and (saved or self.path.exists()):
             # A killed run may have written past its last checkpoint; those steps are repeated.
             lines = _read_lines(self.path)
+            _refuse_other_run(self.path, lines)
             kept = [line for line in lines if line.row is None or line.row["step"] <= start]
             with writing(self.path) as partial:
                 partial.write_bytes(b"".join(line.text + b"\n" for line in kept))
@@ -202,7 +205,9 @@ class Metrics:
         with naming(self.path), self.path.open("a") as file:
             for row in rows:
                 self.num_lines += 1
-                file.write(json.dumps(with_crc({**row, "line": self.num_lines})) + "\n")
+                line = with_crc({**row, "line": self.num_lines})
+                self.last_crc32 = self.last_crc32 if "heldout" in row else line["crc32"]
+                file.write(json.dumps(line) + "\n")
         for sink in self.sinks:
             for row in rows:
                 sink(row)
@@ -277,6 +282,15 @@ def _check_row(row: dict) -> dict:
         if missing := {"from", "to", "loss", "num_tokens"} - part.keys():
             raise ValueError(f"heldout lacks {missing}")
     return row
+
+
+def _refuse_other_run(path: Path, lines: list[_Line]) -> None:
+    crc32_of = {
+        line.row["step"]: json.loads(line.text).get("crc32")
+        for line in lines
+        if line.row is not None and "heldout" not in line.row
+    }
+    refuse_other_metrics(path, crc32_of)
 
 
 def _name_damage(path: Path, lines: list[_Line], saved: int) -> int:
@@ -398,6 +412,7 @@ def _evaluations(run_folder: str | Path) -> list[dict]:
             f"{path} does not exist; is '{run_folder}' the run_folder of a trained run?"
         )
     lines = _read_lines(path)
+    _refuse_other_run(path, lines)
     _name_damage(path, lines, max(map(step_of, list_checkpoints(run_folder)), default=0))
     rows = [line.row for line in lines if line.row is not None and "heldout" in line.row]
     if not rows:

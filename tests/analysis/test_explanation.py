@@ -22,6 +22,7 @@ from olmo_sparsity.analysis.windows import Windows
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.layers import causal_bias
+from olmo_sparsity.process.progress import Progress
 from tests.support.brute import Brute
 from tests.support.explanations import FOREIGN, SHORT, TEXT, asked, make_model, make_tokenizer
 from tests.support.families import SUPPORTED, build, find
@@ -314,6 +315,15 @@ def test_spans_that_do_not_fit_before_a_target_are_not_asked_about(model: Any) -
     found = asked(model, at=None, units="span:20", selector="nearest")
     assert found.targets.target.min() >= SHORT + 20
     assert found.check(draws=2).placebo is not None
+
+
+def test_progress_is_told_within_a_target(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(Progress, "update", lambda self, done, **_: told.append(done))
+    asked(model, at=slice(40, 41), batch_tokens=64)
+    assert len(told) > 3
+    assert told == sorted(told)
+    assert told[-1] > 0
 
 
 def test_what_is_shown_and_saved(model: Any, tmp_path: Path) -> None:

@@ -103,6 +103,7 @@ def test_results_hold_what_they_should(measured: Path, documents: Documents) -> 
 
 def test_a_target_is_shown_with_its_far_units(measured: Path) -> None:
     results = read_results(measured)
+    assert len(repr(results)) < 300
     rows = results.targets[results.targets.far_part == "document"]
     shown = results.show(int(rows.document.iloc[0]), int(rows.target.iloc[0]), units="span:3", k=2)
     assert len(repr(shown).splitlines()) == 3

@@ -162,6 +162,49 @@ def test_another_field_holds_the_text(model: LoadedModel) -> None:
             open_documents(text, model, field="bdy")
 
 
+PAIRS = pd.DataFrame(
+    [{"q": f"{text}? ", "a": f"it is {i}", "by": f"author {i % 2}"} for i, text in enumerate(TEXTS)]
+)
+FORMS_OF_PAIRS: dict[str, Callable[[str], object]] = {
+    "pairs.jsonl": lambda path: packed(path, lines(PAIRS.to_dict("records"))),
+    "pairs.json": lambda path: packed(path, json.dumps(PAIRS.to_dict("records")).encode()),
+    "pairs.csv.gz": lambda path: packed(path, PAIRS.to_csv(index=False).encode()),
+    "pairs.parquet": lambda path: PAIRS.to_parquet(path),
+}
+
+
+@pytest.mark.parametrize("path", FORMS_OF_PAIRS)
+def test_records_of_prompt_and_target_know_where_the_target_begins(
+    path: str, model: LoadedModel
+) -> None:
+    FORMS_OF_PAIRS[path](path)
+    for text in (path, PAIRS):
+        documents = open_documents(text, model, prompt_field="q", target_field="a")
+        assert read(documents) == list(PAIRS.q + PAIRS.a)
+        assert [d.target for d in documents] == [len(prompt) for prompt in PAIRS.q]
+        assert {d.group for d in documents} == {""}
+    authors = open_documents(path, model, prompt_field="q", target_field="a", group_field="by")
+    assert [d.group for d in authors] == list(PAIRS.by)
+    given: dict[str, Any]
+    for missing, given in (("target", {"prompt_field": "q"}), ("prompt", {"target_field": "a"})):
+        with pytest.raises(DataError, match=f"no field '{missing}'; name one that it has: q, a"):
+            open_documents(path, model, **given)
+
+
+def test_records_of_prompt_and_target_name_two_fields(model: LoadedModel) -> None:
+    packed("pairs.jsonl", lines([{"prompt": "one", "target": ""}, {"prompt": "two", "target": 2}]
+                                + [{"prompt": "three", "target": "four"}] * 300))  # fmt: skip
+    documents = open_documents("pairs.jsonl", model, prompt_field="prompt")
+    assert read(documents) == ["threefour"] * 300
+    with pytest.raises(ConfigError, match="name two fields"):
+        open_documents("pairs.jsonl", model, prompt_field="target")
+    with pytest.raises(ConfigError, match="leave field=text2 out"):
+        open_documents("pairs.jsonl", model, field="text2", target_field="target")
+    Path("plain.txt").write_text("no record")
+    with pytest.raises(ConfigError, match=r"field=target: plain\.txt is plain text"):
+        open_documents("plain.txt", model, prompt_field="prompt")
+
+
 def test_text_is_cut_at_blank_lines(model: LoadedModel) -> None:
     content = b"\xef\xbb\xbf\n \none\ntwo\n\n\t\n\nthree\n\nfour"
     packed("a.txt", content)

@@ -134,7 +134,7 @@ def test_c4_offline_names_the_other_sources(tmp_path: Path) -> None:
     """In a process of its own: the hub client reads the variable when it is imported."""
     code = (
         "config = Config(source='c4', hub_name='allenai/c4', hub_config='en', hub_split='train',\n"
-        "                field='text', group_field=None, max_documents=None)\n"
+        "                field='text', group_field=None, prompt_field=None, max_documents=None)\n"
         "try: next(corpus.read_records(config))\n"
         "except DataError as error: print(error)\n"
     )

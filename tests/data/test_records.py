@@ -128,13 +128,28 @@ def test_a_zstd_file_is_read_in_bounded_memory_and_linear_time(tmp_path: Path) -
         "records.LARGEST_DOCUMENT = 2**20\n"
         "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
         "config = Config(source='c4_files', path=sys.argv[1], field='text', group_field=None,"
-        " max_documents=None)\n"
+        " prompt_field=None, max_documents=None)\n"
         "print([record.kind for record in corpus.read_records(config)])\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
     )
     kinds, grown_kib = run(code, f"{tmp_path}/*.zst").splitlines()
     assert kinds == "['longer than 1,048,576 bytes']"
     assert int(grown_kib) < 2**15
+
+
+def test_a_prompt_stands_before_the_text_and_both_are_prepared(tmp_path: Path) -> None:
+    rows = [{"q": f"What follows {n}? ", "a": f"After {n} comes {n + 1}."} for n in range(40)]
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    corpus = CorpusConfig("files", path=str(tmp_path / "pairs.jsonl"), field="a", prompt_field="q")
+    assert texts(corpus) == [row["q"] + row["a"] for row in rows]
+    tokenizer = TokenizerConfig(train_vocab=300)
+    data = DataConfig(str(tmp_path / "data"), corpus, tokenizer=tokenizer, heldout_share=0.3)
+    prepare(data)
+    shards = [open_shards(data, split) for split in ("train", "heldout")]
+    found = [one.tokenizer.decode(one.document(n)) for one in shards for n in range(len(one))]
+    assert sorted(found) == sorted(texts(corpus))
+    with pytest.raises(ConfigError, match=r"corpus\.prompt_field=q \(now None\)"):
+        prepare(replace(data, corpus=replace(corpus, prompt_field=None)))
 
 
 def test_a_glob_without_files_or_with_foreign_ones_is_refused(tmp_path: Path) -> None:
@@ -149,6 +164,56 @@ def test_a_glob_without_files_or_with_foreign_ones_is_refused(tmp_path: Path) ->
 # --- what is too large ----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("name", "split_at", "said"),
+    [
+        ("hole.txt", "whole", "longer than 33,554,432 bytes"),
+        ("hole.md", "blank-lines", "line 1 has more than 536,870,912 bytes"),
+        ("hole.jsonl", "whole", "line 1 has more than 536,870,912 bytes"),
+        ("hole.json", "whole", "line 1 has more than 536,870,912 bytes"),
+        ("hole.csv", "whole", "damaged after row 0 (field larger than"),
+        ("hole.json.zst", "whole", "damaged after line 0 (ZSTD"),
+        ("hole.parquet", "whole", "damaged after row 0 (Parquet magic bytes"),
+    ],
+)
+def test_a_file_of_5_gib_is_read_in_little_memory(
+    tmp_path: Path, name: str, split_at: str, said: str
+) -> None:
+    """A sparse one, of no line's end, in a process that may not grow by more than half a GiB."""
+    path = tmp_path / name
+    path.touch()
+    os.truncate(path, 5 * 2**30)
+    code = (
+        "import pyarrow, pyarrow.parquet, resource, sys\n"
+        "pages = int(open('/proc/self/statm').read().split()[0])\n"
+        "most = pages * resource.getpagesize() + 2**29\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (most, most))\n"
+        "config = Config(source='files', path=sys.argv[1], split_at=sys.argv[2], field='text',"
+        " group_field=None, prompt_field=None, max_documents=None)\n"
+        "try: print(*corpus.read_records(config))\n"
+        "except DataError as error: print(error)\n"
+    )
+    answer = run(code, str(path), split_at)
+    assert str(path) in answer
+    assert said in answer
+
+
+def test_a_line_without_end_is_refused_and_a_long_one_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of a small file that unfolds to it."""
+    monkeypatch.setattr(records, "LARGEST_DOCUMENT", 10**6)
+    monkeypatch.setattr(records, "LARGEST_AT_ONCE", 10**7)
+    monkeypatch.setattr(records, "_BUFFER", 2**17)
+    path = tmp_path / "c4.jsonl.gz"
+    write_compressed(path, b"\n".join([c4_line("a")[:-1], b"x" * 10**6 * 9, c4_line("b")]))
+    config = CorpusConfig(source="c4_files", path=str(path), max_bad_share=1.0)
+    assert kinds(config) == ["good", "longer than 1,000,000 bytes", "good"]
+    write_compressed(path, b"x" * 10**6 * 11)
+    with pytest.raises(DataError, match=r"c4\.jsonl\.gz: line 1 has more than 10,000,000 bytes"):
+        kinds(config)
+
+
 @pytest.mark.parametrize("suffix", [".json.zst", ".json.gz", ".json"])
 def test_a_list_that_would_fill_the_memory_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str
@@ -158,14 +223,14 @@ def test_a_list_that_would_fill_the_memory_is_refused(
     path = tmp_path / f"list{suffix}"
     write_compressed(path, b"[\n" + b'{"text": "word"},\n' * 10**5 + b'{"text": "word"}]')
     with pytest.raises(DataError, match=r"list\.json.*: it is a list of more than 1,000,000 bytes"):
-        list(records.read_file(path, "text", "whole"))
+        list(records.read_file(path, records.Fields()))
 
 
 def test_long_texts_of_tables_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(records, "LARGEST_DOCUMENT", 1000)
     path = tmp_path / "table.parquet"
     pd.DataFrame({"text": ["short", "long " * 201, "short too"]}).to_parquet(path)
-    found = list(records.read_file(path, "text", "whole"))
+    found = list(records.read_file(path, records.Fields()))
     kinds = ["good" if isinstance(r, Document) else r.kind for r in found]
     assert kinds == ["good", "longer than 1,000 bytes", "good"]
 
@@ -176,11 +241,11 @@ def test_rows_that_cannot_be_read_in_parts_are_refused(
     path = tmp_path / "table.parquet"
     texts = [f"{number} " * 1000 for number in range(100)]
     pd.DataFrame({"text": texts, "id": range(100)}).to_parquet(path)
-    assert len(list(records.read_file(path, "text", "whole"))) == 100
+    assert len(list(records.read_file(path, records.Fields()))) == 100
     monkeypatch.setattr(records, "LARGEST_AT_ONCE", 10**5)
     with pytest.raises(DataError, match=r"table\.parquet: its rows have 2,9.. bytes on average, "):
-        list(records.read_file(path, "text", "whole"))
-    assert len(list(records.read_file(path, "id", "whole"))) == 100
+        list(records.read_file(path, records.Fields()))
+    assert len(list(records.read_file(path, records.Fields("id")))) == 100
 
 
 # --- groups ---------------------------------------------------------------------------------------
@@ -216,7 +281,10 @@ def test_a_field_groups_the_records_of_every_format(tmp_path: Path, suffix: str)
 
 def test_the_group_of_a_url_is_its_host() -> None:
     values = ["https://a.org/1?x=2", "http://a.org", "https://b.org:80/a.org", 7, "a \ud800"]
-    found = [records.parse_row({"text": "t", "by": by}, "here", "text", "by") for by in values]
+    found = [
+        records.parse_row({"text": "t", "by": by}, "here", records.Fields("text", "by"))
+        for by in values
+    ]
     assert [record.group for record in found if isinstance(record, Document)] == [
         "a.org", "a.org", "b.org:80", "7", "a ?",
     ]  # fmt: skip

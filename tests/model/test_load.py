@@ -453,6 +453,23 @@ def test_adapter_folders_that_cannot_be_read_are_one_line(
         load_model(str(adapter_folder), device="cpu")
 
 
+def test_a_name_on_the_hub_may_have_a_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny("LlamaForCausalLM", **SIZES).save_pretrained(tmp_path)
+    asked = []
+
+    def snapshot_download(name: str, revision: str | None, **_: Any) -> str:
+        asked.append((name, revision))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    for name in ("somebody/model", "somebody/model@step1000", "model@refs/pr/1"):
+        assert repr(load_model(name, device="cpu")).startswith(f"{name}: LlamaForCausalLM, ")
+    assert asked == [("somebody/model", None), ("somebody/model", "step1000"),
+                     ("model", "refs/pr/1")]  # fmt: skip
+
+
 @quietly
 def test_the_fingerprint_of_a_folder_is_of_its_settings_too(adapter_folder: Path) -> None:
     """Other angles, or another scale of the adapter, are another model with the same weights."""

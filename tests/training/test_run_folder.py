@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.errors import DataError
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.run_folder import Metrics, draw_losses, loss_table, read_metrics
 
@@ -75,6 +76,28 @@ def test_metrics_that_are_gone_are_missed_now_and_later(
     assert lost in capsys.readouterr().err
     loss_table(trained)
     assert "metrics.jsonl: 4 lines are lost" in capsys.readouterr().err
+
+
+def test_metrics_of_another_run_are_refused(
+    make_config: MakeConfig, trained: Path, tmp_path: Path
+) -> None:
+    """Whichever checkpoint is the last; and the own ones are taken, with fewer checkpoints too."""
+    own, metrics = (trained / "metrics.jsonl").read_bytes(), trained / "metrics.jsonl"
+    shutil.copytree(trained / "checkpoints/step000004", tmp_path / "saved")
+    other = make_config(run_folder=str(tmp_path / "other"), seed=4)
+    train(other)
+    shutil.copy(tmp_path / "other/metrics.jsonl", metrics)
+    for step in (6, 4):
+        with pytest.raises(DataError, match=f"is of another run: its line of step {step}"):
+            train(make_config(run_folder=str(trained), seed=3))
+        with pytest.raises(DataError, match="restore the file of this run, or delete it"):
+            loss_table(trained)
+        shutil.rmtree(trained / f"checkpoints/step{step:06d}")
+    shutil.copytree(tmp_path / "saved", trained / "checkpoints/step000004")
+    metrics.write_bytes(own)
+    train(make_config(run_folder=str(trained)))
+    assert [row["step"] for row in read_metrics(metrics)] == [1, 2, 3, 4, 5, 6, 6]
+    loss_table(trained)
 
 
 def test_metrics_past_the_checkpoint_are_written_anew(tmp_path: Path) -> None:
