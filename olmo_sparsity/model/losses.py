@@ -125,45 +125,35 @@ def repetition_losses(
     return nll_BL.unflatten(1, (2, length)).sum(-1) / (length - 1)
 
 
-OfLogits = Callable[[Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor]]
+OfChunk = Callable[[Tensor, Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
 
 
-def losses_of_logits(
-    logits_CV: Tensor, labels_C: Tensor, logit_scale: float, dtype: torch.dtype
-) -> tuple[Tensor, Tensor]:
-    """nll_C, and the gradient of its sum by the scaled logits in fp32, softmax − one-hot, in
-    `dtype`; 0 where the label is IGNORED. All of a chunk's work but its matrix products."""
-    unused_C = labels_C == IGNORED
-    labels_C1 = labels_C.clamp(min=0)[:, None]
-    logits_CV = logits_CV.float()
-    if logit_scale != 1.0:
-        logits_CV = logits_CV * logit_scale
-    # The fused softmax is one pass; its largest entry, at least 1 / V, gives the log of the sum
-    # safely.
-    grad_CV = logits_CV.softmax(-1)
-    log_sum_C = logits_CV.amax(-1) - grad_CV.amax(-1).log()
-    nll_C = log_sum_C - logits_CV.gather(1, labels_C1)[:, 0]
-    if torch.compiler.is_compiling():  # in the pass that writes the gradient
-        is_label_CV = torch.arange(logits_CV.shape[1], device=labels_C.device) == labels_C1
-        grad_CV = torch.where(unused_C[:, None], 0.0, grad_CV - is_label_CV.float())
-    else:
-        grad_CV.scatter_add_(1, labels_C1, torch.full_like(labels_C1, -1.0).float())
-        grad_CV.masked_fill_(unused_C[:, None], 0.0)
-    return nll_C.masked_fill(unused_C, 0.0), grad_CV.to(dtype)
+def compile_losses() -> OfChunk:
+    """`_losses_of_chunk` as one graph for any number of rows: the last chunk has fewer."""
+    compiled = torch.compile(_losses_of_chunk, dynamic=False)
 
-
-def compile_losses() -> OfLogits:
-    """`losses_of_logits` as one graph for chunks of any number of rows: the last one has fewer."""
-    compiled = torch.compile(losses_of_logits)
-
-    def of_logits(
-        logits_CV: Tensor, labels_C: Tensor, logit_scale: float, dtype: torch.dtype
+    def of_chunk(
+        hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_C: Tensor, scale: float
     ) -> tuple[Tensor, Tensor]:
-        for tensor in (logits_CV, labels_C):
+        for tensor in (hidden_CD, labels_C):
             torch._dynamo.maybe_mark_dynamic(tensor, 0)
-        return compiled(logits_CV, labels_C, logit_scale, dtype)
+        return compiled(hidden_CD, weight_VD, bias_V, labels_C, scale)
 
-    return of_logits
+    return of_chunk
+
+
+def _losses_of_chunk(
+    hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_C: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """nll_C, and the gradient of its sum by the scaled logits; 0 where the label is IGNORED. With
+    nothing in place, so that a compiler makes one pass of it."""
+    is_used_C1 = (labels_C != IGNORED)[:, None]
+    labels_C1 = labels_C.clamp(min=0)[:, None]
+    log_p_CV = (F.linear(hidden_CD, weight_VD, bias_V).float() * scale).log_softmax(-1)
+    nll_C1 = -log_p_CV.gather(1, labels_C1)
+    is_label_CV = torch.arange(log_p_CV.shape[1], device=labels_C.device) == labels_C1
+    grad_CV = (log_p_CV.exp() - is_label_CV.float()) * is_used_C1
+    return (nll_C1 * is_used_C1)[:, 0], grad_CV.to(hidden_CD.dtype)
 
 
 def mean_loss(
@@ -173,14 +163,14 @@ def mean_loss(
     labels_BL: Tensor,
     num_labels: int,
     documents: Documents | None = None,
-    of_logits: OfLogits = losses_of_logits,
+    compiled: OfChunk | None = None,
 ) -> Tensor:
     """Σ nll / num_labels, differentiable. `num_labels` counts all labels of the optimizer step, so
-    that the sum over micro-batches and processes is the mean."""
+    that the sum over micro-batches and processes is the mean. `compiled`: of `compile_losses`."""
     hidden_ND = model.hidden(tokens_BL, positions_BL, documents=documents).flatten(0, 1)
     weight_VD, bias_V = model.unembedding
     scales = 1.0 / num_labels, model.logit_scale
-    return _ChunkedLoss.apply(hidden_ND, weight_VD, bias_V, labels_BL.flatten(), *scales, of_logits)
+    return _ChunkedLoss.apply(hidden_ND, weight_VD, bias_V, labels_BL.flatten(), *scales, compiled)
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -195,7 +185,7 @@ class _ChunkedLoss(torch.autograd.Function):
         labels_N: Tensor,
         weight: float,
         logit_scale: float,
-        of_logits: OfLogits,
+        compiled: OfChunk | None,
     ) -> Tensor:
         device = hidden_ND.device.type
         dtype = hidden_ND.dtype
@@ -211,17 +201,33 @@ class _ChunkedLoss(torch.autograd.Function):
             cast_V = None if bias_V is None else bias_V.to(dtype)
             for start in range(0, len(labels_N), chunk):
                 rows = slice(start, start + chunk)
-                h_CD = hidden_ND[rows]
-                logits_CV = F.linear(h_CD, cast_VD, cast_V)
-                nll_C, grad_CV = of_logits(logits_CV, labels_N[rows], logit_scale, dtype)
+                h_CD, labels_C = hidden_ND[rows], labels_N[rows]
+                if compiled is not None:
+                    nll_C, cast_CV = compiled(h_CD, cast_VD, cast_V, labels_C, logit_scale)
+                    grad_CV = cast_CV
+                else:
+                    unused_C = labels_C == IGNORED
+                    labels_C1 = labels_C.clamp(min=0)[:, None]
+                    logits_CV = F.linear(h_CD, cast_VD, cast_V).float()
+                    if logit_scale != 1.0:
+                        logits_CV *= logit_scale
+                    # d loss / d logits = weight · (softmax − one-hot). The fused softmax is one
+                    # pass; its largest entry, at least 1 / V, gives the log of the sum safely.
+                    grad_CV = logits_CV.softmax(-1)
+                    log_sum_C = logits_CV.amax(-1) - grad_CV.amax(-1).log()
+                    nll_C = log_sum_C - logits_CV.gather(1, labels_C1)[:, 0]
+                    nll_C = nll_C.masked_fill(unused_C, 0.0)
+                    grad_CV.scatter_add_(1, labels_C1, torch.full_like(labels_C1, -1.0).float())
+                    grad_CV.masked_fill_(unused_C[:, None], 0.0)
+                    cast_CV = grad_CV.to(dtype)
                 loss += nll_C.sum() * weight
                 # The weight multiplies the small products instead of the large gradient.
                 scale = weight * logit_scale
-                grad_hidden_ND[rows] = (grad_CV @ cast_VD) * scale
+                grad_hidden_ND[rows] = (cast_CV @ cast_VD) * scale
                 if dtype == grad_weight_VD.dtype:
-                    grad_weight_VD.addmm_(grad_CV.T, h_CD, alpha=scale)
+                    grad_weight_VD.addmm_(cast_CV.T, h_CD, alpha=scale)
                 else:
-                    grad_weight_VD.add_(grad_CV.T @ h_CD, alpha=scale)
+                    grad_weight_VD.add_(cast_CV.T @ h_CD, alpha=scale)
                 if grad_bias_V is not None:
                     grad_bias_V.add_(grad_CV.sum(0, dtype=torch.float32), alpha=scale)
         ctx.save_for_backward(grad_hidden_ND, grad_weight_VD, grad_bias_V)

@@ -32,7 +32,6 @@ from olmo_sparsity.model.attention import find_documents, kernel_in_training
 from olmo_sparsity.model.checkpoint_files import unique_weights
 from olmo_sparsity.model.losses import (
     compile_losses,
-    losses_of_logits,
     mean_loss,
     token_losses,
 )
@@ -49,7 +48,7 @@ class Losses(nn.Module):
     def __init__(self, model: Any, compiled: bool = False) -> None:
         super().__init__()
         self.model = model
-        self.of_logits = compile_losses() if compiled else losses_of_logits
+        self.compiled = compile_losses() if compiled else None
 
     def forward(self, batch: Batch, num_labels: int | None = None) -> Tensor:
         """nll_BL; or for training its sum divided by `num_labels`, those of the whole step."""
@@ -59,7 +58,7 @@ class Losses(nn.Module):
             documents = find_documents(batch.documents_BL, batch.tokens_BL.device)
         if num_labels is None:
             return token_losses(*inputs, documents)
-        return mean_loss(*inputs, num_labels, documents, self.of_logits)
+        return mean_loss(*inputs, num_labels, documents, self.compiled)
 
 
 class Engine:
