@@ -51,13 +51,13 @@ def ask(model: Any, selectors: Any = None, far: str = "contextual") -> dict[str,
     from olmo_sparsity.analysis.scoring import Scorer
     from olmo_sparsity.analysis.windows import Windows
 
-    document = Document(np.random.default_rng(0).integers(3, 64, 20))
+    document = Document(np.random.default_rng(0).integers(3, 64, 18))
     found = {}
     for name in selectors or SELECTORS:
         if name == "lrp" and "Gemma" in type(getattr(model, "model", model)).__name__:
             continue  # has no rules for this version
         scorer = Scorer(model, far_states=far)
-        tables = recover(scorer, document, Windows(16, 4, 4), selectors=name, ks=(1, 4))
+        tables = recover(scorer, document, Windows(16, 4, 2), selectors=name, ks=(1, 4))
         found[name] = tables["influence"].influence.to_numpy()
         found[f"{name}, recovery"] = np.stack(tables["recovery"].loss_set)
     return found
