@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from tests.gpu.models import build
 from tests.gpu.process import on_pretended_gpus
-from tests.gpu.test_answers import build
 
 LENGTHS = ([5, 1, 40, 14], [60], [33, 27])
 
