@@ -467,7 +467,7 @@ def asked_of(name_of_model: str, device: Any, dtype: str) -> Iterator[tuple[str,
     tokens_BL = torch.randint(256, (4, 80))
     positions_BL = torch.arange(80).expand(4, 80) * 3 // 2
     batch = Batch(tokens_BL, positions_BL, tokens_BL.roll(-1, 1)).to(device)
-    documents_BL = (torch.arange(80, device=device) // 30).expand(4, 80)
+    documents_BL = (torch.arange(80) // 30).expand(4, 80)
     model.to(device)
     with torch.autocast(device.type, torch.bfloat16, enabled=dtype == "bf16"):
         loss = Losses(model)(batch, batch.tokens_BL.numel())

@@ -8,7 +8,6 @@ Dimension key: B batch, L length (K keys: with a cache longer than L), H heads, 
 from __future__ import annotations
 
 import functools
-import importlib.util
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -155,7 +154,10 @@ def find_documents(documents_BL: Tensor, device: torch.device) -> Documents:
     begins_BL[:, 1:] = documents_BL[:, 1:] != documents_BL[:, :-1]
     starts_D = begins_BL.flatten().nonzero()[:, 0]
     starts_D1 = F.pad(starts_D, (0, 1), value=documents_BL.numel()).int()
-    return starts_D1, starts_D1.to(device, non_blocking=True)
+    documents = starts_D1, starts_D1.to(device, non_blocking=True)
+    for starts in documents:  # a compiled model is one graph for any number of them
+        torch._dynamo.maybe_mark_dynamic(starts, 0)
+    return documents
 
 
 def attend_within(
@@ -185,7 +187,8 @@ def attend_within(
     return _attend_one_by_one(q, k, v, starts_on_host, bias, dropout_p)
 
 
-_PACKING_IS_THERE = importlib.util.find_spec("torch.nn.attention.varlen") is not None  # 2.10
+# That of 2.10 has neither windows nor grouped heads.
+_PACKING_IS_THERE = torch.torch_version.TorchVersion(torch.__version__) >= "2.12"
 
 
 def _packs(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:

@@ -125,6 +125,37 @@ def repetition_losses(
     return nll_BL.unflatten(1, (2, length)).sum(-1) / (length - 1)
 
 
+OfChunk = Callable[[Tensor, Tensor, Tensor | None, Tensor, float], tuple[Tensor, Tensor]]
+
+
+def compile_losses() -> OfChunk:
+    """`_losses_of_chunk` as one graph for any number of rows: the last chunk has fewer."""
+    compiled = torch.compile(_losses_of_chunk, dynamic=False)
+
+    def of_chunk(
+        hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_C: Tensor, scale: float
+    ) -> tuple[Tensor, Tensor]:
+        for tensor in (hidden_CD, labels_C):
+            torch._dynamo.maybe_mark_dynamic(tensor, 0)
+        return compiled(hidden_CD, weight_VD, bias_V, labels_C, scale)
+
+    return of_chunk
+
+
+def _losses_of_chunk(
+    hidden_CD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, labels_C: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
+    """nll_C, and the gradient of its sum by the scaled logits; 0 where the label is IGNORED. With
+    nothing in place, so that a compiler makes one pass of it."""
+    is_used_C1 = (labels_C != IGNORED)[:, None]
+    labels_C1 = labels_C.clamp(min=0)[:, None]
+    log_p_CV = (F.linear(hidden_CD, weight_VD, bias_V).float() * scale).log_softmax(-1)
+    nll_C1 = -log_p_CV.gather(1, labels_C1)
+    is_label_CV = torch.arange(log_p_CV.shape[1], device=labels_C.device) == labels_C1
+    grad_CV = (log_p_CV.exp() - is_label_CV.float()) * is_used_C1
+    return (nll_C1 * is_used_C1)[:, 0], grad_CV.to(hidden_CD.dtype)
+
+
 def mean_loss(
     model: LanguageModel,
     tokens_BL: Tensor,
@@ -132,14 +163,14 @@ def mean_loss(
     labels_BL: Tensor,
     num_labels: int,
     documents: Documents | None = None,
+    compiled: OfChunk | None = None,
 ) -> Tensor:
     """Σ nll / num_labels, differentiable. `num_labels` counts all labels of the optimizer step, so
-    that the sum over micro-batches and processes is the mean."""
+    that the sum over micro-batches and processes is the mean. `compiled`: of `compile_losses`."""
     hidden_ND = model.hidden(tokens_BL, positions_BL, documents=documents).flatten(0, 1)
     weight_VD, bias_V = model.unembedding
-    return _ChunkedLoss.apply(
-        hidden_ND, weight_VD, bias_V, labels_BL.flatten(), 1.0 / num_labels, model.logit_scale
-    )
+    scales = 1.0 / num_labels, model.logit_scale
+    return _ChunkedLoss.apply(hidden_ND, weight_VD, bias_V, labels_BL.flatten(), *scales, compiled)
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -154,6 +185,7 @@ class _ChunkedLoss(torch.autograd.Function):
         labels_N: Tensor,
         weight: float,
         logit_scale: float,
+        compiled: OfChunk | None,
     ) -> Tensor:
         device = hidden_ND.device.type
         dtype = hidden_ND.dtype
@@ -170,20 +202,25 @@ class _ChunkedLoss(torch.autograd.Function):
             for start in range(0, len(labels_N), chunk):
                 rows = slice(start, start + chunk)
                 h_CD, labels_C = hidden_ND[rows], labels_N[rows]
-                unused_C = labels_C == IGNORED
-                labels_C1 = labels_C.clamp(min=0)[:, None]
-                logits_CV = F.linear(h_CD, cast_VD, cast_V).float()
-                if logit_scale != 1.0:
-                    logits_CV *= logit_scale
-                # d loss / d logits = weight · (softmax − one-hot). The fused softmax is one pass;
-                # its largest entry, at least 1 / V, gives the log of the sum safely.
-                grad_CV = logits_CV.softmax(-1)
-                log_sum_C = logits_CV.amax(-1) - grad_CV.amax(-1).log()
-                nll_C = log_sum_C - logits_CV.gather(1, labels_C1)[:, 0]
-                loss += nll_C.masked_fill(unused_C, 0.0).sum() * weight
-                grad_CV.scatter_add_(1, labels_C1, torch.full_like(labels_C1, -1.0).float())
-                grad_CV.masked_fill_(unused_C[:, None], 0.0)
-                cast_CV = grad_CV.to(dtype)
+                if compiled is not None:
+                    nll_C, cast_CV = compiled(h_CD, cast_VD, cast_V, labels_C, logit_scale)
+                    grad_CV = cast_CV
+                else:
+                    unused_C = labels_C == IGNORED
+                    labels_C1 = labels_C.clamp(min=0)[:, None]
+                    logits_CV = F.linear(h_CD, cast_VD, cast_V).float()
+                    if logit_scale != 1.0:
+                        logits_CV *= logit_scale
+                    # d loss / d logits = weight · (softmax − one-hot). The fused softmax is one
+                    # pass; its largest entry, at least 1 / V, gives the log of the sum safely.
+                    grad_CV = logits_CV.softmax(-1)
+                    log_sum_C = logits_CV.amax(-1) - grad_CV.amax(-1).log()
+                    nll_C = log_sum_C - logits_CV.gather(1, labels_C1)[:, 0]
+                    nll_C = nll_C.masked_fill(unused_C, 0.0)
+                    grad_CV.scatter_add_(1, labels_C1, torch.full_like(labels_C1, -1.0).float())
+                    grad_CV.masked_fill_(unused_C[:, None], 0.0)
+                    cast_CV = grad_CV.to(dtype)
+                loss += nll_C.sum() * weight
                 # The weight multiplies the small products instead of the large gradient.
                 scale = weight * logit_scale
                 grad_hidden_ND[rows] = (cast_CV @ cast_VD) * scale
@@ -192,7 +229,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 else:
                     grad_weight_VD.add_(cast_CV.T @ h_CD, alpha=scale)
                 if grad_bias_V is not None:
-                    grad_bias_V.add_(grad_CV.sum(0), alpha=scale)
+                    grad_bias_V.add_(grad_CV.sum(0, dtype=torch.float32), alpha=scale)
         ctx.save_for_backward(grad_hidden_ND, grad_weight_VD, grad_bias_V)
         return loss
 
@@ -200,4 +237,5 @@ class _ChunkedLoss(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
         hidden, weight, bias = ctx.saved_tensors
-        return hidden * grad, weight * grad, None if bias is None else bias * grad, None, None, None
+        bias = None if bias is None else bias * grad
+        return hidden * grad, weight * grad, bias, None, None, None, None

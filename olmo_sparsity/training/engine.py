@@ -30,7 +30,11 @@ from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.attention import find_documents, kernel_in_training
 from olmo_sparsity.model.checkpoint_files import unique_weights
-from olmo_sparsity.model.losses import mean_loss, token_losses
+from olmo_sparsity.model.losses import (
+    compile_losses,
+    mean_loss,
+    token_losses,
+)
 from olmo_sparsity.process.devices import choose_device
 from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.moments import KEYS, MomentSlice, SavedMoments, copy_moments
@@ -41,9 +45,10 @@ class Losses(nn.Module):
     """The model as a module whose forward returns losses, because DDP and DeepSpeed hook the
     forward pass, and our loss uses the unembedding outside of the model's own."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, compiled: bool = False) -> None:
         super().__init__()
         self.model = model
+        self.compiled = compile_losses() if compiled else None
 
     def forward(self, batch: Batch, num_labels: int | None = None) -> Tensor:
         """nll_BL; or for training its sum divided by `num_labels`, those of the whole step."""
@@ -53,7 +58,7 @@ class Losses(nn.Module):
             documents = find_documents(batch.documents_BL, batch.tokens_BL.device)
         if num_labels is None:
             return token_losses(*inputs, documents)
-        return mean_loss(*inputs, num_labels, documents)
+        return mean_loss(*inputs, num_labels, documents, self.compiled)
 
 
 class Engine:
@@ -72,11 +77,15 @@ class Engine:
         if config.training.deterministic:
             be_deterministic()
         self.model = model.to(self.device)
-        self.losses = Losses(model)
+        self.losses = Losses(model, config.training.compile)
         if config.training.activation_checkpointing:
             model.checkpoint_activations()
         if config.training.compile:
-            model.hidden = torch.compile(model.hidden)
+            # One graph for each shape (of training, its stages, evaluations), and always the same:
+            # one of any shape, which PyTorch otherwise makes when it sees a second, would depend on
+            # where a run begins.
+            torch._dynamo.config.recompile_limit = 64
+            model.hidden = torch.compile(model.hidden, dynamic=False)
         self.prepare()
 
     def prepare(self) -> None:

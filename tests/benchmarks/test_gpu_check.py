@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import gpu_check
 from olmo_sparsity.config.file import load_config
@@ -68,6 +70,27 @@ def test_runs_have_settings_that_exist(tmp_path: Path) -> None:
         training = load_config(config, words).training
         assert training.num_steps == 7
         assert training.batch_size == (8 if small else 33)
+
+
+def test_what_breaks_first_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "1")
+    monkeypatch.setattr(gpu_check.shutil, "which", lambda name: f"/usr/bin/{name}")
+    machine = machine_at(tmp_path)
+    machine.small, machine.facts = False, {"gpus": ["a", "b"]}
+    assert [name for _, name, _ in gpu_check.checks(machine)] == [
+        *("prepare", "train, measure, figure", "numbers", "device map", "srun, ddp"),
+        *("ddp, 2 processes", "ddp, 1 process"),
+        *("zero2, 2 processes", "zero2, bf16, 2 processes", "zero2, 1 process"),
+        *("zero3, 2 processes", "zero3, bf16, 2 processes", "zero3, 1 process"),
+        *("zero1, 2 processes", "zero1, bf16, 2 processes", "zero1, 1 process"),
+        *("compiled", "kill -9 and resume"),
+        *("speed, 60m", "speed, 150m", "speed, 300m", "speed, 1b", "speed of measure"),
+        "speed, 1b, 2 processes",
+    ]
+    machine.facts = {"gpus": ["a"]}
+    alone = [name for _, name, _ in gpu_check.checks(machine)]
+    assert not {"device map", "srun, ddp", "speed, 1b, 1 processes"} & {*alone}
+    assert {"Llama of transformers", "heads of 256"} <= gpu_check.MODELS.keys()
 
 
 def test_each_check_that_follows_keeps_some_time(
@@ -182,6 +205,8 @@ def test_numbers_that_are_wrong_fail(monkeypatch: pytest.MonkeyPatch) -> None:
             off = dtype == "bf16" and what in ("gradients", "add_one")
             yield what, found * (2 if off else 1)
 
+    answers = islice(right("OLMo-2", torch.device("cpu"), "fp32"), 3)
+    assert [what for what, _ in answers] == ["loss", "loss with document masks", "gradients"]
     monkeypatch.setattr(gpu_check, "asked_of", wrong)
     monkeypatch.setattr(gpu_check, "MODELS", {"OLMo-2": gpu_check.MODELS["OLMo-2"]})
     *shared, row = gpu_check.compare_numbers()

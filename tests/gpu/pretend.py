@@ -370,7 +370,11 @@ def packed(
     assert q.dtype == k.dtype == v.dtype, f"dtypes {q.dtype}, {k.dtype}, {v.dtype}"
     assert q.dtype in (torch.bfloat16, torch.float16), f"flash attention in {q.dtype}"
     assert is_causal
-    assert cum_q.dtype == torch.int32
+    assert cum_q.dtype == cum_k.dtype == torch.int32
+    assert type(max_q) is type(max_k) is int  # not asked of the GPU
+    if cum_q.device.type != "meta":
+        assert (cum_q[0], cum_q[-1]) == (0, len(q))
+        assert cum_q.diff().max() <= max_q
     assert enable_gqa or q.shape[1] == k.shape[1], f"heads of {q.shape}, {k.shape}"
     parts = zip(*(_each_document(x, cum_q) for x in (q, k, v)), strict=True)
     found = [_forward(*part, None, True, scale) for part in parts]

@@ -33,6 +33,14 @@ import pytest
 ROOT = Path(__file__).parents[2]
 SOURCE = Path(__file__).with_name("pretend.cpp")
 
+IMPORTED = (
+    "olmo_sparsity.command.cli", "olmo_sparsity.analysis.measurement", "olmo_sparsity.analysis.ask",
+    "olmo_sparsity.training.loop", "olmo_sparsity.tasks.experiment", "torch.nn.attention.varlen",
+    "transformers.models.llama.modeling_llama", "transformers.models.gemma3.modeling_gemma3",
+    "transformers.models.gpt_neox.modeling_gpt_neox", "tests.conftest", "tests.gpu.shapes",
+)  # fmt: skip
+"""By several tests, each of which runs in a copy of a process that has them."""
+
 
 def on_pretended_gpus(test: Callable[..., None]) -> Callable[..., None]:
     lacks = _what_is_missing()
@@ -129,7 +137,8 @@ def _serve() -> None:
     # As in pyproject.toml, and of os.fork, which Python 3.12 warns about where there are threads.
     for text in ("torch.(get|is)_autocast", "register_new_resolver", "This process .*fork"):
         warnings.filterwarnings("ignore", text, DeprecationWarning)
-    importlib.import_module("tests.gpu.pretend")
+    for name in ("tests.gpu.pretend", *IMPORTED):
+        importlib.import_module(name)
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # what tests print is no answer
         while True:

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -107,6 +108,19 @@ def test_explain_and_generate(trained: Path, tmp_path: Path) -> None:
         run("explain", trained, "--text", tmp_path / "text", "--check", "-k", 1, *windows)
         run("explain", trained, "--prompt", text, *windows)
     assert gpus.kernels.total() > 0
+
+
+@on_pretended_gpus
+def test_any_command_may_be_run_by_hand(trained: Path) -> None:
+    """And what it did is said."""
+    from tests.gpu.__main__ import main
+
+    said = io.StringIO()
+    words = ["explain", str(trained), "--prompt", "Three birds sat", "--long", "8", "--short", "4"]
+    with contextlib.redirect_stderr(said):
+        assert not main(words)
+    assert "fused attention: {'" in said.getvalue()
+    assert re.search(r"\n +\d+ × .+ at \S+\.py:\d+", said.getvalue()), said.getvalue()
 
 
 @on_pretended_gpus

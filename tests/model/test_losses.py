@@ -47,16 +47,17 @@ def plain_loss(model: nn.Module, tokens: Tensor, labels: Tensor, num_labels: int
 
 
 @pytest.mark.usefixtures("chunked")
+@pytest.mark.parametrize("compiled", [None, losses._losses_of_chunk], ids=["", "to be compiled"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("changes", LOSS_CASES.values(), ids=LOSS_CASES)
 def test_mean_loss_and_its_gradients_equal_cross_entropy(
-    changes: dict[str, Any], precision: str
+    changes: dict[str, Any], precision: str, compiled: losses.OfChunk | None
 ) -> None:
     model, tokens_BL = tiny_olmo(**changes), draw_tokens()
     labels_BL = draw_labels(tokens_BL)
     found = []
     for compute in (
-        lambda: mean_loss(model, tokens_BL, GAPPED, labels_BL, 40),
+        lambda: mean_loss(model, tokens_BL, GAPPED, labels_BL, 40, None, compiled),
         lambda: plain_loss(model, tokens_BL, labels_BL, 40),
     ):
         model.zero_grad()

@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.config.text import IGNORED
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model import losses
 from olmo_sparsity.model.layers import RMSNorm
 from olmo_sparsity.model.load import build_model
 from olmo_sparsity.training.distributed import Processes
@@ -141,14 +143,16 @@ def test_the_step_is_that_of_plain_pytorch(make_config: MakeConfig, batch: Batch
     ids=["nothing computed again", "rope", "document masks", "alibi", "OLMo 2"],
 )
 @pytest.mark.filterwarnings("ignore")  # the compiler warns about what it does itself
-def test_a_compiled_step_is_one_graph(
+def test_a_compiled_step_is_two_graphs(
     changes: dict, make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the compiler breaks off, what follows runs uncompiled, and says nothing."""
+    """Of the model and of a chunk of its losses. Where the compiler breaks off, what follows runs
+    uncompiled, and says nothing."""
     torch.compiler.reset()
     graphs = CompileCounterWithBackend("aot_eager")
     compiler = partial(torch.compile, backend=graphs, fullgraph=True)
     monkeypatch.setattr(torch, "compile", compiler)
+    monkeypatch.setattr(losses, "rows_per_chunk", lambda *_: 200)  # the last one has 112
     monkeypatch.setattr(RMSNorm, "forward", RMSLayerNorm.forward)  # as it is on a GPU
     config = make_config(
         training__batch_size=2,
@@ -162,11 +166,13 @@ def test_a_compiled_step_is_one_graph(
     tokens_BL = torch.randint(2, 60, (2, 256))  # long enough for a fused kernel
     positions_BL = torch.arange(256).expand_as(tokens_BL)
     batch = Batch(tokens_BL, positions_BL, tokens_BL.roll(-1, 1))
-    if config.data.mask_documents:
-        batch = replace(batch, documents_BL=positions_BL // 100)
-    for _ in range(2):
-        torch.testing.assert_close(compiled.step(batch, 1e-3)[0], eager.step(batch, 1e-3)[0])
-    assert graphs.frame_count == 1
+    for of_document in (100, 60, 200):  # and a number of labels of its own
+        batch.labels_BL[0, :of_document] = IGNORED
+        if config.data.mask_documents:
+            batch = replace(batch, documents_BL=positions_BL // of_document)
+        found, expected = compiled.step(batch, 1e-3), eager.step(batch, 1e-3)
+        torch.testing.assert_close(found, expected)
+    assert graphs.frame_count == 2
 
 
 @pytest.mark.parametrize("world_size", [8, 64])
@@ -188,7 +194,7 @@ def test_many_processes_that_do_the_same_are_like_one(
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler warns about what it does itself
-def test_with_ddp_a_compiled_step_is_one_graph(
+def test_with_ddp_a_compiled_step_is_two_graphs(
     make_config: MakeConfig, batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of more weights than one of DDP's buckets."""
@@ -200,17 +206,53 @@ def test_with_ddp_a_compiled_step_is_one_graph(
         engine = DDPEngine(new_model(config), config, processes)
         engine.step(batch, 1e-3)
         del engine
-    assert graphs.frame_count == 1
+    assert graphs.frame_count == 2
 
 
 @pytest.mark.filterwarnings("ignore")  # the compiler warns about what it does itself
-def test_compiled_equals_eager(make_config: MakeConfig, batch: Batch) -> None:
+def test_what_is_compiled_does_not_depend_on_what_ran_before(
+    make_config: MakeConfig, batch: Batch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that goes on meets other shapes first than one that begins."""
+    torch.compiler.reset()
+    of_any_size: list[bool] = []
+
+    def look(graph: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        of_any_size.append(any(isinstance(given, torch.SymInt) for given in inputs))
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=look, fullgraph=True))
+    engine = engine_for(make_config(training__batch_size=6, training__compile=True))
+    for shape in ((2, 32), (5, 24), (1, 64)):
+        tokens_BL = torch.zeros(shape, dtype=torch.long)
+        positions_BL = torch.arange(shape[1]).expand(shape)
+        engine.token_losses(Batch(tokens_BL, positions_BL, tokens_BL))
+    engine.step(batch, 1e-3)
+    assert of_any_size == [False, False, False, False, True], "rows of a chunk alone"
+
+
+@pytest.mark.filterwarnings("ignore")  # the compiler warns about what it does itself
+def test_compiled_equals_eager_and_goes_on_to_the_bit(
+    make_config: MakeConfig, batch: Batch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(losses, "rows_per_chunk", lambda *_: 40)  # the last one has 16
     changes = {"training__batch_size": 6, "model__n_layers": 1}
     eager = engine_for(make_config(**changes))
-    compiled = engine_for(make_config(**changes, training__compile=True))
+    config = make_config(**changes, training__compile=True)
+    compiled = engine_for(config)
     for _ in range(2):
-        torch.testing.assert_close(compiled.step(batch, 1e-3)[0], eager.step(batch, 1e-3)[0])
+        torch.testing.assert_close(compiled.step(batch, 1e-3), eager.step(batch, 1e-3))
     assert compiled.model.state_dict().keys() == eager.model.state_dict().keys()
+    compiled.copy_moments()(tmp_path)
+    torch.compiler.reset()
+    again = engine_for(config)
+    again.model.load_state_dict(compiled.gather_weights(), strict=False)  # tied ones are there once
+    again.load_moments(tmp_path, step=2)
+    for _ in range(2):
+        found, expected = again.step(batch, 1e-3), compiled.step(batch, 1e-3)
+        assert torch.equal(torch.stack(found), torch.stack(expected))
+    for ours, first in zip(again.model.parameters(), compiled.model.parameters(), strict=True):
+        assert torch.equal(ours, first)
 
 
 @pytest.mark.parametrize(
