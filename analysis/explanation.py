@@ -18,9 +18,7 @@ from olmo_sparsity.analysis.check import Check, check
 from olmo_sparsity.analysis.documents import Document
 from olmo_sparsity.analysis.prompt import Asked, evaluating
 from olmo_sparsity.analysis.results import Meta, Results
-from olmo_sparsity.analysis.settings import (
-    AskSettings,
-)
+from olmo_sparsity.analysis.settings import AskSettings
 from olmo_sparsity.analysis.summary import describe_noise
 from olmo_sparsity.analysis.tables import SCHEMAS
 from olmo_sparsity.analysis.view import Shown

@@ -35,10 +35,7 @@ from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.analysis.windows import NOTHING, Block, Windows
 from olmo_sparsity.errors import ConfigError, is_out_of_memory
 from olmo_sparsity.model.far_states import FarStates, to_device
-from olmo_sparsity.model.losses import (
-    LanguageModel,
-    rows_per_chunk,
-)
+from olmo_sparsity.model.losses import LanguageModel, rows_per_chunk
 from olmo_sparsity.process.progress import say
 
 Item = TypeVar("Item")

@@ -29,13 +29,7 @@ import pandas as pd
 from olmo_sparsity.analysis.cost import Cost
 from olmo_sparsity.analysis.prompt import evaluating
 from olmo_sparsity.analysis.scoring import Context, Row, Scorer
-from olmo_sparsity.analysis.segments import (
-    Layout,
-    SourcePrompt,
-    Sources,
-    draw_decoys,
-    read_decoys,
-)
+from olmo_sparsity.analysis.segments import Layout, SourcePrompt, Sources, draw_decoys, read_decoys
 from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
 from olmo_sparsity.analysis.summary import describe_noise
 from olmo_sparsity.analysis.verdicts import Losses, Verdict, in_words, judge

@@ -111,7 +111,6 @@ ELSEWHERE = {
     **dict.fromkeys(["theory/worst_case", "theory/figure"], "theory/test_experiment"),
     "theory/cases": "theory/test_bridge",
     **dict.fromkeys(["analysis/view", "analysis/induction"], "analysis/test_measurement"),
-    "process/devices": "gpu/test_commands, model/test_load",
     "analysis/ask": "analysis/test_explanation",
 }
 

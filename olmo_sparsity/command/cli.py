@@ -248,12 +248,7 @@ def measure(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.parts import results_folder
     from olmo_sparsity.analysis.plan import plan
     from olmo_sparsity.analysis.results import Results
-    from olmo_sparsity.analysis.settings import (
-        ModelOptions,
-        Settings,
-        SourceSettings,
-        TextOptions,
-    )
+    from olmo_sparsity.analysis.settings import ModelOptions, Settings, SourceSettings, TextOptions
     from olmo_sparsity.analysis.summary import describe
     from olmo_sparsity.analysis.targets import parse_at
     from olmo_sparsity.process.versions import typed_command

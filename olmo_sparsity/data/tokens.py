@@ -29,12 +29,7 @@ from olmo_sparsity.data.corpus import (
     read_records,
 )
 from olmo_sparsity.data.shard_writer import ShardWriter
-from olmo_sparsity.data.shards import (
-    SPLITS,
-    Manifest,
-    check_files,
-    open_tokenizer,
-)
+from olmo_sparsity.data.shards import SPLITS, Manifest, check_files, open_tokenizer
 from olmo_sparsity.data.tokenizer import (
     count_vocabulary,
     cut_into_pieces,

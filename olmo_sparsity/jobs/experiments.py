@@ -28,7 +28,6 @@ in options.
 from __future__ import annotations
 
 import glob
-import itertools
 import json
 import os
 import re
@@ -45,7 +44,7 @@ from olmo_sparsity.disk.json_files import read_json
 from olmo_sparsity.disk.lock import locked
 from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.jobs.job import Job, own_environment, run_process
-from olmo_sparsity.jobs.sweep import as_name, as_text, expand, is_named
+from olmo_sparsity.jobs.sweep import as_name, expand, expand_grid
 from olmo_sparsity.process.ending import EXIT_STOPPED
 from olmo_sparsity.process.launch import read_launch
 from olmo_sparsity.process.progress import say
@@ -181,16 +180,16 @@ def read_experiments(path: str, overrides: list[str]) -> list[Experiment]:
 def _expand(path: str, folder: Path, name: str, given: ExperimentConfig) -> list[Experiment]:
     if not given.part or not given.commands:
         raise ConfigError(f"{path}: experiments.{name} needs `part` and `commands`")
-    axes = [_choices(path, name, axis, values) for axis, values in given.grid.items()]
+    where = f"{path}: experiments.{name}"
+    grid = {axis: _runs_of_sweep(path, values) for axis, values in given.grid.items()}
     made = []
-    for choices in itertools.product(*axes):
-        values = {key: value for choice in choices for key, value in choice.items()}
-        labels = [as_name(choice[axis]) for axis, choice in zip(given.grid, choices, strict=True)]
+    for labels, keys in expand_grid(f"{where}.grid", grid):
+        values = labels | keys
 
         def put(text: str, values: dict[str, str] = values) -> str:
-            return re.sub(r"\{(\w+)\}", lambda match: _value(path, name, values, match[1]), text)
+            return re.sub(r"\{(\w+)\}", lambda match: _value(where, values, match[1]), text)
 
-        label = "_".join([name, *labels])
+        label = "_".join([name, *map(as_name, labels.values())])
         made.append(
             Experiment(
                 name=label,
@@ -205,28 +204,18 @@ def _expand(path: str, folder: Path, name: str, given: ExperimentConfig) -> list
     return made
 
 
-def _choices(path: str, name: str, axis: str, values: Any) -> list[dict[str, str]]:
-    """The choices of one axis: for each, the values of its `{…}` names."""
-    if isinstance(values, str):
-        sweep = os.path.relpath(find_config(values, find_config(path)))
-        return [{axis: run.name} for run in expand(sweep, [])]
-    if isinstance(values, list) and values:
-        return [{axis: as_text(value)} for value in values]
-    if is_named(values):
-        return [
-            {axis: str(label), **{key: as_text(value) for key, value in keys.items()}}
-            for label, keys in values.items()
-        ]
-    raise ConfigError(
-        f"{path}: experiments.{name}.grid.{axis} must be a list of values, names each with "
-        "`key: value` pairs, or the path of a sweep"
-    )
+def _runs_of_sweep(path: str, values: Any) -> Any:
+    """An axis may be the path of a sweep."""
+    if not isinstance(values, str):
+        return values
+    sweep = os.path.relpath(find_config(values, find_config(path)))
+    return [run.name for run in expand(sweep, [])]
 
 
-def _value(path: str, name: str, values: dict[str, str], key: str) -> str:
+def _value(where: str, values: dict[str, str], key: str) -> str:
     if key not in values:
         raise ConfigError(
-            f"{path}: experiments.{name} has no {{{key}}} in its grid"
+            f"{where} has no {{{key}}} in its grid"
             + (f", which has {', '.join(values)}" if values else "")
         )
     return values[key]

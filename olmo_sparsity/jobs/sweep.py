@@ -23,6 +23,7 @@ import os
 import re
 import shlex
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -64,16 +65,14 @@ def expand(path: str, overrides: list[str]) -> list[Run]:
     sweep = fill_in(SweepConfig, read_given(path), path)
     if not sweep.folder or not sweep.configs:
         raise ConfigError(f"{path}: a sweep needs `folder` and `configs`")
-    axes = [_choices(path, axis, values) for axis, values in sweep.grid.items()]
     runs = []
     for name in sweep.configs:
         config = os.path.relpath(find_config(name, find_config(path)))
-        for choices in itertools.product(*axes):
-            names = (as_name(label) for label, _ in choices)
-            labels = dict(zip(sweep.grid, names, strict=True))
-            parts = [as_name(Path(name).stem), *filter(None, labels.values())]
+        for labels, values in expand_grid(f"{path}: grid", sweep.grid):
+            names = {axis: _part(axis, sweep.grid[axis], label) for axis, label in labels.items()}
+            parts = [as_name(Path(name).stem), *filter(None, names.values())]
             folder = Path(sweep.folder) / "_".join(parts)
-            chosen = [_name_axes(word, labels) for _, words in choices for word in words]
+            chosen = [_name_axes(f"--{key}={value}", names) for key, value in values.items()]
             words = [*chosen, *overrides, f"--run_folder={folder}"]
             num_steps = load_config(config, words).training.num_steps
             runs.append(Run(folder.name, folder, num_steps, (), config, words))
@@ -85,37 +84,42 @@ def expand(path: str, overrides: list[str]) -> list[Run]:
     return runs
 
 
-def _choices(path: str, axis: str, values: Any) -> list[tuple[str, list[str]]]:
-    """The choices of one axis: for each, its part of the run's name, and its overrides."""
-    if isinstance(values, list) and values:
-        leaf, texts = axis.rsplit(".", 1)[-1], [as_text(value) for value in values]
-        return [(leaf + text if len(texts) > 1 else "", [f"--{axis}={text}"]) for text in texts]
-    if is_named(values):
-        return [
-            (str(label), [f"--{key}={as_text(value)}" for key, value in keys.items()])
-            for label, keys in values.items()
-        ]
-    raise ConfigError(
-        f"{path}: grid.{axis} must be a list of values, or names each with `key: value` pairs"
-    )
+def expand_grid(
+    where: str, grid: dict[str, Any]
+) -> Iterator[tuple[dict[str, str], dict[str, str]]]:
+    """All choices of all axes, in order: what is chosen of each axis, and the keys that it sets.
+    An axis is a key and its values, or a name and named sets of keys."""
+    for axis, values in grid.items():
+        named = isinstance(values, dict) and all(isinstance(k, dict) for k in values.values())
+        if not values or not (named or isinstance(values, list)):
+            raise ConfigError(
+                f"{where}.{axis} must be a list of values, or names each with `key: value` pairs"
+            )
+    axes = [
+        [(str(label), keys) for label, keys in values.items()]
+        if isinstance(values, dict)
+        else [(_as_text(value), {axis: value}) for value in values]
+        for axis, values in grid.items()
+    ]
+    for chosen in itertools.product(*axes):
+        labels = {axis: label for axis, (label, _) in zip(grid, chosen, strict=True)}
+        yield labels, {key: _as_text(value) for _, keys in chosen for key, value in keys.items()}
 
 
-def is_named(values: Any) -> bool:
-    """Whether they are names, each with `key: value` pairs."""
-    return (
-        isinstance(values, dict)
-        and len(values) > 0
-        and all(isinstance(keys, dict) for keys in values.values())
-    )
+def _part(axis: str, values: Any, label: str) -> str:
+    """The part of a run's name that says what is chosen of an axis."""
+    if isinstance(values, dict):
+        return as_name(label)
+    return as_name(axis.rsplit(".", 1)[-1] + label) if len(values) > 1 else ""
 
 
 def as_name(label: str) -> str:
     return re.sub(r"[^\w.+-]", "-", label)
 
 
-def _name_axes(word: str, labels: dict[str, str]) -> str:
-    return re.sub(r"\{([^{}]+)\}", lambda match: labels.get(match[1], match[0]), word)
+def _name_axes(word: str, names: dict[str, str]) -> str:
+    return re.sub(r"\{([^{}]+)\}", lambda match: names.get(match[1], match[0]), word)
 
 
-def as_text(value: Any) -> str:
+def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)

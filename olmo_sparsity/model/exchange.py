@@ -30,11 +30,7 @@ from olmo_sparsity.model.families import (
 )
 from olmo_sparsity.model.huggingface import HuggingFaceLM, gpt_neox_config
 from olmo_sparsity.model.load import DTYPES, find_folder, load_model
-from olmo_sparsity.model.official import (
-    is_official,
-    read_official_config,
-    read_official_weights,
-)
+from olmo_sparsity.model.official import is_official, read_official_config, read_official_weights
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.rope import from_rope_parameters, to_rope_parameters
 from olmo_sparsity.model.transformers_folder import NO_CODE

@@ -31,12 +31,7 @@ from torch.utils.checkpoint import checkpoint
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.model.attention import attend_to_far, can_share_far, causal_bias
 from olmo_sparsity.model.far_states import FarStates
-from olmo_sparsity.model.layers import (
-    RMSNorm,
-    alibi_bias,
-    query_scales,
-    rms_norm,
-)
+from olmo_sparsity.model.layers import RMSNorm, alibi_bias, query_scales, rms_norm
 from olmo_sparsity.model.rope import rotary_tables, rotated_width
 
 if TYPE_CHECKING:
@@ -286,7 +281,7 @@ def _attend(
         bias = causal_bias(k.shape[2], q.device, last)
     if bias is not None:
         bias = block._cast_attn_bias(bias[:, :, -last:], q.dtype)
-    mixed = block._scaled_dot_product_attention(q, k, v, bias, is_causal=bias is None)
+    mixed = block.mix(q, k, v, bias)
     return mixed.transpose(1, 2)
 
 

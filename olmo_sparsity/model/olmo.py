@@ -29,12 +29,7 @@ from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.attention import Documents, attend, attend_within, keeps_much
 from olmo_sparsity.model.far_states import FarStates
 from olmo_sparsity.model.inference import far_states, last_hidden, shares_far
-from olmo_sparsity.model.layers import (
-    RMSNorm,
-    alibi_bias,
-    query_scales,
-    rotate,
-)
+from olmo_sparsity.model.layers import RMSNorm, alibi_bias, query_scales, rotate
 from olmo_sparsity.model.rope import RotaryTables, rotary_tables, rotated_width
 
 KeysAndValues = tuple[Tensor, Tensor]
@@ -112,8 +107,7 @@ class PositionedBlock(OLMoSequentialBlock):
         if documents is not None:
             mixed = attend_within(q, k, v, documents, bias, dropout_p)
         else:
-            is_causal = bias is None
-            mixed = self._scaled_dot_product_attention(q, k, v, bias, dropout_p, is_causal)
+            mixed = self.mix(q, k, v, bias, dropout_p)
         mixed = self.attn_out(mixed.transpose(1, 2).flatten(2))
         x = x + self.dropout(self.attn_norm(mixed) if norm_after else mixed)
         h = self.ff_out(self.act(self.ff_proj(x if norm_after else self.ff_norm(x))))
@@ -143,27 +137,20 @@ class PositionedBlock(OLMoSequentialBlock):
             return norm(x_BLHK)
         return norm(x_BLHK.flatten(-2)).view_as(x_BLHK)
 
-    def _scaled_dot_product_attention(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        attn_mask: Tensor | None = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        max_doc_len: int | None = None,
-        cu_doc_lens: Tensor | None = None,
+    def mix(
+        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: float = 0.0
     ) -> Tensor:
+        """Attention: causal, or as `bias` says."""
         scale_length = self.config.query_scale_length
         if scale_length is not None:
             q = q * query_scales(q.shape[2], k.shape[2], scale_length, q.device).to(q.dtype)
         if self.seen is not None:
-            self.seen.append((q[:, :, -1], k, attn_mask))
-        if q.shape[2] < k.shape[2]:  # one new place, which may attend to all cached ones
-            is_causal = False
+            self.seen.append((q[:, :, -1], k, bias))
+        # One new place may attend to all cached ones.
+        is_causal = bias is None and q.shape[2] == k.shape[2]
         # The kernel shares grouped-query heads; upstream copies them first.
         grouped = q.shape[1] != k.shape[1]
-        return attend(q, k, v, attn_mask, is_causal, dropout_p, grouped)
+        return attend(q, k, v, bias, is_causal, dropout_p, grouped)
 
 
 class PositionedOLMo(OLMo):

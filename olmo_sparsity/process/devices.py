@@ -1,10 +1,12 @@
-"""Choose the device of this process.
+"""Choose the device of this process, and how its memory is given back.
 
 Place in the flow: beneath models, training and tasks.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 from collections.abc import Callable
 
 import torch
@@ -37,3 +39,16 @@ def choose_device(
             f"{setting}={name} cannot be used: {reason}; set it to auto or cpu"
         ) from None
     return device
+
+
+LARGE = 2**24
+"""Bytes of a tensor."""
+
+
+def give_back_large_tensors() -> None:
+    """Main memory of tensors of at least `LARGE` returns to the system as soon as they are freed.
+    glibc's heap keeps those up to 32 MiB, in holes that the next one often does not fit. Costs new
+    pages for each tensor, so it is for processes that need the memory."""
+    m_mmap_threshold = -3
+    with contextlib.suppress(OSError, AttributeError):  # other C libraries lack it
+        ctypes.CDLL(None).mallopt(m_mmap_threshold, LARGE)

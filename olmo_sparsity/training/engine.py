@@ -35,7 +35,7 @@ from olmo_sparsity.model.losses import (
     mean_loss,
     token_losses,
 )
-from olmo_sparsity.process.devices import choose_device
+from olmo_sparsity.process.devices import LARGE, choose_device, give_back_large_tensors
 from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.moments import KEYS, MomentSlice, SavedMoments, copy_moments
 from olmo_sparsity.training.optim import build_optimizer
@@ -74,6 +74,8 @@ class Engine:
         self.config = config
         self.processes = processes or Processes()
         self.device = own_device(config.training.device, self.processes)
+        if self.device.type == "cpu" and self.states_of_a_layer() >= LARGE:
+            give_back_large_tensors()
         if config.training.deterministic:
             be_deterministic()
         self.model = model.to(self.device)
@@ -87,6 +89,12 @@ class Engine:
             torch._dynamo.config.recompile_limit = 64
             model.hidden = torch.compile(model.hidden, dynamic=False)
         self.prepare()
+
+    def states_of_a_layer(self) -> int:
+        """Bytes of the hidden states of the sequences that are computed together, in fp32."""
+        training = self.config.training
+        num_rows = training.micro_batch_size or training.batch_size // self.processes.world_size
+        return 4 * num_rows * training.length * self.config.model.d_model
 
     def prepare(self) -> None:
         """Overridden by other engines."""

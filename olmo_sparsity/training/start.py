@@ -31,12 +31,7 @@ from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
 from olmo_sparsity.training.choose_engine import build_engine, check_engine
 from olmo_sparsity.training.distributed import Processes
-from olmo_sparsity.training.engine import (
-    Engine,
-    choose_precision,
-    measure_matmul_peak,
-    own_device,
-)
+from olmo_sparsity.training.engine import Engine, choose_precision, measure_matmul_peak, own_device
 from olmo_sparsity.training.estimate import (
     count_parameters,
     estimate,
