@@ -141,13 +141,24 @@ def transfer(of: dict[str, str], sets: tuple[str, ...], ks: tuple[int, ...] = (1
     """Far units that one of two models ranked, evaluated by the other; both directions."""
     lines = []
     for target_set, (pair, seeds), k in product(sets, of.items(), ks):
-        row = read_summary(pair, target_set, "tokens").loc["add_one", k]
+        (units,) = read_meta(pair)["units"]
+        row = read_summary(pair, target_set, units).loc["add_one", k]
         line = [SETS[target_set], seeds, str(k)]
-        line += [shown(row, "recovery", ".2f"), plain(row.foreign, ".2f")]
+        line += [shown(row, "recovery", ".2f"), shown(row, "foreign", ".2f")]
         line += [shown(row, "removal", ".2f"), shown(row, "excess_nats")]
         lines.append([*line, plain(row.gap, ".2f"), f"{row.num_targets:.0f}"])
     names = "target set | seeds | k | recovery | foreign | removal | own − foreign, nats"
     return table(f"{names} | gap, nats | targets", lines, left=3)
+
+
+def nats(of: dict[str, str], set: str, k: int = 1) -> str:
+    """What far tokens give in nats: one of them, and all together."""
+    lines = []
+    for name, called in of.items():
+        row = read_summary(name, set).loc["add_one", k]
+        line = [called, shown(row, "excess_nats", "+.3f"), f"{row.gap:.3f}"]
+        lines.append([*line, f"{row.num_targets:.0f}"])
+    return table("model | one token, own − foreign | all far tokens (the gap) | targets", lines)
 
 
 def differences(of: dict[str, list[str]], ks: tuple[int, ...] = (1,)) -> str:
@@ -190,6 +201,16 @@ def distance(of: dict[str, str], edges: list[int]) -> str:
 
 
 # --- training -------------------------------------------------------------------------------------
+
+
+def by_position(of: dict[str, str]) -> str:
+    """Held-out loss of the last evaluation, within the training length and beyond it."""
+    lines = []
+    for name, called in of.items():
+        *_, row = read_evaluations(name)
+        losses = {f"{part['from']} to {part['to']}": part["loss"] for part in row["heldout"]}
+        lines.append([called, *(f"{loss:.2f}" for loss in losses.values())])
+    return table(" | ".join(["model", *(f"tokens {places}" for places in losses)]), lines)
 
 
 def checks(of: dict[str, str], millions: list[float]) -> str:
@@ -579,7 +600,7 @@ KINDS: dict[str, Callable[..., str]] = {
             rules,
         ),
         *(reviews, planted, planted_8k, ladder, beyond, pose_pays, task, reach, by_seed, counting),
-        *(calibration, ablations, scratchpad, task_commands, theory, bridge, scaling, engines),
+        *(nats, calibration, by_position, ablations, scratchpad, task_commands, theory, bridge, scaling, engines),
     )
 }
 
