@@ -240,7 +240,7 @@ def calibration() -> Figure:
     figure = Figure((WIDTH, 2.8), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for axes, far in zip(panels, ("isolated", "contextual"), strict=True):
-        for m, color in zip(shown["pieces"], (GREY, BLUE, GREEN, RED), strict=True):
+        for m, color in zip(shown["pieces"], COLORS, strict=False):
             for seed in shown["seeds"]:
                 rows = read_summary(f"calibration_{m}_seed{seed}_{far}", "planted").loc["drop_one"]
                 axes.plot(rows.index, rows.recovery, "o-", color=color, markersize=3,
