@@ -71,6 +71,23 @@ def test_the_gate_gradient_is_a_finite_difference(
         assert found[j] == pytest.approx((loss(down) - loss(up)) / 0.1, abs=2e-3)
 
 
+def test_no_weight_wants_a_gradient_of_the_gates(model: Any, document: np.ndarray) -> None:
+    """Layers would keep all their inputs for it."""
+    block = next(iter(Windows(14, 6, 1).blocks(document)))
+    scorer, wanting = Scorer(model, CPU), list[bool]()
+    context = scorer.context(block)
+    before = [weight.requires_grad for weight in model.parameters()]
+
+    def see(*_: Any) -> None:
+        wanting.append(any(weight.requires_grad for weight in model.parameters()))
+
+    with model.embedding.register_forward_pre_hook(see):
+        gate_gradients(scorer, context, [(0, 1)])
+    assert wanting == [False]
+    assert [weight.requires_grad for weight in model.parameters()] == before
+    assert any(before)
+
+
 @pytest.mark.parametrize("kind", ["tokens", "span:3"])
 def test_attention_is_that_of_the_long_window(document: np.ndarray, kind: str) -> None:
     """Against all weights of all layers, which transformers gives for a whole window."""
