@@ -600,7 +600,8 @@ KINDS: dict[str, Callable[..., str]] = {
             rules,
         ),
         *(reviews, planted, planted_8k, ladder, beyond, pose_pays, task, reach, by_seed, counting),
-        *(nats, calibration, by_position, ablations, scratchpad, task_commands, theory, bridge, scaling, engines),
+        *(nats, calibration, by_position, ablations, scratchpad, task_commands),
+        *(theory, bridge, scaling, engines),
     )
 }
 
