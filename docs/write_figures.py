@@ -244,7 +244,7 @@ def calibration() -> Figure:
             for seed in shown["seeds"]:
                 rows = read_summary(f"calibration_{m}_seed{seed}_{far}", "planted").loc["drop_one"]
                 axes.plot(rows.index, rows.recovery, "o-", color=color, markersize=3,
-                          label=f"{m} pieces" if seed == shown["seeds"][0] else None)  # fmt: skip
+                          label=f"m = {m}" if seed == shown["seeds"][0] else None)  # fmt: skip
             axes.axvline(m, color=color, linewidth=0.6, linestyle=":")
         axes.axhline(ENOUGH, color=GREY, linewidth=0.6, linestyle=":")
         axes.set(xlabel="k", title=FAR_STATES[far])
