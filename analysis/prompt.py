@@ -127,7 +127,8 @@ class Asked:
         return self.judging or self.scorer
 
     def without_model(self) -> Asked:
-        """What a file or another process keeps: enough to show an answer, not to ask again."""
+        """What a file or another process keeps: enough to show an answer, not to ask again. Its
+        type still promises a model, which none of what shows an answer touches."""
         named, judge = (
             one and replace(one, model=None, find_transformers_tokenizer=type(None))  # type: ignore[arg-type]
             for one in (self.model, self.judge)

@@ -368,7 +368,8 @@ def takes(*schemas: type) -> Callable[[Callable], Callable]:
                     )
                 )
                 lines.append(f"`{name}`: {item.metadata['help']} ({item.default}).")
-        # Of a name that several classes have, the first one's help counts.
+        # Of a name that several classes have, the first one's help counts. A function's type has no
+        # signature to set.
         function.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
         function.__doc__ = f"{function.__doc__}\n\n    " + "\n    ".join(lines)
         return function

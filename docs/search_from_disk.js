@@ -7,7 +7,6 @@ if (location.protocol === "file:") {
       frame.hidden = true;
       document.body.append(frame);
       const inner = frame.contentWindow;
-      inner.parent.IFrameWorker = window.IFrameWorker;
       inner.postMessage = (data) => this.dispatchEvent(new MessageEvent("message", { data }));
       this.send = (data) => inner.dispatchEvent(new MessageEvent("message", { data }));
       this.waiting = new Promise((loaded) => {

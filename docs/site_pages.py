@@ -38,7 +38,7 @@ def gallery(folder: Path) -> dict[str, str]:
         made = folder / Path(page).name
         words = shlex.split(command.replace(page, str(made)).replace("\\\n", ""))[1:]
         program = [sys.executable, "-m", "olmo_sparsity", *words]
-        subprocess.run(program, cwd=ROOT, check=True, capture_output=True)
+        subprocess.run(program, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
         pages[page] = made.read_text("utf-8")
     return pages
 

@@ -41,7 +41,7 @@ class ModelConfig(OLMoModelConfig):
     """With attention_layer_norm: each head is normed by itself (Qwen 3), not all of them as one."""
 
     rope_theta: float = number(10_000.0, 1)  # type: ignore[assignment]
-    """Base of RoPE's frequencies. OLMo: a whole number."""
+    """Base of RoPE's frequencies. OLMo: a whole number, hence the other type."""
 
     rope_scaling: dict[str, Any] | None = None
     """How frequencies of RoPE are lowered, in the words of transformers. In a run: of positions."""

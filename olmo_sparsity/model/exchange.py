@@ -60,7 +60,7 @@ def export(checkpoint: Path, out: Path, dtype: str = "fp32") -> str:
     out.parent.mkdir(parents=True, exist_ok=True)
     remove_partial(out.parent)
     with writing(out) as partial:
-        torch.nn.Module.to(model, DTYPES[dtype])
+        torch.nn.Module.to(model, DTYPES[dtype])  # transformers' own is not typed
         model.save_pretrained(partial)
         for path in partial.glob("*.safetensors"):
             follow_umask(path)

@@ -47,7 +47,11 @@ def test_the_pages_of_the_gallery_are_made_by_the_commands_beside_them(site: Pat
     for name in asked:
         assert f'href="{name}"' in shown
         assert "<title>" in (site / name).read_text()
-    assert "rests on bridge.txt" in (site / "gallery/sources.html").read_text()
+    answer = (site / "gallery/sources.html").read_text()
+    for verdict in ("rests on bridge.txt", "rests on mill.txt", "rests on no source"):
+        assert verdict in answer
+    for name, depend in (("encyclopedia", "1 of 1"), ("code", "1 of 2"), ("novel", "1 of 1")):
+        assert f"{depend} targets depend on" in (site / f"gallery/{name}.html").read_text()
 
 
 def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
