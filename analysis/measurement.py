@@ -39,7 +39,7 @@ from olmo_sparsity.analysis.statistics import (
 from olmo_sparsity.analysis.summary import describe_induction
 from olmo_sparsity.analysis.targets import check_all_evaluated
 from olmo_sparsity.analysis.windows import Windows
-from olmo_sparsity.disk.lock import locked
+from olmo_sparsity.disk.lock import locked, remove_left_lock
 from olmo_sparsity.disk.manifest import MANIFEST, verify_manifest
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import LoadedModel
@@ -111,7 +111,9 @@ class _Measuring:
         is_first, damaged = self.launch.rank == 0, ""
         if (self.out / MANIFEST).exists():
             try:
-                return read_results(self.out) if is_first else None
+                found = read_results(self.out) if is_first else None
+                remove_left_lock(self.out)
+                return found
             except DataError as error:  # written again from the parts
                 damaged = str(error)
                 say(damaged)

@@ -6,18 +6,20 @@ written for the repository, and are resolved there. The commands of gallery.md a
 
 from __future__ import annotations
 
+import io
 import posixpath
 import re
 import shlex
-import subprocess
-import sys
 import tempfile
+from contextlib import chdir, redirect_stdout
 from pathlib import Path
 from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
+
+from olmo_sparsity.command.cli import main
 
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = {
@@ -37,8 +39,9 @@ def gallery(folder: Path) -> dict[str, str]:
     for command, page in _COMMAND.findall((ROOT / "docs/gallery.md").read_text("utf-8")):
         made = folder / Path(page).name
         words = shlex.split(command.replace(page, str(made)).replace("\\\n", ""))[1:]
-        program = [sys.executable, "-m", "olmo_sparsity", *words]
-        subprocess.run(program, cwd=ROOT, check=True, stdout=subprocess.DEVNULL)
+        with chdir(ROOT), redirect_stdout(io.StringIO()):
+            if main(words) != 0:
+                raise RuntimeError(f"failed: {command}")
         pages[page] = made.read_text("utf-8")
     return pages
 

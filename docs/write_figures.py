@@ -16,7 +16,16 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from docs.stored import FIGURES, RESULTS, SHOWN, by_distance, read_evaluations, read_summary
+from docs.stored import (
+    FIGURES,
+    RESULTS,
+    SHOWN,
+    TOKENS_OF_STEP,
+    by_distance,
+    read_evaluations,
+    read_summary,
+    scheme_losses,
+)
 from olmo_sparsity.analysis.summary import ENOUGH, FAR_STATES
 from olmo_sparsity.disk.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY, band, save
 from olmo_sparsity.tasks.results import read_results
@@ -154,6 +163,54 @@ def distance() -> Figure:
     return figure
 
 
+def schemes() -> Figure:
+    """Loss by position of models that are extended beyond their training length: the mean over
+    seeds, and the band from lowest to highest."""
+    shown = SHOWN["figures"]["schemes"]
+    losses = scheme_losses(shown["seeds"])
+    figure = Figure((WIDTH, 3.2), layout="constrained")
+    panels = figure.subplots(1, 2, sharey=True)
+    edges = [[int(edge) for edge in between.split("-")] for between in losses.columns]
+    at = [np.sqrt(max(first, end / 4) * end) for first, end in edges]
+    for axes, (how, title) in zip(panels, shown["how"].items(), strict=True):
+        for (scheme, called), color in zip(shown["of"].items(), COLORS, strict=True):
+            if f"{how}_{scheme}" in losses.index:
+                of_seeds = losses.loc[f"{how}_{scheme}"]
+                axes.plot(at, of_seeds.mean(), "o-", color=color, markersize=3, label=called)
+                band(axes, at, of_seeds.min(), of_seeds.max(), color)
+        axes.axvline(shown["trained"], color=GREY, linewidth=0.6, linestyle=":")
+        axes.set_xscale("log")
+        axes.set_xticks([end for _, end in edges], [f"{end:,}" for _, end in edges])
+        axes.minorticks_off()
+        axes.set(xlabel="position", title=title)
+    panels[0].set_ylabel("loss, nats a token")
+    figure.legend(*panels[1].get_legend_handles_labels(), loc="outside upper left", ncols=3,
+                  frameon=False)  # fmt: skip
+    return figure
+
+
+def course() -> Figure:
+    """While a model is trained: its induction check, and how much of its gap the far token that
+    another model chose gives back."""
+    shown = SHOWN["figures"]["course"]
+    figure = Figure((WIDTH, 2.8), layout="constrained")
+    axes = figure.subplots()
+    checks = [(row["millions"], row["induction_drop"]) for row in read_evaluations(shown["run"])]
+    axes.plot(*zip(*checks, strict=True), color=GREY, label="induction check, nats")
+    trained = [step * TOKENS_OF_STEP / 1e6 for step in shown["steps"]]
+    rows = [read_summary(f"{shown['of']}_{step:06}", "bigram").loc["add_one", 1]
+            for step in shown["steps"]]  # fmt: skip
+    for column, color, called in (("recovery", BLUE, "transfer"), ("foreign", RED, "unrelated")):
+        axes.plot(trained, [row[column] for row in rows], "o-", color=color, markersize=3,
+                  label=called)  # fmt: skip
+    low, high = ([row[f"recovery_{end}"] for row in rows] for end in ("low", "high"))
+    band(axes, trained, low, high, BLUE)
+    axes.axhline(0, color=GREY, linewidth=0.6)
+    axes.set(xlabel="tokens trained, millions", ylim=(-0.1, 1.3))
+    legend_above(figure, axes)
+    return figure
+
+
 # --- tasks ----------------------------------------------------------------------------------------
 
 OF_SCHEME = {
@@ -256,7 +313,7 @@ def calibration() -> Figure:
 
 DRAWN: dict[str, Callable[[], Figure]] = {
     f"results_{draw.__name__}": draw
-    for draw in (forest, copying, appears, distance, length, parity, calibration)
+    for draw in (forest, copying, appears, distance, length, parity, calibration, schemes, course)
 }
 
 

@@ -29,6 +29,7 @@ from docs.stored import (
     read_ladder,
     read_meta,
     read_summary,
+    scheme_losses,
     stored_rows,
 )
 from olmo_sparsity.analysis.statistics import net_differences
@@ -257,6 +258,24 @@ def training(of: str, millions: list[float]) -> str:
     all_found(lines, millions)
     header = "tokens trained | held-out loss | drop, 32 tokens | drop, 128 tokens"
     return table(f"{header} | net excess, one token | net excess, span of 4 | gap", lines, left=0)
+
+
+def schemes(of: dict[str, str], seeds: list[int], longs: list[int]) -> str:
+    """Models that are extended beyond their training length: the lowest to the highest of seeds."""
+    losses, lines = scheme_losses(seeds), []
+    for name, called in of.items():
+        cells = [ends(losses.loc[name][between], ".2f") for between in losses.columns]
+        for long in longs:
+            rows = [read_summary(f"scheme_{name}_seed{seed}_{long}", "bigram") for seed in seeds]
+            found = [row.loc["add_one_screened", 1].recovery for row in rows]
+            cells.append(ends([number for number in found if math.isfinite(number)], ".2f"))
+        every = [read_summary(f"scheme_{name}_seed{seed}_{long}", "every") for seed in seeds]
+        every = [row.loc["add_one_screened", 1] for row in every]
+        cells += [ends([row[column] for row in every], "+.3f") for column in ("gap", "excess_nats")]
+        lines.append([*called.split(", "), *cells])
+    header = ["scheme", "further steps", *(f"loss, {between}" for between in losses.columns)]
+    header += [f"transfer, {long} far" for long in longs]
+    return table(" | ".join([*header, "all far tokens, nats", "one of them"]), lines, left=2)
 
 
 # --- what is chosen, and by which rule ------------------------------------------------------------
@@ -600,7 +619,7 @@ KINDS: dict[str, Callable[..., str]] = {
             rules,
         ),
         *(reviews, planted, planted_8k, ladder, beyond, pose_pays, task, reach, by_seed, counting),
-        *(nats, calibration, by_position, ablations, scratchpad, task_commands),
+        *(nats, calibration, by_position, schemes, ablations, scratchpad, task_commands),
         *(theory, bridge, scaling, engines),
     )
 }

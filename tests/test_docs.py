@@ -117,7 +117,7 @@ def test_the_grids_that_are_shipped() -> None:
 
 @pytest.fixture(scope="module")
 def evidence() -> Sequence[Job]:
-    parts = "--parts=[text,tasks,tasks_long,long,reviews,untaught,prose,calibration,gpu]"
+    parts = "--parts=[text,tasks,tasks_long,long,reviews,untaught,prose,schemes,calibration,gpu]"
     return jobs_of("configs/experiments/evidence.yaml", parts)
 
 

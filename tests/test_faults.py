@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from olmo_sparsity.disk.lock import LOCK, Owner
 from tests import faults, fuzz
 
 
@@ -34,6 +37,18 @@ def test_a_fault_changes_no_number_without_a_word(
 ) -> None:
     trials = [fuzz.run_trial(world, trial, number) for number in range(count)]
     assert not (failed := [f"{done}: {failure}" for done, failure in trials if failure]), failed
+
+
+@pytest.mark.parametrize("name", ["prepare", "task", "measuring"])
+def test_a_finished_folder_loses_the_lock_of_a_killed_owner(
+    world: fuzz.World, tmp_path: Path, name: str
+) -> None:
+    making = faults.MAKINGS[name]
+    folder = shutil.copytree(world.folder / making.folder, tmp_path / making.folder)
+    gone = replace(Owner.here(), pid=2**22 + 1)
+    (folder / LOCK).write_text(json.dumps(asdict(gone)))
+    fuzz.succeed(making.words(world, folder, tmp_path))
+    assert not (folder / LOCK).exists()
 
 
 def test_the_injector_sees_other_numbers_and_what_is_left_over(

@@ -40,6 +40,7 @@ from olmo_sparsity.data.tokenizer import (
     train_tokenizer,
 )
 from olmo_sparsity.disk.files import naming, sync, write_atomically
+from olmo_sparsity.disk.lock import remove_left_lock
 from olmo_sparsity.disk.nested import differences
 from olmo_sparsity.disk.work_folder import WorkFolder, refuse_changes
 from olmo_sparsity.errors import ConfigError, DataError, naming_panics
@@ -91,6 +92,8 @@ def _prepare_mixture(data: DataConfig) -> Manifest:
     }
     # A finished folder may be read-only.
     is_begun = work.identity.exists() and path.exists()
+    if is_begun:
+        remove_left_lock(work.path)
     with contextlib.nullcontext() if is_begun else work.opened():
         work.identify(settings)
         if not is_begun:
@@ -108,6 +111,8 @@ def _prepare(data: DataConfig, shared: Tokenizer | None = None) -> Manifest:
     folder = work.path
     # A finished folder may be read-only: it is somebody else's, perhaps.
     is_finished = work.identity.exists() and Manifest.load(folder).complete
+    if is_finished:
+        remove_left_lock(folder)
     opened = contextlib.nullcontext() if is_finished else work.opened()
     with opened, Progress("prepare", total=None, unit="tokens") as progress:
         manifest = _begin_or_resume(data, folder, shared)

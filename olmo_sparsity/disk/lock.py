@@ -88,6 +88,14 @@ def locked(folder: Path, waits: bool = False) -> Iterator[None]:
             path.unlink(missing_ok=True)
 
 
+def remove_left_lock(folder: Path) -> None:
+    """Of a finished folder, whose last owner was killed before it let go. It may be read-only."""
+    owner, alive = holder(folder)
+    if owner is not None and not alive:
+        with contextlib.suppress(OSError):
+            _remove(folder / LOCK, owner)
+
+
 def holder(folder: Path) -> tuple[Owner | None, bool]:
     """The owner of the folder's lock, and whether it is alive."""
     path = folder / LOCK

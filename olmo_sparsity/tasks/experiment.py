@@ -28,7 +28,7 @@ from omegaconf import OmegaConf
 
 from olmo_sparsity.disk.files import sha256_of, write_atomically
 from olmo_sparsity.disk.json_files import read_json, with_crc
-from olmo_sparsity.disk.lock import locked
+from olmo_sparsity.disk.lock import locked, remove_left_lock
 from olmo_sparsity.disk.work_folder import WorkFolder
 from olmo_sparsity.errors import DataError, UserError
 from olmo_sparsity.process.devices import choose_device, device_name
@@ -75,6 +75,7 @@ def run_settings(
             raise UserError(f"output={folder} cannot be written; name a folder of your own")
         _train_all(settings, todo, len(trials), device, folder)
     elif (rows := _finished(folder)) == _collect(folder, identity)[0]:
+        remove_left_lock(folder)
         return rows  # of a folder that may be read-only
     with locked(folder, waits=True):  # the last shard's table has the trials of all
         rows, of_trials = _collect(folder, identity)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from olmo_sparsity.disk import lock
-from olmo_sparsity.disk.lock import LOCK, Owner, locked
+from olmo_sparsity.disk.lock import LOCK, Owner, locked, remove_left_lock
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.process.launch import launch_id
 from tests.conftest import until
@@ -111,6 +111,14 @@ def test_when_an_owner_is_taken_for_gone(
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     assert is_free(tmp_path) == free
     assert free or path.read_text() == before
+
+
+def test_a_left_lock_is_removed_and_a_held_one_is_not(tmp_path: Path) -> None:
+    remove_left_lock(tmp_path)
+    for changes, stays in (({"pid": 2**22 + 1}, False), ({}, True)):
+        path = write(tmp_path, **changes)
+        remove_left_lock(tmp_path)
+        assert path.exists() == stays
 
 
 @pytest.mark.parametrize("content", ['{"host": ', "[" * 100_000, '{"host": 3}', "x" * 2**17])

@@ -125,8 +125,8 @@ def test_any_command_may_be_run_by_hand(trained: Path) -> None:
 
 @on_pretended_gpus
 def test_measure(trained: Path, tmp_path: Path) -> None:
-    out, windows = tmp_path / "results", ("--long", 16, "--short", 8, "--stride", 4)
-    few = ("--max-documents", 6, "--min-gap", 0, "--max-targets", 2, "--ks", "1,2")
+    out, windows = tmp_path / "results", ("--long", 16, "--short", 8, "--stride", 8)
+    few = ("--max-documents", 4, "--min-gap", 0, "--max-targets", 1, "--ks", "1,2")
     words = ("measure", trained, "--quick", "--out", out, *windows, *few)
     with one_gpu() as gpus:
         run(*words, "--dry-run")

@@ -146,7 +146,7 @@ def test_every_selector_fits_a_model_of_8b_parameters_on_one_gpu(num_far: int) -
             peaks[num_layers] = {}
             for name, selector in SELECTORS.items():
                 (block,) = Windows(num_far + 512, 512, 8).blocks(tokens)
-                scorer, units = Scorer(model), Units.of_runs(np.arange(num_far) // 2048)
+                scorer, units = Scorer(model), Units.of_runs(np.arange(num_far) * 4 // num_far)
                 asked = question(scorer, block, [0, 7], 2, units, block)
                 memory.peak = memory.now
                 selector(scorer, asked)
