@@ -240,4 +240,7 @@ def _end_ids(model: LoadedModel) -> set[int]:
     configs.append(getattr(inner, "generation_config", None))
     sources = (model.transformers_tokenizer, *configs)
     ids: list[Any] = [getattr(source, "eos_token_id", None) for source in sources]
-    return {int(token) for of_one in ids for token in np.atleast_1d(of_one) if token is not None}
+    found = [token for of_one in ids for token in np.atleast_1d(of_one) if token is not None]
+    if wrong := [token for token in found if not isinstance(token, int | np.integer)]:
+        raise ConfigError(f"eos_token_id of '{model.name}' is {wrong[0]!r:.60}, no token; mend it")
+    return set(map(int, found))

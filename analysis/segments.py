@@ -25,7 +25,7 @@ from olmo_sparsity.analysis.documents import Document
 from olmo_sparsity.analysis.prompt import generate, through_template
 from olmo_sparsity.analysis.sources import open_documents
 from olmo_sparsity.analysis.windows import Block, Spans, Units, Windows, span_width
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.model.load import LoadedModel
 from olmo_sparsity.process.progress import Progress, say
 
@@ -160,7 +160,9 @@ class SourcePrompt:
         document = Document(np.array(tokens, dtype=np.int64), tokenizer=self.model.tokenizer)
         windows = Windows("all", start - num_far, len(tokens) - start, tuple(self.prefix_ids))
         windows.check()
-        self.model.check_positions(windows.num_positions(len(tokens)))
+        self.model.check_positions(
+            windows.num_positions(len(tokens)), "give fewer or shorter sources, or a shorter answer"
+        )
         sources = range(len(self.names))
         units = Units(*(np.array([ends[s] for s in sources]) for ends in (first, end)))
         return Layout(
@@ -208,7 +210,8 @@ def _turns(sources: Sources) -> list[Turn]:
     if isinstance(sources, str) or not isinstance(sources, Sequence):
         raise ConfigError(
             "sources must be {name: text, …}, or a list of Segment(name, text), of texts that stay "
-            'in view, and of messages {"role": …, "content": text or a list of these}'
+            'in view, and of messages {"role": …, "content": text or a list of these}; of a folder '
+            "{path.name: path.read_text() for path in Path(folder).iterdir()}"
         )
     turns: list[Turn] = []
     for item in sources:
@@ -268,7 +271,10 @@ def _candidates(parts: Sequence[Segment], candidates: Sequence[str] | None) -> l
         raise ConfigError(f"candidates: no source is named {', '.join(unknown)}")
     chosen = [name for name in names if candidates is None or name in candidates]
     if not chosen:
-        raise ConfigError("sources has none with a name; give at least one to choose from")
+        raise ConfigError(
+            "sources: none has a name, and a text without one stays in view and is never chosen; "
+            "give {name: text, …}, or a list with Segment(name, text)"
+        )
     return chosen
 
 
@@ -316,7 +322,10 @@ def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[n
         texts = [np.array(ids, dtype=np.int64) for ids in model.encode(given)]
     else:
         limit = max(100, longest // 10)
-        texts = [document.tokens for document in open_documents(given, model, limit=limit)]
+        try:
+            texts = [document.tokens for document in open_documents(given, model, limit=limit)]
+        except UserError as error:
+            raise type(error)(f"decoys: {error}") from None
     kept = [text for text in texts if len(text) and own.isdisjoint(passages(text))]
     if sum(map(len, kept)) < longest:
         raise DataError(
@@ -331,8 +340,10 @@ def draw_decoys(
 ) -> list[np.ndarray]:
     """decoys_DL of each source, as long as its own text: texts joined in random order, and cut."""
     lengths = {p.source: len(p.text_ids) for p in prompt.pieces if p.source is not None}
-    if len(texts) < draws:
-        say(f"{draws} decoys are drawn from {len(texts)} texts, so they share text; give more")
+    there, wanted = sum(map(len, texts)), draws * max(lengths.values())
+    if len(texts) < draws or there < wanted:
+        of_texts = f"{len(texts)} texts of {there:,} tokens"
+        say(f"{draws} decoys, {wanted:,} tokens, are drawn from {of_texts}: some share text")
     drawn = []
     for source in range(len(prompt.names)):
         orders = np.random.default_rng([seed, source])

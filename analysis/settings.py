@@ -232,7 +232,9 @@ class AskSettings:
         "far tokens keep their states in the long window, or are shown alone; sources: isolated",
     )
     chat: bool = option(False, "put the prompt into the tokenizer's chat template")
-    max_new_tokens: int | None = option(None, "longest answer to generate; 32", metavar="N")
+    max_new_tokens: int | None = option(
+        None, "longest answer to generate; 32, about sources 256", metavar="N"
+    )
     seed: int = option(0, "of all random draws")
 
     def check(self) -> None:

@@ -133,6 +133,7 @@ class Attribution:
         """What the verdicts hold to."""
         noise = describe_noise({"batch_noise": self.prompt.model.batch_noise})
         return (
+            "This is what the model uses, not whether a source supports the statement. "
             f"Of the sources named here, {self.settings.rate:.0%} or less are expected to be named "
             f"by chance (Benjamini–Hochberg over {len(self.texts)} statements × {len(self.names)} "
             f"sources, {self.settings.draws} decoys each)."
@@ -174,7 +175,7 @@ class Attribution:
             verdict = in_words(kind, cells.loc[names], nats, self.settings.draws)
             agree = sum(of_order[number] == (kind, chosen) for of_order in in_orders)
             if len(self.losses) > 1:
-                verdict += f", in {agree} of {len(self.losses)} orders"
+                verdict += f"; so do {agree} of {len(self.losses)} orders by themselves"
             rows.append((self.texts[number].strip(), nats, kind, tuple(names), verdict, agree))
         columns = ["text", "nats", "kind", "sources", "verdict", "orders"]
         return pd.DataFrame(rows, columns=columns)

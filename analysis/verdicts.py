@@ -138,8 +138,10 @@ def in_words(kind: str, cells: pd.DataFrame, nats: float, draws: int) -> str:
     names = list(cells.index)
     if kind == "one":
         (cell,) = cells.itertuples()
-        own, beyond = max((cell.gives, cell.beyond_gives), (cell.lost, cell.beyond_lost))
-        return f"rests on {names[0]} ({own:.1f} nats; beats {beyond} of {draws} decoys)"
+        gives = f"gives {cell.gives:.1f} nats", cell.beyond_gives
+        lost = f"{cell.lost:.1f} nats are lost without it", cell.beyond_lost
+        nats_of, beyond = gives if cell.gives >= cell.lost else lost
+        return f"rests on {names[0]} ({nats_of}; beats {beyond} of {draws} decoys)"
     if kind == "either":
         nats_of = " and ".join(f"{own:.1f}" for own in cells.gives)
         return f"rests on either of {', '.join(names)} ({nats_of} nats)"

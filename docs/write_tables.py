@@ -265,13 +265,15 @@ def schemes(of: dict[str, str], seeds: list[int], longs: list[int]) -> str:
     losses, lines = scheme_losses(seeds), []
     for name, called in of.items():
         cells = [ends(losses.loc[name][between], ".2f") for between in losses.columns]
-        for long in longs:
-            rows = [read_summary(f"scheme_{name}_seed{seed}_{long}", "bigram") for seed in seeds]
-            found = [row.loc["add_one_screened", 1].recovery for row in rows]
-            cells.append(ends([number for number in found if math.isfinite(number)], ".2f"))
-        every = [read_summary(f"scheme_{name}_seed{seed}_{long}", "every") for seed in seeds]
-        every = [row.loc["add_one_screened", 1] for row in every]
-        cells += [ends([row[column] for row in every], "+.3f") for column in ("gap", "excess_nats")]
+        trained = name.startswith("some")  # the others were not measured
+        names = [f"scheme_{name}_seed{seed}" for seed in seeds] if trained else []
+
+        def of(long: int, target_set: str, column: str, form: str, names: list[str] = names) -> str:
+            rows = (read_summary(f"{one}_{long}", target_set) for one in names)
+            return ends([row.loc["add_one_screened", 1][column] for row in rows], form)
+
+        cells += [of(long, "bigram", "recovery", ".2f") for long in longs]
+        cells += [of(longs[-1], "every", column, "+.3f") for column in ("gap", "excess_nats")]
         lines.append([*called.split(", "), *cells])
     header = ["scheme", "further steps", *(f"loss, {between}" for between in losses.columns)]
     header += [f"transfer, {long} far" for long in longs]

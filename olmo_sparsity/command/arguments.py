@@ -105,10 +105,10 @@ def _add_explain(sub: Parser) -> None:
     what.add_argument("--prompt", metavar="TEXT", help="@FILE reads it from a file")
     what.add_argument(
         "--source",
-        action="append",
+        action="extend",
+        nargs="+",
         metavar="NAME=FILE",
-        help="one of the texts that an answer to --question may rest on, or a folder of them; may "
-        "be given several times",
+        help="texts that an answer to --question may rest on: files, folders, or globs of them",
     )
     sub.add("--at", action="append", metavar="WORDS", help="targets: words, /a regular "
             "expression/, or tokens FIRST:END, without END; may be given several times (default: "

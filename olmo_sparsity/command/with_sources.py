@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from glob import glob, has_magic
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.command import arguments
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.process.progress import say
 
 
 def explain_sources(options: argparse.Namespace) -> int:
@@ -48,11 +51,14 @@ def explain_sources(options: argparse.Namespace) -> int:
 
 
 def _named_files(source: str) -> list[tuple[str, str]]:
-    """Name and path of NAME=FILE, of a file, or of all files of a folder."""
-    if Path(source).is_dir():
-        files = sorted(path for path in Path(source).iterdir() if path.is_file())
+    """Name and path of NAME=FILE, of a file, or of all files of a folder or glob."""
+    is_folder = Path(source).is_dir()
+    if is_folder or (not Path(source).exists() and has_magic(source)):
+        found = Path(source).iterdir() if is_folder else map(Path, glob(source))
+        files = sorted(path for path in found if path.is_file())
         if not files:
-            raise ConfigError(f"--source={source} is a folder without files")
+            kind = "a folder" if is_folder else "a glob"
+            raise ConfigError(f"--source={source} is {kind} without files")
         return [(path.name, str(path)) for path in files]
     name, _, path = source.partition("=")
     return [(name, path) if path else (Path(source).name, source)]
@@ -63,6 +69,9 @@ def source_options(options: argparse.Namespace) -> dict[str, Any]:
     from olmo_sparsity.analysis.prompt import read_text
 
     texts = {name: getattr(options, name) for name in ("question", "answer")}
+    for name, text in texts.items():
+        if text and isfile(text):
+            say(f"--{name}: the words '{text}' themselves; --{name} @{text} reads the file")
     return {
         **{name: text and read_text(text, inline=True) for name, text in texts.items()},
         "candidates": options.candidates,

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 # --- how long a text may be -----------------------------------------------------------------------
 
 
+SHORTER = "take a shorter long window (long)"
+
+
 @dataclass(frozen=True)
 class PositionLimit:
     num_positions: int
@@ -34,12 +37,12 @@ class PositionLimit:
     wrong_beyond: bool = False
     """Whether the model computes wrong numbers beyond the limit, or was only not trained there."""
 
-    def check(self, num_positions: int, name: str) -> None:
+    def check(self, num_positions: int, name: str, remedy: str = SHORTER) -> None:
         if num_positions > self.num_positions:
             raise ConfigError(
                 f"{num_positions} positions are more than '{name}' is "
                 f"{'right' if self.wrong_beyond else 'prepared'} for: {self.num_positions} "
-                f"({self.cause}); take a shorter long window (long)"
+                f"({self.cause}); {remedy}"
             )
 
 

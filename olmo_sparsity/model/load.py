@@ -37,7 +37,7 @@ from olmo_sparsity.model.checkpoint_files import (
     refuse_other_run,
     verified_checkpoints,
 )
-from olmo_sparsity.model.compatibility import PositionLimit
+from olmo_sparsity.model.compatibility import SHORTER, PositionLimit
 from olmo_sparsity.model.huggingface import HuggingFaceLM, gpt_neox_config
 from olmo_sparsity.model.pretrained_tokenizer import (
     as_tokenizer,
@@ -179,10 +179,10 @@ class LoadedModel:
     def dtype(self) -> str:
         return str(next(self.model.parameters()).dtype).removeprefix("torch.")
 
-    def check_positions(self, num_positions: int) -> None:
+    def check_positions(self, num_positions: int, remedy: str = SHORTER) -> None:
         """Refuse more positions than the model supports, with the cause."""
         if self.limit is not None:
-            self.limit.check(num_positions, self.name)
+            self.limit.check(num_positions, self.name, remedy)
 
 
 @naming_extras()

@@ -44,6 +44,10 @@ def test_an_answer_ends_where_the_generation_config_ends_it() -> None:
     model.generation_config.eos_token_id = [2, int(first)]
     with pytest.raises(DataError, match="ends the text at once"):
         answered(model, prompt, max_new_tokens=1)
+    for wrong in ({"a": 1}, "</s>", [2, 1.5]):
+        model.generation_config.eos_token_id = wrong
+        with pytest.raises(ConfigError, match="no token; mend it"):
+            answered(model, prompt, max_new_tokens=1)
 
 
 def test_a_chat_template_is_prefix_and_end(model: Any) -> None:

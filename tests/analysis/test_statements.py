@@ -110,7 +110,7 @@ def test_the_parts_of_a_source_are_shown_and_left_out(far_states: str) -> None:
 
 def test_what_does_not_fit_is_refused() -> None:
     for changed, message in [
-        ({"sources": {}}, "none with a name"),
+        ({"sources": {}}, "none has a name"),
         ({"sources": [Segment("a", "w1"), Segment("a", "w2")]}, "two sources have one name"),
         ({"sources": "w1"}, "sources must be"),
         ({"candidates": ["z"]}, "no source is named z"),
@@ -189,10 +189,13 @@ def test_the_command(
     (folder / "texts").mkdir()
     for name, text in SOURCES.items():
         (folder / "texts" / name).write_text(text)
-    words = [shell_words[0], "--source", str(folder / "texts"), *shell_words[7:], "--answer", "w1"]
-    code, out, err = shell(capsys, *words, "--units", "words")
-    assert code == 0, err
-    assert "1 statements × 12 sources" in out
+    files = sorted(map(str, (folder / "texts").iterdir()))
+    for given in ([str(folder / "texts")], [str(folder / "texts/*")], files):
+        words = [shell_words[0], "--source", *given, *shell_words[7:], "--answer", files[0]]
+        code, out, err = shell(capsys, *words, "--units", "words")
+        assert code == 0, err
+        assert " statements × 12 sources" in out
+        assert f"--answer @{files[0]} reads the file" in err
 
 
 @pytest.mark.parametrize(
@@ -204,6 +207,8 @@ def test_the_command(
         (["--units", "pages"], "units=pages is none of"),
         (["--candidates", "z"], "no source is named z"),
         (["--source", "nowhere.txt"], "nowhere.txt cannot be read"),
+        (["--source", "nowhere*.txt"], "is a glob without files"),
+        (["--decoys", "nowhere"], "decoys: text=nowhere"),
         (["--source", "a=nowhere.txt"], "two have one name"),
         (["--html", "page.txt"], "must end in .html"),
         (["--draws", "2"], "draws=2"),
