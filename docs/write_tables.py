@@ -272,11 +272,13 @@ def schemes(of: dict[str, str], seeds: list[int], longs: list[int]) -> str:
             rows = (read_summary(f"{one}_{long}", target_set) for one in names)
             return ends([row.loc["add_one_screened", 1][column] for row in rows], form)
 
+        checks = [read_meta(f"{one}_{longs[-1]}")["induction"]["drop"] for one in names]
+        cells.append(ends(checks, ".2f"))
         cells += [of(long, "bigram", "recovery", ".2f") for long in longs]
         cells += [of(longs[-1], "every", column, "+.3f") for column in ("gap", "excess_nats")]
         lines.append([*called.split(", "), *cells])
     header = ["scheme", "further steps", *(f"loss, {between}" for between in losses.columns)]
-    header += [f"transfer, {long} far" for long in longs]
+    header += [f"induction check, {longs[-1]}", *(f"transfer, {long} far" for long in longs)]
     return table(" | ".join([*header, "all far tokens, nats", "one of them"]), lines, left=2)
 
 
