@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 
 from olmo_sparsity.config.check import check, check_range
@@ -41,25 +41,22 @@ def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConf
 def load_saved_config(path: str | Path) -> RunConfig:
     """Read what `save_config` wrote. The folder may be anybody's, so the file is read by itself: no
     base, no variables of this process."""
-    given = OmegaConf.to_container(_read_yaml_file(Path(path)))
-    assert isinstance(given, dict)
+    given = _read_yaml_file(Path(path))
     texts = [str(value) for _, value in leaves(given)]
     if "base" in given or any("${" in text for text in texts):
         raise ConfigError(f"{path} refers to something else (base, ${{…}}), which no run writes")
     return config_from_dict(given, origin=str(path))
 
 
-def config_from_dict(given: DictConfig | dict, origin: str = "config") -> RunConfig:
-    plain = OmegaConf.to_container(OmegaConf.create(given))
-    assert isinstance(plain, dict)
-    given = translate({str(key): value for key, value in plain.items()}, origin)
+def config_from_dict(given: dict, origin: str = "config") -> RunConfig:
+    given = translate({str(key): value for key, value in given.items()}, origin)
     config = fill_in(RunConfig, given, origin)
     _refuse_unused(config, given, origin)
     check(config, origin)
     return config
 
 
-def read_given(path: str | Path, overrides: list[str] | None = None) -> DictConfig:
+def read_given(path: str | Path, overrides: list[str] | None = None) -> dict[Any, Any]:
     """YAML file, of the user's or shipped (with an optional `base:` file beneath it), +
     `--key.sub=value` overrides."""
     given = _read_yaml(find_config(path))
@@ -73,14 +70,14 @@ def read_given(path: str | Path, overrides: list[str] | None = None) -> DictConf
         try:
             key, _, value = text.partition("=")
             refuse_boundless(value, at_depth=key.count(".") + key.count("["))
-            given = _merged(given, OmegaConf.from_dotlist([text]))
+            given = _merge(given, OmegaConf.to_container(OmegaConf.from_dotlist([text])))
         except (OmegaConfBaseException, yaml.YAMLError, TypeError, ValueError) as error:
             reason = " ".join(str(error).split())
             raise ConfigError(f"override '{override}' cannot be read: {reason}") from None
     return given
 
 
-def fill_in(schema: type[Schema], given: DictConfig | dict, origin: str) -> Schema:
+def fill_in(schema: type[Schema], given: dict, origin: str) -> Schema:
     """The schema's defaults, overridden by `given`; unknown keys and wrong types are refused."""
     try:
         kept = _clean(given, schema, origin)
@@ -110,17 +107,15 @@ _defaults: Callable[[Any], Any] = cache(OmegaConf.structured)  # a merge copies 
 _TEXTS = (list[str], list[str] | None)
 
 
-def _clean(given: DictConfig | dict, schema: type, origin: str, section: str = "") -> dict:
+def _clean(given: dict, schema: type, origin: str, section: str = "") -> dict:
     """A null for what cannot be null, as a section (`--data.repeated=null`), counts as if no file
     had set it. A number for a text is refused: YAML has changed it (007 is 7, 2024_01 is 202401).
     """
-    plain = OmegaConf.to_container(given) if isinstance(given, DictConfig) else given
-    assert isinstance(plain, dict)
     key: Any
     kinds: dict[Any, Any] = get_type_hints(schema)
     lists = _lists(schema)
     kept = {}
-    for key, value in plain.items():
+    for key, value in given.items():
         kind, name = kinds.get(key), f"{section}{key}"
         if key in lists.values():
             raise ConfigError(f"{origin}: unknown key '{name}'")
@@ -193,7 +188,7 @@ def flatten(config: RunConfig) -> dict[str, Any]:
     return {key: value for key, _, _, value in _walk(config) if key not in REFUSED_FIELDS}
 
 
-def _read_yaml(path: Path, above: tuple[Path, ...] = ()) -> DictConfig:
+def _read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[Any, Any]:
     loaded = _read_yaml_file(path)
     if "base" not in loaded:
         return loaded
@@ -202,15 +197,9 @@ def _read_yaml(path: Path, above: tuple[Path, ...] = ()) -> DictConfig:
         raise ConfigError(f"config file '{path}' is a base of its own base, '{beneath}'")
     base = _read_yaml(beneath, (path, *above))
     try:
-        return _merged(base, loaded)
+        return _merge(base, loaded)
     except TypeError as error:
         raise ConfigError(f"config file '{path}' over '{beneath}': {error}") from None
-
-
-def _merged(beneath: DictConfig, above: DictConfig) -> DictConfig:
-    merged = _merge(OmegaConf.to_container(beneath), OmegaConf.to_container(above))
-    assert isinstance(merged, dict)
-    return OmegaConf.create(merged)
 
 
 def _merge(beneath: Any, above: Any, name: str = "") -> Any:
@@ -225,7 +214,7 @@ def _merge(beneath: Any, above: Any, name: str = "") -> Any:
     return {**beneath, **changed}
 
 
-def _read_yaml_file(path: Path) -> DictConfig:
+def _read_yaml_file(path: Path) -> dict[Any, Any]:
     if not path.is_file():
         state = "is no regular file" if path.exists() else "does not exist"
         state = "is a folder" if path.is_dir() else state
@@ -233,11 +222,11 @@ def _read_yaml_file(path: Path) -> DictConfig:
     try:
         text = read_bounded(path, 2**24).decode()
         refuse_boundless(text)
-        loaded = OmegaConf.load(io.StringIO(text))
+        loaded = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"config file '{path}' is not readable YAML: {reason}") from None
-    if not isinstance(loaded, DictConfig):
+    if not isinstance(loaded, dict):
         raise ConfigError(f"config file '{path}' must hold `key: value` lines")
     return loaded
 
@@ -309,7 +298,7 @@ _MADE_FOR = {
 """The command whose configs have this key."""
 
 
-def _refuse_other_kind(given: DictConfig | dict, schema: type, origin: str) -> None:
+def _refuse_other_kind(given: dict, schema: type, origin: str) -> None:
     known = get_type_hints(schema)
     for key, command in _MADE_FOR.items():
         if key in given and key not in known:
