@@ -25,10 +25,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[fuzz.World]:
 @pytest.mark.parametrize(
     ("trial", "count"),
     [
-        (faults.damaged_folder, 16),
-        (faults.transplant, 16),
-        (faults.kill, 5),
-        (faults.limit, 5),
+        (faults.damaged_folder, 10),
+        (faults.transplant, 10),
+        (faults.kill, 3),
+        (faults.limit, 3),
         (faults.race, 1),
     ],
 )
