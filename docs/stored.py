@@ -70,11 +70,13 @@ def read_evaluations(name: str) -> Iterator[dict[str, Any]]:
         yield row | {"millions": row["step"] * TOKENS_OF_STEP / 1e6}
 
 
-def scheme_losses(seeds: list[int]) -> pd.DataFrame:
+def scheme_losses(prefix: str, seeds: list[int]) -> pd.DataFrame:
     """Mean loss of documents between two positions, a row for each model and seed."""
-    tables = {seed: pd.read_csv(RESULTS / f"schemes_losses_seed{seed}.csv") for seed in seeds}
+    tables = {seed: pd.read_csv(RESULTS / f"{prefix}s_losses_seed{seed}.csv") for seed in seeds}
     rows = pd.concat(tables, names=["seed"]).drop(columns="document")
-    rows["model"] = rows.model.str.removeprefix("scheme_").str.replace(r"_seed\d+$", "", regex=True)
+    rows["model"] = rows.model.str.removeprefix(f"{prefix}_").str.replace(
+        r"_seed\d+$", "", regex=True
+    )
     return rows.groupby(["model", "seed"]).mean()
 
 

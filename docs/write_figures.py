@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -167,26 +168,34 @@ def schemes() -> Figure:
     """Loss by position of models that are extended beyond their training length: the mean over
     seeds, and the band from lowest to highest."""
     shown = SHOWN["figures"]["schemes"]
-    losses = scheme_losses(shown["seeds"])
-    figure = Figure((WIDTH, 3.2), layout="constrained")
-    panels = figure.subplots(1, 2, sharey=True)
-    edges = [[int(edge) for edge in between.split("-")] for between in losses.columns]
-    at = [np.sqrt(max(first, end / 4) * end) for first, end in edges]
-    for axes, (how, title) in zip(panels, shown["how"].items(), strict=True):
-        for (scheme, called), color in zip(shown["of"].items(), COLORS, strict=True):
-            if f"{how}_{scheme}" in losses.index:
-                of_seeds = losses.loc[f"{how}_{scheme}"]
-                axes.plot(at, of_seeds.mean(), "o-", color=color, markersize=3, label=called)
-                band(axes, at, of_seeds.min(), of_seeds.max(), color)
-        axes.axvline(shown["trained"], color=GREY, linewidth=0.6, linestyle=":")
-        axes.set_xscale("log")
-        axes.set_xticks([end for _, end in edges], [f"{end:,}" for _, end in edges])
-        axes.minorticks_off()
-        axes.set(xlabel="position", title=title)
-    panels[0].set_ylabel("loss, nats a token")
-    figure.legend(*panels[1].get_legend_handles_labels(), loc="outside upper left", ncols=3,
+    figure = Figure((WIDTH, 2.4 * len(shown["texts"]) + 0.8), layout="constrained")
+    panels = figure.subplots(len(shown["texts"]), 2, sharex=True, sharey="row", squeeze=False)
+    for row, (text, prefix) in zip(panels, shown["texts"].items(), strict=True):
+        losses = scheme_losses(prefix, shown["seeds"][prefix])
+        for axes, (how, title) in zip(row, shown["how"].items(), strict=True):
+            draw_schemes(axes, losses, how)
+            axes.set(title=f"{text}: {title}")
+        row[0].set_ylabel("loss, nats a token")
+    for axes in panels[-1]:
+        axes.set_xlabel("position")
+    figure.legend(*panels[0, 1].get_legend_handles_labels(), loc="outside upper left", ncols=3,
                   frameon=False)  # fmt: skip
     return figure
+
+
+def draw_schemes(axes: Axes, losses: pd.DataFrame, how: str) -> None:
+    shown = SHOWN["figures"]["schemes"]
+    edges = [[int(edge) for edge in between.split("-")] for between in losses.columns]
+    at = [np.sqrt(max(first, end / 4) * end) for first, end in edges]
+    for (scheme, called), color in zip(shown["of"].items(), COLORS, strict=True):
+        if f"{how}_{scheme}" in losses.index:
+            of_seeds = losses.loc[f"{how}_{scheme}"]
+            axes.plot(at, of_seeds.mean(), "o-", color=color, markersize=3, label=called)
+            band(axes, at, of_seeds.min(), of_seeds.max(), color)
+    axes.axvline(shown["trained"], color=GREY, linewidth=0.6, linestyle=":")
+    axes.set_xscale("log")
+    axes.set_xticks([end for _, end in edges], [f"{end:,}" for _, end in edges])
+    axes.minorticks_off()
 
 
 def course() -> Figure:

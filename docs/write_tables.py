@@ -260,13 +260,13 @@ def training(of: str, millions: list[float]) -> str:
     return table(f"{header} | net excess, one token | net excess, span of 4 | gap", lines, left=0)
 
 
-def schemes(of: dict[str, str], seeds: list[int], longs: list[int]) -> str:
+def schemes(of: dict[str, str], prefix: str, seeds: list[int], longs: list[int]) -> str:
     """Models that are extended beyond their training length: the lowest to the highest of seeds."""
-    losses, lines = scheme_losses(seeds), []
+    losses, lines = scheme_losses(prefix, seeds), []
     for name, called in of.items():
         cells = [ends(losses.loc[name][between], ".2f") for between in losses.columns]
         trained = name.startswith("some")  # the others were not measured
-        names = [f"scheme_{name}_seed{seed}" for seed in seeds] if trained else []
+        names = [f"{prefix}_{name}_seed{seed}" for seed in seeds] if trained else []
 
         def of(long: int, target_set: str, column: str, form: str, names: list[str] = names) -> str:
             rows = (read_summary(f"{one}_{long}", target_set) for one in names)

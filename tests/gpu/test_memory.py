@@ -129,8 +129,8 @@ def large_llama(num_layers: int) -> HuggingFaceLM:
 
 @on_pretended_gpus
 def test_every_selector_fits_a_model_of_8b_parameters_on_one_gpu() -> None:
-    """With 32,768 far tokens, of 80 GB, with 4 GiB for CUDA and what the allocator cannot use. What each layer adds is
-    measured between two and three of them."""
+    """With 32,768 far tokens, of 80 GB, with 4 GiB for CUDA and what the allocator cannot use. What
+    each layer adds is measured between two and three of them."""
     from olmo_sparsity.analysis.influence import SELECTORS
     from olmo_sparsity.analysis.scoring import Scorer
     from olmo_sparsity.analysis.windows import Units, Windows
