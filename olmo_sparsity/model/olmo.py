@@ -20,20 +20,18 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from olmo.config import ActivationCheckpointingStrategy
-from olmo.model import BufferCache, LayerNormBase, OLMo, OLMoSequentialBlock, RMSLayerNorm
+from olmo.model import OLMo, RMSLayerNorm
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.attention import Documents, attend, attend_within, keeps_much
+from olmo_sparsity.model.attention import Documents, keeps_much
+from olmo_sparsity.model.block import KeysAndValues, PositionedBlock
 from olmo_sparsity.model.far_states import FarStates
 from olmo_sparsity.model.inference import far_states, last_hidden, shares_far
-from olmo_sparsity.model.layers import RMSNorm, alibi_bias, query_scales, rotate
-from olmo_sparsity.model.rope import RotaryTables, rotary_tables, rotated_width
-
-KeysAndValues = tuple[Tensor, Tensor]
-"""k_BHKD and v_BHKD of one layer, keys rotated."""
+from olmo_sparsity.model.layers import RMSNorm, alibi_bias
+from olmo_sparsity.model.rope import rotary_tables, rotated_width
 
 
 @dataclass
@@ -51,106 +49,6 @@ class KeyValueCache:
             positions_BL = torch.cat((self.positions_BK, positions_BL), dim=1)
         self.positions_BK = positions_BL
         return positions_BL
-
-
-class PositionedBlock(OLMoSequentialBlock):
-    """Upstream's block with rotary tables as an argument and our choice of attention kernels."""
-
-    config: ModelConfig
-    seen: list[tuple[Tensor, Tensor, Tensor | None]] | None = None
-    """If set, collects the last query, the rotated keys and the bias."""
-
-    def __init__(self, layer_id: int, config: ModelConfig) -> None:
-        # Upstream's rotation would fill a cache for all positions, which is unused here.
-        super().__init__(layer_id, config.update_with(rope=False), BufferCache())
-        self.config = config
-        self._take_other_shapes(config)
-
-    def _take_other_shapes(self, config: ModelConfig) -> None:
-        """Replace what upstream has for heads of another width, other biases, other norms."""
-        width, keys = config.effective_head_width, config.effective_n_kv_heads
-        of_queries = config.n_heads * width
-        own_width = of_queries != config.d_model
-        if own_width or config.qkv_bias:
-            bias, device = config.include_bias, config.init_device
-            self.fused_dims = (of_queries, keys * width, keys * width)
-            projected = sum(self.fused_dims)
-            self.att_proj = nn.Linear(
-                config.d_model, projected, bias=bias or config.qkv_bias, device=device
-            )
-            self.attn_out = nn.Linear(of_queries, config.d_model, bias=bias, device=device)
-        if config.attention_layer_norm and (own_width or config.attention_norm_per_head):
-            affine = config.attention_layer_norm_with_affine
-            for name, num_heads in (("q_norm", config.n_heads), ("k_norm", keys)):
-                size = width * (1 if config.attention_norm_per_head else num_heads)
-                norm = LayerNormBase.build(config, size=size, elementwise_affine=affine)
-                setattr(self, name, norm)
-
-    # OLMo: a module counts places from 0, and keys are cached before rotation. Here the tables come
-    # with the input: a module that kept them could not be compiled together with checkpointing.
-    def forward(  # type: ignore[override]
-        self,
-        x: Tensor,
-        tables: RotaryTables | None,
-        bias: Tensor | None,
-        past: KeysAndValues | None = None,
-        documents: Documents | None = None,
-    ) -> tuple[Tensor, KeysAndValues]:
-        """The block's output, and keys and values of all places; those of `past` come first."""
-        norm_after = self.config.norm_after
-        q, k, v = self._project(x if norm_after else self.attn_norm(x), tables)
-        if past is not None:
-            k, v = torch.cat((past[0], k), dim=2), torch.cat((past[1], v), dim=2)
-        if bias is not None:
-            bias = self._cast_attn_bias(bias, q.dtype)
-        dropout_p = self.config.attention_dropout if self.training else 0.0
-        if documents is not None:
-            mixed = attend_within(q, k, v, documents, bias, dropout_p)
-        else:
-            mixed = self.mix(q, k, v, bias, dropout_p)
-        mixed = self.attn_out(mixed.transpose(1, 2).flatten(2))
-        x = x + self.dropout(self.attn_norm(mixed) if norm_after else mixed)
-        h = self.ff_out(self.act(self.ff_proj(x if norm_after else self.ff_norm(x))))
-        return x + self.dropout(self.ff_norm(h) if norm_after else h), (k, v)
-
-    def _project(self, h: Tensor, tables: RotaryTables | None) -> tuple[Tensor, Tensor, Tensor]:
-        """q_BHLK, k_BHLK and v_BHLK; queries and keys normed and rotated."""
-        config = self.config
-        projected, limit = self.att_proj(h), config.clip_qkv
-        if limit is not None:
-            projected = projected.clamp(-limit, limit)
-        q, k, v = (
-            part.unflatten(-1, (-1, config.effective_head_width))
-            for part in projected.split(self.fused_dims, dim=-1)
-        )
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self._norm(self.q_norm, q).to(v.dtype), self._norm(self.k_norm, k).to(v.dtype)
-        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        if tables is None:
-            return q, k, v
-        dtype = torch.float if config.rope_full_precision else q.dtype
-        cos_BLR, sin_BLR = (table[:, None].to(dtype) for table in tables)
-        return rotate(q, cos_BLR, sin_BLR), rotate(k, cos_BLR, sin_BLR), v
-
-    def _norm(self, norm: nn.Module, x_BLHK: Tensor) -> Tensor:
-        if self.config.attention_norm_per_head:
-            return norm(x_BLHK)
-        return norm(x_BLHK.flatten(-2)).view_as(x_BLHK)
-
-    def mix(
-        self, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, dropout_p: float = 0.0
-    ) -> Tensor:
-        """Attention: causal, or as `bias` says."""
-        scale_length = self.config.query_scale_length
-        if scale_length is not None:
-            q = q * query_scales(q.shape[2], k.shape[2], scale_length, q.device).to(q.dtype)
-        if self.seen is not None:
-            self.seen.append((q[:, :, -1], k, bias))
-        # One new place may attend to all cached ones.
-        is_causal = bias is None and q.shape[2] == k.shape[2]
-        # The kernel shares grouped-query heads; upstream copies them first.
-        grouped = q.shape[1] != k.shape[1]
-        return attend(q, k, v, bias, is_causal, dropout_p, grouped)
 
 
 class PositionedOLMo(OLMo):

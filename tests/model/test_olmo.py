@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import warnings
 from typing import Any
 
@@ -17,7 +16,7 @@ from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.layers import causal_bias
 from olmo_sparsity.model.losses import mean_loss
 from olmo_sparsity.model.olmo import PositionedOLMo
-from tests.support.models import COUNTED, FIELDS, GAPPED, draw_tokens, tiny_olmo
+from tests.support.models import COUNTED, GAPPED, draw_tokens, tiny_olmo
 
 UPSTREAM_KNOWS: dict[str, dict[str, Any]] = {
     "rope": {},
@@ -88,13 +87,6 @@ def test_initialises_as_upstream(init_fn: InitFnType) -> None:
 # --- positions ----------------------------------------------------------------------------------
 
 
-def test_rotating_part_of_a_head_is_something_else() -> None:
-    whole, part = tiny_olmo(), tiny_olmo(rotary_fraction=0.5)
-    part.load_state_dict(whole.state_dict())
-    tokens_BL = draw_tokens()
-    assert not torch.allclose(whole(tokens_BL, GAPPED), part(tokens_BL, GAPPED), atol=1e-5)
-
-
 @pytest.mark.parametrize(
     "changes",
     [
@@ -145,25 +137,6 @@ def test_an_attention_bias_replaces_causality() -> None:
     torch.testing.assert_close(explicit, model(tokens_BL, GAPPED))
     both_ways = model(tokens_BL, GAPPED, torch.zeros(1, 1, 12, 12))
     assert not torch.allclose(both_ways[:, 0], explicit[:, 0], atol=1e-5)
-
-
-def test_queries_are_scaled_by_the_log_of_the_keys_they_see() -> None:
-    """Against a forward of one layer whose queries were scaled by hand, place by place."""
-    scaled = tiny_olmo(n_layers=1, query_scale_length=5.0)
-    plain = tiny_olmo(n_layers=1)
-    plain.load_state_dict(scaled.state_dict())
-    tokens_BL = draw_tokens()
-    for place in (0, 3, 11):
-        with torch.no_grad():
-            by_hand = tiny_olmo(n_layers=1)
-            by_hand.load_state_dict(plain.state_dict())
-            factor = math.log(place + 2) / math.log(5.0)
-            by_hand.transformer.blocks[0].att_proj.weight[: FIELDS["d_model"]] *= factor
-            expected = by_hand(tokens_BL, GAPPED)[:, place]
-            torch.testing.assert_close(scaled(tokens_BL, GAPPED)[:, place], expected)
-    # A query that sees four keys is left as it is; others are not.
-    torch.testing.assert_close(scaled(tokens_BL, GAPPED)[:, 3], plain(tokens_BL, GAPPED)[:, 3])
-    assert not torch.allclose(scaled(tokens_BL, GAPPED)[:, 11], plain(tokens_BL, GAPPED)[:, 11])
 
 
 def test_unsupported_settings_are_refused_by_name() -> None:

@@ -1,0 +1,59 @@
+"""One layer: what upstream's block has not. That the rest is upstream's is asked of whole models
+(test_olmo.py)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from tests.support.models import FIELDS, GAPPED, draw_tokens, tiny_olmo
+
+
+def test_rotating_part_of_a_head_is_something_else() -> None:
+    whole, part = tiny_olmo(), tiny_olmo(rotary_fraction=0.5)
+    part.load_state_dict(whole.state_dict())
+    tokens_BL = draw_tokens()
+    assert not torch.allclose(whole(tokens_BL, GAPPED), part(tokens_BL, GAPPED), atol=1e-5)
+
+
+def test_queries_are_scaled_by_the_log_of_the_keys_they_see() -> None:
+    """Against a forward of one layer whose queries were scaled by hand, place by place."""
+    scaled = tiny_olmo(n_layers=1, query_scale_length=5.0)
+    plain = tiny_olmo(n_layers=1)
+    plain.load_state_dict(scaled.state_dict())
+    tokens_BL = draw_tokens()
+    for place in (0, 3, 11):
+        with torch.no_grad():
+            by_hand = tiny_olmo(n_layers=1)
+            by_hand.load_state_dict(plain.state_dict())
+            factor = math.log(place + 2) / math.log(5.0)
+            by_hand.transformer.blocks[0].att_proj.weight[: FIELDS["d_model"]] *= factor
+            expected = by_hand(tokens_BL, GAPPED)[:, place]
+            torch.testing.assert_close(scaled(tokens_BL, GAPPED)[:, place], expected)
+    # A query that sees four keys is left as it is; others are not.
+    torch.testing.assert_close(scaled(tokens_BL, GAPPED)[:, 3], plain(tokens_BL, GAPPED)[:, 3])
+    assert not torch.allclose(scaled(tokens_BL, GAPPED)[:, 11], plain(tokens_BL, GAPPED)[:, 11])
+
+
+def test_keys_of_earlier_places_come_first() -> None:
+    model = tiny_olmo().eval()
+    (block, *_), x_BLD = model.blocks, torch.randn(2, 6, FIELDS["d_model"])
+    whole, (k, v) = block(x_BLD, None, None)
+    _, past = block(x_BLD[:, :5], None, None)
+    bias = torch.zeros(1, 1, 1, 6)
+    last, (again_k, again_v) = block(x_BLD[:, 5:], None, bias, past)
+    torch.testing.assert_close(last[:, 0], whole[:, 5])
+    torch.testing.assert_close(again_k, k)
+    torch.testing.assert_close(again_v, v)
+
+
+def test_the_last_query_is_seen_only_where_it_is_asked_for() -> None:
+    (block, *_) = tiny_olmo().eval().blocks
+    x_BLD = torch.randn(2, 6, FIELDS["d_model"])
+    block.seen = []
+    _, (k, _) = block(x_BLD, None, None)
+    ((query, keys, bias),) = block.seen
+    assert query.shape == keys[:, :, -1].shape
+    assert bias is None
+    torch.testing.assert_close(keys, k)
