@@ -199,24 +199,29 @@ def draw_schemes(axes: Axes, losses: pd.DataFrame, how: str) -> None:
 
 
 def course() -> Figure:
-    """While a model is trained: its induction check, and how much of its gap the far token that
+    """While models are trained: their induction check, and how much of its gap the far token that
     another model chose gives back."""
     shown = SHOWN["figures"]["course"]
     figure = Figure((WIDTH, 2.8), layout="constrained")
-    axes = figure.subplots()
-    checks = [(row["millions"], row["induction_drop"]) for row in read_evaluations(shown["run"])]
-    axes.plot(*zip(*checks, strict=True), color=GREY, label="induction check, nats")
-    trained = [step * TOKENS_OF_STEP / 1e6 for step in shown["steps"]]
-    rows = [read_summary(f"{shown['of']}_{step:06}", "bigram").loc["add_one", 1]
-            for step in shown["steps"]]  # fmt: skip
-    for column, color, called in (("recovery", BLUE, "transfer"), ("foreign", RED, "unrelated")):
-        axes.plot(trained, [row[column] for row in rows], "o-", color=color, markersize=3,
-                  label=called)  # fmt: skip
-    low, high = ([row[f"recovery_{end}"] for row in rows] for end in ("low", "high"))
-    band(axes, trained, low, high, BLUE)
-    axes.axhline(0, color=GREY, linewidth=0.6)
-    axes.set(xlabel="tokens trained, millions", ylim=(-0.1, 1.3))
-    legend_above(figure, axes)
+    panels = figure.subplots(1, len(shown), sharey=True)
+    for axes, of in zip(panels, shown, strict=True):
+        checks = [(row["millions"], row["induction_drop"]) for row in read_evaluations(of["run"])]
+        axes.plot(*zip(*checks, strict=True), color=GREY, label="induction check, nats")
+        steps = range(of["every"], of["steps"] + 1, of["every"])
+        trained = [step * TOKENS_OF_STEP / 1e6 for step in steps]
+        rows = [read_summary(f"{of['of']}_{step:06}", "bigram").loc["add_one", 1] for step in steps]
+        for column, color, called in (
+            ("recovery", BLUE, "transfer"),
+            ("foreign", RED, "unrelated"),
+        ):
+            axes.plot(trained, [row[column] for row in rows], "o-", color=color, markersize=3,
+                      label=called)  # fmt: skip
+        low, high = ([row[f"recovery_{end}"] for row in rows] for end in ("low", "high"))
+        band(axes, trained, low, high, BLUE)
+        axes.axhline(0, color=GREY, linewidth=0.6)
+        axes.set(title=of["title"], xlabel="tokens trained, millions", ylim=(-0.2, 1.7))
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=3,
+                  frameon=False)  # fmt: skip
     return figure
 
 
