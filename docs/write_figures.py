@@ -216,7 +216,7 @@ def course() -> Figure:
         ):
             axes.plot(trained, [row[column] for row in rows], "o-", color=color, markersize=3,
                       label=called)  # fmt: skip
-        low, high = ([row[f"recovery_{end}"] for row in rows] for end in ("low", "high"))
+        low, high = ([row[end] for row in rows] for end in ("low", "high"))
         band(axes, trained, low, high, BLUE)
         axes.axhline(0, color=GREY, linewidth=0.6)
         axes.set(title=of["title"], xlabel="tokens trained, millions", ylim=(-0.2, 1.7))
