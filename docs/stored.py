@@ -70,6 +70,16 @@ def read_evaluations(name: str) -> Iterator[dict[str, Any]]:
         yield row | {"millions": row["step"] * TOKENS_OF_STEP / 1e6}
 
 
+def read_course(of: dict[str, Any]) -> pd.DataFrame:
+    """While a run is trained, a row for each evaluated checkpoint: millions of tokens, the
+    induction check, and what the far token that another model chose gives."""
+    checks = {row["step"]: row["induction_drop"] for row in read_evaluations(of["run"])}
+    steps = range(of["every"], of["steps"] + 1, of["every"])
+    rows = [read_summary(f"{of['of']}_{step:06}", "bigram").loc["add_one", 1] for step in steps]
+    millions = [step * TOKENS_OF_STEP / 1e6 for step in steps]
+    return pd.DataFrame(rows).assign(millions=millions, check=[checks[step] for step in steps])
+
+
 def scheme_losses(prefix: str, seeds: list[int]) -> pd.DataFrame:
     """Mean loss of documents between two positions, a row for each model and seed."""
     tables = {seed: pd.read_csv(RESULTS / f"{prefix}s_losses_seed{seed}.csv") for seed in seeds}

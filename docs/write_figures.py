@@ -21,8 +21,8 @@ from docs.stored import (
     FIGURES,
     RESULTS,
     SHOWN,
-    TOKENS_OF_STEP,
     by_distance,
+    read_course,
     read_evaluations,
     read_summary,
     scheme_losses,
@@ -199,29 +199,24 @@ def draw_schemes(axes: Axes, losses: pd.DataFrame, how: str) -> None:
 
 
 def course() -> Figure:
-    """While models are trained: their induction check, and how much of its gap the far token that
-    another model chose gives back."""
+    """While models are trained: their induction check, and what all far tokens, and the one that
+    another model chose, give where a pair of tokens recurs."""
     shown = SHOWN["figures"]["course"]
     figure = Figure((WIDTH, 2.8), layout="constrained")
-    panels = figure.subplots(1, len(shown), sharey=True)
+    panels = figure.subplots(1, len(shown), squeeze=False)[0]
     for axes, of in zip(panels, shown, strict=True):
-        checks = [(row["millions"], row["induction_drop"]) for row in read_evaluations(of["run"])]
-        axes.plot(*zip(*checks, strict=True), color=GREY, label="induction check, nats")
-        steps = range(of["every"], of["steps"] + 1, of["every"])
-        trained = [step * TOKENS_OF_STEP / 1e6 for step in steps]
-        rows = [read_summary(f"{of['of']}_{step:06}", "bigram").loc["add_one", 1] for step in steps]
+        rows = read_course(of)
+        axes.plot(rows.millions, rows.check, color=GREY, label="induction check")
         for column, color, called in (
-            ("recovery", BLUE, "transfer"),
-            ("foreign", RED, "unrelated"),
+            ("gap", BLACK, "all far tokens"),
+            ("excess_nats", BLUE, "one of them, chosen by another model"),
         ):
-            axes.plot(trained, [row[column] for row in rows], "o-", color=color, markersize=3,
-                      label=called)  # fmt: skip
-        low, high = ([row[end] for row in rows] for end in ("low", "high"))
-        band(axes, trained, low, high, BLUE)
+            axes.plot(rows.millions, rows[column], "o-", color=color, markersize=3, label=called)
+        band(axes, rows.millions, rows.excess_nats_low, rows.excess_nats_high, BLUE)
         axes.axhline(0, color=GREY, linewidth=0.6)
-        axes.set(title=of["title"], xlabel="tokens trained, millions", ylim=(-0.2, 1.7))
-    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper left", ncols=3,
-                  frameon=False)  # fmt: skip
+        axes.set(title=of["title"], xlabel="tokens trained, millions")
+    panels[0].set_ylabel("nats")
+    legend_above(figure, panels[0])
     return figure
 
 

@@ -24,6 +24,7 @@ from docs.stored import (
     SHOWN,
     by_distance,
     mean_loss,
+    read_course,
     read_evaluations,
     read_kinds,
     read_ladder,
@@ -221,6 +222,20 @@ def checks(of: dict[str, str], millions: list[float]) -> str:
     lines = [[f"{trained:.1f}M", *(f"{drop[trained]:.2f}" for drop in drops)]
              for trained in millions]  # fmt: skip
     return table(" | ".join(["tokens trained", *of.values()]), lines, left=0)
+
+
+def course(of: str) -> str:
+    """What far tokens give while a model is trained, where a pair of tokens recurs."""
+    (chosen,) = (one for one in SHOWN["figures"]["course"] if one["of"] == of)
+    lines = [
+        [f"{row.millions:.1f}M", f"{row.check:.2f}", f"{row.gap:.2f}", shown(row, "excess_nats"),
+         plain(row.recovery, ".2f"), plain(row.foreign, ".2f")]
+        for _, row in read_course(chosen).iterrows()
+    ]  # fmt: skip
+    header = (
+        "tokens trained | check | all far tokens, nats | one of them beyond unrelated text, nats"
+    )
+    return table(f"{header} | recovery | unrelated", lines, left=0)
 
 
 def appears(of: dict[str, str], millions: list[float]) -> str:
@@ -616,6 +631,7 @@ KINDS: dict[str, Callable[..., str]] = {
             far_part,
             distance,
             checks,
+            course,
             appears,
             training,
             kinds,
