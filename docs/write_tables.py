@@ -232,9 +232,7 @@ def course(of: str) -> str:
          plain(row.recovery, ".2f"), plain(row.foreign, ".2f")]
         for _, row in read_course(chosen).iterrows()
     ]  # fmt: skip
-    header = (
-        "tokens trained | check | all far tokens, nats | one of them beyond unrelated text, nats"
-    )
+    header = "tokens trained | check | all far tokens, nats | one of them beyond unrelated text"
     return table(f"{header} | recovery | unrelated", lines, left=0)
 
 
