@@ -7,18 +7,15 @@ import argparse
 import json
 from pathlib import Path
 
-from tokenizers import Tokenizer
-
 from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.data.shards import open_shards
 
 
 def cut(folder: Path, out: Path, num_characters: int) -> int:
     """Returns how many documents are as long."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     shards = open_shards(DataConfig(folder=str(folder)), "heldout")
     documents = (shards.document(index) for index in range(shards.num_documents))
-    texts = [tokenizer.decode(tokens.tolist()) for tokens in documents]
+    texts = [shards.tokenizer.decode(tokens.tolist()) for tokens in documents]
     long = [{"text": text[:num_characters]} for text in texts if len(text) >= num_characters]
     out.write_text("".join(json.dumps(row) + "\n" for row in long), encoding="utf-8")
     return len(long)

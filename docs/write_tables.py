@@ -281,17 +281,20 @@ def schemes(of: dict[str, str], prefix: str, seeds: list[int], longs: list[int])
         trained = name.startswith("some")  # the others were not measured
         names = [f"{prefix}_{name}_seed{seed}" for seed in seeds] if trained else []
 
-        def of(long: int, target_set: str, column: str, form: str, names: list[str] = names) -> str:
-            rows = (read_summary(f"{one}_{long}", target_set) for one in names)
+        def found(long: int, target_set: str, column: str, form: str, of: list[str] = names) -> str:
+            rows = (read_summary(f"{one}_{long}", target_set) for one in of)
             return ends([row.loc["add_one_screened", 1][column] for row in rows], form)
 
-        checks = [read_meta(f"{one}_{longs[-1]}")["induction"]["drop"] for one in names]
-        cells.append(ends(checks, ".2f"))
-        cells += [of(long, "bigram", "recovery", ".2f") for long in longs]
-        cells += [of(longs[-1], "every", column, "+.3f") for column in ("gap", "excess_nats")]
+        checks = [read_meta(f"{one}_{longs[-1]}")["induction"] for one in names]
+        cells.append(ends([check["drop"] for check in checks], ".2f"))
+        cells.append(ends([check["drop"] / check["loss_first"] for check in checks], ".0%"))
+        cells += [found(long, "bigram", "recovery", ".2f") for long in longs]
+        cells.append(found(longs[-1], "bigram", "foreign", ".2f"))
+        cells += [found(longs[-1], "every", column, "+.3f") for column in ("gap", "excess_nats")]
         lines.append([*called.split(", "), *cells])
     header = ["scheme", "further steps", *(f"loss, {between}" for between in losses.columns)]
-    header += [f"induction check, {longs[-1]}", *(f"transfer, {long} far" for long in longs)]
+    header += [f"induction check, {longs[-1]}", "… as a share"]
+    header += [*(f"transfer, {long} far" for long in longs), "unrelated token"]
     return table(" | ".join([*header, "all far tokens, nats", "one of them"]), lines, left=2)
 
 

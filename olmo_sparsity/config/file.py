@@ -1,6 +1,6 @@
 """Read a config from YAML and `--key.sub=value` overrides, and write it back complete.
 
-Place in the flow: first, with config.py.
+Place in the flow: first; the fields are those of sections.py and text.py.
 
 An unknown key is refused, with the closest known one as a hint, and so is a key that would be
 ignored.

@@ -75,7 +75,8 @@ def test_no_number_without_a_stored_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", WORDS)
 def test_a_page_can_be_read_to_its_end(name: str) -> None:
-    assert len(TEXTS[name].split()) <= WORDS[name]
+    words = [word for word in TEXTS[name].split() if re.search(r"\w", word)]  # no |, no rule
+    assert len(words) <= WORDS[name]
 
 
 def rows_of_claims() -> dict[str, list[str]]:

@@ -48,12 +48,15 @@ def test_keys_of_earlier_places_come_first() -> None:
     torch.testing.assert_close(again_v, v)
 
 
-def test_the_last_query_is_seen_only_where_it_is_asked_for() -> None:
-    (block, *_) = tiny_olmo().eval().blocks
+def test_the_last_query_and_the_keys_are_collected() -> None:
+    block, *others = tiny_olmo().eval().blocks
     x_BLD = torch.randn(2, 6, FIELDS["d_model"])
     block.seen = []
-    _, (k, _) = block(x_BLD, None, None)
-    ((query, keys, bias),) = block.seen
-    assert query.shape == keys[:, :, -1].shape
+    _, (k, v) = block(x_BLD, None, None)
+    ((query_BHK, keys, bias),) = block.seen
     assert bias is None
     torch.testing.assert_close(keys, k)
+    weights = (query_BHK[:, :, None] @ k.mT * query_BHK.shape[-1] ** -0.5).softmax(-1)
+    mixed = block.mix(*block._project(block.attn_norm(x_BLD), None), None)
+    torch.testing.assert_close((weights @ v)[:, :, 0], mixed[:, :, -1])
+    assert all(other.seen is None for other in others)
