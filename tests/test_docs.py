@@ -117,8 +117,8 @@ def test_the_grids_that_are_shipped() -> None:
 
 @pytest.fixture(scope="module")
 def evidence() -> Sequence[Job]:
-    parts = "--parts=[text,tasks,tasks_long,long,reviews,untaught,prose,schemes,calibration,gpu]"
-    return jobs_of("configs/experiments/evidence.yaml", parts)
+    parts = "text,tasks,tasks_long,long,reviews,untaught,prose,schemes,transfer,calibration,gpu"
+    return jobs_of("configs/experiments/evidence.yaml", f"--parts=[{parts}]")
 
 
 def test_the_report_is_made_by_commands_that_parse(evidence: list[Experiment]) -> None:
