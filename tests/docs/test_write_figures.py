@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 
 import pytest
 from matplotlib.figure import Figure
@@ -13,10 +14,20 @@ from docs.write_figures import DRAWN, STYLE, forest
 from olmo_sparsity.disk.drawing import render
 
 
+def parts(svg: str) -> tuple[list[str], list[float]]:
+    """What is not a number, and the numbers; without the names that are hashes of them."""
+    svg = re.sub(r"\b[mpC][0-9a-f]{10}\b", "", svg)
+    number = r"(?<![\w#])-?\d+(?:\.\d+)?"
+    return re.split(number, svg), [float(found) for found in re.findall(number, svg)]
+
+
 @pytest.mark.parametrize("name", DRAWN)
 def test_figures_are_those_of_the_stored_results(name: str) -> None:
-    stored = (FIGURES / f"{name}.svg").read_bytes()
-    assert render(DRAWN[name], "svg", STYLE) == stored, "run `python -m docs.write_figures`"
+    """Logarithms of another processor may differ in the last digit."""
+    words, numbers = parts((FIGURES / f"{name}.svg").read_text())
+    drawn_words, drawn_numbers = parts(render(DRAWN[name], "svg", STYLE).decode())
+    assert drawn_words == words, "run `python -m docs.write_figures`"
+    assert drawn_numbers == pytest.approx(numbers, abs=1e-4)
 
 
 @pytest.mark.parametrize("name", DRAWN)
