@@ -1,6 +1,6 @@
 """How often verdicts on sources are right, where what a statement rests on is known; and rivals.
 
-    python benchmarks/sources.py runs/sources [--num 400] [--seed 1] [--draws 8]
+    python benchmarks/sources.py runs/sources [--num 400] [--seed 1] [--draws 8] [--keep TABLE.json]
     OMP_NUM_THREADS=1 python benchmarks/sources.py runs/sources --rivals [--other-python PYTHON]
 
 Exercises of the laboratory (laboratory.py), held out from training. Counted are statements that the
@@ -318,6 +318,7 @@ def main() -> None:
     parser.add_argument("--num", type=int, default=400, help="exercises")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--draws", type=int, default=8)
+    parser.add_argument("--keep", type=Path, help="a JSON file that gets the shares of this run")
     parser.add_argument("--rivals", action="store_true")
     parser.add_argument("--other-python", default="", help="of an environment with the rivals")
     parser.add_argument("--only", default="", help="contestants with one of these in their names")
@@ -333,7 +334,12 @@ def main() -> None:
         return
     rows = measure(model, list(exercises(options.num, options.seed)), options.draws)
     print(pd.crosstab(rows.kind[rows.counted], rows.said[rows.counted]))
-    print(json.dumps({name: round(value, 4) for name, value in summary(rows).items()}, indent=1))
+    shares = {name: round(value, 4) for name, value in summary(rows).items()}
+    print(json.dumps(shares, indent=1))
+    if options.keep:
+        kept = json.loads(options.keep.read_text()) if options.keep.exists() else {}
+        kept[Path(options.model).name] = shares
+        options.keep.write_text(json.dumps(kept, indent=1) + "\n")
 
 
 if __name__ == "__main__":
