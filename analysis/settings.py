@@ -68,7 +68,9 @@ class ModelOptions:
 
     device: str = option("auto", "a GPU if there is one")
     dtype: Dtype = option(
-        "auto", "of the weights; auto: the checkpoint's own, for runs on a GPU bf16"
+        "auto",
+        "of the weights; auto: the checkpoint's own, fp32 on a CPU that is slow in it, for runs on "
+        "a GPU bf16",
     )
     device_map: str | None = option(
         None, "`auto` spreads a Hugging Face model over several GPUs", metavar="MAP"

@@ -57,7 +57,7 @@ from olmo_sparsity.model.transformers_folder import (
     is_hugging_face,
     read_hugging_face,
 )
-from olmo_sparsity.process.devices import choose_device
+from olmo_sparsity.process.devices import choose_device, multiplies
 from olmo_sparsity.process.progress import say
 
 if TYPE_CHECKING:  # what [train] installs is imported only for models of this project
@@ -195,8 +195,9 @@ def load_model(
 ) -> LoadedModel:
     """Load a run or checkpoint folder of ours, a Hugging Face folder (of a model or a PEFT
     adapter), or a hub name, with its branch, tag or commit after an @
-    (`EleutherAI/pythia-160m@step3000`). `dtype`: fp32, bf16, fp16 or auto, that of the checkpoint;
-    for one of ours bf16 on a GPU that has it, else fp32."""
+    (`EleutherAI/pythia-160m@step3000`). `dtype`: fp32, bf16, fp16 or auto, that of the checkpoint,
+    or fp32 on a CPU that cannot multiply in it; for one of ours bf16 on a GPU that has it, else
+    fp32."""
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype={dtype} is not known; choose auto, {', '.join(DTYPES)}")
     device = str(choose_device(device))
@@ -210,8 +211,9 @@ def load_model(
         )
     else:
         if dtype == "auto":  # fp32 takes 8 to 15 times as long on a GPU
-            on_gpu = torch.device(device).type == "cuda"
-            dtype = "bf16" if on_gpu and torch.cuda.is_bf16_supported() else "fp32"
+            at = torch.device(device)
+            on_gpu = at.type == "cuda"
+            dtype = "bf16" if on_gpu and multiplies(at, torch.bfloat16) else "fp32"
             if on_gpu:
                 say(f"{path_or_hub_name}: weights in {dtype}; dtype=fp32 is slower and exact")
         loaded = _load_checkpoint(folder, DTYPES[dtype], device)

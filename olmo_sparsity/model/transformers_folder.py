@@ -21,6 +21,8 @@ from olmo_sparsity.disk.files import check_bounded, stays_inside
 from olmo_sparsity.disk.json_files import read_json
 from olmo_sparsity.errors import DataError, naming_extras
 from olmo_sparsity.model.checkpoint_files import unreadable
+from olmo_sparsity.process.devices import multiplies
+from olmo_sparsity.process.progress import say
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -100,6 +102,10 @@ def read_hugging_face(
     _check_keys(folder, type(model).__name__, info["missing_keys"], info["unexpected_keys"])
     if device_map is None:
         nn.Module.to(model, device)
+        chosen = dtype is not None or getattr(model, "hf_quantizer", None) is not None
+        if not chosen and not multiplies(model.device, model.dtype):
+            say(f"{folder}: weights in fp32, as this CPU computes slowly in {model.dtype}")
+            nn.Module.float(model)
     return model
 
 

@@ -41,6 +41,24 @@ def choose_device(
     return device
 
 
+NATIVE = {
+    torch.bfloat16: ("avx512_bf16", "amx_bf16", "bf16"),
+    torch.float16: ("avx512_fp16", "amx_fp16", "fp16_arith"),
+}
+"""Abilities of a CPU, of which one is enough to multiply in this dtype (PyTorch's names)."""
+
+
+def multiplies(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether matrices of this dtype are multiplied in hardware. A CPU that does not takes 6 to 50
+    times as long as with fp32."""
+    if device.type == "cuda":
+        return dtype != torch.bfloat16 or torch.cuda.is_bf16_supported()
+    if device.type != "cpu" or dtype not in NATIVE:
+        return True
+    abilities: dict = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(abilities.get(name) for name in NATIVE[dtype])
+
+
 LARGE = 2**24
 """Bytes of a tensor."""
 

@@ -31,7 +31,7 @@ from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.attention import find_documents, kernel_in_training
 from olmo_sparsity.model.checkpoint_files import unique_weights
 from olmo_sparsity.model.losses import compile_losses, mean_loss, token_losses
-from olmo_sparsity.process.devices import LARGE, choose_device, give_back_large_tensors
+from olmo_sparsity.process.devices import LARGE, choose_device, give_back_large_tensors, multiplies
 from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.moments import KEYS, MomentSlice, SavedMoments, copy_moments
 from olmo_sparsity.training.optim import build_optimizer
@@ -269,10 +269,7 @@ def be_deterministic() -> None:
 def choose_precision(name: Precision, device: torch.device) -> Precision:
     if name != "auto":
         return name
-    if device.type == "cuda":
-        return "bf16" if torch.cuda.is_bf16_supported() else "fp32"
-    abilities: dict = getattr(torch.cpu, "get_capabilities", dict)()
-    return "bf16" if abilities.get("avx512_bf16") or abilities.get("amx_bf16") else "fp32"
+    return "bf16" if multiplies(device, torch.bfloat16) else "fp32"
 
 
 def measure_matmul_peak(device: torch.device, precision: str) -> float:

@@ -493,13 +493,22 @@ def test_weights_that_are_no_numbers_are_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("said", [True, False])
+@pytest.mark.parametrize("fast", [True, False])
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-def test_the_dtype_is_that_of_the_checkpoint(dtype: Any, said: bool, tmp_path: Path) -> None:
+def test_the_dtype_is_that_of_the_checkpoint_where_the_cpu_multiplies_in_it(
+    dtype: Any, fast: bool, said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    abilities = {"avx2": True, "avx512_bf16": fast, "avx512_fp16": fast}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: abilities)
     llama().to(DTYPES[dtype]).save_pretrained(tmp_path)
     if not said:
         path = tmp_path / "config.json"
         assert '"dtype"' in path.read_text()
         path.write_text(path.read_text().replace('"dtype"', '"no_dtype"'))
-    assert {p.dtype for p in load_model(str(tmp_path)).model.parameters()} == {DTYPES[dtype]}
+    expected = DTYPES[dtype] if fast else torch.float32
+    found = load_model(str(tmp_path), device="cpu").model.parameters()
+    assert {p.dtype for p in found} == {expected}
+    kept = load_model(str(tmp_path), device="cpu", dtype=dtype).model.parameters()
+    assert {p.dtype for p in kept} == {DTYPES[dtype]}
     again = load_model(str(tmp_path), dtype="fp32")
     assert {p.dtype for p in again.model.parameters()} == {torch.float32}

@@ -321,7 +321,7 @@ def test_the_loss_of_a_masked_document_is_its_loss_alone(
     assert (one - other).norm() < near["rtol"] * other.norm()
 
 
-def test_devices_and_precisions_are_chosen_or_refused() -> None:
+def test_devices_and_precisions_are_chosen_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert own_device("cpu", Processes()).type == "cpu"
     with pytest.raises(ConfigError, match=r"training\.device=warp"):
         own_device("warp", Processes())
@@ -329,4 +329,10 @@ def test_devices_and_precisions_are_chosen_or_refused() -> None:
         with pytest.raises(ConfigError, match=r"training\.device=cuda"):
             own_device("cuda", Processes())
     assert choose_precision("fp32", torch.device("cpu")) == "fp32"
-    assert choose_precision("auto", torch.device("cpu")) in ("fp32", "bf16")
+    for abilities, chosen in (
+        ({"avx2": True, "avx512_f": True}, "fp32"),
+        ({"amx_bf16": True}, "bf16"),
+        ({"neon": True, "bf16": True}, "bf16"),
+    ):
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=abilities: found)
+        assert choose_precision("auto", torch.device("cpu")) == chosen
