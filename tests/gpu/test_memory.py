@@ -44,10 +44,9 @@ def test_the_dry_run_knows_the_memory_of_a_step(size: str, settings: list[str]) 
     assert stated == pytest.approx(found, rel=0.05)
 
 
-@pytest.mark.parametrize("world_size", [8, 64])
 @on_pretended_gpus
-def test_each_engine_holds_and_sends_what_it_should(world_size: int) -> None:
-    """Of P weights in bf16 and two micro-batches, on N processes."""
+def test_each_engine_holds_and_sends_what_it_should() -> None:
+    """Of P weights in bf16 and two micro-batches, on 64 processes."""
     import torch
 
     from olmo_sparsity.model.load import build_model
@@ -58,7 +57,7 @@ def test_each_engine_holds_and_sends_what_it_should(world_size: int) -> None:
     small = ("--model.n_layers=4", "--training.micro_batch_size=1")  # most of it are weights
 
     def step_of(engine: str) -> tuple[float, dict[str, float]]:
-        step = training_step(config_of("150m", engine, *small), world_size, 2)
+        step = training_step(config_of("150m", engine, *small), 64, 2)
         return step.memory, {kind: size / count for kind, size in step.given.items()}
 
     with torch.device("meta"):
