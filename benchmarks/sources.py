@@ -34,7 +34,7 @@ import pandas as pd
 import source_explainers
 import torch
 from explainers import OURS
-from laboratory import BOTH, EITHER, NONE, ONE, Exercise, exercises
+from laboratory import BOTH, EITHER, NONE, ONE, THINGS, Exercise, exercises
 from safetensors.torch import save_file
 from source_explainers import CONTESTANTS, SourceQuestion, read_model
 from transformers import PreTrainedTokenizerFast
@@ -59,15 +59,19 @@ NEIGHBOURS = 9
 
 
 @torch.no_grad()
-def writes(model: LoadedModel, found: Attribution) -> list[bool]:
-    """Whether each statement is what the model writes, given what stands before it."""
+def writes(model: LoadedModel, found: Attribution) -> list[tuple[bool, bool]]:
+    """Whether each statement is what the model writes, given what stands before it, and whether its
+    things are; the question alone says which names and verbs come next."""
     block = found.layout.block
     tokens_1L = torch.from_numpy(block.tokens[None]).to(model.device)
     positions_1L = torch.arange(tokens_1L.shape[1], device=model.device)[None]
     hidden_1LD = model.model.hidden(tokens_1L, positions_1L)
     best = model.model.unembed(hidden_1LD)[0].argmax(-1)[block.num_before - 1 : -1].cpu().numpy()
     right_W = best == block.targets_W
-    return [bool(right_W[first:end].all()) for first, end in found.layout.statements]
+    things = [model.tokenizer.token_to_id(thing) for thing in THINGS]
+    things_W = right_W | ~np.isin(block.targets_W, things)
+    spans = [slice(*span) for span in found.layout.statements]
+    return [(bool(right_W[span].all()), bool(things_W[span].all())) for span in spans]
 
 
 # --- tables ---------------------------------------------------------------------------------------
@@ -93,11 +97,11 @@ def measure(model: LoadedModel, drawn: list[Exercise], draws: int = 8) -> pd.Dat
     rows = []
     for number, one in enumerate(drawn):
         found = asked(model, one, decoys_of(one, drawn), draws)
-        counted = writes(model, found)
+        written = writes(model, found)
         for t, said in enumerate(found.statements.itertuples()):
             same = sorted(said.sources) == one.needs[t]
-            rows.append((number, one.kinds[t], said.kind, same, counted[t], said.nats))
-    columns = ["exercise", "kind", "said", "right", "counted", "nats"]
+            rows.append((number, one.kinds[t], said.kind, same, *written[t], said.nats))
+    columns = ["exercise", "kind", "said", "right", "counted", "things", "nats"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -109,6 +113,7 @@ def summary(rows: pd.DataFrame) -> dict[str, float]:
     return {
         "statements": len(rows),
         "counted": float(rows.counted.mean()),
+        "things": float(rows.things.mean()),
         "right_source": float((one.right & (one.said == ONE)).mean()),
         **{f"told_{kind}": float(told.get(kind, np.nan)) for kind in ("either", "both", "none")},
         "right_sources_of_either_and_both": float(several.right.mean()),
@@ -166,7 +171,7 @@ class Judge:
     def __init__(self, model: LoadedModel, one: Exercise, decoys: list[str], seed: int) -> None:
         self.model, self.exercise = model, one
         self.found = asked(model, one, decoys, 4)
-        self.counted = writes(model, self.found)
+        self.counted = [whole for whole, _ in writes(model, self.found)]
         prompt, self.generator = self.found.prompt, np.random.default_rng(seed)
         texts = read_decoys(model, prompt, decoys)
         self.others = [rows[0] for rows in draw_decoys(prompt, texts, 4, seed=10**6 + seed)]
