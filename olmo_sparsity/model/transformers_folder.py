@@ -103,7 +103,8 @@ def read_hugging_face(
     if device_map is None:
         nn.Module.to(model, device)
         chosen = dtype is not None or getattr(model, "hf_quantizer", None) is not None
-        if not chosen and not multiplies(model.device, model.dtype):
+        on_cpu = model.device.type == "cpu"
+        if on_cpu and not chosen and not multiplies(model.device, model.dtype):
             say(f"{folder}: weights in fp32, as this CPU computes slowly in {model.dtype}")
             nn.Module.float(model)
     return model

@@ -42,10 +42,11 @@ def choose_device(
 
 
 NATIVE = {
-    torch.bfloat16: ("avx512_bf16", "amx_bf16", "bf16"),
-    torch.float16: ("avx512_fp16", "amx_fp16", "fp16_arith"),
+    torch.bfloat16: ("avx512_bf16", "amx_bf16"),
+    torch.float16: ("avx512_fp16", "amx_fp16"),
 }
-"""Abilities of a CPU, of which one is enough to multiply in this dtype (PyTorch's names)."""
+"""Abilities of a CPU, of which one is enough to multiply in this dtype (PyTorch's names). Those
+of ARM are left out: whether PyTorch uses them differs from system to system."""
 
 
 def multiplies(device: torch.device, dtype: torch.dtype) -> bool:

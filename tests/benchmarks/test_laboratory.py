@@ -87,14 +87,14 @@ def test_the_summary_counts_what_the_model_writes() -> None:
         [("one", "one", True, True, True), ("one", "one", False, True, True),
          ("one", "none", False, False, True), ("either", "either", True, True, True),
          ("both", "one", False, True, True), ("none", "none", True, True, True),
-         ("none", "one", False, True, True)],
+         ("none", "one", False, True, True), ("none", "one", False, False, False)],
         columns=["kind", "said", "right", "counted", "things"],
     )  # fmt: skip
     found = sources.summary(rows)
     assert found["right_source"] == 0.5
     assert found["false_rests_on"] == 0.5
     assert (found["told_either"], found["told_both"], found["told_none"]) == (1.0, 0.0, 0.5)
-    assert (found["counted"], found["things"]) == (6 / 7, 1.0)
+    assert (found["counted"], found["things"]) == (6 / 8, 7 / 8)
 
 
 ROW = {"cpu_s": 1.0, "token_forwards": 10}

@@ -332,7 +332,7 @@ def test_devices_and_precisions_are_chosen_or_refused(monkeypatch: pytest.Monkey
     for abilities, chosen in (
         ({"avx2": True, "avx512_f": True}, "fp32"),
         ({"amx_bf16": True}, "bf16"),
-        ({"neon": True, "bf16": True}, "bf16"),
+        ({"neon": True, "bf16": True}, "fp32"),
     ):
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda found=abilities: found)
         assert choose_precision("auto", torch.device("cpu")) == chosen
