@@ -516,7 +516,7 @@ def measure_speed(size: str, out: Path) -> Iterator[Row]:
     small = size == "small"
     config = load_config(ROOT / f"configs/{'quick' if small else f'c4_{size}_pose'}.yaml")
     config.model.vocab_size, config.model.embedding_size = (512, 512) if small else (50280, 50304)
-    config.training.precision = "bf16"
+    config.training.precision = "fp32" if small else "bf16"
     config.training.micro_batch_size = micro = config.training.micro_batch_size or 4
 
     def measured(processes: Processes) -> str:  # the engine must not outlive its group

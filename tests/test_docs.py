@@ -82,8 +82,11 @@ def jobs_of(config: str, *overrides: str) -> Sequence[Job]:
     return read_jobs(os.path.relpath(ROOT / config), list(overrides))
 
 
+parser = cache(build_parser)
+
+
 def check_command(words: list[str]) -> None:
-    options, rest = build_parser().parse_known_args(words)
+    options, rest = parser().parse_known_args(words)
     assert all(word.startswith("--") and "=" in word for word in rest)
     if options.command == "sweep":
         assert jobs_of(options.config, *rest)
@@ -125,7 +128,9 @@ def evidence() -> Sequence[Job]:
 
 
 def test_the_report_is_made_by_commands_that_parse(evidence: list[Experiment]) -> None:
-    commands = [shlex.split(command) for job in evidence for command in job.commands]
+    # Of those that differ in a number alone, the last.
+    alike = {re.sub(r"\d+", "0", text): text for job in evidence for text in job.commands}
+    commands = [shlex.split(command) for command in alike.values()]
     ours = [words[1:] for words in commands if words[0] == "olmo-sparsity"]
     assert len(ours) > 40
     for words in ours:

@@ -13,8 +13,9 @@ import fnmatch
 import io
 import re
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from dataclasses import fields, is_dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin, get_type_hints
 
@@ -221,8 +222,7 @@ def _read_yaml_file(path: Path) -> dict[Any, Any]:
         raise ConfigError(f"config file '{path}' {state}{_closest_file(path)}")
     try:
         text = read_bounded(path, 2**24).decode()
-        refuse_boundless(text)
-        loaded = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+        loaded = deepcopy(_parse_yaml(text))
     except Exception as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"config file '{path}' is not readable YAML: {reason}") from None
@@ -231,11 +231,17 @@ def _read_yaml_file(path: Path) -> dict[Any, Any]:
     return loaded
 
 
+@lru_cache(maxsize=64)  # the runs of a sweep share theirs
+def _parse_yaml(text: str) -> Any:
+    refuse_boundless(text)
+    return OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+
+
 def refuse_boundless(text: str, at_depth: int = 0) -> None:
     """What is nested too deep exhausts the stack of the YAML library, which ends the process; what
     refers to itself many times over fills the memory."""
     depth, num_aliases = at_depth, 0
-    for event in yaml.parse(text, yaml.SafeLoader):
+    for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
         depth += isinstance(event, yaml.CollectionStartEvent)
         depth -= isinstance(event, yaml.CollectionEndEvent)
         num_aliases += isinstance(event, yaml.AliasEvent)

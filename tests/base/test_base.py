@@ -231,8 +231,11 @@ def test_the_start_is_fast(folder: Path) -> None:
     imported = cpu_s(sys.executable, "-c", "import olmo_sparsity", cwd=folder, times=5)
     assert imported - nothing < 0.1
     assert cpu_s(COMMAND, "--help", cwd=folder, times=5) < 0.5
+    # PyTorch and transformers take nearly all of a first explanation: 5 to 7 s, by the processor.
     (folder / "script.py").write_text(SCRIPT)
-    assert cpu_s(sys.executable, "script.py", cwd=folder) < 6
+    theirs = "from transformers import AutoTokenizer, LlamaForCausalLM"
+    imported = cpu_s(sys.executable, "-c", theirs, cwd=folder)
+    assert cpu_s(sys.executable, "script.py", cwd=folder) < 1.3 * imported
 
 
 def needed_by(name: str, found: set[str]) -> set[str]:

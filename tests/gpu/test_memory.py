@@ -46,7 +46,7 @@ def test_the_dry_run_knows_the_memory_of_a_step(size: str, settings: list[str]) 
 
 @on_pretended_gpus
 def test_each_engine_holds_and_sends_what_it_should() -> None:
-    """Of P weights in bf16 and two micro-batches, on 64 processes."""
+    """Of P weights in bf16 and two micro-batches, on eight processes."""
     import torch
 
     from olmo_sparsity.model.load import build_model
@@ -57,7 +57,7 @@ def test_each_engine_holds_and_sends_what_it_should() -> None:
     small = ("--model.n_layers=4", "--training.micro_batch_size=1")  # most of it are weights
 
     def step_of(engine: str) -> tuple[float, dict[str, float]]:
-        step = training_step(config_of("150m", engine, *small), 64, 2)
+        step = training_step(config_of("150m", engine, *small), 8, 2)
         return step.memory, {kind: size / count for kind, size in step.given.items()}
 
     with torch.device("meta"):
