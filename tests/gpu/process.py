@@ -137,10 +137,11 @@ def _serve() -> None:
     # As in pyproject.toml, and of os.fork, which Python 3.12 warns about where there are threads.
     for text in ("torch.(get|is)_autocast", "register_new_resolver", "This process .*fork"):
         warnings.filterwarnings("ignore", text, DeprecationWarning)
-    for name in ("tests.gpu.pretend", *IMPORTED):
-        importlib.import_module(name)
     with os.fdopen(os.dup(1), "wb") as answers:
         os.dup2(2, 1)  # what tests print is no answer
+        for name in ("tests.gpu.pretend", *IMPORTED):
+            importlib.import_module(name)
+        importlib.import_module("tests.gpu.shapes").import_deepspeed()
         while True:
             try:
                 module, name, fixtures = pickle.load(sys.stdin.buffer)

@@ -145,6 +145,15 @@ class Step:
     given: dict[str, int]
 
 
+def import_deepspeed() -> None:
+    """It chooses its device, a GPU; and PyTorch's compiler, as the start of an optimizer does."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of what it imports
+        with mock.patch.multiple(torch.cuda, **pretend._torch_cuda(pretend.Machine(1, False))):
+            importlib.import_module("deepspeed")
+        importlib.import_module("deepspeed.runtime.zero.muon.original_muon")
+
+
 def training_step(config: RunConfig, world_size: int, num_micro_batches: int) -> Step:
     """The second one, of so many micro-batches; each process gets as many."""
     training = config.training
@@ -154,8 +163,7 @@ def training_step(config: RunConfig, world_size: int, num_micro_batches: int) ->
     config = replace(config, training=training)
     tokens_BL = torch.ones(micro * num_micro_batches, training.length, dtype=torch.long)
     batch = Batch(tokens_BL, torch.arange(training.length).expand_as(tokens_BL), tokens_BL)
-    with mock.patch.multiple(torch.cuda, **pretend._torch_cuda(pretend.Machine(1, False))):
-        importlib.import_module("deepspeed")  # chooses its device
+    import_deepspeed()
     with warnings.catch_warnings(), shapes() as memory, ExitStack() as stack:
         warnings.simplefilter("ignore")  # DeepSpeed's, of what it imports
         processes = Processes() if world_size == 1 else stack.enter_context(alike(world_size))
