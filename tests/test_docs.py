@@ -128,9 +128,7 @@ def evidence() -> Sequence[Job]:
 
 
 def test_the_report_is_made_by_commands_that_parse(evidence: list[Experiment]) -> None:
-    # Of those that differ in a number alone, the last.
-    alike = {re.sub(r"\d+", "0", text): text for job in evidence for text in job.commands}
-    commands = [shlex.split(command) for command in alike.values()]
+    commands = [shlex.split(command) for job in evidence for command in job.commands]
     ours = [words[1:] for words in commands if words[0] == "olmo-sparsity"]
     assert len(ours) > 40
     for words in ours:

@@ -275,7 +275,8 @@ def choose_precision(name: Precision, device: torch.device) -> Precision:
 def measure_matmul_peak(device: torch.device, precision: str) -> float:
     """FLOP/s of a plain square matmul on this device, as a reference for throughput."""
     dtype = torch.bfloat16 if precision == "bf16" else torch.float32
-    on_cpu = 1024 if multiplies(device, dtype) else 256  # which would take seconds
+    # A CPU that lacks the dtype takes seconds for 1,024.
+    on_cpu = 1024 if multiplies(device, dtype) else 256
     size = 8192 if device.type == "cuda" else on_cpu
     own = torch.Generator(device)  # does not change the run's random numbers
     left = torch.randn(size, size, device=device, dtype=dtype, generator=own)

@@ -148,7 +148,7 @@ def test_both_directions_on_the_command_line(
 def test_models_of_random_weights_give_each_other_nothing() -> None:
     """Their own choices recover a good part of their gaps."""
     rng = np.random.default_rng(1)
-    documents = Documents.of([rng.zipf(1.4, 60) % VOCAB for _ in range(20)])
+    documents = Documents.of([rng.zipf(1.4, 60) % VOCAB for _ in range(40)])
     options = OPTIONS | {"sets": ("gap",), "units": "tokens", "selectors": "add_one", "draws": 1}
     first, second = (measure(model_of(s), documents, WINDOWS, **options) for s in (0, 1))
     assert first is not None

@@ -27,6 +27,7 @@ from olmo_sparsity.training.engine import (
     DDPEngine,
     Engine,
     choose_precision,
+    measure_matmul_peak,
     own_device,
     own_gpu,
 )
@@ -319,6 +320,19 @@ def test_the_loss_of_a_masked_document_is_its_loss_alone(
 
     one, other = gradients([packed]), gradients(apart)
     assert (one - other).norm() < near["rtol"] * other.norm()
+
+
+@pytest.mark.parametrize(("abilities", "size"), [({"amx_bf16": True}, 1024), ({}, 256)])
+def test_the_peak_is_measured_on_matrices_that_take_no_seconds(
+    monkeypatch: pytest.MonkeyPatch, abilities: dict, size: int
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: abilities)
+    asked, randn = [], torch.randn
+    monkeypatch.setattr(
+        torch, "randn", lambda *shape, **given: asked.append(shape) or randn(8, 8, **given)
+    )
+    assert measure_matmul_peak(torch.device("cpu"), "bf16") > 0
+    assert asked == [(size, size)]
 
 
 def test_devices_and_precisions_are_chosen_or_refused(monkeypatch: pytest.MonkeyPatch) -> None:
