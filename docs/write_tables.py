@@ -153,6 +153,34 @@ def transfer(of: dict[str, str], sets: tuple[str, ...], ks: tuple[int, ...] = (1
     return table(f"{names} | gap, nats | targets", lines, left=3)
 
 
+def transfer_pairs(
+    name: str, of: dict[str, dict[str, str]], sets: tuple[str, ...], ks: tuple[int, ...] = (1, 4)
+) -> str:
+    """The same of many ordered pairs, a row for all of them: the least and the most, and the end of
+    all intervals that decides. `measurements`: a regular expression of their names."""
+    all_rows = pd.read_csv(RESULTS / f"{name}.csv")
+    all_rows = all_rows[all_rows.selector == "add_one"]
+    lines = []
+    for (called, asked), target_set, k in product(of.items(), sets, ks):
+        rows = all_rows[all_rows.measurement.str.fullmatch(asked["measurements"])]
+        rows = rows.query("units == @asked['units'] and target_set == @target_set and k == @k")
+        if rows.empty:  # a control is measured on one set of targets alone
+            continue
+        line = [called, SETS[target_set], str(k), str(len(rows))]
+        for number, low, high in (
+            ("recovery", rows.low.min(), None),
+            ("foreign", None, rows.foreign_high.max()),
+            ("removal", None, rows.removal_high.max()),
+            ("excess_nats", rows.excess_nats_low.min(), rows.excess_nats_high.max()),
+        ):
+            bounds = [f"{end:.2f}" for end in (low, high) if end is not None and not np.isnan(end)]
+            line += [ends(rows[number].dropna(), ".2f"), ", ".join(bounds) or "–"]
+        lines.append([*line, ends(rows.gap, ".2f")])
+    names = "far units | target set | k | pairs | recovery | lowest end | foreign | highest end"
+    names += " | removal | highest end | own − foreign, nats | ends | gap, nats"
+    return table(names, lines, left=2)
+
+
 def nats(of: dict[str, str], set: str, k: int = 1) -> str:
     """What far tokens give in nats: one of them, and all together."""
     lines = []
@@ -642,7 +670,16 @@ KINDS: dict[str, Callable[..., str]] = {
             rules,
         ),
         *(reviews, planted, planted_8k, ladder, beyond, pose_pays, task, reach, by_seed, counting),
-        *(nats, calibration, by_position, schemes, ablations, scratchpad, task_commands),
+        *(
+            transfer_pairs,
+            nats,
+            calibration,
+            by_position,
+            schemes,
+            ablations,
+            scratchpad,
+            task_commands,
+        ),
         *(theory, bridge, scaling, engines),
     )
 }
