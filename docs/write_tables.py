@@ -156,8 +156,9 @@ def transfer(of: dict[str, str], sets: tuple[str, ...], ks: tuple[int, ...] = (1
 def transfer_pairs(
     name: str, of: dict[str, dict[str, str]], sets: tuple[str, ...], ks: tuple[int, ...] = (1, 4)
 ) -> str:
-    """The same of many ordered pairs, a row for all of them: the least and the most, and the end of
-    all intervals that decides. `measurements`: a regular expression of their names."""
+    """Units that one model ranked, evaluated by another; a row for many ordered pairs: the least
+    and the most of those whose gap is told apart from 0, and the ends of intervals that decide.
+    `measurements`: a regular expression of their names."""
     all_rows = pd.read_csv(RESULTS / f"{name}.csv")
     all_rows = all_rows[all_rows.selector == "add_one"]
     lines = []
@@ -166,7 +167,9 @@ def transfer_pairs(
         rows = rows.query("units == @asked['units'] and target_set == @target_set and k == @k")
         if rows.empty:  # a control is measured on one set of targets alone
             continue
-        line = [called, SETS[target_set], str(k), str(len(rows))]
+        told = rows.recovery.count()
+        pairs = f"{len(rows)}" if told in (0, len(rows)) else f"{told} of {len(rows)}"
+        line = [called, SETS[target_set], str(k), pairs]
         for number, low, high in (
             ("recovery", rows.low.min(), None),
             ("foreign", None, rows.foreign_high.max()),
@@ -409,6 +412,18 @@ def planted_8k(of: dict[str, str]) -> str:
             lines.append([what, str(k), *values, f"{row.foreign:.2f}", shown(row, "excess")])
     header = "planted tokens that tell the answer | k | found | recovery | foreign | excess"
     return table(header, lines)
+
+
+def planted_pairs(of: dict[str, str]) -> str:
+    rows = pd.read_csv(RESULTS / "planted_pairs.csv", index_col="selector")
+    lines = []
+    for selector, called in of.items():
+        row = rows.loc[selector]
+        line = [called, f"{row.found:.2f}", f"{row.as_good:.2f}", f"{row.loss_set:.2f}"]
+        line += [f"{row.loss_set_of_planted:.2f}", f"{row.token_forwards_per_target:,.0f}"]
+        lines.append([*line, f"{row.num_targets:.0f}"])
+    header = "rule | planted tokens found | as good as they are | loss | with the planted ones"
+    return table(f"{header} | token-forwards | targets", lines)
 
 
 def calibration(of: dict[str, str]) -> str:
@@ -658,6 +673,7 @@ KINDS: dict[str, Callable[..., str]] = {
         *(
             net_excess,
             transfer,
+            transfer_pairs,
             differences,
             far_part,
             distance,
@@ -669,17 +685,20 @@ KINDS: dict[str, Callable[..., str]] = {
             selectors,
             rules,
         ),
-        *(reviews, planted, planted_8k, ladder, beyond, pose_pays, task, reach, by_seed, counting),
         *(
-            transfer_pairs,
-            nats,
-            calibration,
-            by_position,
-            schemes,
-            ablations,
-            scratchpad,
-            task_commands,
+            reviews,
+            planted,
+            planted_8k,
+            planted_pairs,
+            ladder,
+            beyond,
+            pose_pays,
+            task,
+            reach,
+            by_seed,
+            counting,
         ),
+        *(nats, calibration, by_position, schemes, ablations, scratchpad, task_commands),
         *(theory, bridge, scaling, engines),
     )
 }
