@@ -14,6 +14,7 @@ owner is gone:
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import math
 import os
@@ -144,15 +145,29 @@ def _is_gone(owner: Owner, path: Path, own: Owner) -> bool:
 
 
 def _remove(path: Path, owner: Owner | None) -> None:
-    """Remove the lock of a dead owner. If another process has replaced it meanwhile, the new lock
-    is put back."""
+    """Remove the lock of a dead owner. Of the processes of a machine one at a time looks and
+    removes, so that none takes away the lock of one that has followed. On a network disk a process
+    of another machine may still come between; a lock that it has written is put back."""
     moved = partial_name(path)
-    with contextlib.suppress(FileNotFoundError):
+    with _alone_in(path.parent), contextlib.suppress(FileNotFoundError):
+        if _read(path) != owner or (owner is None and age_s(path) < _WRITTEN_WITHIN_S):
+            return
         path.rename(moved)
         if _read(moved) == owner:
             moved.unlink()
         else:
             moved.rename(path)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a disk without flock
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _wait_for_first(path: Path, own: Owner) -> None:

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import asdict, replace
@@ -125,7 +126,7 @@ def test_a_left_lock_is_removed_and_a_held_one_is_not(tmp_path: Path) -> None:
 def test_a_lock_cut_short_by_a_kill_blocks_for_seconds_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: str
 ) -> None:
-    ages = iter([0.0, 4.9, 5.1])
+    ages = iter([0.0, 4.9, 5.1, 5.1])  # asked once more where nobody else removes it
     monkeypatch.setattr(lock, "age_s", lambda path: next(ages))
     (tmp_path / LOCK).write_text(content)
     assert is_free(tmp_path)
@@ -186,6 +187,31 @@ def _compete(folder: Path, together: Any, found: Any) -> None:
     except UserError:
         found.put(False)
         together.wait(60)
+
+
+def test_the_lock_of_one_that_followed_meanwhile_is_not_touched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it was away, even for an instant, a third could create one of its own."""
+    dead = json.loads(write(tmp_path, started="1").read_text())
+    path = write(tmp_path, since="later")
+    monkeypatch.setattr(Path, "rename", lambda *_: pytest.fail("it is moved"))
+    lock._remove(path, Owner(**dead))
+    path.write_text("")  # begun a moment ago
+    lock._remove(path, None)
+    assert path.exists()
+
+
+def test_two_processes_of_a_machine_do_not_look_at_a_dead_owner_at_once(tmp_path: Path) -> None:
+    path = write(tmp_path, started="1")
+    other = threading.Thread(target=lock.remove_left_lock, args=(tmp_path,))
+    with lock._alone_in(tmp_path):
+        other.start()
+        other.join(0.3)
+        assert other.is_alive()
+        assert path.exists()
+    other.join()
+    assert not path.exists()
 
 
 def test_of_many_that_find_a_dead_owner_one_follows(tmp_path: Path) -> None:
