@@ -3,9 +3,9 @@
     python benchmarks/sources.py runs/sources [--num 400] [--seed 1] [--draws 8] [--keep TABLE.json]
     OMP_NUM_THREADS=1 python benchmarks/sources.py runs/sources --rivals [--other-python PYTHON]
 
-Exercises of the laboratory (laboratory.py), held out from training. Counted are statements that the
-model itself writes: each of their tokens is its most likely one. Decoys are sources of other
-exercises.
+Exercises of the laboratory (laboratory.py), held out from training. Counted are statements whose
+things the model itself writes: each is its most likely token. Names and verbs stand in the
+question. Decoys are sources of other exercises.
 
 Rivals (source_explainers.py; pip install captum context-cite inseq at2, here or in the environment
 of PYTHON) give each source a score. Asked of each: is the best source of a statement on one source
@@ -60,8 +60,8 @@ NEIGHBOURS = 9
 
 @torch.no_grad()
 def writes(model: LoadedModel, found: Attribution) -> list[tuple[bool, bool]]:
-    """Whether each statement is what the model writes, given what stands before it, and whether its
-    things are; the question alone says which names and verbs come next."""
+    """Whether all of each statement is what the model writes, given what stands before it, and
+    whether its things are."""
     block = found.layout.block
     tokens_1L = torch.from_numpy(block.tokens[None]).to(model.device)
     positions_1L = torch.arange(tokens_1L.shape[1], device=model.device)[None]
@@ -93,7 +93,8 @@ def asked(model: LoadedModel, one: Exercise, decoys: list[str], draws: int) -> A
 
 
 def measure(model: LoadedModel, drawn: list[Exercise], draws: int = 8) -> pd.DataFrame:
-    """A row for each statement: what it rests on, what the verdict says, whether it is counted."""
+    """A row for each statement: what it rests on, what the verdict says, whether it is counted, and
+    whether the model writes all of it."""
     rows = []
     for number, one in enumerate(drawn):
         found = asked(model, one, decoys_of(one, drawn), draws)
@@ -101,7 +102,7 @@ def measure(model: LoadedModel, drawn: list[Exercise], draws: int = 8) -> pd.Dat
         for t, said in enumerate(found.statements.itertuples()):
             same = sorted(said.sources) == one.needs[t]
             rows.append((number, one.kinds[t], said.kind, same, *written[t], said.nats))
-    columns = ["exercise", "kind", "said", "right", "counted", "things", "nats"]
+    columns = ["exercise", "kind", "said", "right", "whole", "counted", "nats"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -113,7 +114,7 @@ def summary(rows: pd.DataFrame) -> dict[str, float]:
     return {
         "statements": len(rows),
         "counted": float(rows.counted.mean()),
-        "things": float(rows.things.mean()),
+        "whole": float(rows.whole.mean()),
         "right_source": float((one.right & (one.said == ONE)).mean()),
         **{f"told_{kind}": float(told.get(kind, np.nan)) for kind in ("either", "both", "none")},
         "right_sources_of_either_and_both": float(several.right.mean()),
@@ -171,7 +172,7 @@ class Judge:
     def __init__(self, model: LoadedModel, one: Exercise, decoys: list[str], seed: int) -> None:
         self.model, self.exercise = model, one
         self.found = asked(model, one, decoys, 4)
-        self.counted = [whole for whole, _ in writes(model, self.found)]
+        self.counted = [things for _, things in writes(model, self.found)]
         prompt, self.generator = self.found.prompt, np.random.default_rng(seed)
         texts = read_decoys(model, prompt, decoys)
         self.others = [rows[0] for rows in draw_decoys(prompt, texts, 4, seed=10**6 + seed)]

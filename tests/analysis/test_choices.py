@@ -72,7 +72,10 @@ def test_a_model_that_evaluates_its_own_choices_recovers_what_it_did(
 @pytest.mark.parametrize("control", ["unrelated", "matched", "shuffled"])
 def test_every_control_stands_beside_transfer(documents: Documents, control: str) -> None:
     """The foreign texts are those in which the other model chose, though it had placebo targets."""
-    options = OPTIONS | {"sets": ("gap", "bigram"), "draws": 1, "control": control}
+    options = OPTIONS | {
+        "sets": ("gap", "bigram"), "units": "tokens", "selectors": "add_one", "draws": 1,
+        "control": control,
+    }  # fmt: skip
     first = measure(model_of(0), documents, WINDOWS, **options)
     assert first is not None
     again = evaluated(0, documents, first)
@@ -148,8 +151,10 @@ def test_both_directions_on_the_command_line(
 def test_models_of_random_weights_give_each_other_nothing() -> None:
     """Their own choices recover a good part of their gaps."""
     rng = np.random.default_rng(1)
-    documents = Documents.of([rng.zipf(1.4, 60) % VOCAB for _ in range(40)])
-    options = OPTIONS | {"sets": ("gap",), "units": "tokens", "selectors": "add_one", "draws": 1}
+    documents = Documents.of([rng.zipf(1.4, 40) % VOCAB for _ in range(40)])
+    options = OPTIONS | {
+        "sets": ("gap",), "units": "tokens", "selectors": "add_one", "ks": 1, "draws": 1,
+    }  # fmt: skip
     first, second = (measure(model_of(s), documents, WINDOWS, **options) for s in (0, 1))
     assert first is not None
     assert second is not None

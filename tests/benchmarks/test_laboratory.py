@@ -61,6 +61,15 @@ def test_what_a_statement_rests_on_is_said_there_alone() -> None:
     assert kinds == {"one", "either", "both", "none"}
 
 
+def test_a_dense_exercise_has_a_thing_for_nearly_each_name_and_verb() -> None:
+    for seed in range(20):
+        one = laboratory.draw(np.random.default_rng(seed), ["one", "both"], 3, 3, dense=True)
+        said = plain(" ".join(one.sources.values())).replace("memo ", "").removesuffix(".")
+        pairs = {tuple(fact.split()[:2]) for fact in said.split(". ")}
+        names, verbs = ({*words} for words in zip(*pairs, strict=True))
+        assert (len(pairs), len(names), len(verbs)) == (6, 3, 2)
+
+
 def test_facts_of_exercises_are_in_no_training_text() -> None:
     generator, read = np.random.default_rng(0), laboratory.tokenizer()
     texts = [laboratory.training_text(generator, read) for _ in range(300)]
@@ -88,13 +97,13 @@ def test_the_summary_counts_what_the_model_writes() -> None:
          ("one", "none", False, False, True), ("either", "either", True, True, True),
          ("both", "one", False, True, True), ("none", "none", True, True, True),
          ("none", "one", False, True, True), ("none", "one", False, False, False)],
-        columns=["kind", "said", "right", "counted", "things"],
+        columns=["kind", "said", "right", "whole", "counted"],
     )  # fmt: skip
     found = sources.summary(rows)
-    assert found["right_source"] == 0.5
+    assert found["right_source"] == 1 / 3
     assert found["false_rests_on"] == 0.5
     assert (found["told_either"], found["told_both"], found["told_none"]) == (1.0, 0.0, 0.5)
-    assert (found["counted"], found["things"]) == (6 / 8, 7 / 8)
+    assert (found["whole"], found["counted"]) == (6 / 8, 7 / 8)
 
 
 ROW = {"cpu_s": 1.0, "token_forwards": 10}

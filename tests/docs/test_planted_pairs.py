@@ -9,7 +9,7 @@ import pytest
 from docs.planted_pairs import choosing_the_planted, compare
 from olmo_sparsity import measure
 
-MAX_DOCUMENTS = 24
+MAX_DOCUMENTS = 12
 ASKED = {
     "planted": True, "max_documents": MAX_DOCUMENTS, "long": 40, "short": 8, "stride": 16,
     "draws": 1, "min_gap": 0.0,
