@@ -1,6 +1,6 @@
 """How the tokens that a rule finds compare with planted ones:
 
-    python docs/planted_pairs.py results/planted_8k runs/planted_8k OUT.csv
+    python docs/planted_pairs.py results/planted_8k runs/planted_8k OUT.csv [--text TEXT]
 
 RESULTS: of `measure --planted`. Of thousands of far tokens, some that nobody planted may lower a
 loss more than the planted ones do. So the planted ones are evaluated too, as if a rule had chosen
@@ -38,12 +38,14 @@ def own_losses(results: Results, k: int) -> pd.DataFrame:
     return rows.set_index(KEYS).loss_set.to_frame()
 
 
-def compare(found: Results, model: str, max_documents: int) -> pd.DataFrame:
+def compare(
+    found: Results, model: str, max_documents: int, text: str | None = None
+) -> pd.DataFrame:  # fmt: skip
     (k,) = found.planted.groupby("document").size().unique()
     if found.meta.units != ["tokens"] or k not in found.meta.ks:
         raise SystemExit(f"measure tokens alone (--units tokens), with k = {k} among --ks")
     evaluated = measure(
-        model, choices=choosing_the_planted(found), planted=True, ks=[int(k)],
+        model, text, choices=choosing_the_planted(found), planted=True, ks=[int(k)],
         max_documents=max_documents,
     )  # fmt: skip
     assert evaluated is not None
@@ -68,7 +70,8 @@ if __name__ == "__main__":
     parser.add_argument("results", type=Path)
     parser.add_argument("model")
     parser.add_argument("out", type=Path)
+    parser.add_argument("--text", help="as `measure` was given")
     parser.add_argument("--max-documents", type=int, default=150)
     asked = parser.parse_args()
     found = read_results(asked.results)
-    compare(found, asked.model, asked.max_documents).to_csv(asked.out)
+    compare(found, asked.model, asked.max_documents, asked.text).to_csv(asked.out)
