@@ -31,6 +31,7 @@ def read_all(name: str) -> pd.DataFrame:
     return rows.rename(columns={"low": "recovery_low", "high": "recovery_high"})
 
 
+@cache
 def read_summary(name: str, target_set: str = "gap", units: str = "tokens") -> pd.DataFrame:
     """By selector and k."""
     rows = read_all(name)
@@ -43,6 +44,7 @@ def read_meta(name: str) -> dict[str, Any]:
     return json.loads((RESULTS / f"measurements/{name}/meta.json").read_text())
 
 
+@cache
 def stored_rows(name: str) -> pd.DataFrame:
     folder = RESULTS / "measurements" / name
     return pair(

@@ -286,7 +286,7 @@ def test_another_model_or_window_in_the_same_folder_is_refused(
 # --- controls -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("seed", "units"), [(1, "tokens"), (2, "span:4"), (3, "tokens")])
+@pytest.mark.parametrize(("seed", "units"), [(1, "tokens"), (2, "span:4")])
 def test_random_weights_have_excess_on_chosen_targets_but_no_net_excess(
     seed: int, units: str, tmp_path: Path
 ) -> None:
