@@ -112,6 +112,11 @@ def are_discoveries(p: np.ndarray, rate: float) -> np.ndarray:
     return p <= (kept[-1] if len(kept) else -1.0)
 
 
+def are_named(p_2TS: np.ndarray, rate: float) -> np.ndarray:
+    """The rate is of sources, each of which is tested twice: by what it gives and what is lost."""
+    return are_discoveries((2 * p_2TS.min(0)).clip(max=1.0), rate)
+
+
 def judge(losses: Losses, rate: float) -> tuple[np.ndarray, list[Verdict]]:
     """p_2TS, of what each source gives and of what is lost without; kind and sources of each
     statement's verdict."""
@@ -121,7 +126,7 @@ def judge(losses: Losses, rate: float) -> tuple[np.ndarray, list[Verdict]]:
         losses.lost_TSD.mean(-1),
         losses.gap_T[:, None],
     )
-    found_TS = are_discoveries(p_2TS, rate).any(0) & (gap_T1 >= MIN_GAP)
+    found_TS = are_named(p_2TS, rate) & (gap_T1 >= MIN_GAP)
     enough_TS = found_TS & (gives_TS >= SUFFICES * gap_T1)
     needed_TS = found_TS & (lost_TS >= NEEDED * gap_T1) & (lost_TS >= (1 - REPLACED) * gives_TS)
     verdicts: list[Verdict] = []

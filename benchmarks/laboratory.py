@@ -4,11 +4,11 @@
     olmo-sparsity prepare configs/sources.yaml && olmo-sparsity train configs/sources.yaml
 
 A fact is `name verb thing`. A source holds facts, a question asks for some, and each statement of
-the answer gives one of them, or two from two sources. Sources share names and verbs, so that only
-both together tell a fact from the others, and a verb has a synonym, so that a source may say it in
-another word than the answer. Facts about a few names are always the same and stand in no source:
-the model knows them by heart. A fifth of all facts is held out of the training text, and tests ask
-for these alone.
+the answer gives one of them, or two from two sources. Sources share names and verbs, so that mostly
+only both together tell a fact from the others, and a verb has a synonym, so that a source may say
+it in another word than the answer. Facts about a few names are always the same and stand in no
+source: the model knows them by heart. A fifth of all facts is held out of the training text, and
+tests ask for these alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import product
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -30,6 +30,8 @@ NAMES = [first + last for first, last in product("BDFGKLMN", ["ana", "elo", "ibi
 THINGS = [f"{a}{b}{c}" for a, b, c in product("bdfgkmpt", "aeio", ["ns", "rs"])]
 KNOWN = ["Zeno", "Zora", "Zuli", "Zani"]
 """Their facts are known by heart: of each verb one thing."""
+
+VERB_OF = {word: verb for verb, both in enumerate(VERBS) for word in both}
 
 LENGTH = 80
 """Tokens of a training text."""
@@ -126,6 +128,12 @@ def _facts(
     facts = ([Fact(name, verb, thing) for thing in THINGS] for name, verb in chosen)
     kept = ([fact for fact in of_pair if is_heldout(fact) == heldout] for of_pair in facts)
     return [of_pair[generator.integers(len(of_pair))] for of_pair in kept]
+
+
+def asked_for(text: str) -> set[tuple[str, int]]:
+    """The name and the verb of each fact in a text."""
+    words = text.replace(".", "").split()
+    return {(name, VERB_OF[verb]) for name, verb in pairwise(words) if verb in VERB_OF}
 
 
 def exercises(num: int, seed: int) -> Iterator[Exercise]:

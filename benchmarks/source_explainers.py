@@ -312,6 +312,8 @@ def inseq(method: str, model: Any, tokenizer: Any, fit_on: list[SourceQuestion])
 CONTESTANTS: dict[str, tuple[str, Callable[..., Scores]]] = {
     "ours, 4 decoys": (OURS, partial(ours, 4)),
     "ours, 8 decoys": (OURS, partial(ours, 8)),
+    "context-cite, 16 ablations": ("context-cite", partial(context_cite, 16)),
+    "context-cite, 32 ablations": ("context-cite", partial(context_cite, 32)),
     "context-cite, 64 ablations": ("context-cite", partial(context_cite, 64)),
     "context-cite, 256 ablations": ("context-cite", partial(context_cite, 256)),
     "AT2": ("at2", at2),

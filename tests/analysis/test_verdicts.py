@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olmo_sparsity.analysis.verdicts import are_discoveries, chances, judge, tail
+from olmo_sparsity.analysis.verdicts import (
+    are_discoveries,
+    are_named,
+    chances,
+    judge,
+    tail,
+)
 from tests.support.sources import made_up
 
 
@@ -28,6 +34,18 @@ def test_the_error_rate_is_held_where_nothing_is_to_be_found() -> None:
     assert 0 < found / num < 0.08
     own[1, 3] = 30.0
     assert are_discoveries(chances(own - decoys), 0.05)[1, 3]
+
+
+@pytest.mark.parametrize("num_real", [2, 3, 6])
+def test_the_rate_is_that_of_sources_which_are_tested_twice(num_real: int) -> None:
+    """Those that are there are found by both tests, the others by one and by chance."""
+    generator, shares = np.random.default_rng(1), []
+    for _ in range(4000):
+        p_2TS = generator.random((2, 3, 8))
+        p_2TS.reshape(2, -1)[:, :num_real] = 1e-12
+        named = are_named(p_2TS, 0.05)
+        shares.append(1 - num_real / named.sum())
+    assert 0.02 < np.mean(shares) < 0.05
 
 
 def test_what_misleads_is_capped() -> None:

@@ -98,12 +98,26 @@ def test_the_summary_counts_what_the_model_writes() -> None:
          ("both", "one", False, True, True), ("none", "none", True, True, True),
          ("none", "one", False, True, True), ("none", "one", False, False, False)],
         columns=["kind", "said", "right", "whole", "counted"],
-    )  # fmt: skip
+    ).assign(nats=[5.0, 5.0, 5.0, 5.0, 5.0, 0.0, 5.0, 0.0])  # fmt: skip
     found = sources.summary(rows)
     assert found["right_source"] == 1 / 3
     assert found["false_rests_on"] == 0.5
     assert (found["told_either"], found["told_both"], found["told_none"]) == (1.0, 0.0, 0.5)
     assert (found["whole"], found["counted"]) == (6 / 8, 7 / 8)
+    assert (found["counted_one"], found["counted_none"]) == (1, 2 / 3)
+    assert (found["none_below"], found["all_none"]) == (1 / 2, 1 / 3)
+
+
+def test_no_decoy_tells_of_what_is_asked() -> None:
+    asked_for = laboratory.asked_for
+    assert asked_for("memo Bana dines dors. Felo sells pans.") == {("Bana", 0), ("Felo", 2)}
+    drawn = list(laboratory.exercises(20, seed=3))
+    for one in drawn:
+        decoys = sources.decoys_of(one, drawn)
+        assert len(decoys) > 20
+        assert not any(asked_for(one.answer) & asked_for(text) for text in decoys)
+        own = set().union(*map(asked_for, one.sources.values()))
+        assert {pair for pair in asked_for(one.answer) if pair[0] not in laboratory.KNOWN} <= own
 
 
 ROW = {"cpu_s": 1.0, "token_forwards": 10}
@@ -138,7 +152,7 @@ def judge() -> Any:
     one = laboratory.Exercise(
         SOURCES, GIVEN["question"], GIVEN["answer"], ["one", "one", "none"], needs
     )
-    return sources.Judge(loaded, one, GIVEN["decoys"], seed=0)
+    return sources.Judge(loaded, one, GIVEN["decoys"], GIVEN["decoys"], seed=0)
 
 
 def test_what_is_judged_is_what_plain_transformers_loses(judge: Any) -> None:
