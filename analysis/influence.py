@@ -135,8 +135,9 @@ def add_one_nested(scorer: Scorer, question: Question) -> Choice:
     return _exact(scorer, question, inside)
 
 
-NUM_FIRST, NUM_PARTNERS = 9, 4
-"""How many units `pairs` opens one by one, at least, and how many partners it tries for each."""
+NUM_FIRST, NUM_AGAIN, NUM_PARTNERS = 9, 2, 4
+"""How many units `pairs` opens one by one, at least, how many after these, and how many partners it
+tries for each."""
 
 WEIGHT_OF_ALL = 16
 """As many open far tokens the nearly masked ones weigh together, at most."""
@@ -149,40 +150,69 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
 
     Gates as in add_one_screened, but closed the more the more far tokens there are, give the first
     max(9, k) units. With each of them opened, the gates of all others are asked again: the 4 of
-    largest gradient are its partners, and these pairs are evaluated. A unit's score is half of the
-    fall of the best pair that it is in.
+    largest gradient are its partners, and these pairs are evaluated. Of the best pairs the first 2
+    units that were not opened yet are opened then: one of two that tell together may have come in
+    as a partner of a third. A unit's score is half of the fall of the best pair that it is in.
     """
     units, spans, num = question.units, question.spans, max(NUM_FIRST, question.k)
     if len(units) == 1:
         return add_one(scorer, question)
     gate = min(GATE, WEIGHT_OF_ALL / question.context.block.num_far)
-    gate_TF = gate_gradients(scorer, question.context, spans, gate)
-    first_TA = _best(units.total(gate_TF), num).unit_TK
-    opened = [units.places(unit) for unit in first_TA.ravel().tolist()]
-    of_each = [span for span in spans for _ in range(first_TA.shape[1])]
-    gate_NF = gate_gradients(scorer, question.context, of_each, gate, opened)
-    gate_NU = units.total(gate_NF)
-    np.put_along_axis(gate_NU, first_TA.reshape(-1, 1), -np.inf, axis=1)  # no pair with itself
-    partner_TAP = _best(gate_NU, min(NUM_PARTNERS, len(units) - 1)).unit_TK
-    partner_TAP = partner_TAP.reshape(*first_TA.shape, -1)
+    gate_TU = units.total(gate_gradients(scorer, question.context, spans, gate))
+    falls: list[dict[tuple[int, int], float]] = [{} for _ in spans]
+    opened_TA = _best(gate_TU, num).unit_TK
+    _try_partners(scorer, question, opened_TA, falls, gate)
+    again = [
+        [unit for unit in _of_best_pairs(fall) if unit not in opened][:NUM_AGAIN]
+        for fall, opened in zip(falls, opened_TA.tolist(), strict=True)
+    ]
+    if num_again := min(map(len, again)):
+        again_TA = np.array([found[:num_again] for found in again])
+        _try_partners(scorer, question, again_TA, falls, gate)
     chosen, score_TU = [], np.zeros((len(spans), len(units)))
-    for span, score_U, first_A, partner_AP in zip(
-        spans, score_TU, first_TA.tolist(), partner_TAP.tolist(), strict=True
-    ):
-        both = sorted({(min(a, b), max(a, b)) for a, row in zip(first_A, partner_AP, strict=True)
-                       for b in row})  # fmt: skip
-        of_target = replace(question, spans=[span])
-        (fall,) = _falls(scorer, of_target, [[units.places(*pair) for pair in both]])
-        ordered = np.argsort(-fall, kind="stable").tolist()
-        found = list(dict.fromkeys(unit for pair in ordered for unit in both[pair]))
-        for pair in reversed(ordered):
-            score_U[list(both[pair])] = fall[pair] / 2
+    for span, score_U, fall in zip(spans, score_TU, falls, strict=True):
         # Of two that are of one pair, the one that does more alone is the first.
-        asked = found[: question.k + 1]
+        asked = _of_best_pairs(fall)[: question.k + 1]
+        for pair, nats in sorted(fall.items(), key=lambda item: item[1]):
+            score_U[list(pair)] = nats / 2
+        of_target = replace(question, spans=[span])
         (alone,) = _falls(scorer, of_target, [[units.places(unit) for unit in asked]])
         rank = dict(zip(asked, (-alone).tolist(), strict=True))
         chosen.append(sorted(asked, key=lambda unit: (-score_U[unit], rank[unit]))[: question.k])
     return _scored(np.array(chosen), score_TU)
+
+
+def _of_best_pairs(falls: dict[tuple[int, int], float]) -> list[int]:
+    """Units, those of the best pairs first."""
+    ordered = sorted(falls, key=lambda pair: -falls[pair])
+    return list(dict.fromkeys(unit for pair in ordered for unit in pair))
+
+
+def _try_partners(
+    scorer: Scorer,
+    question: Question,
+    opened_TA: np.ndarray,
+    falls: list[dict[tuple[int, int], float]],
+    gate: float,
+) -> None:
+    """Open each of these units, and add to `falls` how far the loss of a target falls with it and a
+    partner."""
+    units = question.units
+    opened = [units.places(unit) for unit in opened_TA.ravel().tolist()]
+    of_each = [span for span in question.spans for _ in range(opened_TA.shape[1])]
+    gate_NU = units.total(gate_gradients(scorer, question.context, of_each, gate, opened))
+    np.put_along_axis(gate_NU, opened_TA.reshape(-1, 1), -np.inf, axis=1)  # no pair with itself
+    partner_NP = _best(gate_NU, min(NUM_PARTNERS, len(units) - 1)).unit_TK
+    partner_TAP = partner_NP.reshape(*opened_TA.shape, -1)
+    for span, fall, opened_A, partner_AP in zip(
+        question.spans, falls, opened_TA.tolist(), partner_TAP.tolist(), strict=True
+    ):
+        new = {(min(a, b), max(a, b)) for a, row in zip(opened_A, partner_AP, strict=True)
+               for b in row}  # fmt: skip
+        both = sorted(new - fall.keys())
+        of_target = replace(question, spans=[span])
+        (nats,) = _falls(scorer, of_target, [[units.places(*pair) for pair in both]])
+        fall.update(zip(both, nats.tolist(), strict=True))
 
 
 def _exact(scorer: Scorer, question: Question, candidates: Sequence[np.ndarray]) -> Choice:

@@ -57,7 +57,8 @@ def compare(
         found.planted, left_on=["document", "far_first"], right_on=["document", "place"]
     )
     both["found"] = (hits.groupby(KEYS).size() / k).reindex(both.index, fill_value=0.0)
-    both["as_good"] = both.loss_set <= both.loss_set_of_planted
+    # Of the planted tokens themselves, two evaluations differ in their last bits.
+    both["as_good"] = (both.loss_set <= both.loss_set_of_planted) | (both.found == 1)
     summary = both.groupby("selector").mean()
     cost = found.costs.groupby("selector")[["token_forwards", "num_targets"]].sum()
     summary["token_forwards_per_target"] = (cost.token_forwards / cost.num_targets).round()

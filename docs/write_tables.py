@@ -419,7 +419,7 @@ def planted_pairs(of: dict[str, str]) -> str:
     lines = []
     for selector, called in of.items():
         row = rows.loc[selector]
-        line = [called, f"{row.found:.2f}", f"{row.as_good:.2f}", f"{row.loss_set:.2f}"]
+        line = [called, f"{row.found:.2f}", f"{row.as_good:.3f}", f"{row.loss_set:.2f}"]
         line += [f"{row.loss_set_of_planted:.2f}", f"{row.token_forwards_per_target:,.0f}"]
         lines.append([*line, f"{row.num_targets:.0f}"])
     header = "rule | planted tokens found | as good as they are | loss | with the planted ones"

@@ -276,15 +276,15 @@ def test_the_table_of_sources_is_that_of_the_stored_runs() -> None:
     stored = json.loads((ROOT / "docs/results/sources.json").read_text()).values()
     text = (ROOT / "docs/sources.md").read_text()
     for line, name in (
-        ("its things are what the model writes, of 1,200", "counted"),
-        ("… and its names and verbs", "whole"),
+        ("written by the model, of 1,200", "whole"),
+        ("… its things alone, which sources tell", "counted"),
         ("on one source: that one is named, and no other", "right_source"),
         ("on either of two: told", "told_either"),
         ("on two together: told", "told_both"),
         ("on none: told", "told_none"),
         ("on none: a source is named", "false_rests_on"),
     ):
-        shown = (f"{run[name]:.3f}" for run in stored)
+        shown = (f"{run[name]:.2f}" if name in run else "–" for run in stored)
         assert f"| {line} | {' | '.join(shown)} |\n" in text
 
 
