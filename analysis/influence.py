@@ -160,15 +160,13 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
     gate = min(GATE, WEIGHT_OF_ALL / question.context.block.num_far)
     gate_TU = units.total(gate_gradients(scorer, question.context, spans, gate))
     falls: list[dict[tuple[int, int], float]] = [{} for _ in spans]
-    opened_TA = _best(gate_TU, num).unit_TK
-    _try_partners(scorer, question, opened_TA, falls, gate)
+    first = _best(gate_TU, num).unit_TK.tolist()
+    _try_partners(scorer, question, first, falls, gate)
     again = [
         [unit for unit in _of_best_pairs(fall) if unit not in opened][:NUM_AGAIN]
-        for fall, opened in zip(falls, opened_TA.tolist(), strict=True)
+        for fall, opened in zip(falls, first, strict=True)
     ]
-    if num_again := min(map(len, again)):
-        again_TA = np.array([found[:num_again] for found in again])
-        _try_partners(scorer, question, again_TA, falls, gate)
+    _try_partners(scorer, question, again, falls, gate)
     chosen, score_TU = [], np.zeros((len(spans), len(units)))
     for span, score_U, fall in zip(spans, score_TU, falls, strict=True):
         # Of two that are of one pair, the one that does more alone is the first.
@@ -191,24 +189,23 @@ def _of_best_pairs(falls: dict[tuple[int, int], float]) -> list[int]:
 def _try_partners(
     scorer: Scorer,
     question: Question,
-    opened_TA: np.ndarray,
+    opened: list[list[int]],
     falls: list[dict[tuple[int, int], float]],
     gate: float,
 ) -> None:
-    """Open each of these units, and add to `falls` how far the loss of a target falls with it and a
+    """Open each of a target's units, and add to its `falls` how far the loss falls with one and a
     partner."""
     units = question.units
-    opened = [units.places(unit) for unit in opened_TA.ravel().tolist()]
-    of_each = [span for span in question.spans for _ in range(opened_TA.shape[1])]
-    gate_NU = units.total(gate_gradients(scorer, question.context, of_each, gate, opened))
-    np.put_along_axis(gate_NU, opened_TA.reshape(-1, 1), -np.inf, axis=1)  # no pair with itself
-    partner_NP = _best(gate_NU, min(NUM_PARTNERS, len(units) - 1)).unit_TK
-    partner_TAP = partner_NP.reshape(*opened_TA.shape, -1)
-    for span, fall, opened_A, partner_AP in zip(
-        question.spans, falls, opened_TA.tolist(), partner_TAP.tolist(), strict=True
-    ):
-        new = {(min(a, b), max(a, b)) for a, row in zip(opened_A, partner_AP, strict=True)
-               for b in row}  # fmt: skip
+    each = [unit for own in opened for unit in own]
+    spans = [span for span, own in zip(question.spans, opened, strict=True) for _ in own]
+    if not each:
+        return
+    places = [units.places(unit) for unit in each]
+    gate_NU = units.total(gate_gradients(scorer, question.context, spans, gate, places))
+    gate_NU[np.arange(len(each)), each] = -np.inf  # no pair with itself
+    partners = iter(_best(gate_NU, min(NUM_PARTNERS, len(units) - 1)).unit_TK.tolist())
+    for span, fall, own in zip(question.spans, falls, opened, strict=True):
+        new = {(min(a, b), max(a, b)) for a in own for b in next(partners)}
         both = sorted(new - fall.keys())
         of_target = replace(question, spans=[span])
         (nats,) = _falls(scorer, of_target, [[units.places(*pair) for pair in both]])

@@ -116,9 +116,7 @@ def draw(
     return Exercise(sources, " ".join(asked), statements, list(kinds), needs)
 
 
-def _facts(
-    generator: np.random.Generator, count: int, heldout: bool, dense: bool
-) -> list[Fact]:  # fmt: skip
+def _facts(generator: np.random.Generator, count: int, heldout: bool, dense: bool) -> list[Fact]:
     """Facts of few names and verbs, so that they share words; no pair of these twice. Dense: of two
     verbs, so that nearly each name has a thing for each verb."""
     names = generator.choice(NAMES, max(2, (count + 1) // 2), replace=False).tolist()
@@ -130,7 +128,7 @@ def _facts(
     return [of_pair[generator.integers(len(of_pair))] for of_pair in kept]
 
 
-def asked_for(text: str) -> set[tuple[str, int]]:
+def names_and_verbs(text: str) -> set[tuple[str, int]]:
     """The name and the verb of each fact in a text."""
     words = text.replace(".", "").split()
     return {(name, VERB_OF[verb]) for name, verb in pairwise(words) if verb in VERB_OF}

@@ -35,7 +35,7 @@ import pandas as pd
 import source_explainers
 import torch
 from explainers import OURS
-from laboratory import BOTH, EITHER, NONE, ONE, THINGS, Exercise, asked_for, exercises
+from laboratory import BOTH, EITHER, NONE, ONE, THINGS, Exercise, exercises, names_and_verbs
 from safetensors.torch import save_file
 from source_explainers import CONTESTANTS, SourceQuestion, read_model
 from transformers import PreTrainedTokenizerFast
@@ -82,12 +82,12 @@ def writes(model: LoadedModel, found: Attribution) -> list[tuple[bool, bool]]:
 def decoys_of(one: Exercise, drawn: list[Exercise]) -> list[str]:
     others = [other for other in drawn[:MOST_DECOYS] if other is not one]
     texts = [text for other in others for text in other.sources.values()]
-    return [text for text in texts if not asked_for(text) & asked_for(one.answer)]
+    return [text for text in texts if not names_and_verbs(text) & names_and_verbs(one.answer)]
 
 
 def asked(
     model: LoadedModel, one: Exercise, decoys: list[str], draws: int, seed: int
-) -> Attribution:  # fmt: skip
+) -> Attribution:
     with redirect_stderr(StringIO()):
         found = explain(
             model, sources=one.sources, question=one.question, answer=one.statements,

@@ -40,7 +40,7 @@ def own_losses(results: Results, k: int) -> pd.DataFrame:
 
 def compare(
     found: Results, model: str, max_documents: int, text: str | None = None
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     (k,) = found.planted.groupby("document").size().unique()
     if found.meta.units != ["tokens"] or k not in found.meta.ks:
         raise SystemExit(f"measure tokens alone (--units tokens), with k = {k} among --ks")

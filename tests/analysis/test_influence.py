@@ -168,6 +168,19 @@ def test_partners_are_those_that_a_unit_opens_the_gates_for(
     assert set(choice.unit_TK[0, :2].tolist()) == set(max(falls, key=falls.__getitem__))
 
 
+def test_pairs_of_a_target_are_the_same_whatever_else_is_asked(model: Any) -> None:
+    """Few units are left to be opened again, of some targets fewer than of others."""
+    windows = Windows(16, 6, 6)
+    for seed in range(6):
+        document = np.random.default_rng(seed).integers(0, VOCAB, 40)
+        block = next(iter(windows.blocks(document)))
+        scorer, targets = Scorer(model, CPU), range(block.num_targets)
+        together = SELECTORS["pairs"](scorer, question(scorer, block, targets, 2))
+        for target in targets:
+            alone = SELECTORS["pairs"](scorer, question(scorer, block, [target], 2))
+            np.testing.assert_allclose(together.score_TU[target], alone.score_TU[0], atol=2e-5)
+
+
 @READINGS
 def test_gates_are_open_where_that_is_asked(model: Any, block: Block, far_states: Reading) -> None:
     scorer = Scorer(model, CPU, far_states=far_states)

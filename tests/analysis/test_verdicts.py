@@ -8,13 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olmo_sparsity.analysis.verdicts import (
-    are_discoveries,
-    are_named,
-    chances,
-    judge,
-    tail,
-)
+from olmo_sparsity.analysis.verdicts import are_discoveries, are_named, chances, judge, tail
 from tests.support.sources import made_up
 
 

@@ -109,15 +109,17 @@ def test_the_summary_counts_what_the_model_writes() -> None:
 
 
 def test_no_decoy_tells_of_what_is_asked() -> None:
-    asked_for = laboratory.asked_for
-    assert asked_for("memo Bana dines dors. Felo sells pans.") == {("Bana", 0), ("Felo", 2)}
+    names_and_verbs = laboratory.names_and_verbs
+    assert names_and_verbs("memo Bana dines dors. Felo sells pans.") == {("Bana", 0), ("Felo", 2)}
     drawn = list(laboratory.exercises(20, seed=3))
     for one in drawn:
         decoys = sources.decoys_of(one, drawn)
         assert len(decoys) > 20
-        assert not any(asked_for(one.answer) & asked_for(text) for text in decoys)
-        own = set().union(*map(asked_for, one.sources.values()))
-        assert {pair for pair in asked_for(one.answer) if pair[0] not in laboratory.KNOWN} <= own
+        assert not any(names_and_verbs(one.answer) & names_and_verbs(text) for text in decoys)
+        own = set().union(*map(names_and_verbs, one.sources.values()))
+        assert {
+            pair for pair in names_and_verbs(one.answer) if pair[0] not in laboratory.KNOWN
+        } <= own
 
 
 ROW = {"cpu_s": 1.0, "token_forwards": 10}
