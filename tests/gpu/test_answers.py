@@ -4,6 +4,7 @@ one GPU, and without waiting for it more than a few times."""
 from __future__ import annotations
 
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,22 +16,31 @@ THEIRS = ("LlamaForCausalLM", "Gemma3ForCausalLM", "GPTNeoXForCausalLM")
 
 
 def ask(model: Any, selectors: Any = None, far: str = "contextual") -> dict[str, np.ndarray]:
-    """What the selectors find in one document, on the model's own device."""
+    """What the selectors find in one document, on the model's own device, and the gradients of
+    gates that led them there."""
+    from olmo_sparsity.analysis import influence
     from olmo_sparsity.analysis.documents import Document
-    from olmo_sparsity.analysis.influence import SELECTORS
     from olmo_sparsity.analysis.recovery import recover
     from olmo_sparsity.analysis.scoring import Scorer
     from olmo_sparsity.analysis.windows import Windows
 
     document = Document(np.random.default_rng(0).integers(3, 64, 18))
-    found = {}
-    for name in selectors or SELECTORS:
+    found, gates = {}, []
+    gate_gradients = influence.gate_gradients
+
+    def kept(*args: Any) -> np.ndarray:
+        gates.append(gate_gradients(*args))
+        return gates[-1]
+
+    for name in selectors or influence.SELECTORS:
         if name == "lrp" and "Gemma" in type(getattr(model, "model", model)).__name__:
             continue  # has no rules for this version
         scorer = Scorer(model, far_states=far)
-        tables = recover(scorer, document, Windows(16, 4, 2), selectors=name, ks=(1, 4))
+        with mock.patch.object(influence, "gate_gradients", kept):
+            tables = recover(scorer, document, Windows(16, 4, 2), selectors=name, ks=(1, 4))
         found[name] = tables["influence"].influence.to_numpy()
         found[f"{name}, recovery"] = np.stack(tables["recovery"].loss_set)
+    found["gates"] = np.concatenate([part.ravel() for part in gates] or [np.zeros(0)])
     return found
 
 
