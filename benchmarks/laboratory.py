@@ -79,10 +79,10 @@ def is_heldout(fact: Fact) -> bool:
 
 def draw(
     generator: np.random.Generator, kinds: list[str], num_sources: int, num_extra: int,
-    heldout: bool = False, dense: bool = False,
+    heldout: bool = False, num_verbs: int = len(VERBS),
 ) -> Exercise:  # fmt: skip
     """`kinds`: of the statements. `num_extra`: facts that no statement asks for."""
-    facts = _facts(generator, len(kinds) + kinds.count(BOTH) + num_extra, heldout, dense)
+    facts = _facts(generator, len(kinds) + kinds.count(BOTH) + num_extra, heldout, num_verbs)
     inside: list[list[str]] = [[] for _ in range(num_sources)]
     names = [f"source {index + 1}" for index in range(num_sources)]
 
@@ -116,12 +116,12 @@ def draw(
     return Exercise(sources, " ".join(asked), statements, list(kinds), needs)
 
 
-def _facts(generator: np.random.Generator, count: int, heldout: bool, dense: bool) -> list[Fact]:
-    """Facts of few names and verbs, so that they share words; no pair of these twice. Dense: of two
-    verbs, so that nearly each name has a thing for each verb."""
-    names = generator.choice(NAMES, max(2, (count + 1) // 2), replace=False).tolist()
-    verbs = generator.choice(len(VERBS), 2, replace=False) if dense else np.arange(len(VERBS))
-    pairs = list(product(names, verbs.tolist()))
+def _facts(generator: np.random.Generator, count: int, heldout: bool, num_verbs: int) -> list[Fact]:
+    """Facts that share names and verbs; no pair of these twice."""
+    num_names = max(2, -(-count // min(num_verbs, 2)))
+    names = generator.choice(NAMES, num_names, replace=False).tolist()
+    verbs = generator.choice(len(VERBS), num_verbs, replace=False).tolist()
+    pairs = list(product(names, verbs))
     chosen = [pairs[index] for index in generator.choice(len(pairs), count, replace=False)]
     facts = ([Fact(name, verb, thing) for thing in THINGS] for name, verb in chosen)
     kept = ([fact for fact in of_pair if is_heldout(fact) == heldout] for of_pair in facts)
@@ -156,14 +156,15 @@ def tokenizer() -> Tokenizer:
 
 
 def training_text(generator: np.random.Generator, read: Tokenizer) -> str:
-    """Exercises, short and long, that fill one sequence; the rest of it is a row of dots. Two of
-    three are dense: a model that looks a fact up by its name or its verb alone is often wrong."""
+    """Exercises, short and long, that fill one sequence; the rest of it is a row of dots. A third
+    have one verb, so that names must be told apart; in a third nearly each name has a thing for
+    each of two verbs."""
     texts, room = [], LENGTH - 1
     while True:
         kinds = generator.choice([ONE, ONE, ONE, EITHER, BOTH, NONE], generator.integers(1, 5))
         num_sources = int(generator.integers(2, 5))
-        num_extra, dense = int(generator.integers(0, 3)), bool(generator.integers(3))
-        drawn = draw(generator, kinds.tolist(), num_sources, num_extra, dense=dense)
+        num_extra, num_verbs = int(generator.integers(0, 3)), int(generator.choice([1, 2, 4]))
+        drawn = draw(generator, kinds.tolist(), num_sources, num_extra, num_verbs=num_verbs)
         size = len(read.encode(drawn.text).ids)
         if size > room:
             if texts:

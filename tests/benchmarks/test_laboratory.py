@@ -61,13 +61,16 @@ def test_what_a_statement_rests_on_is_said_there_alone() -> None:
     assert kinds == {"one", "either", "both", "none"}
 
 
-def test_a_dense_exercise_has_a_thing_for_nearly_each_name_and_verb() -> None:
+@pytest.mark.parametrize(("num_verbs", "num_names"), [(1, 6), (2, 3)])
+def test_with_few_verbs_names_must_be_told_apart(num_verbs: int, num_names: int) -> None:
+    """With one, each name has one thing; with two, a thing for each."""
     for seed in range(20):
-        one = laboratory.draw(np.random.default_rng(seed), ["one", "both"], 3, 3, dense=True)
+        generator = np.random.default_rng(seed)
+        one = laboratory.draw(generator, ["one", "both"], 3, 3, num_verbs=num_verbs)
         said = plain(" ".join(one.sources.values())).replace("memo ", "").removesuffix(".")
         pairs = {tuple(fact.split()[:2]) for fact in said.split(". ")}
         names, verbs = ({*words} for words in zip(*pairs, strict=True))
-        assert (len(pairs), len(names), len(verbs)) == (6, 3, 2)
+        assert (len(pairs), len(names), len(verbs)) == (6, num_names, num_verbs)
 
 
 def test_facts_of_exercises_are_in_no_training_text() -> None:
