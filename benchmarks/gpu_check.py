@@ -85,8 +85,9 @@ class Machine:
             step = ["--overlap", "--nodes=1", f"--ntasks={self.num_processes}"]
             command = ["srun", *step, sys.executable, *map(str, words)]
         hidden = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"} if self.small else {}
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         return subprocess.Popen(
-            command, cwd=ROOT, env=os.environ | {"PYTHONPATH": str(ROOT)} | hidden, text=True,
+            command, cwd=ROOT, env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | hidden, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
         )  # fmt: skip
 
