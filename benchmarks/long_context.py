@@ -1,4 +1,5 @@
-"""What one target costs at 1k to 32k tokens, by selector: token-forwards, seconds, memory.
+"""What one target costs at 1k to 32k tokens, by selector: token-forwards, seconds, peak memory (of
+the GPU, if there is one).
 
 python benchmarks/long_context.py [--model FOLDER] [--lengths 1024,8192,32768] [--out FILE.json]
 
@@ -28,6 +29,8 @@ from olmo_sparsity.analysis.scoring import Scorer
 from olmo_sparsity.analysis.windows import Units, Windows
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.model.load import build_model, load_model
+from olmo_sparsity.process.devices import choose_device
+from olmo_sparsity.training.estimate import peak_memory_gib
 
 SHORT, K = 256, 4
 ASKED = tuple(name for name in SELECTORS if name not in ("nearest", "random", "most_frequent"))
@@ -51,6 +54,8 @@ def random_model(length: int) -> Any:
 def measure_row(model_name: str, selector: str, length: int, cpu_seconds: int) -> dict[str, Any]:
     """One target at the end of `length` tokens, all of them before it."""
     model = load_model(model_name).model if model_name else random_model(length)
+    device = choose_device("auto")
+    model.to(device)
     tokens = np.random.default_rng(0).integers(0, model.vocab_size, length + 1)
     block = Windows("all", SHORT).block(tokens, length, length + 1)
     scorer = Scorer(model)
@@ -72,7 +77,7 @@ def measure_row(model_name: str, selector: str, length: int, cpu_seconds: int) -
             "token_forwards": scorer.token_forwards - prefilled,
             "seconds": time.perf_counter() - started,
             "prefill_seconds": prefill_s,
-            "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+            "peak_gib": peak_memory_gib(device),
             **more,
         }
 
