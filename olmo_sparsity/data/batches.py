@@ -75,8 +75,9 @@ class Sequences:
 
     def __init__(self, shards: TokenShards, length: int) -> None:
         self.length, self.paths, self.vocab_size = length, shards.paths, shards.vocab_size
-        self.memmaps = [np.memmap(path, dtype=shards.dtype, mode="r") for path in shards.paths]
-        self.first_of_shard = np.cumsum([0] + [len(memmap) // length for memmap in self.memmaps])
+        # As plain arrays, of which a slice takes half the time.
+        self.arrays = [np.asarray(array) for array in shards.arrays]
+        self.first_of_shard = np.cumsum([0] + [len(array) // length for array in self.arrays])
 
     def __len__(self) -> int:
         return int(self.first_of_shard[-1])
@@ -84,7 +85,7 @@ class Sequences:
     def __getitem__(self, index: int) -> np.ndarray:
         shard = int(np.searchsorted(self.first_of_shard, index, side="right")) - 1
         start = (index - int(self.first_of_shard[shard])) * self.length
-        tokens = self.memmaps[shard][start : start + self.length].astype(np.int64)
+        tokens = self.arrays[shard][start : start + self.length].astype(np.int64)
         if tokens.max() >= self.vocab_size:
             raise DataError(
                 f"{self.paths[shard]} holds token {tokens.max()} near place {start:,}, its "
@@ -177,15 +178,26 @@ class TrainingBatches:
 
     def _collate(self, drawn: Sequence[Drawn], length: int) -> Batch:
         pieces = self.length // length
-        shape = (len(drawn) * pieces, length)
-        tokens_BL, positions_BL = np.empty(shape, np.int64), np.empty(shape, np.int64)
-        labels_BL, documents_BL = np.empty(shape, np.int64), np.zeros(shape, np.int64)
-        for row, (piece, of) in enumerate(product(range(pieces), drawn)):
-            text, index = of.text[piece * length :][:length], of.index * pieces + piece
+        cut = [
+            (of, piece, of.index * pieces + piece) for piece, of in product(range(pieces), drawn)
+        ]
+        tokens_BL = np.empty((len(cut), length), np.int64)
+        labels_of: dict[int, np.ndarray] = {}
+        is_one_document_B = np.zeros(len(cut), bool)
+        for row, (of, piece, index) in enumerate(cut):
+            text = of.text[piece * length :][:length]
             seeds = [self.seed, of.epoch, index]
-            tokens_BL[row], labels_BL[row], is_one_document = self._text(text, seeds)
-            if not is_one_document:
-                documents_BL[row] = number_documents(tokens_BL[row], self.eos_id)
+            tokens_BL[row], labels, is_one_document_B[row] = self._text(text, seeds)
+            if labels is not None:
+                labels_of[row] = labels
+        labels_BL = np.full_like(tokens_BL, IGNORED)
+        labels_BL[:, :-1] = tokens_BL[:, 1:]
+        for row, labels in labels_of.items():
+            labels_BL[row] = labels
+        documents_BL = number_documents(tokens_BL, self.eos_id)
+        documents_BL[is_one_document_B] = 0
+        positions_BL = np.empty_like(tokens_BL)
+        for row, (of, _, index) in enumerate(cut):
             positions_BL[row] = draw_positions(
                 self.positions, length, seed=self.seed, epoch=of.epoch, index=index,
                 documents_L=documents_BL[row] if self.positions.per_document else None,
@@ -195,10 +207,12 @@ class TrainingBatches:
             batch.documents_BL = torch.from_numpy(documents_BL)
         return batch
 
-    def _text(self, text: np.ndarray, seeds: list[int]) -> tuple[np.ndarray, np.ndarray, bool]:
-        """Text, text with planted marks, or a repeated passage, and its labels. Last, whether it
-        counts as one document, so that marks and passages are visible throughout."""
-        is_planted = False
+    def _text(
+        self, text: np.ndarray, seeds: list[int]
+    ) -> tuple[np.ndarray, np.ndarray | None, bool]:
+        """Text, text with planted marks, or a repeated passage; its labels, unless they are the
+        next tokens; whether it counts as one document, so that marks and passages are visible
+        throughout."""
         if self.repeated_share > 0:
             generator = np.random.default_rng([*seeds, REPEATED])
             if generator.random() < self.repeated_share:
@@ -206,8 +220,8 @@ class TrainingBatches:
         if self.planted_share > 0:
             generator = np.random.default_rng([*seeds, PLANTED])
             if generator.random() < self.planted_share / (1 - self.repeated_share):
-                text, is_planted = self.planting.plant_anywhere(text, generator), True
-        return text, np.append(text[1:], IGNORED), is_planted
+                return self.planting.plant_anywhere(text, generator), None, True
+        return text, None, False
 
 
 def number_documents(tokens_BL: np.ndarray, eos_id: int) -> np.ndarray:

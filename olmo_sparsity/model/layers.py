@@ -21,6 +21,10 @@ from olmo_sparsity.model.attention import causal_bias
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Upstream's rotation of the first R coordinates of a head; the rest are unchanged."""
+    if torch.compiler.is_compiling():
+        # The compiler finds the same gradient by itself. PyTorch 2.11 compiles that of a function
+        # whose forward ends in a `.to` which changes nothing as 0.
+        return _turn(x, cos, sin, 1)
     return _Rotation.apply(x, cos, sin)
 
 

@@ -158,18 +158,23 @@ def test_rows_that_came_before_a_crash_stay(tmp_path: Path) -> None:
     assert second.found.startswith("exit code -9")
 
 
-def trained(machine: Any, curve: list[float]) -> Any:
+@pytest.mark.parametrize(
+    ("curve", "norm", "holds"),
+    [
+        ([3.0, 2.0, 1.0001], 0.50001, True),
+        ([3.0, 2.0, 1.01], 0.5, False),
+        ([3.0, 2.0, 1.0], 0.49, False),  # as where a part of the gradient is 0
+        ([3.0, 2.0, 1.0], float("nan"), False),
+        ([3.0], 0.5, False),
+    ],
+)
+def test_another_curve_fails(tmp_path: Path, curve: list[float], norm: float, holds: bool) -> None:
+    machine: Any = machine_at(tmp_path)
     machine.reference = [3.0, 2.0, 1.0]
     machine.train = lambda *given, **settings: curve
-    return machine
-
-
-@pytest.mark.parametrize(
-    ("curve", "holds"), [([3.0, 2.0, 1.0001], True), ([3.0, 2.0, 1.01], False), ([3.0], False)]
-)
-def test_another_curve_fails(tmp_path: Path, curve: list[float], holds: bool) -> None:
+    machine.logged = lambda name, what: [{"reference": 0.5, "ddp": norm}[name]]
     check: Callable = gpu_check.same_curve("ddp", 1)
-    (row,) = gpu_check.perform("ddp", check, trained(machine_at(tmp_path), curve))
+    (row,) = gpu_check.perform("ddp", check, machine)
     assert row.holds == holds
 
 

@@ -18,6 +18,7 @@ Imported only in a process of its own (process.py).
 from __future__ import annotations
 
 # ruff: noqa: E402 — what PyTorch is to find must be loaded before it
+import math
 import sys
 import weakref
 from collections import Counter
@@ -255,14 +256,19 @@ def _scores(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale: floa
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float | None
-) -> tuple[Tensor, Tensor]:
-    """Attention and the log-sum-exp of each query; a kernel keeps no scores."""
+    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float | None,
+    powers_of_two: bool = False,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Attention and the log-sum-exp of each query; a kernel keeps no scores. `powers_of_two`: the
+    kernel multiplies scores by log2(e), so that the lowest numbers become -inf, and a query that
+    sees nothing else gets NaN."""
     if q.device.type == "meta":
         mixed = q.new_empty(*q.shape[:-1], v.shape[-1])
         return mixed, q.new_empty(q.shape[:-1], dtype=torch.float)
     k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], 1) for x in (k, v))
     scores = _scores(q, k, bias, causal, scale)
+    if powers_of_two:
+        scores = scores * math.log2(math.e) * math.log(2)
     mixed = (scores.softmax(-1) @ v.float()).to(q.dtype)
     return mixed.transpose(1, 2).contiguous().transpose(1, 2), scores.logsumexp(-1)
 
@@ -305,7 +311,7 @@ def efficient(
         aligned = 16 // bias.element_size()
         steps = [s for s, size in zip(bias.stride(), bias.shape, strict=True) if size > 1]
         assert all(step % aligned == 0 for step in steps[:-1]), f"strides {bias.stride()}"
-    mixed, log_sum = _forward(q, k, v, bias, is_causal, scale)
+    mixed, log_sum = _forward(q, k, v, bias, is_causal, scale, powers_of_two=True)
     log_sum = torch.nn.functional.pad(log_sum, (0, -q.shape[2] % 32), value=float("inf"))
     if not compute_log_sumexp:  # the real one is left as it was in memory
         log_sum = log_sum[..., :0]
