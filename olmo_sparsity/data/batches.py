@@ -76,7 +76,8 @@ class Sequences:
     def __init__(self, shards: TokenShards, length: int) -> None:
         self.length, self.paths, self.vocab_size = length, shards.paths, shards.vocab_size
         # As plain arrays, of which a slice takes half the time.
-        self.arrays = [np.asarray(array) for array in shards.arrays]
+        maps = [np.memmap(path, dtype=shards.dtype, mode="r") for path in shards.paths]
+        self.arrays = [np.asarray(array) for array in maps]
         self.first_of_shard = np.cumsum([0] + [len(array) // length for array in self.arrays])
 
     def __len__(self) -> int:
