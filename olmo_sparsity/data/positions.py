@@ -60,8 +60,8 @@ def pose(
 ) -> np.ndarray:
     """Positional skip-wise training (PoSE, Zhu et al. 2023): C runs of consecutive IDs below T.
 
-    The numbers of `pose_batch`, without its arrays, which take five times as long for one sequence
-    (a GPU would wait for them).
+    The numbers of `pose_batch`, without its arrays, which take several times as long for one
+    sequence.
     """
     longest = max(1, (length + 1) // num_chunks)
     sizes = generator.integers(1, longest + 1, num_chunks - 1).tolist()

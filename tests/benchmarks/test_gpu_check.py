@@ -17,6 +17,7 @@ import torch
 
 from benchmarks import gpu_check
 from olmo_sparsity.config.file import load_config
+from olmo_sparsity.model import attention
 
 ROOT = Path(__file__).parents[2]
 
@@ -134,6 +135,14 @@ def test_a_command_that_fails_is_a_row_with_its_last_words(
     assert row.found.startswith(found)
 
 
+def test_a_command_finds_what_its_caller_finds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "of_the_caller.py").write_text("print('found')")
+    assert machine_at(tmp_path).run("-c", "import of_the_caller, benchmarks") == "found\n"
+
+
 def test_a_command_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_check, "LIMIT_S", 0.5)
     hang = "import time; time.sleep(1000)"
@@ -220,3 +229,20 @@ def test_numbers_that_are_wrong_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "gradients by 1.0" in row.found
     assert "add_one by 1.0" in row.found
     assert "drop_one" not in row.found
+
+
+def test_a_kernel_that_refuses_is_a_row_and_no_memory_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(*_: Any) -> float:
+        raise error
+
+    monkeypatch.setattr(attention, "far_error", refuse)
+    monkeypatch.setattr(gpu_check, "MODELS", {})
+    error: Exception = RuntimeError("no kernel for this width")
+    rows = list(gpu_check.compare_numbers())
+    assert [row.holds for row in rows] == [False] * 4
+    assert rows[0].found == "rows get copies: no kernel for this width"
+    error = torch.OutOfMemoryError()
+    with pytest.raises(torch.OutOfMemoryError):
+        list(gpu_check.compare_numbers())

@@ -189,6 +189,29 @@ def test_what_is_planted_or_repeated_is_seen_from_everywhere(shards: TokenShards
         assert not next(source.from_step(0)).documents_BL.any()
 
 
+def test_rows_of_several_kinds_do_not_change_each_other(shards: TokenShards) -> None:
+    mixed: dict[str, Any] = {
+        "positions": PositionsConfig(scheme="pose", target_length=512, per_document=True),
+        "length": 300,
+        "mask_documents": True,
+        "planted": PlantedConfig(share=0.3),
+        "repeated": RepeatedConfig(share=0.3),
+    }
+    whole = next(batches(shards, **mixed).from_step(3))
+    assert whole.documents_BL is not None
+    kinds = {
+        (bool(documents_L.any()), bool((labels_L[:-1] == tokens_L[1:]).all()))
+        for tokens_L, labels_L, documents_L in zip(
+            whole.tokens_BL, whole.labels_BL, whole.documents_BL, strict=True
+        )
+    }
+    assert {(True, True), (False, True), (False, False)} <= kinds, "plain, planted, repeated"
+    for rank in range(8):
+        alone = next(batches(shards, **mixed, rank=rank, world_size=8).from_step(3))
+        assert same(alone, whole.rows(slice(rank, rank + 1)))
+        assert torch.equal(alone.documents_BL, whole.documents_BL[rank : rank + 1])
+
+
 def test_heldout_batches_have_contiguous_positions_and_all_lengths(shards: TokenShards) -> None:
     found = list(heldout_batches(shards, length=20, num_sequences=7, batch_size=3))
     assert [len(batch.tokens_BL) for batch in found] == [3, 3, 1]
