@@ -202,6 +202,7 @@ REFUSED_FOR = {  # of the configs that are shipped
     "figure2_code": "include_bias=True",
     "novels": "include_bias=True",
     "prose": "include_bias=True",
+    "prose_27m": "include_bias=True",
     "sources": "include_bias=True",
     "planted_8k": r"query_scale_length=64\.0",
 }
