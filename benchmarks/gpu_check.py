@@ -369,7 +369,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "ALiBi, grouped heads": {"rope": False, "alibi": True, "n_kv_heads": 2},
     "GPT-NeoX": {"architecture": "gpt_neox", "rotary_fraction": 0.5, "include_bias": True,
                  "activation_type": "gelu"},
-    "heads of 256": {"d_model": 512, "n_heads": 2, "layer_norm_type": "rms"},
+    "heads of 256": {"d_model": 512, "n_heads": 2, "layer_norm_type": "rms", "init_std": 0.03},
     "Llama of transformers": {},
 }  # fmt: skip
 
