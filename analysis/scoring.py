@@ -17,6 +17,7 @@ width, C targets of a chunk, V vocabulary.
 
 from __future__ import annotations
 
+import functools
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -43,6 +44,9 @@ Output = TypeVar("Output")
 
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """Not cuDNN's, which plans for tens of milliseconds for each of the hundreds of shapes."""
+
+JOINED = 2048
+"""Far places up to which rows with different ones of them share forwards on a GPU."""
 
 TOGETHER = 16
 """Targets within one run of this many share row lengths, so that their rows share forwards."""
@@ -216,16 +220,22 @@ class Scorer:
         """Rows of equal shape share forwards; results are in the order of the rows."""
         results: list[Any] = [None] * len(rows)
         shapes: dict[tuple, list[int]] = defaultdict(list)
+        joins = functools.cache(self._joins)
         for index, row in enumerate(rows):
-            seen = None if row.seen is None else (row.context, len(row.seen))
+            context, num_seen = None, None
+            if row.seen is not None:
+                context, length = row.context, len(row.places)
+                num_seen = None if joins(context, length) else len(row.seen)
             num_wanted = None if row.wanted is None else row.wanted[1] - row.wanted[0]
-            shapes[len(row.places), row.num_targets, num_wanted, seen].append(index)
-        for (length, _, _, seen), indices in shapes.items():
+            shapes[len(row.places), row.num_targets, num_wanted, context, num_seen].append(index)
+        for (length, _, _, context, num_seen), indices in shapes.items():
             num_keys = length
-            if seen is not None and not self._hides(*seen):
-                num_keys += seen[1]  # a far state takes as much memory as a state of the row
-            elif seen is not None and not self.model.shares_far(seen[0].states.num_places, length):
-                num_keys += seen[0].states.num_places
+            if num_seen is not None and not self._hides(context, num_seen):
+                num_keys += num_seen  # a far state takes as much memory as a state of the row
+            elif num_seen is not None and not self.model.shares_far(
+                context.states.num_places, length
+            ):
+                num_keys += context.states.num_places
 
             def outputs(batch: Sequence[Row]) -> list[Any]:
                 return list(read(self._hidden(batch), batch))
@@ -260,6 +270,18 @@ class Scorer:
                 torch.cuda.empty_cache()
         return outputs
 
+    def _joins(self, context: Context, length: int) -> bool:
+        """Whether rows of `length` places that see different numbers of far places share forwards,
+        what they do not see hidden. A GPU is done with a few rows before the next forward begins.
+        """
+        states = context.states
+        return (
+            self.device.type != "cpu"
+            and states is not None
+            and states.num_places <= JOINED
+            and self.model.shares_far(states.num_places, length)
+        )
+
     def _hides(self, context: Context, num_seen: int) -> bool:
         """Whether the far places that a row does not see are hidden from it: where they are few,
         that avoids copying nearly all states for each row. A model that scales its queries by the
@@ -273,19 +295,26 @@ class Scorer:
     def _hidden(self, batch: Sequence[Row]) -> Tensor:
         """hidden_BWD at the places that predict targets."""
         seen = [NOTHING if row.seen is None else row.seen for row in batch]
+        sizes, states = {len(places) for places in seen}, batch[0].context.states
+        hides = len(sizes) > 1 or self._hides(batch[0].context, *sizes)
+        if hides and states is not None:
+            visible_BF = np.zeros((len(batch), states.num_places), dtype=bool)
+            for visible_F, places in zip(visible_BF, seen, strict=True):
+                visible_F[places] = True
+            seen = list(visible_BF)
         wanted = [np.arange(*(row.wanted or (0, row.num_targets))) for row in batch]
         tokens_BL, positions_BL, seen_BK, wanted_BW = as_tensors(batch, self.device, seen, wanted)
         self.token_forwards += tokens_BL.numel()
-        far, states = None, batch[0].context.states
+        far = None
         if batch[0].seen is not None and states is not None:
-            if not self._hides(batch[0].context, seen_BK.shape[1]):
+            if not hides:
                 far = states.choose(seen_BK)
-            elif seen_BK.shape[1] == states.num_places:
+            elif sizes == {states.num_places}:
                 far = states.expand(len(batch))
             else:
-                shape = (len(batch), states.num_places)
-                bias_BF = torch.full(shape, torch.finfo(torch.float).min, device=self.device)
-                far = states.expand(len(batch), bias_BF.scatter_(1, seen_BK, 0.0))
+                bias_BF = torch.zeros(len(batch), states.num_places, device=self.device)
+                bias_BF.masked_fill_(seen_BK == 0, torch.finfo(torch.float).min)
+                far = states.expand(len(batch), bias_BF)
         hidden_BWD = self.model.hidden(tokens_BL, positions_BL, far=far, last=batch[0].num_targets)
         if batch[0].wanted is None:
             return hidden_BWD

@@ -91,6 +91,34 @@ def test_the_host_waits_once_for_a_batch(name: str) -> None:
     assert gpus.waits.total() <= (1 + allowed) * len(counted) + 2, gpus.waits
 
 
+@pytest.mark.parametrize("name", ["olmo", "LlamaForCausalLM"])
+@on_pretended_gpus
+def test_rows_that_see_different_far_places_share_forwards(name: str) -> None:
+    """On a GPU a forward of a few rows ends before the next is launched."""
+    from olmo_sparsity.analysis.scoring import Scorer
+    from olmo_sparsity.analysis.windows import Windows
+    from tests.gpu.pretend import pretend
+
+    model, counts = build(name), []
+    (block,) = Windows(16, 4, 2).blocks(np.random.default_rng(0).integers(3, 64, 18))
+
+    def losses(model: Any) -> np.ndarray:
+        scorer = Scorer(model)
+        context = scorer.context(block)
+        real, batches = scorer._hidden, []
+        scorer._hidden = lambda batch: batches.append(batch) or real(batch)  # type: ignore[method-assign]
+        sets = [np.arange(k) for k in (1, 2, 4, 8, 11, 12)]
+        found = scorer.losses([context.set_row(far) for far in sets])
+        counts.append(len(batches))
+        return np.stack(found)
+
+    expected = losses(model)
+    with pretend():
+        found = losses(model.to("cuda:0"))
+    np.testing.assert_allclose(found, expected, atol=2e-4)
+    assert counts == [6, 1]
+
+
 @pytest.mark.parametrize("name", [*OURS, *THEIRS])
 @on_pretended_gpus
 def test_far_states_keep_keys_and_values_alone(name: str) -> None:
