@@ -17,9 +17,8 @@ width, C targets of a chunk, V vocabulary.
 
 from __future__ import annotations
 
-import functools
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any, TypeVar, get_args
@@ -44,9 +43,6 @@ Output = TypeVar("Output")
 
 KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 """Not cuDNN's, which plans for tens of milliseconds for each of the hundreds of shapes."""
-
-JOINED = 2048
-"""Far places up to which rows with different ones of them share forwards on a GPU."""
 
 TOGETHER = 16
 """Targets within one run of this many share row lengths, so that their rows share forwards."""
@@ -219,31 +215,42 @@ class Scorer:
     def _run(self, rows: Sequence[Row], read: Callable[[Tensor, Sequence[Row]], Any]) -> list[Any]:
         """Rows of equal shape share forwards; results are in the order of the rows."""
         results: list[Any] = [None] * len(rows)
-        shapes: dict[tuple, list[int]] = defaultdict(list)
-        joins = functools.cache(self._joins)
-        for index, row in enumerate(rows):
-            context, num_seen = None, None
-            if row.seen is not None:
-                context, length = row.context, len(row.places)
-                num_seen = None if joins(context, length) else len(row.seen)
-            num_wanted = None if row.wanted is None else row.wanted[1] - row.wanted[0]
-            shapes[len(row.places), row.num_targets, num_wanted, context, num_seen].append(index)
-        for (length, _, _, context, num_seen), indices in shapes.items():
-            num_keys = length
-            if num_seen is not None and not self._hides(context, num_seen):
-                num_keys += num_seen  # a far state takes as much memory as a state of the row
-            elif num_seen is not None and not self.model.shares_far(
-                context.states.num_places, length
-            ):
-                num_keys += context.states.num_places
+        for indices, hides, num_keys in self._groups(rows):
 
-            def outputs(batch: Sequence[Row]) -> list[Any]:
-                return list(read(self._hidden(batch), batch))
+            def outputs(batch: Sequence[Row], hides: bool = hides) -> list[Any]:
+                return list(read(self._hidden(batch, hides), batch))
 
             parts = self.in_batches([rows[index] for index in indices], num_keys, outputs)
             for index, output in zip(indices, chain(*parts), strict=True):
                 results[index] = output
         return results
+
+    def _groups(self, rows: Sequence[Row]) -> Iterator[tuple[list[int], bool, int]]:
+        """Rows that share forwards, whether far places are hidden from them (see `_hidden`), and the
+        number of keys of each, as a far state takes as much memory as a state of the row. On a GPU
+        rows may see different numbers of far places, if one forward holds them all: to launch one
+        of a few rows takes longer than to compute it."""
+        shapes: dict[tuple, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for index, row in enumerate(rows):
+            context, num_seen = (None, 0) if row.seen is None else (row.context, len(row.seen))
+            num_wanted = None if row.wanted is None else row.wanted[1] - row.wanted[0]
+            of_shape = shapes[len(row.places), row.num_targets, num_wanted, context]
+            of_shape[num_seen].append(index)
+        for (length, _, _, context), of_shape in shapes.items():
+            every = list(chain(*of_shape.values()))
+            if context is None:
+                yield every, False, length
+                continue
+            num_places = context.states.num_places
+            shares = self.model.shares_far(num_places, length)
+            fits = len(every) * length <= self.batch_tokens
+            if self.device.type != "cpu" and shares and len(of_shape) > 1 and fits:
+                yield every, True, length
+                continue
+            for num_seen, indices in of_shape.items():
+                hides = self._hides(context, num_seen)
+                num_far = num_seen if not hides else 0 if shares else num_places
+                yield indices, hides, length + num_far
 
     def in_batches(
         self, items: Sequence[Item], num_tokens: int, compute: Callable[[Sequence[Item]], Output]
@@ -270,18 +277,6 @@ class Scorer:
                 torch.cuda.empty_cache()
         return outputs
 
-    def _joins(self, context: Context, length: int) -> bool:
-        """Whether rows of `length` places that see different numbers of far places share forwards,
-        what they do not see hidden. A GPU is done with a few rows before the next forward begins.
-        """
-        states = context.states
-        return (
-            self.device.type != "cpu"
-            and states is not None
-            and states.num_places <= JOINED
-            and self.model.shares_far(states.num_places, length)
-        )
-
     def _hides(self, context: Context, num_seen: int) -> bool:
         """Whether the far places that a row does not see are hidden from it: where they are few,
         that avoids copying nearly all states for each row. A model that scales its queries by the
@@ -292,11 +287,11 @@ class Scorer:
         return states is not None and 2 * num_seen > states.num_places and not counts_keys
 
     @sdpa_kernel(KERNELS)
-    def _hidden(self, batch: Sequence[Row]) -> Tensor:
-        """hidden_BWD at the places that predict targets."""
+    def _hidden(self, batch: Sequence[Row], hides: bool) -> Tensor:
+        """hidden_BWD at the places that predict targets. `hides`: rows are given all far states,
+        and what they do not see is hidden; else copies of those that they see."""
         seen = [NOTHING if row.seen is None else row.seen for row in batch]
-        sizes, states = {len(places) for places in seen}, batch[0].context.states
-        hides = len(sizes) > 1 or self._hides(batch[0].context, *sizes)
+        states = batch[0].context.states
         if hides and states is not None:
             visible_BF = np.zeros((len(batch), states.num_places), dtype=bool)
             for visible_F, places in zip(visible_BF, seen, strict=True):
@@ -309,7 +304,7 @@ class Scorer:
         if batch[0].seen is not None and states is not None:
             if not hides:
                 far = states.choose(seen_BK)
-            elif sizes == {states.num_places}:
+            elif visible_BF.all():
                 far = states.expand(len(batch))
             else:
                 bias_BF = torch.zeros(len(batch), states.num_places, device=self.device)

@@ -74,9 +74,9 @@ def test_the_host_waits_once_for_a_batch(name: str) -> None:
     counted: list[int] = []
     real = Scorer._hidden
 
-    def count(scorer: Any, batch: Any) -> Any:
+    def count(scorer: Any, *asked: Any) -> Any:
         before = gpus.waits.total()
-        hidden = real(scorer, batch)
+        hidden = real(scorer, *asked)
         counted.append(gpus.waits.total() - before)
         return hidden
 
@@ -91,32 +91,42 @@ def test_the_host_waits_once_for_a_batch(name: str) -> None:
     assert gpus.waits.total() <= (1 + allowed) * len(counted) + 2, gpus.waits
 
 
+@pytest.mark.parametrize("prefix", [(), (1, 2)])
 @pytest.mark.parametrize("name", ["olmo", "LlamaForCausalLM"])
 @on_pretended_gpus
-def test_rows_that_see_different_far_places_share_forwards(name: str) -> None:
-    """On a GPU a forward of a few rows ends before the next is launched."""
+def test_rows_that_see_different_far_places_share_forwards(
+    name: str, prefix: tuple[int, ...]
+) -> None:
+    """On a GPU, if one forward holds them all; to launch one takes longer than to compute it."""
     from olmo_sparsity.analysis.scoring import Scorer
     from olmo_sparsity.analysis.windows import Windows
     from tests.gpu.pretend import pretend
 
-    model, counts = build(name), []
-    (block,) = Windows(16, 4, 2).blocks(np.random.default_rng(0).integers(3, 64, 18))
+    model = build(name)
+    (block,) = Windows(16, 4, 2, prefix).blocks(np.random.default_rng(0).integers(3, 64, 18))
+    sets = [np.arange(k) for k in (1, 2, 4, 8, 11, 12)] + [np.array([3, 7])] * 3
 
-    def losses(model: Any) -> np.ndarray:
-        scorer = Scorer(model)
-        context = scorer.context(block)
-        real, batches = scorer._hidden, []
-        scorer._hidden = lambda batch: batches.append(batch) or real(batch)  # type: ignore[method-assign]
-        sets = [np.arange(k) for k in (1, 2, 4, 8, 11, 12)]
-        found = scorer.losses([context.set_row(far) for far in sets])
-        counts.append(len(batches))
-        return np.stack(found)
+    def losses(batch_tokens: int, sets: list[np.ndarray] = sets) -> tuple[np.ndarray, list[int]]:
+        scorer = Scorer(model, batch_tokens=batch_tokens)
+        context, real, sizes = scorer.context(block), scorer._hidden, list[int]()
 
-    expected = losses(model)
+        def counted(batch: Any, hides: bool) -> Any:
+            sizes.append(len(batch))
+            return real(batch, hides)
+
+        scorer._hidden = counted  # type: ignore[method-assign]
+        return np.stack(scorer.losses([context.set_row(far, (0, 2)) for far in sets])), sizes
+
+    expected, on_cpu = losses(1000)
+    assert on_cpu == [1, 4, 1, 1, 1, 1]
     with pretend():
-        found = losses(model.to("cuda:0"))
-    np.testing.assert_allclose(found, expected, atol=2e-4)
-    assert counts == [6, 1]
+        model.to("cuda:0")
+        for batch_tokens, wanted in ((5 * len(sets), [len(sets)]), (5 * len(sets) - 1, on_cpu)):
+            found, sizes = losses(batch_tokens)
+            np.testing.assert_allclose(found, expected, atol=2e-4)
+            assert sizes == wanted
+        # Rows that see as many places each get copies of these, which take memory.
+        assert max(losses(50, [np.arange(2)] * 12)[1]) == 50 // (5 + 2 + len(prefix))
 
 
 @pytest.mark.parametrize("name", [*OURS, *THEIRS])
