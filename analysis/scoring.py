@@ -226,10 +226,10 @@ class Scorer:
         return results
 
     def _groups(self, rows: Sequence[Row]) -> Iterator[tuple[list[int], bool, int]]:
-        """Rows that share forwards, whether far places are hidden from them (see `_hidden`), and the
-        number of keys of each, as a far state takes as much memory as a state of the row. On a GPU
-        rows may see different numbers of far places, if one forward holds them all: to launch one
-        of a few rows takes longer than to compute it."""
+        """Rows that share forwards, whether far places are hidden from them (see `_hidden`), and
+        the number of keys of each: a far state takes as much memory as a state of the row. On a
+        GPU rows may see different numbers of far places, if one forward holds them all: to launch
+        one of a few rows takes longer than to compute it."""
         shapes: dict[tuple, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
         for index, row in enumerate(rows):
             context, num_seen = (None, 0) if row.seen is None else (row.context, len(row.seen))
