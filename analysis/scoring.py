@@ -292,7 +292,8 @@ class Scorer:
         and what they do not see is hidden; else copies of those that they see."""
         seen = [NOTHING if row.seen is None else row.seen for row in batch]
         states = batch[0].context.states
-        if hides and states is not None:
+        if hides:
+            assert states is not None
             visible_BF = np.zeros((len(batch), states.num_places), dtype=bool)
             for visible_F, places in zip(visible_BF, seen, strict=True):
                 visible_F[places] = True

@@ -305,6 +305,9 @@ def test_the_speeds_of_a_gpu_are_those_of_the_stored_check() -> None:
         line = next(line for line in text.splitlines() if line.startswith(f"| `c4_{size}_pose` |"))
         for number in re.findall(r"[\d,.]*\d", row["found"]):
             assert number in line, number
+    off = [row["found"].split()[-1] for row in rows if row["check"].endswith(", fp32")]
+    assert len(off) == 5
+    assert f"within {max(map(float, off)):.1e}".replace("e-0", "e-") in text
 
 
 def test_pypi_has_what_is_pinned() -> None:

@@ -114,7 +114,7 @@ def test_rows_that_see_different_far_places_share_forwards(
             sizes.append(len(batch))
             return real(batch, hides)
 
-        scorer._hidden = counted  # type: ignore[method-assign]
+        scorer._hidden = counted  # type: ignore[method-assign] # counts rows
         return np.stack(scorer.losses([context.set_row(far, (0, 2)) for far in sets])), sizes
 
     expected, on_cpu = losses(1000)
