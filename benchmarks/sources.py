@@ -2,6 +2,7 @@
 
     python benchmarks/sources.py runs/sources [--num 400] [--seed 1] [--draws 8] [--keep TABLE.json]
     OMP_NUM_THREADS=1 python benchmarks/sources.py runs/sources --rivals [--other-python PYTHON]
+        [--keep TABLE.csv]
 
 Exercises of the laboratory (laboratory.py), held out from training. Counted are statements whose
 things the model itself writes: each is its most likely token. Names and verbs stand in the
@@ -340,7 +341,9 @@ def main() -> None:
     parser.add_argument("--num", type=int, default=400, help="exercises")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--draws", type=int, default=8)
-    parser.add_argument("--keep", type=Path, help="a JSON file that gets the shares of this run")
+    parser.add_argument(
+        "--keep", type=Path, help="gets the shares of this run (JSON), or the rivals (CSV)"
+    )
     parser.add_argument("--rivals", action="store_true")
     parser.add_argument("--other-python", default="", help="of an environment with the rivals")
     parser.add_argument("--only", default="", help="contestants with one of these in their names")
@@ -353,6 +356,8 @@ def main() -> None:
         print(table.round(3).to_string())
         for name, counts in confused.items():
             print(f"\n{name}\n{counts}")
+        if options.keep:
+            table.round(4).to_csv(options.keep, index_label="rival")
         return
     rows = measure(model, list(exercises(options.num, options.seed)), options.draws)
     print(pd.crosstab(rows.kind[rows.counted], rows.said[rows.counted]))
