@@ -1,13 +1,15 @@
 """How often verdicts on sources are right, where what a statement rests on is known; and rivals.
 
     python benchmarks/sources.py runs/sources [--num 400] [--seed 1] [--draws 8] [--keep TABLE.json]
+        [--swapped]
     OMP_NUM_THREADS=1 python benchmarks/sources.py runs/sources --rivals [--other-python PYTHON]
         [--keep TABLE.csv]
 
 Exercises of the laboratory (laboratory.py), held out from training. Counted are statements whose
 things the model itself writes: each is its most likely token. Names and verbs stand in the
 question. Decoys are sources of other exercises in which no fact of the answer has its name and
-verb.
+verb. `--swapped`: sources of another exercise stand in place of an exercise's own, likewise without
+the facts of the answer, so that statements rest on none of them; those known by heart are left out.
 
 Rivals (source_explainers.py; pip install captum context-cite inseq at2, here or in the environment
 of PYTHON) give each source a score. Asked of each: is the best source of a statement on one source
@@ -25,6 +27,7 @@ import json
 import sys
 import tempfile
 from contextlib import redirect_stderr
+from dataclasses import replace
 from functools import cached_property
 from io import StringIO
 from pathlib import Path
@@ -98,12 +101,25 @@ def asked(
     return found
 
 
-def measure(model: LoadedModel, drawn: list[Exercise], draws: int = 8) -> pd.DataFrame:
+def beside_others(one: Exercise, number: int, drawn: list[Exercise]) -> Exercise:
+    """The exercise with the sources of another, which are no decoys."""
+    others = drawn[MOST_DECOYS:]
+    for other in others[number % len(others) :] + others:
+        said = names_and_verbs(" ".join(other.sources.values()))
+        if other is not one and not said & names_and_verbs(one.answer):
+            return replace(one, sources=other.sources, needs=[[] for _ in one.needs])
+    raise ValueError("all others have a fact of the answer")
+
+
+def measure(
+    model: LoadedModel, drawn: list[Exercise], draws: int = 8, swapped: bool = False
+) -> pd.DataFrame:
     """A row for each statement: what it rests on, what the verdict says, whether it is counted, and
     whether the model writes all of it."""
     rows = []
-    for number, one in enumerate(drawn):
-        found = asked(model, one, decoys_of(one, drawn), draws, seed=number)
+    for number, own in enumerate(drawn):
+        one = beside_others(own, number, drawn) if swapped else own
+        found = asked(model, one, decoys_of(own, drawn), draws, seed=number)
         written = writes(model, found)
         for t, said in enumerate(found.statements.itertuples()):
             same = sorted(said.sources) == one.needs[t]
@@ -130,6 +146,16 @@ def summary(rows: pd.DataFrame) -> dict[str, float]:
         "none_below": float((none.nats < MIN_GAP).mean()),
         **{f"counted_{kind}": of for kind, of in rows.groupby("kind").counted.mean().items()},
         **{f"all_{kind}": of for kind, of in of_all.mean().items()},
+    }
+
+
+def summary_of_swapped(rows: pd.DataFrame) -> dict[str, float]:
+    """Of statements that rested on a source."""
+    rows = rows[rows.kind != NONE]
+    return {
+        "swapped": len(rows),
+        "swapped_rests_on": float((rows.said != NONE).mean()),
+        "swapped_below": float((rows.nats < MIN_GAP).mean()),
     }
 
 
@@ -344,6 +370,7 @@ def main() -> None:
     parser.add_argument(
         "--keep", type=Path, help="gets the shares of this run (JSON), or the rivals (CSV)"
     )
+    parser.add_argument("--swapped", action="store_true")
     parser.add_argument("--rivals", action="store_true")
     parser.add_argument("--other-python", default="", help="of an environment with the rivals")
     parser.add_argument("--only", default="", help="contestants with one of these in their names")
@@ -359,13 +386,17 @@ def main() -> None:
         if options.keep:
             table.round(4).to_csv(options.keep, index_label="rival")
         return
-    rows = measure(model, list(exercises(options.num, options.seed)), options.draws)
-    print(pd.crosstab(rows.kind[rows.counted], rows.said[rows.counted]))
-    shares = {name: round(value, 4) for name, value in summary(rows).items()}
+    drawn = list(exercises(options.num, options.seed))
+    rows = measure(model, drawn, options.draws, options.swapped)
+    counted = rows if options.swapped else rows[rows.counted]
+    print(pd.crosstab(counted.kind, counted.said))
+    shares = summary_of_swapped(rows) if options.swapped else summary(rows)
+    shares = {name: round(value, 4) for name, value in shares.items()}
     print(json.dumps(shares, indent=1))
     if options.keep:
         kept = json.loads(options.keep.read_text()) if options.keep.exists() else {}
-        kept[Path(options.model).name] = shares
+        name = Path(options.model).name
+        kept[name] = kept.get(name, {}) | shares
         options.keep.write_text(json.dumps(kept, indent=1) + "\n")
 
 

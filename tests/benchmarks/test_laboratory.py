@@ -125,6 +125,25 @@ def test_no_decoy_tells_of_what_is_asked() -> None:
         } <= own
 
 
+def test_sources_of_another_exercise_tell_nothing_of_the_answer() -> None:
+    drawn = list(laboratory.exercises(70, seed=3))
+    for number, one in enumerate(drawn):
+        swapped = sources.beside_others(one, number, drawn)
+        assert (swapped.question, swapped.statements) == (one.question, one.statements)
+        assert swapped.needs == [[], [], []]
+        texts = swapped.sources.values()
+        own = laboratory.names_and_verbs(one.answer)
+        assert not any(own & laboratory.names_and_verbs(text) for text in texts)
+        assert not set(texts) & {*sources.decoys_of(one, drawn), *one.sources.values()}
+    rows = sources.pd.DataFrame(
+        [("one", "none", 0.0), ("both", "one", 2.0), ("either", "none", 1.0), ("none", "one", 1.0)],
+        columns=["kind", "said", "nats"],
+    )
+    assert sources.summary_of_swapped(rows) == {
+        "swapped": 3, "swapped_rests_on": 1 / 3, "swapped_below": 1 / 3,
+    }  # fmt: skip
+
+
 ROW = {"cpu_s": 1.0, "token_forwards": 10}
 
 
