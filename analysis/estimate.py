@@ -32,7 +32,7 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
     """Runs the induction check, the losses of some targets, and the recovery of a few."""
     ours = share_of(plan.measured, *shard)
     losses, of_losses = _try_losses(plan)
-    scale = _num_targets(plan, ours) / len(losses)
+    scale = _num_targets(plan, [n for n in ours if n not in plan.known]) / len(losses)
     seconds, forwards = of_losses.seconds * scale, of_losses.forwards * scale
     if plan.fits_thresholds:
         sample = _beginnings(plan, _blocks_of(losses, plan.settings.windows))
@@ -74,7 +74,7 @@ def _beginnings(plan: Plan, num_blocks: int) -> Plan:
     windows = plan.settings.windows
     size = windows.first_target + num_blocks * windows.stride
     items = [replace(d, tokens=d.tokens[:size]) for d in plan.documents.items]
-    return replace(plan, documents=replace(plan.documents, items=items))
+    return replace(plan, documents=replace(plan.documents, items=items), known={})
 
 
 def _blocks_of(losses: pd.DataFrame, windows: Windows) -> int:

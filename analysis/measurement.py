@@ -66,9 +66,9 @@ def measure(
     """Measure the documents that are not finished yet in `out` (default: a temporary folder).
     Returns None if documents are left to other processes; the last of them gets the results.
 
-    `model`, `documents`, `windows`, and `targets`, `at` and `quick` among the options: as in
-    `plan`. `shard=(i, n)`: the i-th of n processes that measure into one folder. `partial`: measure
-    nothing, and write results of the documents finished so far to `out`/partial.
+    `model`, `documents`, `windows`, and `targets`, `choices`, `losses`, `at` and `quick` among the
+    options: as in `plan`. `shard=(i, n)`: the i-th of n processes that measure into one folder.
+    `partial`: measure nothing, and write results of the documents finished so far to `out`/partial.
     """
     index, of = shard if isinstance(shard, tuple) and len(shard) == 2 else (0, 0)
     if not 0 <= index < of or (out is None and of > 1):
@@ -290,7 +290,8 @@ def _meta(plan: Plan, losses: pd.DataFrame, left: int, about: dict[str, Any]) ->
             "batch_noise": model.batch_noise,
             "trained": model.trained,
         },
-        data={"source": documents.name, "fingerprint": documents.fingerprint},
+        data={"source": documents.name, "fingerprint": documents.fingerprint}
+        | ({"losses_from": plan.known_from} if plan.known else {}),
         dtype=model.dtype,
         windows=asdict(settings.windows) | {"far_states": settings.far_states},
         units=list(settings.units),

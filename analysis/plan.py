@@ -5,7 +5,7 @@ Place in the flow: model + text + options → **plan** → measurement, which ru
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.choices import Choices, settings_of
 from olmo_sparsity.analysis.documents import Controls, Documents
 from olmo_sparsity.analysis.induction import repetition_drop
 from olmo_sparsity.analysis.influence import check_can_run, check_names
 from olmo_sparsity.analysis.recovery import recover
-from olmo_sparsity.analysis.results import Results, read_results
+from olmo_sparsity.analysis.results import Results
+from olmo_sparsity.analysis.reuse import Choices, losses_of, read_other, settings_of, targets_of
 from olmo_sparsity.analysis.scoring import TOGETHER, Scorer, context_losses
 from olmo_sparsity.analysis.settings import (
     QUICK,
@@ -32,13 +32,12 @@ from olmo_sparsity.analysis.settings import (
 )
 from olmo_sparsity.analysis.sources import cut_to_targets, open_documents, plant_dependencies
 from olmo_sparsity.analysis.statistics import half_of
-from olmo_sparsity.analysis.tables import Columns, plain
+from olmo_sparsity.analysis.tables import Columns
 from olmo_sparsity.analysis.targets import (
     At,
     Thresholds,
     choose_targets,
     fit_thresholds,
-    given_targets,
     named_targets,
     of_document,
     planted_targets,
@@ -58,6 +57,7 @@ def plan(
     *,
     targets: Results | str | Path | None = None,
     choices: Results | str | Path | None = None,
+    losses: Results | str | Path | None = None,
     at: At | None = None,
     quick: bool = False,
     **options: Any,
@@ -67,19 +67,19 @@ def plan(
     `model`: loaded, or what `load_model` reads. `documents`: read, or what `open_documents` reads.
     `windows`: in place of long, short and stride. `targets`: another measurement of the same text,
     or its folder, to evaluate its targets. `choices`: the same, and also the units that it ranked,
-    with its settings (but for `ks`): what one model chooses is evaluated by another. `at` names
-    targets, as in `explain`. `quick`: a first look at the beginnings of documents.
+    with its settings (but for `ks`): what one model chooses is evaluated by another. `losses`: a
+    measurement by the same model, whose losses are taken. `at` names targets, as in `explain`.
+    `quick`: a first look at the beginnings of documents.
     """
     refuse_unknown("measure", options, Settings, TextOptions, ModelOptions)
-    targets, choices = (_read(name, given) for name, given in
-                        (("targets", targets), ("choices", choices)))  # fmt: skip
+    targets, choices, known = (
+        read_other(name, given)
+        for name, given in (("targets", targets), ("choices", choices), ("losses", losses))
+    )
     if windows is not None:
         options = _window_options(windows, options)
-    if quick:  # of documents that are read, none is left out
-        is_read = isinstance(documents, Documents)
-        options = {
-            n: v for n, v in QUICK.items() if not (is_read and n == "max_documents")
-        } | options
+    if quick:
+        options = _quick(options, documents)
     if choices is None:
         settings = build(Settings, options)
     else:
@@ -104,10 +104,16 @@ def plan(
     if not settings.prefix_ids:
         ids = loaded.prefix_ids(of_model.prefix)
         settings = replace(settings, prefix_ids=tuple(ids))
-    if choices is not None:
-        return Plan.of(loaded, opened, settings, choices, of_model.batch_tokens, transfers=True)
-    named = at if targets is None else targets
-    return Plan.of(loaded, opened, settings, named, of_model.batch_tokens)
+    named = next((given for given in (choices, targets, at) if given is not None), None)
+    transfers = choices is not None
+    made = Plan.of(loaded, opened, settings, named, of_model.batch_tokens, transfers)
+    return made if known is None else made.with_losses(known)
+
+
+def _quick(options: dict[str, Any], documents: Any) -> dict[str, Any]:
+    """Of documents that are read, none is left out."""
+    is_read = isinstance(documents, Documents)
+    return {n: v for n, v in QUICK.items() if not (is_read and n == "max_documents")} | options
 
 
 def _check_one_says(named: set[str], documents: Any, options: TextOptions) -> None:
@@ -121,17 +127,6 @@ def _check_one_says(named: set[str], documents: Any, options: TextOptions) -> No
     for says in (of_text, sorted(named), [*sorted(named - {"choices"}), *of_text]):
         if len(says) > 1:
             raise ConfigError(f"{' and '.join(says)} each say which targets: leave all but one out")
-
-
-def _read(name: str, given: Any) -> Results | None:
-    if isinstance(given, str | Path):
-        return read_results(given)
-    if given is not None and not isinstance(given, Results):
-        raise ConfigError(
-            f"{name}={given} must be another measurement or its folder; `share` sets how many "
-            "targets are chosen"
-        )
-    return given
 
 
 def _window_options(windows: Any, options: dict[str, Any]) -> dict[str, Any]:
@@ -229,6 +224,11 @@ class Plan:
     choices: Choices | None = None
     """Ranked units of another measurement; None: they are ranked here."""
 
+    known: dict[int, pd.DataFrame] = field(default_factory=dict)
+    """Losses of documents, of another measurement by this model."""
+
+    known_from: dict[str, Any] = field(default_factory=dict)
+
     @staticmethod
     def of(
         model: LoadedModel,
@@ -248,7 +248,7 @@ class Plan:
         controls = Controls(documents, windows, settings.control, settings.draws, settings.seed)
         plan = Plan(model, documents, settings, scorer, controls)
         if isinstance(given, Results):
-            plan.given = _targets_of(given, documents, settings)
+            plan.given = targets_of(given, documents, settings)
             if transfers:
                 plan.choices = Choices.of(given)
                 plan.given = plan.choices.targets[plan.given.columns].reset_index(drop=True)
@@ -257,6 +257,11 @@ class Plan:
         elif given is not None:
             plan.given = named_targets(documents, given, windows)
         return plan
+
+    def with_losses(self, given: Results) -> Plan:
+        known = losses_of(given, self.model, self.documents, self.settings)
+        about = {name: getattr(given.meta, name) for name in ("commit", "machine", "command")}
+        return replace(self, known=known, known_from=about)
 
     @cached_property
     def measured(self) -> list[int]:
@@ -294,11 +299,11 @@ class Plan:
 
     def losses(self, number: int) -> dict[str, Columns]:
         """The rows of one document in the tables of the first phase."""
-        document, windows = self.documents[number], self.settings.windows
-        return {
-            "documents": {"name": [document.name]},
-            "losses": dict(context_losses(self.scorer, document, windows, self.controls)),
-        }
+        document, losses = self.documents[number], self.known.get(number)
+        if losses is None:
+            windows = self.settings.windows
+            losses = context_losses(self.scorer, document, windows, self.controls)
+        return {"documents": {"name": [document.name]}, "losses": dict(losses)}
 
     def thresholds(self, losses: pd.DataFrame) -> Thresholds:
         if not self.fits_thresholds:
@@ -368,24 +373,6 @@ def _refuse_for_given(settings: Settings, are_given: bool) -> None:
         raise ConfigError(
             f"{', '.join(changed)}: for chosen targets, and these are given; leave it out"
         )
-
-
-def _targets_of(given: Results, documents: Documents, settings: Settings) -> pd.DataFrame:
-    """The targets of another measurement of the same text."""
-    if given.meta.data.get("fingerprint") != documents.fingerprint:
-        raise DataError(
-            f"the targets were chosen in {given.meta.data.get('source')}, which differs from "
-            f"{documents.name} in text or tokenizer; give the same text and number of "
-            "documents, and a model with the same tokenizer"
-        )
-    ours = plain(asdict(settings.windows)) | {"seed": settings.seed, "draws": settings.draws}
-    theirs = (
-        {"prefix": [], "most": None, "seed": given.meta.seed}
-        | given.meta.windows
-        | given.meta.controls
-    )
-    same_settings = all(theirs.get(name) == value for name, value in ours.items())
-    return given_targets(given.targets, settings.windows, same_settings)
 
 
 def refuse_for_loaded(options: ModelOptions) -> None:

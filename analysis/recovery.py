@@ -20,9 +20,9 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from olmo_sparsity.analysis.choices import Choices
 from olmo_sparsity.analysis.documents import Controls, Document, FarText
 from olmo_sparsity.analysis.influence import AIMED, SELECTORS, Choice, Question, falls_of_sets
+from olmo_sparsity.analysis.reuse import Choices
 from olmo_sparsity.analysis.scoring import Context, Row, Scorer
 from olmo_sparsity.analysis.settings import KS
 from olmo_sparsity.analysis.statistics import rank_correlations

@@ -148,6 +148,8 @@ def _add_measure(sub: Parser) -> None:
             "targets")  # fmt: skip
     sub.add("--choices", metavar="FOLDER", help="the same, and the far units that were ranked "
             "there, by another model")  # fmt: skip
+    sub.add("--losses", metavar="FOLDER", help="results of the same model, text and windows, whose "
+            "losses are taken")  # fmt: skip
     sub.add("--at", action="append", metavar="WORDS", help="targets: words, /a regular "
             "expression/, or tokens FIRST:END; may be given several times")  # fmt: skip
     add_options(sub, Settings, TextOptions, SourceSettings, ModelOptions)

@@ -266,6 +266,7 @@ def measure(options: argparse.Namespace) -> int:
         options.text,
         targets=options.targets,
         choices=options.choices,
+        losses=options.losses,
         at=options.at and [parse_at(words) for words in options.at],
         quick=options.quick,
         **arguments.given_options(options, Settings, TextOptions, SourceSettings, ModelOptions),

@@ -92,7 +92,7 @@ def measure_questions_file(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.statements import Cost
     from olmo_sparsity.model.load import load_model
 
-    for name in ("text", "targets", "choices", "at", "quick", "partial"):
+    for name in ("text", "targets", "choices", "losses", "at", "quick", "partial"):
         if getattr(options, name):
             raise ConfigError(f"--{name} does not go with --questions; leave it out")
     given = arguments.given_options(options, Settings, TextOptions, SourceSettings, ModelOptions)

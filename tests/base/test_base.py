@@ -132,14 +132,17 @@ def test_explain_in_memory_and_from_a_shell(work: Path) -> None:
         assert "<script" in (work / page).read_text()
 
 
-def measure(folder: Path, text: str, out: str) -> None:
+def measure(folder: Path, text: str, out: str, *more: str) -> None:
     words = ("--quick", "--sets", "gap", "--max-targets", "1", "--min-gap", "0", "--out", out)
     windows = ("--long", "48", "--short", "16", "--stride", "16")
-    run(COMMAND, "measure", "llama", "--text", text, *windows, *words, cwd=folder)
+    run(COMMAND, "measure", "llama", "--text", text, *windows, *words, *more, cwd=folder)
 
 
 def test_measure_report_figure(folder: Path) -> None:
     measure(folder, "texts", "results")
+    measure(folder, "texts", "alone", "--far-states", "isolated", "--losses", "results")
+    about = json.loads((folder / "alone/meta.json").read_text())
+    assert "results" in about["data"]["losses_from"]["command"]
     run(COMMAND, "report", "results", "--out", "report.html", cwd=folder)
     run(COMMAND, "figure", "results", "--out", "figure.png", cwd=folder)
     assert (folder / "figure.png").stat().st_size > 1000

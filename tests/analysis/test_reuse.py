@@ -1,7 +1,8 @@
-"""What one model chose, evaluated by another."""
+"""What a measurement takes from another: losses of the same model; what another model chose."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 
 from olmo_sparsity import measure, transfer
 from olmo_sparsity.analysis.documents import Documents
+from olmo_sparsity.analysis.estimate import estimate
+from olmo_sparsity.analysis.plan import plan
 from olmo_sparsity.analysis.results import Results
 from olmo_sparsity.analysis.scoring import Scorer, bigrams
 from olmo_sparsity.analysis.summary import describe
@@ -23,6 +26,7 @@ from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import LoadedModel, build_model
 
 VOCAB, WINDOWS = 40, Windows(16, 6, 8)
+AT: dict[str, Any] = {"long": WINDOWS.long, "short": WINDOWS.short, "stride": WINDOWS.stride}
 OPTIONS: dict[str, Any] = {
     "units": ("tokens", "span:3"), "selectors": ("add_one", "random"), "ks": (1, 2), "share": 0.5,
     "min_gap": 0.0, "sets": ("gap", "bigram", "every"), "draws": 2, "halves": 0,
@@ -183,6 +187,82 @@ def test_settings_are_those_of_the_other_measurement(
     }  # fmt: skip
     with pytest.raises(ConfigError, match="choices"):  # a folder of other choices
         evaluated(1, documents, found[1], out=tmp_path)
+
+
+def refuse(*_: Any) -> None:
+    raise AssertionError("losses are computed again")
+
+
+@pytest.mark.parametrize("asked", ["isolated", "choices"])
+def test_losses_of_the_same_model_are_not_computed_again(
+    documents: Documents, found: dict[int, Results], monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    first = measure(model_of(0), documents, WINDOWS, **OPTIONS | {"draws": 1})
+    options = AT | OPTIONS | {"far_states": "isolated", "control": "matched", "draws": 1}
+    if asked == "choices":
+        options = {"choices": found[1]}
+    expected = measure(model_of(0), documents, **options)
+    assert expected is not None
+    monkeypatch.setattr("olmo_sparsity.analysis.plan.context_losses", refuse)
+    again = measure(model_of(0), documents, losses=first, **options)
+    assert again is not None
+    for name in ("losses", "targets", "recovery", "summary"):
+        pd.testing.assert_frame_equal(getattr(again, name), getattr(expected, name))
+    assert again.meta.token_forwards_of_last_start < expected.meta.token_forwards_of_last_start
+    assert again.meta.data["losses_from"].keys() == {"commit", "machine", "command"}
+    assert "losses_from" not in expected.meta.data
+
+
+def test_losses_that_another_measurement_lacks_are_computed(
+    documents: Documents, found: dict[int, Results], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses, read = found[0].losses, []
+    some = replace(found[0], losses=losses[losses.document != 3])
+    planned = plan(model_of(0), documents, WINDOWS, losses=some, **OPTIONS)
+    compute = planned.known[4]
+
+    def count(_: Any, document: Any, *__: Any) -> pd.DataFrame:
+        read.append(document.number)
+        return compute
+
+    monkeypatch.setattr("olmo_sparsity.analysis.plan.context_losses", count)
+    for document in documents:
+        planned.losses(document.number)
+    assert read == [3]
+
+
+def test_losses_of_anything_else_are_refused(
+    documents: Documents, found: dict[int, Results]
+) -> None:
+    one = model_of(0)
+
+    def refused(what: str, model: LoadedModel = one, texts: Documents = documents, **others: Any):
+        with pytest.raises(DataError, match=f"are of another {what};"):
+            plan(model, texts, losses=found[0], **AT | OPTIONS | others)
+
+    refused("model", model_of(1))
+    refused("dtype", replace(one, model=model_of(0).model.bfloat16()))
+    refused("text", texts=replace(documents, items=[*documents.items[1:]]))
+    refused("text", quick=True, texts=replace(documents, grouped_by="author"))
+    refused("long, stride", long=18, stride=4)
+    refused("prefix", prefix_ids=(1,))
+    refused("seed, draws", seed=1, draws=1)
+    refused("model, long", model_of(1), long=18)
+    with pytest.raises(ConfigError, match="losses=3 must be another measurement"):
+        plan(one, documents, losses=3, **OPTIONS)
+
+
+def test_the_dry_run_counts_no_losses_that_are_known(
+    documents: Documents, found: dict[int, Results]
+) -> None:
+    options = OPTIONS | {"sets": "bigram", "units": "tokens", "selectors": "nearest", "ks": 1}
+    costs = [
+        re.search(r"token-forwards  about (\S+),", estimate(plan(
+            model_of(0), documents, WINDOWS, losses=losses, **options)))
+        for losses in (None, found[0])
+    ]  # fmt: skip
+    unknown, known = (float(cost[1]) for cost in costs if cost)
+    assert known < 0.7 * unknown
 
 
 def test_a_bigram_recurs_far_away_and_not_nearby() -> None:

@@ -1,31 +1,89 @@
-"""What another measurement ranked, to be evaluated by this model: choice and effect by two models.
+"""What a measurement takes from another one: its losses, its targets, or what its model ranked.
 
-Place in the flow: results of one model → **its targets and units** → recovery of another model.
+Place in the flow: results → **losses, targets, ranked units** → another measurement.
 
-A unit that lowers a loss of one model by chance lowers that of another model no more than any other
-unit does. So what is recovered needs no placebo.
+Losses are those of the same model. Ranked units are those of another one: a unit that lowers a loss
+of one model by chance lowers that of another model no more than any other unit does. So what is
+recovered needs no placebo.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.analysis.documents import Documents
 from olmo_sparsity.analysis.influence import Choice
-from olmo_sparsity.analysis.results import Results
+from olmo_sparsity.analysis.results import Results, read_results
 from olmo_sparsity.analysis.settings import Settings
+from olmo_sparsity.analysis.tables import plain
+from olmo_sparsity.analysis.targets import given_targets
 from olmo_sparsity.analysis.windows import Units
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.load import LoadedModel
 
 KEYS = ["document", "units", "selector", "control", "target"]
 TAKEN = ("units", "selectors", "share", "sets", "max_targets", "far_states", "control", "draws",
          "halves", "seed", "min_gap")  # fmt: skip
 """Settings that are those of the other measurement."""
+
+
+def read_other(name: str, given: Any) -> Results | None:
+    """`name`: the option that names the other measurement."""
+    if isinstance(given, str | Path):
+        return read_results(given)
+    if given is not None and not isinstance(given, Results):
+        raise ConfigError(
+            f"{name}={given} must be another measurement or its folder; `share` sets how many "
+            "targets are chosen"
+        )
+    return given
+
+
+def _differences(given: Results, settings: Settings) -> list[str]:
+    """Settings that decide which targets have losses and which text is the placebo's."""
+    ours = plain(asdict(settings.windows)) | {"seed": settings.seed, "draws": settings.draws}
+    meta = given.meta
+    theirs = {"prefix": [], "most": None, "seed": meta.seed} | meta.windows | meta.controls
+    return [name for name, value in ours.items() if theirs.get(name) != value]
+
+
+def losses_of(
+    given: Results, model: LoadedModel, documents: Documents, settings: Settings
+) -> dict[int, pd.DataFrame]:
+    """The losses of each document there, which must be what would be computed here."""
+    meta = given.meta
+    differ = _differences(given, settings)
+    if meta.data.get("fingerprint") != documents.fingerprint:
+        differ.insert(0, "text")
+    if meta.model.get("fingerprint") != model.fingerprint:
+        differ.insert(0, "model")
+    elif meta.dtype != model.dtype:
+        differ.insert(0, "dtype")
+    if differ:
+        raise DataError(
+            f"the losses of {meta.model.get('name')} on {meta.data.get('source')} are of another "
+            f"{', '.join(differ)}; leave `losses` out, or give those of the same"
+        )
+    by_document = given.losses.groupby("document", sort=False)
+    return {int(number): rows.drop(columns="document") for number, rows in by_document}
+
+
+def targets_of(given: Results, documents: Documents, settings: Settings) -> pd.DataFrame:
+    """The targets of another measurement of the same text."""
+    if given.meta.data.get("fingerprint") != documents.fingerprint:
+        raise DataError(
+            f"the targets were chosen in {given.meta.data.get('source')}, which differs from "
+            f"{documents.name} in text or tokenizer; give the same text and number of "
+            "documents, and a model with the same tokenizer"
+        )
+    return given_targets(given.targets, settings.windows, not _differences(given, settings))
 
 
 @dataclass(frozen=True)
