@@ -3,12 +3,11 @@
     python benchmarks/laboratory.py data/sources      # text to train on, for configs/sources.yaml
     olmo-sparsity prepare configs/sources.yaml && olmo-sparsity train configs/sources.yaml
 
-A fact is `name verb thing`. A source holds facts, a question asks for some, and each statement of
-the answer gives one of them, or two from two sources. Sources share names and verbs, so that mostly
-only both together tell a fact from the others, and a verb has a synonym, so that a source may say
-it in another word than the answer. Facts about a few names are always the same and stand in no
-source: the model knows them by heart. A fifth of all facts is held out of the training text, and
-tests ask for these alone.
+A fact is `verb name thing`. A source holds facts, a question asks for some, and each statement of
+the answer gives one of them, or two from two sources. Sources share verbs and things; the name
+tells a fact from the others. A verb has a synonym, so that a source may say a fact in another word
+than the answer. Facts about a few names are always the same and stand in no source: the model knows
+them by heart. A fifth of all facts is held out of the training text, and tests ask for these alone.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise, product
+from itertools import product
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -30,8 +29,6 @@ NAMES = [first + last for first, last in product("BDFGKLMN", ["ana", "elo", "ibi
 THINGS = [f"{a}{b}{c}" for a, b, c in product("bdfgkmpt", "aeio", ["ns", "rs"])]
 KNOWN = ["Zeno", "Zora", "Zuli", "Zani"]
 """Their facts are known by heart: of each verb one thing."""
-
-VERB_OF = {word: verb for verb, both in enumerate(VERBS) for word in both}
 
 LENGTH = 80
 """Tokens of a training text."""
@@ -46,7 +43,7 @@ class Fact:
     thing: str
 
     def said(self, synonym: bool = False) -> str:
-        return f"{self.name} {VERBS[self.verb][synonym]} {self.thing}"
+        return f"{VERBS[self.verb][synonym]} {self.name} {self.thing}"
 
 
 @dataclass(frozen=True)
@@ -79,10 +76,10 @@ def is_heldout(fact: Fact) -> bool:
 
 def draw(
     generator: np.random.Generator, kinds: list[str], num_sources: int, num_extra: int,
-    heldout: bool = False, num_verbs: int = len(VERBS),
+    heldout: bool = False,
 ) -> Exercise:  # fmt: skip
     """`kinds`: of the statements. `num_extra`: facts that no statement asks for."""
-    facts = _facts(generator, len(kinds) + kinds.count(BOTH) + num_extra, heldout, num_verbs)
+    facts = _facts(generator, len(kinds) + kinds.count(BOTH) + num_extra, heldout)
     inside: list[list[str]] = [[] for _ in range(num_sources)]
     names = [f"source {index + 1}" for index in range(num_sources)]
 
@@ -104,7 +101,7 @@ def draw(
             if kind != ONE:
                 holders.append(place(stated[-1], holders))
         statements.append(" and ".join(fact.said() for fact in stated) + ".")
-        asked.append(" and ".join(f"{fact.name} {VERBS[fact.verb][0]}" for fact in stated) + "?")
+        asked.append(" and ".join(f"{VERBS[fact.verb][0]} {fact.name}" for fact in stated) + "?")
         needs.append(sorted(names[holder] for holder in holders))
     for fact in facts:
         place(fact, [])
@@ -116,22 +113,20 @@ def draw(
     return Exercise(sources, " ".join(asked), statements, list(kinds), needs)
 
 
-def _facts(generator: np.random.Generator, count: int, heldout: bool, num_verbs: int) -> list[Fact]:
-    """Facts that share names and verbs; no pair of these twice."""
-    num_names = max(2, -(-count // min(num_verbs, 2)))
-    names = generator.choice(NAMES, num_names, replace=False).tolist()
-    verbs = generator.choice(len(VERBS), num_verbs, replace=False).tolist()
-    pairs = list(product(names, verbs))
-    chosen = [pairs[index] for index in generator.choice(len(pairs), count, replace=False)]
-    facts = ([Fact(name, verb, thing) for thing in THINGS] for name, verb in chosen)
-    kept = ([fact for fact in of_pair if is_heldout(fact) == heldout] for of_pair in facts)
-    return [of_pair[generator.integers(len(of_pair))] for of_pair in kept]
+def _facts(generator: np.random.Generator, count: int, heldout: bool) -> list[Fact]:
+    """Of different names."""
+    facts = []
+    for name in generator.choice(NAMES, count, replace=False).tolist():
+        verb = int(generator.integers(len(VERBS)))
+        every = [Fact(name, verb, thing) for thing in THINGS]
+        kept = [fact for fact in every if is_heldout(fact) == heldout]
+        facts.append(kept[generator.integers(len(kept))])
+    return facts
 
 
-def names_and_verbs(text: str) -> set[tuple[str, int]]:
-    """The name and the verb of each fact in a text."""
-    words = text.replace(".", "").split()
-    return {(name, VERB_OF[verb]) for name, verb in pairwise(words) if verb in VERB_OF}
+def names_in(text: str) -> set[str]:
+    """Of the facts of a text."""
+    return {*text.replace(".", "").split()} & {*NAMES, *KNOWN}
 
 
 def exercises(num: int, seed: int) -> Iterator[Exercise]:
@@ -156,15 +151,12 @@ def tokenizer() -> Tokenizer:
 
 
 def training_text(generator: np.random.Generator, read: Tokenizer) -> str:
-    """Exercises, short and long, that fill one sequence; the rest of it is a row of dots. A third
-    have one verb, so that names must be told apart; in a third nearly each name has a thing for
-    each of two verbs."""
+    """Exercises, short and long, that fill one sequence; the rest of it is a row of dots."""
     texts, room = [], LENGTH - 1
     while True:
         kinds = generator.choice([ONE, ONE, ONE, EITHER, BOTH, NONE], generator.integers(1, 5))
         num_sources = int(generator.integers(2, 5))
-        num_extra, num_verbs = int(generator.integers(0, 3)), int(generator.choice([1, 2, 4]))
-        drawn = draw(generator, kinds.tolist(), num_sources, num_extra, num_verbs=num_verbs)
+        drawn = draw(generator, kinds.tolist(), num_sources, int(generator.integers(0, 3)))
         size = len(read.encode(drawn.text).ids)
         if size > room:
             if texts:

@@ -7,9 +7,9 @@
 
 Exercises of the laboratory (laboratory.py), held out from training. Counted are statements whose
 things the model itself writes: each is its most likely token. Names and verbs stand in the
-question. Decoys are sources of other exercises in which no fact of the answer has its name and
-verb. `--swapped`: sources of another exercise stand in place of an exercise's own, likewise without
-the facts of the answer, so that statements rest on none of them; those known by heart are left out.
+question. Decoys are sources of other exercises without a name of the answer. `--swapped`: the
+sources of another exercise, likewise without these names, stand in place of an exercise's own, so
+that statements rest on none of them; those known by heart are left out.
 
 Rivals (source_explainers.py; pip install captum context-cite inseq at2, here or in the environment
 of PYTHON) give each source a score. Asked of each: is the best source of a statement on one source
@@ -39,7 +39,7 @@ import pandas as pd
 import source_explainers
 import torch
 from explainers import OURS
-from laboratory import BOTH, EITHER, NONE, ONE, THINGS, Exercise, exercises, names_and_verbs
+from laboratory import BOTH, EITHER, NONE, ONE, THINGS, Exercise, exercises, names_in
 from safetensors.torch import save_file
 from source_explainers import CONTESTANTS, SourceQuestion, read_model
 from transformers import PreTrainedTokenizerFast
@@ -86,7 +86,7 @@ def writes(model: LoadedModel, found: Attribution) -> list[tuple[bool, bool]]:
 def decoys_of(one: Exercise, drawn: list[Exercise]) -> list[str]:
     others = [other for other in drawn[:MOST_DECOYS] if other is not one]
     texts = [text for other in others for text in other.sources.values()]
-    return [text for text in texts if not names_and_verbs(text) & names_and_verbs(one.answer)]
+    return [text for text in texts if not names_in(text) & names_in(one.answer)]
 
 
 def asked(
@@ -105,10 +105,10 @@ def beside_others(one: Exercise, number: int, drawn: list[Exercise]) -> Exercise
     """The exercise with the sources of another, which are no decoys."""
     others = drawn[MOST_DECOYS:]
     for other in others[number % len(others) :] + others:
-        said = names_and_verbs(" ".join(other.sources.values()))
-        if other is not one and not said & names_and_verbs(one.answer):
+        said = names_in(" ".join(other.sources.values()))
+        if other is not one and not said & names_in(one.answer):
             return replace(one, sources=other.sources, needs=[[] for _ in one.needs])
-    raise ValueError("all others have a fact of the answer")
+    raise ValueError("all others have a name of the answer")
 
 
 def measure(
