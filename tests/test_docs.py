@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
@@ -289,10 +290,21 @@ def test_the_tables_of_sources_are_those_of_the_stored_runs() -> None:
         ("written by the model, of 1,200", "whole"),
         ("… its things alone, which sources tell", "counted"),
     )
-    for runs, digits, lines in ((first, 2, (*of_all, *kinds)), (later, 3, (of_things, *kinds))):
+    swapped = ("beside sources of another exercise: a source is named", "swapped_rests_on")
+    of_later = (of_things, *kinds, swapped)
+    for runs, digits, lines in ((first, 2, (*of_all, *kinds)), (later, 3, of_later)):
         for line, name in lines:
             shown = (f"{run[name]:.{digits}f}" if name in run else "–" for run in runs)
             assert f"| {line} | {' | '.join(shown)} |\n" in text
+
+
+def test_the_rivals_on_sources_are_those_of_the_stored_run() -> None:
+    rows = pd.read_csv(ROOT / "docs/results/source_rivals.csv", index_col="rival")
+    text = (ROOT / "benchmarks/README.md").read_text()
+    assert len(rows) > 8
+    for name, row in rows.iterrows():
+        numbers = [*(f"{number:.2f}" for number in row[:-1]), f"{row.iloc[-1]:,.0f}"]
+        assert f"| {name} | {' | '.join(numbers)} |\n" in text
 
 
 def test_the_speeds_of_a_gpu_are_those_of_the_stored_check() -> None:
