@@ -150,11 +150,13 @@ def summary(rows: pd.DataFrame) -> dict[str, float]:
 
 
 def summary_of_swapped(rows: pd.DataFrame) -> dict[str, float]:
-    """Of statements that rested on a source."""
+    """Of statements that rested on a source, and of all exercises, whose error rate is held."""
+    of_exercises = (rows.said != NONE).groupby(rows.exercise).any()
     rows = rows[rows.kind != NONE]
     return {
         "swapped": len(rows),
         "swapped_rests_on": float((rows.said != NONE).mean()),
+        "swapped_exercises": float(of_exercises.mean()),
         "swapped_below": float((rows.nats < MIN_GAP).mean()),
     }
 

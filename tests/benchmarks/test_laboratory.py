@@ -131,11 +131,12 @@ def test_sources_of_another_exercise_tell_nothing_of_the_answer() -> None:
         held = [other.sources for other in drawn[: sources.MOST_DECOYS]]
         assert swapped.sources not in [*held, one.sources]
     rows = sources.pd.DataFrame(
-        [("one", "none", 0.0), ("both", "one", 2.0), ("either", "none", 1.0), ("none", "one", 1.0)],
-        columns=["kind", "said", "nats"],
-    )
+        [(0, "one", "none", 0.0), (0, "both", "one", 2.0), (0, "either", "none", 1.0),
+         (0, "none", "one", 1.0), (1, "one", "none", 0.0)],
+        columns=["exercise", "kind", "said", "nats"],
+    )  # fmt: skip
     assert sources.summary_of_swapped(rows) == {
-        "swapped": 3, "swapped_rests_on": 1 / 3, "swapped_below": 1 / 3,
+        "swapped": 4, "swapped_rests_on": 1 / 4, "swapped_exercises": 1 / 2, "swapped_below": 1 / 2,
     }  # fmt: skip
 
 
