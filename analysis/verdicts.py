@@ -2,8 +2,10 @@
 
 Place in the flow: losses of statements (statements.py) → **verdicts**. Never imports torch.
 
-A source counts where it does more than its decoys do, by a t-test; Benjamini–Hochberg holds the
-error rate over all statements and sources.
+A statement is asked about where its sources do more than decoys in place of all of them, and a
+source counts where it does more than its decoys do: two t-tests, the error rate of each held by
+Benjamini–Hochberg, over all statements, and over all statements and sources. The second alone names
+too many: nats have heavier tails than a normal distribution.
 
 Dimension key: T statements, S sources, D decoys of a source.
 """
@@ -96,6 +98,16 @@ def tail(t: float, freedom: int) -> float:
     return 0.5 - (angle + (sin(angle) * total if freedom > 1 else 0.0)) / pi
 
 
+def chances_of_all(losses: Losses) -> np.ndarray:
+    """p_T: how likely one more set of decoys in place of all sources would do as well. What lies
+    above the usual loss misleads, so the spread is that of the half below it."""
+    most_T, num = losses.most_T, losses.decoys_TD.shape[-1]
+    below_TD = np.minimum(losses.decoys_TD - most_T[:, None], 0.0)
+    spread_T = np.sqrt(2 * (below_TD**2).sum(-1) / (num - 1)).clip(ROUNDING_NATS)
+    t_T = (most_T - losses.all_T) / (spread_T * sqrt(1 + 1 / num))
+    return np.vectorize(tail)(t_T, num // 2)
+
+
 def chances(nats_TSD: np.ndarray) -> np.ndarray:
     """How likely one more decoy in place of the source would do as well: a t-test of differences
     between source and decoy. Those of all sources tell how much a statement varies."""
@@ -126,7 +138,8 @@ def judge(losses: Losses, rate: float) -> tuple[np.ndarray, list[Verdict]]:
         losses.lost_TSD.mean(-1),
         losses.gap_T[:, None],
     )
-    found_TS = are_named(p_2TS, rate) & (gap_T1 >= MIN_GAP)
+    is_told_T = are_discoveries(chances_of_all(losses), rate) & (losses.gap_T >= MIN_GAP)
+    found_TS = are_named(p_2TS, rate) & is_told_T[:, None]
     enough_TS = found_TS & (gives_TS >= SUFFICES * gap_T1)
     needed_TS = found_TS & (lost_TS >= NEEDED * gap_T1) & (lost_TS >= (1 - REPLACED) * gives_TS)
     verdicts: list[Verdict] = []
