@@ -17,7 +17,7 @@ that one; do scores predict the loss with some sources (LDS) and its rise withou
 best score tell statements that rest on a source from those on none (AUROC); do the largest scores
 tell one, either, both and none apart. Scores come without a rule for the last: it is learnt from
 statements of the other half of the exercises, whose kinds are known. Ours are verdicts, whose rules
-were set on other models of this laboratory.
+were set on answers to other exercises.
 """
 
 from __future__ import annotations
