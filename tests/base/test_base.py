@@ -140,8 +140,8 @@ def measure(folder: Path, text: str, out: str, *more: str) -> None:
 
 def test_measure_report_figure(folder: Path) -> None:
     measure(folder, "texts", "results")
-    measure(folder, "texts", "alone", "--far-states", "isolated", "--losses", "results")
-    about = json.loads((folder / "alone/meta.json").read_text())
+    measure(folder, "texts", "spans", "--units", "span:2", "--losses", "results")
+    about = json.loads((folder / "spans/meta.json").read_text())
     assert "results" in about["data"]["losses_from"]["command"]
     run(COMMAND, "report", "results", "--out", "report.html", cwd=folder)
     run(COMMAND, "figure", "results", "--out", "figure.png", cwd=folder)
