@@ -290,8 +290,11 @@ def test_the_tables_of_sources_are_those_of_the_stored_runs() -> None:
         ("written by the model, of 1,200", "whole"),
         ("… its things alone, which sources tell", "counted"),
     )
-    swapped = ("beside sources of another exercise: a source is named", "swapped_rests_on")
-    of_later = (of_things, *kinds, swapped)
+    swapped = (
+        ("beside sources of another exercise: a source is named", "swapped_rests_on"),
+        ("… in an exercise", "swapped_exercises"),
+    )
+    of_later = (of_things, *kinds, *swapped)
     for runs, digits, lines in ((first, 2, (*of_all, *kinds)), (later, 3, of_later)):
         for line, name in lines:
             shown = (f"{run[name]:.{digits}f}" if name in run else "–" for run in runs)
