@@ -15,7 +15,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -338,7 +337,9 @@ def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[n
 def draw_decoys(
     prompt: SourcePrompt, texts: Sequence[np.ndarray], draws: int, seed: int
 ) -> list[np.ndarray]:
-    """decoys_DL of each source, as long as its own text: texts joined in random order, and cut."""
+    """decoys_DL of each source, as long as its own text: texts joined in random order. What is too
+    much is cut out of the middle, so that a decoy begins and ends as texts do: an end within a
+    sentence would change how the question behind it is read."""
     lengths = {p.source: len(p.text_ids) for p in prompt.pieces if p.source is not None}
     there, wanted = sum(map(len, texts)), draws * max(lengths.values())
     if len(texts) < draws or there < wanted:
@@ -346,13 +347,15 @@ def draw_decoys(
         say(f"{draws} decoys, {wanted:,} tokens, are drawn from {of_texts}: some share text")
     drawn = []
     for source in range(len(prompt.names)):
-        orders = np.random.default_rng([seed, source])
+        orders, length = np.random.default_rng([seed, source]), lengths[source]
         # Each draw begins with another text, as far as there are enough.
         firsts = np.resize(orders.permutation(len(texts)), draws)
         rows = []
         for first in firsts.tolist():
             rest = [index for index in orders.permutation(len(texts)).tolist() if index != first]
-            joined = islice(chain.from_iterable(texts[i] for i in (first, *rest)), lengths[source])
-            rows.append(np.fromiter(joined, dtype=np.int64))
+            ordered = [texts[index] for index in (first, *rest)]
+            enough = np.argmax(np.cumsum([len(text) for text in ordered]) >= length) + 1
+            joined = np.concatenate(ordered[:enough])
+            rows.append(np.delete(joined, slice((length + 1) // 2, len(joined) - length // 2)))
         drawn.append(np.stack(rows))
     return drawn

@@ -114,5 +114,9 @@ def test_decoys_are_as_long_as_the_source_and_share_no_passage() -> None:
     assert [rows.shape for rows in drawn] == [(8, 4), (8, 3), (8, 5)]
     for rows in drawn:
         assert len({tuple(row) for row in rows.tolist()}) == 8
+        for row in rows:  # begins as a text does and ends as one does
+            head, tail = row[: (len(row) + 1) // 2], row[(len(row) + 1) // 2 :]
+            assert any((text[: len(head)] == head[: len(text)]).all() for text in texts)
+            assert any((text[-len(tail) :] == tail[-len(text) :]).all() for text in texts)
     with pytest.raises(DataError, match="give more texts"):
         read_decoys(prompt.model, prompt, ["w1 w9", "w2"])
