@@ -30,6 +30,9 @@ from olmo_sparsity.process.progress import Progress, say
 
 AFTER_SOURCE, AFTER_QUESTION = "\n\n", "\n"
 
+TRIES = 20
+"""As many times as decoys are drawn, before it is said that no more differ."""
+
 
 @dataclass(frozen=True)
 class Segment:
@@ -52,6 +55,9 @@ class Piece:
     after_ids: list[int]
     source: int | None = None
     """None: it stays in view."""
+
+    whole: int | None = None
+    """The source that it is a part of; itself, where sources are judged."""
 
 
 @dataclass(frozen=True)
@@ -121,10 +127,9 @@ class SourcePrompt:
             closing, prefix_ids = question + AFTER_QUESTION, model.prefix_ids(prefix)
         texts = [text for part, after in parts for text in (part.text, after)]
         near_ids, *of_parts = model.encode([closing, *texts])
-        pieces = [
-            Piece(ids, after, names.index(part.name) if part.name in names else None)
-            for (part, _), ids, after in zip(parts, of_parts[::2], of_parts[1::2], strict=True)
-        ]
+        numbers = [names.index(part.name) if part.name in names else None for part, _ in parts]
+        encoded = zip(of_parts[::2], of_parts[1::2], numbers, numbers, strict=True)
+        pieces = [Piece(*of_part) for of_part in encoded]
         for piece in pieces:
             if piece.source is not None and not piece.text_ids:
                 raise DataError(f"source '{names[piece.source]}' is empty; leave it out")
@@ -132,6 +137,15 @@ class SourcePrompt:
         if units != "sources":
             names, pieces = _parted(model, names, pieces, units)
         return SourcePrompt(model, names, pieces, near_ids, prefix_ids, whole_ids)
+
+    @property
+    def wholes(self) -> list[list[Piece]]:
+        """The parts of each source, in order."""
+        found = dict[int | None, list[Piece]]()
+        for piece in self.pieces:
+            if piece.source is not None:
+                found.setdefault(piece.whole, []).append(piece)
+        return [found[whole] for whole in sorted(found, key=lambda whole: whole or 0)]
 
     def _arranged(self, order: Sequence[int]) -> list[Piece]:
         """The sources in this order at the places of sources."""
@@ -294,7 +308,8 @@ def _parted(
             ends = [*range(width, len(document.tokens), width), len(document.tokens)]
         for number, (first, end) in enumerate(zip([0, *ends], ends, strict=False), start=1):
             after_ids = piece.after_ids if end == ends[-1] else []
-            new_pieces.append(Piece(piece.text_ids[first:end], after_ids, len(new_names)))
+            ids = piece.text_ids[first:end]
+            new_pieces.append(Piece(ids, after_ids, len(new_names), piece.source))
             new_names.append(f"{names[piece.source]} §{number}")
     return new_names, new_pieces
 
@@ -312,10 +327,11 @@ def _statements(document: Document, start: int, lengths: list[int]) -> Spans:
 
 
 def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[np.ndarray]:
-    """Texts that share no passage with a source. `decoys`: in any form that open_documents reads,
-    or {name: text, …}."""
-    own = {run for ids in prompt.whole_ids for run in passages(np.array(ids))}
-    longest = max(len(piece.text_ids) for piece in prompt.pieces)
+    """Different texts that share no passage with a source. `decoys`: in any form that
+    open_documents reads, or {name: text, …}."""
+    own = {run for ids in prompt.whole_ids if len(ids) for run in passages(np.array(ids))}
+    shorter = {run for run in own if len(run) < max(map(len, own))}
+    longest = max(sum(len(piece.text_ids) for piece in parts) for parts in prompt.wholes)
     given = list(decoys.values()) if isinstance(decoys, Mapping) else decoys
     if isinstance(given, list) and all(isinstance(text, str) for text in given):
         texts = [np.array(ids, dtype=np.int64) for ids in model.encode(given)]
@@ -325,37 +341,66 @@ def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[n
             texts = [document.tokens for document in open_documents(given, model, limit=limit)]
         except UserError as error:
             raise type(error)(f"decoys: {error}") from None
-    kept = [text for text in texts if len(text) and own.isdisjoint(passages(text))]
-    if sum(map(len, kept)) < longest:
+    kept = {
+        text.tobytes(): text
+        for text in texts
+        if len(text)
+        and own.isdisjoint(passages(text))
+        and not any(run in text.astype("<i8").tobytes() for run in shorter)
+    }
+    there = sum(map(len, kept.values()))
+    if there < longest:
         raise DataError(
-            f"the decoys have {sum(map(len, kept)):,} tokens that share no passage with a source, "
+            f"the decoys have {there:,} tokens that share no passage with a source, "
             f"and the longest source has {longest:,}; give more texts (decoys)"
         )
-    return kept
+    return [*kept.values()]
 
 
 def draw_decoys(
     prompt: SourcePrompt, texts: Sequence[np.ndarray], draws: int, seed: int
 ) -> list[np.ndarray]:
-    """decoys_DL of each source, as long as its own text: texts joined in random order. What is too
-    much is cut out of the middle, so that a decoy begins and ends as texts do: an end within a
-    sentence would change how the question behind it is read."""
-    lengths = {p.source: len(p.text_ids) for p in prompt.pieces if p.source is not None}
-    there, wanted = sum(map(len, texts)), draws * max(lengths.values())
+    """decoys_DL of each source, all different: texts joined in random order, of which the middle is
+    left out to make them as long as the source. So a decoy begins and ends as texts do; an end
+    within a sentence would change how the question behind it is read. A part of a source has the
+    same part of its source's decoy."""
+    longest = max(sum(len(piece.text_ids) for piece in parts) for parts in prompt.wholes)
+    there, wanted = sum(map(len, texts)), draws * longest
     if len(texts) < draws or there < wanted:
         of_texts = f"{len(texts)} texts of {there:,} tokens"
         say(f"{draws} decoys, {wanted:,} tokens, are drawn from {of_texts}: some share text")
-    drawn = []
-    for source in range(len(prompt.names)):
-        orders, length = np.random.default_rng([seed, source]), lengths[source]
-        # Each draw begins with another text, as far as there are enough.
-        firsts = np.resize(orders.permutation(len(texts)), draws)
-        rows = []
-        for first in firsts.tolist():
-            rest = [index for index in orders.permutation(len(texts)).tolist() if index != first]
-            ordered = [texts[index] for index in (first, *rest)]
-            enough = np.argmax(np.cumsum([len(text) for text in ordered]) >= length) + 1
-            joined = np.concatenate(ordered[:enough])
-            rows.append(np.delete(joined, slice((length + 1) // 2, len(joined) - length // 2)))
-        drawn.append(np.stack(rows))
-    return drawn
+    drawn = dict[int | None, np.ndarray]()
+    for number, parts in enumerate(prompt.wholes):
+        own = np.array([token for piece in parts for token in piece.text_ids])
+        decoys_DL = _different(texts, own, draws, np.random.default_rng([seed, number]))
+        if len(decoys_DL) < draws:
+            raise DataError(
+                f"of {len(own)} tokens, as source '{prompt.names[parts[0].source or 0]}' has, the "
+                f"texts make only {len(decoys_DL)} different decoys of {draws}; give more and more "
+                "varied texts (decoys), or join the source to another"
+            )
+        ends = np.cumsum([len(piece.text_ids) for piece in parts])
+        for piece, of_part in zip(parts, np.split(decoys_DL, ends[:-1], axis=1), strict=True):
+            drawn[piece.source] = of_part
+    return [drawn[source] for source in range(len(prompt.names))]
+
+
+def _different(
+    texts: Sequence[np.ndarray], own: np.ndarray, draws: int, generator: np.random.Generator
+) -> np.ndarray:
+    """decoys_DL, fewer if it finds no more that differ from each other and from the source."""
+    found, length = dict[bytes, np.ndarray](), len(own)
+    firsts = np.resize(generator.permutation(len(texts)), TRIES * draws).tolist()
+    for number, first in enumerate(firsts):
+        rest = [other for other in generator.permutation(len(texts)).tolist() if other != first]
+        # Each draw begins with another text; where there are no more, within one.
+        begin = 0 if number < len(texts) else int(generator.integers(len(texts[first])))
+        ordered = [texts[first][begin:], *(texts[other] for other in rest), texts[first][:begin]]
+        enough = np.argmax(np.cumsum([len(text) for text in ordered]) >= length) + 1
+        joined = np.concatenate(ordered[:enough])
+        row = np.delete(joined, slice((length + 1) // 2, len(joined) - length // 2))
+        if not np.array_equal(row, own):
+            found.setdefault(row.tobytes(), row)
+        if len(found) == draws:
+            break
+    return np.array([*found.values()], dtype=np.int64).reshape(-1, length)

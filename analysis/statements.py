@@ -117,6 +117,8 @@ class Attribution:
     """Of each order of the sources. Numbers and verdicts are of their mean."""
 
     token_forwards: int
+    own_decoys: bool
+    """Decoys were given; without, they are prose."""
 
     @property
     def names(self) -> list[str]:
@@ -132,11 +134,16 @@ class Attribution:
     def error_rate(self) -> str:
         """What the verdicts hold to."""
         noise = describe_noise({"batch_noise": self.prompt.model.batch_noise})
+        kind = (
+            "if the decoys are of the kind that the sources are"
+            if self.own_decoys
+            else "if the sources are prose, as the decoys are; else give decoys of their kind"
+        )
         return (
             "This is what the model uses, not whether a source supports the statement. "
-            f"Of the sources named here, {self.settings.rate:.0%} or less are expected to be named "
-            f"by chance (Benjamini–Hochberg over {len(self.texts)} statements × {len(self.names)} "
-            f"sources, {self.settings.draws} decoys each)."
+            f"Of the sources named, {self.settings.rate:.0%} or less are expected to be named by "
+            f"chance, on average over answers, {kind} (Benjamini–Hochberg over {len(self.texts)} "
+            f"statements × {len(self.names)} sources, {self.settings.draws} decoys each)."
         ) + (f" {sentence(noise)}" if noise else "")
 
     @cached_property
@@ -281,7 +288,9 @@ def explain_sources(
 
         for layout in layouts:
             losses += [measure_losses(scorer, layout, drawn, done)]
-    return Attribution(prompt, layouts[0], settings, losses, scorer.token_forwards)
+    return Attribution(
+        prompt, layouts[0], settings, losses, scorer.token_forwards, asked.decoys is not None
+    )
 
 
 def _orders(num_sources: int, settings: SourceSettings) -> list[list[int]]:

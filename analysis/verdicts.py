@@ -110,11 +110,12 @@ def chances_of_all(losses: Losses) -> np.ndarray:
 
 def chances(nats_TSD: np.ndarray) -> np.ndarray:
     """How likely one more decoy in place of the source would do as well: a t-test of differences
-    between source and decoy. Those of all sources tell how much a statement varies."""
-    _, num_sources, num = nats_TSD.shape
+    between source and decoy. Those of all sources tell how much a statement varies; as they do not
+    vary alike, and tails are heavy, degrees of freedom are those of one source."""
+    num = nats_TSD.shape[-1]
     spread_T = np.sqrt(nats_TSD.var(-1, ddof=1).mean(-1)).clip(ROUNDING_NATS)
     t_TS = nats_TSD.mean(-1) / (spread_T[:, None] * sqrt(1 + 1 / num))
-    return np.vectorize(tail)(t_TS, num_sources * (num - 1))
+    return np.vectorize(tail)(t_TS, num - 1)
 
 
 def are_discoveries(p: np.ndarray, rate: float) -> np.ndarray:
@@ -138,8 +139,10 @@ def judge(losses: Losses, rate: float) -> tuple[np.ndarray, list[Verdict]]:
         losses.lost_TSD.mean(-1),
         losses.gap_T[:, None],
     )
-    is_told_T = are_discoveries(chances_of_all(losses), rate) & (losses.gap_T >= MIN_GAP)
-    found_TS = are_named(p_2TS, rate) & is_told_T[:, None]
+    # What is not asked about is no discovery: it would raise the share allowed to the others.
+    is_asked_T = losses.gap_T >= MIN_GAP
+    is_told_T = are_discoveries(np.where(is_asked_T, chances_of_all(losses), 1.0), rate)
+    found_TS = are_named(np.where(is_told_T[:, None], p_2TS, 1.0), rate)
     enough_TS = found_TS & (gives_TS >= SUFFICES * gap_T1)
     needed_TS = found_TS & (lost_TS >= NEEDED * gap_T1) & (lost_TS >= (1 - REPLACED) * gives_TS)
     verdicts: list[Verdict] = []

@@ -31,6 +31,11 @@ THINGS = [f"{a}{b}{c}" for a, b, c in product("bdfgkmpt", "aeio", ["ns", "rs"])]
 KNOWN = ["Zeno", "Zora", "Zuli", "Zani"]
 """Their facts are known by heart: of each verb one thing."""
 
+WORDS = [
+    "memo", "ask", "and", ".", "?", *NAMES, *KNOWN, *(word for pair in VERBS for word in pair),
+    *THINGS,
+]  # fmt: skip
+
 LENGTH = 80
 """Tokens of a training text."""
 
@@ -143,8 +148,7 @@ def exercises(num: int, seed: int) -> Iterator[Exercise]:
 
 def tokenizer() -> Tokenizer:
     """A token for each word."""
-    words = ["<unk>", "<|endoftext|>", "memo", "ask", "and", ".", "?", *NAMES, *KNOWN]
-    words += [word for pair in VERBS for word in pair] + THINGS
+    words = ["<unk>", "<|endoftext|>", *WORDS]
     made = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="<unk>"))
     made.pre_tokenizer = pre_tokenizers.Whitespace()
     made.add_special_tokens(["<|endoftext|>"])

@@ -1,23 +1,25 @@
 """How often verdicts on sources are right, where what a statement rests on is known; and rivals.
 
     python benchmarks/sources.py runs/sources [--num 400] [--seed 1] [--draws 8] [--keep TABLE.json]
-        [--swapped]
+        [--swapped] [--any-decoys]
     OMP_NUM_THREADS=1 python benchmarks/sources.py runs/sources --rivals [--other-python PYTHON]
         [--keep TABLE.csv]
 
 Exercises of the laboratory (laboratory.py), held out from training. Counted are statements whose
 things the model itself writes: each is its most likely token. Names and verbs stand in the
-question. Decoys are sources of other exercises without a name of the answer. `--swapped`: the
-sources of another exercise, likewise without these names, stand in place of an exercise's own, so
-that statements rest on none of them; those known by heart are left out.
+question. Decoys are sources of other exercises without a name of the answer, which a text of one's
+own can hardly have by chance; with `--any-decoys` they may have one, of 32, and so contradict the
+answer. `--swapped`: the sources of another exercise, likewise without these names, stand in place
+of an exercise's own, so that statements rest on none of them; those known by heart are left out.
 
 Rivals (source_explainers.py; pip install captum context-cite inseq at2, here or in the environment
 of PYTHON) give each source a score. Asked of each: is the best source of a statement on one source
 that one; do scores predict the loss with some sources (LDS) and its rise without the best; does the
-best score tell statements that rest on a source from those on none (AUROC); do the largest scores
+score tell statements that rest on a source from those on none (AUROC); do the largest scores
 tell one, either, both and none apart. Scores come without a rule for the last: it is learnt from
-statements of the other half of the exercises, whose kinds are known. Ours are verdicts, whose rules
-were set on answers to other exercises.
+statements of the other half of the exercises, whose kinds are known, by as many neighbours as tell
+most of these. Ours are verdicts, whose rules were set on answers of other models. For AUROC ours
+has its smallest chance of a source in place of a score.
 """
 
 from __future__ import annotations
@@ -39,7 +41,17 @@ import pandas as pd
 import source_explainers
 import torch
 from explainers import OURS
-from laboratory import BOTH, EITHER, NONE, ONE, THINGS, Exercise, exercises, names_in
+from laboratory import (
+    BOTH,
+    EITHER,
+    NONE,
+    ONE,
+    THINGS,
+    WORDS,
+    Exercise,
+    exercises,
+    names_in,
+)
 from safetensors.torch import save_file
 from source_explainers import CONTESTANTS, SourceQuestion, read_model
 from transformers import PreTrainedTokenizerFast
@@ -61,7 +73,7 @@ MOST_DECOYS = 60
 MOST_SUBSETS = 32
 """All subsets of up to five sources; of more sources, so many random ones."""
 
-NEIGHBOURS = 9
+NEIGHBOURS = (1, 3, 5, 9, 15)
 
 
 @torch.no_grad()
@@ -83,10 +95,10 @@ def writes(model: LoadedModel, found: Attribution) -> list[tuple[bool, bool]]:
 # --- tables ---------------------------------------------------------------------------------------
 
 
-def decoys_of(one: Exercise, drawn: list[Exercise]) -> list[str]:
+def decoys_of(one: Exercise, drawn: list[Exercise], any_names: bool = False) -> list[str]:
     others = [other for other in drawn[:MOST_DECOYS] if other is not one]
     texts = [text for other in others for text in other.sources.values()]
-    return [text for text in texts if not names_in(text) & names_in(one.answer)]
+    return [text for text in texts if any_names or not names_in(text) & names_in(one.answer)]
 
 
 def asked(
@@ -112,19 +124,23 @@ def beside_others(one: Exercise, number: int, drawn: list[Exercise]) -> Exercise
 
 
 def measure(
-    model: LoadedModel, drawn: list[Exercise], draws: int = 8, swapped: bool = False
-) -> pd.DataFrame:
-    """A row for each statement: what it rests on, what the verdict says, whether it is counted, and
-    whether the model writes all of it."""
+    model: LoadedModel, drawn: list[Exercise], draws: int = 8, swapped: bool = False,
+    any_decoys: bool = False,
+) -> pd.DataFrame:  # fmt: skip
+    """A row for each statement: what it rests on, what the verdict says, whether it is counted,
+    whether the model writes all of it, and how many sources are named and how many wrongly."""
     rows = []
+    if unknown := {word for word in WORDS if model.tokenizer.token_to_id(word) is None}:
+        raise SystemExit(f"the model is of an earlier laboratory, without {', '.join(unknown)}")
     for number, own in enumerate(drawn):
         one = beside_others(own, number, drawn) if swapped else own
-        found = asked(model, one, decoys_of(own, drawn), draws, seed=number)
+        found = asked(model, one, decoys_of(own, drawn, any_decoys), draws, seed=number)
         written = writes(model, found)
         for t, said in enumerate(found.statements.itertuples()):
             same = sorted(said.sources) == one.needs[t]
-            rows.append((number, one.kinds[t], said.kind, same, *written[t], said.nats))
-    columns = ["exercise", "kind", "said", "right", "whole", "counted", "nats"]
+            named = len(said.sources), len({*said.sources} - {*one.needs[t]})
+            rows.append((number, one.kinds[t], said.kind, same, *written[t], said.nats, *named))
+    columns = ["exercise", "kind", "said", "right", "whole", "counted", "nats", "named", "wrong"]
     return pd.DataFrame(rows, columns=columns)
 
 
@@ -143,10 +159,17 @@ def summary(rows: pd.DataFrame) -> dict[str, float]:
         **{f"told_{kind}": float(told.get(kind, np.nan)) for kind in ("either", "both", "none")},
         "right_sources_of_either_and_both": float(several.right.mean()),
         "false_rests_on": float((none.said != NONE).mean()),
+        "wrong_of_named": _share_of_wrong(counted),
         "none_below": float((none.nats < MIN_GAP).mean()),
         **{f"counted_{kind}": of for kind, of in rows.groupby("kind").counted.mean().items()},
         **{f"all_{kind}": of for kind, of in of_all.mean().items()},
     }
+
+
+def _share_of_wrong(rows: pd.DataFrame) -> float:
+    """Of the sources named in an exercise, on average over exercises."""
+    of_exercises = rows.groupby("exercise")[["named", "wrong"]].sum()
+    return float((of_exercises.wrong / of_exercises.named.clip(lower=1)).mean())
 
 
 def summary_of_swapped(rows: pd.DataFrame) -> dict[str, float]:
@@ -283,17 +306,21 @@ class Judge:
 
 def learnt_kinds(rows: pd.DataFrame) -> np.ndarray:
     """Of each statement, the usual kind of those of the other half of the exercises whose largest
-    scores are nearest."""
-    scores = np.stack(rows.top.tolist())
-    scale = scores.std(0).clip(1e-12)
-    half, kinds = rows.exercise.to_numpy() % 2, rows.kind.to_numpy()
-    found = []
-    for score, own in zip(scores, half, strict=True):
-        others = np.flatnonzero(half != own)
-        far = (((scores[others] - score) / scale) ** 2).sum(1)
-        nearest = kinds[others[np.argsort(far, kind="stable")[:NEIGHBOURS]]]
-        found.append(pd.Series(nearest).mode()[0])
-    return np.array(found)
+    scores are nearest; of as many as tell that half best, each by its others."""
+    scores, kinds = np.stack(rows.top.tolist()), rows.kind.to_numpy()
+    scores = scores / scores.std(0).clip(1e-12)
+    distances = ((scores[:, None] - scores[None]) ** 2).sum(-1)
+    np.fill_diagonal(distances, np.inf)
+    is_odd, found = rows.exercise.to_numpy() % 2 == 1, kinds.copy()
+    for is_asked in (is_odd, ~is_odd):
+
+        def told(is_told: np.ndarray, by: int, known: np.ndarray = ~is_asked) -> np.ndarray:
+            order = np.argsort(distances[np.ix_(is_told, known)], axis=1, kind="stable")[:, :by]
+            return np.array([pd.Series(near).mode()[0] for near in kinds[known][order]])
+
+        by = max(NEIGHBOURS, key=lambda by: (told(~is_asked, by) == kinds[~is_asked]).mean())
+        found[is_asked] = told(is_asked, by)
+    return found
 
 
 def auroc(positive: np.ndarray, negative: np.ndarray) -> float:
@@ -373,6 +400,7 @@ def main() -> None:
         "--keep", type=Path, help="gets the shares of this run (JSON), or the rivals (CSV)"
     )
     parser.add_argument("--swapped", action="store_true")
+    parser.add_argument("--any-decoys", action="store_true")
     parser.add_argument("--rivals", action="store_true")
     parser.add_argument("--other-python", default="", help="of an environment with the rivals")
     parser.add_argument("--only", default="", help="contestants with one of these in their names")
@@ -389,11 +417,12 @@ def main() -> None:
             table.round(4).to_csv(options.keep, index_label="rival")
         return
     drawn = list(exercises(options.num, options.seed))
-    rows = measure(model, drawn, options.draws, options.swapped)
+    rows = measure(model, drawn, options.draws, options.swapped, options.any_decoys)
     counted = rows if options.swapped else rows[rows.counted]
     print(pd.crosstab(counted.kind, counted.said))
     shares = summary_of_swapped(rows) if options.swapped else summary(rows)
-    shares = {name: round(value, 4) for name, value in shares.items()}
+    start = "any_" if options.any_decoys else ""
+    shares = {f"{start}{name}": round(value, 4) for name, value in shares.items()}
     print(json.dumps(shares, indent=1))
     if options.keep:
         kept = json.loads(options.keep.read_text()) if options.keep.exists() else {}

@@ -274,11 +274,6 @@ def test_the_notebook_is_stored_with_its_outputs() -> None:
 
 
 def test_the_tables_of_sources_are_those_of_the_stored_runs() -> None:
-    stored = json.loads((ROOT / "docs/results/sources.json").read_text())
-    text = (ROOT / "docs/sources.md").read_text()
-    first = [run for name, run in stored.items() if "_seed" in name]  # all statements counted
-    later = [run for name, run in stored.items() if "_seed" not in name]
-    of_things = ("things written", "counted")
     kinds = (
         ("on one source: that one is named, and no other", "right_source"),
         ("on either of two: told", "told_either"),
@@ -286,19 +281,30 @@ def test_the_tables_of_sources_are_those_of_the_stored_runs() -> None:
         ("on none: told", "told_none"),
         ("on none: a source is named", "false_rests_on"),
     )
-    of_all = (
+    whole = (
         ("written by the model, of 1,200", "whole"),
         ("… its things alone, which sources tell", "counted"),
     )
-    swapped = (
+    of_later = (
+        ("things written", "counted"),
+        *kinds,
         ("beside sources of another exercise: a source is named", "swapped_rests_on"),
         ("… in an exercise", "swapped_exercises"),
     )
-    of_later = (of_things, *kinds, *swapped)
-    for runs, digits, lines in ((first, 2, (*of_all, *kinds)), (later, 3, of_later)):
+
+    def check(runs: list[dict[str, float]], digits: int, lines: Any, page: str) -> None:
+        text = (ROOT / page).read_text()
+        assert runs
         for line, name in lines:
             shown = (f"{run[name]:.{digits}f}" if name in run else "–" for run in runs)
             assert f"| {line} | {' | '.join(shown)} |\n" in text
+
+    stored = json.loads((ROOT / "docs/results/sources.json").read_text())
+    check([*stored.values()], 3, of_later, "docs/sources.md")
+    earlier = json.loads((ROOT / "docs/results/sources_earlier.json").read_text())
+    first = {name for name in earlier if "_seed" in name}  # all statements counted
+    check([earlier[name] for name in earlier if name in first], 2, (*whole, *kinds), "docs/log.md")
+    check([earlier[name] for name in earlier if name not in first], 3, of_later, "docs/log.md")
 
 
 def test_the_rivals_on_sources_are_those_of_the_stored_run() -> None:

@@ -44,12 +44,20 @@ def test_statements_are_sentences_or_as_given() -> None:
 
 
 def test_parts_of_sources_are_judged_as_sources_of_their_own() -> None:
-    """With the numbers that they have where each is given as a source."""
+    """Alone and left out as where each is given as a source; a decoy is a part of the source's."""
     parted = {"b §1": "w5", "b §2": "w6", "b §3": "w7"}
     named = [SOURCES["a"], *(Segment(*item) for item in parted.items()), SOURCES["c"]]
     found = asked(units="words", candidates=["b"], draws=4)
     assert found.names == list(parted)
-    np.testing.assert_allclose(found.matrix, asked(sources=named, draws=4).matrix, atol=1e-6)
+    shown = ["alone", "left_out"]
+    separate = asked(sources=named, draws=4)
+    np.testing.assert_allclose(found.matrix[shown], separate.matrix[shown], atol=1e-6)
+    whole, parts = asked().prompt, asked(units="span:2").prompt
+    texts = read_decoys(whole.model, whole, GIVEN["decoys"])
+    of_parts = draw_decoys(parts, texts, 4, 0)
+    for source, numbers in enumerate([(0, 1), (2, 3), (4, 5, 6)]):
+        joined = np.concatenate([of_parts[number] for number in numbers], axis=1)
+        np.testing.assert_array_equal(joined, draw_decoys(whole, texts, 4, 0)[source])
     assert asked(units="sources").statements.equals(asked().statements)
     assert asked(units="span:2").names == [
         "a §1", "a §2", "b §1", "b §2", "c §1", "c §2", "c §3"
@@ -106,7 +114,7 @@ def test_turns_go_through_the_chat_template() -> None:
         explain(model_of(), read, **GIVEN | {"chat": True})
 
 
-def test_decoys_are_as_long_as_the_source_and_share_no_passage() -> None:
+def test_decoys_are_as_long_as_the_source_and_say_something_else() -> None:
     prompt = asked().prompt
     texts = read_decoys(prompt.model, prompt, [*SOURCES.values(), *GIVEN["decoys"]])
     assert len(texts) == len(GIVEN["decoys"])
@@ -120,3 +128,19 @@ def test_decoys_are_as_long_as_the_source_and_share_no_passage() -> None:
             assert any((text[-len(tail) :] == tail[-len(text) :]).all() for text in texts)
     with pytest.raises(DataError, match="give more texts"):
         read_decoys(prompt.model, prompt, ["w1 w9", "w2"])
+    # A text that holds a source, though both are short; a text that is there twice.
+    held = f"w30 {SOURCES['b']} w31"
+    assert len(read_decoys(prompt.model, prompt, [held, "w30 w31 w32 w33 w34"] * 2)) == 1
+    # What stays in view needs no decoys.
+    short = asked(sources=[SOURCES["c"], Segment("b", SOURCES["b"])]).prompt
+    assert len(read_decoys(short.model, short, ["w30 w31 w32"])) == 1
+
+
+def test_decoys_differ_from_each_other_and_from_the_source() -> None:
+    """A single text is begun at several places."""
+    prompt = asked().prompt
+    (text,) = read_decoys(prompt.model, prompt, [" ".join(f"w{number}" for number in range(8, 30))])
+    for rows in draw_decoys(prompt, [text], 8, 0):
+        assert len({tuple(row) for row in rows.tolist()}) == 8
+    with pytest.raises(DataError, match="make only 1 different decoys of 8"):
+        draw_decoys(prompt, [text[[0, 0, 0, 0, 0]]], 8, 0)

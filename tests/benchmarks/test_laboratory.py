@@ -98,7 +98,12 @@ def test_the_summary_counts_what_the_model_writes() -> None:
          ("none", "one", False, True, True), ("none", "one", False, False, False)],
         columns=["kind", "said", "right", "whole", "counted"],
     ).assign(nats=[5.0, 5.0, 5.0, 5.0, 5.0, 0.0, 5.0, 0.0])  # fmt: skip
+    rows = rows.assign(
+        exercise=[0, 0, 0, 1, 1, 2, 2, 2], named=[1, 1, 0, 2, 1, 0, 1, 1],
+        wrong=[0, 1, 0, 0, 0, 0, 1, 1],
+    )  # fmt: skip
     found = sources.summary(rows)
+    assert found["wrong_of_named"] == pytest.approx((1 / 2 + 0 + 1) / 3)
     assert found["right_source"] == 1 / 3
     assert found["false_rests_on"] == 0.5
     assert (found["told_either"], found["told_both"], found["told_none"]) == (1.0, 0.0, 0.5)
@@ -115,6 +120,7 @@ def test_no_decoy_tells_of_what_is_asked() -> None:
         decoys = sources.decoys_of(one, drawn)
         assert len(decoys) > 20
         assert not any(names_in(one.answer) & names_in(text) for text in decoys)
+        assert len(sources.decoys_of(one, drawn, any_names=True)) > len(decoys)
         own = set().union(*map(names_in, one.sources.values()))
         assert names_in(one.answer) - {*laboratory.KNOWN} <= own
 
@@ -229,3 +235,14 @@ def test_a_model_with_biases_is_the_same_behind_transformers(tmp_path: Path) -> 
     sources.write_model(run, tmp_path / "theirs")
     assert (tmp_path / "theirs" / "biases.safetensors").exists()
     sources.check_model(loaded, tmp_path / "theirs", np.arange(3, 12))
+
+
+def test_kinds_are_learnt_from_the_other_exercises() -> None:
+    """Where scores tell kinds apart; where they do not, what is usual is told."""
+    kinds = np.array(["one", "none"] * 20)
+    tops = [[float(kind == "one") + 0.01 * i, 0.0, 0.0] for i, kind in enumerate(kinds)]
+    rows = sources.pd.DataFrame({"exercise": range(40), "kind": kinds, "top": tops})
+    rows["exercise"] = rows.exercise // 2
+    assert (sources.learnt_kinds(rows) == kinds).all()
+    same = rows.assign(top=[[1.0, 0.0, 0.0]] * 40, kind=["one", "none", "one", "one"] * 10)
+    assert (sources.learnt_kinds(same) == "one").all()
