@@ -4,11 +4,10 @@
     olmo-sparsity prepare configs/sources.yaml && olmo-sparsity train configs/sources.yaml
 
 A fact is `verb name thing`. A source holds facts, a question asks for some, and each statement of
-the answer gives one of them, or two from two sources. A word marks where each source begins, and
-another where the question does. Sources share verbs and things; the name tells a fact from the
-others. A verb has a synonym, so that a source may say a fact in another word than the answer. Facts
-about a few names are always the same and stand in no source: the model knows them by heart. A fifth
-of all facts is held out of the training text, and tests ask for these alone.
+the answer gives one of them, or two from two sources. Sources share verbs and things; the name
+tells a fact from the others. A verb has a synonym, so that a source may say a fact in another word
+than the answer. Facts about a few names are always the same and stand in no source: the model knows
+them by heart. A fifth of all facts is held out of the training text, and tests ask for these alone.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ KNOWN = ["Zeno", "Zora", "Zuli", "Zani"]
 """Their facts are known by heart: of each verb one thing."""
 
 WORDS = [
-    "memo", "ask", "and", ".", "?", *NAMES, *KNOWN, *(word for pair in VERBS for word in pair),
+    "memo", "and", ".", "?", *NAMES, *KNOWN, *(word for pair in VERBS for word in pair),
     *THINGS,
 ]  # fmt: skip
 
@@ -116,7 +115,7 @@ def draw(
         for name, said in zip(names, inside, strict=True)
         if said
     }
-    return Exercise(sources, " ".join(["ask", *asked]), statements, list(kinds), needs)
+    return Exercise(sources, " ".join(asked), statements, list(kinds), needs)
 
 
 def _facts(generator: np.random.Generator, count: int, heldout: bool) -> list[Fact]:
