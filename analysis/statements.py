@@ -142,8 +142,8 @@ class Attribution:
         return (
             "This is what the model uses, not whether a source supports the statement. "
             f"Of the sources named, {self.settings.rate:.0%} or less are expected to be named by "
-            f"chance, on average over answers, {kind} (Benjamini–Hochberg over {len(self.texts)} "
-            f"statements × {len(self.names)} sources, {self.settings.draws} decoys each)."
+            f"chance, on average over answers, {kind} (Benjamini–Hochberg; statements: "
+            f"{len(self.texts)}, sources: {len(self.names)}, decoys of each: {self.settings.draws})."
         ) + (f" {sentence(noise)}" if noise else "")
 
     @cached_property
