@@ -139,11 +139,14 @@ class Attribution:
             if self.own_decoys
             else "if the sources are prose, as the decoys are; else give decoys of their kind"
         )
+        counts = (
+            f"statements: {len(self.texts)}, sources: {len(self.names)}, "
+            f"decoys of each: {self.settings.draws}"
+        )
         return (
             "This is what the model uses, not whether a source supports the statement. "
             f"Of the sources named, {self.settings.rate:.0%} or less are expected to be named by "
-            f"chance, on average over answers, {kind} (Benjamini–Hochberg; statements: "
-            f"{len(self.texts)}, sources: {len(self.names)}, decoys of each: {self.settings.draws})."
+            f"chance, on average over answers, {kind} (Benjamini–Hochberg; {counts})."
         ) + (f" {sentence(noise)}" if noise else "")
 
     @cached_property

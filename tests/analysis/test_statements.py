@@ -172,7 +172,7 @@ def test_the_command(
     code, out, err = shell(capsys, *given, "--html", str(tmp_path / "page.html"))
     assert code == 0, err
     assert "w1 w2 w3\n  rests on " in out
-    assert "1 statements × 2 sources, 5 decoys each" in out
+    assert "statements: 1, sources: 2, decoys of each: 5" in out
     assert "</html>" in (tmp_path / "page.html").read_text()
     code, out, err = shell(capsys, *given, "--json")
     assert code == 0, err
