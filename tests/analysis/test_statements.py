@@ -194,7 +194,7 @@ def test_the_command(
         words = [shell_words[0], "--source", *given, *shell_words[7:], "--answer", files[0]]
         code, out, err = shell(capsys, *words, "--units", "words")
         assert code == 0, err
-        assert " statements × 12 sources" in out
+        assert "sources: 12, decoys" in out
         assert f"--answer @{files[0]} reads the file" in err
 
 
