@@ -32,7 +32,7 @@ from olmo_sparsity.analysis.scoring import Context, Row, Scorer
 from olmo_sparsity.analysis.segments import Layout, SourcePrompt, Sources, draw_decoys, read_decoys
 from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
 from olmo_sparsity.analysis.summary import describe_noise
-from olmo_sparsity.analysis.verdicts import Losses, Verdict, in_words, judge
+from olmo_sparsity.analysis.verdicts import Losses, Verdict, chances_of_all, in_words, judge
 from olmo_sparsity.analysis.view import quoted, sentence, strong
 from olmo_sparsity.errors import ConfigError, printable
 from olmo_sparsity.model.load import LoadedModel
@@ -174,9 +174,11 @@ class Attribution:
 
     @cached_property
     def statements(self) -> pd.DataFrame:
-        """text; nats that all sources give, against decoys in place of all; kind (one, either,
-        both, none); sources; verdict; orders: in how many of these the verdict is the same."""
+        """text; nats that all sources give, against decoys in place of all; p: how likely one more
+        set of decoys would do as well; kind (one, either, both, none); sources; verdict; orders: in
+        how many of these the verdict is the same."""
         losses, (_, verdicts) = Losses.mean(self.losses), self._judged
+        p_T = chances_of_all(losses)
         in_orders = [judge(part, self.settings.rate)[1] for part in self.losses]
         rows = []
         for number, (kind, chosen) in enumerate(verdicts):
@@ -186,8 +188,9 @@ class Attribution:
             agree = sum(of_order[number] == (kind, chosen) for of_order in in_orders)
             if len(self.losses) > 1:
                 verdict += f"; so do {agree} of {len(self.losses)} orders by themselves"
-            rows.append((self.texts[number].strip(), nats, kind, tuple(names), verdict, agree))
-        columns = ["text", "nats", "kind", "sources", "verdict", "orders"]
+            text, p = self.texts[number].strip(), p_T[number]
+            rows.append((text, nats, p, kind, tuple(names), verdict, agree))
+        columns = ["text", "nats", "p", "kind", "sources", "verdict", "orders"]
         return pd.DataFrame(rows, columns=columns)
 
     def within(self, source: str, units: str = "sentences") -> pd.DataFrame:

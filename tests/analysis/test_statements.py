@@ -13,6 +13,7 @@ import pytest
 from olmo_sparsity import Segment, explain
 from olmo_sparsity.analysis.segments import draw_decoys, read_decoys
 from olmo_sparsity.analysis.statements import Attribution, Cost
+from olmo_sparsity.analysis.verdicts import chances_of_all
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import ConfigError
 from tests.support.explanations import WORDS, make_tokenizer
@@ -44,6 +45,7 @@ def test_numbers_are_those_of_plain_transformers(family: str, far_states: str) -
             without = plain.with_decoys({source: of_all[source]}).losses({0, 1, 2})
             close(losses.without_TSD[:, source, draw], without)
     close(found.statements.nats, losses.gap_T)
+    close(found.statements.p, chances_of_all(losses))
     close(found.matrix.gives, losses.gives_TSD.mean(2).ravel())
     close(found.matrix.lost, losses.lost_TSD.mean(2).ravel())
 
