@@ -25,10 +25,10 @@ check: install
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# A process for each core and two more, as some wait for others, each with one thread. The tests of a file share what they
-# prepare, and those that wait (integration/) begin.
+# A process for each core and one more, as some wait for others, each with one thread. The tests of a file share what they
+# prepare.
 test: install
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) < 8 ? $$(nproc) + 2 : 8)) \
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n $$(($$(nproc) < 8 ? $$(nproc) + 1 : 8)) \
 		--dist=loadfile --no-loadscope-reorder
 
 # What the wheel does without extras, in an environment of its own with numpy 2, where no file of

@@ -26,6 +26,9 @@ from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import LoadedModel
 from olmo_sparsity.process.progress import Progress
 
+SAME_TEXT = 32
+"""Tokens in a row that two texts share if one has something of the other."""
+
 PASSAGE = 128
 """Tokens of the passages that the induction check repeats."""
 
@@ -194,7 +197,7 @@ def _unrelated(model: LoadedModel, foreign: Any, document: Document) -> Document
                                                  tokenizer=model.tokenizer)])  # fmt: skip
 
 
-def passages(tokens: np.ndarray, length: int = 32) -> Iterator[bytes]:
+def passages(tokens: np.ndarray, length: int = SAME_TEXT) -> Iterator[bytes]:
     """All runs of `length` tokens, or the text itself if it is shorter."""
     tokens = tokens.astype("<i8")
     last = max(1, len(tokens) - length + 1)

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from olmo_sparsity.analysis.check import passages
+from olmo_sparsity.analysis.check import SAME_TEXT, passages
 from olmo_sparsity.analysis.documents import Document
 from olmo_sparsity.analysis.prompt import generate, through_template
 from olmo_sparsity.analysis.sources import open_documents
@@ -104,8 +104,6 @@ class SourcePrompt:
     """The question, and what a chat template puts behind it."""
 
     prefix_ids: list[int]
-    whole_ids: list[list[int]]
-    """Of each source and other part, also where parts of sources are judged."""
 
     @staticmethod
     def of(
@@ -133,19 +131,30 @@ class SourcePrompt:
         for piece in pieces:
             if piece.source is not None and not piece.text_ids:
                 raise DataError(f"source '{names[piece.source]}' is empty; leave it out")
-        whole_ids = [piece.text_ids for piece in pieces]
         if units != "sources":
             names, pieces = _parted(model, names, pieces, units)
-        return SourcePrompt(model, names, pieces, near_ids, prefix_ids, whole_ids)
+        return SourcePrompt(model, names, pieces, near_ids, prefix_ids)
 
-    @property
+    @cached_property
     def wholes(self) -> list[list[Piece]]:
         """The parts of each source, in order."""
         found = dict[int | None, list[Piece]]()
         for piece in self.pieces:
             if piece.source is not None:
                 found.setdefault(piece.whole, []).append(piece)
-        return [found[whole] for whole in sorted(found, key=lambda whole: whole or 0)]
+        return [*found.values()]
+
+    @cached_property
+    def whole_ids(self) -> list[np.ndarray]:
+        """Tokens of each source, also where its parts are judged."""
+        return [
+            np.array([token for piece in parts for token in piece.text_ids])
+            for parts in self.wholes
+        ]
+
+    @property
+    def longest(self) -> int:
+        return max(map(len, self.whole_ids))
 
     def _arranged(self, order: Sequence[int]) -> list[Piece]:
         """The sources in this order at the places of sources."""
@@ -327,11 +336,9 @@ def _statements(document: Document, start: int, lengths: list[int]) -> Spans:
 
 
 def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[np.ndarray]:
-    """Different texts that share no passage with a source. `decoys`: in any form that
+    """Different texts that say nothing that a source says. `decoys`: in any form that
     open_documents reads, or {name: text, …}."""
-    own = {run for ids in prompt.whole_ids if len(ids) for run in passages(np.array(ids))}
-    shorter = {run for run in own if len(run) < max(map(len, own))}
-    longest = max(sum(len(piece.text_ids) for piece in parts) for parts in prompt.wholes)
+    longest, said = prompt.longest, _said(prompt)
     given = list(decoys.values()) if isinstance(decoys, Mapping) else decoys
     if isinstance(given, list) and all(isinstance(text, str) for text in given):
         texts = [np.array(ids, dtype=np.int64) for ids in model.encode(given)]
@@ -345,8 +352,7 @@ def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[n
         text.tobytes(): text
         for text in texts
         if len(text)
-        and own.isdisjoint(passages(text))
-        and not any(run in text.astype("<i8").tobytes() for run in shorter)
+        and all(runs.isdisjoint(passages(text, length)) for length, runs in said.items())
     }
     there = sum(map(len, kept.values()))
     if there < longest:
@@ -357,6 +363,17 @@ def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[n
     return [*kept.values()]
 
 
+def _said(prompt: SourcePrompt) -> dict[int, set[bytes]]:
+    """By length: passages of sources and of what stays in view, and all of a shorter source."""
+    found = dict[int, set[bytes]]()
+    in_view = [piece.text_ids for piece in prompt.pieces if piece.source is None]
+    long = [np.array(ids) for ids in in_view if len(ids) >= SAME_TEXT]
+    for ids in [*prompt.whole_ids, *long]:
+        length = min(SAME_TEXT, len(ids))
+        found.setdefault(length, set()).update(passages(ids, length))
+    return found
+
+
 def draw_decoys(
     prompt: SourcePrompt, texts: Sequence[np.ndarray], draws: int, seed: int
 ) -> list[np.ndarray]:
@@ -364,14 +381,12 @@ def draw_decoys(
     left out to make them as long as the source. So a decoy begins and ends as texts do; an end
     within a sentence would change how the question behind it is read. A part of a source has the
     same part of its source's decoy."""
-    longest = max(sum(len(piece.text_ids) for piece in parts) for parts in prompt.wholes)
-    there, wanted = sum(map(len, texts)), draws * longest
+    there, wanted = sum(map(len, texts)), draws * prompt.longest
     if len(texts) < draws or there < wanted:
         of_texts = f"{len(texts)} texts of {there:,} tokens"
         say(f"{draws} decoys, {wanted:,} tokens, are drawn from {of_texts}: some share text")
     drawn = dict[int | None, np.ndarray]()
-    for number, parts in enumerate(prompt.wholes):
-        own = np.array([token for piece in parts for token in piece.text_ids])
+    for number, (parts, own) in enumerate(zip(prompt.wholes, prompt.whole_ids, strict=True)):
         decoys_DL = _different(texts, own, draws, np.random.default_rng([seed, number]))
         if len(decoys_DL) < draws:
             raise DataError(

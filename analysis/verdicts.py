@@ -4,8 +4,8 @@ Place in the flow: losses of statements (statements.py) → **verdicts**. Never 
 
 A statement is asked about where its sources do more than decoys in place of all of them, and a
 source counts where it does more than its decoys do: two t-tests, the error rate of each held by
-Benjamini–Hochberg, over all statements, and over all statements and sources. The second alone names
-too many: nats have heavier tails than a normal distribution.
+Benjamini–Hochberg, over all statements, and over all statements and sources. The second alone holds
+it barely, as nats have heavier tails than a normal distribution; the first gives room.
 
 Dimension key: T statements, S sources, D decoys of a source.
 """

@@ -18,7 +18,7 @@ that one; do scores predict the loss with some sources (LDS) and its rise withou
 score tell statements that rest on a source from those on none (AUROC); do the largest scores
 tell one, either, both and none apart. Scores come without a rule for the last: it is learnt from
 statements of the other half of the exercises, whose kinds are known, by as many neighbours as tell
-most of these. Ours are verdicts, whose rules were set on answers of other models. For AUROC ours
+most of these. Ours are verdicts, whose rules were set on answers to other exercises. For AUROC ours
 has its smallest chance of a source in place of a score.
 """
 
@@ -407,6 +407,8 @@ def main() -> None:
     parser.add_argument("--fit-on", type=int, default=400, help="other exercises, for AT2")
     parser.add_argument("--limit", type=int, default=3000, help="CPU seconds of a contestant")
     options = parser.parse_args()
+    if options.rivals and (options.swapped or options.any_decoys or options.draws != 8):
+        parser.error("--rivals goes without --swapped, --any-decoys and --draws")
     model = load_model(options.model, dtype="fp32")
     if options.rivals:
         table, confused = compare(rivals(options.model, model, options))

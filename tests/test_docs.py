@@ -310,6 +310,21 @@ def test_the_tables_of_sources_are_those_of_the_stored_runs() -> None:
 
     stored = json.loads((ROOT / "docs/results/sources.json").read_text())
     check([*stored.values()], 3, of_now, "docs/sources.md")
+    text, runs = (ROOT / "docs/sources.md").read_text(), [*stored.values()]
+    for number, name, most in [
+        (27, "right_source", 1.0), (29, "false_rests_on", 0.05), (30, "swapped_exercises", 0.05),
+        (31, "wrong_of_named", 0.05),
+    ]:  # fmt: skip
+        line = next(line for line in text.splitlines() if line.startswith(f"| S{number}: "))
+        assert line.endswith(f"| yes: {', '.join(f'{run[name]:.3f}' for run in runs)} |")
+        assert all(run[name] <= most for run in runs)
+    least = min(run[f"told_{kind}"] for run in runs for kind in ("either", "both", "none"))
+    assert f" | yes: {least:.3f} or more |" in text
+    assert min(run["right_source"] for run in runs) >= 0.98
+    assert least >= 0.9
+    first, second, third = (f"{run['right_source']:.2f}" for run in runs)
+    readme = " ".join((ROOT / "README.md").read_text().split())
+    assert f"three models are told right on {first}, {second} and {third} of" in readme
     earlier = json.loads((ROOT / "docs/results/sources_earlier.json").read_text())
     first = {name for name in earlier if "_seed" in name}  # all statements counted
     check([earlier[name] for name in earlier if name in first], 2, (*whole, *kinds), "docs/log.md")

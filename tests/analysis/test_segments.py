@@ -131,6 +131,11 @@ def test_decoys_are_as_long_as_the_source_and_say_something_else() -> None:
     # A text that holds a source, though both are short; a text that is there twice.
     held = f"w30 {SOURCES['b']} w31"
     assert len(read_decoys(prompt.model, prompt, [held, "w30 w31 w32 w33 w34"] * 2)) == 1
+    # The longest source, too; a short text in view (a turn's mark) may stand in a decoy.
+    held = f"w30 {SOURCES['c']} w31"
+    assert len(read_decoys(prompt.model, prompt, [held, "w30 w31 w32 w33 w34"])) == 1
+    marked = asked(sources=["w30", *(Segment(*item) for item in SOURCES.items())]).prompt
+    assert len(read_decoys(prompt.model, marked, ["w30 w31 w32 w33 w34"])) == 1
     # What stays in view needs no decoys.
     short = asked(sources=[SOURCES["c"], Segment("b", SOURCES["b"])]).prompt
     assert len(read_decoys(short.model, short, ["w30 w31 w32"])) == 1
@@ -139,7 +144,7 @@ def test_decoys_are_as_long_as_the_source_and_say_something_else() -> None:
 def test_decoys_differ_from_each_other_and_from_the_source() -> None:
     """A single text is begun at several places."""
     prompt = asked().prompt
-    (text,) = read_decoys(prompt.model, prompt, [" ".join(f"w{number}" for number in range(8, 30))])
+    (text,) = read_decoys(prompt.model, prompt, [" ".join(f"w{number}" for number in range(13, 35))])
     for rows in draw_decoys(prompt, [text], 8, 0):
         assert len({tuple(row) for row in rows.tolist()}) == 8
     with pytest.raises(DataError, match="make only 1 different decoys of 8"):
