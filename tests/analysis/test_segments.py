@@ -144,7 +144,9 @@ def test_decoys_are_as_long_as_the_source_and_say_something_else() -> None:
 def test_decoys_differ_from_each_other_and_from_the_source() -> None:
     """A single text is begun at several places."""
     prompt = asked().prompt
-    (text,) = read_decoys(prompt.model, prompt, [" ".join(f"w{number}" for number in range(13, 35))])
+    (text,) = read_decoys(
+        prompt.model, prompt, [" ".join(f"w{number}" for number in range(13, 35))]
+    )
     for rows in draw_decoys(prompt, [text], 8, 0):
         assert len({tuple(row) for row in rows.tolist()}) == 8
     with pytest.raises(DataError, match="make only 1 different decoys of 8"):
