@@ -185,8 +185,12 @@ def _written(section: Any, prefix: str = "") -> dict[str, Any]:
 
 
 def flatten(config: RunConfig) -> dict[str, Any]:
-    """Every dotted key that can be set, and its value."""
-    return {key: value for key, _, _, value in _walk(config) if key not in REFUSED_FIELDS}
+    """Every dotted key that is read, and its value."""
+    return {
+        key: value
+        for key, section, item, value in _walk(config)
+        if key not in REFUSED_FIELDS and _applies(section, item)
+    }
 
 
 def _read_yaml(path: Path, above: tuple[Path, ...] = ()) -> dict[Any, Any]:

@@ -13,7 +13,13 @@ import torch
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.training.loop import train
-from olmo_sparsity.training.run_folder import Metrics, draw_losses, loss_table, read_metrics
+from olmo_sparsity.training.run_folder import (
+    Metrics,
+    draw_losses,
+    loss_table,
+    open_run_folder,
+    read_metrics,
+)
 
 MakeConfig = Callable[..., RunConfig]
 
@@ -135,3 +141,11 @@ def test_the_curves_are_printed_and_drawn_for_every_evaluation(
     metrics.write_text("".join(json.dumps(row) + "\n" for row in lines))
     assert "nan" in loss_table(config.run_folder), "a run of before has neither"
     draw_losses(config.run_folder, tmp_path / "curves.svg")
+
+
+def test_an_option_that_is_not_read_is_not_a_change(make_config: MakeConfig) -> None:
+    config = make_config(data__corpus__hub_config=None)  # as configs/novels.yaml on files has it
+    assert config.data.corpus.source != "c4"
+    for _ in range(2):
+        with open_run_folder(config):
+            pass
