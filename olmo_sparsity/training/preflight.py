@@ -70,9 +70,9 @@ def check_same_config(config: RunConfig, processes: Processes) -> None:
     first = processes.gather(flatten(config) if processes.is_first else None)[0]
     with processes.agree():
         for key, value in flatten(config).items():
-            if first.get(key) != value:
+            if (other := first.get(key)) != value:
                 raise ConfigError(
-                    f"{key}={value} here, {first.get(key)} on the first process; give all the same file"
+                    f"{key}={value} here, {other} on the first process; give all the same file"
                 )
 
 
