@@ -109,7 +109,10 @@ class Choices:
             raise DataError("the other measurement has no ranked units; measure it again")
         columns = ["far_first", "far_end", "influence"]
         rows = own.sort_values([*KEYS, "rank"])
-        ranked = {key: group[columns].to_numpy(float) for key, group in rows.groupby(KEYS)}
+        is_first = ~rows.duplicated(KEYS).to_numpy()  # of the ranks of a target
+        keys = rows.loc[is_first, KEYS].itertuples(index=False, name=None)
+        groups = np.split(rows[columns].to_numpy(float), np.flatnonzero(is_first)[1:])
+        ranked = dict(zip(keys, groups, strict=True))
         targets = results.targets[results.targets.far_part == "document"]
         digest = hashlib.sha256(rows[[*KEYS, *columns[:2]]].to_csv(index=False).encode())
         model = {name: results.meta.model.get(name) for name in ("name", "fingerprint")}
