@@ -83,7 +83,7 @@ def run_steps(
     drawn = draw(start.batches, start.step, num_steps, engine.device)
     with contextlib.closing(in_background(drawn, depth=1)) as batches:
         for step, batch in enumerate(batches, start=start.step + 1):
-            seed_step(config.seed, step, processes.rank)
+            seed_step(config.seed, step, processes.rank, engine.device)
             rate = learning_rate(config.optimizer, step, num_steps)
             loss, norm = engine.step(batch, rate)
             metrics.add(step, loss=loss, gradient_norm=norm, learning_rate=rate)
@@ -218,10 +218,13 @@ def due(step: int, interval_steps: int | None, num_steps: int) -> bool:
     return step == num_steps or (interval_steps is not None and step % interval_steps == 0)
 
 
-def seed_step(seed: int, step: int, rank: int) -> None:
+def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
     """Dropout depends only on (seed, step, process), so a resumed run repeats it."""
     (mixed,) = np.random.SeedSequence((seed, step, rank)).generate_state(1, np.uint64)
-    torch.manual_seed(int(mixed))
+    # torch.manual_seed formats the stack at each call, for each kind of device that is not there.
+    torch.default_generator.manual_seed(int(mixed))
+    if device.type == "cuda":
+        torch.cuda.manual_seed(int(mixed))
 
 
 class StopRequest:
