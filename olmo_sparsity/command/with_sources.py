@@ -96,6 +96,8 @@ def measure_questions_file(options: argparse.Namespace) -> int:
         if getattr(options, name):
             raise ConfigError(f"--{name} does not go with --questions; leave it out")
     given = arguments.given_options(options, Settings, TextOptions, SourceSettings, ModelOptions)
+    if "units" in given:  # of sources there is one kind at a time
+        given["units"] = ",".join(given["units"])
     known = build(ModelOptions, given)
     model = load_model(
         options.model, device=known.device, dtype=known.dtype, device_map=known.device_map

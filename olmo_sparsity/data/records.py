@@ -191,6 +191,8 @@ def is_text(path: Path) -> bool:
     for suffix, reader in _READERS.items():
         if path.name.endswith(suffix):
             return reader is None
+    if path.suffix in (".uint16", ".uint32", ".uint64"):  # what `prepare` wrote
+        return False
     try:
         with path.open("rb") as file:
             return b"\0" not in file.read(4096)

@@ -40,7 +40,7 @@ from olmo_sparsity.data.tokenizer import (
     train_tokenizer,
 )
 from olmo_sparsity.disk.files import naming, sync, write_atomically
-from olmo_sparsity.disk.lock import remove_left_lock
+from olmo_sparsity.disk.lock import holder, remove_left_lock
 from olmo_sparsity.disk.nested import differences
 from olmo_sparsity.disk.work_folder import WorkFolder, refuse_changes
 from olmo_sparsity.errors import ConfigError, DataError, naming_panics
@@ -90,11 +90,14 @@ def _prepare_mixture(data: DataConfig) -> Manifest:
         "heldout_shares": {Path(part.folder).name: part.heldout_share for part in parts},
         "tokenizer": asdict(data.tokenizer),
     }
+    has_shards = any(work.path.glob("*/*.tokens.*"))
     # A finished folder may be read-only.
-    is_begun = work.identity.exists() and path.exists()
+    is_begun = work.identity.exists() and path.exists() and has_shards
     if is_begun:
         remove_left_lock(work.path)
     with contextlib.nullcontext() if is_begun else work.opened():
+        if not is_begun and not any(holder(Path(part.folder))[1] for part in parts):
+            work.identity.unlink(missing_ok=True)  # There are no shards to lose.
         work.identify(settings)
         if not is_begun:
             with Progress("prepare", total=None, unit="tokens") as progress:
@@ -150,15 +153,15 @@ def _begin_or_resume(data: DataConfig, folder: Path, shared: Tokenizer | None) -
             raise
         inputs_sha256 = manifest.inputs_sha256  # Finished: the source may be gone.
     if inputs_sha256 != manifest.inputs_sha256:
-        changed.append("the source files have changed in name or size")
+        changed.append("other source files, by name or size")
     named = data.tokenizer.name and find_tokenizer_file(data.tokenizer.name)
     if named and manifest.tokenizer_sha256 not in (
         None,
         tokenizer_fingerprint(load_tokenizer(str(named))),
     ):
-        changed.append(f"the tokenizer {named} has changed")
+        changed.append(f"another tokenizer than {named} is now")
     if shared and manifest.tokenizer_sha256 not in (None, tokenizer_fingerprint(shared)):
-        changed.append("another tokenizer than the mixture it is part of")
+        changed.append("another tokenizer than its mixture")
     if changed and not manifest.files:
         return _begin(data, folder, settings)  # There are no shards to lose.
     refuse_changes(f"data.folder={folder}", changed)

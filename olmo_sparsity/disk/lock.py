@@ -191,7 +191,8 @@ def _in_use(path: Path, owner: Owner) -> UserError:
     job = f", SLURM job {owner.slurm_job}" if owner.slurm_job else ""
     return UserError(
         f"{path.parent} is being written by process {owner.pid} on {owner.host}{job}, since "
-        f"{owner.since}; wait until it ends, or stop it (if it is certainly gone, delete {path})"
+        f"{owner.since}; wait until it ends, or stop it (delete {path} if it is "
+        "certainly gone, or if the folder is a copy)"
     )
 
 

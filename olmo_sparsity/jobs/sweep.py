@@ -29,11 +29,12 @@ from pathlib import Path
 from typing import Any
 
 from olmo_sparsity.config.file import fill_in, load_config, read_given
+from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.config.shipped import find_config
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.jobs.job import Job
+from olmo_sparsity.jobs.job import Job, State
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
-from olmo_sparsity.training.run_folder import read_metrics
+from olmo_sparsity.training.run_folder import is_work_of, read_metrics
 
 
 @dataclass
@@ -47,13 +48,21 @@ class SweepConfig:
 class Run(Job):
     config: str
     overrides: list[str]
+    settings: RunConfig
 
     @property
     def text(self) -> str:
         return shlex.join(["olmo-sparsity", "train", self.config, *self.overrides])
 
     def saved(self) -> int:
+        if not is_work_of(self.settings):
+            return 0
         return next((int(path.name[4:]) for path in list_checkpoints(self.folder)), 0)
+
+    def state(self) -> State:
+        if not is_work_of(self.settings):
+            return State("failed", 0, f"{self.folder} holds work with other settings")
+        return super().state()
 
     def reached(self) -> int:
         logged = [row["step"] for row in read_metrics(self.folder / "metrics.jsonl")]
@@ -74,8 +83,9 @@ def expand(path: str, overrides: list[str]) -> list[Run]:
             folder = Path(sweep.folder) / "_".join(parts)
             chosen = [_name_axes(f"--{key}={value}", names) for key, value in values.items()]
             words = [*chosen, *overrides, f"--run_folder={folder}"]
-            num_steps = load_config(config, words).training.num_steps
-            runs.append(Run(folder.name, folder, num_steps, (), config, words))
+            settings = load_config(config, words)
+            num_steps = settings.training.num_steps
+            runs.append(Run(folder.name, folder, num_steps, (), config, words, settings))
     for name, count in Counter(run.name for run in runs).items():
         if count > 1:
             raise ConfigError(

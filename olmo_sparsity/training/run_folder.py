@@ -49,22 +49,42 @@ FREE_KEYS = (
     "training.micro_batch_size",
 )
 
+RESOLVED_KEYS = (
+    "model.vocab_size", "model.embedding_size", "model.eos_token_id", "model.pad_token_id",
+    "training.precision",
+)  # fmt: skip
+"""Set by the tokenizer and the device when a run starts."""
+
 
 @contextmanager
 def open_run_folder(config: RunConfig) -> Iterator[Path]:
     """Create the folder, or check that it holds the same run, and lock it."""
     folder = WorkFolder(Path(config.run_folder), "run_folder", "config.yaml")
     with folder.opened("checkpoints"):
-        if folder.identity.exists():
+        # Of a start that was refused before its first step there is nothing to lose.
+        if folder.identity.exists() and _has_begun(folder.path):
             refuse_other_config(folder.identity, config)
             _refuse_other_evaluation(folder.identity, config)
         save_config(config, folder.identity)
         yield folder.path
 
 
+def _has_begun(folder: Path) -> bool:
+    return (folder / "metrics.jsonl").exists() or any((folder / "checkpoints").iterdir())
+
+
 def refuse_other_config(path: Path, config: RunConfig) -> None:
     settings = _settings(path, config, lambda key: not key.startswith(FREE_KEYS))
     refuse_changes(str(path.parent), differences(*settings))
+
+
+def is_work_of(config: RunConfig) -> bool:
+    """Whether what is in its folder, if anything, may be of this config, which is not resolved."""
+    path = Path(config.run_folder) / "config.yaml"
+    free = (*FREE_KEYS, *RESOLVED_KEYS)
+    return not path.exists() or not differences(
+        *_settings(path, config, lambda key: not key.startswith(free))
+    )
 
 
 def _refuse_other_evaluation(path: Path, config: RunConfig) -> None:

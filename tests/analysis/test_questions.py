@@ -165,7 +165,11 @@ def test_the_command(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "\ntoken-forwards  " in "\n" + capsys.readouterr().out
     assert main([*words, "--draws", "4"]) == 0
     assert "4 statements of 3 questions\n" in capsys.readouterr().out
+    by_words = [*words[:-1], str(tmp_path / "words"), "--draws", "4", "--units", "words"]
+    assert main(by_words) == 0
+    assert "4 statements of 3 questions\n" in capsys.readouterr().out
     for more, said in [
+        (["--units", "words,sentences"], "words,sentences"),
         (["--text", "embedded"], "--text does not go with"),
         (["--selectors", "add_one"], "no option selectors"),
     ]:

@@ -167,6 +167,22 @@ def test_a_mixture_that_was_killed_goes_on(
         assert (tmp_path / "again" / path.relative_to(whole)).read_bytes() == path.read_bytes()
 
 
+def test_a_mixture_of_which_no_shard_is_written_may_be_mended(
+    mixed_folder: Path, tmp_path: Path
+) -> None:
+    data = section(mixed_folder)
+    data.folder = str(tmp_path / "again")
+    data.corpora.reverse()  # the one that fails is the first
+    data.corpora[0].field = "nowhere"
+    with pytest.raises(DataError, match="nowhere"):
+        prepare(data)
+    data.corpora[0].field = "text"
+    prepare(data)
+    data.corpora[0].field = "nowhere"
+    with pytest.raises(ConfigError, match=r"field"):
+        prepare(data)
+
+
 def test_a_folder_of_one_corpus_is_no_mixture(data_folder: Path, mixed_folder: Path) -> None:
     data = section(mixed_folder)
     data.folder = str(data_folder)

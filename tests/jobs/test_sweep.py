@@ -16,6 +16,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
+from olmo_sparsity.config.file import save_config
 from olmo_sparsity.disk.lock import LOCK, STALE_S, Owner
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.jobs.job import format_states
@@ -151,6 +152,23 @@ def test_a_run_that_ended_without_a_word_to_the_log_is_known_by_its_checkpoint(r
     assert run.state().name != "done"
     (run.folder / "checkpoints/step000006").mkdir()
     assert (run.state().name, run.state().step) == ("done", 6)
+
+
+def test_a_run_with_other_settings_is_not_done(make_grid: MakeGrid) -> None:
+    """Whatever a start takes from the tokenizer and the device is no other setting."""
+    path = make_grid()
+    (run,) = expand(path, [])
+    model = replace(run.settings.model, vocab_size=300, embedding_size=384)
+    training = replace(run.settings.training, precision="bf16")
+    run.folder.mkdir(parents=True)
+    save_config(replace(run.settings, model=model, training=training), run.folder / "config.yaml")
+    (run.folder / "checkpoints/step000006").mkdir(parents=True)
+    assert run.state().name == "done"
+    (other,) = expand(path, ["--optimizer.learning_rate=0.5"])
+    assert other.folder == run.folder
+    assert not other.is_done()
+    assert (other.state().name, other.state().step) == ("failed", 0)
+    assert "holds work with other settings" in other.state().detail
 
 
 # --- running them ---------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from olmo_sparsity.config.file import load_saved_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError, DataError, UserError
@@ -218,6 +219,17 @@ def test_another_config_in_the_same_folder_is_refused(make_config: MakeConfig) -
     with pytest.raises(ConfigError, match=r"optimizer\.learning_rate=0\.01 \(now 0\.5\)"):
         train(make_config(optimizer__learning_rate=0.5))
     train(make_config(optimizer__learning_rate=0.01, logging__interval_steps=1))
+
+
+def test_a_start_that_was_refused_before_its_first_step_may_be_mended(
+    make_config: MakeConfig, tmp_path: Path
+) -> None:
+    with pytest.raises(DataError, match="does not exist"):
+        train(make_config(init_from=str(tmp_path / "nowhere")))
+    config = make_config(init_from=None, optimizer__learning_rate=0.02)
+    train(config)
+    saved = load_saved_config(Path(config.run_folder) / "config.yaml")
+    assert (saved.init_from, saved.optimizer.learning_rate) == (None, 0.02)
 
 
 def test_other_data_under_the_same_run_is_refused(
