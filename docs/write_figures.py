@@ -8,7 +8,7 @@ results.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,18 @@ from docs.stored import (
     scheme_losses,
 )
 from olmo_sparsity.analysis.summary import ENOUGH, FAR_STATES
-from olmo_sparsity.disk.drawing import BLACK, BLUE, GREEN, GREY, ORANGE, RED, SKY, band, save
+from olmo_sparsity.disk.drawing import (
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PINK,
+    RED,
+    SKY,
+    band,
+    save,
+)
 from olmo_sparsity.tasks.results import read_results
 
 WIDTH = 4.6
@@ -105,14 +116,18 @@ def legend_above(figure: Figure, axes: Axes) -> None:
                   frameon=False)  # fmt: skip
 
 
-COLORS = (BLUE, RED, GREEN, BLACK, ORANGE, SKY)
+COLORS = (BLUE, RED, GREEN, BLACK, ORANGE, SKY, PINK)
+
+
+def colored(groups: Collection[Any]) -> Iterator[tuple[Any, str]]:
+    return zip(groups, COLORS[: len(groups)], strict=True)  # there are enough, else it fails
 
 
 def copying() -> Figure:
     """The induction check against the tokens trained."""
     figure = Figure((WIDTH, 3.1), layout="constrained")
     axes = figure.subplots()
-    for group, color in zip(SHOWN["figures"]["copying"], COLORS, strict=False):
+    for group, color in colored(SHOWN["figures"]["copying"]):
         for number, name in enumerate(group["of"]):
             rows = list(read_evaluations(name))
             axes.plot(
@@ -120,7 +135,7 @@ def copying() -> Figure:
                 color=color, label=None if number else group["title"],
             )  # fmt: skip
     axes.set_xscale("log")
-    axes.set_xticks([1, 2, 5, 10, 20, 50], ["1M", "2M", "5M", "10M", "20M", "50M"])
+    axes.set_xticks([1, 2, 5, 10, 20, 50, 100], ["1M", "2M", "5M", "10M", "20M", "50M", "100M"])
     axes.minorticks_off()
     axes.set(xlabel="tokens trained", ylabel="induction check, nats", ylim=(0, None))
     legend_above(figure, axes)
@@ -131,7 +146,7 @@ def appears() -> Figure:
     """Net excess of the probe against the induction check, at every evaluation."""
     figure = Figure((WIDTH, 3.1), layout="constrained")
     axes = figure.subplots()
-    for group, color in zip(SHOWN["figures"]["appears"], COLORS, strict=False):
+    for group, color in colored(SHOWN["figures"]["appears"]):
         rows = [row for name in group["of"] for row in read_evaluations(name)]
         nets = [row["sparsity"]["tokens"]["net"] for row in rows]
         checks = [row["induction_drop"] for row in rows]
@@ -187,7 +202,7 @@ def draw_schemes(axes: Axes, losses: pd.DataFrame, how: str) -> None:
     shown = SHOWN["figures"]["schemes"]
     edges = [[int(edge) for edge in between.split("-")] for between in losses.columns]
     at = [np.sqrt(max(first, end / 4) * end) for first, end in edges]
-    for (scheme, called), color in zip(shown["of"].items(), COLORS, strict=True):
+    for (scheme, called), color in colored(shown["of"].items()):
         if f"{how}_{scheme}" in losses.index:
             of_seeds = losses.loc[f"{how}_{scheme}"]
             axes.plot(at, of_seeds.mean(), "o-", color=color, markersize=3, label=called)
@@ -306,7 +321,7 @@ def calibration() -> Figure:
     figure = Figure((WIDTH, 2.8), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
     for axes, far in zip(panels, ("isolated", "contextual"), strict=True):
-        for m, color in zip(shown["pieces"], COLORS, strict=False):
+        for m, color in colored(shown["pieces"]):
             for seed in shown["seeds"]:
                 rows = read_summary(f"calibration_{m}_seed{seed}_{far}", "planted").loc["drop_one"]
                 axes.plot(rows.index, rows.recovery, "o-", color=color, markersize=3,

@@ -34,26 +34,18 @@ from olmo_sparsity.process.versions import provenance, typed_command
 from olmo_sparsity.training.checkpoint import refuse_other_metrics, step_of
 from olmo_sparsity.training.sinks import Sink
 
-# Settings in which a resumed run may differ: they change what is written, or which hardware
-# computes it, but not the trained weights, except for rounding and (engine, micro_batch_size) the
-# masks of dropout.
+# A resumed run may differ in these: they change what is written, or what computes it, and not the
+# weights, except for rounding and (engine, micro_batch_size) the masks of dropout.
 FREE_KEYS = (
-    "run_folder",
-    "logging",
-    "checkpoint",
-    "evaluation",
-    "engine",
-    "data.folder",
-    "training.deterministic",
-    "training.device",
-    "training.micro_batch_size",
-)
+    "run_folder", "logging", "checkpoint", "evaluation", "engine", "data.folder",
+    "training.deterministic", "training.device", "training.micro_batch_size",
+)  # fmt: skip
 
+# What the tokenizer and the device set when a run starts.
 RESOLVED_KEYS = (
     "model.vocab_size", "model.embedding_size", "model.eos_token_id", "model.pad_token_id",
     "training.precision",
 )  # fmt: skip
-"""Set by the tokenizer and the device when a run starts."""
 
 
 @contextmanager
@@ -61,16 +53,13 @@ def open_run_folder(config: RunConfig) -> Iterator[Path]:
     """Create the folder, or check that it holds the same run, and lock it."""
     folder = WorkFolder(Path(config.run_folder), "run_folder", "config.yaml")
     with folder.opened("checkpoints"):
+        work = (folder.path / "metrics.jsonl", *(folder.path / "checkpoints").iterdir())
         # Of a start that was refused before its first step there is nothing to lose.
-        if folder.identity.exists() and _has_begun(folder.path):
+        if folder.identity.exists() and any(path.exists() for path in work):
             refuse_other_config(folder.identity, config)
             _refuse_other_evaluation(folder.identity, config)
         save_config(config, folder.identity)
         yield folder.path
-
-
-def _has_begun(folder: Path) -> bool:
-    return (folder / "metrics.jsonl").exists() or any((folder / "checkpoints").iterdir())
 
 
 def refuse_other_config(path: Path, config: RunConfig) -> None:
@@ -80,11 +69,9 @@ def refuse_other_config(path: Path, config: RunConfig) -> None:
 
 def is_work_of(config: RunConfig) -> bool:
     """Whether what is in its folder, if anything, may be of this config, which is not resolved."""
-    path = Path(config.run_folder) / "config.yaml"
-    free = (*FREE_KEYS, *RESOLVED_KEYS)
-    return not path.exists() or not differences(
-        *_settings(path, config, lambda key: not key.startswith(free))
-    )
+    path, free = Path(config.run_folder) / "config.yaml", (*FREE_KEYS, *RESOLVED_KEYS)
+    settings = path.exists() and _settings(path, config, lambda key: not key.startswith(free))
+    return not settings or not differences(*settings)
 
 
 def _refuse_other_evaluation(path: Path, config: RunConfig) -> None:
@@ -428,9 +415,7 @@ def _name(part: dict) -> str:
 def _evaluations(run_folder: str | Path) -> list[dict]:
     path = Path(run_folder) / "metrics.jsonl"
     if not path.is_file():
-        raise DataError(
-            f"{path} does not exist; is '{run_folder}' the run_folder of a trained run?"
-        )
+        raise DataError(f"{path} does not exist; is '{run_folder}' of a trained run?")
     lines = _read_lines(path)
     _refuse_other_run(path, lines)
     _name_damage(path, lines, max(map(step_of, list_checkpoints(run_folder)), default=0))
