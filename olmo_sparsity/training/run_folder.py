@@ -41,10 +41,9 @@ FREE_KEYS = (
     "training.deterministic", "training.device", "training.micro_batch_size",
 )  # fmt: skip
 
-# What the tokenizer and the device set when a run starts.
+# What the tokenizer sets when a run starts.
 RESOLVED_KEYS = (
     "model.vocab_size", "model.embedding_size", "model.eos_token_id", "model.pad_token_id",
-    "training.precision",
 )  # fmt: skip
 
 
@@ -70,6 +69,7 @@ def refuse_other_config(path: Path, config: RunConfig) -> None:
 def is_work_of(config: RunConfig) -> bool:
     """Whether what is in its folder, if anything, may be of this config, which is not resolved."""
     path, free = Path(config.run_folder) / "config.yaml", (*FREE_KEYS, *RESOLVED_KEYS)
+    free += ("training.precision",) * (config.training.precision == "auto")
     settings = path.exists() and _settings(path, config, lambda key: not key.startswith(free))
     return not settings or not differences(*settings)
 

@@ -159,12 +159,13 @@ def test_a_run_with_other_settings_is_not_done(make_grid: MakeGrid) -> None:
     path = make_grid()
     (run,) = expand(path, [])
     model = replace(run.settings.model, vocab_size=300, embedding_size=384)
-    training = replace(run.settings.training, precision="bf16")
     run.folder.mkdir(parents=True)
-    save_config(replace(run.settings, model=model, training=training), run.folder / "config.yaml")
+    save_config(replace(run.settings, model=model), run.folder / "config.yaml")
     (run.folder / "checkpoints/step000006").mkdir(parents=True)
     assert run.state().name == "done"
-    (other,) = expand(path, ["--optimizer.learning_rate=0.5"])
+    (resolved,) = expand(path, ["--training.precision=auto"])
+    assert resolved.is_done()
+    (other,) = expand(path, ["--training.precision=bf16"])
     assert other.folder == run.folder
     assert not other.is_done()
     assert (other.state().name, other.state().step) == ("failed", 0)
