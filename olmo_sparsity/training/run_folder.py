@@ -68,8 +68,8 @@ def refuse_other_config(path: Path, config: RunConfig) -> None:
 
 def is_work_of(config: RunConfig) -> bool:
     """Whether what is in its folder, if anything, may be of this config, which is not resolved."""
-    path, free = Path(config.run_folder) / "config.yaml", (*FREE_KEYS, *RESOLVED_KEYS)
-    free += ("training.precision",) * (config.training.precision == "auto")
+    path, chosen = Path(config.run_folder) / "config.yaml", config.training.precision == "auto"
+    free = (*FREE_KEYS, *RESOLVED_KEYS, *["training.precision"] * chosen)
     settings = path.exists() and _settings(path, config, lambda key: not key.startswith(free))
     return not settings or not differences(*settings)
 
