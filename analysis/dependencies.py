@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
@@ -86,6 +87,16 @@ class Words:
         is_relative = np.isin(self.spelling[far], relatives)
         kinds = np.where(is_relative, "same_family", self.kind[far])
         return np.where(self.token_id[far] == self.token_id[target], "equal", kinds)
+
+
+def continues_word(texts: Sequence[str]) -> np.ndarray:
+    """Of each token of a document: whether it goes on with a word, or a number, of the one before.
+    Such a token is copied more easily than a word is chosen."""
+    text = "".join(texts)
+    starts = first_characters(texts)
+    return np.array(
+        [text[max(n - 1, 0) : n].isalnum() and text[n : n + 1].isalnum() for n in starts]
+    )
 
 
 def _kind_of_word(word: str, before: str) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
+from olmo_sparsity.analysis.dependencies import continues_word
 from olmo_sparsity.analysis.results import SETS, Results, compare, main_set, transfer
-from olmo_sparsity.analysis.statistics import INDUCTION_SHARE, KEYS
+from olmo_sparsity.analysis.statistics import INDUCTION_SHARE, KEYS, summarize
 from olmo_sparsity.analysis.view import spell
 
 FEW_DOCUMENTS = 10
@@ -67,6 +69,7 @@ def describe(results: Results) -> str:
         lines.append(describe_gap(results))
     main = summary[summary.target_set == name]
     lines.append(format_summary(main, results.spell_set(name)))
+    lines += [text for text in (describe_words(results),) if text]
     if name == "planted":
         lines.append(describe_enough(main))
     # Of the other sets, the first selector with the smallest k.
@@ -191,6 +194,35 @@ def describe_gap(results: Results) -> str:
         f"the far part gains {gap.sum():+,.0f} nats over all {len(rows):,} reported targets, an "
         f"unrelated text {placebo.sum():+,.0f}; the {len(of_chosen) / len(rows):.1%} {chosen_by} "
         f"gain {of_chosen.sum():+,.0f}{by_placebo}"
+    )
+
+
+def describe_words(results: Results) -> str:
+    """Recovery where the targets of the main set continue a word, and where they begin one; empty
+    if the table of tokens does not tell."""
+    meta, targets, tokens = results.meta, results.targets, results.tokens
+    targets = targets[targets.target_set == main_set(targets.target_set)]
+    if not len(targets) or not set(targets.document) <= set(tokens.document):
+        return ""
+    continues = {
+        document: continues_word(rows.sort_values("place").text.tolist())
+        for document, rows in tokens.groupby("document")
+    }
+    at = [continues[row.document][row.target] for row in targets.itertuples()]
+    split = targets.assign(target_set=np.where(at, "continue", "begin"))
+    rows = results.recovery
+    rows = rows[(rows.selector == meta.selectors[0]) & (rows.units == meta.units[0])]
+    found = summarize(results.losses, split, rows[rows.k == rows.k.min()]).set_index("target_set")
+    if len(found) < 2:
+        return ""
+    share = found.num_targets["continue"] / found.num_targets.sum()
+    inside, first = (
+        with_interval(row.recovery, row.low, row.high, sign="")
+        for row in (found.loc["continue"], found.loc["begin"])
+    )
+    return (
+        f"{share:.0%} of these targets continue a word: recovery {inside} at k = "
+        f"{found.k.min()}; {first} where a word begins"
     )
 
 

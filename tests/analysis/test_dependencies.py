@@ -6,7 +6,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from olmo_sparsity.analysis.dependencies import BANDS, KINDS, Words, measure_dependencies, stems
+from olmo_sparsity.analysis.dependencies import (
+    BANDS,
+    KINDS,
+    Words,
+    continues_word,
+    measure_dependencies,
+    stems,
+)
 from olmo_sparsity.analysis.statistics import summarize
 from olmo_sparsity.analysis.tables import SCHEMAS
 from olmo_sparsity.analysis.windows import Windows
@@ -40,6 +47,12 @@ def test_tokens_know_the_word_they_are_part_of() -> None:
         *("the", "basketball", "basketball", "basketball", "basketball", "she", "said", "said"),
         *("", "ann", ""),  # white space alone is no word
     ]
+
+
+def test_a_token_continues_a_word_or_a_number() -> None:
+    pieces = ["Sta", "tion", " Sta", "tion", "s,", " 19", "98", ".", "\n", "New", "", "s", "’", "t"]
+    places = np.flatnonzero(continues_word(pieces)).tolist()
+    assert [pieces[place] for place in places if pieces[place]] == ["tion", "tion", "s,", "98", "s"]
 
 
 def test_kinds_in_their_order_of_precedence() -> None:

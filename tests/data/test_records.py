@@ -297,6 +297,12 @@ def test_plain_text_has_no_groups(tmp_path: Path) -> None:
         texts(config)
 
 
+def test_token_shards_in_a_folder_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_text("a book")
+    (tmp_path / "train-00000.tokens.uint16").write_bytes(b"tokens without a zero byte")
+    assert texts(CorpusConfig("text", path=str(tmp_path))) == ["a book"]
+
+
 @pytest.mark.parametrize("source", ["files", "c4_files"])
 def test_a_group_is_on_one_side_and_the_shards_know_it(tmp_path: Path, source: Any) -> None:
     rows = [
