@@ -11,8 +11,9 @@ from typing import Any
 
 import pandas as pd
 import yaml
+from tokenizers import Tokenizer
 
-from olmo_sparsity.analysis.statistics import both_ways, interval, pair, resample
+from olmo_sparsity.analysis.statistics import both_ways, interval, pair, resample, summarize
 
 ROOT = Path(__file__).parents[1]
 RESULTS, FIGURES, PAGES = (ROOT / "docs" / name for name in ("results", "figures", "tables"))
@@ -27,8 +28,50 @@ def read_all(name: str) -> pd.DataFrame:
     first, _, second = name.partition(" + ")
     if second:
         return both_ways(*map(stored_rows, (first, second)))
-    rows = pd.read_csv(RESULTS / f"measurements/{name}/summary.csv")
+    return _named(pd.read_csv(RESULTS / f"measurements/{name}/summary.csv"))
+
+
+def _named(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.rename(columns={"low": "recovery_low", "high": "recovery_high"})
+
+
+PLACES = {
+    "continues": "continues a word",
+    "begins": "begins a word",
+    "other": "no letters",
+}
+"""Of a target in a word: letters without a space before them, with one, none."""
+
+
+@cache
+def read_by_place(name: str, tokenizer: str, k: int = 1) -> pd.DataFrame:
+    """`read_all`, its targets told apart by their places in words, by target set and place."""
+    parts = []
+    for one in name.split(" + "):
+        losses, targets, recovery = stored_tables(one)
+        tokens = targets.merge(losses[["document", "target", "token_id"]], how="left").token_id
+        places = tokens.map(place_in_word(tokenizer))
+        recovery = recovery[(recovery.k == k) & (recovery.selector == "add_one")]
+        parts.append(
+            (losses, targets.assign(target_set=targets.target_set + " " + places), recovery)
+        )
+    rows = (
+        both_ways(*(pair(*part) for part in parts)) if parts[1:] else _named(summarize(*parts[0]))
+    )
+    rows[["target_set", "place"]] = rows.target_set.str.split(" ", expand=True)
+    return rows[rows.units == "tokens"].set_index(["target_set", "place"]).sort_index()
+
+
+@cache
+def place_in_word(tokenizer: str) -> dict[int, str]:
+    """Of each token of a byte-level tokenizer."""
+    places = {}
+    known = Tokenizer.from_file(str(ROOT / tokenizer))
+    for token, number in known.get_vocab().items():
+        begins = token[0] in "ĠĊĉ"  # a space, a line break, a tab
+        has_letters = any(letter.isalpha() for letter in known.decode([number]))
+        places[number] = ("begins" if begins else "continues") if has_letters else "other"
+    return places
 
 
 @cache
@@ -46,10 +89,12 @@ def read_meta(name: str) -> dict[str, Any]:
 
 @cache
 def stored_rows(name: str) -> pd.DataFrame:
+    return pair(*stored_tables(name))
+
+
+def stored_tables(name: str) -> list[pd.DataFrame]:
     folder = RESULTS / "measurements" / name
-    return pair(
-        *(pd.read_parquet(folder / f"{t}.parquet") for t in ("losses", "targets", "recovery"))
-    )
+    return [pd.read_parquet(folder / f"{t}.parquet") for t in ("losses", "targets", "recovery")]
 
 
 def mean_loss(name: str, target_set: str) -> float:
@@ -66,9 +111,13 @@ TOKENS_OF_STEP = 16 * 256
 
 
 def read_evaluations(name: str) -> Iterator[dict[str, Any]]:
-    """Rows of the metrics of a training run, with the tokens trained, in millions."""
-    for line in (RESULTS / f"{name}_evaluations.jsonl").read_text().splitlines():
+    """Rows of the metrics of a training run, with the tokens trained, in millions. `run on corpus`:
+    of a mixture, with the check of that corpus."""
+    run, _, corpus = name.partition(" on ")
+    for line in (RESULTS / f"{run}_evaluations.jsonl").read_text().splitlines():
         row = json.loads(line)
+        if corpus:
+            row["induction_drop"] = row["induction_drops"][corpus]
         yield row | {"millions": row["step"] * TOKENS_OF_STEP / 1e6}
 
 

@@ -19,11 +19,13 @@ import pandas as pd
 from docs.stored import (
     FIGURES,
     PAGES,
+    PLACES,
     RESULTS,
     ROOT,
     SHOWN,
     by_distance,
     mean_loss,
+    read_by_place,
     read_course,
     read_evaluations,
     read_kinds,
@@ -151,6 +153,22 @@ def transfer(of: dict[str, str], sets: tuple[str, ...], ks: tuple[int, ...] = (1
         lines.append([*line, plain(row.gap, ".2f"), f"{row.num_targets:.0f}"])
     names = "target set | seeds | k | recovery | foreign | removal | own − foreign, nats"
     return table(f"{names} | gap, nats | targets", lines, left=3)
+
+
+def places_in_words(of: dict[str, str], sets: tuple[str, ...], tokenizer: str) -> str:
+    """What one far unit gives to targets that begin a word, and to those that continue one."""
+    lines = []
+    for target_set, (place, told), (name, model) in product(sets, PLACES.items(), of.items()):
+        rows = read_by_place(name, tokenizer)
+        if (target_set, place) not in rows.index:
+            continue
+        row = rows.loc[target_set, place]
+        line = [SETS[target_set], told, model]
+        line += [shown(row, "recovery", ".2f"), shown(row, "foreign", ".2f")]
+        line += [shown(row, "excess_nats"), plain(row.gap, ".2f"), f"{row.num_targets:.0f}"]
+        lines.append(line)
+    names = "target set | target | models | recovery | foreign"
+    return table(f"{names} | own − foreign, nats | gap, nats | targets", lines, left=3)
 
 
 def transfer_pairs(
@@ -673,6 +691,7 @@ KINDS: dict[str, Callable[..., str]] = {
         *(
             net_excess,
             transfer,
+            places_in_words,
             transfer_pairs,
             differences,
             far_part,
