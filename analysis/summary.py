@@ -198,8 +198,8 @@ def describe_gap(results: Results) -> str:
 
 
 def describe_words(results: Results) -> str:
-    """Recovery where the targets of the main set continue a word, and where they begin one; empty
-    if the table of tokens does not tell."""
+    """Recovery of the targets of the main set that continue a word or a number, and of the others;
+    empty if the table of tokens does not tell, or all are of one kind."""
     meta, targets, tokens = results.meta, results.targets, results.tokens
     targets = targets[targets.target_set == main_set(targets.target_set)]
     if not len(targets) or not set(targets.document) <= set(tokens.document):
@@ -209,20 +209,21 @@ def describe_words(results: Results) -> str:
         for document, rows in tokens.groupby("document")
     }
     at = [continues[row.document][row.target] for row in targets.itertuples()]
-    split = targets.assign(target_set=np.where(at, "continue", "begin"))
+    split = targets.assign(target_set=np.where(at, "inside", "other"))
     rows = results.recovery
     rows = rows[(rows.selector == meta.selectors[0]) & (rows.units == meta.units[0])]
     found = summarize(results.losses, split, rows[rows.k == rows.k.min()]).set_index("target_set")
     if len(found) < 2:
         return ""
-    share = found.num_targets["continue"] / found.num_targets.sum()
-    inside, first = (
+    share = found.num_targets["inside"] / found.num_targets.sum()
+    inside, other = (
         with_interval(row.recovery, row.low, row.high, sign="")
-        for row in (found.loc["continue"], found.loc["begin"])
+        for row in (found.loc["inside"], found.loc["other"])
     )
+    curve = curve_name(meta.selectors[0], meta.units[0])
     return (
-        f"{share:.0%} of these targets continue a word: recovery {inside} at k = "
-        f"{found.k.min()}; {first} where a word begins"
+        f"{share:.0%} of these targets continue a word or a number: {curve} recovers {inside} at "
+        f"k = {found.k.min()}, and {other} of the others"
     )
 
 

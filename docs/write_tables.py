@@ -165,9 +165,11 @@ def places_in_words(of: dict[str, str], sets: tuple[str, ...], tokenizer: str) -
         row = rows.loc[target_set, place]
         line = [SETS[target_set], told, model]
         line += [shown(row, "recovery", ".2f"), shown(row, "foreign", ".2f")]
+        line += [shown(row, "net")] if "net" in row else []  # transfer needs no placebo
         line += [shown(row, "excess_nats"), plain(row.gap, ".2f"), f"{row.num_targets:.0f}"]
         lines.append(line)
     names = "target set | target | models | recovery | foreign"
+    names += " | **net**" if "net" in row else ""
     return table(f"{names} | own − foreign, nats | gap, nats | targets", lines, left=3)
 
 

@@ -42,7 +42,7 @@ FREE_KEYS = (
 )  # fmt: skip
 
 # What the tokenizer sets when a run starts.
-RESOLVED_KEYS = (
+RESOLVED_KEYS: tuple[str, ...] = (
     "model.vocab_size", "model.embedding_size", "model.eos_token_id", "model.pad_token_id",
 )  # fmt: skip
 
@@ -68,8 +68,8 @@ def refuse_other_config(path: Path, config: RunConfig) -> None:
 
 def is_work_of(config: RunConfig) -> bool:
     """Whether what is in its folder, if anything, may be of this config, which is not resolved."""
-    path, chosen = Path(config.run_folder) / "config.yaml", config.training.precision == "auto"
-    free = (*FREE_KEYS, *RESOLVED_KEYS, *["training.precision"] * chosen)
+    path, free = Path(config.run_folder) / "config.yaml", (*FREE_KEYS, *RESOLVED_KEYS)
+    free = (*free, "training.precision") if config.training.precision == "auto" else free
     settings = path.exists() and _settings(path, config, lambda key: not key.startswith(free))
     return not settings or not differences(*settings)
 

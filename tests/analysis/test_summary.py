@@ -122,8 +122,8 @@ def of_words(texts: list[str]) -> Results:
 
 def test_what_continues_a_word_is_told_apart() -> None:
     assert describe_words(of_words(["A", " sta", " of", " sta", "tion"])) == (
-        "50% of these targets continue a word: recovery 1.00 [1.00, 1.00] at k = 1; "
-        "0.50 [0.50, 0.50] where a word begins"
+        "50% of these targets continue a word or a number: add one recovers 1.00 [1.00, 1.00] at "
+        "k = 1, and 0.50 [0.50, 0.50] of the others"
     )
     assert describe_words(of_words(["A", " sta", " of", " sta", " of"])) == ""  # all begin one
     without = of_words(["A", " sta", " of", " sta", "tion"])
