@@ -1,7 +1,8 @@
-"""Flatten and compare nested dicts of settings. Imports nothing."""
+"""Flatten and compare nested dicts of settings. Imports nothing of ours."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -24,5 +25,14 @@ def differences(then: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[str]:
     return [
         f"{key}={old.get(key)} (now {new.get(key)})"
         for key in sorted({*old, *new})
-        if old.get(key) != new.get(key)
+        if not _same(old.get(key), new.get(key))
     ]
+
+
+def _same(then: Any, now: Any) -> bool:
+    """One path may be spelled in several ways: `runs/a`, `./runs/a`, and with the folder before it."""
+    if isinstance(then, str) and isinstance(now, str) and "/" in then + now:
+        return os.path.abspath(then) == os.path.abspath(now)
+    if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        return all(map(_same, then, now))
+    return bool(then == now)

@@ -67,6 +67,22 @@ def test_other_settings_are_refused_by_name(folder: WorkFolder) -> None:
         folder.identify(SETTINGS)
 
 
+def test_one_path_in_several_spellings_is_one_setting(
+    folder: WorkFolder, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder.create()
+    first = folder.identify({"model": "runs/a", "texts": ["b/1", "b/2"]})
+    spelled = {"model": f"{tmp_path}/runs/a", "texts": ["./b/1", "b//2"]}
+    assert folder.identify(spelled) == first
+    for other in ({"model": "runs/b"}, {"texts": ["b/1", "c/2"]}, {"texts": ["b/1"]}):
+        with pytest.raises(ConfigError, match=f"holds work with {next(iter(other))}="):
+            folder.identify(spelled | other)
+    monkeypatch.chdir(tmp_path.parent)
+    with pytest.raises(ConfigError, match="holds work with model=runs/a"):
+        folder.identify(spelled)
+
+
 def test_one_process_at_a_time_has_it(folder: WorkFolder) -> None:
     with (
         folder.opened(),
