@@ -30,7 +30,7 @@ def differences(then: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[str]:
 
 
 def _same(then: Any, now: Any) -> bool:
-    """One path may be spelled in several ways: `runs/a`, `./runs/a`, and with the folder before it."""
+    """One path has several spellings: `runs/a`, `./runs/a`, and with the folder before it."""
     if isinstance(then, str) and isinstance(now, str) and "/" in then + now:
         return os.path.abspath(then) == os.path.abspath(now)
     if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
