@@ -61,7 +61,8 @@ def write_page(name: str) -> str:
 
 def table(header: str, lines: Iterable[Iterable[str]], left: int = 1) -> str:
     """The first columns are words, those after them numbers."""
-    names = header.split(" | ")
+    names, lines = header.split(" | "), [list(line) for line in lines]
+    assert all(len(line) == len(names) for line in lines), header
     rule = ["---"] * left + ["---:"] * (len(names) - left)
     return "\n".join(f"| {' | '.join(line)} |" for line in (names, rule, *lines))
 
@@ -157,19 +158,22 @@ def transfer(of: dict[str, str], sets: tuple[str, ...], ks: tuple[int, ...] = (1
 
 def places_in_words(of: dict[str, str], sets: tuple[str, ...], tokenizer: str) -> str:
     """What one far unit gives to targets that begin a word, and to those that continue one."""
+    rows = {
+        (target_set, place, model): row
+        for target_set, place, (name, model) in product(sets, PLACES, of.items())
+        for at, row in read_by_place(name, tokenizer).iterrows()
+        if at == (target_set, place)
+    }
+    has_placebo = any(not math.isnan(row.get("net", math.nan)) for row in rows.values())
     lines = []
-    for target_set, (place, told), (name, model) in product(sets, PLACES.items(), of.items()):
-        rows = read_by_place(name, tokenizer)
-        if (target_set, place) not in rows.index:
-            continue
-        row = rows.loc[target_set, place]
-        line = [SETS[target_set], told, model]
+    for (target_set, place, model), row in rows.items():
+        line = [SETS[target_set], PLACES[place], model]
         line += [shown(row, "recovery", ".2f"), shown(row, "foreign", ".2f")]
-        line += [shown(row, "net")] if "net" in row else []  # transfer needs no placebo
+        line += [shown(row, "net")] if has_placebo else []  # transfer needs none
         line += [shown(row, "excess_nats"), plain(row.gap, ".2f"), f"{row.num_targets:.0f}"]
         lines.append(line)
     names = "target set | target | models | recovery | foreign"
-    names += " | **net**" if "net" in row else ""
+    names += " | **net**" if has_placebo else ""
     return table(f"{names} | own − foreign, nats | gap, nats | targets", lines, left=3)
 
 
