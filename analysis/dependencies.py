@@ -28,6 +28,9 @@ TOP = (1, 4)
 
 KINDS = ("equal", "same_family", "number", "name", "function_word", "other")
 BANDS = ("near_third", "middle_third", "far_third")
+PARTS_OF_WORDS = ("later_piece", "first_piece", "function_word", "word", "no_word")
+"""What a token is: a piece of a word or number of several tokens, a word of one, or neither."""
+
 
 _FUNCTION_WORDS = """
 a about after all also am an and any are as at be because been before being both but by can could
@@ -89,14 +92,32 @@ class Words:
         return np.where(self.token_id[far] == self.token_id[target], "equal", kinds)
 
 
-def continues_word(texts: Sequence[str]) -> np.ndarray:
-    """Of each token of a document: whether it goes on with a word, or a number, of the one before.
-    Such a token is copied more easily than a word is chosen."""
+def parts_of_words(texts: Sequence[str]) -> np.ndarray:
+    """Of each token of a document, one of `PARTS_OF_WORDS`. What continues a word, or a number, is
+    copied more easily than a word is chosen."""
     text = "".join(texts)
     starts = first_characters(texts)
-    return np.array(
-        [text[max(n - 1, 0) : n].isalnum() and text[n : n + 1].isalnum() for n in starts]
-    )
+    later = [text[max(n - 1, 0) : n].isalnum() and text[n : n + 1].isalnum() for n in starts]
+    return np.array(list(map(_part_of_word, texts, later, [*later[1:], False])))
+
+
+def parts_of_targets(targets: pd.DataFrame, tokens: pd.DataFrame) -> list[str]:
+    """`tokens`: those of whole documents."""
+    asked = tokens[tokens.document.isin(targets.document)].sort_values("place")
+    parts = {
+        document: parts_of_words(rows.text.tolist()) for document, rows in asked.groupby("document")
+    }
+    return [parts[row.document][row.target] for row in targets.itertuples()]
+
+
+def _part_of_word(piece: str, is_later: bool, goes_on: bool) -> str:
+    if is_later:
+        return "later_piece"
+    if not any(map(str.isalnum, piece)):
+        return "no_word"
+    if goes_on:
+        return "first_piece"
+    return "function_word" if piece.strip().strip(_MARKS).lower() in FUNCTION_WORDS else "word"
 
 
 def _kind_of_word(word: str, before: str) -> str:

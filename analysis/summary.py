@@ -8,10 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.dependencies import continues_word
+from olmo_sparsity.analysis.dependencies import PARTS_OF_WORDS, parts_of_targets
 from olmo_sparsity.analysis.results import SETS, Results, compare, main_set, transfer
 from olmo_sparsity.analysis.statistics import INDUCTION_SHARE, KEYS, summarize
 from olmo_sparsity.analysis.view import spell
@@ -198,33 +197,27 @@ def describe_gap(results: Results) -> str:
 
 
 def describe_words(results: Results) -> str:
-    """Recovery of the targets of the main set that continue a word or a number, and of the others;
-    empty if the table of tokens does not tell, or all are of one kind."""
+    """Recovery of the targets of the main set by what part of a word they are; empty if the table
+    of tokens does not tell, or all are of one kind."""
     meta, targets, tokens = results.meta, results.targets, results.tokens
     targets = targets[targets.target_set == main_set(targets.target_set)]
     if not len(targets) or not set(targets.document) <= set(tokens.document):
         return ""
-    continues = {
-        document: continues_word(rows.sort_values("place").text.tolist())
-        for document, rows in tokens.groupby("document")
-    }
-    at = [continues[row.document][row.target] for row in targets.itertuples()]
-    split = targets.assign(target_set=np.where(at, "inside", "other"))
+    split = targets.assign(target_set=parts_of_targets(targets, tokens))
     rows = results.recovery
     rows = rows[(rows.selector == meta.selectors[0]) & (rows.units == meta.units[0])]
     found = summarize(results.losses, split, rows[rows.k == rows.k.min()]).set_index("target_set")
     if len(found) < 2:
         return ""
-    share = found.num_targets["inside"] / found.num_targets.sum()
-    inside, other = (
-        with_interval(row.recovery, row.low, row.high, sign="")
-        for row in (found.loc["inside"], found.loc["other"])
-    )
+    shares = found.num_targets / found.num_targets.sum()
+    parts = [
+        f"{part.replace('_', ' ')}s {shares[part]:.0%}, "
+        f"{with_interval(row.recovery, row.low, row.high, sign='')}"
+        for part in PARTS_OF_WORDS
+        for row in found[found.index == part].itertuples()
+    ]
     curve = curve_name(meta.selectors[0], meta.units[0])
-    return (
-        f"{share:.0%} of these targets continue a word or a number: {curve} recovers {inside} at "
-        f"k = {found.k.min()}, and {other} of the others"
-    )
+    return f"of these targets, and recovery by {curve} at k = {found.k.min()}: {'; '.join(parts)}"
 
 
 def describe_induction(found: dict[str, Any], far_states: str, planted: bool) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
+from olmo_sparsity.analysis.dependencies import parts_of_targets
 from olmo_sparsity.training.run_folder import read_metrics
 
 
@@ -38,6 +39,9 @@ def keep(found: Path, kept: Path, with_rows: bool) -> None:
         if name == "losses":
             targets = pd.read_parquet(found / "targets.parquet")[["document", "target"]]
             table = table.merge(targets.drop_duplicates())
+        if name == "targets":  # The text is not stored.
+            tokens = pd.read_parquet(found / "tokens.parquet")
+            table = table.assign(part=parts_of_targets(table, tokens))
         if "selector" in table:
             table = table[table.selector == "add_one"]
         if name == "influence":

@@ -11,7 +11,6 @@ from typing import Any
 
 import pandas as pd
 import yaml
-from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.statistics import both_ways, interval, pair, resample, summarize
 
@@ -35,43 +34,30 @@ def _named(rows: pd.DataFrame) -> pd.DataFrame:
     return rows.rename(columns={"low": "recovery_low", "high": "recovery_high"})
 
 
-PLACES = {
-    "continues": "continues a word",
-    "begins": "begins a word",
-    "other": "no letters",
-}
-"""Of a target in a word: letters without a space before them, with one, none."""
-
-
 @cache
-def read_by_place(name: str, tokenizer: str, k: int = 1) -> pd.DataFrame:
-    """`read_all`, its targets told apart by their places in words, by target set and place."""
-    parts = []
-    for one in name.split(" + "):
-        losses, targets, recovery = stored_tables(one)
-        tokens = targets.merge(losses[["document", "target", "token_id"]], how="left").token_id
-        places = tokens.map(place_in_word(tokenizer))
-        recovery = recovery[(recovery.k == k) & (recovery.selector == "add_one")]
-        parts.append(
-            (losses, targets.assign(target_set=targets.target_set + " " + places), recovery)
+def read_by_part(name: str, k: int = 1) -> pd.DataFrame:
+    """`read_all`, its targets told apart by what part of a word they are, by target set and part;
+    also of `whole` words, function words or not, and of those that are whole or `begun`."""
+    rows, whole = [], ("word", "function_word")
+    for told in (
+        {},
+        dict.fromkeys(whole, "whole"),
+        dict.fromkeys((*whole, "first_piece"), "begun"),
+    ):
+        parts = []
+        for one in name.split(" + "):
+            losses, targets, recovery = stored_tables(one)
+            kinds = targets.target_set + " " + targets.part.replace(told)
+            recovery = recovery[(recovery.k == k) & (recovery.selector == "add_one")]
+            parts.append((losses, targets.assign(target_set=kinds), recovery))
+        rows.append(
+            both_ways(*(pair(*part) for part in parts))
+            if parts[1:]
+            else _named(summarize(*parts[0]))
         )
-    rows = (
-        both_ways(*(pair(*part) for part in parts)) if parts[1:] else _named(summarize(*parts[0]))
-    )
-    rows[["target_set", "place"]] = rows.target_set.str.split(" ", expand=True)
-    return rows[rows.units == "tokens"].set_index(["target_set", "place"]).sort_index()
-
-
-@cache
-def place_in_word(tokenizer: str) -> dict[int, str]:
-    """Of each token of a byte-level tokenizer."""
-    places = {}
-    known = Tokenizer.from_file(str(ROOT / tokenizer))
-    for token, number in known.get_vocab().items():
-        begins = token[0] in "ĠĊĉ"  # a space, a line break, a tab
-        has_letters = any(letter.isalpha() for letter in known.decode([number]))
-        places[number] = ("begins" if begins else "continues") if has_letters else "other"
-    return places
+    found = pd.concat(rows).drop_duplicates(["units", "target_set"])
+    found[["target_set", "part"]] = found.target_set.str.split(" ", expand=True)
+    return found[found.units == "tokens"].set_index(["target_set", "part"]).sort_index()
 
 
 @cache

@@ -19,13 +19,12 @@ import pandas as pd
 from docs.stored import (
     FIGURES,
     PAGES,
-    PLACES,
     RESULTS,
     ROOT,
     SHOWN,
     by_distance,
     mean_loss,
-    read_by_place,
+    read_by_part,
     read_course,
     read_evaluations,
     read_kinds,
@@ -156,18 +155,29 @@ def transfer(of: dict[str, str], sets: tuple[str, ...], ks: tuple[int, ...] = (1
     return table(f"{names} | gap, nats | targets", lines, left=3)
 
 
-def places_in_words(of: dict[str, str], sets: tuple[str, ...], tokenizer: str) -> str:
-    """What one far unit gives to targets that begin a word, and to those that continue one."""
+PARTS = {
+    "later_piece": "continues a word",
+    "begun": "begins a word",
+    "first_piece": "… of several tokens",
+    "whole": "… of one token",
+    "word": "… of one, no function word",
+    "function_word": "… of one, a function word",
+    "no_word": "no word",
+}
+
+
+def parts_of_words(of: dict[str, str], sets: tuple[str, ...]) -> str:
+    """What one far token gives to whole words, and to pieces of words."""
     rows = {
-        (target_set, place, model): row
-        for target_set, place, (name, model) in product(sets, PLACES, of.items())
-        for at, row in read_by_place(name, tokenizer).iterrows()
-        if at == (target_set, place)
+        (target_set, part, model): row
+        for target_set, part, (name, model) in product(sets, PARTS, of.items())
+        for at, row in read_by_part(name).iterrows()
+        if at == (target_set, part)
     }
     has_placebo = any(not math.isnan(row.get("net", math.nan)) for row in rows.values())
     lines = []
-    for (target_set, place, model), row in rows.items():
-        line = [SETS[target_set], PLACES[place], model]
+    for (target_set, part, model), row in rows.items():
+        line = [SETS[target_set], PARTS[part], model]
         line += [shown(row, "recovery", ".2f"), shown(row, "foreign", ".2f")]
         line += [shown(row, "net")] if has_placebo else []  # transfer needs none
         line += [shown(row, "excess_nats"), plain(row.gap, ".2f"), f"{row.num_targets:.0f}"]
@@ -697,7 +707,7 @@ KINDS: dict[str, Callable[..., str]] = {
         *(
             net_excess,
             transfer,
-            places_in_words,
+            parts_of_words,
             transfer_pairs,
             differences,
             far_part,

@@ -10,8 +10,8 @@ from olmo_sparsity.analysis.dependencies import (
     BANDS,
     KINDS,
     Words,
-    continues_word,
     measure_dependencies,
+    parts_of_words,
     stems,
 )
 from olmo_sparsity.analysis.statistics import summarize
@@ -49,10 +49,30 @@ def test_tokens_know_the_word_they_are_part_of() -> None:
     ]
 
 
-def test_a_token_continues_a_word_or_a_number() -> None:
-    pieces = ["Sta", "tion", " Sta", "tion", "s,", " 19", "98", ".", "\n", "New", "", "s", "’", "t"]
-    places = np.flatnonzero(continues_word(pieces)).tolist()
-    assert [pieces[place] for place in places if pieces[place]] == ["tion", "tion", "s,", "98", "s"]
+def test_what_part_of_a_word_a_token_is() -> None:
+    pieces = [
+        "Sta",
+        "tion",
+        " Sta",
+        "tion",
+        "s,",
+        " 19",
+        "98",
+        ".",
+        "\n",
+        "New",
+        "’",
+        "t",
+        " of",
+        " (The",
+        " tree",
+    ]
+    assert parts_of_words(pieces).tolist() == [
+        *("first_piece", "later_piece", "first_piece", "later_piece", "later_piece"),
+        *("first_piece", "later_piece", "no_word", "no_word", "word", "no_word", "word"),
+        *("function_word", "function_word", "word"),
+    ]
+    assert parts_of_words(["a", "", "b"]).tolist() == ["first_piece", "later_piece", "later_piece"]
 
 
 def test_kinds_in_their_order_of_precedence() -> None:

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from tokenizers import Tokenizer
 
 from docs.stored import (
     PAGES,
@@ -18,8 +17,7 @@ from docs.stored import (
     ROOT,
     SHOWN,
     by_distance,
-    place_in_word,
-    read_by_place,
+    read_by_part,
     read_meta,
     read_summary,
 )
@@ -68,35 +66,22 @@ def test_distances_hold_every_target() -> None:
     assert (rows.nats < rows.nats_high).all()
 
 
-PROSE_TOKENIZER = "docs/results/models/prose_seed1/tokenizer.json"
-
-
-def test_places_in_words_hold_every_target() -> None:
+def test_parts_of_words_hold_every_target() -> None:
     name = "prose_wikipedia_contextual_seed1"
     for asked in (name, "prose_wikipedia_contextual_2_of_1 + prose_wikipedia_contextual_1_of_2"):
-        places, whole = (
-            read_by_place(asked, PROSE_TOKENIZER).loc["bigram"],
-            read_summary(asked, "bigram"),
+        parts, row = (
+            read_by_part(asked).loc["bigram"],
+            read_summary(asked, "bigram").loc["add_one", 1],
         )
-        row = whole.loc["add_one", 1]
-        assert places.num_targets.sum() == row.num_targets
-        mean = (places.excess_nats * places.num_targets).sum() / row.num_targets
-        assert mean == pytest.approx(row.excess_nats, abs=1e-4)
-
-
-def test_a_word_begins_at_a_space() -> None:
-    tokenizer, places = (
-        Tokenizer.from_file(str(ROOT / PROSE_TOKENIZER)),
-        place_in_word(PROSE_TOKENIZER),
-    )
-    found = [places[token] for token in tokenizer.encode(" the station, 1\nof").ids]
-    assert [tokenizer.decode([t]) for t in tokenizer.encode(" the station").ids] == [
-        " the",
-        " st",
-        "ation",
-    ]
-    assert found[:3] == ["begins", "begins", "continues"]
-    assert found[3] == "other"
+        for left_out in (
+            ["whole", "begun"],
+            ["word", "function_word", "begun"],
+            ["first_piece", "whole", "word", "function_word"],
+        ):
+            told = parts.drop(left_out)
+            assert told.num_targets.sum() == row.num_targets
+            mean = (told.excess_nats * told.num_targets).sum() / row.num_targets
+            assert mean == pytest.approx(row.excess_nats, abs=1e-4)
 
 
 # --- pages ----------------------------------------------------------------------------------------
