@@ -1,4 +1,5 @@
-"""Classify the influential far tokens by kind and distance, compared with all far tokens.
+"""Classify the influential far tokens by kind and distance, compared with all far tokens, and
+targets by what part of a word they are.
 
 Place in the flow: influence + recovery tables → **the table of dependencies**. Never imports torch.
 
@@ -30,7 +31,6 @@ KINDS = ("equal", "same_family", "number", "name", "function_word", "other")
 BANDS = ("near_third", "middle_third", "far_third")
 PARTS_OF_WORDS = ("later_piece", "first_piece", "function_word", "word", "no_word")
 """What a token is: a piece of a word or number of several tokens, a word of one, or neither."""
-
 
 _FUNCTION_WORDS = """
 a about after all also am an and any are as at be because been before being both but by can could

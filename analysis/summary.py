@@ -213,11 +213,11 @@ def describe_words(results: Results) -> str:
     parts = [
         f"{part.replace('_', ' ')}s {shares[part]:.0%}, "
         f"{with_interval(row.recovery, row.low, row.high, sign='')}"
-        for part in PARTS_OF_WORDS
-        for row in found[found.index == part].itertuples()
+        for part, row in found.reindex(PARTS_OF_WORDS).dropna(how="all").iterrows()
     ]
     curve = curve_name(meta.selectors[0], meta.units[0])
-    return f"of these targets, and recovery by {curve} at k = {found.k.min()}: {'; '.join(parts)}"
+    told = f"share of these targets, recovery by {curve} at k = {found.k.min()}"
+    return f"parts of words ({told}): {'; '.join(parts)}"
 
 
 def describe_induction(found: dict[str, Any], far_states: str, planted: bool) -> str:

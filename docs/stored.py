@@ -57,6 +57,9 @@ def read_by_part(name: str, k: int = 1) -> pd.DataFrame:
         )
     found = pd.concat(rows).drop_duplicates(["units", "target_set"])
     found[["target_set", "part"]] = found.target_set.str.split(" ", expand=True)
+    alone = found[~found.part.isin(["whole", "begun"]) & (found.units == "tokens")]
+    totals = alone.groupby("target_set").num_targets.sum()
+    found["share"] = found.num_targets / found.target_set.map(totals)
     return found[found.units == "tokens"].set_index(["target_set", "part"]).sort_index()
 
 

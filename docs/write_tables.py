@@ -180,8 +180,8 @@ def parts_of_words(of: dict[str, str], sets: tuple[str, ...]) -> str:
         line = [SETS[target_set], PARTS[part], model]
         line += [shown(row, "recovery", ".2f"), shown(row, "foreign", ".2f")]
         line += [shown(row, "net")] if has_placebo else []  # transfer needs none
-        line += [shown(row, "excess_nats"), plain(row.gap, ".2f"), f"{row.num_targets:.0f}"]
-        lines.append(line)
+        line += [shown(row, "excess_nats"), plain(row.gap, ".2f")]
+        lines.append([*line, f"{row.num_targets:.0f} ({row.share:.0%})"])
     names = "target set | target | models | recovery | foreign"
     names += " | **net**" if has_placebo else ""
     return table(f"{names} | own − foreign, nats | gap, nats | targets", lines, left=3)

@@ -51,21 +51,9 @@ def test_tokens_know_the_word_they_are_part_of() -> None:
 
 def test_what_part_of_a_word_a_token_is() -> None:
     pieces = [
-        "Sta",
-        "tion",
-        " Sta",
-        "tion",
-        "s,",
-        " 19",
-        "98",
-        ".",
-        "\n",
-        "New",
-        "’",
-        "t",
-        " of",
-        " (The",
-        " tree",
+        *("Sta", "tion", " Sta", "tion", "s,"),
+        *(" 19", "98", ".", "\n", "New", "’", "t"),
+        *(" of", " (The", " tree"),
     ]
     assert parts_of_words(pieces).tolist() == [
         *("first_piece", "later_piece", "first_piece", "later_piece", "later_piece"),

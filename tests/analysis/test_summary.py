@@ -122,8 +122,8 @@ def of_words(texts: list[str]) -> Results:
 
 def test_parts_of_words_are_told_apart() -> None:
     assert describe_words(of_words(["A", " sta", " of", " sta", "tion"])) == (
-        "of these targets, and recovery by add one at k = 1: later pieces 50%, 1.00 [1.00, 1.00]; "
-        "function words 50%, 0.50 [0.50, 0.50]"
+        "parts of words (share of these targets, recovery by add one at k = 1): "
+        "later pieces 50%, 1.00 [1.00, 1.00]; function words 50%, 0.50 [0.50, 0.50]"
     )
     assert describe_words(of_words(["A", " sta", " of", " sta", " of"])) == ""  # all are one
     without = of_words(["A", " sta", " of", " sta", "tion"])

@@ -92,12 +92,13 @@ TEXTS = {name: (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name i
 
 @pytest.mark.parametrize("name", WORDS)
 def test_no_number_without_a_stored_one(name: str) -> None:
-    """Each number with a point stands in a table, or is asked for in a threshold."""
+    """Each number with a point, and each percentage, stands in a table or in a threshold."""
     pages = [*PAGES.glob("*.md"), ROOT / "docs/thresholds.md"]
     stored = " ".join(path.read_text(encoding="utf-8") for path in pages)
-    numbers = r"(?<![\w.])[0-9]+\.[0-9]+(?![\w.]*[0-9])"
+    numbers = r"(?<![\w.])(?:[0-9]+\.[0-9]+(?![\w.]*[0-9])|[0-9]+%)"
     text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|(Theorem|Proposition) [0-9.]+", "", TEXTS[name],
                   flags=re.DOTALL)  # fmt: skip
+    text = re.sub(r"([0-9]+) to ([0-9]+%)", r"\1% to \2", text)
     assert not set(re.findall(numbers, text)) - set(re.findall(numbers, stored))
 
 
