@@ -123,7 +123,9 @@ def test_a_claim_is_a_row_of_a_few_words() -> None:
 def test_every_threshold_has_a_verdict() -> None:
     thresholds = (ROOT / "docs/thresholds.md").read_text(encoding="utf-8")
     asked = set(re.findall(r"^\| ([A-Z]\d+) \|", thresholds, flags=re.MULTILINE))
-    answered = {number for numbers, *_ in rows_of_claims().values() for number in numbers.split(", ")}
+    answered = {
+        number for numbers, *_ in rows_of_claims().values() for number in numbers.split(", ")
+    }
     assert asked <= answered
 
 
