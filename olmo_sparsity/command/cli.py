@@ -16,11 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from olmo_sparsity.command import arguments
-from olmo_sparsity.command.with_sources import (
-    explain_sources,
-    measure_questions_file,
-    source_options,
-)
+from olmo_sparsity.command.with_sources import measure_questions_file, source_options
 from olmo_sparsity.errors import ConfigError, naming_extras
 from olmo_sparsity.process.ending import (
     EXIT_BAD_INPUT,
@@ -210,8 +206,7 @@ def explain(options: argparse.Namespace) -> int:
 
     if options.html is not None and not options.html.endswith(".html"):
         raise ConfigError(f"--html={options.html} must end in .html")
-    if options.source is not None:
-        return explain_sources(options)
+    of_sources = source_options(options)
     if options.foreign is not None and not options.check:
         raise ConfigError("--foreign is text for --check; add it, or leave --foreign out")
     result = ask.explain(
@@ -222,7 +217,7 @@ def explain(options: argparse.Namespace) -> int:
         target=options.target,
         foreign=options.foreign or "embedded",
         judge=options.judge,
-        **source_options(options),
+        **of_sources,
         **arguments.given_options(options, AskSettings, SourceSettings, ModelOptions),
     )
     if options.dry_run:

@@ -6,7 +6,6 @@ Place in the flow: beneath cli.py.
 from __future__ import annotations
 
 import argparse
-import sys
 from glob import glob, has_magic
 from os.path import isfile
 from pathlib import Path
@@ -15,39 +14,6 @@ from typing import Any
 from olmo_sparsity.command import arguments
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.process.progress import say
-
-
-def explain_sources(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis import ask
-    from olmo_sparsity.analysis.explanation import to_json
-    from olmo_sparsity.analysis.prompt import read_text
-    from olmo_sparsity.analysis.settings import AskSettings, ModelOptions, SourceSettings
-
-    if options.check or options.foreign is not None or options.judge is not None:
-        raise ConfigError(
-            "--check, --foreign and --judge are for a text or prompt; sources have --decoys"
-        )
-    named = [pair for source in options.source for pair in _named_files(source)]
-    names = [name for name, _ in named]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"--source: two have one name: {', '.join(names)}")
-    texts = [read_text(path) for _, path in named]
-    result = ask.explain(
-        options.model,
-        sources=dict(zip(names, texts, strict=True)),
-        at=options.at,
-        target=options.target,
-        **source_options(options),
-        **arguments.given_options(options, AskSettings, SourceSettings, ModelOptions),
-    )
-    if options.dry_run:
-        print(result)
-        return 0
-    print(to_json(result) if options.json else result.describe(bold=sys.stdout.isatty()))
-    if options.html is not None:
-        result.to_html(options.html)
-        print(options.html, file=sys.stderr)
-    return 0
 
 
 def _named_files(source: str) -> list[tuple[str, str]]:
@@ -74,10 +40,25 @@ def source_options(options: argparse.Namespace) -> dict[str, Any]:
             say(f"--{name}: the words '{text}' themselves; --{name} @{text} reads the file")
     return {
         **{name: text and read_text(text, inline=True) for name, text in texts.items()},
+        "sources": None if options.source is None else _read_sources(options),
         "candidates": options.candidates,
         "decoys": options.decoys,
         "dry_run": options.dry_run,
     }
+
+
+def _read_sources(options: argparse.Namespace) -> dict[str, str]:
+    from olmo_sparsity.analysis.prompt import read_text
+
+    if options.check or options.foreign is not None or options.judge is not None:
+        raise ConfigError(
+            "--check, --foreign and --judge are for a text or prompt; sources have --decoys"
+        )
+    named = [pair for source in options.source for pair in _named_files(source)]
+    names = [name for name, _ in named]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--source: two have one name: {', '.join(names)}")
+    return {name: read_text(path) for name, path in named}
 
 
 def measure_questions_file(options: argparse.Namespace) -> int:
