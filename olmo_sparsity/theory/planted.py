@@ -184,12 +184,6 @@ def regularity(law: PositionLaw, length: int, local_span: int) -> float:
     return worst
 
 
-def regularity_translated(max_span: int, length: int, local_span: int) -> float:
-    """Closed form of `regularity` for translated_shapes: a shape of span s has L − s + 1
-    placements, so the ratio is largest for the widest shape against the shortest length: O(L)."""
-    return (length - max_span + 1) / (2 * local_span - max_span + 1)
-
-
 def _mass_by_shape(law: PositionLaw, length: int) -> dict[tuple[int, ...], tuple[float, float]]:
     """shape → smallest and largest probability of its placements, absent ones counting as 0."""
     places_NJ, mass_N = law.table(length)
@@ -287,34 +281,6 @@ class Planted:
         ids_BL += ids_BL >= chosen_B[:, None]
         np.put_along_axis(ids_BL, places_BJ, chosen_B[:, None].repeat(k, axis=1), axis=1)
         return ids_BL
-
-    def enumerate_strings(self, length: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """All possible strings in ID order with each label: tokens_XL, labels_X, mass_X."""
-        vocab, k = len(self.background_V), self.law.num_places
-        num_strings = vocab**length
-        check_memory(
-            num_strings * 8.0 * (length + 3 * self.num_labels),
-            f"all {vocab}^{length} strings of length {length}",
-            "use the transfer method (local keys) or sampling (risks.sampled_risk)",
-        )
-        strings_XL = np.array(list(product(range(vocab), repeat=length)))
-        if self.coupled:  # In ID order S* is one group, drawn uniformly (see _draw_ids).
-            groups = np.arange(length // k)
-            places_NJ = groups[:, None] * k + np.arange(k)
-            mass_N = np.full(len(groups), 1 / len(groups))
-        else:
-            places_NJ, mass_N = self.law.table(length)
-        background_XL = self.background_V[strings_XL]
-        mass_XY = np.zeros((num_strings, self.num_labels))
-        for places_J, place_mass in zip(places_NJ, mass_N, strict=True):
-            rest_X = np.delete(background_XL, places_J, axis=1).prod(axis=1)
-            for tokens_J, label, mass in zip(
-                self.tokens_ZJ, self.labels_Z, self.mass_Z, strict=True
-            ):
-                agrees_X = (strings_XL[:, places_J] == tokens_J).all(axis=1)
-                mass_XY[:, label] += place_mass * mass * rest_X * agrees_X
-        which_X, labels_X = np.nonzero(mass_XY)
-        return strings_XL[which_X], labels_X, mass_XY[which_X, labels_X]
 
 
 def _draw(mass: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:

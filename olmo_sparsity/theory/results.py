@@ -166,15 +166,6 @@ def write_summary(path: str | Path, rows: list[Row]) -> None:
     write_atomically(Path(path), text)
 
 
-def read_summary(path: str | Path) -> list[Summary]:
-    types: dict[str, Any] = {item.name: item.type for item in fields(Summary)}
-    # An empty refusal is a text, not a number that is missing.
-    table = pd.read_csv(
-        path, dtype=types, keep_default_na=False, na_values="nan", float_precision="round_trip"
-    )
-    return [Summary(**row) for row in table.to_dict("records")]
-
-
 # --- the table as text ----------------------------------------------------------------------------
 
 _NAMES = {"attention": "", "rope": "transformer, RoPE: ", "pose": "transformer, RoPE + PoSE: "}
@@ -226,7 +217,7 @@ def markdown_tables(summaries: list[Summary], meta: dict[str, Any]) -> str:
     explained = ("attention", "local", 2, "mixture", L, L * multiples[-1])
     for s in summaries:
         case = (s.model, s.setting, s.num_places, s.objective, s.train_length, s.length)
-        if case != explained:
+        if case != explained or s.refusal:
             continue
         at_lengths = bounds.Lengths(L, s.length, s.local_span)
         steps = bounds.steps_between(

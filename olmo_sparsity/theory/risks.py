@@ -5,7 +5,6 @@ Place in the flow: planted.py + sparse_attention.py → risks, which are compare
 The loss is 1 − h(X)_Y, the probability of the wrong label, which is at most one. There are three
 methods:
 
-- `enumerated_risk`: all strings of the length. Any hypothesis; V^L strings, so tiny lengths only.
 - `transfer_risk`: exact at all lengths for local keys. See the comment above it.
 - `sampled_risk`: Monte Carlo with a 95% interval; the attention over subsets is exact.
 
@@ -41,15 +40,6 @@ class Risk:
     low_R: np.ndarray
     high_R: np.ndarray
     method: str
-
-
-def enumerated_risk(model: SparseAttention, planted: Planted, length: int) -> Risk:
-    tokens_XL, labels_X, mass_X = planted.enumerate_strings(length)
-    layout = build_layout(planted.ids(length), model.shape)
-    tokens_RXL = torch.from_numpy(tokens_XL).expand(model.num_replicas, -1, -1)
-    labels_RX = torch.from_numpy(labels_X).expand(model.num_replicas, -1)
-    mean_R = _wrong(model, tokens_RXL, labels_RX, layout) @ mass_X
-    return Risk(mean_R, mean_R, mean_R, "all strings")
 
 
 def sampled_risk(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from olmo_sparsity.theory.cases import SETTINGS
-from olmo_sparsity.theory.results import (
-    markdown_tables,
-    read_summary,
-)
+from olmo_sparsity.theory.results import markdown_tables
+from tests.support.theory import read_summary
 
 ROOT = Path(__file__).parents[2]
 
@@ -32,6 +31,14 @@ def test_stored_tables_are_made_from_the_stored_summaries() -> None:
         stored = read_summary(ROOT / f"docs/figures/{name}.csv")
         meta = json.loads((ROOT / f"docs/figures/{name}.meta.json").read_text())
         assert markdown_tables(stored, meta) == (ROOT / f"docs/figures/{name}.md").read_text()
+
+
+def test_a_bound_that_does_not_apply_is_not_taken_apart() -> None:
+    stored = read_summary(ROOT / "docs/figures/theory_quick.csv")
+    meta = json.loads((ROOT / "docs/figures/theory_quick.meta.json").read_text())
+    refused = [replace(s, local_span=s.train_length, refusal="L_local exceeds L/4") for s in stored]
+    assert "the bound at" in markdown_tables(stored, meta)
+    assert "the bound at" not in markdown_tables(refused, meta)
 
 
 def test_the_quick_table_holds_every_panel() -> None:
