@@ -317,22 +317,14 @@ class Plan:
             return planted_targets(self.documents)
         if self.given is not None:
             return self.given
-        settings = self.settings
-        chosen = choose_targets(
-            losses, self.thresholds(losses), settings.share, settings.seed, settings.sets,
-            settings.max_targets,
-        )  # fmt: skip
+        chosen = choose_targets(losses, self.thresholds(losses), self.settings)
         by_text = self._by_text[self._by_text.document.isin(losses.document)]
         return pd.concat([chosen, by_text]).sort_values(list(chosen), ignore_index=True)
 
     @cached_property
     def _by_text(self) -> pd.DataFrame:
         reported = [self.documents[n] for n in self.measured if half_of(n) == "report"]
-        settings = self.settings
-        return targets_by_text(
-            reported, settings.windows, settings.share, settings.seed, settings.sets,
-            settings.max_targets,
-        )  # fmt: skip
+        return targets_by_text(reported, self.settings)
 
     def recovery(self, number: int, targets: pd.DataFrame) -> dict[str, Columns]:
         """The rows of one document in the tables of the second phase."""

@@ -22,7 +22,7 @@ import pandas as pd
 
 from olmo_sparsity.analysis.dependencies import Words
 from olmo_sparsity.analysis.documents import Document, Documents, first_characters
-from olmo_sparsity.analysis.settings import CHOSEN_SETS, MIN_GAP
+from olmo_sparsity.analysis.settings import MIN_GAP, Settings
 from olmo_sparsity.analysis.statistics import KEYS, far_part_losses, half_of
 from olmo_sparsity.analysis.windows import Spans, Windows, span_width
 from olmo_sparsity.errors import ConfigError, DataError
@@ -50,19 +50,15 @@ def fit_thresholds(losses: pd.DataFrame, share: float, min_gap: float) -> Thresh
 
 
 def choose_targets(
-    losses: pd.DataFrame,
-    thresholds: Thresholds,
-    share: float,
-    seed: int = 0,
-    sets: Sequence[str] = CHOSEN_SETS,
-    max_targets: int | None = None,
+    losses: pd.DataFrame, thresholds: Thresholds, settings: Settings
 ) -> pd.DataFrame:
     """Targets of the documents of the report half. Of a set by text, a `share` of all targets of a
     document is drawn. A set keeps at most `max_targets` of a document, drawn at random."""
+    share, seed, sets = settings.share, settings.seed, settings.sets
     reported = losses[losses.document.map(half_of) == "report"]
     rows = far_part_losses(reported)
     sizes = reported.groupby("document").size()
-    most = len(losses) if max_targets is None else max_targets
+    most = len(losses) if settings.max_targets is None else settings.max_targets
     least = -np.inf if thresholds.gap is None else thresholds.gap
     least_kl = -np.inf if thresholds.kl is None else thresholds.kl
     by_gap = _sample(rows[rows.gap >= least], "gap", lambda _: most, seed)
@@ -81,29 +77,23 @@ def choose_targets(
     return chosen.sort_values(COLUMNS, ignore_index=True)
 
 
-def targets_by_text(
-    documents: Sequence[Document],
-    windows: Windows,
-    share: float,
-    seed: int = 0,
-    sets: Sequence[str] = ("names", "every"),
-    max_targets: int | None = None,
-) -> pd.DataFrame:
+def targets_by_text(documents: Sequence[Document], settings: Settings) -> pd.DataFrame:
     """Targets chosen before any model, with the documents' own far parts: `names`, a `share` of all
     targets of each document at most, and no more than `max_targets`; `every`, each token with the
     same chance, so that `max_targets` holds for the mean of all documents."""
+    windows, share, max_targets = settings.windows, settings.share, settings.max_targets
     sizes = [len(document.tokens) - windows.first_target for document in documents]
     most = sum(sizes) if max_targets is None else max_targets * len(documents)
     rate = min(share, most / max(sum(sizes), 1))
     parts = []
     for document, size in zip(documents, sizes, strict=True):
         places = {}
-        if "names" in sets:
-            draws = np.random.default_rng([seed, document.number, 6])
+        if "names" in settings.sets:
+            draws = np.random.default_rng([settings.seed, document.number, 6])
             found = draws.permutation(recurring_names(document, windows))
             places["names"] = found[: min(int(np.ceil(share * size)), max_targets or size)]
-        if "every" in sets:
-            draws = np.random.default_rng([seed, document.number, 5])
+        if "every" in settings.sets:
+            draws = np.random.default_rng([settings.seed, document.number, 5])
             drawn = draws.permutation(size)[: int(rate * size + draws.random())]
             places["every"] = windows.first_target + drawn
         for name, chosen in places.items():

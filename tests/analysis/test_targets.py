@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from olmo_sparsity.analysis.documents import Document
-from olmo_sparsity.analysis.settings import parse_share
+from olmo_sparsity.analysis.settings import Settings, parse_share
 from olmo_sparsity.analysis.statistics import half_of
 from olmo_sparsity.analysis.targets import (
     choose_targets,
@@ -63,7 +63,7 @@ def test_targets_are_chosen_as_said() -> None:
     assert fit_thresholds(half, 0.1, 1.5).gap == 1.5
     assert fit_thresholds(half, 1.0, 0.2).gap is None
     thresholds = replace(fit_thresholds(half, 0.1, 0.0), gap=0.5, kl=0.8)
-    found = choose_targets(losses, thresholds, share=0.2)
+    found = choose_targets(losses, thresholds, Settings(share=0.2))
     assert set(found.document) == {1}
     places = found.groupby(["far_part", "target_set"]).target.apply(list).to_dict()
     assert places["document", "gap"] == [6, 10]
@@ -73,23 +73,24 @@ def test_targets_are_chosen_as_said() -> None:
     assert places["placebo", "gap"] == [7]
     # A fifth of five targets is one; which one has nothing to do with losses.
     assert len(places["document", "recurs"]) == len(places["document", "new"]) == 1
-    other = choose_targets(losses.assign(loss_long=0.0, kl=0.0), thresholds, share=0.2)
+    other = choose_targets(losses.assign(loss_long=0.0, kl=0.0), thresholds, Settings(share=0.2))
     for stratum in ("recurs", "new"):
         pd.testing.assert_frame_equal(
             found[found.target_set == stratum].reset_index(drop=True),
             other[other.target_set == stratum].reset_index(drop=True),
         )
-    only = choose_targets(losses, thresholds, share=0.2, sets=["gap"])
+    only = choose_targets(losses, thresholds, Settings(share=0.2, sets=("gap",)))
     by_gap = found[found.target_set.str.startswith("gap")].reset_index(drop=True)
     pd.testing.assert_frame_equal(only, by_gap)
     # A sample of each set; that of a stratum lies within that of its set.
-    few = choose_targets(losses, thresholds, share=0.2, max_targets=1)
+    few = choose_targets(losses, thresholds, Settings(share=0.2, max_targets=1))
     assert (few.groupby(["far_part", "target_set", "document"]).size() == 1).all()
     assert len(few.merge(found)) == len(few)
     assert set(few[few.target_set.str.startswith("gap_")].target) == set(
         few[few.target_set == "gap"].target
     )
-    seeds = [choose_targets(losses, thresholds, 0.2, seed, max_targets=1) for seed in range(9)]
+    settings = [Settings(share=0.2, seed=seed, max_targets=1) for seed in range(9)]
+    seeds = [choose_targets(losses, thresholds, one) for one in settings]
     assert len({tuple(one[one.target_set == "gap"].target) for one in seeds}) > 1
     assert (parse_share("all"), parse_share("top10%")) == (1.0, 0.1)
     assert {half_of(0), half_of(1)} == {"threshold", "report"}
@@ -118,18 +119,20 @@ def test_names_are_words_that_stand_far_back_and_not_nearby() -> None:
 
 
 def test_every_token_has_the_same_chance() -> None:
-    windows, sizes = Windows(4, 2), [11, 104, 54, 254]
+    settings = Settings(long=4, short=2, share=0.5, sets=("every",), max_targets=10)
+    sizes = [11, 104, 54, 254]
     documents = [Document(np.zeros(size, int), number) for number, size in enumerate(sizes)]
     counts = np.zeros(len(sizes))
     for seed in range(40):
-        drawn = targets_by_text(documents, windows, 0.5, seed, ("every",), max_targets=10)
+        drawn = targets_by_text(documents, replace(settings, seed=seed))
         assert not drawn.duplicated().any()
         counts += drawn.groupby("document").size().reindex(range(len(sizes)), fill_value=0)
     rates = counts / 40 / (np.array(sizes) - 4)
     np.testing.assert_allclose(rates, 40 / (sum(sizes) - 16), atol=0.03)
-    drawn = targets_by_text(documents, windows, 0.1, 0, ("every",))
+    settings = replace(settings, share=0.1, max_targets=None)
+    drawn = targets_by_text(documents, settings)
     assert abs(len(drawn) - 41) <= 3
     assert drawn.target.min() >= 4
-    some = targets_by_text(documents[2:], windows, 0.1, 0, ("every",))
+    some = targets_by_text(documents[2:], settings)
     rest = drawn[drawn.document >= 2].reset_index(drop=True)
     pd.testing.assert_frame_equal(some, rest)  # which others there are does not matter
