@@ -52,9 +52,9 @@ def settings_of(scheme: str, num_steps: int) -> ExperimentSettings:
 def ours(scheme: str, num_steps: int) -> float:
     """tokens/s of the experiment's own training function."""
     marks: list[float] = []
-    bench = Bench(settings_of(scheme, WARM_UP_STEPS + num_steps), torch.device("cpu"))
-    trial = Trial(scheme, None, seed=0)
-    train(bench, trial, lambda step, loss: marks.append(time.process_time()))
+    settings, trial = settings_of(scheme, WARM_UP_STEPS + num_steps), Trial(scheme, None, seed=0)
+    bench = Bench(settings, trial, torch.device("cpu"))
+    train(bench, lambda step, loss: marks.append(time.process_time()))
     return BATCH * (2 * LENGTH + 1) * num_steps / (marks[-1] - marks[WARM_UP_STEPS - 1])
 
 

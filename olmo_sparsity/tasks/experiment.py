@@ -15,9 +15,11 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
+from functools import partial
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -73,7 +75,13 @@ def run_settings(
     if todo:
         if not os.access(folder / "trials", os.W_OK):
             raise UserError(f"output={folder} cannot be written; name a folder of your own")
-        _train_all(settings, todo, len(trials), device, folder)
+        run, num_steps = partial(run_trial, settings, device, folder), settings.training.num_steps
+        with Progress("trials", total=len(trials) * num_steps, unit="steps") as progress:
+            progress.resume_at((len(trials) - len(todo)) * num_steps)
+            if settings.num_workers == 1 or len(todo) < 2:
+                _train_here(run, todo, progress)
+            else:
+                _train_in_workers(run, settings, todo, progress)
     elif (rows := _finished(folder)) == _collect(folder, identity)[0]:
         remove_left_lock(folder)
         return rows  # of a folder that may be read-only
@@ -112,14 +120,14 @@ class _Trained:
 
 
 def run_trial(
-    settings: ExperimentSettings, trial: Trial, device: torch.device, folder: Path, report: Report
+    settings: ExperimentSettings, device: torch.device, folder: Path, trial: Trial, report: Report
 ) -> str:
     """Write the trial's file; returns a line on its shortest and its longest length."""
     started, cpu_started = time.perf_counter(), time.process_time()
-    bench = Bench(settings, device)
-    model, history = train(bench, trial, report)
+    bench = Bench(settings, trial, device)
+    model, history = train(bench, report)
     training_seconds = time.perf_counter() - started
-    rows = measure(bench, trial, model)
+    rows = measure(bench, model)
     seconds = time.perf_counter() - started
     done = _Trained(
         sha256_of(folder / "settings.json"),
@@ -142,50 +150,32 @@ def run_trial(
 # --- many trials ----------------------------------------------------------------------------------
 
 
-def _train_all(
-    settings: ExperimentSettings,
-    todo: list[Trial],
-    num_trials: int,
-    device: torch.device,
-    folder: Path,
-) -> None:
-    num_steps = settings.training.num_steps
-    with Progress("trials", total=num_trials * num_steps, unit="steps") as progress:
-        progress.resume_at((num_trials - len(todo)) * num_steps)
-        run = _train_here if settings.num_workers == 1 or len(todo) < 2 else _train_in_workers
-        run(settings, todo, num_trials, device, folder, progress)
+Run = Callable[[Trial, Report], str]
+"""`run_trial` of an experiment."""
 
 
-def _train_here(
-    settings: ExperimentSettings,
-    todo: list[Trial],
-    num_trials: int,
-    device: torch.device,
-    folder: Path,
-    progress: Progress,
-) -> None:
-    num_steps, num_threads = settings.training.num_steps, torch.get_num_threads()
+def _train_here(run: Run, todo: list[Trial], progress: Progress) -> None:
+    num_threads = torch.get_num_threads()
     torch.set_num_threads(1)  # as in a worker: sums of more threads round differently
     try:
-        for index, trial in enumerate(todo, start=num_trials - len(todo)):
-            before = index * num_steps
+        for trial in todo:
 
-            def report(step: int, loss: float, trial: Trial = trial, before: int = before) -> None:
+            def report(
+                step: int, loss: float, trial: Trial = trial, before: int = progress.done
+            ) -> None:
                 progress.update(before + step, trial=trial.name, loss=f"{loss:.3f}")
 
-            progress.note(run_trial(settings, trial, device, folder, report))
+            progress.note(run(trial, report))
     finally:
         torch.set_num_threads(num_threads)
 
 
 def _train_in_workers(
-    settings: ExperimentSettings,
-    todo: list[Trial],
-    num_trials: int,
-    device: torch.device,
-    folder: Path,
-    progress: Progress,
+    run: Run, settings: ExperimentSettings, todo: list[Trial], progress: Progress
 ) -> None:
+    earlier = progress.done
+    num_done = earlier // settings.training.num_steps
+    num_trials = num_done + len(todo)
     # Not forked: a child would inherit PyTorch's threads in an undefined state.
     context = multiprocessing.get_context("spawn")
     counter = context.Value("q", 0)
@@ -199,11 +189,9 @@ def _train_in_workers(
             # locked, and the pool waits for them for ever.
             ended: SimpleQueue[Future[str]] = SimpleQueue()
             for trial in todo:
-                future = pool.submit(_work, settings, trial, str(device), folder)
+                future = pool.submit(_work, run, trial)
                 future.add_done_callback(ended.put)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            num_done = num_trials - len(todo)
-            earlier = num_done * settings.training.num_steps
             while num_done < num_trials:
                 with contextlib.suppress(Empty):
                     progress.note(ended.get(timeout=1).result())
@@ -242,12 +230,12 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _work(settings: ExperimentSettings, trial: Trial, device: str, folder: Path) -> str:
+def _work(run: Run, trial: Trial) -> str:
     def report(step: int, loss: float) -> None:
         with _steps_done.get_lock():
             _steps_done.value += 1
 
-    return run_trial(settings, trial, torch.device(device), folder, report)
+    return run(trial, report)
 
 
 # --- the folder -----------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from olmo_sparsity.model.coupling import PositionCoupling, Response, score
 from olmo_sparsity.model.load import build_model
 from olmo_sparsity.tasks.results import Row, wilson
 from olmo_sparsity.tasks.samples import Samples, Task
-from olmo_sparsity.tasks.schemes import EMBEDDED, PREDICTED, Placed, Sizes, place
+from olmo_sparsity.tasks.schemes import EMBEDDED, PREDICTED, Placed, place
 from olmo_sparsity.tasks.settings import (
     ExperimentSettings,
     build_task,
@@ -51,23 +51,21 @@ class Trial:
 
 
 class Bench:
-    """What all trials of an experiment share."""
+    """A trial, its tasks, and what its scheme needs of a model."""
 
-    def __init__(self, settings: ExperimentSettings, device: torch.device) -> None:
-        self.settings, self.device = settings, device
+    def __init__(self, settings: ExperimentSettings, trial: Trial, device: torch.device) -> None:
+        self.settings, self.trial, self.device = settings, trial, device
         self.task, self.test_task = build_task(settings), build_task(settings, test=True)
-
-    def sizes(self, scheme: str) -> Sizes:
-        return sizes(self.settings, self.task, self.test_task, scheme)
+        self.sizes = sizes(settings, self.task, self.test_task, trial.scheme)
 
 
 Report = Callable[[int, float], None]
 """Called after each step with the number of steps done and the loss."""
 
 
-def build(bench: Bench, scheme: str) -> PositionCoupling:
-    settings, rotates = bench.settings, scheme not in ("nope", "alibi")
-    needed = bench.sizes(scheme)
+def build(bench: Bench) -> PositionCoupling:
+    settings, scheme, needed = bench.settings, bench.trial.scheme, bench.sizes
+    rotates = scheme not in ("nope", "alibi")
     num_words = needed.num_words + needed.num_labels
     model = replace(
         settings.model,
@@ -88,14 +86,13 @@ def build(bench: Bench, scheme: str) -> PositionCoupling:
     ).to(bench.device)
 
 
-def train(bench: Bench, trial: Trial, report: Report) -> tuple[PositionCoupling, list[list[float]]]:
+def train(bench: Bench, report: Report) -> tuple[PositionCoupling, list[list[float]]]:
     """The trained model, and [step, mean loss since the last entry]."""
-    settings = bench.settings
-    torch.manual_seed(trial.seed)
-    model = build(bench, trial.scheme).train()
+    settings, seed = bench.settings, bench.trial.seed
+    torch.manual_seed(seed)
+    model = build(bench).train()
     optimizer = build_optimizer(model, settings.optimizer)
-    generator = np.random.default_rng([trial.seed, _TRAIN])
-    needed = bench.sizes(trial.scheme)
+    generator = np.random.default_rng([seed, _TRAIN])
     num_steps = settings.training.num_steps
     history: list[list[float]] = []
     recent: list[float] = []
@@ -109,7 +106,7 @@ def train(bench: Bench, trial: Trial, report: Report) -> tuple[PositionCoupling,
 
     fit(
         model,
-        (_draw_batch(bench, trial, generator, needed, n + 1) for n in range(num_steps)),
+        (_draw_batch(bench, generator, n + 1) for n in range(num_steps)),
         optimizer,
         loss_of=lambda batch: model.loss(*batch).total,
         rate=lambda step: learning_rate(settings.optimizer, step, num_steps),
@@ -119,9 +116,7 @@ def train(bench: Bench, trial: Trial, report: Report) -> tuple[PositionCoupling,
     return model.eval(), history
 
 
-def _draw_batch(
-    bench: Bench, trial: Trial, generator: np.random.Generator, needed: Sizes, step: int
-) -> tuple[Tensor, ...]:
+def _draw_batch(bench: Bench, generator: np.random.Generator, step: int) -> tuple[Tensor, ...]:
     """tokens_BL, ids_BL, response_BL and target_ids_BL of several lengths, padded at the right,
     where causal attention and the loss ignore it."""
     settings = bench.settings
@@ -130,9 +125,8 @@ def _draw_batch(
     parts = []
     for part in np.array_split(np.arange(size), min(settings.training.lengths_per_batch, size)):
         length = int(generator.choice(lengths))
-        samples = _draw_training(bench, trial, generator, len(part), length, step)
-        placed = place(trial.scheme, samples, generator, settings.positions, needed, training=True)
-        parts.append(_tensors(bench, placed))
+        samples = _draw_training(bench, generator, len(part), length, step)
+        parts.append(_tensors(bench, _place(bench, samples, generator, training=True)))
     longest = max(tokens.shape[1] for tokens, *_ in parts)
     return tuple(
         torch.cat([F.pad(array, (0, longest - array.shape[1])) for array in arrays])
@@ -141,22 +135,24 @@ def _draw_batch(
 
 
 def _draw_training(
-    bench: Bench,
-    trial: Trial,
-    generator: np.random.Generator,
-    num_samples: int,
-    length: int,
-    step: int,
+    bench: Bench, generator: np.random.Generator, num_samples: int, length: int, step: int
 ) -> Samples:
     training, k_B = bench.settings.training, None
-    if trial.train_k is not None:
-        largest = trial.train_k
+    largest = bench.trial.train_k
+    if largest is not None:
         if step < training.grow_k_steps:
             first = min(2, largest)  # starting from 1, models learn to copy one bit and stay there
             largest = first + (largest - first) * step // training.grow_k_steps
         largest = min(largest, bench.task.largest_k(length) or largest)
         k_B = generator.integers(1, largest + 1, size=num_samples)
     return bench.task.sample(generator, num_samples, length, k_B)
+
+
+def _place(
+    bench: Bench, samples: Samples, generator: np.random.Generator, training: bool
+) -> Placed:
+    scheme, positions = bench.trial.scheme, bench.settings.positions
+    return place(scheme, samples, generator, positions, bench.sizes, training=training)
 
 
 def _tensors(bench: Bench, placed: Placed) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -170,12 +166,9 @@ def _tensors(bench: Bench, placed: Placed) -> tuple[Tensor, Tensor, Tensor, Tens
     return tokens, ids, response, targets
 
 
-def measure(bench: Bench, trial: Trial, model: PositionCoupling) -> list[Row]:
-    needed = bench.sizes(trial.scheme)
-    return [
-        _measure_at(bench, trial, model, needed, length, k)
-        for length, k in tests(bench.settings, bench.test_task)
-    ]
+def measure(bench: Bench, model: PositionCoupling) -> list[Row]:
+    cases = tests(bench.settings, bench.test_task)
+    return [_measure_at(bench, model, length, k) for length, k in cases]
 
 
 def draw_test_samples(
@@ -188,20 +181,13 @@ def draw_test_samples(
         yield task.sample(generator, min(_TEST_BATCH, num_samples - start), length, k)
 
 
-def _measure_at(
-    bench: Bench,
-    trial: Trial,
-    model: PositionCoupling,
-    needed: Sizes,
-    length: int,
-    k: int | None,
-) -> Row:
-    settings = bench.settings
+def _measure_at(bench: Bench, model: PositionCoupling, length: int, k: int | None) -> Row:
+    settings, trial = bench.settings, bench.trial
     placing = np.random.default_rng([_TEST_IDS, length, k or 0])
     num_samples = settings.num_test_samples
     num_exact = num_tokens = num_correct = num_correct_ids = num_forced = 0
     for samples in draw_test_samples(bench.test_task, num_samples, length, k):
-        placed = place(trial.scheme, samples, placing, settings.positions, needed, training=False)
+        placed = _place(bench, samples, placing, training=False)
         tokens_BL, ids_BL, _, target_ids_BL = _tensors(bench, placed)
         before, after = slice(placed.num_prompt), slice(placed.num_prompt, None)
         num_response = tokens_BL[:, after].shape[1]
@@ -214,7 +200,7 @@ def _measure_at(
         # For a single response token, free-running and teacher-forced are the same.
         forced = generated if num_response == 1 else model.predict(tokens_BL, ids_BL, num_response)
         truth = Response(tokens_BL[:, after], target_ids_BL[:, after])
-        if needed.num_labels:
+        if bench.sizes.num_labels:
             generated, forced, truth = (_read_labels(r) for r in (generated, forced, truth))
         correct = score(generated, truth.tokens_BR, truth.ids_BR)
         num_tokens += truth.tokens_BR.numel()
@@ -234,7 +220,7 @@ def _measure_at(
         length=length,
         token_accuracy=num_correct / num_tokens,
         id_accuracy=num_correct_ids / num_tokens
-        if model.id_head is not None or needed.num_labels
+        if model.id_head is not None or bench.sizes.num_labels
         else None,
         exact_match=exact_match,
         low=low,

@@ -21,9 +21,7 @@ from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.tasks import experiment
 from olmo_sparsity.tasks.results import Row, format_table, read_results
 from olmo_sparsity.tasks.schemes import SCHEMES
-from olmo_sparsity.tasks.trial import (
-    Trial,
-)
+from olmo_sparsity.tasks.trial import Report, Trial
 from tests.conftest import running, small_task, until
 from tests.support.experiments import make, write
 
@@ -187,11 +185,11 @@ def test_a_run_goes_on_where_it_stopped(
 ) -> None:
     run_trial, made = experiment.run_trial, []
 
-    def stop_once(settings: Any, trial: Trial, *rest: Any) -> str:
+    def stop_once(settings: Any, device: Any, folder: Path, trial: Trial, report: Report) -> str:
         made.append(trial.name)
         if len(made) == 2:
             raise KeyboardInterrupt
-        return run_trial(settings, trial, *rest)
+        return run_trial(settings, device, folder, trial, report)
 
     monkeypatch.setattr(experiment, "run_trial", stop_once)
     path = write(small_task(tmp_path / "run"), tmp_path)

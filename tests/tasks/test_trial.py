@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from olmo_sparsity.tasks.schemes import SCHEMES, Sizes
+from olmo_sparsity.tasks.settings import ExperimentSettings
 from olmo_sparsity.tasks.trial import (
     Bench,
     Trial,
@@ -20,13 +21,15 @@ from olmo_sparsity.tasks.trial import (
 )
 from tests.support.experiments import make
 
-CPU = torch.device("cpu")
+
+def bench_of(settings: ExperimentSettings, scheme: str, train_k: int | None = None) -> Bench:
+    return Bench(settings, Trial(scheme, train_k, 0), torch.device("cpu"))
 
 
 def test_sizes_are_those_of_the_longest_test(tmp_path: Path) -> None:
     """Eight bits: 17 places, coupled IDs up to 9; the end token adds a place."""
     for end_token in (False, True):
-        bench = Bench(make(tmp_path, schemes=list(SCHEMES), end_token=end_token), CPU)
+        settings = make(tmp_path, schemes=list(SCHEMES), end_token=end_token)
         words, places = 3 + end_token, 17 + end_token
         for scheme, expected in {
             "rope": (places, words),
@@ -36,32 +39,30 @@ def test_sizes_are_those_of_the_longest_test(tmp_path: Path) -> None:
             "auxiliary": (places, words),
             "pointers": (places, words, 10),
         }.items():
-            assert bench.sizes(scheme) == Sizes(*expected), scheme
+            assert bench_of(settings, scheme).sizes == Sizes(*expected), scheme
 
 
 @pytest.mark.parametrize("num_lengths", [1, 4])
 def test_a_batch_mixes_so_many_lengths(tmp_path: Path, num_lengths: int) -> None:
     training = {"batch_size": 8, "lengths_per_batch": num_lengths}
     settings = make(tmp_path, schemes=["rope"], train_lengths=[1, 90], training=training)
-    bench, generator = Bench(settings, CPU), np.random.default_rng(0)
+    bench, generator = bench_of(settings, "rope"), np.random.default_rng(0)
     num_drawn = []
     for step in range(20):
-        _, _, response_BL, _ = _draw_batch(
-            bench, Trial("rope", None, 1), generator, bench.sizes("rope"), step
-        )
+        _, _, response_BL, _ = _draw_batch(bench, generator, step)
         num_drawn.append(len(response_BL.sum(1).unique()))
     assert max(num_drawn) == num_lengths
 
 
 def test_what_a_scheme_is_told_about_positions(tmp_path: Path) -> None:
     """RoPE sees differences only, NoPE nothing; ALiBi distances."""
-    bench = Bench(make(tmp_path, schemes=["rope", "nope", "alibi"]), CPU)
+    settings = make(tmp_path, schemes=["rope", "nope", "alibi"])
     tokens = torch.randint(0, 3, (2, 8), generator=torch.Generator().manual_seed(0))
     near = torch.arange(8).expand(2, 8)
     shifted, spread = near + 4, near + 5 * (near > 3)
     for scheme, sees_gaps in (("rope", True), ("nope", False), ("alibi", True)):
         torch.manual_seed(0)
-        model = build(bench, scheme).eval()
+        model = build(bench_of(settings, scheme)).eval()
         here, there, apart = (model(tokens, p)[0] for p in (near, shifted, spread))
         torch.testing.assert_close(here, there)
         assert torch.allclose(here, apart, atol=1e-5) != sees_gaps, scheme
@@ -80,10 +81,10 @@ def test_what_is_learnt_is_done_freely(tmp_path: Path, scheme: str) -> None:
         optimizer={"learning_rate": 1e-2, "warmup_steps": 20},
         training={"num_steps": 400, "batch_size": 64},
     )
-    bench, trial = Bench(settings, CPU), Trial(scheme, None, 0)
-    model, losses = train(bench, trial, lambda step, loss: None)
+    bench = bench_of(settings, scheme)
+    model, losses = train(bench, lambda step, loss: None)
     assert losses[-1][1] < losses[0][1] / 4
-    for row in measure(bench, trial, model):
+    for row in measure(bench, model):
         assert row.exact_match > 0.95
         assert row.id_accuracy is not None
         assert row.id_accuracy > 0.95
@@ -96,9 +97,9 @@ def test_a_growing_k_starts_at_two(tmp_path: Path) -> None:
         test_lengths=[20], train_ks=[6], test_ks=[2],
         training={"num_steps": 100, "batch_size": 200, "grow_k_steps": 60},
     )  # fmt: skip
-    bench, largest = Bench(settings, CPU), []
+    bench, largest = bench_of(settings, "rope", train_k=6), []
     for step in (1, 10, 30, 60):
         generator = np.random.default_rng(0)
-        samples = _draw_training(bench, Trial("rope", 6, 0), generator, 200, 20, step)
+        samples = _draw_training(bench, generator, 200, 20, step)
         largest.append(samples.num_relevant_B.max())
     assert largest == [2, 2, 4, 6]
