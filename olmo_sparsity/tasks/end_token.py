@@ -48,19 +48,7 @@ class EndToken(Task):
         return self.task.largest_id(length)
 
     def solve(self, samples: Samples) -> np.ndarray:
-        return self._ended(self.task.solve(_without_end(samples)))
-
-    def show(self, samples: Samples, index: int) -> str:
-        return f"{self.task.show(_without_end(samples), index)} {_WORD}"
+        return self._ended(self.task.solve(samples))
 
     def _ended(self, response_BR: np.ndarray) -> np.ndarray:
         return np.pad(response_BR, ((0, 0), (0, 1)), constant_values=len(self.task.vocabulary))
-
-
-def _without_end(samples: Samples) -> Samples:
-    ids_BR = samples.response_ids_BR
-    return replace(
-        samples,
-        response_BR=samples.response_BR[:, :-1],
-        response_ids_BR=None if ids_BR is None else ids_BR[:, :-1],
-    )

@@ -73,10 +73,6 @@ class Needle(Task):
             response_ids_BR=answer_B1 + 1,
         )
 
-    def show(self, samples: Samples, index: int) -> str:
-        words = [self.vocabulary[token] for token in samples.prompt_BP[index]]
-        return f"{' '.join(words)} → {self.vocabulary[samples.response_BR[index, 0]]}"
-
     def solve(self, samples: Samples) -> np.ndarray:
         is_key_BP = samples.prompt_BP[:, :-2] == samples.prompt_BP[:, -1:]
         return np.take_along_axis(samples.prompt_BP, is_key_BP.argmax(1)[:, None] + 1, axis=1)

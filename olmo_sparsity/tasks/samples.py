@@ -38,9 +38,6 @@ class Samples:
     """Size of a unit, in tokens or coupled IDs, from the first on: aligned cuts fall between
     units."""
 
-    num_relevant_B: np.ndarray | None = None
-    """k, the number of places that the response depends on. None: the task has no k."""
-
     def __post_init__(self) -> None:
         if (self.prompt_ids_BP is None) != (self.response_ids_BR is None):
             raise ConfigError(
@@ -49,7 +46,6 @@ class Samples:
         for name, shape in (
             ("prompt_ids_BP", self.prompt_BP.shape),
             ("response_ids_BR", self.response_BR.shape),
-            ("num_relevant_B", self.prompt_BP.shape[:1]),
         ):
             array = getattr(self, name)
             if array is not None and array.shape != shape:
@@ -99,11 +95,6 @@ class Task(Protocol):
     def largest_k(self, length: int) -> int | None:
         """None: the task has no k."""
         return None
-
-    def show(self, samples: Samples, index: int) -> str:
-        """One sample as readable text."""
-        tokens = *samples.prompt_BP[index], *samples.response_BR[index]
-        return "".join(self.vocabulary[token] for token in tokens)
 
     def solve(self, samples: Samples) -> np.ndarray:
         """response_BR, computed from the prompts alone."""

@@ -50,13 +50,7 @@ class SparseParity(Task):
             prompt_BP=np.stack((marks_Bl, bits_Bl), axis=2).reshape(num_samples, 2 * num_pairs),
             response_BR=(bits_Bl * relevant_Bl).sum(1, keepdims=True) % 2,
             unit=2,
-            num_relevant_B=k_B,
         )
-
-    def show(self, samples: Samples, index: int) -> str:
-        words = [self.vocabulary[token] for token in samples.prompt_BP[index]]
-        pairs = " ".join(mark + bit for mark, bit in zip(words[::2], words[1::2], strict=True))
-        return f"{pairs} → {self.vocabulary[samples.response_BR[index, 0]]}"
 
     def solve(self, samples: Samples) -> np.ndarray:
         marks_Bl, bits_Bl = samples.prompt_BP[:, ::2], samples.prompt_BP[:, 1::2]

@@ -189,7 +189,6 @@ class VariableAssignment(Task):
             prompt_ids_BP=np.tile(np.arange(1, prompt_BP.shape[1] + 1), (num_samples, 1)),
             response_ids_BR=places_BR + 1,
             unit=self.statement_width,
-            num_relevant_B=np.full(num_samples, chain_BK.shape[1]),
         )
 
     def _spell_names(self) -> np.ndarray:
@@ -198,16 +197,6 @@ class VariableAssignment(Task):
         chosen_N = np.random.default_rng(_NAME_ORDER_SEED).permutation(num_spellings)
         powers_A = self.num_letters ** np.arange(self.name_length)[::-1]
         return _LETTERS + chosen_N[: self.num_names, None] // powers_A % self.num_letters
-
-    def show(self, samples: Samples, index: int) -> str:
-        words = [self.vocabulary[token] for token in samples.prompt_BP[index]]
-        at, width = self.name_length, self.statement_width
-        statements = [words[i : i + width] for i in range(0, len(words) - 1 - at, width)]
-        lines = ["".join(s[:at]) + "=" + "".join(s[at:]).rstrip(".") for s in statements]
-        response = [self.vocabulary[token] for token in samples.response_BR[index]]
-        hops = [response[i : i + at] for i in range(0, len(response) - self.value_length, at)]
-        steps = ["".join(hop) for hop in [*hops, response[-self.value_length :]]]
-        return f"{' '.join(lines)} {''.join(words[-1 - at :])} → {' → '.join(steps)}"
 
     def solve(self, samples: Samples) -> np.ndarray:
         at, width = self.name_length, self.statement_width

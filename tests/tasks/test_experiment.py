@@ -219,7 +219,6 @@ class Copy:
     def largest_k(self, length): return None
     def largest_id(self, length): return length
     def solve(self, samples): return samples.prompt_BP
-    def show(self, samples, index): return str(samples.prompt_BP[index])
 """
 
 

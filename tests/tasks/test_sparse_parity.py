@@ -24,7 +24,7 @@ def test_sparse_parity_k_is_given_for_each_sample_or_uniform() -> None:
     k_B = np.arange(100) % 7
     samples = draw(SparseParity(), num=100, length=24, k=k_B)
     np.testing.assert_array_equal((samples.prompt_BP[:, ::2] == 3).sum(1), k_B)
-    drawn_B = draw(SparseParity(), num=12_000, length=24).num_relevant_B
+    drawn_B = (draw(SparseParity(), num=12_000, length=24).prompt_BP[:, ::2] == 3).sum(1)
     np.testing.assert_allclose(np.bincount(drawn_B)[1:] / 12_000, 1 / 12, atol=0.013)
 
 

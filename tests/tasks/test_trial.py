@@ -101,5 +101,5 @@ def test_a_growing_k_starts_at_two(tmp_path: Path) -> None:
     for step in (1, 10, 30, 60):
         generator = np.random.default_rng(0)
         samples = _draw_training(bench, generator, 200, 20, step)
-        largest.append(samples.num_relevant_B.max())
+        largest.append((samples.prompt_BP[:, ::2] == 3).sum(1).max())
     assert largest == [2, 2, 4, 6]
