@@ -199,6 +199,10 @@ REMEDY = "the same `olmo-sparsity measure` command makes it again; or copy the c
 
 def read_results(folder: str | Path) -> Results:
     folder = Path(folder)
+    if (folder / "statements.parquet").exists():
+        raise DataError(
+            f"{folder} holds answers to questions; pandas reads {folder}/statements.parquet"
+        )
     if not (folder / "identity.json").exists() and not (folder / MANIFEST).exists():
         if (folder / "summary.csv").exists():
             raise DataError(

@@ -225,15 +225,17 @@ def explain(options: argparse.Namespace) -> int:
         return 0
     if not options.json:
         print(result.describe(bold=sys.stdout.isatty()), flush=True)
-    if options.check:
-        checked = result.check()
-        if not options.json:
-            print(f"\n{checked}")
-    if options.json:
-        print(to_json(result))
-    if options.html is not None:
-        result.to_html(options.html)
-        print(options.html, file=sys.stderr)
+    try:
+        if options.check:
+            checked = result.check()
+            if not options.json:
+                print(f"\n{checked}")
+    finally:  # a check that fails loses nothing of what is found
+        if options.json:
+            print(to_json(result))
+        if options.html is not None:
+            result.to_html(options.html)
+            print(options.html, file=sys.stderr)
     return 0
 
 
@@ -271,6 +273,7 @@ def measure(options: argparse.Namespace) -> int:
         return 0
     if options.partial:
         results: Results | None = sum_up_partial(planned, out, typed_command())
+        out /= "partial"
     else:
         results = run(planned, out, shard, typed_command())
     if results is not None:

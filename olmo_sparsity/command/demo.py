@@ -11,9 +11,9 @@ from olmo_sparsity.analysis.ask import explain
 from olmo_sparsity.model.load import DEMO
 
 NEXT = """\
-Next, with a model of yours (a folder, a run, or a name on the hub):
-  olmo-sparsity explain MODEL --text FILE --at "some words of it" --check
-  olmo-sparsity explain MODEL --source a.txt --source b.txt --question "When?"
+Next, with a model of yours (a folder, a run, or a name on the hub; FILES: unrelated texts):
+  olmo-sparsity explain MODEL --text FILE --at "some words of it" --check --foreign FILES
+  olmo-sparsity explain MODEL --source a.txt --source b.txt --question "When?" --decoys FILES
   olmo-sparsity measure MODEL --text FOLDER --quick --out results/first"""
 
 

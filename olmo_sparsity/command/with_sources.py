@@ -89,4 +89,6 @@ def measure_questions_file(options: argparse.Namespace) -> int:
     )  # fmt: skip
     if found is not None:
         print(found if isinstance(found, Cost) else describe(found))
+        if not options.dry_run:
+            print(f"tables: {options.out}/statements.parquet, matrix.parquet")
     return 0

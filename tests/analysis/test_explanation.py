@@ -397,6 +397,13 @@ def test_the_command(
     told = json.loads(out)
     assert [target["text"].strip() for target in told["targets"]][-1] == "w7 w8"
     assert told["check"]["draws"] == 8
+    # A check that fails loses nothing of what is found.
+    code, out, err = shell(capsys, *given, "--json", "--html", str(tmp_path / "page.html"),
+                           "--check", "--foreign", str(tmp_path / "nowhere"))  # fmt: skip
+    assert code == 2
+    assert "nowhere" in err
+    assert json.loads(out) == told | {"check": None, "tables": json.loads(out)["tables"]}
+    assert (tmp_path / "page.html").is_file()
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
     code, piped, err = shell(capsys, folder, "--text", "-", *given[3:], "--json")
     assert code == 0, err

@@ -29,11 +29,13 @@ from olmo_sparsity.analysis.statistics import half_of
 from olmo_sparsity.analysis.summary import describe, format_summary
 from olmo_sparsity.analysis.targets import of_document
 from olmo_sparsity.analysis.windows import Windows
+from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
 from olmo_sparsity.disk.manifest import write_manifest
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import build_model, load_model
 from olmo_sparsity.training.loop import train
+from tests.support.explanations import FOREIGN, make_model, make_tokenizer
 from tests.support.measurements import FEW, SETTINGS, SHAPE, VOCAB, loaded, measured_into
 
 pytestmark = pytest.mark.usefixtures("no_waiting_for_disks")
@@ -168,6 +170,25 @@ def test_a_killed_measurement_is_summed_up_and_resumes_to_the_same_tables(
     assert len(calls) == len(set(calls)), "a finished document was measured again"
     assert_same_tables(tmp_path, measured)
     assert not read_results(tmp_path).missing
+
+
+def test_the_command_says_where_results_so_far_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, texts, out = (str(tmp_path / name) for name in ("model", "texts", "out"))
+    make_model().save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    Path(texts).mkdir()
+    for number, text in enumerate(FOREIGN * 2):
+        (Path(texts) / f"{number}.txt").write_text(f"w{number} {text[number:500]}")
+    words = ["measure", folder, "--text", texts, "--long", "24", "--short", "8", "--max-targets",
+             "2", "--draws", "1", "--sets", "every", "--selectors", "add_one", "--ks", "1",
+             "--halves", "0", "--out", out]  # fmt: skip
+    assert main([*words, "--shard", "0/2"]) == 0
+    capsys.readouterr()
+    assert main([*words, "--partial"]) == 0
+    assert f"olmo-sparsity report {out}/partial --out" in capsys.readouterr().out
+    assert read_results(f"{out}/partial").missing
 
 
 @pytest.mark.parametrize("launched", [False, True], ids=["shards", "one launch"])

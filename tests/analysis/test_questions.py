@@ -11,6 +11,7 @@ import pytest
 
 from olmo_sparsity import Segment, explain
 from olmo_sparsity.analysis.questions import measure_questions
+from olmo_sparsity.analysis.results import read_results
 from olmo_sparsity.analysis.statements import Cost
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import ConfigError, DataError
@@ -164,7 +165,11 @@ def test_the_command(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main([*words, "--dry-run"]) == 0
     assert "\ntoken-forwards  " in "\n" + capsys.readouterr().out
     assert main([*words, "--draws", "4"]) == 0
-    assert "4 statements of 3 questions\n" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "4 statements of 3 questions\n" in told
+    assert f"tables: {tmp_path / 'out'}/statements.parquet" in told
+    with pytest.raises(DataError, match="holds answers to questions"):
+        read_results(tmp_path / "out")
     by_words = [*words[:-1], str(tmp_path / "words"), "--draws", "4", "--units", "words"]
     assert main(by_words) == 0
     assert "4 statements of 3 questions\n" in capsys.readouterr().out
