@@ -194,6 +194,7 @@ def _targets_with_far_part(asked: Asked) -> Spans:
     document, windows, units = asked.document, asked.windows, asked.settings.units
     if asked.spans is None:
         losses = context_losses(asked.scorer, document, windows)
+        _refuse_no_numbers(losses)
         spans = largest_gaps(losses[losses.target >= first_place(windows, units)])
     else:
         spans = asked.spans
@@ -246,6 +247,7 @@ def _answer(asked: Asked, spans: Spans, foreign: Any) -> Explanation:
     no_units = rows.xs(0, level="k").loc[targets.target]
     targets["loss_short"] = no_units.loss_set.to_numpy()
     targets["loss_long"] = no_units.loss_without.to_numpy(float)
+    _refuse_no_numbers(targets)
     far = tables["influence"].rename(
         columns={"far_first": "first", "far_end": "end", "far_text": "text"}
     )[["target", "rank", "first", "end", "text"]]
@@ -253,6 +255,15 @@ def _answer(asked: Asked, spans: Spans, foreign: Any) -> Explanation:
     targets["gap"] = targets.loss_short - targets.loss_long
     far = far.merge(rows.rename_axis(index={"k": "rank"}).reset_index(), on=["target", "rank"])
     return Explanation(asked, targets, far, tables, foreign, token_forwards=scorer.token_forwards)
+
+
+def _refuse_no_numbers(losses: pd.DataFrame) -> None:
+    finite = np.isfinite(losses[["loss_short", "loss_long"]].to_numpy(float)).all(axis=1)
+    if not finite.all():
+        raise DataError(
+            f"the loss of {(~finite).sum()} of {len(finite)} targets is no finite number: the "
+            "model's weights hold NaN, or its dtype overflows; look at them, or try dtype=fp32"
+        )
 
 
 def _falls_alone(

@@ -7,10 +7,11 @@ Dimension key: B batch, L length, D width, H heads, V vocabulary.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import MISSING, fields
-from functools import partial
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -162,6 +163,12 @@ class HuggingFaceLM(nn.Module):
             cache = SharedCache(far)
             return self._last_hidden(tokens_BL, positions_BL, mask, cache, last)
 
+    @cached_property
+    def _cache_name(self) -> str:
+        """Of the argument, which transformers 5.24 renames."""
+        names = inspect.signature(self.body.forward).parameters
+        return "cache" if "cache" in names else "past_key_values"
+
     def _last_hidden(
         self,
         tokens_BL: Tensor,
@@ -175,9 +182,9 @@ class HuggingFaceLM(nn.Module):
             input_ids=tokens_BL,
             position_ids=positions_BL.expand_as(tokens_BL),
             attention_mask=mask,
-            past_key_values=cache,
             use_cache=cache is not None,
             return_dict=True,
+            **{self._cache_name: cache},
             **more,
         ).last_hidden_state
         if last is not None:
@@ -220,10 +227,10 @@ class HuggingFaceLM(nn.Module):
                 attention_mask=tokens_BL.new_ones(
                     len(tokens_BL), far.num_places + tokens_BL.shape[1]
                 ),
-                past_key_values=cache,
                 use_cache=True,
                 output_attentions=True,
                 return_dict=True,
+                **{self._cache_name: cache},
             ).attentions
         finally:
             self.model.set_attn_implementation(before)

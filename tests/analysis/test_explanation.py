@@ -374,6 +374,16 @@ def test_half_a_character_is_not_shown_as_nothing(model: Any) -> None:
 # --- from a shell ---------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("at", ["w7 w8", None])
+def test_a_weight_that_is_no_number_is_not_explained_away(at: str | None) -> None:
+    model = make_model()
+    with torch.no_grad():  # of a word that stands among the far ones
+        model.model.embed_tokens.weight[make_tokenizer().convert_tokens_to_ids("w5")] = torch.nan
+    text = "w5 " + " ".join(f"w{i}" for i in range(6, 24)) + " w7 w8 w9"
+    with pytest.raises(DataError, match="targets is no finite number"):
+        asked(model, text=text, at=at)
+
+
 def shell(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
     code = main(["explain", *words])
     out, err = capsys.readouterr()

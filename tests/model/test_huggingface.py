@@ -44,6 +44,30 @@ def test_logits_are_its_own_and_gaps_are_gaps(index: int) -> None:
     assert float((gapped - model(TOKENS, COUNTED))[:, 4:].abs().max()) > 1e-3
 
 
+@torch.no_grad()
+def test_kept_states_are_given_under_the_name_that_the_model_has_for_them() -> None:
+    """`cache` from transformers 5.24 on."""
+    from transformers import LlamaModel
+
+    class Renamed(LlamaModel):
+        def forward(self, input_ids=None, position_ids=None, cache=None, **more):  # type: ignore
+            more["past_key_values"] = cache
+            return LlamaModel.forward(self, input_ids, position_ids=position_ids, **more)
+
+    model = build(SUPPORTED[find("Llama 1, 2, 3")])
+    before = HuggingFaceLM(model)
+    if before._cache_name == "cache":
+        pytest.skip("this transformers has the new name")
+    far = before.far_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
+    rest = TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:]
+    expected = before.hidden(*rest, far=far)
+    model.model.__class__ = Renamed
+    after = HuggingFaceLM(model)
+    assert after._cache_name == "cache"
+    far = after.far_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
+    torch.testing.assert_close(after.hidden(*rest, far=far), expected)
+
+
 def test_a_model_in_memory_keeps_its_settings() -> None:
     model = build(SUPPORTED[find("Gemma 3 (with images)")])
     model.config._attn_implementation = {"text_config": "sdpa", "vision_config": "eager"}
