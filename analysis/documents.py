@@ -36,7 +36,7 @@ class Document:
 
     group: str = ""
     """Documents of one group share text (passages of one article), and never serve as foreign text
-    for each other. Empty: it shares text with none."""
+    for each other. Empty: it shares text with its copies alone."""
 
     tokenizer: Tokenizer | None = field(default=None, repr=False)
     truth: np.ndarray | None = None
@@ -48,6 +48,11 @@ class Document:
 
     target: int | None = None
     """Of a record of prompt and target: the first place of the target."""
+
+    @cached_property
+    def origin(self) -> str | bytes:
+        """Equal for documents that share text."""
+        return self.group or hashlib.sha256(self.tokens.tobytes()).digest()
 
     @cached_property
     def texts(self) -> list[str]:
@@ -219,14 +224,13 @@ class Controls:
 
     @property
     def num_candidates(self) -> int:
-        return len({document.group or document.number for document in self._candidates})
+        return len({document.origin for document in self._candidates})
 
     def _foreign_to(self, document: Document) -> list[Document]:
         return [
             other
             for other in self._candidates
-            if other.number != document.number
-            and (not other.group or other.group != document.group)
+            if other.number != document.number and other.origin != document.origin
         ]
 
     def unrelated(self, document: Document, block: Block, draw: int) -> FarText:

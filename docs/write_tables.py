@@ -249,7 +249,7 @@ def far_part(of: dict[str, str]) -> str:
         losses = pd.read_csv(RESULTS / f"measurements/{name}/losses.csv", index_col=0).loc["mean"]
         induction, long = meta["induction"], str(meta["windows"]["long"])
         line = [called, long, f"{losses.loss_short:.2f}", f"{losses.loss_long:.2f}"]
-        line.append(f"{losses.loss_short - losses.loss_long:+.2f}")
+        line.append(f"{losses.loss_short - losses.loss_long:+.3f}")
         line += [f"{induction[column]:.2f}" for column in ("drop", "loss_first")]
         lines.append([*line, f"{induction['drop'] / induction['loss_first']:.0%}"])
     header = "model | long window | loss, short window | loss, long window | worth, nats a token"

@@ -2,7 +2,7 @@
 
 Place in the flow: planted.py + sparse_attention.py → risks, which are compared with bounds.py.
 
-The loss is 1 − h(X)_Y, the probability of the wrong label, which is at most one. There are three
+The loss is 1 − h(X)_Y, the probability of the wrong label, which is at most one. There are two
 methods:
 
 - `transfer_risk`: exact at all lengths for local keys. See the comment above it.

@@ -176,7 +176,7 @@ def test_draws_are_the_same_in_any_order(documents: Documents, kind: Any) -> Non
 
 def test_draws_for_documents_are_independent() -> None:
     """Of documents of one length, the same block draws another of the others, at another place."""
-    some = Documents.of([np.arange(40)] * 8)
+    some = Documents.of([np.arange(40) + number for number in range(8)])
     block = next(WINDOWS.blocks(some[0].tokens))
     controls = Controls(some, WINDOWS)
     for draw in (lambda document: controls.unrelated(document, block, 0),
@@ -239,6 +239,18 @@ def test_documents_of_one_group_are_never_foreign_to_each_other(documents: Docum
         assert {(4, 5), (5, 4), (0, 1)} <= pairs  # what has no group shares text with none
     alone = Documents("alone", [replace(d, group="a") for d in documents])
     with pytest.raises(DataError, match="need another document of at least"):
+        Controls(alone, WINDOWS).unrelated(*blocks_of(alone)[0], 0)
+
+
+def test_a_copy_is_not_foreign_to_its_document(documents: Documents) -> None:
+    copied = [replace(documents[n], number=i) for i, n in enumerate([0, 1, 0, 0, 2])]
+    controls = Controls(Documents("copied", copied), WINDOWS)
+    assert controls.num_candidates == 3
+    for draw in range(20):
+        far = controls.unrelated(*blocks_of(controls.documents)[0], draw)
+        assert far.document.number in (1, 4)
+    with pytest.raises(DataError, match="need another document of at least"):
+        alone = Documents("alone", copied[2:4])
         Controls(alone, WINDOWS).unrelated(*blocks_of(alone)[0], 0)
 
 

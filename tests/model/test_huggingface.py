@@ -50,9 +50,9 @@ def test_kept_states_are_given_under_the_name_that_the_model_has_for_them() -> N
     from transformers import LlamaModel
 
     class Renamed(LlamaModel):
-        def forward(self, input_ids=None, position_ids=None, cache=None, **more):  # type: ignore
+        def forward(self, *given: Any, position_ids: Any, cache: Any = None, **more: Any) -> Any:
             more["past_key_values"] = cache
-            return LlamaModel.forward(self, input_ids, position_ids=position_ids, **more)
+            return LlamaModel.forward(self, *given, position_ids=position_ids, **more)
 
     model = build(SUPPORTED[find("Llama 1, 2, 3")])
     before = HuggingFaceLM(model)
