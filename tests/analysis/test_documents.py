@@ -249,8 +249,8 @@ def test_a_copy_is_not_foreign_to_its_document(documents: Documents) -> None:
     for draw in range(20):
         far = controls.unrelated(*blocks_of(controls.documents)[0], draw)
         assert far.document.number in (1, 4)
+    alone = Documents("alone", copied[2:4])
     with pytest.raises(DataError, match="need another document of at least"):
-        alone = Documents("alone", copied[2:4])
         Controls(alone, WINDOWS).unrelated(*blocks_of(alone)[0], 0)
 
 
