@@ -11,16 +11,18 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.attention import causal_bias
+from olmo_sparsity.model.far_states import FarStates
+from olmo_sparsity.model.losses import LanguageModel
 
 if TYPE_CHECKING:
-    from olmo_sparsity.model.huggingface import HuggingFaceLM
+    from transformers import PreTrainedModel
 
 # --- how long a text may be -----------------------------------------------------------------------
 
@@ -114,8 +116,21 @@ def _logit_maps(config: Any) -> list[LogitMap]:
 _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
+class Wrapped(LanguageModel, Protocol):
+    """What is asked of `HuggingFaceLM`."""
+
+    model: PreTrainedModel
+
+    @property
+    def body(self) -> nn.Module: ...
+    def hidden_sharing(
+        self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates, last: int | None = None
+    ) -> Tensor: ...
+    def raw_logits(self, hidden: Tensor) -> Tensor: ...
+
+
 @torch.no_grad()
-def refuse_unfit(wrapped: HuggingFaceLM, original: nn.Module) -> tuple[LogitMap, bool, float]:
+def refuse_unfit(wrapped: Wrapped, original: nn.Module) -> tuple[LogitMap, bool, float]:
     """Check that position IDs reach the attention, that a gap in them hides nothing, that kept
     states of earlier places can replace these places, and that the logits are those of the given
     model (`original`, with its adapters). Returns how they follow from the last linear map,
@@ -144,7 +159,7 @@ def refuse_unfit(wrapped: HuggingFaceLM, original: nn.Module) -> tuple[LogitMap,
 Require = Callable[[bool, str], None]
 
 
-def _check_kind(wrapped: HuggingFaceLM, original: nn.Module, require: Require) -> None:
+def _check_kind(wrapped: Wrapped, original: nn.Module, require: Require) -> None:
     """What config and signature say."""
     model, text = wrapped.model, wrapped.model.config.get_text_config()
     require(not model.config.is_encoder_decoder, "it reads its text with an encoder")
@@ -209,7 +224,7 @@ class _Tried:
     """By the last linear map from our states."""
 
 
-def _try(wrapped: HuggingFaceLM, original: nn.Module) -> _Tried:
+def _try(wrapped: Wrapped, original: nn.Module) -> _Tried:
     device = wrapped.device
     tokens_BL = torch.arange(8, device=device)[None] % wrapped.embedding.weight.shape[0]
     counted_BL = torch.arange(8, device=device)[None]
@@ -305,7 +320,7 @@ def _check_answers(
     return logit_map, alike(tried.shared, looked_back) and small(error, effect)
 
 
-def _batch_noise(wrapped: HuggingFaceLM, logit_map: LogitMap) -> float:
+def _batch_noise(wrapped: Wrapped, logit_map: LogitMap) -> float:
     """The largest change of seven losses. Some quantized models round all rows of a batch by their
     largest number."""
     tokens_BL = torch.arange(32, device=wrapped.device).view(4, 8) * 7

@@ -20,23 +20,20 @@ distinct (token, position ID) pairs.
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from olmo.model import LayerNormBase, SwiGLU
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.config.sections import ModelConfig
-from olmo_sparsity.model.attention import attend_to_far, causal_bias
+from olmo_sparsity.model.attention import attend_to_far, can_share_far, causal_bias
 from olmo_sparsity.model.block import PositionedBlock
 from olmo_sparsity.model.far_states import FarStates
 from olmo_sparsity.model.layers import RMSNorm, alibi_bias, query_scales, rms_norm
 from olmo_sparsity.model.rope import rotary_tables, rotated_width
-
-if TYPE_CHECKING:
-    from olmo_sparsity.model.olmo import PositionedOLMo
 
 Projected = tuple[Tensor, Tensor, Tensor]
 """q_BLHK, k_BLHK and v_BLHK of one layer, rotated."""
@@ -45,8 +42,22 @@ FarLayer = tuple[Tensor, Tensor, Tensor | None, bool]
 """Keys, values and bias_BF of far places in one layer, and whether rows share them uncopied."""
 
 
+class Layered(Protocol):
+    """What is asked of `PositionedOLMo`."""
+
+    config: ModelConfig
+    transformer: Any
+
+    @property
+    def blocks(self) -> list[PositionedBlock]: ...
+    @property
+    def embedding(self) -> nn.Embedding: ...
+    def shares_far(self, num_far: int, length: int) -> bool: ...
+    def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool: ...
+
+
 def last_hidden(
-    model: PositionedOLMo,
+    model: Layered,
     tokens_BL: Tensor,
     positions_BL: Tensor,
     bias: Tensor | None,
@@ -95,7 +106,7 @@ def _layer(
 
 
 def _first_layer(
-    model: PositionedOLMo,
+    model: Layered,
     tokens_BL: Tensor,
     positions_BL: Tensor,
     bias: Tensor | None,
@@ -112,8 +123,21 @@ def _first_layer(
     return _finish(first, _gather(x_PD, pair_BL), mixed), turns
 
 
+def shares_far(model: Layered, num_far: int, length: int) -> bool:
+    """Whether attention to far places is computed apart from that to the row's own. ALiBi and
+    scaled queries depend on both."""
+    config, weight = model.config, model.embedding.weight
+    head_width = config.effective_head_width
+    return (
+        not config.alibi
+        and config.query_scale_length is None
+        and model.blocks[0].seen is None
+        and can_share_far(weight.device, weight.dtype, head_width, num_far, length)
+    )
+
+
 @torch.no_grad()
-def far_states(model: PositionedOLMo, tokens_BL: Tensor, positions_BL: Tensor) -> FarStates:
+def far_states(model: Layered, tokens_BL: Tensor, positions_BL: Tensor) -> FarStates:
     """Keys and values of all places, each seeing those before it."""
     config, length = model.config, tokens_BL.shape[1]
     positions_BL = positions_BL.expand_as(tokens_BL)
@@ -128,7 +152,7 @@ def far_states(model: PositionedOLMo, tokens_BL: Tensor, positions_BL: Tensor) -
     return FarStates(positions_BL, layers)
 
 
-def _embed(model: PositionedOLMo, tokens: Tensor) -> Tensor:
+def _embed(model: Layered, tokens: Tensor) -> Tensor:
     x = model.transformer.wte(tokens)
     return model.transformer.emb_norm(x) if model.config.embedding_layer_norm else x
 

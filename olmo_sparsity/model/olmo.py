@@ -26,10 +26,10 @@ from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.attention import Documents, can_share_far, keeps_much
+from olmo_sparsity.model.attention import Documents, keeps_much
 from olmo_sparsity.model.block import KeysAndValues, PositionedBlock
 from olmo_sparsity.model.far_states import FarStates
-from olmo_sparsity.model.inference import far_states, last_hidden
+from olmo_sparsity.model.inference import far_states, last_hidden, shares_far
 from olmo_sparsity.model.layers import RMSNorm, alibi_bias
 from olmo_sparsity.model.rope import rotary_tables, rotated_width
 
@@ -154,16 +154,7 @@ class PositionedOLMo(OLMo):
         )
 
     def shares_far(self, num_far: int, length: int) -> bool:
-        """Whether attention to far places is computed apart from that to the row's own. ALiBi and
-        scaled queries depend on both."""
-        config, weight = self.config, self.embedding.weight
-        head_width = config.effective_head_width
-        return (
-            not config.alibi
-            and config.query_scale_length is None
-            and self.blocks[0].seen is None
-            and can_share_far(weight.device, weight.dtype, head_width, num_far, length)
-        )
+        return shares_far(self, num_far, length)
 
     def far_states(self, tokens_BL: Tensor, positions_BL: Tensor) -> FarStates:
         return far_states(self, tokens_BL, positions_BL)
