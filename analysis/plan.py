@@ -47,6 +47,7 @@ from olmo_sparsity.analysis.targets import (
 from olmo_sparsity.analysis.windows import Windows
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import LoadedModel, load_model
+from olmo_sparsity.process.progress import say
 
 
 @takes(Settings, TextOptions, ModelOptions)
@@ -205,7 +206,10 @@ def first_look(
     recovery += (40 + settings.halves) * of_one
     num_long = sum(len(document.tokens) > long for document in documents)
     num_targets = max(stride, int(budget / max(num_long, 1) / (losses + recovery / 5)))
-    items = [replace(d, tokens=d.tokens[: long + num_targets]) for d in documents.items]
+    read = long + num_targets
+    if any(len(document.tokens) > read for document in documents):
+        say(f"quick: of each text its first {read:,} tokens, {num_targets:,} of them targets")
+    items = [replace(d, tokens=d.tokens[:read]) for d in documents.items]
     return replace(documents, items=items)
 
 

@@ -36,9 +36,9 @@ def model() -> Any:
 @pytest.mark.parametrize("windows", [Windows(16, 6), Windows(40, 8, 4), Windows(60, 30)], ids=str)
 @pytest.mark.parametrize("far_states", ["contextual", "isolated"])
 def test_a_first_look_bounds_the_work_and_not_the_documents(
-    model: Any, windows: Windows, far_states: Reading
+    model: Any, windows: Windows, far_states: Reading, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """However many documents there are, and however long."""
+    """However many documents there are, and however long; it says what it reads of them."""
     rng = np.random.default_rng(0)
     budget = 25_000
     for num_documents, length in ((4, 2000), (12, 400)):
@@ -50,6 +50,10 @@ def test_a_first_look_bounds_the_work_and_not_the_documents(
         )  # fmt: skip
         cut = first_look(texts, settings, budget)
         assert [d.number for d in cut] == [d.number for d in texts]
+        num_read = max(len(d.tokens) for d in cut)
+        num_targets = num_read - windows.long
+        said = f"of each text its first {num_read:,} tokens, {num_targets:,} of them targets"
+        assert (said in capsys.readouterr().err) == (num_read < length)
         settings = replace(settings, halves=SETTINGS.halves)
         plan = Plan.of(loaded(model), cut, settings)
         losses = pd.concat([pd.DataFrame(dict(plan.losses(d.number)["losses"])).assign(
