@@ -23,7 +23,7 @@ from olmo_sparsity.analysis.summary import describe_noise
 from olmo_sparsity.analysis.tables import SCHEMAS
 from olmo_sparsity.analysis.view import Shown
 from olmo_sparsity.analysis.windows import Spans, Windows
-from olmo_sparsity.disk.files import write_atomically
+from olmo_sparsity.disk.files import refuse_suffix, write_atomically
 from olmo_sparsity.disk.json_files import read_json
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.load import LoadedModel
@@ -161,10 +161,9 @@ class Explanation:
     def save(self, path: str | Path) -> None:
         """Write a .json file, which `read_explanation` reads, or a .parquet file: a row for each
         far unit, with the columns of its target."""
+        refuse_suffix("path", path, ".json", ".parquet")
         if Path(path).suffix == ".json":
             return write_atomically(Path(path), to_json(self))
-        if Path(path).suffix != ".parquet":
-            raise ConfigError(f"{path} must end in .json or .parquet")
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         targets = self.targets.rename(columns={"text": "target_text", "end": "target_end"})
         self.far.merge(targets, on="target").to_parquet(path)

@@ -40,7 +40,7 @@ from olmo_sparsity.analysis.view import (
     sentence,
     spell,
 )  # fmt: skip
-from olmo_sparsity.disk.files import write_atomically
+from olmo_sparsity.disk.files import refuse_suffix, write_atomically
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.explanation import Check, Explanation
@@ -97,6 +97,7 @@ def _write_page(
     out: Path, results: Results, documents: list[int], slots: dict[str, str], parts: set[str]
 ) -> None:
     """`parts`: the optional parts of the template to keep."""
+    refuse_suffix("path", out, ".html")
     template = (_FOLDER / "report_page.html").read_text(encoding="utf-8")
     script = (_FOLDER / "report_page.js").read_text(encoding="utf-8")
     style = template.split("<style>")[1].split("</style>")[0]

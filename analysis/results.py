@@ -163,15 +163,20 @@ class Results:
         return Shown(texts, about, far, self.meta.windows["short"])
 
 
-def compare(first: Results, second: Results) -> pd.DataFrame:
+Kept = Results | str | Path
+"""Results, or the folder that holds them."""
+
+
+def compare(first: Kept, second: Kept) -> pd.DataFrame:
     """Net excess of the first minus that of the second, measured on the same text, in the same
     tokens, with another model or other settings: by target set, units, selector and k."""
-    return net_differences(*_pairs(first, second))
+    return net_differences(*_pairs(_opened(first), _opened(second)))
 
 
-def transfer(first: Results, second: Results) -> pd.DataFrame:
+def transfer(first: Kept, second: Kept) -> pd.DataFrame:
     """Two models, each of which evaluated what the other chose (`measure` with `choices`): the mean
     of both recoveries, removals, …, by target set, units, selector and k."""
+    first, second = _opened(first), _opened(second)
     for one in (first, second):
         if "choices" not in one.meta.targets:
             raise DataError(f"{one.meta.model.get('name')} evaluated its own choices; use choices")
@@ -183,6 +188,10 @@ def transfer(first: Results, second: Results) -> pd.DataFrame:
                 f"{other.meta.model.get('name')}: give both directions of one pair of models"
             )
     return both_ways(*_pairs(first, second))
+
+
+def _opened(given: Kept) -> Results:
+    return read_results(given) if isinstance(given, str | Path) else given
 
 
 def _pairs(first: Results, second: Results) -> list[pd.DataFrame]:

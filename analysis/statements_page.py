@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from olmo_sparsity.analysis.report import csp_hash
 from olmo_sparsity.analysis.view import escape, number
-from olmo_sparsity.disk.files import write_atomically
+from olmo_sparsity.disk.files import refuse_suffix, write_atomically
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.statements import Attribution
@@ -27,6 +27,7 @@ _TEMPLATE = Path(__file__).with_name("statements_page.html")
 
 
 def write_page(found: Attribution, path: Path) -> None:
+    refuse_suffix("path", path, ".html")
     template = _TEMPLATE.read_text(encoding="utf-8")
     style = template.split("<style>")[1].split("</style>")[0]
     chosen = "\n".join(

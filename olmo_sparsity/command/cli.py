@@ -17,6 +17,7 @@ from typing import NoReturn
 
 from olmo_sparsity.command import arguments
 from olmo_sparsity.command.with_sources import measure_questions_file, source_options
+from olmo_sparsity.disk.files import refuse_suffix, write_atomically
 from olmo_sparsity.errors import ConfigError, naming_extras
 from olmo_sparsity.process.ending import (
     EXIT_BAD_INPUT,
@@ -204,8 +205,8 @@ def explain(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.settings import AskSettings, ModelOptions, SourceSettings
     from olmo_sparsity.analysis.targets import parse_at
 
-    if options.html is not None and not options.html.endswith(".html"):
-        raise ConfigError(f"--html={options.html} must end in .html")
+    if options.html is not None:
+        refuse_suffix("--html", options.html, ".html")
     of_sources = source_options(options)
     if options.foreign is not None and not options.check:
         raise ConfigError("--foreign is text for --check; add it, or leave --foreign out")
@@ -301,7 +302,6 @@ def figure(options: argparse.Namespace) -> int:
 def ladder(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.ladder import describe_ladder, draw_ladder, ladder_table, made_by
     from olmo_sparsity.analysis.results import read_results
-    from olmo_sparsity.disk.files import write_atomically
 
     results = [read_results(folder) for folder in options.results]
     table, out = ladder_table(results), Path(options.out)
@@ -315,10 +315,9 @@ def ladder(options: argparse.Namespace) -> int:
 def compare(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.results import read_results
     from olmo_sparsity.analysis.summary import describe_comparison
-    from olmo_sparsity.disk.files import write_atomically
 
-    if options.out is not None and not options.out.endswith(".csv"):
-        raise ConfigError(f"--out={options.out} must end in .csv")
+    if options.out is not None:
+        refuse_suffix("--out", options.out, ".csv")
     first, second = read_results(options.first), read_results(options.second)
     table, said = describe_comparison(first, second, options.transfer)
     print(said)
@@ -334,8 +333,7 @@ def report(options: argparse.Namespace) -> int:
 
     if options.max_documents is not None and options.max_documents < 1:
         raise ConfigError(f"--max-documents={options.max_documents} must be at least 1")
-    if not options.out.endswith(".html"):
-        raise ConfigError(f"--out={options.out} must end in .html")
+    refuse_suffix("--out", options.out, ".html")
     write_report(read_results(Path(options.results)), Path(options.out), options.max_documents)
     print(options.out)
     return 0

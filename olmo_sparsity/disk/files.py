@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
-from olmo_sparsity.errors import UserError
+from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.process.launch import machine_id, process_start
 
 STALE_S = 180.0
@@ -122,6 +122,11 @@ def _machine() -> str:
 def write_atomically(path: Path, text: str) -> None:
     with writing(path) as partial:
         partial.write_text(text, encoding="utf-8", newline="\n")
+
+
+def refuse_suffix(name: str, path: str | os.PathLike[str], *suffixes: str) -> None:
+    if Path(path).suffix not in suffixes:
+        raise ConfigError(f"{name}={path} must end in {' or '.join(suffixes)}")
 
 
 def publish(partial: Path, final: Path) -> None:

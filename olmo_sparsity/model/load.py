@@ -187,7 +187,7 @@ class LoadedModel:
 
 @naming_extras()
 def load_model(
-    path_or_hub_name: str,
+    path_or_hub_name: str | Path,
     *,
     device: str = "auto",
     dtype: str = "auto",
@@ -201,6 +201,9 @@ def load_model(
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype={dtype} is not known; choose auto, {', '.join(DTYPES)}")
     device = str(choose_device(device))
+    if not isinstance(path_or_hub_name, str | Path):
+        raise ConfigError(f"{path_or_hub_name!r} is no folder and no name on the hub")
+    path_or_hub_name = str(path_or_hub_name)
     folder = find_folder(path_or_hub_name)
     if is_hugging_face(folder):
         loaded = _load_hugging_face(folder, path_or_hub_name, DTYPES.get(dtype), device, device_map)

@@ -355,6 +355,8 @@ def test_an_explanation_is_kept_without_its_model(
         assert to_json(kept) == to_json(found)
         pd.testing.assert_frame_equal(kept.top(2), found.top(2), check_dtype=False)
         kept.to_html(tmp_path / "kept.html")
+        with pytest.raises(ConfigError, match=r"kept\.pdf must end in \.html"):
+            kept.to_html(tmp_path / "kept.pdf")
         assert (tmp_path / "kept.html").read_text() == (tmp_path / "e.html").read_text()
         with pytest.raises(ConfigError, match="has no model: explain again"):
             kept.check()

@@ -116,6 +116,8 @@ def test_results_hold_everything_and_pandas_reads_them(results_folder: Path) -> 
     texts = results.tokens.query(f"document == {DOCUMENTS[1]}").text  # an odd one: reported
     assert "".join(texts) == "".join(fake_words(DOCUMENTS[1]))
     assert results.meta.windows == META.windows
+    of_folders = compare(results_folder, str(results_folder))
+    pd.testing.assert_frame_equal(of_folders, compare(results, results))
     # The one-liner of docs/formats.md.
     line = re.search(r"pd\.read_parquet\(\"(.*?)\"\)", (ROOT / "docs/formats.md").read_text())
     assert line

@@ -13,6 +13,7 @@ import pytest
 
 from olmo_sparsity.analysis.statements import Attribution
 from olmo_sparsity.analysis.view import number
+from olmo_sparsity.errors import ConfigError
 from tests.support.hostile import HOSTILE
 from tests.support.sources import asked, with_verdicts
 
@@ -42,6 +43,8 @@ def written(found: Attribution, folder: Path) -> str:
 
 def test_every_statement_has_its_verdict_and_numbers(found: Attribution, tmp_path: Path) -> None:
     page = written(found, tmp_path)
+    with pytest.raises(ConfigError, match=r"answer\.txt must end in \.html"):
+        found.to_html(tmp_path / "answer.txt")
     assert [tag["id"] for tag in Tags(page).of("input")] == ["s0", "s1", "s2"]
     panels = page.split('<section class="panel"')[1:]
     for panel, row in zip(panels, found.statements.itertuples(), strict=True):
