@@ -148,7 +148,7 @@ def refuse_unfit(wrapped: Wrapped, original: nn.Module) -> tuple[LogitMap, bool,
     original.eval()
     try:
         tried = _try(wrapped, original)
-        if not bool(tried.counted.isfinite().all()):
+        if not all(bool(found.isfinite().all()) for found in (tried.counted, tried.logits)):
             raise ConfigError(f"{family}: eight tokens give no numbers{_not_finite(original)}")
         found = _check_answers(tried, _logit_maps(config), require)
         return *found, _batch_noise(wrapped, found[0])
