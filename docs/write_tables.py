@@ -284,8 +284,10 @@ def checks(of: dict[str, str], millions: list[float]) -> str:
     """The induction check while models are trained."""
     runs = [list(read_evaluations(name)) for name in of]
     drops = [{at_millions(row, millions): row["induction_drop"] for row in run} for run in runs]
-    lines = [[f"{trained:.1f}M", *(f"{drop[trained]:.2f}" for drop in drops)]
-             for trained in millions]  # fmt: skip
+    lines = [
+        [f"{trained:.1f}M", *(f"{drop[trained]:.2f}" if trained in drop else "" for drop in drops)]
+        for trained in millions
+    ]
     return table(" | ".join(["tokens trained", *of.values()]), lines, left=0)
 
 
