@@ -106,6 +106,7 @@ SETS = {
     "gap_recurs": "… and recurs",
     "gap_new": "… and is new",
     "bigram": "bigram recurs",
+    "names": "a name recurs",
     "every": "every token",
 }
 
