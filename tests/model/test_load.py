@@ -229,7 +229,7 @@ def test_what_is_no_model_says_what_was_looked_for(
     with pytest.raises(DataError, match=r"neither config\.json"):
         load_model(tmp_path / "checkpoints")
     with pytest.raises(ConfigError, match="None is no folder"):
-        load_model(None)  # type: ignore[arg-type]
+        load_model(None)  # type: ignore[arg-type] # wrong on purpose
     with pytest.raises(ConfigError, match="dtype=int8"):
         load_model(str(tmp_path), dtype="int8")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
