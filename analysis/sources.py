@@ -87,7 +87,7 @@ def open_documents(
         )
     if split_at not in get_args(records.SplitAt):
         raise ConfigError(f"split_at={split_at} is none of {', '.join(get_args(records.SplitAt))}")
-    run = _config_of_run(model.name)
+    run = _config_of_run(model)
     if text is None and run is None:
         raise ConfigError(f"'{model.name}' is not a run of ours: say which text to read ({FORMS})")
     if isinstance(text, os.PathLike):
@@ -308,8 +308,12 @@ def _check_size(num_tokens: int, name: str) -> None:
         )
 
 
-def _config_of_run(model_name: str) -> DataConfig | None:
-    path = Path(model_name) / "config.yaml"  # a checkpoint of ours is named by its folder
+def _config_of_run(model: LoadedModel) -> DataConfig | None:
+    if not hasattr(model, "tokenizer"):
+        raise ConfigError(
+            f"model is {type(model).__name__}: give what load_model or wrap_model returns"
+        )
+    path = Path(model.name) / "config.yaml"  # a checkpoint of ours is named by its folder
     if not path.is_file():
         return None
     from olmo_sparsity.config.file import load_saved_config
@@ -384,7 +388,7 @@ def plant_dependencies(
             f"'{model.name}' has no tokenizer beside it, which planting needs to choose its "
             "tokens; put its tokenizer.json there"
         )
-    run = _config_of_run(model.name)
+    run = _config_of_run(model)
     config = run.planted if run is not None else PlantedConfig()  # as the model was trained
     long, num_far = windows.first_target, windows.num_far
     if config.num_tokens > num_far:

@@ -201,6 +201,8 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
             )
         return [(places[0], places[-1] + 1)]
     if not isinstance(at, str | re.Pattern):
+        if not len(at):
+            raise ConfigError("at names nothing; leave it out, or name words")
         return sorted({span for item in at for span in find_spans(document, item, missing_ok)})
     text = "".join(document.texts)
     matches = [m.span() for m in re.finditer(re.escape(at) if isinstance(at, str) else at, text)]

@@ -103,6 +103,8 @@ def test_one_value_stands_for_a_list_and_unknown_names_are_refused() -> None:
     )
     with pytest.raises(ConfigError, match="explain has no option unit; did you mean units"):
         refuse_unknown("explain", ["unit"], AskSettings)
+    with pytest.raises(ConfigError, match="no option orders, which belongs to questions about"):
+        refuse_unknown("measure", ["orders"], Settings)
     with pytest.raises(ConfigError, match="control=some is none of unrelated, matched, shuffled"):
         build(Settings, {"control": "some"})
     with pytest.raises(ConfigError, match="chat='yes' must be a bool"):

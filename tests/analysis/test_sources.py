@@ -440,6 +440,8 @@ def test_measured_documents_keep_their_names(measurable: LoadedModel) -> None:
             measure("nowhere", "a.jsonl", Windows(8, 4), ks=1, **wrong)  # type: ignore[arg-type] # wrong
     with pytest.raises(ConfigError, match=r"model is PositionedOLMo: .*wrap_model"):
         measure(measurable.model, "a.jsonl", Windows(8, 4), ks=1)  # type: ignore[arg-type] # wrong
+    with pytest.raises(ConfigError, match="model is str: give what load_model"):
+        open_documents(["a", "b"], "a folder")  # type: ignore[arg-type] # wrong on purpose
 
 
 # --- the hub --------------------------------------------------------------------------------------
