@@ -252,7 +252,7 @@ def far_part(of: dict[str, str]) -> str:
         line = [called, long, f"{losses.loss_short:.2f}", f"{losses.loss_long:.2f}"]
         line.append(f"{losses.loss_short - losses.loss_long:+.3f}")
         line += [f"{induction[column]:.2f}" for column in ("drop", "loss_first")]
-        lines.append([*line, f"{induction['drop'] / induction['loss_first']:.0%}"])
+        lines.append([*line, f"{induction['drop'] / induction['loss_first']:.1%}"])
     header = "model | long window | loss, short window | loss, long window | worth, nats a token"
     return table(f"{header} | induction check, nats | of a first reading of | share", lines)
 
