@@ -35,32 +35,24 @@ def _named(rows: pd.DataFrame) -> pd.DataFrame:
 
 
 @cache
-def read_by_part(name: str, k: int = 1) -> pd.DataFrame:
-    """`read_all`, its targets told apart by what part of a word they are, by target set and part;
-    also of `whole` words, function words or not, and of those that are whole or `begun`."""
-    rows, whole = [], ("word", "function_word")
-    for told in (
-        {},
-        dict.fromkeys(whole, "whole"),
-        dict.fromkeys((*whole, "first_piece"), "begun"),
-    ):
-        parts = []
-        for one in name.split(" + "):
-            losses, targets, recovery = stored_tables(one)
-            kinds = targets.target_set + " " + targets.part.replace(told)
-            recovery = recovery[(recovery.k == k) & (recovery.selector == "add_one")]
-            parts.append((losses, targets.assign(target_set=kinds), recovery))
-        rows.append(
-            both_ways(*(pair(*part) for part in parts))
-            if parts[1:]
-            else _named(summarize(*parts[0]))
-        )
-    found = pd.concat(rows).drop_duplicates(["units", "target_set"])
-    found[["target_set", "part"]] = found.target_set.str.split(" ", expand=True)
-    alone = found[~found.part.isin(["whole", "begun"]) & (found.units == "tokens")]
-    totals = alone.groupby("target_set").num_targets.sum()
-    found["share"] = found.num_targets / found.target_set.map(totals)
-    return found[found.units == "tokens"].set_index(["target_set", "part"]).sort_index()
+def read_by_part(name: str, target_set: str, k: int = 1) -> pd.DataFrame:
+    """`read_all` of a set of targets, told apart by what part of a word they are; also of `whole`
+    words, function words or not, and of those that are whole or `begun`."""
+    parts = []
+    for one in name.split(" + "):
+        losses, targets, recovery = stored_tables(one)
+        targets = targets[targets.target_set == target_set]
+        whole = targets.part.isin(["word", "function_word"])
+        begun = whole | (targets.part == "first_piece")
+        told = [(targets, targets.part), (targets[whole], "whole"), (targets[begun], "begun")]
+        told_apart = pd.concat([some.assign(target_set=part) for some, part in told])
+        asked = (recovery.k == k) & (recovery.selector == "add_one") & (recovery.units == "tokens")
+        parts.append((losses, told_apart, recovery[asked]))
+    both = len(parts) == 2
+    rows = both_ways(*(pair(*part) for part in parts)) if both else _named(summarize(*parts[0]))
+    rows = rows.set_index("target_set").sort_index()
+    total = rows.num_targets.drop(["whole", "begun"], errors="ignore").sum()
+    return rows.assign(share=rows.num_targets / total)
 
 
 @cache

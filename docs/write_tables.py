@@ -172,8 +172,8 @@ def parts_of_words(of: dict[str, str], sets: tuple[str, ...]) -> str:
     rows = {
         (target_set, part, model): row
         for target_set, part, (name, model) in product(sets, PARTS, of.items())
-        for at, row in read_by_part(name).iterrows()
-        if at == (target_set, part)
+        for at, row in read_by_part(name, target_set).iterrows()
+        if at == part
     }
     has_placebo = any(not math.isnan(row.get("net", math.nan)) for row in rows.values())
     lines = []

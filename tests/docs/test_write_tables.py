@@ -70,7 +70,7 @@ def test_parts_of_words_hold_every_target() -> None:
     name = "prose_wikipedia_contextual_seed1"
     for asked in (name, "prose_wikipedia_contextual_2_of_1 + prose_wikipedia_contextual_1_of_2"):
         parts, row = (
-            read_by_part(asked).loc["bigram"],
+            read_by_part(asked, "bigram"),
             read_summary(asked, "bigram").loc["add_one", 1],
         )
         for left_out in (
