@@ -324,7 +324,7 @@ def test_the_tables_of_sources_are_those_of_the_stored_runs() -> None:
     assert least >= 0.9
     first, second, third = (f"{run['right_source']:.2f}" for run in runs)
     readme = " ".join((ROOT / "README.md").read_text().split())
-    assert f"three models are told right on {first}, {second} and {third} of" in readme
+    assert f"named for {first}, {second} and {third} of the statements on one source" in readme
     earlier = json.loads((ROOT / "docs/results/sources_earlier.json").read_text())
     first = {name for name in earlier if "_seed" in name}  # all statements counted
     check([earlier[name] for name in earlier if name in first], 2, (*whole, *kinds), "docs/log.md")

@@ -86,7 +86,7 @@ def test_parts_of_words_hold_every_target() -> None:
 
 # --- pages ----------------------------------------------------------------------------------------
 
-WORDS = {"results": 2400, "results_prose": 2000, "results_tasks": 2000, "paper_map": 3000}
+WORDS = {"results": 2500, "results_prose": 2000, "results_tasks": 2000, "paper_map": 3000}
 TEXTS = {name: (ROOT / f"docs/{name}.md").read_text(encoding="utf-8") for name in WORDS}
 
 
