@@ -104,8 +104,8 @@ class Check:
         if not self.induction["has_induction"]:
             less = self.induction["drop"] / max(self.induction["loss_first"], 1e-9)
             reasons.append(
-                "this model does not copy from its context (a passage that is repeated costs "
-                f"it only {less:.0%} less), so it seldom uses a far token that repeats the answer"
+                "this model copies little from its context (a passage that is repeated costs it "
+                f"only {less:.0%} less), so far text mostly gives it few nats"
             )
         return "; ".join(reasons)
 

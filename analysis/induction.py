@@ -21,8 +21,8 @@ def repetition_drop(
     scorer: Scorer, documents: Sequence[Document], length: int, max_passages: int = 64
 ) -> dict[str, float | bool | int]:
     """The induction check: mean loss on passages of `length` tokens and on their repetition in the
-    same context. A model that does not copy text it has just read cannot show that long-range
-    dependency is sparse."""
+    same context. Copying is most of what far tokens give to models of text: one that copies little
+    has few nats to show."""
     passages = [d.tokens[:length] for d in documents if len(d.tokens) >= length][:max_passages]
 
     def losses_of(batch: Sequence[np.ndarray]) -> Tensor:

@@ -269,9 +269,8 @@ def _induction(results: Results) -> str:
     if found["has_induction"]:
         return _note(True, "This model can copy from its context.", why)
     if not len(results.planted):
-        why += " It seldom uses a far unit that repeats the answer, so the numbers below do "
-        why += "not speak for or against the claim."
-    return _note(False, "This model has no induction.", why)
+        why += " Copying is most of what far units give to models of text: expect few nats."
+    return _note(False, "This model copies little from its context.", why)
 
 
 def _verdict(check: Check | None) -> str:

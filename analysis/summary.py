@@ -140,7 +140,7 @@ def conclude(results: Results) -> str:
     if row.num_documents < FEW_DOCUMENTS:
         doubts.append(f"{row.num_documents} documents are too few to trust the interval")
     if meta.induction and not meta.induction["has_induction"] and not name.startswith("planted"):
-        doubts.append("the model does not copy from its context")
+        doubts.append("the model copies little from its context")
     but = f"; but {' and '.join(doubts)}" if doubts else ""
     nats = row[f"{headline}_nats"]
     shown = with_interval(row[headline], low, high)
@@ -230,9 +230,8 @@ def describe_induction(found: dict[str, Any], far_states: str, planted: bool) ->
     ]
     if not planted and not found["has_induction"]:
         lines += [
-            f"  below {INDUCTION_SHARE:.0%}: this model does not copy from its context, so the "
-            "numbers below",
-            "  say nothing about long-range dependency in language",
+            f"  below {INDUCTION_SHARE:.0%}: this model copies little from its context, and copying is",
+            "  most of what far tokens give to models of text: expect few nats",
         ]
     elif not planted and far_states == "isolated":
         lines += [

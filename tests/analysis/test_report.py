@@ -223,7 +223,9 @@ def test_the_gate_is_stated_first(results: Results, tmp_path: Path) -> None:
         page_of(replace(results, meta=replace(META, induction=some)), tmp_path).text
         for some in (gate, {})
     )
-    assert text.index("This model has no induction.") < text.index("Net excess recovery of")
+    assert text.index("This model copies little from its context.") < text.index(
+        "Net excess recovery of"
+    )
     assert "repeated once 4.90: a drop of 0.10" in text
     assert "was not measured" in without
 

@@ -51,7 +51,7 @@ def test_the_last_sentence_says_how_much_and_whether_to_believe_it() -> None:
         ({"net_low": -0.1}, ", which chance explains."),
         ({"net_low": -0.3, "net_high": -0.1}, ", less than chance."),
         ({"num_documents": 9}, "chance; but 9 documents are too few to trust the interval."),
-        ({"has_induction": False}, "; but the model does not copy from its context."),
+        ({"has_induction": False}, "; but the model copies little from its context."),
         ({"net_low": float("nan")}, "there is no interval to judge it by."),
         ({"net": float("nan")}, "+0.83 [+0.80, +0.90] (+1.10 nats) beyond the controls"),
         (
