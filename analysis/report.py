@@ -269,7 +269,8 @@ def _induction(results: Results) -> str:
     if found["has_induction"]:
         return _note(True, "This model can copy from its context.", why)
     if not len(results.planted):
-        why += " Copying is most of what far units give to models of text: expect few nats."
+        why += " Copying is most of what far units give to models of text: read nats, not shares "
+        why += "alone."
     return _note(False, "This model copies little from its context.", why)
 
 

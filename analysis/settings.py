@@ -351,7 +351,7 @@ def refuse_unknown(function: str, given: Iterable[str], *schemas: type) -> None:
         if name not in known:
             close = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {close[0]}?" if close else f"; it has {', '.join(known)}"
-            if name in kinds_of(SourceSettings):
+            if name in kinds_of(SourceSettings) and name not in kinds_of(AskSettings):
                 hint = ", which belongs to questions about sources"
             raise ConfigError(f"{function} has no option {name}{hint}")
 

@@ -231,7 +231,7 @@ def describe_induction(found: dict[str, Any], far_states: str, planted: bool) ->
     if not planted and not found["has_induction"]:
         lines += [
             f"  below {INDUCTION_SHARE:.0%}: this model copies little from its context. Copying",
-            "  is most of what far tokens give to models of text: expect few nats",
+            "  is most of what far tokens give to models of text: read nats, not shares alone",
         ]
     elif not planted and far_states == "isolated":
         lines += [

@@ -48,7 +48,7 @@ def read_by_part(name: str, target_set: str, k: int = 1) -> pd.DataFrame:
         told_apart = pd.concat([some.assign(target_set=part) for some, part in told])
         asked = (recovery.k == k) & (recovery.selector == "add_one") & (recovery.units == "tokens")
         parts.append((losses, told_apart, recovery[asked]))
-    both = len(parts) == 2
+    both = len(parts) > 1
     rows = both_ways(*(pair(*part) for part in parts)) if both else _named(summarize(*parts[0]))
     rows = rows.set_index("target_set").sort_index()
     total = rows.num_targets.drop(["whole", "begun"], errors="ignore").sum()
