@@ -309,6 +309,7 @@ def _check_size(num_tokens: int, name: str) -> None:
 
 
 def _config_of_run(model: LoadedModel) -> DataConfig | None:
+    """The text of the run whose checkpoint it is; None: it is of no run of ours."""
     if not hasattr(model, "tokenizer"):
         raise ConfigError(
             f"model is {type(model).__name__}: give what load_model or wrap_model returns"

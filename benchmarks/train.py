@@ -42,27 +42,24 @@ from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.model.exchange import hugging_face_model
 from olmo_sparsity.model.load import build_model
 from olmo_sparsity.training.choose_engine import build_engine
-from olmo_sparsity.training.distributed import connect
+from olmo_sparsity.training.distributed import Processes, connect
 from olmo_sparsity.training.engine import Engine, measure_matmul_peak
 from olmo_sparsity.training.estimate import count_parameters, flops_per_token
-from olmo_sparsity.training.loop import resolve
+from olmo_sparsity.training.start import build_batches, resolve
 
-ROOT = Path(__file__).parents[1]
+CONFIG = Path(__file__).parents[1] / "configs/quick.yaml"
 WARM_UP_STEPS = 2
 
 
-def configured(precision: str, *settings: str) -> tuple[RunConfig, TrainingBatches]:
+def configured(
+    precision: str, *settings: str, processes: Processes | None = None
+) -> tuple[RunConfig, TrainingBatches]:
     """The run on CPU, and its batches."""
     words = [f"--training.precision={precision}", "--training.device=cpu", *settings]
-    config = load_config(ROOT / "configs/quick.yaml", words)
-    prepare(config.data)
+    config = load_config(CONFIG, words)
     shards = open_shards(config.data, "train")
-    resolve(config, shards, torch.device("cpu"))
-    training = config.training
-    return config, TrainingBatches(
-        shards, config.positions, length=training.length, batch_size=training.batch_size, seed=0,
-        rank=int(os.environ.get("RANK", 0)), world_size=int(os.environ.get("WORLD_SIZE", 1)),
-    )  # fmt: skip
+    config = resolve(config, shards, torch.device("cpu"))
+    return config, build_batches(shards, config, processes or Processes())
 
 
 # --- three frameworks -----------------------------------------------------------------------------
@@ -184,7 +181,7 @@ def take_steps(engine_name: str, place: dict[str, str], asked: Connection) -> No
     torch.set_num_threads(1)
     with connect() as processes:
         os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[processes.rank]})
-        config, drawn = configured("fp32", f"--engine.name={engine_name}")
+        config, drawn = configured("fp32", f"--engine.name={engine_name}", processes=processes)
         batches = drawn.from_step(0)
         torch.manual_seed(0)
         engine = build_engine(build_model(config.model), config, processes)
@@ -254,6 +251,7 @@ def main() -> None:
     parser.add_argument("--engine", default="ddp", help="of the two (%(default)s)")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
+    prepare(load_config(CONFIG).data)
     if options.processes:
         compare_processes(options.engine, options.rounds or 7, options.steps or 6)
     else:

@@ -129,6 +129,23 @@ def test_every_threshold_has_a_verdict() -> None:
     assert asked <= answered
 
 
+def test_as_many_models_pass_on_novels_as_the_pages_say() -> None:
+    numbered = "prose_novels_contextual", "novels", "novels_after"
+    names = [f"{name}_seed{n}" for name in numbered for n in (1, 2, 3)]
+    beside = [f"{name}{seed}_novels" for name in ("thirds", "code_first")
+              for seed in ("", "_seed2", "_seed3")]  # fmt: skip
+    there = [name for name in (*names, *beside) if (RESULTS / "measurements" / name).exists()]
+    rows = [read_summary(name).loc["add_one", 1] for name in there]
+    pass_it = [row.net >= 0.3 and row.net_low > 0.2 for row in rows]
+    above, equal = (sum(row[name] > 0 for row in rows) for name in ("net_low", "net_equal_low"))
+    page = " ".join(TEXTS["results_prose"].split())
+    few = f"{sum(pass_it)} of {len(rows)} models"
+    assert f"{few} meet Q2's condition, in {above} the interval is above 0" in page
+    assert f"At equal gaps {equal} of the {len(rows)} have intervals above 0" in page
+    assert f"{sum(pass_it[-len(beside) :])} of {len(beside)} seeds" in page
+    assert f"clearly in {few}" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
 # --- tasks ----------------------------------------------------------------------------------------
 
 STORED_TASKS = sorted((RESULTS / "tasks").glob("*/accuracy.parquet"))
