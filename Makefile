@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install fmt check test test-base fuzz faults bench docs figure2 figure2_code prose \
+.PHONY: install fmt check test test-base bench docs figure2 figure2_code prose \
 	positive-control evidence
 
 install: .venv/installed
@@ -48,12 +48,6 @@ test-base: .venv-base/installed
 	$(BASE)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $$folder/*.whl && \
 	cp tests/base/*.py $$folder && cd $$folder && echo 'raise RuntimeError("not this one")' >analysis.py && \
 	$(CURDIR)/$(BASE)/python -P -m pytest -q -W error --timeout 600 test_base.py && rm -rf $$folder
-
-fuzz: install
-	$(BIN)/python -m tests.fuzz --cases 3000
-
-faults: install
-	$(BIN)/python -m tests.faults --damages 2700 --transplants 300 --kills 300 --races 60
 
 bench: install
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"

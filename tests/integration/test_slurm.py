@@ -29,7 +29,6 @@ from olmo_sparsity.command.cli import build_parser, main
 from olmo_sparsity.jobs.sweep import expand
 from olmo_sparsity.training.run_folder import read_metrics
 from tests.conftest import data_section, small_run
-from tests.fuzz import MEASURE
 from tests.integration import needs
 from tests.integration.slurm_cluster import ROOT, Cluster
 
@@ -37,7 +36,10 @@ pytestmark = needs(
     ("sbatch", "slurmctld", "slurmd", "munged"), "slurm-wlm munge", "OLMO_SPARSITY_REQUIRE_SLURM"
 )
 
-FEW = [*MEASURE[:-1], "4"]  # documents
+FEW = [
+    *("--long", "24", "--short", "8", "--stride", "8", "--ks", "1,2", "--draws", "1"),
+    *("--selectors", "random,nearest", "--min-gap", "0", "--max-documents", "4"),
+]
 NUM_STEPS = 120
 FOREVER = "--training.num_steps=1000000"  # the time limit, or the test, ends it
 PATIENCE_S = 300

@@ -107,20 +107,6 @@ def test_every_variant_trains(make_config: MakeConfig, changes: dict) -> None:
     assert losses(config)[-1] < losses(config)[0]
 
 
-# --- attention within documents -------------------------------------------------------------------
-
-
-def test_a_run_within_documents_is_another_one(make_config: MakeConfig, tmp_path: Path) -> None:
-    curves = []
-    for mask in (True, False):
-        config = make_config(
-            run_folder=str(tmp_path / str(mask)), data__mask_documents=mask, training__length=32
-        )
-        train(config)
-        curves.append(losses(config))
-    assert curves[0] != curves[1]
-
-
 # --- several corpora, several lengths -------------------------------------------------------------
 
 
