@@ -2,8 +2,8 @@
 
 Place in the flow: the layers of `PositionedOLMo`; inference.py calls their parts.
 
-Dimension key: B batch, L length (K keys: longer with a cache), D width, H heads, R rotated width of
-a head.
+Dimension key: B batch, L length (K keys: longer with a cache), D width, H heads, R pairs of
+rotated coordinates of a head.
 """
 
 from __future__ import annotations

@@ -174,8 +174,7 @@ def _turns(positions_P: Tensor, config: ModelConfig, dtype: torch.dtype) -> Tens
     cos_PR, sin_PR = rotary_tables(positions_P, config)
     if not config.rope_full_precision:
         cos_PR, sin_PR = cos_PR.to(dtype).float(), sin_PR.to(dtype).float()
-    half = cos_PR.shape[-1] // 2  # the two halves of a table are equal
-    return torch.complex(cos_PR[..., :half], sin_PR[..., :half])[..., None, :]
+    return torch.complex(cos_PR, sin_PR)[..., None, :]
 
 
 def _project(

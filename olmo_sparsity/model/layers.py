@@ -2,8 +2,8 @@
 
 Place in the flow: beneath olmo.py and inference.py.
 
-Dimension key: B batch, L length (K keys: with a cache longer than L), D width, H heads, R rotated
-width of a head.
+Dimension key: B batch, L length (K keys: with a cache longer than L), D width, H heads, R pairs
+of rotated coordinates of a head.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from olmo_sparsity.model.attention import causal_bias
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Upstream's rotation of the first R coordinates of a head; the rest are unchanged."""
+    """Apply upstream's rotation to the first 2R coordinates of a head; the rest are unchanged."""
     if torch.compiler.is_compiling():
         # The compiler finds the same gradient by itself. PyTorch 2.11 compiles that of a function
         # whose forward ends in a `.to` which changes nothing as 0.
@@ -29,7 +29,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class _Rotation(torch.autograd.Function):
-    """Rotates pairs (i, i + R/2) by their angle. The gradient is the inverse rotation, so only the
+    """Rotates pairs (i, i + R) by their angle. The gradient is the inverse rotation, so only the
     tables are kept, and it costs no more than the forward pass."""
 
     @staticmethod
@@ -44,9 +44,8 @@ class _Rotation(torch.autograd.Function):
 
 
 def _turn(x: Tensor, cos: Tensor, sin: Tensor, direction: int) -> Tensor:
-    width, half = cos.shape[-1], cos.shape[-1] // 2
-    cos, sin = cos[..., :half], sin[..., :half]  # the two halves of a table are equal
-    first, second, kept = x.to(cos.dtype).split((half, half, x.shape[-1] - width), dim=-1)
+    half = cos.shape[-1]
+    first, second, kept = x.to(cos.dtype).split((half, half, x.shape[-1] - 2 * half), dim=-1)
     turned = (
         torch.addcmul(first * cos, second, sin, value=-direction),
         torch.addcmul(second * cos, first, sin, value=direction),

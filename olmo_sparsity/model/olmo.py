@@ -8,8 +8,8 @@ initialisation and parameter names are upstream's, so weights can be exchanged.
 
 `hidden` and `unembed` are separate, so that a loss can unembed in chunks and only wanted places.
 
-Dimension key: B batch, L length (K keys: longer with a cache), D width, H heads, R rotated
-width of a head, V vocabulary.
+Dimension key: B batch, L length (K keys: longer with a cache), D width, H heads, V
+vocabulary.
 """
 
 from __future__ import annotations

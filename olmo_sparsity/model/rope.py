@@ -8,7 +8,7 @@ of few turns within the length of pretraining (yarn, Peng et al. 2023; llama3). 
 multiplies queries and keys as well. `ModelConfig.rope_scaling` holds a scaling in the words of
 transformers' `rope_parameters`.
 
-Dimension key: B batch, L length, R rotated width of a head.
+Dimension key: B batch, L length, R pairs of rotated coordinates of a head.
 """
 
 from __future__ import annotations
@@ -26,18 +26,30 @@ if TYPE_CHECKING:
     from olmo_sparsity.config.sections import ModelConfig
 
 RotaryTables = tuple[Tensor, Tensor]
-"""cos_BLR and sin_BLR of each place's position ID."""
+"""cos_BLR and sin_BLR of each place's position ID, one for each pair of coordinates."""
 
 
 def rotary_tables(positions_BL: Tensor, config: ModelConfig) -> RotaryTables:
-    """cos_BLR and sin_BLR, always computed in fp32."""
+    """Return cos_BLR and sin_BLR, always computed in fp32."""
     frequencies = rotary_frequencies(config, positions_BL.device)
     factor = attention_factor(config)
     with torch.autocast(positions_BL.device.type, enabled=False):
-        angles = positions_BL.float()[..., None] * frequencies
-        angles_BLR = torch.cat((angles, angles), dim=-1)
-        cos_BLR, sin_BLR = angles_BLR.cos(), angles_BLR.sin()
+        cos_BLR, sin_BLR = _cos_and_sin(positions_BL.float()[..., None] * frequencies)
     return (cos_BLR, sin_BLR) if factor == 1.0 else (cos_BLR * factor, sin_BLR * factor)
+
+
+@torch.library.custom_op(
+    "olmo_sparsity::cos_and_sin", mutates_args=(), schema="(Tensor angles) -> (Tensor, Tensor)"
+)
+def _cos_and_sin(angles: Tensor) -> tuple[Tensor, Tensor]:
+    """A compiler keeps this operation whole. Otherwise it computes cosines and sines again in each
+    kernel that rotates queries or keys: 7 to 9% of a training step on a GPU."""
+    return angles.cos(), angles.sin()
+
+
+@_cos_and_sin.register_fake
+def _empty_tables(angles: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(angles), torch.empty_like(angles)
 
 
 def rotated_width(config: ModelConfig) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -14,6 +15,7 @@ import torch
 from olmo.model import RMSLayerNorm
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
+from torch._inductor.graph import GraphLowering
 
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.config.text import IGNORED
@@ -237,12 +239,18 @@ def test_compiled_equals_eager_and_goes_on_to_the_bit(
     make_config: MakeConfig, batch: Batch, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(losses, "rows_per_chunk", lambda *_: 40)  # the last one has 16
+    generated: list[str] = []
+    monkeypatch.setattr(GraphLowering, "save_output_code", generated.append)
     changes = {"training__batch_size": 6, "model__n_layers": 1}
     eager = engine_for(make_config(**changes))
     config = make_config(**changes, training__compile=True)
     compiled = engine_for(config)
     for _ in range(2):
         torch.testing.assert_close(compiled.step(batch, 1e-3), eager.step(batch, 1e-3))
+    kernels = [kernel for code in generated for kernel in re.findall(r"r?'''(.*?)'''", code, re.S)]
+    assert any("exp()" in kernel for kernel in kernels), "the losses have some"
+    assert not any(re.search(r"\b(cos|sin)\(", kernel) for kernel in kernels)
+    assert sum("pow(" in kernel for kernel in kernels) == 1, "the angles of all layers"
     assert compiled.model.state_dict().keys() == eager.model.state_dict().keys()
     compiled.copy_moments()(tmp_path)
     torch.compiler.reset()
