@@ -14,7 +14,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from olmo_sparsity.analysis.results import read_results
+from olmo_sparsity.analysis.results.results import read_results
 
 UNITS = {"h": 3600, "min": 60, "s": 1}
 

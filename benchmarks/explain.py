@@ -30,15 +30,15 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from olmo_sparsity.analysis.scoring import Scorer
-from olmo_sparsity.analysis.sources import open_documents
-from olmo_sparsity.analysis.statistics import interval, rank_correlations
-from olmo_sparsity.analysis.windows import NOTHING, Windows
+from olmo_sparsity.analysis.inputs.texts import open_documents
+from olmo_sparsity.analysis.inputs.windows import NOTHING, Windows
+from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
+from olmo_sparsity.analysis.models.load import load_model
+from olmo_sparsity.analysis.results.statistics import interval, rank_correlations
+from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.disk.drawing import PALETTE, save
 from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.model.exchange import export
-from olmo_sparsity.model.huggingface import HuggingFaceLM
-from olmo_sparsity.model.load import load_model
 
 SHORT = 32
 """Tokens before the answer that every method leaves in view, and none of them scores."""

@@ -377,9 +377,9 @@ MODELS: dict[str, dict[str, Any]] = {
 def new_model(name: str) -> Any:
     import torch
 
+    from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
+    from olmo_sparsity.analysis.models.load import build_model
     from olmo_sparsity.config.sections import ModelConfig
-    from olmo_sparsity.model.huggingface import HuggingFaceLM
-    from olmo_sparsity.model.load import build_model
 
     torch.manual_seed(0)
     if name != "Llama of transformers":
@@ -400,10 +400,10 @@ def compare_device_map() -> Iterator[Row]:
     import torch
     from accelerate import dispatch_model
 
-    from olmo_sparsity.analysis.documents import Document
-    from olmo_sparsity.analysis.recovery import recover
-    from olmo_sparsity.analysis.scoring import Scorer
-    from olmo_sparsity.analysis.windows import Windows
+    from olmo_sparsity.analysis.inputs.documents import Document
+    from olmo_sparsity.analysis.inputs.windows import Windows
+    from olmo_sparsity.analysis.measurement.recovery import recover
+    from olmo_sparsity.analysis.scoring.scorer import Scorer
 
     model = new_model("Llama of transformers").to("cuda:0").eval()
     document = Document(np.random.default_rng(0).integers(0, 256, 56))
@@ -427,8 +427,8 @@ def compare_numbers() -> Iterator[Row]:
     import numpy as np
     import torch
 
-    from olmo_sparsity.analysis.influence import SELECTORS
-    from olmo_sparsity.model.attention import far_error
+    from olmo_sparsity.analysis.kernels.attention import far_error
+    from olmo_sparsity.analysis.selectors.influence import SELECTORS
 
     torch.set_num_threads(1)  # for models this small more of them take longer
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -469,11 +469,11 @@ def asked_of(name_of_model: str, device: Any, dtype: str) -> Iterator[tuple[str,
     import numpy as np
     import torch
 
-    from olmo_sparsity.analysis.documents import Document
-    from olmo_sparsity.analysis.influence import SELECTORS
-    from olmo_sparsity.analysis.recovery import recover
-    from olmo_sparsity.analysis.scoring import Scorer
-    from olmo_sparsity.analysis.windows import Windows
+    from olmo_sparsity.analysis.inputs.documents import Document
+    from olmo_sparsity.analysis.inputs.windows import Windows
+    from olmo_sparsity.analysis.measurement.recovery import recover
+    from olmo_sparsity.analysis.scoring.scorer import Scorer
+    from olmo_sparsity.analysis.selectors.influence import SELECTORS
     from olmo_sparsity.data.batches import Batch
     from olmo_sparsity.training.engine import Losses
 
@@ -517,10 +517,10 @@ def measure_speed(size: str, out: Path) -> Iterator[Row]:
     """Steps on random tokens, as configs/c4_SIZE_pose.yaml trains, then one checkpoint."""
     import torch
 
+    from olmo_sparsity.analysis.models.load import build_model
     from olmo_sparsity.config.file import load_config
     from olmo_sparsity.data.batches import Batch
     from olmo_sparsity.model.checkpoint_files import save_weights
-    from olmo_sparsity.model.load import build_model
     from olmo_sparsity.process.devices import device_name
     from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
     from olmo_sparsity.training.choose_engine import build_engine
@@ -579,12 +579,12 @@ def measure_far_tokens(small: bool = False) -> Iterator[Row]:
     token added at a time, and one at a time left out."""
     import numpy as np
 
-    from olmo_sparsity.analysis.documents import Document
-    from olmo_sparsity.analysis.recovery import recover
-    from olmo_sparsity.analysis.scoring import Scorer
-    from olmo_sparsity.analysis.windows import Windows
+    from olmo_sparsity.analysis.inputs.documents import Document
+    from olmo_sparsity.analysis.inputs.windows import Windows
+    from olmo_sparsity.analysis.measurement.recovery import recover
+    from olmo_sparsity.analysis.models.load import build_model
+    from olmo_sparsity.analysis.scoring.scorer import Scorer
     from olmo_sparsity.config.file import load_config
-    from olmo_sparsity.model.load import build_model
     from olmo_sparsity.process.devices import choose_device
     from olmo_sparsity.training.estimate import peak_memory_gib
 

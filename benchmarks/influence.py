@@ -34,17 +34,17 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
-from olmo_sparsity.analysis.documents import Document
-from olmo_sparsity.analysis.influence import Question, add_one_screened, influence_map
-from olmo_sparsity.analysis.scoring import Context, Scorer, as_tensors, context_losses
-from olmo_sparsity.analysis.windows import Block, Units, Windows
+from olmo_sparsity.analysis.inputs.documents import Document
+from olmo_sparsity.analysis.inputs.windows import Block, Units, Windows
+from olmo_sparsity.analysis.models.load import build_model, load_model
+from olmo_sparsity.analysis.scoring.scorer import Context, Scorer, as_tensors, context_losses
+from olmo_sparsity.analysis.selectors.influence import Question, add_one_screened, influence_map
 from olmo_sparsity.config.file import load_config
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.model.exchange import hugging_face_model
-from olmo_sparsity.model.load import build_model, load_model
 from olmo_sparsity.model.olmo import PositionedOLMo
 
 T = TypeVar("T")

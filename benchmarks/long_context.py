@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from olmo_sparsity.analysis.influence import AIMED, SELECTORS, Question
-from olmo_sparsity.analysis.scoring import Scorer
-from olmo_sparsity.analysis.windows import Units, Windows
+from olmo_sparsity.analysis.inputs.windows import Units, Windows
+from olmo_sparsity.analysis.models.load import build_model, load_model
+from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.analysis.selectors.influence import AIMED, SELECTORS, Question
 from olmo_sparsity.config.sections import ModelConfig
-from olmo_sparsity.model.load import build_model, load_model
 from olmo_sparsity.process.devices import choose_device
 from olmo_sparsity.training.estimate import peak_memory_gib
 

@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity import Scorer, Windows, context_losses, load_model, open_documents, recover
-from olmo_sparsity.analysis.scoring import Reading
-from olmo_sparsity.analysis.statistics import half_of, interval, resample
+from olmo_sparsity.analysis.results.statistics import half_of, interval, resample
+from olmo_sparsity.analysis.scoring.scorer import Reading
 
 K, OF_DOCUMENT, MIN_GAP = 4, 3, 0.5
 NESTED = ("add_one_nested", "add_one_screened")

@@ -57,15 +57,15 @@ from source_explainers import CONTESTANTS, SourceQuestion, read_model
 from transformers import PreTrainedTokenizerFast
 
 from olmo_sparsity import explain, load_model
-from olmo_sparsity.analysis.segments import draw_decoys, read_decoys
+from olmo_sparsity.analysis.attribution.segments import draw_decoys, read_decoys
+from olmo_sparsity.analysis.attribution.statements import Attribution
+from olmo_sparsity.analysis.models.load import LoadedModel, find_folder
+from olmo_sparsity.analysis.results.statistics import rank_correlations
 from olmo_sparsity.analysis.settings import MIN_GAP
-from olmo_sparsity.analysis.statements import Attribution
-from olmo_sparsity.analysis.statistics import rank_correlations
 from olmo_sparsity.config.file import load_saved_config
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.model.exchange import export, hugging_face_model
 from olmo_sparsity.model.families import FAMILIES, to_hugging_face
-from olmo_sparsity.model.load import LoadedModel, find_folder
 
 MOST_DECOYS = 60
 """Sources of the first so many exercises are decoys."""

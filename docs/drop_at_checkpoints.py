@@ -13,9 +13,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from olmo_sparsity.analysis.sources import open_documents
-from olmo_sparsity.model.load import load_model
-from olmo_sparsity.model.losses import repetition_losses, token_losses
+from olmo_sparsity.analysis.inputs.texts import open_documents
+from olmo_sparsity.analysis.kernels.losses import repetition_losses, token_losses
+from olmo_sparsity.analysis.models.load import load_model
 
 FIRST, LENGTH, BATCH = 150, 32, 64
 

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from olmo_sparsity.data.records import Document, read_file
+from olmo_sparsity.analysis.inputs.records import Document, read_file
 from olmo_sparsity.data.tokenizer import load_tokenizer
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from olmo_sparsity.analysis.dependencies import parts_of_targets
+from olmo_sparsity.analysis.results.dependencies import parts_of_targets
 from olmo_sparsity.training.run_folder import read_metrics
 
 

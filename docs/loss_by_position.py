@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 import torch
 
-from olmo_sparsity.analysis.sources import open_documents
-from olmo_sparsity.model.load import load_model
-from olmo_sparsity.model.losses import token_losses
+from olmo_sparsity.analysis.inputs.texts import open_documents
+from olmo_sparsity.analysis.kernels.losses import token_losses
+from olmo_sparsity.analysis.models.load import load_model
 
 
 def losses_of(model: str, text: str, edges: list[int], num_documents: int) -> pd.DataFrame:

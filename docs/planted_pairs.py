@@ -16,7 +16,7 @@ from pathlib import Path
 import pandas as pd
 
 from olmo_sparsity import measure, read_results
-from olmo_sparsity.analysis.results import Results
+from olmo_sparsity.analysis.results.results import Results
 
 KEYS = ["document", "target", "selector"]
 

@@ -12,7 +12,13 @@ from typing import Any
 import pandas as pd
 import yaml
 
-from olmo_sparsity.analysis.statistics import both_ways, interval, pair, resample, summarize
+from olmo_sparsity.analysis.results.statistics import (
+    both_ways,
+    interval,
+    pair,
+    resample,
+    summarize,
+)
 
 ROOT = Path(__file__).parents[1]
 RESULTS, FIGURES, PAGES = (ROOT / "docs" / name for name in ("results", "figures", "tables"))

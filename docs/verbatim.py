@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.statistics import interval, resample
+from olmo_sparsity.analysis.results.statistics import interval, resample
 from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.data.shards import TokenShards, open_shards
 

@@ -27,7 +27,7 @@ from docs.stored import (
     read_summary,
     scheme_losses,
 )
-from olmo_sparsity.analysis.summary import ENOUGH, FAR_STATES
+from olmo_sparsity.analysis.results.summary import ENOUGH, FAR_STATES
 from olmo_sparsity.disk.drawing import (
     BLACK,
     BLUE,

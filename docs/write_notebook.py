@@ -21,7 +21,7 @@ CELLS = [
     'if importlib.util.find_spec("olmo_sparsity") is None:  # as on Colab\n'
     '    package = "olmo-sparsity"  # or a wheel, a clone, git+ its address\n'
     '    subprocess.run([sys.executable, "-m", "pip", "install", "-q", package], check=True)\n\n'
-    "from olmo_sparsity import explain\nfrom olmo_sparsity.model.load import DEMO\n\n"
+    "from olmo_sparsity import explain\nfrom olmo_sparsity.analysis.models.load import DEMO\n\n"
     'text = (DEMO / "bridge.txt").read_text()\n'
     'e = explain("demo", text=text, at="Weissenborn", units="words", k=2)\ne',
     "Targets are underlined. A far word is as bright as its share of the most that one word does "

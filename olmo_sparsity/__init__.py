@@ -11,45 +11,45 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from olmo_sparsity.analysis.ask import explain
-    from olmo_sparsity.analysis.documents import Controls, Document, Documents
-    from olmo_sparsity.analysis.estimate import estimate
-    from olmo_sparsity.analysis.explanation import read_explanation
-    from olmo_sparsity.analysis.influence import influence_map
-    from olmo_sparsity.analysis.measurement import measure
-    from olmo_sparsity.analysis.plan import plan
-    from olmo_sparsity.analysis.recovery import recover
-    from olmo_sparsity.analysis.results import compare, read_results, transfer
-    from olmo_sparsity.analysis.scoring import Scorer, context_losses
-    from olmo_sparsity.analysis.segments import Segment
-    from olmo_sparsity.analysis.sources import open_documents
-    from olmo_sparsity.analysis.statistics import summarize
-    from olmo_sparsity.analysis.windows import Windows
-    from olmo_sparsity.model.load import load_model
+    from olmo_sparsity.analysis.attribution.segments import Segment
+    from olmo_sparsity.analysis.explain.ask import explain
+    from olmo_sparsity.analysis.explain.explanation import read_explanation
+    from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
+    from olmo_sparsity.analysis.inputs.texts import open_documents
+    from olmo_sparsity.analysis.inputs.windows import Windows
+    from olmo_sparsity.analysis.measurement.estimate import estimate
+    from olmo_sparsity.analysis.measurement.measurement import measure
+    from olmo_sparsity.analysis.measurement.plan import plan
+    from olmo_sparsity.analysis.measurement.recovery import recover
+    from olmo_sparsity.analysis.models.load import load_model
+    from olmo_sparsity.analysis.results.results import compare, read_results, transfer
+    from olmo_sparsity.analysis.results.statistics import summarize
+    from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
+    from olmo_sparsity.analysis.selectors.influence import influence_map
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "explain": "analysis.ask",
-    "measure": "analysis.measurement",
-    "plan": "analysis.plan",
-    "estimate": "analysis.estimate",
-    "load_model": "model.load",
-    "open_documents": "analysis.sources",
-    "Windows": "analysis.windows",
-    "read_explanation": "analysis.explanation",
-    "read_results": "analysis.results",
-    "compare": "analysis.results",
-    "transfer": "analysis.results",
-    "summarize": "analysis.statistics",
-    "Document": "analysis.documents",
-    "Documents": "analysis.documents",
-    "Controls": "analysis.documents",
-    "Segment": "analysis.segments",
-    "Scorer": "analysis.scoring",
-    "context_losses": "analysis.scoring",
-    "influence_map": "analysis.influence",
-    "recover": "analysis.recovery",
+    "explain": "analysis.explain.ask",
+    "measure": "analysis.measurement.measurement",
+    "plan": "analysis.measurement.plan",
+    "estimate": "analysis.measurement.estimate",
+    "load_model": "analysis.models.load",
+    "open_documents": "analysis.inputs.texts",
+    "Windows": "analysis.inputs.windows",
+    "read_explanation": "analysis.explain.explanation",
+    "read_results": "analysis.results.results",
+    "compare": "analysis.results.results",
+    "transfer": "analysis.results.results",
+    "summarize": "analysis.results.statistics",
+    "Document": "analysis.inputs.documents",
+    "Documents": "analysis.inputs.documents",
+    "Controls": "analysis.inputs.documents",
+    "Segment": "analysis.attribution.segments",
+    "Scorer": "analysis.scoring.scorer",
+    "context_losses": "analysis.scoring.scorer",
+    "influence_map": "analysis.selectors.influence",
+    "recover": "analysis.measurement.recovery",
 }
 
 __all__ = [

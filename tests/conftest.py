@@ -20,13 +20,13 @@ import torch
 from hypothesis import settings
 from tokenizers import Tokenizer
 
-from olmo_sparsity.analysis.results import Results, read_results
+from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.results.results import Results, read_results
 from olmo_sparsity.config.file import config_from_dict
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.disk.files import partial_name
-from olmo_sparsity.model.load import LoadedModel
 from tests.support.fake_results import write_fake_results
 
 VOCAB = 512

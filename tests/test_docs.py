@@ -18,7 +18,7 @@ import yaml
 
 from docs.write_figures import DRAWN
 from olmo_sparsity import explain
-from olmo_sparsity.analysis.influence import SELECTORS
+from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from olmo_sparsity.command.cli import build_parser, main
 from olmo_sparsity.config.file import load_config
 from olmo_sparsity.config.sections import RunConfig

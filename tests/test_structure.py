@@ -1,4 +1,4 @@
-"""Imports point one way, and nothing heavy is imported where it is not used."""
+"""Imports point one way: the tool never imports the reproduction, and there are no circles."""
 
 from __future__ import annotations
 
@@ -7,103 +7,113 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from graphlib import TopologicalSorter
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-TESTS = ROOT / "tests"
+PACKAGE = ROOT / "olmo_sparsity"
+MODULES = sorted(PACKAGE.glob("**/*.py"))
 
-# What each room may import, besides itself. The command line may import everything.
-GROUND = {"errors", "process", "disk"}
-MODELS = {*GROUND, "config", "data", "model"}
+GROUND = {"errors", "fields", "process", "disk"}
+TOOL = {*GROUND, "analysis"}
+MODELS = {*TOOL, "config", "data", "model"}
+# What each package may import, besides itself. The command line may import everything.
 ALLOWED = {
     "errors": set(),
+    "fields": set(),
     "process": {"errors"},
     "disk": {"errors", "process"},
-    "config": GROUND,
-    "data": {*GROUND, "config"},  # neither of these two knows the other
-    "model": {*GROUND, "config"},
+    "analysis": {*GROUND, "config", "data", "model"},
+    "config": TOOL,
+    "data": {*TOOL, "config"},  # neither of these two knows the other
+    "model": {*TOOL, "config"},
     "training": MODELS,
     "tasks": {*MODELS, "training"},
     "theory": {*MODELS, "training"},
+    "evidence": {*MODELS, "training"},
     "jobs": {*MODELS, "training"},
-    "analysis": MODELS,  # never training itself
 }
-PACKAGE = ROOT / "olmo_sparsity"
-ROOMS = {path.stem for path in PACKAGE.iterdir() if path.is_dir() or path.suffix == ".py"}
-MODULES = [*PACKAGE.glob("**/*.py"), *ROOT.glob("analysis/**/*.py")]
+# The packages of the tool, each of which imports only those above it.
+ORDER = [
+    *("settings", "kernels", "inputs", "models", "results", "scoring", "selectors"),
+    *("measurement", "explain", "attribution", "report"),
+]
 
 
-def names_imported(path: Path) -> set[str]:
+def name_of(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+def imported_at_once(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes that run on import: no `TYPE_CHECKING` block, no body of a function."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
+            continue
+        if not isinstance(child, ast.FunctionDef | ast.Lambda):
+            yield child
+            yield from imported_at_once(child)
+
+
+def imports(nodes: Iterator[ast.AST]) -> set[str]:
     found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}: relative import"
+            assert node.level == 0, "relative import"
             found |= {f"{node.module}.{alias.name}" for alias in node.names}
     return found
 
 
-def imports_of(path: Path) -> set[str]:
-    """The rooms whose modules it imports."""
-    found = names_imported(path)
-    assert not any(name.split(".")[0] == "analysis" for name in found), path
-    ours = {name.split(".")[1] for name in found if name.startswith("olmo_sparsity.")}
-    return ours & ROOMS
+@pytest.mark.parametrize("path", MODULES, ids=name_of)
+def test_packages_import_only_what_lies_below(path: Path) -> None:
+    package = name_of(path).split(".")[1:2]
+    if package and package[0] in ALLOWED:
+        found = imports(ast.walk(ast.parse(path.read_text())))
+        assert not any(name.split(".")[0] == "analysis" for name in found)
+        ours = {name.split(".")[1] for name in found if name.startswith("olmo_sparsity.")}
+        packages = {inner.stem for inner in PACKAGE.iterdir()}
+        assert ours & packages <= {*ALLOWED[package[0]], package[0]}
 
 
-def test_imports_point_one_way() -> None:
-    for path in MODULES:
-        parts = path.relative_to(PACKAGE if PACKAGE in path.parents else ROOT).with_suffix("").parts
-        if parts[0] not in ("__init__", "__main__", "command"):
-            wrong = imports_of(path) - ALLOWED[parts[0]] - {parts[0]}
-            assert not wrong, f"{path} imports {wrong}"
+@pytest.mark.parametrize("name", ORDER)
+def test_packages_of_the_tool_import_only_those_above_them(name: str) -> None:
+    folder = PACKAGE / "analysis" / name
+    above = {*takewhile(lambda other: other != name, ORDER), name}
+    for path in folder.glob("*.py") if folder.is_dir() else [folder.with_suffix(".py")]:
+        for found in imports(imported_at_once(ast.parse(path.read_text()))):
+            if found.startswith("olmo_sparsity.analysis."):
+                assert found.split(".")[2] in above, f"{name_of(path)} imports {found}"
+
+
+def test_no_package_has_more_than_ten_files() -> None:
+    assert {path.name for path in (PACKAGE / "analysis").iterdir()} - {"__pycache__"} == {
+        *("__init__.py", "settings.py"),
+        *ORDER[1:],
+    }
+    for folder in (PACKAGE / "analysis").iterdir():
+        assert len(list(folder.glob("*.*"))) <= 10, folder
 
 
 def test_no_circle_of_imports() -> None:
-    """Of modules while they are imported. What a method draws or writes with it may import itself,
-    and types are named on both sides."""
-
-    def imported_at_once(node: ast.AST) -> Iterator[ast.AST]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.If) and "TYPE_CHECKING" in ast.unparse(child.test):
-                continue
-            if not isinstance(child, ast.FunctionDef | ast.Lambda):
-                yield child
-                yield from imported_at_once(child)
-
-    of: dict[str, set[str]] = {}
+    names = {name_of(path) for path in MODULES if path.stem != "__init__"}
+    graph = {}
     for path in MODULES:
-        parts = path.relative_to(PACKAGE if PACKAGE in path.parents else ROOT).with_suffix("").parts
-        nodes = imported_at_once(ast.parse(path.read_text()))
-        found = [node for node in nodes if isinstance(node, ast.ImportFrom)]
-        names = {
-            f"{n.module}{tail}" for n in found for tail in ("", *(f".{a.name}" for a in n.names))
-        }
-        of[".".join(("olmo_sparsity", *parts))] = names
-    sorted_modules = TopologicalSorter({name: names & of.keys() for name, names in of.items()})
-    assert len(list(sorted_modules.static_order())) == len(MODULES)  # else CycleError names it
-
-
-# --- tests ----------------------------------------------------------------------------------------
+        found = imports(imported_at_once(ast.parse(path.read_text())))
+        found |= {name.rpartition(".")[0] for name in found}
+        graph[name_of(path)] = found & names - {name_of(path)}
+    TopologicalSorter(graph).prepare()  # CycleError names the circle
 
 
 def test_tests_import_no_tests() -> None:
-    """What they share is in tests/support."""
-    for path in TESTS.glob("**/*.py"):
-        shared = [name for name in names_imported(path) if ".test_" in name]
+    """Tests share helpers through tests/support."""
+    for path in ROOT.glob("tests/**/*.py"):
+        shared = [
+            name for name in imports(ast.walk(ast.parse(path.read_text()))) if ".test_" in name
+        ]
         assert not shared, f"{path} imports {shared}"
-
-
-def test_the_folder_analysis_is_no_second_package() -> None:
-    words = [sys.executable, "-c", "import analysis"]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
-    assert done.stderr.endswith(
-        "ImportError: this folder is the package olmo_sparsity.analysis; "
-        "from olmo_sparsity import explain\n"
-    )
 
 
 @pytest.mark.parametrize(
@@ -112,11 +122,12 @@ def test_the_folder_analysis_is_no_second_package() -> None:
         ("olmo_sparsity", "numpy olmo omegaconf pandas torch"),
         ("olmo_sparsity.__main__ as m; m.entry(['--help'])", "numpy olmo omegaconf pandas torch"),
         (
-            "olmo_sparsity.analysis.explanation, olmo_sparsity.analysis.measurement",
+            "olmo_sparsity.analysis.explain.explanation, "
+            "olmo_sparsity.analysis.measurement.measurement",
             "accelerate datasets matplotlib olmo omegaconf",
         ),
         (
-            "olmo_sparsity.analysis.figures, olmo_sparsity.analysis.report, "
+            "olmo_sparsity.analysis.report.figures, olmo_sparsity.analysis.report.report, "
             "olmo_sparsity.theory.figure",
             "olmo torch",
         ),

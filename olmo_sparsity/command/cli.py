@@ -133,7 +133,7 @@ def train(options: argparse.Namespace) -> int:
             with processes.agree():
                 config = load_config(options.config, options.overrides)
             if config.evaluation.sparsity_targets:
-                from olmo_sparsity.analysis.probe import SparsityProbe
+                from olmo_sparsity.evidence.probe import SparsityProbe
 
                 return int(loop.train(config, processes, SparsityProbe))
             return int(loop.train(config, processes))
@@ -199,11 +199,11 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def explain(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis import ask
-    from olmo_sparsity.analysis.explanation import to_json
-    from olmo_sparsity.analysis.prompt import read_text
+    from olmo_sparsity.analysis.explain import ask
+    from olmo_sparsity.analysis.explain.explanation import to_json
+    from olmo_sparsity.analysis.explain.prompt import read_text
+    from olmo_sparsity.analysis.measurement.targets import parse_at
     from olmo_sparsity.analysis.settings import AskSettings, ModelOptions, SourceSettings
-    from olmo_sparsity.analysis.targets import parse_at
 
     if options.html is not None:
         refuse_suffix("--html", options.html, ".html")
@@ -241,14 +241,14 @@ def explain(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.estimate import estimate
-    from olmo_sparsity.analysis.measurement import run, sum_up_partial
-    from olmo_sparsity.analysis.parts import results_folder
-    from olmo_sparsity.analysis.plan import plan
-    from olmo_sparsity.analysis.results import Results
+    from olmo_sparsity.analysis.measurement.estimate import estimate
+    from olmo_sparsity.analysis.measurement.measurement import run, sum_up_partial
+    from olmo_sparsity.analysis.measurement.parts import results_folder
+    from olmo_sparsity.analysis.measurement.plan import plan
+    from olmo_sparsity.analysis.measurement.targets import parse_at
+    from olmo_sparsity.analysis.results.results import Results
+    from olmo_sparsity.analysis.results.summary import describe
     from olmo_sparsity.analysis.settings import ModelOptions, Settings, SourceSettings, TextOptions
-    from olmo_sparsity.analysis.summary import describe
-    from olmo_sparsity.analysis.targets import parse_at
     from olmo_sparsity.process.versions import typed_command
 
     if options.questions is not None:
@@ -291,8 +291,8 @@ def figure(options: argparse.Namespace) -> int:
 
         draw(folders, Path(options.out), labels)
     else:
-        from olmo_sparsity.analysis.figures import draw_figure2
-        from olmo_sparsity.analysis.results import read_results
+        from olmo_sparsity.analysis.report.figures import draw_figure2
+        from olmo_sparsity.analysis.results.results import read_results
 
         draw_figure2([read_results(folder) for folder in folders], Path(options.out), labels)
     print(options.out)
@@ -300,8 +300,8 @@ def figure(options: argparse.Namespace) -> int:
 
 
 def ladder(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.ladder import describe_ladder, draw_ladder, ladder_table, made_by
-    from olmo_sparsity.analysis.results import read_results
+    from olmo_sparsity.analysis.results.results import read_results
+    from olmo_sparsity.evidence.ladder import describe_ladder, draw_ladder, ladder_table, made_by
 
     results = [read_results(folder) for folder in options.results]
     table, out = ladder_table(results), Path(options.out)
@@ -313,8 +313,8 @@ def ladder(options: argparse.Namespace) -> int:
 
 
 def compare(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.results import read_results
-    from olmo_sparsity.analysis.summary import describe_comparison
+    from olmo_sparsity.analysis.results.results import read_results
+    from olmo_sparsity.analysis.results.summary import describe_comparison
 
     if options.out is not None:
         refuse_suffix("--out", options.out, ".csv")
@@ -328,8 +328,8 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.report import write_report
-    from olmo_sparsity.analysis.results import read_results
+    from olmo_sparsity.analysis.report.report import write_report
+    from olmo_sparsity.analysis.results.results import read_results
 
     if options.max_documents is not None and options.max_documents < 1:
         raise ConfigError(f"--max-documents={options.max_documents} must be at least 1")

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from olmo_sparsity.analysis.ask import explain
-from olmo_sparsity.model.load import DEMO
+from olmo_sparsity.analysis.explain.ask import explain
+from olmo_sparsity.analysis.models.load import DEMO
 
 NEXT = """\
 Next, with a model of yours (a folder, a run, or a name on the hub; FILES: unrelated texts):

@@ -32,7 +32,7 @@ def _named_files(source: str) -> list[tuple[str, str]]:
 
 def source_options(options: argparse.Namespace) -> dict[str, Any]:
     """What belongs to sources, refused by `explain` without them."""
-    from olmo_sparsity.analysis.prompt import read_text
+    from olmo_sparsity.analysis.explain.prompt import read_text
 
     texts = {name: getattr(options, name) for name in ("question", "answer")}
     for name, text in texts.items():
@@ -48,7 +48,7 @@ def source_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _read_sources(options: argparse.Namespace) -> dict[str, str]:
-    from olmo_sparsity.analysis.prompt import read_text
+    from olmo_sparsity.analysis.explain.prompt import read_text
 
     if options.check or options.foreign is not None or options.judge is not None:
         raise ConfigError(
@@ -62,7 +62,9 @@ def _read_sources(options: argparse.Namespace) -> dict[str, str]:
 
 
 def measure_questions_file(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.questions import describe, measure_questions
+    from olmo_sparsity.analysis.attribution.questions import describe, measure_questions
+    from olmo_sparsity.analysis.attribution.statements import Cost
+    from olmo_sparsity.analysis.models.load import load_model
     from olmo_sparsity.analysis.settings import (
         ModelOptions,
         Settings,
@@ -70,8 +72,6 @@ def measure_questions_file(options: argparse.Namespace) -> int:
         TextOptions,
         build,
     )
-    from olmo_sparsity.analysis.statements import Cost
-    from olmo_sparsity.model.load import load_model
 
     for name in ("text", "targets", "choices", "losses", "at", "quick", "partial"):
         if getattr(options, name):

@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from olmo.config import ModelConfig as OLMoModelConfig
 
-from olmo_sparsity.config.fields import number, only_if, several
 from olmo_sparsity.config.text import DataConfig, PositionsConfig
+from olmo_sparsity.fields import number, only_if, several
 
 Precision = Literal["auto", "fp32", "bf16"]
 
@@ -156,7 +156,7 @@ class EvaluationConfig:
 
     sparsity_targets: int = number(0, 0, 10**6)
     """Number of held-out targets, approximately, for which each evaluation measures net excess, for
-    one far token and for runs of four (analysis/probe.py). 0: none, else at least 4. A target costs
+    one far token and for runs of four (evidence/probe.py). 0: none, else at least 4. A target costs
     a few hundred forwards of a quarter of the training length."""
 
 

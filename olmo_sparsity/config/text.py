@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
-from olmo_sparsity.config.fields import number, only_if, several
+from olmo_sparsity.fields import number, only_if, several
 
 LEAST_SHARE = 1e-3
 """Of a corpus in a mixture, whose shares are kept to 1%."""
@@ -84,7 +84,7 @@ class TokenizerConfig:
 
 @dataclass
 class PlantedConfig:
-    """Dependencies at known places (data/planted.py), to measure how well selectors find them."""
+    """Dependencies at known places (planting.py), to measure how well selectors find them."""
 
     share: float = number(0.0, 0, 1)
     """Share of the training sequences. `measure --planted` plants held-out documents by itself."""

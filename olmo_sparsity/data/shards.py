@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from tokenizers import Tokenizer
 
-from olmo_sparsity.data.corpus import Tally
+from olmo_sparsity.analysis.inputs.corpus import Tally
 from olmo_sparsity.data.tokenizer import (
     count_vocabulary,
     find_eos_id,

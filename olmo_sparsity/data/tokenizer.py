@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from olmo_sparsity.data.corpus import olmo_data_folder
+from olmo_sparsity.analysis.inputs.corpus import olmo_data_folder
 from olmo_sparsity.disk.files import read_bounded
 from olmo_sparsity.errors import ConfigError, DataError
 

@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenizers import Encoding, Tokenizer
 
-from olmo_sparsity.data.background import in_background
-from olmo_sparsity.data.corpus import (
+from olmo_sparsity.analysis.inputs.corpus import (
     CHECK_EVERY_RECORDS,
     Document,
     Tally,
@@ -28,6 +27,7 @@ from olmo_sparsity.data.corpus import (
     list_inputs,
     read_records,
 )
+from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.shard_writer import ShardWriter
 from olmo_sparsity.data.shards import SPLITS, Manifest, check_files, open_tokenizer
 from olmo_sparsity.data.tokenizer import (

@@ -12,8 +12,8 @@ import torch
 from olmo.model import BufferCache, LayerNormBase, OLMoSequentialBlock
 from torch import Tensor, nn
 
+from olmo_sparsity.analysis.kernels.attention import Documents, attend, attend_within
 from olmo_sparsity.config.sections import ModelConfig
-from olmo_sparsity.model.attention import Documents, attend, attend_within
 from olmo_sparsity.model.layers import query_scales, rotate
 from olmo_sparsity.model.rope import RotaryTables
 

@@ -24,8 +24,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from olmo_sparsity.analysis.kernels.losses import LanguageModel
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.losses import LanguageModel
 
 
 class JointLoss(NamedTuple):

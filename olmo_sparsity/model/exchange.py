@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM, gpt_neox_config
+from olmo_sparsity.analysis.models.load import DTYPES, find_folder, load_model
+from olmo_sparsity.analysis.models.transformers_folder import NO_CODE
 from olmo_sparsity.config.file import load_saved_config
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.disk.files import follow_umask, remove_partial, writing
@@ -28,12 +31,9 @@ from olmo_sparsity.model.families import (
     from_hugging_face,
     to_hugging_face,
 )
-from olmo_sparsity.model.huggingface import HuggingFaceLM, gpt_neox_config
-from olmo_sparsity.model.load import DTYPES, find_folder, load_model
 from olmo_sparsity.model.official import is_official, read_official_config, read_official_weights
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.rope import from_rope_parameters, to_rope_parameters
-from olmo_sparsity.model.transformers_folder import NO_CODE
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

@@ -28,10 +28,10 @@ from olmo.model import LayerNormBase, SwiGLU
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from olmo_sparsity.analysis.kernels.attention import attend_to_far, can_share_far, causal_bias
+from olmo_sparsity.analysis.kernels.far_states import FarStates
 from olmo_sparsity.config.sections import ModelConfig
-from olmo_sparsity.model.attention import attend_to_far, can_share_far, causal_bias
 from olmo_sparsity.model.block import PositionedBlock
-from olmo_sparsity.model.far_states import FarStates
 from olmo_sparsity.model.layers import RMSNorm, alibi_bias, query_scales, rms_norm
 from olmo_sparsity.model.rope import rotary_tables, rotated_width
 

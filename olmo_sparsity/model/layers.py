@@ -15,8 +15,8 @@ import torch
 from olmo.model import RMSLayerNorm
 from torch import Tensor
 
+from olmo_sparsity.analysis.kernels.attention import causal_bias
 from olmo_sparsity.config.sections import ModelConfig
-from olmo_sparsity.model.attention import causal_bias
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -24,11 +24,11 @@ from olmo.model import OLMo, RMSLayerNorm
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from olmo_sparsity.analysis.kernels.attention import Documents, keeps_much
+from olmo_sparsity.analysis.kernels.far_states import FarStates
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.attention import Documents, keeps_much
 from olmo_sparsity.model.block import KeysAndValues, PositionedBlock
-from olmo_sparsity.model.far_states import FarStates
 from olmo_sparsity.model.inference import far_states, last_hidden, shares_far
 from olmo_sparsity.model.layers import RMSNorm, alibi_bias
 from olmo_sparsity.model.rope import rotary_tables, rotated_width

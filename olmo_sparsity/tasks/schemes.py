@@ -23,7 +23,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from olmo_sparsity.config.fields import number
 from olmo_sparsity.data.positions import (
     contiguous_batch,
     pose_batch,
@@ -31,6 +30,7 @@ from olmo_sparsity.data.positions import (
     spread_ids,
     uniform_pose_batch,
 )
+from olmo_sparsity.fields import number
 from olmo_sparsity.tasks.samples import Samples
 
 COUPLED = ("coupled", "ppc")

@@ -20,10 +20,10 @@ import numpy as np
 from omegaconf import MISSING
 
 from olmo_sparsity.config.check import check_model
-from olmo_sparsity.config.fields import number, within
 from olmo_sparsity.config.file import fill_in, read_given
 from olmo_sparsity.config.sections import ModelConfig, OptimizerConfig
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.fields import number, within
 from olmo_sparsity.tasks.addition import Addition
 from olmo_sparsity.tasks.end_token import EndToken
 from olmo_sparsity.tasks.needle import Needle

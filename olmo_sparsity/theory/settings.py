@@ -13,9 +13,9 @@ from typing import Literal
 
 from omegaconf import MISSING
 
-from olmo_sparsity.config.fields import number, within
 from olmo_sparsity.config.file import fill_in, read_given
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.fields import number, within
 
 
 @dataclass

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
+from olmo_sparsity.analysis.models.load import build_model
 from olmo_sparsity.config.check import check_model
 from olmo_sparsity.config.file import config_text
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
@@ -24,7 +25,6 @@ from olmo_sparsity.data.tokens import refuse_other_settings
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.checkpoint_files import fill, load_weights
 from olmo_sparsity.model.exchange import change_of_angles, check_exportable, import_weights
-from olmo_sparsity.model.load import build_model
 from olmo_sparsity.process.devices import device_name
 from olmo_sparsity.process.progress import say
 from olmo_sparsity.training import checkpoint
@@ -134,7 +134,7 @@ def refuse_impossible(config: RunConfig, processes: Processes, probe: Probe | No
     if config.evaluation.sparsity_targets and probe is None:
         raise ConfigError(
             "evaluation.sparsity_targets needs the command `olmo-sparsity train`, or train(…, "
-            "probe=olmo_sparsity.analysis.probe.SparsityProbe)"
+            "probe=olmo_sparsity.evidence.probe.SparsityProbe)"
         )
 
 

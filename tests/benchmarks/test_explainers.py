@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from olmo_sparsity.analysis.influence import SELECTORS
-from olmo_sparsity.model.huggingface import HuggingFaceLM
+from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
+from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from tests.support.families import SUPPORTED, build, find
 
 ROOT = Path(__file__).parents[2]

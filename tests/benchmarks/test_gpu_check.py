@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from benchmarks import gpu_check
+from olmo_sparsity.analysis.kernels import attention
 from olmo_sparsity.config.file import load_config
-from olmo_sparsity.model import attention
 
 ROOT = Path(__file__).parents[2]
 

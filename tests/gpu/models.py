@@ -15,8 +15,8 @@ OURS: dict[str, dict[str, Any]] = {
 def build(name: str) -> Any:
     import torch
 
+    from olmo_sparsity.analysis.models.load import build_model
     from olmo_sparsity.config.sections import ModelConfig
-    from olmo_sparsity.model.load import build_model
 
     torch.manual_seed(0)
     if name in OURS:
@@ -31,6 +31,6 @@ def build(name: str) -> Any:
         **({} if "NeoX" in name else {"num_key_value_heads": 2, "head_dim": 8}),
         **({"query_pre_attn_scalar": 8, "sliding_window": 96} if "Gemma" in name else {}),
     )  # fmt: skip
-    from olmo_sparsity.model.huggingface import HuggingFaceLM
+    from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 
     return HuggingFaceLM(getattr(transformers, name)(config).eval())

@@ -34,8 +34,9 @@ ROOT = Path(__file__).parents[2]
 SOURCE = Path(__file__).with_name("pretend.cpp")
 
 IMPORTED = (
-    "olmo_sparsity.command.cli", "olmo_sparsity.analysis.measurement", "olmo_sparsity.analysis.ask",
-    "olmo_sparsity.training.loop", "olmo_sparsity.tasks.experiment", "torch.nn.attention.varlen",
+    "olmo_sparsity.command.cli", "olmo_sparsity.analysis.measurement.measurement",
+    "olmo_sparsity.analysis.explain.ask", "olmo_sparsity.training.loop",
+    "olmo_sparsity.tasks.experiment", "torch.nn.attention.varlen",
     "transformers.models.llama.modeling_llama", "transformers.models.gemma3.modeling_gemma3",
     "transformers.models.gpt_neox.modeling_gpt_neox", "tests.conftest", "tests.gpu.shapes",
 )  # fmt: skip

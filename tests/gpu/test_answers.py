@@ -18,11 +18,11 @@ THEIRS = ("LlamaForCausalLM", "Gemma3ForCausalLM", "GPTNeoXForCausalLM")
 def ask(model: Any, selectors: Any = None, far: str = "contextual") -> dict[str, np.ndarray]:
     """What the selectors find in one document, on the model's own device, and the gradients of
     gates that led them there."""
-    from olmo_sparsity.analysis import influence
-    from olmo_sparsity.analysis.documents import Document
-    from olmo_sparsity.analysis.recovery import recover
-    from olmo_sparsity.analysis.scoring import Scorer
-    from olmo_sparsity.analysis.windows import Windows
+    from olmo_sparsity.analysis.inputs.documents import Document
+    from olmo_sparsity.analysis.inputs.windows import Windows
+    from olmo_sparsity.analysis.measurement.recovery import recover
+    from olmo_sparsity.analysis.scoring.scorer import Scorer
+    from olmo_sparsity.analysis.selectors import influence
 
     document = Document(np.random.default_rng(0).integers(3, 64, 18))
     found, gates = {}, []
@@ -68,7 +68,7 @@ def test_selectors_find_what_they_find_on_cpu(name: str, far: str) -> None:
 @pytest.mark.parametrize("name", [*OURS, "LlamaForCausalLM"])
 @on_pretended_gpus
 def test_the_host_waits_once_for_a_batch(name: str) -> None:
-    from olmo_sparsity.analysis.scoring import Scorer
+    from olmo_sparsity.analysis.scoring.scorer import Scorer
     from tests.gpu.pretend import pretend
 
     counted: list[int] = []
@@ -98,8 +98,8 @@ def test_rows_that_see_different_far_places_share_forwards(
     name: str, prefix: tuple[int, ...]
 ) -> None:
     """On a GPU, if one forward holds them all; to launch one takes longer than to compute it."""
-    from olmo_sparsity.analysis.scoring import Scorer
-    from olmo_sparsity.analysis.windows import Windows
+    from olmo_sparsity.analysis.inputs.windows import Windows
+    from olmo_sparsity.analysis.scoring.scorer import Scorer
     from tests.gpu.pretend import pretend
 
     model = build(name)
@@ -186,7 +186,7 @@ def test_analysis_never_asks_for_cudnns_attention(selector: str) -> None:
 def test_two_gpus_share_far_states_without_copies() -> None:
     from accelerate import dispatch_model
 
-    from olmo_sparsity.model import sharing
+    from olmo_sparsity.analysis.kernels import sharing
     from tests.gpu.pretend import pretend
 
     shared: list[str] = []

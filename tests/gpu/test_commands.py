@@ -83,7 +83,7 @@ def test_a_run_is_read_in_bf16_unless_fp32_is_asked_for(trained: Path) -> None:
     """fp32 takes 8 to 15 times as long on a GPU."""
     import torch
 
-    from olmo_sparsity.model.load import load_model
+    from olmo_sparsity.analysis.models.load import load_model
 
     def read(*, device: str = "auto", dtype: str = "auto") -> tuple[torch.dtype, str]:
         said = io.StringIO()

@@ -29,7 +29,7 @@ def test_packed_documents_attend_as_behind_a_dense_mask(key_heads: int) -> None:
     import torch
     import torch.nn.functional as F
 
-    from olmo_sparsity.model.attention import attend_within, find_documents
+    from olmo_sparsity.analysis.kernels.attention import attend_within, find_documents
     from tests.gpu import pretend
 
     op = torch.ops.torch_attn._varlen_attn.default

@@ -11,7 +11,7 @@ import pytest
 from tests.gpu.process import on_pretended_gpus
 
 if TYPE_CHECKING:
-    from olmo_sparsity.model.huggingface import HuggingFaceLM
+    from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 
 GIB = 2**30
 
@@ -49,7 +49,7 @@ def test_each_engine_holds_and_sends_what_it_should() -> None:
     """Of P weights in bf16 and two micro-batches, on eight processes."""
     import torch
 
-    from olmo_sparsity.model.load import build_model
+    from olmo_sparsity.analysis.models.load import build_model
     from olmo_sparsity.training.estimate import count_parameters
     from tests.gpu.scaling import config_of
     from tests.gpu.shapes import training_step
@@ -106,8 +106,8 @@ def large_llama(num_layers: int) -> HuggingFaceLM:
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from olmo_sparsity.model.compatibility import LogitMap
-    from olmo_sparsity.model.huggingface import HuggingFaceLM
+    from olmo_sparsity.analysis.models.compatibility import LogitMap
+    from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 
     config = LlamaConfig(
         vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=num_layers,
@@ -118,7 +118,9 @@ def large_llama(num_layers: int) -> HuggingFaceLM:
     with pytest.MonkeyPatch.context() as patch, torch.device("cuda:0"):
         # It compares numbers, of which there are none.
         fits = (LogitMap(), True, 0.0)
-        patch.setattr("olmo_sparsity.model.huggingface.refuse_unfit", lambda *_, **__: fits)
+        patch.setattr(
+            "olmo_sparsity.analysis.models.huggingface.refuse_unfit", lambda *_, **__: fits
+        )
         torch.set_default_dtype(torch.bfloat16)
         try:
             return HuggingFaceLM(LlamaForCausalLM(config)).eval()
@@ -130,9 +132,9 @@ def large_llama(num_layers: int) -> HuggingFaceLM:
 def test_every_selector_fits_a_model_of_8b_parameters_on_one_gpu() -> None:
     """With 32,768 far tokens, of 80 GB, with 4 GiB for CUDA and what the allocator cannot use. What
     each layer adds is measured between two and three of them."""
-    from olmo_sparsity.analysis.influence import SELECTORS
-    from olmo_sparsity.analysis.scoring import Scorer
-    from olmo_sparsity.analysis.windows import Units, Windows
+    from olmo_sparsity.analysis.inputs.windows import Units, Windows
+    from olmo_sparsity.analysis.scoring.scorer import Scorer
+    from olmo_sparsity.analysis.selectors.influence import SELECTORS
     from tests.gpu.shapes import shapes
     from tests.support.brute import question
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from olmo_sparsity.analysis.kernels.losses import token_losses
+from olmo_sparsity.analysis.models.load import LoadedModel, load_model
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.model.exchange import export
-from olmo_sparsity.model.load import LoadedModel, load_model
-from olmo_sparsity.model.losses import token_losses
 from olmo_sparsity.training.loop import train
 
 TASK = """

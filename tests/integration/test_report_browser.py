@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olmo_sparsity.analysis.explanation import Explanation
-from olmo_sparsity.analysis.report import write_explanation, write_report
-from olmo_sparsity.analysis.results import Results
+from olmo_sparsity.analysis.explain.explanation import Explanation
+from olmo_sparsity.analysis.report.report import write_explanation, write_report
+from olmo_sparsity.analysis.results.results import Results
 from tests.integration import needs
 from tests.integration.browser import Browser
 from tests.support.explanations import SHORT

@@ -24,7 +24,7 @@ import pandas as pd
 import pytest
 from omegaconf import OmegaConf
 
-from olmo_sparsity.analysis.results import Results, read_results
+from olmo_sparsity.analysis.results.results import Results, read_results
 from olmo_sparsity.command.cli import build_parser, main
 from olmo_sparsity.jobs.sweep import expand
 from olmo_sparsity.training.run_folder import read_metrics

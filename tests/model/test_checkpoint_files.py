@@ -11,6 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from olmo_sparsity.analysis.models.load import build_model, load_model
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.model.checkpoint_files import (
@@ -19,7 +20,6 @@ from olmo_sparsity.model.checkpoint_files import (
     save_weights,
     verified_checkpoints,
 )
-from olmo_sparsity.model.load import build_model, load_model
 from tests.support.models import FIELDS, steps
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from olmo_sparsity.analysis.models.load import build_model
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.coupling import PositionCoupling, Response, score
-from olmo_sparsity.model.load import build_model
 
 VOCAB, NUM_IDS, NUM_PROMPT = 13, 60, 7
 

@@ -18,6 +18,8 @@ from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
+from olmo_sparsity.analysis.models.load import build_model, load_model
 from olmo_sparsity.config.file import load_config
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.config.text import PositionsConfig
@@ -31,8 +33,6 @@ from olmo_sparsity.model.exchange import (
     export,
     import_weights,
 )
-from olmo_sparsity.model.huggingface import HuggingFaceLM
-from olmo_sparsity.model.load import build_model, load_model
 from tests.support import models as tiny_models
 from tests.support.models import COUNTED, FIELDS, GAPPED, SIZES, draw_tokens
 

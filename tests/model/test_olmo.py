@@ -12,9 +12,9 @@ from olmo.config import ModelConfig as UpstreamConfig
 from olmo.model import OLMo
 from torch import Tensor
 
+from olmo_sparsity.analysis.kernels.losses import mean_loss
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.layers import causal_bias
-from olmo_sparsity.model.losses import mean_loss
 from olmo_sparsity.model.olmo import PositionedOLMo
 from tests.support.models import COUNTED, GAPPED, draw_tokens, tiny_olmo
 

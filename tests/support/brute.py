@@ -15,18 +15,18 @@ import numpy as np
 import pytest
 import torch
 
-from olmo_sparsity.analysis.documents import FarText
-from olmo_sparsity.analysis.influence import (
+from olmo_sparsity.analysis.inputs.documents import FarText
+from olmo_sparsity.analysis.inputs.windows import Block, Units, Windows
+from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
+from olmo_sparsity.analysis.models.load import build_model
+from olmo_sparsity.analysis.scoring.scorer import Context, Scorer
+from olmo_sparsity.analysis.selectors.influence import (
     Choice,
     Question,
 )
-from olmo_sparsity.analysis.scoring import Context, Scorer
+from olmo_sparsity.analysis.selectors.relevance import attn_lrp
 from olmo_sparsity.analysis.settings import Reading
-from olmo_sparsity.analysis.windows import Block, Units, Windows
 from olmo_sparsity.config.sections import ModelConfig
-from olmo_sparsity.model.huggingface import HuggingFaceLM
-from olmo_sparsity.model.load import build_model
-from olmo_sparsity.model.relevance import attn_lrp
 from tests.support.families import SUPPORTED, build, find
 
 VOCAB = 61

@@ -33,7 +33,7 @@ forkserver.set_forkserver_preload(
     [
         "pytest",
         "olmo_sparsity.training.loop",
-        "olmo_sparsity.analysis.measurement",
+        "olmo_sparsity.analysis.measurement.measurement",
         "deepspeed",
         "deepspeed.runtime.zero.muon.original_muon",
     ]

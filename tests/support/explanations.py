@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 from olmo_sparsity import explain
-from olmo_sparsity.analysis.explanation import Explanation
+from olmo_sparsity.analysis.explain.explanation import Explanation
 from tests.support.families import SUPPORTED, build, find
 
 WORDS = [f"w{i}" for i in range(40)]

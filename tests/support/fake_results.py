@@ -16,12 +16,18 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.dependencies import measure_dependencies
-from olmo_sparsity.analysis.parts import Parts
-from olmo_sparsity.analysis.results import Meta, Results
-from olmo_sparsity.analysis.statistics import GROUPS, far_part_losses, half_of, mean_lds, summarize
-from olmo_sparsity.analysis.tables import SCHEMAS
-from olmo_sparsity.analysis.windows import Windows
+from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.measurement.parts import Parts
+from olmo_sparsity.analysis.results.dependencies import measure_dependencies
+from olmo_sparsity.analysis.results.results import Meta, Results
+from olmo_sparsity.analysis.results.statistics import (
+    GROUPS,
+    far_part_losses,
+    half_of,
+    mean_lds,
+    summarize,
+)
+from olmo_sparsity.analysis.results.tables import SCHEMAS
 
 LONG, SHORT, STRIDE = 192, 32, 16
 KS = (1, 2, 4, 8, 16)

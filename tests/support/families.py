@@ -18,8 +18,8 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.huggingface import HuggingFaceLM
 from tests.support.models import SIZES, TOKEN_IDS
 
 PAGE = Path(__file__).parents[2] / "docs/models.md"

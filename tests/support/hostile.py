@@ -8,8 +8,8 @@ from typing import Any
 import pandas as pd
 
 from olmo_sparsity import explain
-from olmo_sparsity.analysis.explanation import Explanation
-from olmo_sparsity.analysis.results import Results
+from olmo_sparsity.analysis.explain.explanation import Explanation
+from olmo_sparsity.analysis.results.results import Results
 from tests.support.explanations import FOREIGN, SHORT, TEXT, make_model, make_tokenizer
 from tests.support.fake_results import (
     META,

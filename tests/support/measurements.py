@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.analysis.documents import Documents
-from olmo_sparsity.analysis.measurement import run
-from olmo_sparsity.analysis.plan import Plan
+from olmo_sparsity.analysis.inputs.documents import Documents
+from olmo_sparsity.analysis.measurement.measurement import run
+from olmo_sparsity.analysis.measurement.plan import Plan
+from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.settings import Settings
-from olmo_sparsity.model.load import LoadedModel
 
 VOCAB = 40
 SETTINGS = Settings(

@@ -19,13 +19,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.config.sections import CheckpointConfig, RunConfig
 from olmo_sparsity.disk.lock import LOCK
 from olmo_sparsity.disk.manifest import verify_manifest
 from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.model.exchange import export
-from olmo_sparsity.model.load import load_model
 from olmo_sparsity.training import checkpoint, moments
 from olmo_sparsity.training.checkpoint import CheckpointWriter
 from olmo_sparsity.training.distributed import Processes

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
+from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.config.file import load_saved_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
-from olmo_sparsity.model.load import load_model
 from olmo_sparsity.training import start
 from olmo_sparsity.training.checkpoint import TrainerState
 from olmo_sparsity.training.engine import Engine

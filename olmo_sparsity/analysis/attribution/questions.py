@@ -1,0 +1,174 @@
+"""Say of many questions which source each statement of their answers rests on.
+
+Place in the flow: a .jsonl file of sources, questions and answers → **tables of all statements**.
+
+Each finished question is one file, so that a killed run resumes, and processes share a folder.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from olmo_sparsity.analysis.attribution.segments import Segment
+from olmo_sparsity.analysis.attribution.statements import Cost, Question, explain_sources
+from olmo_sparsity.analysis.explain.prompt import evaluating, read_text
+from olmo_sparsity.analysis.inputs.texts import open_documents
+from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.results.tables import plain, write_json
+from olmo_sparsity.analysis.settings import (
+    ModelOptions,
+    SourceSettings,
+    build,
+    refuse_unknown,
+    takes,
+)
+from olmo_sparsity.disk.files import sha256_of, writing
+from olmo_sparsity.disk.json_files import read_json, with_crc
+from olmo_sparsity.disk.work_folder import WorkFolder
+from olmo_sparsity.errors import DataError
+from olmo_sparsity.process.progress import Progress
+
+MOST_DECOYS = 200
+"""Sources of so many other texts are decoys of a question, where none are given."""
+
+
+@takes(SourceSettings, ModelOptions)
+def measure_questions(
+    model: LoadedModel,
+    questions: str | Path,
+    out: str | Path,
+    *,
+    decoys: Any = None,
+    shard: tuple[int, int] = (0, 1),
+    dry_run: bool = False,
+    **options: Any,
+) -> pd.DataFrame | Cost | None:
+    """Explain each question of a .jsonl file, a line for each: `sources`, {name: text, …} or a list
+    of texts, or as in `explain`, a Segment being {"name": …, "text": …}; `question`; `answer`, a
+    text or a list of statements, or none. Writes
+    statements.parquet and matrix.parquet into `out`, and returns the first; None: other processes
+    have questions left. `decoys`: as in `explain`, by default the sources of other questions.
+    """
+    refuse_unknown("measure with questions", options, SourceSettings, ModelOptions)
+    settings, of_model = build(SourceSettings, options), build(ModelOptions, options)
+    settings.check()
+    asked = _with_decoys(read_questions(questions), decoys)
+    with evaluating(model.model):
+        if dry_run:
+            dry = (replace(one, dry_run=True) for one in asked)
+            costs = [_explain(model, one, settings, of_model) for one in dry]
+            return Cost(sum(cost.token_forwards for cost in costs), model.num_parameters)
+        folder = WorkFolder(Path(out), "out", "identity.json")
+        folder.create("questions")
+        identity = folder.identify({
+            "model": model.fingerprint, "questions": sha256_of(Path(questions)),
+            "decoys": _fingerprint(decoys, model), "settings": asdict(settings),
+            "prefix": of_model.prefix, "dtype": model.dtype,
+        })  # fmt: skip
+        files = [folder.path / "questions" / f"{number:06d}.json" for number in range(len(asked))]
+        mine = range(len(asked))[shard[0] :: shard[1]]
+        with Progress("explaining", len(mine), "questions") as progress:
+            progress.resume_at(sum(files[number].exists() for number in mine))
+            for number in (number for number in mine if not files[number].exists()):
+                found = _explain(model, asked[number], settings, of_model)
+                answered = {"question": number, "identity": identity} | found.to_dict()
+                write_json(files[number], with_crc(plain(answered)))
+                progress.update(progress.done + 1)
+    return _sum_up(folder.path, files, identity) if all(file.exists() for file in files) else None
+
+
+def describe(statements: pd.DataFrame) -> str:
+    """Shares of verdicts, for a terminal."""
+    spelt = {"one": "one source", "either": "either of several", "both": "several together",
+             "none": "no source"}  # fmt: skip
+    lines = [f"{len(statements):,} statements of {statements.question.nunique():,} questions"]
+    shares = statements.kind.value_counts(normalize=True)
+    lines += [f"  {shares.get(kind, 0.0):6.1%} rest on {words}" for kind, words in spelt.items()]
+    return "\n".join(lines)
+
+
+def read_questions(path: str | Path) -> list[Question]:
+    found = []
+    for number, line in enumerate(read_text(str(path)).splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+            sources, question = record["sources"], record["question"]
+        except (ValueError, TypeError, KeyError) as error:
+            raise DataError(
+                f"{path}:{number} is no JSON object with sources and question "
+                f"({type(error).__name__}: {error}); correct the line"
+            ) from None
+        found.append(Question(_as_sources(sources), question, record.get("answer"), quiet=True))
+    return found
+
+
+def _as_sources(sources: Any) -> Any:
+    """Of JSON: {"name": …, "text": …} is a Segment, also within messages; a list of texts alone has
+    no names of its own."""
+    if isinstance(sources, list):
+        if all(isinstance(item, str) for item in sources):
+            return {f"source {i}": text for i, text in enumerate(sources, start=1)}
+        return [_as_sources(item) for item in sources]
+    if isinstance(sources, Mapping) and set(sources) == {"name", "text"}:
+        return Segment(sources["name"], sources["text"])
+    if isinstance(sources, Mapping) and isinstance(sources.get("content"), list):
+        return {**sources, "content": [*map(_as_sources, sources["content"])]}
+    return sources
+
+
+def _texts(sources: Any) -> list[str]:
+    """Those with a name, which are decoys of other questions."""
+    if isinstance(sources, Mapping) and not {"role", "content"} <= set(sources):
+        return list(sources.values())
+    parts = sources.get("content") if isinstance(sources, Mapping) else sources
+    if isinstance(parts, list):
+        return [text for part in parts for text in _texts(part)]
+    return [parts.text] if isinstance(parts, Segment) else []
+
+
+def _explain(
+    model: LoadedModel, asked: Question, settings: SourceSettings, options: ModelOptions
+) -> Any:
+    return explain_sources(model, asked, settings, options)
+
+
+def _with_decoys(asked: Sequence[Question], decoys: Any) -> list[Question]:
+    if decoys is not None:
+        return [replace(one, decoys=decoys) for one in asked]
+    texts = [_texts(one.sources) for one in asked]
+    given = []
+    for number, one in enumerate(asked):
+        others = [text for of_one in (*texts[number + 1 :], *texts[:number]) for text in of_one]
+        given.append(replace(one, decoys=others[:MOST_DECOYS]))
+    return given
+
+
+def _fingerprint(decoys: Any, model: LoadedModel) -> str | None:
+    """Of their text, which may change under its name."""
+    if decoys is None:
+        return None
+    given = list(decoys.values()) if isinstance(decoys, Mapping) else decoys
+    return open_documents(given, model, limit=MOST_DECOYS).fingerprint
+
+
+def _sum_up(folder: Path, files: Sequence[Path], identity: str) -> pd.DataFrame:
+    remedy = "delete it, and run again"
+    read = [read_json(file, dict, remedy) for file in files]
+    for number, (file, one) in enumerate(zip(files, read, strict=True)):
+        if (one.get("question"), one.get("identity")) != (number, identity):
+            raise DataError(f"{file} is of another question or measurement; {remedy}")
+    tables = {}
+    for name in ("statements", "matrix"):
+        rows = [pd.DataFrame(one[name]).assign(question=i) for i, one in enumerate(read)]
+        tables[name] = pd.concat(rows, ignore_index=True)
+        with writing(folder / f"{name}.parquet") as partial:
+            tables[name].to_parquet(partial)
+    return tables["statements"]

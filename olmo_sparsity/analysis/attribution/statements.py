@@ -1,0 +1,322 @@
+"""Say which source each statement of an answer rests on, or that it rests on none.
+
+from olmo_sparsity import explain
+e = explain(model, tokenizer, sources={"report.pdf": text, …}, question="…", answer=None)
+e.statements
+
+Place in the flow: tokens of sources, question and answer (segments.py) → losses → **verdicts**.
+
+Each source is shown alone, and left out alone. A decoy is another text of its length. The verdict
+goes by two numbers: what a source gives among decoys of all others, and what is lost when a decoy
+takes its place. All texts stand at the same positions, so a model that has never seen a prompt with
+sources missing is not asked about one.
+
+Dimension key: T statements, S sources, D decoys of a source, W tokens of the answer, L tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from math import factorial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from olmo_sparsity.analysis.attribution.segments import (
+    Layout,
+    SourcePrompt,
+    Sources,
+    draw_decoys,
+    read_decoys,
+)
+from olmo_sparsity.analysis.attribution.verdicts import (
+    Losses,
+    Verdict,
+    chances_of_all,
+    in_words,
+    judge,
+)
+from olmo_sparsity.analysis.explain.cost import Cost
+from olmo_sparsity.analysis.explain.prompt import evaluating
+from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.results.summary import describe_noise
+from olmo_sparsity.analysis.results.view import quoted, sentence, strong
+from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
+from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
+from olmo_sparsity.errors import ConfigError, printable
+from olmo_sparsity.process.progress import Progress
+
+NEW_TOKENS = 256
+
+
+def measure_losses(
+    scorer: Scorer,
+    layout: Layout,
+    decoys: Sequence[np.ndarray],
+    done: Callable[[int], None] = lambda source: None,
+) -> Losses:
+    """`decoys`: decoys_DL of each source."""
+    context, every = scorer.context(layout.block), range(len(decoys))
+    sets: list[tuple[int, ...]] = [(), tuple(every), *((s,) for s in every)]
+    sets += [tuple(other for other in every if other != s) for s in every]
+    losses_TR = _losses(scorer, layout, [context.set_row(layout.shown(*shown)) for shown in sets])
+    far_F, num_draws = layout.block.far_F, len(decoys[0])
+    places = [
+        first + np.arange(of.shape[1]) for first, of in zip(layout.units.first, decoys, strict=True)
+    ]
+    decoys_DF = np.tile(far_F, (num_draws, 1))
+    for places_L, decoys_DL in zip(places, decoys, strict=True):
+        decoys_DF[:, places_L] = decoys_DL
+
+    def losses(far_NF: np.ndarray) -> np.ndarray:
+        blocks = [layout.block.with_far(far) for far in far_NF]
+        return _losses(scorer, layout, [Context(block).dense_row() for block in blocks])
+
+    decoys_TD, of_sources = losses(decoys_DF), list[np.ndarray]()
+    for source, places_L in enumerate(places):
+        among_DF, without_DF = decoys_DF.copy(), np.tile(far_F, (num_draws, 1))
+        among_DF[:, places_L] = far_F[places_L]
+        without_DF[:, places_L] = decoys[source]
+        of_sources.append(losses(np.concatenate([among_DF, without_DF])))
+        done(source + 1)
+    alone_TS, left_out_TS = np.split(losses_TR[:, 2:], 2, axis=1)
+    among_TSD, without_TSD = np.split(np.stack(of_sources, axis=1), 2, axis=2)
+    return Losses(
+        losses_TR[:, 0], losses_TR[:, 1], alone_TS, left_out_TS, decoys_TD, among_TSD, without_TSD
+    )
+
+
+def _losses(scorer: Scorer, layout: Layout, rows: Sequence[Row]) -> np.ndarray:
+    """losses_TR: of each statement, in each row."""
+    losses_RW = np.stack(scorer.losses(rows)).astype(float)
+    return np.stack([losses_RW[:, first:end].sum(1) for first, end in layout.statements])
+
+
+# --- the whole ------------------------------------------------------------------------------------
+
+
+def estimate(prompt: SourcePrompt, layouts: Sequence[Layout], settings: SourceSettings) -> Cost:
+    """Counted, not tried."""
+    total = 0
+    for layout in layouts:
+        block, lengths = layout.block, layout.units.end - layout.units.first
+        num_sources, near = len(lengths), len(block.near())
+        whole = block.num_prefix + block.num_far + near
+        if settings.far_states == "contextual":
+            total += whole + near * (1 + 2 * num_sources)
+        else:
+            none = whole - int(lengths.sum())
+            total += none + whole + int((none + lengths + whole - lengths).sum())
+        total += settings.draws * (1 + 2 * num_sources) * whole
+    return Cost(total, prompt.model.num_parameters)
+
+
+@dataclass(frozen=True, eq=False)
+class Attribution:
+    """Shows as the answer with each statement in the colour of its source, as a list in a
+    terminal."""
+
+    prompt: SourcePrompt
+    layout: Layout
+    """The sources in their own order."""
+
+    settings: SourceSettings
+    losses: list[Losses]
+    """Of each order of the sources. Numbers and verdicts are of their mean."""
+
+    token_forwards: int
+    own_decoys: bool
+    """Decoys were given; without, they are prose."""
+
+    @property
+    def names(self) -> list[str]:
+        return self.prompt.names
+
+    @property
+    def texts(self) -> list[str]:
+        """Of the statements; joined they are the answer."""
+        start, texts = self.layout.block.start, self.layout.document.texts
+        return ["".join(texts[start + a : start + b]) for a, b in self.layout.statements]
+
+    @property
+    def error_rate(self) -> str:
+        """What the verdicts hold to."""
+        noise = describe_noise({"batch_noise": self.prompt.model.batch_noise})
+        kind = (
+            "if the decoys are of the kind that the sources are"
+            if self.own_decoys
+            else "if the sources are prose, as the decoys are; else give decoys of their kind"
+        )
+        counts = (
+            f"statements: {len(self.texts)}, sources: {len(self.names)}, "
+            f"decoys of each: {self.settings.draws}"
+        )
+        return (
+            "This is what the model uses, not whether a source supports the statement. "
+            f"Of the sources named, {self.settings.rate:.0%} or less are expected to be named by "
+            f"chance, on average over answers, {kind} (Benjamini–Hochberg; {counts})."
+        ) + (f" {sentence(noise)}" if noise else "")
+
+    @cached_property
+    def _judged(self) -> tuple[np.ndarray, list[Verdict]]:
+        return judge(Losses.mean(self.losses), self.settings.rate)
+
+    @cached_property
+    def matrix(self) -> pd.DataFrame:
+        """A row for each statement and source. `alone`, `left_out`: nats when it alone is shown,
+        and left out. `gives`: nats when it stands among decoys of all others; `lost`: when a decoy
+        takes its place (means; no loss counts above the usual one with decoys). `beyond_…`: for how
+        many decoys they are above 0; `p_…`: how likely one more decoy would do as well."""
+        losses, (p_2TS, _) = Losses.mean(self.losses), self._judged
+        columns = {
+            "alone": losses.none_T[:, None] - losses.alone_TS,
+            "left_out": losses.left_out_TS - losses.all_T[:, None],
+        }
+        for p_TS, name in zip(p_2TS, ("gives", "lost"), strict=True):
+            nats_TSD = getattr(losses, f"{name}_TSD")
+            beyond_TS = (nats_TSD > 0).sum(-1)
+            columns |= {name: nats_TSD.mean(-1), f"beyond_{name}": beyond_TS, f"p_{name}": p_TS}
+        keys = [range(len(self.texts)), self.names]
+        index = pd.MultiIndex.from_product(keys, names=["statement", "source"])
+        return pd.DataFrame({name: of.ravel() for name, of in columns.items()}, index)
+
+    @cached_property
+    def statements(self) -> pd.DataFrame:
+        """text; nats that all sources give, against decoys in place of all; p: how likely one more
+        set of decoys would do as well; kind (one, either, both, none); sources; verdict; orders: in
+        how many of these the verdict is the same."""
+        losses, (_, verdicts) = Losses.mean(self.losses), self._judged
+        p_T = chances_of_all(losses)
+        in_orders = [judge(part, self.settings.rate)[1] for part in self.losses]
+        rows = []
+        for number, (kind, chosen) in enumerate(verdicts):
+            nats = losses.gap_T[number]
+            names, cells = [self.names[s] for s in chosen], self.matrix.loc[number]
+            verdict = in_words(kind, cells.loc[names], nats, self.settings.draws)
+            agree = sum(of_order[number] == (kind, chosen) for of_order in in_orders)
+            if len(self.losses) > 1:
+                verdict += f"; so do {agree} of {len(self.losses)} orders by themselves"
+            text, p = self.texts[number].strip(), p_T[number]
+            rows.append((text, nats, p, kind, tuple(names), verdict, agree))
+        columns = ["text", "nats", "p", "kind", "sources", "verdict", "orders"]
+        return pd.DataFrame(rows, columns=columns)
+
+    def within(self, source: str, units: str = "sentences") -> pd.DataFrame:
+        """The parts of a source, by kind of units: for each statement, nats when one of them alone
+        is shown, and when it alone is left out of everything. They have no decoys."""
+        if source not in self.names:
+            raise ConfigError(f"no source is named {source}; there are {', '.join(self.names)}")
+        layout, number, model = self.layout, self.names.index(source), self.prompt.model.model
+        scorer = Scorer(model, far_states=self.settings.far_states)
+        first, end = int(layout.units.first[number]), int(layout.text_ends[number])
+        parts = layout.document.units(units, first, end)
+        runs = [first + parts.places(part) for part in range(len(parts))]
+        every = np.arange(layout.num_far)
+        shown = [layout.in_view, every, *(np.union1d(layout.in_view, run) for run in runs)]
+        shown += [np.delete(every, run) for run in runs]
+        with evaluating(model):
+            context = scorer.context(layout.block)
+            losses_TR = _losses(scorer, layout, [context.set_row(far) for far in shown])
+        alone_TU, without_TU = np.split(losses_TR[:, 2:], 2, axis=1)
+        texts = ["".join(layout.document.texts[run[0] : run[-1] + 1]).strip() for run in runs]
+        index = pd.MultiIndex.from_product(
+            [range(len(alone_TU)), texts], names=["statement", units]
+        )
+        columns = {"alone": losses_TR[:, :1] - alone_TU, "left_out": without_TU - losses_TR[:, 1:2]}
+        return pd.DataFrame({name: of.ravel() for name, of in columns.items()}, index)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.prompt.model.name,
+            "settings": asdict(self.settings),
+            "token_forwards": self.token_forwards,
+            "statements": self.statements.to_dict("records"),
+            "matrix": self.matrix.reset_index().to_dict("records"),
+        }
+
+    def to_html(self, path: str | Path) -> None:
+        from olmo_sparsity.analysis.report.statements_page import write_page
+
+        write_page(self, Path(path))
+
+    def describe(self, bold: bool = False) -> str:
+        """For a terminal. `bold`: whether it understands ANSI codes."""
+        lines = [
+            f"{strong(quoted(row.text), bold)}\n  {printable(row.verdict)}"
+            for row in self.statements.itertuples()
+        ]
+        return "\n".join([*lines, "", self.error_rate])
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+    def _repr_html_(self) -> str:
+        from olmo_sparsity.analysis.report.statements_page import lit_answer
+
+        return lit_answer(self)
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of sources: the arguments of `explain` that belong to them."""
+
+    sources: Sources
+    question: str | None
+    answer: str | Sequence[str] | None = None
+    candidates: Sequence[str] | None = None
+    decoys: Any = None
+    dry_run: bool = False
+    quiet: bool = False
+    """Show no progress."""
+
+
+def explain_sources(
+    model: LoadedModel, asked: Question, settings: SourceSettings, options: ModelOptions
+) -> Attribution | Cost:
+    """`explain` with sources."""
+    question, answer = asked.question, asked.answer
+    if not isinstance(question, str) or not question.strip():
+        raise ConfigError("sources need a question, which stands between them and the answer")
+    prompt = SourcePrompt.of(
+        model, asked.sources, question, asked.candidates, options.prefix, settings.chat,
+        settings.units,
+    )  # fmt: skip
+    num_sources, num_new = len(prompt.names), settings.max_new_tokens or NEW_TOKENS
+    orders = _orders(num_sources, settings)
+    if asked.dry_run:
+        unknown = [prompt.near_ids[:1] * num_new]
+        ids = unknown if answer is None else prompt.answer_ids(answer, num_new)
+        return estimate(prompt, [prompt.lay_out(ids, order) for order in orders], settings)
+    decoys = "embedded" if asked.decoys is None else asked.decoys
+    texts = read_decoys(model, prompt, decoys)
+    drawn = draw_decoys(prompt, texts, settings.draws, settings.seed)
+    ids = prompt.answer_ids(answer, num_new, asked.quiet)
+    layouts = [prompt.lay_out(ids, order) for order in orders]
+    scorer = Scorer(model.model, far_states=settings.far_states, batch_tokens=options.batch_tokens)
+    losses = list[Losses]()
+    total = num_sources * len(layouts)
+    with Progress("explaining", total, "sources", enabled=not asked.quiet) as progress:
+
+        def done(source: int) -> None:
+            progress.update(len(losses) * num_sources + source)
+
+        for layout in layouts:
+            losses += [measure_losses(scorer, layout, drawn, done)]
+    return Attribution(
+        prompt, layouts[0], settings, losses, scorer.token_forwards, asked.decoys is not None
+    )
+
+
+def _orders(num_sources: int, settings: SourceSettings) -> list[list[int]]:
+    """Their own order, then others, all different."""
+    if settings.orders > factorial(num_sources):
+        raise ConfigError(f"orders={settings.orders}: {num_sources} sources have fewer orders")
+    generator, orders = np.random.default_rng(settings.seed), [list(range(num_sources))]
+    while len(orders) < settings.orders:
+        order = generator.permutation(num_sources).tolist()
+        orders += [order] if order not in orders else []
+    return orders

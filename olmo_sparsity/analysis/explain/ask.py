@@ -1,0 +1,289 @@
+"""Explain a prediction in one text or prompt: which far-away tokens or words it depends on.
+
+from olmo_sparsity import explain
+e = explain("model", text=document, at="Katharina")
+e.check()
+
+Place in the flow: model + text → **targets evaluated** → explanation. It evaluates targets as a
+measurement does (recovery.py), with targets that are named instead of chosen.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+from torch import nn
+
+from olmo_sparsity.analysis.explain.cost import Cost, count_explanation
+from olmo_sparsity.analysis.explain.explanation import Explanation
+from olmo_sparsity.analysis.explain.prompt import Asked, Prompt, evaluating, read_text
+from olmo_sparsity.analysis.inputs.documents import Document
+from olmo_sparsity.analysis.inputs.windows import Spans, Windows
+from olmo_sparsity.analysis.measurement.plan import refuse_for_loaded
+from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, recover
+from olmo_sparsity.analysis.measurement.targets import At, first_place, largest_gaps
+from olmo_sparsity.analysis.models.load import LoadedModel, load_model, wrap_model
+from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
+from olmo_sparsity.analysis.selectors.influence import check_can_run, check_names
+from olmo_sparsity.analysis.settings import (
+    AskSettings,
+    ModelOptions,
+    SourceSettings,
+    build,
+    refuse_unknown,
+    takes,
+)
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.process.progress import Progress, say
+
+if TYPE_CHECKING:
+    from olmo_sparsity.analysis.attribution.segments import Sources
+    from olmo_sparsity.analysis.attribution.statements import Attribution, Question
+
+EXHAUSTIVE = ("add_one", "drop_one", "divergence", "greedy")
+"""Selectors that evaluate every unit."""
+
+MANY_UNITS = 4096
+"""With more of them, a cheaper selector is recommended."""
+
+
+@takes(AskSettings, SourceSettings, ModelOptions)
+def explain(
+    model: Any,
+    tokenizer: Any = None,
+    *,
+    text: str | Path | None = None,
+    at: At | None = None,
+    prompt: str | None = None,
+    target: str | None = None,
+    foreign: Any = "embedded",
+    judge: Any = None,
+    sources: Sources | None = None,
+    question: str | None = None,
+    answer: str | Sequence[str] | None = None,
+    candidates: Sequence[str] | None = None,
+    decoys: Any = None,
+    dry_run: bool = False,
+    **options: Any,
+) -> Any:
+    """Find the k far units that matter most to each target, and the loss given the first 1 … k.
+
+    `model`: a folder or hub name, or a causal LM in memory with its `tokenizer`.
+    `text`: one document, or a `Path` to read it from. `at` names targets in it: words (every
+    occurrence), a regular expression (`re.compile`), a token's number, a slice of tokens, or
+    several of these. Without it, the tokens with the largest gaps are taken.
+    `prompt` and `target`: the target is an answer to the prompt; without one the model generates
+    it, greedily. `foreign`: text for `check`, in any form that `open_documents` reads. `judge`:
+    another model, of the same tokenizer, whose losses are told of what `model` chooses.
+    `sources`, `question` and `answer`: which source each statement of the answer rests on
+    (statements.py). `sources` is {name: text, …}, or a list of Segment(name, text), of texts, which
+    stay in view, as sources do that are not among `candidates`, and of messages with these. The
+    answer is split into sentences; a list gives statements as they are. `decoys`: texts to compare
+    sources with, as `foreign`. `dry_run`: return the cost instead.
+    """
+    if sources is not None:
+        texts = None if isinstance(foreign, str) and foreign == "embedded" else foreign
+        _refuse_given(text=text, at=at, prompt=prompt, target=target, foreign=texts, judge=judge)
+        from olmo_sparsity.analysis.attribution.statements import Question
+
+        about = Question(sources, question, answer, candidates, decoys, dry_run)
+        return _with_sources(model, tokenizer, about, options)
+    _refuse_given(question=question, answer=answer, candidates=candidates, decoys=decoys)
+    refuse_unknown("explain", options, AskSettings, ModelOptions)
+    settings, of_model = build(AskSettings, options), build(ModelOptions, options)
+    settings.check()
+    check_names([settings.selector])
+    _refuse_misfits(text, at, prompt, target, settings, of_model.prefix)
+    if isinstance(text, Path):
+        text = read_text(str(text))
+    elif isinstance(text, str) and os.path.isfile(text):
+        raise ConfigError(f"text={text} is the name of a file; give Path('{text}') or its content")
+    with _evaluating(model), _evaluating(judge):
+        loaded = _load(model, tokenizer, of_model)
+        check_can_run([settings.selector], loaded.model)
+        other = None if judge is None else _load_judge(judge, tokenizer, loaded, of_model)
+        read = (
+            Prompt.of_text(loaded, text, of_model.prefix)
+            if text is not None
+            else Prompt.with_answer(loaded, str(prompt), target, of_model.prefix, settings)
+        )
+        asked = Asked.of(loaded, read, at, settings, of_model.batch_tokens, other)
+        spans = _targets_with_far_part(asked)
+        return count_explanation(asked, spans) if dry_run else _answer(asked, spans, foreign)
+
+
+def _evaluating(model: Any) -> AbstractContextManager[Any]:
+    return evaluating(model) if isinstance(model, nn.Module) else nullcontext()
+
+
+def _load_judge(
+    judge: Any, tokenizer: Any, model: LoadedModel, options: ModelOptions
+) -> LoadedModel:
+    loaded = _load(judge, tokenizer if isinstance(judge, nn.Module) else None, options)
+    one, other = (m.tokenizer.get_vocab() for m in (model, loaded) if m.tokenizer is not None)
+    if one != other:
+        raise DataError(
+            f"judge: '{loaded.name}' has another tokenizer than '{model.name}', so that their "
+            "tokens cannot be compared; give a model with the same one"
+        )
+    return loaded
+
+
+def _with_sources(
+    model: Any, tokenizer: Any, question: Question, options: dict[str, Any]
+) -> Attribution | Cost:
+    from olmo_sparsity.analysis.attribution.statements import explain_sources
+
+    refuse_unknown("explain with sources", options, SourceSettings, ModelOptions)
+    settings, of_model = build(SourceSettings, options), build(ModelOptions, options)
+    settings.check()
+    with _evaluating(model):
+        return explain_sources(_load(model, tokenizer, of_model), question, settings, of_model)
+
+
+def _refuse_given(**given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise ConfigError(
+                f"{name} does not go with the rest: of a text or prompt, give text, at, prompt, "
+                "target, foreign and judge; of sources question, answer, candidates and decoys"
+            )
+
+
+def _refuse_misfits(
+    text: Any, at: Any, prompt: Any, target: Any, settings: AskSettings, prefix: str
+) -> None:
+    """What does not go together."""
+    if (text is None) == (prompt is None):
+        raise ConfigError("give either a text or a prompt")
+    of_prompt = target is not None or settings.chat
+    if (text is None and at is not None) or (prompt is None and of_prompt):
+        raise ConfigError("`at` names places of a text; `target` and `chat` belong to a prompt")
+    if settings.max_new_tokens is not None and (prompt is None or target is not None):
+        raise ConfigError("max_new_tokens is for an answer that is generated; leave it out")
+    for name, given in (("prompt", prompt), ("target", target)):
+        if given is not None and not isinstance(given, str):
+            raise ConfigError(f"{name} must be a string, not {type(given).__name__}")
+    if text is not None and not isinstance(text, str | Path):
+        raise ConfigError(f"text must be a string, not {type(text).__name__}")
+    if settings.chat and prefix != "auto":
+        raise ConfigError(
+            f"prefix={prefix}: with `chat` the template sets how the text begins; leave it out"
+        )
+
+
+def _load(model: Any, tokenizer: Any, options: ModelOptions) -> LoadedModel:
+    if isinstance(model, str | Path):
+        if tokenizer is not None:
+            raise ConfigError(f"'{model}' brings its own tokenizer; leave yours out")
+        loaded = load_model(
+            str(model), device=options.device, dtype=options.dtype, device_map=options.device_map
+        )
+    else:
+        refuse_for_loaded(options)
+        loaded = wrap_model(model, tokenizer)
+    if loaded.tokenizer is None:
+        raise DataError(f"'{loaded.name}' has no tokenizer; give one: explain(model, tokenizer, …)")
+    return loaded
+
+
+# --- targets --------------------------------------------------------------------------------------
+
+
+def _targets_with_far_part(asked: Asked) -> Spans:
+    document, windows, units = asked.document, asked.windows, asked.settings.units
+    if asked.spans is None:
+        losses = context_losses(asked.scorer, document, windows)
+        _refuse_no_numbers(losses)
+        spans = largest_gaps(losses[losses.target >= first_place(windows, units)])
+    else:
+        spans = asked.spans
+    longest = dict(sorted(spans))  # keeps the longest of the spans with one first token
+    return _with_far_part(document, windows, list(longest.items()), units)
+
+
+def _with_far_part(document: Document, windows: Windows, spans: Spans, units: str) -> Spans:
+    first = first_place(windows, units)
+    kept = [span for span in spans if span[0] >= first]
+    if not kept:
+        raise DataError(
+            f"no target has far {units}: the text has {len(document.tokens):,} tokens, and targets "
+            f"with a far part begin at {first:,}; name a later place, lower short={windows.short}"
+            + ", or give more text"
+        )
+    if len(kept) < len(spans):
+        left_out = f"{len(spans) - len(kept)} of {len(spans)} targets"
+        say(f"{left_out} stand before token {first:,} and have no far {units}: left out")
+    return kept
+
+
+# --- the answer -----------------------------------------------------------------------------------
+
+
+def _answer(asked: Asked, spans: Spans, foreign: Any) -> Explanation:
+    """Evaluate the targets, each from its first token to one past its last."""
+    settings, windows, document = asked.settings, asked.windows, asked.document
+    num_far = windows.of_all(max(first for first, _ in spans)) - windows.short
+    if settings.selector in EXHAUSTIVE and num_far > MANY_UNITS:
+        say(
+            f"{settings.selector} evaluates each of up to {num_far:,} far tokens; add_one_nested "
+            "evaluates a few hundred"
+        )
+    scorer, before = asked.scorer, asked.scorer.token_forwards
+    cost = count_explanation(asked, spans).token_forwards
+    total = cost if settings.selector in EXHAUSTIVE else None  # others cost less than is counted
+    with Progress("explaining", total, "token-forwards") as progress:
+        scorer.after_batch = lambda: progress.update(scorer.token_forwards - before)
+        tables = recover(
+            scorer, document, windows, {DOCUMENT: np.array(spans)}, units=settings.units,
+            selectors=settings.selector, ks=range(settings.k + 1), seed=settings.seed,
+            judge=asked.judging,
+        )  # fmt: skip
+    scorer.after_batch = lambda: None
+    rows = tables["recovery"]
+    rows = rows[rows.draw == 0].set_index(["target", "k"])[["loss_set", "loss_without"]]
+    targets = pd.DataFrame(spans, columns=["target", "end"])
+    targets["text"] = ["".join(document.texts[a:b]) for a, b in spans]
+    no_units = rows.xs(0, level="k").loc[targets.target]
+    targets["loss_short"] = no_units.loss_set.to_numpy()
+    targets["loss_long"] = no_units.loss_without.to_numpy(float)
+    _refuse_no_numbers(targets)
+    far = tables["influence"].rename(
+        columns={"far_first": "first", "far_end": "end", "far_text": "text"}
+    )[["target", "rank", "first", "end", "text"]]
+    far["nats"] = _falls_alone(asked.evaluating, document, windows, targets, far)
+    targets["gap"] = targets.loss_short - targets.loss_long
+    far = far.merge(rows.rename_axis(index={"k": "rank"}).reset_index(), on=["target", "rank"])
+    return Explanation(asked, targets, far, tables, foreign, token_forwards=scorer.token_forwards)
+
+
+def _refuse_no_numbers(losses: pd.DataFrame) -> None:
+    finite = np.isfinite(losses[["loss_short", "loss_long"]].to_numpy(float)).all(axis=1)
+    if not finite.all():
+        raise DataError(
+            f"the loss of {(~finite).sum()} of {len(finite)} targets is no finite number: the "
+            "model's weights hold NaN, or its dtype overflows; look at them, or try dtype=fp32"
+        )
+
+
+def _falls_alone(
+    scorer: Scorer, document: Document, windows: Windows, targets: pd.DataFrame, far: pd.DataFrame
+) -> pd.Series:
+    """The fall in loss when each far unit alone is added, whatever the selector's score is."""
+    nats = pd.Series(0.0, far.index)
+    for target in targets.itertuples():
+        block = windows.block(document.tokens, target.target, target.end)
+        context, units = scorer.context(block), far[far.target == target.target]
+        alone = [
+            context.set_row(np.arange(first, end) - block.first)
+            for first, end in zip(units["first"], units["end"], strict=True)
+        ]
+        losses = np.array([loss_W.sum() for loss_W in scorer.losses(alone)])
+        nats[units.index] = target.loss_short - losses
+    return nats

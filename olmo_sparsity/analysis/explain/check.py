@@ -1,0 +1,210 @@
+"""Check an explanation by evaluating unrelated texts in place of the far part.
+
+Place in the flow: explanation → **check**.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from olmo_sparsity.analysis.explain.prompt import Asked
+from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
+from olmo_sparsity.analysis.inputs.texts import open_documents
+from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, PLACEBO, recover
+from olmo_sparsity.analysis.measurement.targets import first_place, largest_gaps
+from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.results.statistics import interval, resample_weights
+from olmo_sparsity.analysis.results.view import places, quoted
+from olmo_sparsity.analysis.scoring.induction import repetition_drop
+from olmo_sparsity.analysis.scoring.scorer import context_losses
+from olmo_sparsity.analysis.settings import MIN_GAP
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.process.progress import Progress
+
+SAME_TEXT = 32
+"""Tokens in a row that two texts share if one has something of the other."""
+
+PASSAGE = 128
+"""Tokens of the passages that the induction check repeats."""
+
+
+@dataclass(frozen=True, repr=False)
+class Check:
+    """How much k units of unrelated texts, chosen by the same selector, lower the losses."""
+
+    table: pd.DataFrame
+    """One row per target. `own` and `foreign`: nats by which the k units lower its loss (foreign:
+    the mean over draws; `foreign_most`: the largest). `better`: the number of draws that do at
+    least as well as the own units."""
+
+    draws: int
+    k: int
+    excess: tuple[float, float, float]
+    """Own minus foreign, in nats a target, with its 95% interval over draws. It holds for these
+    targets, which are no sample of others."""
+
+    share: float
+    """Excess as a share of the gap; NaN if the far tokens raise the loss of a target."""
+
+    placebo: float | None
+    """The excess of the targets that an unrelated text seems to help most. None: targets were
+    named, not chosen by their gap."""
+
+    induction: dict[str, Any]
+    apart: int
+    """How many times the unrelated text is as long as the text; if below `draws`, draws overlap."""
+
+    tables: dict[str, pd.DataFrame]
+    """The tables of `recover`, of own far parts and of unrelated texts."""
+
+    def to_dict(self) -> dict[str, Any]:
+        given = asdict(replace(self, tables={})) | {"table": self.table.to_dict("records")}
+        return {name: value for name, value in given.items() if name != "tables"}
+
+    @property
+    def num_beyond(self) -> int:
+        """Targets whose far tokens lower the loss, and their units by more than those of every
+        unrelated text."""
+        lower = (self.table.gap > 0) & (self.table.own > 0)
+        return int((lower & (self.table.better == 0)).sum())
+
+    @property
+    def verdict(self) -> str:
+        text = (
+            f"{self.num_beyond} of {len(self.table)} targets depend on their far units more than "
+            "on those of any unrelated text"
+        )
+        hurt = int((self.table.gap <= 0).sum())
+        return text + (f"; {hurt} lose by all their far tokens together" if hurt else "")
+
+    @property
+    def summary(self) -> str:
+        value, low, high = self.excess
+        text = f"excess {value:+.2f} nats a target [{low:+.2f}, {high:+.2f}]"
+        if np.isfinite(self.share):
+            text += f", {self.share:.2f} of the gap"
+        if self.placebo is not None:
+            text += f"; of placebo targets {self.placebo:+.2f}: net {value - self.placebo:+.2f}"
+        return text
+
+    @property
+    def warning(self) -> str:
+        """Reasons to distrust the check; empty if there are none."""
+        reasons = []
+        if self.apart < self.draws:
+            reasons.append(
+                f"the {self.draws} unrelated texts overlap: there is text for {self.apart}; give "
+                "more (--foreign), or fewer draws"
+            )
+        if not self.induction["has_induction"]:
+            less = self.induction["drop"] / max(self.induction["loss_first"], 1e-9)
+            reasons.append(
+                "this model copies little from its context (a passage that is repeated costs it "
+                f"only {less:.0%} less); such models mostly gain fewer nats from far text"
+            )
+        return "; ".join(reasons)
+
+    def __repr__(self) -> str:
+        lines = [
+            f"check: {self.draws} unrelated texts in place of the far part, {self.k} units chosen "
+            "in each by the same rule"
+        ]
+        for row in self.table.itertuples():
+            lines.append(
+                f"  {quoted(row.text)} ({places(row.target, row.end)}): own {row.own:+.2f} nats, "
+                f"unrelated {row.foreign:+.2f} (at most {row.foreign_most:+.2f}); {row.better} of "
+                f"{self.draws} do as well"
+            )
+        lines += [f"  {line}" for line in (self.summary, self.verdict, self.warning) if line]
+        return "\n".join(lines)
+
+
+def check(asked: Asked, targets: pd.DataFrame, foreign: Any, draws: int = 8) -> Check:
+    """`targets`: those of an explanation. `foreign`: text in any form that open_documents reads."""
+    model, scorer, document, windows = asked.model, asked.scorer, asked.document, asked.windows
+    settings, chosen_by_gap = asked.settings, asked.spans is None
+    if draws < 2:
+        raise ConfigError(f"draws={draws} must be at least 2")
+    others = _unrelated(model, foreign, document)
+    apart = len(others[0].tokens) // len(document.tokens)
+    controls = Controls(others, windows, num_draws=draws, seed=settings.seed)
+    parts = {DOCUMENT: targets[["target", "end"]].to_numpy()}
+    if chosen_by_gap:
+        losses = context_losses(scorer, document, windows, controls)
+        losses = losses[losses.target >= first_place(windows, settings.units)]
+        parts[PLACEBO] = np.array(largest_gaps(losses, "placebo_loss_long"))
+    k = settings.k
+    with Progress("checking", sum(map(len, parts.values())), "targets") as progress:
+        tables = recover(
+            scorer, document, windows, parts, units=settings.units, selectors=settings.selector,
+            ks=range(k + 1), controls=controls, seed=settings.seed, judge=asked.judging,
+            done=progress.update,
+        )  # fmt: skip
+    rows = tables["recovery"]
+    falls = rows.pivot_table("loss_set", ["far_part", "target", "control", "draw"], "k")
+    falls_N = falls[0] - falls[k]
+    own, unrelated = (falls_N.xs(control, level="control") for control in ("own", "foreign"))
+    own, unrelated = own.groupby(["far_part", "target"]).mean(), unrelated.unstack("draw")
+    excess = own - unrelated.mean(axis=1)
+    named = targets.set_index("target")
+    draws_of = unrelated.loc[DOCUMENT]
+    table = named[["end", "text", "gap"]].assign(
+        own=own.loc[DOCUMENT], foreign=draws_of.mean(axis=1), foreign_most=draws_of.max(axis=1),
+        better=(draws_of.ge(own.loc[DOCUMENT], axis=0)).sum(axis=1),
+    ).reset_index()  # fmt: skip
+    value, gap = float(excess.loc[DOCUMENT].mean()), table.gap
+    return Check(
+        table, draws, k,
+        excess=_interval(own.loc[DOCUMENT], draws_of, settings.seed),
+        share=value / gap.mean() if gap.min() > 0 and gap.mean() > MIN_GAP else float("nan"),
+        placebo=float(excess.loc[PLACEBO].mean()) if chosen_by_gap else None,
+        induction=repetition_drop(asked.evaluating, _passages(others), PASSAGE),
+        apart=apart,
+        tables=tables,
+    )  # fmt: skip
+
+
+def _interval(own: pd.Series, foreign: pd.DataFrame, seed: int) -> tuple[float, float, float]:
+    excess_D = (own.to_numpy()[:, None] - foreign.to_numpy()).mean(0)
+    resampled_R = resample_weights(len(excess_D), seed) @ excess_D / len(excess_D)
+    return interval(resampled_R, float(excess_D.mean()))
+
+
+def _unrelated(model: LoadedModel, foreign: Any, document: Document) -> Documents:
+    """Documents joined to a text long enough to draw far parts from. Documents that share a passage
+    with the explained text are left out, as they may be the same text."""
+    length = len(document.tokens)
+    wanted, texts, num_tokens = max(20 * length, 20_000), [], 0
+    own = set(passages(document.tokens))
+    for other in open_documents(foreign, model, limit=max(2, wanted // 50)):
+        if not own.isdisjoint(passages(other.tokens)):
+            continue
+        texts.append(other.tokens)
+        num_tokens += len(other.tokens)
+        if num_tokens >= wanted:
+            break
+    if num_tokens < length:
+        raise DataError(
+            f"the check needs {length:,} tokens of unrelated text, and the text for it has "
+            f"{num_tokens:,} that share no passage with this one; give more (foreign=…)"
+        )
+    return Documents("unrelated text", [Document(np.concatenate(texts), number=1,
+                                                 tokenizer=model.tokenizer)])  # fmt: skip
+
+
+def passages(tokens: np.ndarray, length: int = SAME_TEXT) -> Iterator[bytes]:
+    """All runs of `length` tokens, or the text itself if it is shorter."""
+    tokens = tokens.astype("<i8")
+    last = max(1, len(tokens) - length + 1)
+    return (tokens[first : first + length].tobytes() for first in range(last))
+
+
+def _passages(others: Documents) -> list[Document]:
+    tokens = others[0].tokens
+    starts = range(0, min(len(tokens) - PASSAGE, 16 * PASSAGE), PASSAGE)
+    return [Document(tokens[start : start + PASSAGE]) for start in starts]

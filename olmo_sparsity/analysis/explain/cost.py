@@ -1,0 +1,55 @@
+"""Count what an explanation costs, without running it.
+
+Place in the flow: beneath `explain(…, dry_run=True)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from olmo_sparsity.analysis.explain.prompt import Asked
+from olmo_sparsity.analysis.inputs.windows import Spans
+
+
+@dataclass(frozen=True)
+class Cost:
+    token_forwards: int
+    num_parameters: int
+
+    @property
+    def flops(self) -> float:
+        return 2.0 * self.num_parameters * self.token_forwards
+
+    def __str__(self) -> str:
+        return (
+            f"token-forwards  {self.token_forwards:,}\n"
+            f"FLOPs           {self.flops:.2e} (2 per parameter): {self.flops / 4e14:,.1f} s of a "
+            "GPU that does 400 TFLOP/s"
+        )
+
+
+def count_explanation(asked: Asked, spans: Spans) -> Cost:
+    """For a rule that evaluates every unit; others cost less. A check asks as much of each
+    unrelated text."""
+    settings, windows = asked.settings, asked.windows
+    is_contextual, total, longest = settings.far_states == "contextual", 0, 0
+    for first, end in spans:
+        block = windows.block(asked.document.tokens, first, end)
+        units = asked.document.units(settings.units, block.first, block.first + block.num_far)
+        widths, near = units.end - units.first, len(block.near())
+        longest = max(longest, block.num_prefix + block.num_far)
+        width, every = 0.0, near
+        if not is_contextual:
+            width, every = float(widths.mean()), near + block.num_prefix + block.num_far
+            near += block.num_prefix
+        row = near + width
+        if settings.selector == "drop_one":
+            total += every * len(units)
+        elif settings.selector == "greedy":  # each round beside those chosen before
+            total += int((near + width * (settings.k + 1) / 2) * len(units) * settings.k)
+        else:
+            total += int(row * len(units))
+        # The long window, the first 0 … k units, without them, and each alone.
+        total += int(every * (settings.k + 1) + row * (2 * settings.k + 1))
+    total += longest if is_contextual else 0
+    return Cost(total, asked.model.num_parameters)

@@ -1,0 +1,222 @@
+"""What `explain` answers: targets with their far units, shown, checked, kept in a file.
+
+Place in the flow: evaluated targets (ask.py) → **explanation** → page. It keeps no model in a file.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from olmo_sparsity.analysis.explain.check import Check, check
+from olmo_sparsity.analysis.explain.prompt import Asked, evaluating
+from olmo_sparsity.analysis.inputs.documents import Document
+from olmo_sparsity.analysis.inputs.windows import Spans, Windows
+from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.results.results import Meta, Results
+from olmo_sparsity.analysis.results.summary import describe_noise
+from olmo_sparsity.analysis.results.tables import SCHEMAS
+from olmo_sparsity.analysis.results.view import Shown
+from olmo_sparsity.analysis.settings import AskSettings
+from olmo_sparsity.disk.files import refuse_suffix, write_atomically
+from olmo_sparsity.disk.json_files import read_json
+from olmo_sparsity.errors import ConfigError, DataError
+
+_KEPT = ("units", "selector", "k", "far_states", "seed")
+
+
+@dataclass
+class Explanation:
+    """Shows as the text with highlighted far units in a notebook, as a list in a terminal."""
+
+    asked: Asked = field(repr=False)
+    targets: pd.DataFrame
+    """target, end (tokens), text, loss_short, loss_long, gap."""
+
+    far: pd.DataFrame
+    """target, rank, first, end, text of a far unit; nats: the fall in loss when it alone is added;
+    loss_set: the loss with it and all units before it in rank; loss_without: the loss with the long
+    window without these."""
+
+    tables: dict[str, pd.DataFrame] = field(repr=False)
+    """The tables of `recover`, as in a measurement (docs/formats.md)."""
+
+    foreign: Any = field(repr=False, default="embedded")
+    checked: Check | None = None
+    token_forwards: int = 0
+    """What it cost, without the check."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"asked": self.asked.without_model(), "foreign": None}
+
+    @property
+    def model(self) -> LoadedModel:
+        return self.asked.model
+
+    @property
+    def document(self) -> Document:
+        return self.asked.document
+
+    @property
+    def windows(self) -> Windows:
+        return self.asked.windows
+
+    @property
+    def settings(self) -> AskSettings:
+        return self.asked.settings
+
+    @property
+    def chosen_by_gap(self) -> bool:
+        """Targets were chosen by their outcome instead of named."""
+        return self.asked.spans is None
+
+    @property
+    def results(self) -> Results:
+        """The same as tables of a measurement of one document. Its targets are in no target set."""
+        settings, check, texts = self.settings, self.checked, self.document.texts
+        tokens = {"place": range(len(texts)), "token_id": self.document.tokens, "text": texts}
+        tables = {"tokens": pd.DataFrame(tokens), "losses": self.targets}
+        # The tables of the check have both the own far part and the unrelated texts.
+        tables |= {n: (check or self).tables[n] for n in ("influence", "recovery")}
+        meta = Meta(
+            model=self._about_model,
+            windows=asdict(self.windows) | {"far_states": settings.far_states},
+            units=[settings.units], selectors=[settings.selector], seed=settings.seed,
+            controls={"draws": check.draws} if check else {},
+            targets={"chosen_by_gap": self.chosen_by_gap},
+        )  # fmt: skip
+        empty = {name: pd.DataFrame(columns=schema.names) for name, schema in SCHEMAS.items()}
+        given = {name: rows.assign(document=0) for name, rows in tables.items()}
+        return Results(**empty | given, meta=meta)
+
+    @property
+    def _about_model(self) -> dict[str, Any]:
+        named, judge = ("name", "num_parameters", "batch_noise"), self.asked.judge
+        about = {name: getattr(judge or self.model, name) for name in named}
+        return about if judge is None else about | {"name": self._judged}
+
+    @property
+    def _judged(self) -> str:
+        judge = self.asked.judge
+        return "" if judge is None else f"{judge.name}, by units that {self.model.name} chose"
+
+    def top(self, n: int | None = None) -> pd.DataFrame:
+        """The first n units of every target."""
+        if n is not None and n < 1:
+            raise ConfigError(f"top({n}): give a number of units from 1 up")
+        rows = self.far[self.far["rank"] <= (n or self.settings.k)]
+        rows = rows.assign(unit=rows["first"].astype(str) + "–" + (rows["end"] - 1).astype(str))
+        single = rows["end"] - rows["first"] == 1
+        rows.loc[single, "unit"] = rows["first"].astype(str)
+        rows = rows.assign(back=rows.target - rows["first"]).rename(columns={"first": "place"})
+        return rows[
+            ["target", "rank", "unit", "text", "place", "back", "nats", "loss_set", "loss_without"]
+        ]
+
+    def check(self, draws: int = 8, foreign: Any = None) -> Check:
+        """Evaluate the same targets with unrelated texts in place of the far part. `foreign`: these
+        texts (default: those given to `explain`)."""
+        if foreign is not None:
+            self.foreign = foreign
+        if self.asked.scorer is None:
+            raise ConfigError("an explanation that was read back has no model: explain again")
+        with evaluating(self.model.model), evaluating((self.asked.judge or self.model).model):
+            self.checked = check(self.asked, self.targets, self.foreign, draws)
+        return self.checked
+
+    def to_dict(self) -> dict[str, Any]:
+        settings = self.settings
+        return {
+            "model": self.model.name,
+            "num_parameters": self.model.num_parameters,
+            "batch_noise": self.model.batch_noise,
+            "judge": self.asked.judge.name if self.asked.judge else None,
+            "text": "".join(self.document.texts),
+            "texts": self.document.texts,
+            "token_ids": self.document.tokens.tolist(),
+            "windows": asdict(self.windows),
+            **{name: getattr(settings, name) for name in _KEPT},
+            "chosen_by_gap": self.chosen_by_gap,
+            "token_forwards": self.token_forwards,
+            "targets": self.targets.to_dict("records"),
+            "far": self.far.to_dict("records"),
+            "check": self.checked.to_dict() if self.checked else None,
+            "tables": {
+                name: (self.checked or self).tables[name].to_dict("list")
+                for name in ("influence", "recovery")
+            },
+        }
+
+    def to_html(self, path: str | Path) -> None:
+        from olmo_sparsity.analysis.report.report import write_explanation
+
+        write_explanation(self, Path(path))
+
+    def save(self, path: str | Path) -> None:
+        """Write a .json file, which `read_explanation` reads, or a .parquet file: a row for each
+        far unit, with the columns of its target."""
+        refuse_suffix("path", path, ".json", ".parquet")
+        if Path(path).suffix == ".json":
+            return write_atomically(Path(path), to_json(self))
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        targets = self.targets.rename(columns={"text": "target_text", "end": "target_end"})
+        self.far.merge(targets, on="target").to_parquet(path)
+
+    @property
+    def shown(self) -> Shown:
+        return Shown(self.document.texts, self.targets, self.far, self.windows.short)
+
+    def describe(self, bold: bool = False) -> str:
+        """For a terminal. `bold`: whether it understands ANSI codes."""
+        checked = "" if self.checked is None else str(self.checked)
+        judged = f"losses of {self._judged}" if self._judged else ""
+        parts = (judged, self.shown.describe(bold), describe_noise(self._about_model), checked)
+        return "\n\n".join(filter(None, parts))
+
+    def __repr__(self) -> str:
+        return self.describe()
+
+    def _repr_html_(self) -> str:
+        return self.shown._repr_html_()
+
+
+def read_explanation(path: str | Path) -> Explanation:
+    """What `save` and --json wrote, without its model: to show, as a page or as tables."""
+    told = read_json(Path(path), dict, "write it again (save, --json)")
+    try:
+        document = Document(np.array(told["token_ids"], dtype=np.int64))
+        document.texts = told["texts"]
+        of_model = (told["num_parameters"], None, None, told["batch_noise"])
+        # Of a model that was asked elsewhere, only what is shown of it is known.
+        named, judge = (
+            name and LoadedModel(None, None, name, *of_model)  # type: ignore[arg-type]
+            for name in (told["model"], told.get("judge"))
+        )
+        settings = AskSettings(**{n: told[n] for n in _KEPT})
+        spans: Spans | None = None if told["chosen_by_gap"] else []
+        windows = Windows(**told["windows"] | {"prefix": tuple(told["windows"]["prefix"])})
+        asked = Asked(named, None, document, windows, settings, spans, judge)  # type: ignore[arg-type]
+        tables = {name: pd.DataFrame(rows) for name, rows in told["tables"].items()}
+        check = told["check"]
+        if check is not None:
+            given = {name: math.nan if value is None else value for name, value in check.items()}
+            given |= {"table": pd.DataFrame(check["table"]), "placebo": check["placebo"]}
+            check = Check(**given | {"excess": tuple(check["excess"]), "tables": tables})
+        return Explanation(
+            asked, pd.DataFrame(told["targets"]), pd.DataFrame(told["far"]), tables,
+            checked=check, token_forwards=told["token_forwards"],
+        )  # fmt: skip
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise DataError(f"{path} holds no explanation ({error!r}); write it again") from None
+
+
+def to_json(explanation: Explanation) -> str:
+    from olmo_sparsity.analysis.results.tables import plain
+
+    return json.dumps(plain(explanation.to_dict()), ensure_ascii=False, indent=1)

@@ -1,0 +1,246 @@
+"""Read the text or prompt that an explanation is about, and generate an answer to a prompt.
+
+Place in the flow: text or prompt → **document with its windows and targets** → explanation.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from olmo_sparsity.analysis.inputs.documents import Document
+from olmo_sparsity.analysis.inputs.records import LARGEST_DOCUMENT
+from olmo_sparsity.analysis.inputs.windows import Spans, Windows
+from olmo_sparsity.analysis.measurement.targets import At, find_spans
+from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.analysis.settings import AskSettings
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.process.progress import say
+
+SHORT = 32
+
+NEW_TOKENS = 32
+
+PLACEHOLDER = "⟦the prompt⟧"
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A text as token IDs, and the place of the answer if it is a prompt with one."""
+
+    tokens: list[int]
+    prefix_ids: list[int]
+    answer: tuple[int, int] | None = None
+    num_closing: int = 0
+    """Tokens that a chat template puts between prompt and answer."""
+
+    @staticmethod
+    def of_text(model: LoadedModel, text: str, prefix: str) -> Prompt:
+        return Prompt(model.encode([text])[0], model.prefix_ids(prefix))
+
+    @staticmethod
+    def with_answer(
+        model: LoadedModel, prompt: str, target: str | None, prefix: str, settings: AskSettings
+    ) -> Prompt:
+        prefix_ids, closing = model.prefix_ids(prefix), list[int]()
+        before = model.encode([prompt])[0]
+        if settings.chat:
+            prefix_ids, before, closing = chat_ids(model, prompt)
+            before = before + closing
+        if not before:
+            raise DataError("the prompt is empty; give one for the answer to depend on")
+        if target is None:
+            most = settings.max_new_tokens or NEW_TOKENS
+            after = generate(model, [*prefix_ids, *before], most)
+        else:
+            after = model.encode([target])[0]
+        if not after:
+            raise DataError("the target is empty, or the model ends the text at once; give one")
+        answer = (len(before), len(before) + len(after))
+        return Prompt([*before, *after], prefix_ids, answer, len(closing))
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked: a document, its windows, and targets in it."""
+
+    model: LoadedModel
+    scorer: Scorer
+    document: Document
+    windows: Windows
+    settings: AskSettings
+    spans: Spans | None
+    """None: those of the largest gaps are to be chosen."""
+
+    judge: LoadedModel | None = None
+    """Another model, whose losses are told with the units that `model` ranks."""
+
+    judging: Scorer | None = None
+
+    @staticmethod
+    def of(
+        model: LoadedModel,
+        prompt: Prompt,
+        at: At | None,
+        settings: AskSettings,
+        batch_tokens: int | None = None,
+        judge: LoadedModel | None = None,
+    ) -> Asked:
+        tokens, answer, short = prompt.tokens, prompt.answer, settings.short
+        document = Document(np.array(tokens, dtype=np.int64), tokenizer=model.tokenizer)
+        if short is None:
+            quarter = max(1, (answer[0] if answer else len(tokens)) // 4)
+            short = max(prompt.num_closing, min(SHORT, quarter))
+        spans = [answer] if answer else None if at is None else find_spans(document, at)
+        last = max((end for _, end in spans), default=0) if spans else len(tokens)
+        longest = max((end - first for first, end in spans or []), default=1)
+        windows = Windows("all", short, prefix=tuple(prompt.prefix_ids))
+        if settings.long != "all":
+            windows = replace(windows, most=settings.long)
+        if model.max_positions is not None:
+            most = model.max_positions - len(windows.prefix) - longest + 1
+            if last - longest > most and most < (windows.most or math.inf):
+                say(f"the text is longer than the model takes: long windows of {most:,} tokens")
+                windows = replace(windows, most=most)
+        windows.check()
+        scorers = []
+        for one in (model, judge or model):
+            one.check_positions(replace(windows, stride=longest).num_positions(last))
+            scorers.append(
+                Scorer(one.model, far_states=settings.far_states, batch_tokens=batch_tokens)
+            )
+        judging = None if judge is None else scorers[1]
+        return Asked(model, scorers[0], document, windows, settings, spans, judge, judging)
+
+    @property
+    def evaluating(self) -> Scorer:
+        return self.judging or self.scorer
+
+    def without_model(self) -> Asked:
+        """What a file or another process keeps: enough to show an answer, not to ask again. Its
+        type still promises a model, which none of what shows an answer touches."""
+        named, judge = (
+            one and replace(one, model=None, find_transformers_tokenizer=type(None))  # type: ignore[arg-type]
+            for one in (self.model, self.judge)
+        )
+        return replace(self, model=named, scorer=None, judge=judge, judging=None)  # type: ignore[arg-type]
+
+
+def read_text(path: str, inline: bool = False) -> str:
+    """Read a file, or standard input for `-`; with `inline`, only if the name begins with @."""
+    if inline and not path.startswith("@"):
+        return path
+    path = path.removeprefix("@") if inline else path
+    try:
+        with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
+            raw = file.read(LARGEST_DOCUMENT + 1)
+        if len(raw) > LARGEST_DOCUMENT:
+            raise DataError(f"{path} has more than {LARGEST_DOCUMENT:,} bytes; give a part of it")
+        text = raw.decode("utf-8-sig")
+    except OSError as error:
+        reason = error.strerror or error
+        raise DataError(f"{path} cannot be read: {reason}; give one file of text") from None
+    except UnicodeDecodeError:
+        raise DataError(f"{path} is not text in UTF-8; convert it first") from None
+    if not text.strip():
+        raise DataError(f"{path} is empty")
+    return text
+
+
+@contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """In evaluation mode, and as it was afterwards."""
+    training = [module for module in model.modules() if module.training]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+# --- tokens ---------------------------------------------------------------------------------------
+
+
+def chat_ids(model: LoadedModel, prompt: str) -> tuple[list[int], list[int], list[int]]:
+    """Token IDs before the prompt in the chat template, of the prompt, and after it."""
+
+    def shown(content: str) -> str:
+        return through_template(model, [{"role": "user", "content": content}])
+
+    # A unique placeholder shows where the template puts the prompt.
+    before, separator, after = shown(PLACEHOLDER).partition(PLACEHOLDER)
+    text = shown(prompt)
+    inside = text[len(before) : len(text) - len(after)]
+    if not separator or text != before + inside + after or inside.strip() != prompt.strip():
+        raise DataError("the chat template changes the prompt; write the whole text into --prompt")
+    return model.encode([before])[0], model.encode([inside])[0], model.encode([after])[0]
+
+
+def through_template(model: LoadedModel, messages: list[dict[str, str]]) -> str:
+    """The messages as the tokenizer's chat template writes them, up to where the answer begins."""
+    tokenizer = model.transformers_tokenizer
+    if not getattr(tokenizer, "chat_template", None):
+        raise ConfigError(f"chat: the tokenizer of '{model.name}' has no chat template")
+    try:
+        return str(
+            tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+        )
+    except Exception as error:  # the template's own errors, and any of a broken one
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise DataError(
+            f"the chat template of '{model.name}' does not take a prompt ({reason}); write the "
+            "whole text into --prompt"
+        ) from None
+
+
+@torch.no_grad()
+def generate(
+    model: LoadedModel,
+    tokens: list[int],
+    max_new_tokens: int,
+    done: Callable[[list[int]], None] = lambda generated: None,
+) -> list[int]:
+    """Greedy, up to the model's end-of-text token. `done` is called after each token."""
+    lm: Any = model.model
+    ends = _end_ids(model)
+    cache, generated = lm.new_cache(), list[int]()
+    device = model.device
+    inputs = torch.tensor([tokens], device=device)
+    positions = torch.arange(len(tokens), device=device)[None]
+    for _ in range(max_new_tokens):
+        hidden = lm.hidden(inputs, positions, cache=cache)
+        best = int(lm.unembed(hidden[:, -1]).argmax())
+        if best in ends:
+            break
+        generated.append(best)
+        done(generated)
+        inputs = torch.tensor([[best]], device=device)
+        positions = positions[:, -1:] + 1
+    else:
+        say(f"the answer ends at {max_new_tokens} tokens (max_new_tokens), unfinished")
+    return generated
+
+
+def _end_ids(model: LoadedModel) -> set[int]:
+    lm: Any = model.model
+    inner = getattr(lm, "model", None)
+    configs = [getattr(owner, "config", None) for owner in (lm, inner)]
+    # Some chat models name the end of a turn there only.
+    configs.append(getattr(inner, "generation_config", None))
+    sources = (model.transformers_tokenizer, *configs)
+    ids: list[Any] = [getattr(source, "eos_token_id", None) for source in sources]
+    found = [token for of_one in ids for token in np.atleast_1d(of_one) if token is not None]
+    if wrong := [token for token in found if not isinstance(token, int | np.integer)]:
+        raise ConfigError(f"eos_token_id of '{model.name}' is {wrong[0]!r:.60}, no token; mend it")
+    return set(map(int, found))

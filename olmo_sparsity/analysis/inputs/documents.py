@@ -1,0 +1,304 @@
+"""Documents as token IDs of the measured model, their texts, and the unrelated ones of controls.
+
+Place in the flow: sources → **documents** → windows. Never imports torch.
+
+Dimension key: L tokens of a document, F far places.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from olmo_sparsity.analysis.inputs.windows import Block, Spans, Units, Windows, span_width
+from olmo_sparsity.analysis.settings import Control
+from olmo_sparsity.errors import DataError
+
+_BEGINNINGS = {
+    "words": r"(?<!\S)\S",
+    "sentences": r"(?:^|[.!?][\"'”’)\]]*\s+|\n\s*\n)\s*\S",
+    "paragraphs": r"(?:^|\n\s*\n)\s*\S",
+}
+"""A word, sentence or paragraph begins with the last character of a match."""
+
+
+@dataclass(eq=False)
+class Document:
+    tokens: np.ndarray
+    number: int = 0
+    """Its index in its source, which also seeds its random draws."""
+
+    group: str = ""
+    """Documents of one group share text (passages of one article), and never serve as foreign text
+    for each other. Empty: it shares text with its copies alone."""
+
+    tokenizer: Tokenizer | None = field(default=None, repr=False)
+    truth: np.ndarray | None = None
+    """Places of the marks of a planted dependency; empty in the copy without marks; None: nothing
+    is planted."""
+
+    name: str = ""
+    """Its file and record number, or its title."""
+
+    target: int | None = None
+    """Of a record of prompt and target: the first place of the target."""
+
+    @cached_property
+    def origin(self) -> str | bytes:
+        """Equal for documents that share text."""
+        return self.group or hashlib.sha256(self.tokens.tobytes()).digest()
+
+    @cached_property
+    def texts(self) -> list[str]:
+        """The text of each token; joined they are the document."""
+        if self.tokenizer is None:
+            return [""] * len(self.tokens)
+        return token_texts(self.tokenizer, self.tokens.tolist())
+
+    def units(self, kind: str, first: int, end: int) -> Units:
+        """Units of the places first … end − 1, counted from `first`."""
+        width = span_width(kind)
+        if width is not None:
+            return Units.of_spans(end - first, width)
+        return Units.of_runs(self._runs[kind][first:end])
+
+    @cached_property
+    def _runs(self) -> dict[str, np.ndarray]:
+        """For each token the numbers of its word, sentence and paragraph."""
+        if self.tokenizer is None:
+            raise DataError(
+                "words, sentences and paragraphs need the text of each token, and the model has no "
+                "tokenizer; "
+                "use units of tokens or spans"
+            )
+        text, inside_L = "".join(self.texts), first_characters(self.texts)
+        begins = {
+            kind: [match.end() - 1 for match in re.finditer(pattern, text)]
+            for kind, pattern in _BEGINNINGS.items()
+        }
+        return {kind: np.searchsorted(at, inside_L, side="right") for kind, at in begins.items()}
+
+
+@dataclass(frozen=True)
+class Documents(Sequence[Document]):
+    name: str
+    items: list[Document] = field(repr=False)
+    num_training: int = 0
+    """Documents left out because the model was trained on them."""
+
+    num_too_short: int = 0
+    """Documents left out because they are too short to plant in."""
+
+    grouped_by: str = ""
+    """The field that groups them, which decides what is foreign to what. Empty: their source."""
+
+    @staticmethod
+    def of(texts: Sequence[np.ndarray], name: str = "documents") -> Documents:
+        return Documents(name, [Document(text, number) for number, text in enumerate(texts)])
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def __getitem__(self, number: int) -> Document:  # type: ignore[override] # slices are not used
+        return self.items[number]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(self.grouped_by.encode())
+        for document in self.items:
+            tokens = document.tokens.astype("<u4")
+            digest.update(len(tokens).to_bytes(8, "little") + tokens.tobytes())
+            if document.truth is not None:
+                digest.update(document.truth.astype("<u4").tobytes())
+        return digest.hexdigest()
+
+    @property
+    def have_targets(self) -> bool:
+        return self.items[0].target is not None
+
+    @property
+    def are_planted(self) -> bool:
+        return self.items[0].truth is not None
+
+
+def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """One string per token; joined they are `tokenizer.decode(ids)`, special tokens included.
+
+    A character may be spread over several tokens. It belongs to the token that completes it; the
+    tokens before hold the empty string. (U+FFFD, which an incomplete character is decoded as,
+    belongs to the first of its own tokens.)
+    """
+    ids = [int(token_id) for token_id in ids]
+    text = tokenizer.decode(ids, skip_special_tokens=False)
+    texts: list[str] = []
+    # The text of a token depends on its neighbours (a space dropped at the start, bytes that join),
+    # so each is decoded after the few before it, from `first` to `done`, whose text is known.
+    first, done, known, at = 0, 0, 0, 0
+    for end in range(1, len(ids)):
+        new = tokenizer.decode(ids[first:end], skip_special_tokens=False)[known:]
+        complete = new
+        while not text.startswith(complete, at):  # ends with an incomplete character
+            complete = complete[:-1]
+        texts.append(complete)
+        at += len(complete)
+        known += len(complete)
+        if complete and complete == new:
+            first, done = done, end
+            known = len(tokenizer.decode(ids[first:done], skip_special_tokens=False))
+    return [*texts, text[at:]] if ids else []
+
+
+def first_characters(texts: Sequence[str]) -> np.ndarray:
+    """Where in the joined text each token begins, leading white space skipped: a token that begins
+    with a space belongs to the word after it."""
+    lengths = np.array([len(text) for text in texts], dtype=np.int64)
+    spaces = [len(text) - len(text.lstrip()) for text in texts]
+    return np.cumsum(lengths) - lengths + np.array(spaces, dtype=np.int64)
+
+
+# --- controls -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FarText:
+    """The tokens of a far part, as places in the document they come from."""
+
+    document: Document
+    places_F: np.ndarray
+
+    @staticmethod
+    def at(document: Document, first: int, num_far: int) -> FarText:
+        return FarText(document, np.arange(first, first + num_far))
+
+    @property
+    def is_run(self) -> bool:
+        """Whether its tokens are consecutive in their document."""
+        return bool((np.diff(self.places_F) == 1).all())
+
+    @property
+    def tokens_F(self) -> np.ndarray:
+        return self.document.tokens[self.places_F]
+
+    def units(self, kind: str) -> Units:
+        first = int(self.places_F.min())
+        return self.document.units(kind, first, first + len(self.places_F))
+
+    def text(self, first: int, end: int) -> str:
+        """Text of the far places first … end − 1; without a tokenizer, the token IDs."""
+        places = self.places_F[first:end]
+        if self.document.tokenizer is None:
+            return " ".join(str(token) for token in self.document.tokens[places])
+        return "".join(self.document.texts[place] for place in places)
+
+
+@dataclass(frozen=True)
+class Controls:
+    """Draws the texts that replace a document's far part.
+
+    Every draw is seeded by (seed, document, block, draw), so the numbers do not depend on which
+    process measures a document, or in which order. With `long="all"`, one draw serves all blocks
+    of a document, and each takes as much of its beginning as it needs.
+    """
+
+    documents: Sequence[Document]
+    windows: Windows
+    kind: Control = "unrelated"
+    num_draws: int = 3
+    seed: int = 0
+
+    @cached_property
+    def _candidates(self) -> list[Document]:
+        """Documents with planted marks are no candidates."""
+        return [
+            document
+            for document in self.documents
+            if self.windows.long == "all" or len(document.tokens) > self.windows.long
+            if not (document.truth is not None and len(document.truth))
+        ]
+
+    @property
+    def num_candidates(self) -> int:
+        return len({document.origin for document in self._candidates})
+
+    def _foreign_to(self, document: Document) -> list[Document]:
+        return [
+            other
+            for other in self._candidates
+            if other.number != document.number and other.origin != document.origin
+        ]
+
+    def unrelated(self, document: Document, block: Block, draw: int) -> FarText:
+        """As many consecutive tokens of another document."""
+        return self._draw(self._foreign_to(document), document, block, draw)
+
+    def placebo(self, document: Document, block: Block) -> FarText:
+        """An unrelated text in the role of the document's own; if there are enough documents, none
+        of the foreign ones."""
+        others = self._foreign_to(document)
+        used = {
+            self._draw(others, document, block, draw).document.number
+            for draw in range(self.num_draws)
+        }
+        unused = [other for other in others if other.number not in used]
+        return self._draw(unused or others, document, block, 0, 1)
+
+    def foreign(
+        self, document: Document, block: Block, own: dict[str, tuple[FarText, Spans]], draw: int
+    ) -> Iterator[tuple[FarText, dict[str, Spans]]]:
+        """Foreign texts of one draw for the far parts of a block, each given with its targets; and
+        the targets of each far part that a text serves."""
+        if self.kind == "unrelated":  # one text for all far parts
+            targets = {part: spans for part, (_, spans) in own.items()}
+            yield self.unrelated(document, block, draw), targets
+            return
+        seeds = [self.seed, document.number, block.start, draw, 2]
+        for part, (far, spans) in own.items():
+            if self.kind == "shuffled":
+                places_F = np.random.default_rng(seeds).permutation(far.places_F)
+                yield replace(far, places_F=places_F), {part: spans}
+                continue
+            others = [o for o in self._foreign_to(document) if o is not far.document]
+            tokens = block.targets_W[[first for first, _ in spans]]
+            for token in np.unique(tokens).tolist():
+                text = self._with_token(others, document, block, token, [*seeds, token])
+                served = [span for span, t in zip(spans, tokens, strict=True) if t == token]
+                yield text, {part: served}
+
+    def _draw(
+        self, others: list[Document], document: Document, block: Block, *seeds: int
+    ) -> FarText:
+        start, length = block.start, block.num_far
+        if self.windows.long == "all":
+            start, length = 0, self.windows.of_all(len(document.tokens)) - self.windows.short
+            others = [other for other in others if len(other.tokens) >= length]
+        if not others:
+            raise DataError(
+                f"the controls need another document of at least {length:,} tokens; give more text"
+            )
+        generator = np.random.default_rng([self.seed, document.number, start, *seeds])
+        other = others[generator.integers(len(others))]
+        first = int(generator.integers(len(other.tokens) - length + 1))
+        return FarText.at(other, first, block.num_far)
+
+    def _with_token(
+        self, others: list[Document], document: Document, block: Block, token: int, seeds: list[int]
+    ) -> FarText:
+        """A text that contains the token anywhere. If no document has the token, it is inserted at
+        a random place."""
+        num_far, generator = block.num_far, np.random.default_rng(seeds)
+        holders = [o for o in others if len(o.tokens) >= num_far and (o.tokens == token).any()]
+        if not holders:
+            text = self._draw(others, document, block, *seeds[3:])
+            changed = replace(text.document, tokens=text.document.tokens.copy())
+            changed.tokens[generator.choice(text.places_F)] = token
+            return FarText(changed, text.places_F)
+        other = holders[generator.integers(len(holders))]
+        place = int(generator.choice(np.flatnonzero(other.tokens == token)))
+        lowest, highest = max(0, place - num_far + 1), min(place, len(other.tokens) - num_far)
+        return FarText.at(other, int(generator.integers(lowest, highest + 1)), num_far)

@@ -1,0 +1,424 @@
+"""Open text in the forms users have it: files, folders, data sets, the hub, strings.
+
+Place in the flow: **text** → documents. Never imports torch.
+
+Text is tokenized as it is read, and only the tokens are kept in memory.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import numpy as np
+import pandas as pd
+from tokenizers import Tokenizer
+
+from olmo_sparsity.analysis.inputs import records
+from olmo_sparsity.analysis.inputs.corpus import (
+    Tally,
+    fields_of,
+    good_documents,
+    is_heldout,
+    list_inputs,
+    read_records,
+)
+from olmo_sparsity.analysis.inputs.documents import Document, Documents
+from olmo_sparsity.analysis.inputs.planting import Planting
+from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.config.text import CorpusConfig, DataConfig, PlantedConfig
+from olmo_sparsity.data.shards import TokenShards, open_shards
+from olmo_sparsity.data.tokenizer import tokenizer_fingerprint
+from olmo_sparsity.data.tokens import BATCH_CHARACTERS
+from olmo_sparsity.errors import ConfigError, DataError, naming_extras
+from olmo_sparsity.process.launch import read_launch
+from olmo_sparsity.process.progress import Progress
+
+if TYPE_CHECKING:
+    from olmo_sparsity.analysis.models.load import LoadedModel
+
+Rows = Iterable[str | Mapping[str, Any]]
+
+FORMS = (
+    "a file or glob (.json, .jsonl, .csv, .tsv, .parquet, or any plain text), a folder of plain "
+    "text, one that save_to_disk wrote or a prepared one, owner/name or hub:NAME:CONFIG:SPLIT on "
+    "the hub, - (standard input), embedded, python, c4, c4_files:GLOB or text:PATH"
+)
+
+MOST_TOKENS = 2**28
+"""All documents are kept in memory, 8 bytes a token: 2 GiB."""
+
+TRAINED_ON = "text the model was trained on"
+
+
+def open_documents(
+    text: str | os.PathLike[str] | Rows | None,
+    model: LoadedModel,
+    limit: int | None = None,
+    *,
+    field: str = "text",
+    group_field: str | None = None,
+    split_at: records.SplitAt = "whole",
+    prompt_field: str | None = None,
+    target_field: str | None = None,
+) -> Documents:
+    """`text`: what `FORMS` names, a `datasets.Dataset`, a DataFrame, or strings; None: the held-out
+    documents of the run that the model comes from. Of a corpus that this run was trained on, only
+    held-out documents are read.
+
+    `field` names the text of a record, `group_field` what groups records: an author, a title, a
+    site. No document is a foreign text for another of its group. A file of plain text is one
+    document; `split_at` "blank-lines" splits it there. Reading stops after `limit` documents.
+
+    `prompt_field` and `target_field` name the two texts of records of a prompt and a target, whose
+    tokens are the targets (`prompt` and `target`, where one is given).
+    """
+    if prompt_field is not None or target_field is not None:
+        prompt_field, field = _pair(prompt_field or "prompt", target_field or "target", field)
+    if limit is not None and limit < 2:
+        raise ConfigError(
+            f"limit={limit} documents (--max-documents): at least 2 are needed, one for each half"
+        )
+    if split_at not in get_args(records.SplitAt):
+        raise ConfigError(f"split_at={split_at} is none of {', '.join(get_args(records.SplitAt))}")
+    run = _config_of_run(model)
+    if text is None and run is None:
+        raise ConfigError(f"'{model.name}' is not a run of ours: say which text to read ({FORMS})")
+    if isinstance(text, os.PathLike):
+        text = os.fspath(text)
+    tally, options = Tally(), dict[str, Any](field=field, split_at=split_at)
+    options |= {"group_field": group_field, "prompt_field": prompt_field}
+    if text is None or (isinstance(text, str) and _holds(text, "manifest.json")):
+        data = run if text is None else DataConfig(folder=text)
+        assert data is not None
+        name = f"held-out documents of {data.folder}"
+        _refuse_unused(CorpusConfig(**options), name)
+        documents = _read_shards(open_shards(data, "heldout"), model, limit, name)
+    else:
+        name = text if isinstance(text, str) else type(text).__name__
+        corpus, stream = _open(text, name, options)
+        _refuse_unused(corpus, name)
+        for part in run.parts() if run is not None else ():
+            if _same_corpus(corpus, part.corpus):
+                stream = _heldout(stream, corpus, part)
+        documents = _read(good_documents(stream, tally, corpus), tally, model, limit, name)
+    num_training = tally.left_out.get(TRAINED_ON, 0)
+    if not documents:
+        held_out = " that were held out" if num_training else ""
+        without = f": left out {tally.describe()}" if tally.left_out else ""
+        raise DataError(f"{name} holds no documents{held_out}{without}")
+    _check_vocabulary(name, documents, model)
+    return Documents(name, documents, num_training, grouped_by=group_field or "")
+
+
+# --- which source a text names --------------------------------------------------------------------
+
+
+def _open(
+    text: str | Rows, name: str, options: dict[str, Any]
+) -> tuple[CorpusConfig, Iterator[records.Record]]:
+    """The config of the source, and its records. Rows in memory get a config with equal options."""
+    if isinstance(text, str):
+        if _holds(text, "state.json") or _holds(text, "dataset_dict.json"):
+            text = _load_saved(text)
+        elif text == str(records.STDIN):
+            corpus = CorpusConfig("text", **options)
+            return corpus, records.read_text(records.STDIN, corpus.split_at)
+        else:
+            corpus = _corpus(text, options)
+            return corpus, read_records(corpus)
+    rows: Any = text
+    if isinstance(rows, Mapping):
+        splits = ", ".join(map(str, rows))
+        raise ConfigError(f"{name} is a data set with several splits, {splits}; give one of them")
+    if isinstance(rows, pd.DataFrame):
+        rows = rows.to_dict("records")
+    corpus = CorpusConfig("c4", hub_name="", **options)
+    fields = fields_of(corpus)
+    if set(fields.names) <= set(getattr(rows, "column_names", None) or ()):
+        rows = rows.select_columns(fields.names)  # decodes no images of other columns
+    dicts = ({fields.text: row} if isinstance(row, str) else row for row in rows)
+    return corpus, (
+        records.parse_row(row, f"{name}:{number}", fields)
+        for number, row in enumerate(dicts, start=1)
+    )
+
+
+def _pair(prompt: str, target: str, field: str) -> tuple[str, str]:
+    if field != "text" or prompt == target:
+        raise ConfigError(
+            f"prompt_field={prompt} and target_field={target} are the two texts of a record"
+            + ("; name two fields" if prompt == target else f"; leave field={field} out")
+        )
+    return prompt, target
+
+
+def _corpus(text: str, options: dict[str, Any]) -> CorpusConfig:
+    kind, _, path = text.partition(":")
+    # mypy does not narrow a string to the literals it is compared with.
+    if text in ("embedded", "python", "c4"):
+        return CorpusConfig(text, **options)  # type: ignore[arg-type]
+    if kind in ("c4_files", "text") and path:
+        return CorpusConfig(kind, path=path, **options)  # type: ignore[arg-type]
+    is_name = "\n" not in text
+    if is_name and (
+        os.path.exists(text) or glob.has_magic(text) or text.endswith(records.SUFFIXES)
+    ):
+        return CorpusConfig("files", path=text, **options)
+    on_hub = re.fullmatch(r"hub:([^:]+)(?::([^:]*))?(?::([^:]+))?|[\w.-]+/[\w.-]+", text)
+    if on_hub is None:
+        raise ConfigError(
+            f"text={' '.join(text[:80].split())} is not {FORMS}; to measure a string itself, give "
+            "a list of strings"
+        )
+    name, config, split = on_hub.groups()
+    options = options | {"hub_name": name or text, "hub_config": config or None}
+    return CorpusConfig("c4", hub_split=split or "train", **options)
+
+
+def _holds(folder: str, name: str) -> bool:
+    return os.path.isfile(os.path.join(folder, name))
+
+
+def _load_saved(folder: str) -> Any:
+    with naming_extras():
+        import datasets
+    try:
+        return datasets.load_from_disk(folder)
+    except Exception as error:  # a damaged file raises almost any
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise DataError(f"{folder}: not a saved data set ({reason}); save it again") from None
+
+
+def _refuse_unused(corpus: CorpusConfig, name: str) -> None:
+    for item in fields(corpus):
+        sources, value = item.metadata.get("only_if", ("", ()))[1], getattr(corpus, item.name)
+        if sources and corpus.source not in sources and value != item.default:
+            raise ConfigError(f"{item.name}={value} means nothing to {name}; leave it out")
+
+
+def _heldout(
+    stream: Iterator[records.Record], corpus: CorpusConfig, run: DataConfig
+) -> Iterator[records.Record]:
+    names = ("field", "group_field", "split_at", "prompt_field")
+    if any(getattr(corpus, name) != getattr(run.corpus, name) for name in names):
+        given = ", ".join(f"{name}={getattr(run.corpus, name)}" for name in names)
+        raise ConfigError(
+            f"the model was trained on this text with {given}; give the same, which decides what "
+            "was held out"
+        )
+    for record in stream:
+        if isinstance(record, records.Document) and not is_heldout(record, run.heldout_share):
+            yield records.LeftOut(TRAINED_ON, record.name)
+        else:
+            yield record
+
+
+def _check_vocabulary(name: str, documents: list[Document], model: LoadedModel) -> None:
+    largest = max((int(d.tokens.max()) for d in documents if len(d.tokens)), default=0)
+    vocabulary = model.model.vocab_size
+    if largest >= vocabulary:
+        raise DataError(
+            f"{name} holds token {largest}, the model's vocabulary has {vocabulary}; give text "
+            "prepared with the model's tokenizer"
+        )
+
+
+# --- reading --------------------------------------------------------------------------------------
+
+
+def _read(
+    texts: Iterator[records.Document],
+    tally: Tally,
+    model: LoadedModel,
+    limit: int | None,
+    name: str,
+) -> list[Document]:
+    tokenizer, documents, num_tokens = model.tokenizer, list[Document](), 0
+    if tokenizer is None:
+        raise DataError(
+            f"'{model.name}' has no tokenizer beside it to read text with; give a prepared "
+            "folder, or put its tokenizer.json there"
+        )
+    tokenizer.no_truncation()  # a tokenizer.json may ask for silent truncation or padding
+    tokenizer.no_padding()
+    with Progress("reading", limit, "documents", enabled=read_launch().rank == 0) as progress:
+        for batch in _batches(islice(texts, limit)):
+            # A target has tokens of its own.
+            encoded = model.encode([text for one in batch for text in _in_two(one)])
+            for one, before, after in zip(batch, encoded[::2], encoded[1::2], strict=True):
+                # Sources without titles use the text itself as group.
+                group = "" if one.group == one.text else one.group
+                ids = np.array([*before, *after], dtype=np.int64)
+                start = None if one.target is None else len(before)
+                documents.append(
+                    Document(ids, len(documents), group, tokenizer, name=one.name, target=start)
+                )
+                num_tokens += len(ids)
+            _check_size(num_tokens, name)
+            progress.update(len(documents), tokens=f"{num_tokens:,}")
+        if tally.bad or tally.left_out:
+            progress.note(f"{name}: left out {tally.describe()}")
+    return documents
+
+
+def _in_two(one: records.Document) -> tuple[str, str]:
+    """What stands before the target, and from there on."""
+    return one.text[: one.target or 0], one.text[one.target or 0 :]
+
+
+def _batches(texts: Iterator[records.Document]) -> Iterator[list[records.Document]]:
+    batch, size = list[records.Document](), 0
+    for text in texts:
+        batch.append(text)
+        size += len(text.text) + 64  # what an encoding costs beside its tokens
+        if size >= BATCH_CHARACTERS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+def _read_shards(
+    shards: TokenShards, model: LoadedModel, limit: int | None, name: str
+) -> list[Document]:
+    _same_tokenizer(shards, model, name)
+    if limit is None:
+        _check_size(shards.num_tokens, name)
+    num = min(len(shards), limit or len(shards))
+    # Neighbours are often of one package or day: fewer documents are spread evenly over all.
+    chosen = [number * len(shards) // num for number in range(num)]
+    return [
+        Document(shards.document(n), number, shards.group(n), model.tokenizer, name=f"{name}:{n}")
+        for number, n in enumerate(chosen)
+    ]
+
+
+def _check_size(num_tokens: int, name: str) -> None:
+    if num_tokens > MOST_TOKENS:
+        raise DataError(
+            f"{name}: more than {MOST_TOKENS:,} tokens, too many to hold; say how many documents "
+            "to read (limit)"
+        )
+
+
+def _config_of_run(model: LoadedModel) -> DataConfig | None:
+    """The text of the run whose checkpoint it is; None: it is of no run of ours."""
+    if not hasattr(model, "tokenizer"):
+        raise ConfigError(
+            f"model is {type(model).__name__}: give what load_model or wrap_model returns"
+        )
+    path = Path(model.name) / "config.yaml"  # a checkpoint of ours is named by its folder
+    if not path.is_file():
+        return None
+    from olmo_sparsity.config.file import load_saved_config
+
+    return load_saved_config(path).data
+
+
+def _same_corpus(one: CorpusConfig, other: CorpusConfig) -> bool:
+    """Whether the two share text: a file, or the data set."""
+    if one.path and other.path:
+        try:
+            files = [{path.resolve() for path in list_inputs(config)} for config in (one, other)]
+        except DataError:  # the run's files may be gone
+            return one.path == other.path
+        return bool(files[0] & files[1])
+    return all(
+        (getattr(one, name) or "default") == (getattr(other, name) or "default")
+        for name in ("source", "path", "hub_name", "hub_config", "hub_split")
+    )
+
+
+def _same_tokenizer(shards: TokenShards, model: LoadedModel, name: str) -> None:
+    if model.tokenizer is None:
+        return
+    theirs, ours = (tokenizer_fingerprint(t) for t in (shards.tokenizer, model.tokenizer))
+    if theirs != ours and not _encode_alike(shards, model.tokenizer):
+        raise DataError(
+            f"{name} were made with another tokenizer than the model's; give the text itself "
+            "(text:PATH) or the shards the model was trained with"
+        )
+
+
+def _encode_alike(shards: TokenShards, tokenizer: Tokenizer) -> bool:
+    """A tokenizer that another library has saved again has another fingerprint."""
+    text = shards.tokenizer.decode(shards.document(0).tolist())
+    ids = [t.encode(text, add_special_tokens=False).ids for t in (shards.tokenizer, tokenizer)]
+    return ids[0] == ids[1] and shards.tokenizer.get_vocab() == tokenizer.get_vocab()
+
+
+# --- targets that are given -----------------------------------------------------------------------
+
+
+def cut_to_targets(documents: Documents, windows: Windows) -> Documents:
+    """Of records of prompt and target, what the windows of the target's tokens hold. Those whose
+    prompt is shorter than the long window are left out."""
+    long = windows.first_target
+    cut = [
+        replace(d, tokens=d.tokens[d.target - long :], target=long)
+        for d in documents
+        if d.target is not None and d.target >= long
+    ]
+    if len(cut) < 2:
+        raise DataError(
+            f"{documents.name}: {len(cut)} of {len(documents)} prompts have long={long} tokens or "
+            "more, and measuring needs two; give longer ones, or lower long"
+        )
+    items = [replace(document, number=number) for number, document in enumerate(cut)]
+    return replace(documents, items=items, num_too_short=len(documents) - len(cut))
+
+
+# --- ground truth ---------------------------------------------------------------------------------
+
+
+def plant_dependencies(
+    documents: Documents, model: LoadedModel, windows: Windows, seed: int = 0
+) -> Documents:
+    """Cut each document that is long enough to one target with its long window, in two versions:
+    with K marks at random far places that determine the target (planting.py), and, after all of
+    those, without the marks."""
+    if model.tokenizer is None:
+        raise DataError(
+            f"'{model.name}' has no tokenizer beside it, which planting needs to choose its "
+            "tokens; put its tokenizer.json there"
+        )
+    run = _config_of_run(model)
+    config = run.planted if run is not None else PlantedConfig()  # as the model was trained
+    long, num_far = windows.first_target, windows.num_far
+    if config.num_tokens > num_far:
+        raise DataError(
+            f"{config.num_tokens} planted tokens are more than the far ones, {num_far}; make the "
+            "long window longer"
+        )
+    planting = Planting.of(config, model.tokenizer)
+    with_marks, without = [], []
+    for document in documents:
+        if len(document.tokens) <= long:
+            continue
+        text = document.tokens[: long + 1]
+        generator = np.random.default_rng([seed, document.number])
+        planted, places_K = planting.plant(text, generator, 0, num_far, long - 1)
+        bare = np.where(np.isin(np.arange(len(text)), places_K), planting.clear(text), planted)
+        group = document.group or f"document {document.number}"
+        same = replace(document, group=group, truth=places_K, tokens=planted)
+        with_marks.append(same)
+        without.append(replace(same, truth=places_K[:0], tokens=bare))
+    if len(with_marks) < 2:
+        raise DataError(
+            f"{documents.name}: {len(with_marks)} documents are longer than long={long}, "
+            "and planting needs two; give more or longer text, or lower long"
+        )
+    items = [replace(d, number=number) for number, d in enumerate([*with_marks, *without])]
+    return replace(
+        documents,
+        name=f"{documents.name}, {config.num_tokens} tokens planted",
+        items=items,
+        num_too_short=len(documents) - len(with_marks),
+    )

@@ -1,0 +1,311 @@
+"""Run a measurement: losses of all documents, then recovery of chosen targets, then the summary.
+
+Place in the flow: model + documents → **results**.
+
+    documents → losses → targets → recovery → summary
+
+Each arrow is a function of the tables before it. The first and the third run the model, document by
+document, and write what is finished: a killed measurement resumes where it stopped, and any number
+of processes, of one launch or of several (`shard`), measure into one folder. The process that finds
+all documents finished writes the results.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.measurement.parts import Parts, results_folder
+from olmo_sparsity.analysis.measurement.plan import Plan, plan, share_of, targets_meta
+from olmo_sparsity.analysis.measurement.targets import check_all_evaluated
+from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.results.dependencies import measure_dependencies
+from olmo_sparsity.analysis.results.results import FILES, Meta, Results, read_results
+from olmo_sparsity.analysis.results.statistics import (
+    GROUPS,
+    half_of,
+    hit_rates,
+    longppl,
+    mean_lds,
+    summarize,
+)
+from olmo_sparsity.analysis.results.summary import describe_induction
+from olmo_sparsity.analysis.settings import ModelOptions, Settings, TextOptions, takes
+from olmo_sparsity.disk.lock import locked, remove_left_lock
+from olmo_sparsity.disk.manifest import MANIFEST, verify_manifest
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.process.devices import device_name
+from olmo_sparsity.process.launch import Launch, read_launch
+from olmo_sparsity.process.progress import Progress, say
+from olmo_sparsity.process.versions import provenance
+
+PATIENCE_S = 60.0
+"""Without progress of another process for so long, its documents are measured here."""
+
+
+@takes(Settings, TextOptions, ModelOptions)
+def measure(
+    model: LoadedModel | str | Path,
+    documents: Any = None,
+    windows: Windows | None = None,
+    *,
+    out: str | Path | None = None,
+    shard: tuple[int, int] = (0, 1),
+    partial: bool = False,
+    **options: Any,
+) -> Results | None:
+    """Measure the documents that are not finished yet in `out` (default: a temporary folder).
+    Returns None if documents are left to other processes; the last of them gets the results.
+
+    `model`, `documents`, `windows`, and `targets`, `choices`, `losses`, `at` and `quick` among the
+    options: as in `plan`. `shard=(i, n)`: the i-th of n processes that measure into one folder.
+    `partial`: measure nothing, and write results of the documents finished so far to `out`/partial.
+    """
+    index, of = shard if isinstance(shard, tuple) and len(shard) == 2 else (0, 0)
+    if not 0 <= index < of or (out is None and of > 1):
+        raise ConfigError(
+            f"shard={shard} must be (i, n) with 0 <= i < n, and needs a folder, `out`"
+        )
+    if partial and out is None:
+        raise ConfigError("partial results are of a folder; name it with `out`")
+    if out is not None:
+        results_folder(out).refuse_others()
+    planned = plan(model, documents, windows, **options)
+    if partial:
+        return sum_up_partial(planned, Path(str(out)))
+    with tempfile.TemporaryDirectory() if out is None else nullcontext(out) as folder:
+        return run(planned, Path(folder), shard)
+
+
+def run(
+    plan: Plan, out: Path, shard: tuple[int, int] = (0, 1), command: Sequence[str] = ()
+) -> Results | None:
+    """`measure`, with a plan made before."""
+    return _Measuring(plan, out, shard, read_launch()).run(command)
+
+
+class _Measuring:
+    """One process of a measurement."""
+
+    def __init__(self, plan: Plan, out: Path, shard: tuple[int, int], launch: Launch) -> None:
+        self.plan, self.out, self.shard, self.launch = plan, out, shard, launch
+        self.started = time.perf_counter()
+        self.made_by = provenance(device_name(plan.scorer.device))
+        self.measured = plan.measured
+        self.parts = Parts(out, plan.identity())
+        # So that the processes of a shard share what `share_of(measured, *shard)` gives it.
+        index, of = shard[0] + shard[1] * launch.rank, shard[1] * launch.world_size
+        self.mine = share_of(self.measured, index, of)
+        self.chosen = pd.DataFrame()
+
+    def run(self, command: Sequence[str]) -> Results | None:
+        is_first, damaged = self.launch.rank == 0, ""
+        if (self.out / MANIFEST).exists():
+            try:
+                found = read_results(self.out) if is_first else None
+                remove_left_lock(self.out)
+                return found
+            except DataError as error:  # written again from the parts
+                damaged = str(error)
+                say(damaged)
+        induction = self.plan.induction() if is_first else {}
+        if induction:
+            settings, planted = self.plan.settings, self.plan.documents.are_planted
+            shown = describe_induction(induction, settings.far_states, planted)
+            print(shown, file=sys.stderr)
+        if not self._evaluate():
+            return None
+        about = self.made_by | {
+            "command": list(command),
+            "induction": induction,
+            "seconds_of_last_start": time.perf_counter() - self.started,
+            "token_forwards_of_last_start": self.plan.scorer.token_forwards,
+        }
+        with locked(self.out, waits=True):  # another launch may be at the same point
+            if damaged or verify_manifest(self.out, FILES) is not None:
+                _sum_up(self.plan, self.parts, self.chosen, about, self.out)
+            return read_results(self.out)
+
+    def _evaluate(self) -> bool:
+        """Both phases; returns whether this process finds all documents finished."""
+        plan, parts, shown = self.plan, self.parts, self.launch.rank == 0
+        slowest = _work("losses", parts, self.mine, self._losses, shown)
+        if plan.fits_thresholds:
+            half = [number for number in self.measured if half_of(number) == "threshold"]
+            _wait_for("losses", parts, half, self._losses, slowest)
+        # Asked first: other processes may finish theirs while targets are chosen.
+        all_there = parts.finished("losses").issuperset(self.measured)
+        self._choose()
+        if all_there:
+            _check_any_target(plan, self.chosen, parts)  # before hours are spent on the placebo's
+        mine = sorted(set(self.mine) & set(self.chosen.document))
+        slowest = _work("recovery", parts, mine, self._recovery, shown)
+        if self.launch.rank > 0:
+            return False
+        if self.launch.world_size > 1:  # the other processes of this launch
+            ours = share_of(self.measured, *self.shard)
+            _wait_for("losses", parts, ours, self._losses, slowest)
+            self._choose()
+            ours = sorted(set(ours) & set(self.chosen.document))
+            _wait_for("recovery", parts, ours, self._recovery, slowest)
+        missing = set(self.measured) - parts.finished("losses")
+        if not missing:
+            self._choose()
+            _check_any_target(plan, self.chosen, parts)
+            missing = set(self.chosen.document) - parts.finished("recovery")
+        if missing:
+            left = f"{len(missing)} documents are left to the others"
+            print(f"shard {self.shard[0]}/{self.shard[1]} is done; {left}", file=sys.stderr)
+        return not missing
+
+    def _losses(self, number: int) -> None:
+        self.parts.write("losses", number, self.plan.losses(number))
+
+    def _recovery(self, number: int) -> None:
+        self.parts.write("recovery", number, self.plan.recovery(number, self.chosen))
+
+    def _choose(self) -> None:
+        self.parts.flush()
+        self.chosen = self.plan.targets(self.parts.read("losses"))
+
+
+def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Results:
+    """Write results of the documents finished so far to `out/partial`; runs no model."""
+    if not results_folder(out).identity.exists():
+        raise DataError(f"{out} holds no measurement yet; start it without --partial")
+    parts = Parts(out, plan.identity())
+    finished, missing = parts.finished("recovery"), set(plan.measured) - parts.finished("losses")
+    nothing_yet = DataError(
+        f"{out}: the losses of {len(plan.measured) - len(missing)} of {len(plan.measured)} "
+        "documents are there, and no target was evaluated yet; run the measurement on"
+    )
+    if missing and not finished:
+        raise nothing_yet
+    targets = plan.targets(parts.read("losses"))
+    left = set(targets.document) - finished | missing
+    if finished:
+        targets = targets[targets.document.isin(finished)]
+    _check_any_target(plan, targets, parts)
+    if not finished:
+        raise nothing_yet
+    about = provenance(device_name(plan.scorer.device)) | {"command": list(command)}
+    (out / "partial").mkdir(exist_ok=True)
+    with locked(out / "partial", waits=True):
+        _sum_up(plan, parts, targets, about, out / "partial", len(left))
+        return read_results(out / "partial")
+
+
+def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
+    found = set(targets.target_set[targets.far_part == "document"])
+    chosen_by_gap = plan.fits_thresholds and "gap" in plan.settings.sets
+    if "gap" in found or (found and not chosen_by_gap):
+        return
+    if plan.given is not None:
+        raise DataError("none of the given targets has a full long window; lower long")
+    losses = parts.read("losses")
+    gaps = (losses.loss_short - losses.loss_long)[losses.document.map(half_of) == "report"]
+    raise DataError(
+        f"no target has a gap large enough: the largest is {gaps.max():.2f} nats, the threshold "
+        f"{plan.thresholds(losses).gap:.2f}. Give more text, a larger share of targets (share) "
+        "or a lower limit in nats (min_gap), and another folder for the results"
+    )
+
+
+def _work(
+    phase: str, parts: Parts, numbers: list[int], do: Callable[[int], None], shown: bool
+) -> float:
+    """Run `do` on the documents that are not finished; returns the seconds of the slowest."""
+    finished, slowest = parts.finished(phase), 0.0
+    todo = [number for number in numbers if number not in finished]
+    with Progress(phase, len(numbers), "documents", enabled=shown) as progress:
+        progress.resume_at(len(numbers) - len(todo))
+        try:
+            for done, number in enumerate(todo, start=len(numbers) - len(todo) + 1):
+                began = time.monotonic()
+                do(number)
+                slowest = max(slowest, time.monotonic() - began)
+                progress.update(done)
+        finally:  # an interrupt included
+            parts.flush()
+    return slowest
+
+
+def _wait_for(
+    phase: str, parts: Parts, numbers: list[int], do: Callable[[int], None], slowest: float
+) -> None:
+    """Wait for documents of other processes. Without progress for a while, these have died or not
+    begun, and their documents are measured here."""
+    arrived, since = -1, time.monotonic()
+    while missing := sorted(set(numbers) - parts.finished(phase)):
+        if arrived != len(missing):
+            arrived, since = len(missing), time.monotonic()
+        elif time.monotonic() - since < max(PATIENCE_S, PATIENCE_S and 4 * slowest):
+            time.sleep(0.5)
+        else:
+            do(missing[-1])  # the last, as a process that has just begun measures the first
+            parts.flush()
+            arrived = len(missing) - 1  # so that the next one is measured at once
+
+
+def _sum_up(
+    plan: Plan, parts: Parts, targets: pd.DataFrame, about: dict[str, Any], out: Path, left: int = 0
+) -> None:
+    """Write summary and final tables to `out`. `left`: number of unfinished documents."""
+    losses, recovery = parts.read("losses"), parts.read("recovery")
+    influence, planted = parts.read("influence"), parts.read("planted")
+    check_all_evaluated(parts.folder, targets, recovery)
+    summary = summarize(losses, targets, recovery)
+    costs = (
+        parts.read("costs").groupby(["units", "selector"])[["token_forwards", "num_targets"]].sum()
+    )
+    per_target = (costs.token_forwards / costs.num_targets).rename("token_forwards_per_target")
+    summary = summary.merge(per_target.reset_index(), how="left", on=["units", "selector"])
+    hits = hit_rates(influence, planted, plan.settings.ks)
+    summary = summary.merge(hits, how="left", on=GROUPS)
+    summary = summary.merge(mean_lds(targets, parts.read("lds")), how="left", on=GROUPS[:3])
+    made = {"targets": targets, "summary": summary}
+    if plan.model.tokenizer is not None and "tokens" in plan.settings.units:
+        made["dependencies"] = measure_dependencies(
+            parts.read("tokens"), losses, targets, influence, recovery, plan.settings.windows
+        )
+    parts.finish(made, _meta(plan, losses, left, about), out)
+
+
+def _meta(plan: Plan, losses: pd.DataFrame, left: int, about: dict[str, Any]) -> Meta:
+    settings, model, documents = plan.settings, plan.model, plan.documents
+    return Meta(
+        model={
+            "name": model.name,
+            "fingerprint": model.fingerprint,
+            "num_parameters": model.num_parameters,
+            "batch_noise": model.batch_noise,
+            "trained": model.trained,
+        },
+        data={"source": documents.name, "fingerprint": documents.fingerprint}
+        | ({"losses_from": plan.known_from} if plan.known else {}),
+        dtype=model.dtype,
+        windows=asdict(settings.windows) | {"far_states": settings.far_states},
+        units=list(settings.units),
+        selectors=list(settings.selectors),
+        ks=list(settings.ks),
+        controls={"control": settings.control, "draws": settings.draws},
+        seed=settings.seed,
+        targets=targets_meta(plan, plan.thresholds(losses)),
+        longppl=longppl(losses),
+        counts={
+            "documents_measured": len(plan.measured) - left,
+            "documents_left": left,
+            "documents_too_short": documents.num_too_short + len(documents) - len(plan.measured),
+            "documents_trained_on": documents.num_training,
+        },
+        **about,
+    )

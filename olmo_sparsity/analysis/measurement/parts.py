@@ -1,0 +1,195 @@
+"""Store the rows of measured documents in one folder, written by any number of processes.
+
+Place in the flow: rows of a document → **parts** → final tables. Never imports torch.
+
+`identity.json` describes the measurement. `parts/losses/` and `parts/recovery/` hold the rows of
+the two phases, in folders called parts: a part holds the documents in its `finished.json`, and a
+manifest with checksums. It appears by one rename, so parts are complete whenever a process is
+killed. A part that is damaged later is skipped, and its documents are measured again. When all
+documents are finished, one process at a time writes the final tables, one Parquet file each,
+meta.json, and last their manifest. Parts stay: final tables can be made from them again, to the
+same bytes.
+
+The rows of a table are sorted by its columns from left to right, so the bytes do not depend on
+which process measured a document, or in which order. docs/formats.md explains the columns.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+import uuid
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from olmo_sparsity.analysis.results.results import FILES, Meta
+from olmo_sparsity.analysis.results.tables import (
+    MADE_OF_PARTS,
+    PHASES,
+    SCHEMAS,
+    Columns,
+    check_columns,
+    plain,
+    read_table,
+    to_table,
+    write_json,
+    write_table,
+)
+from olmo_sparsity.disk.files import is_partial, writing
+from olmo_sparsity.disk.json_files import read_json
+from olmo_sparsity.disk.manifest import MANIFEST, verify_manifest, write_manifest, writing_folder
+from olmo_sparsity.disk.work_folder import WorkFolder
+from olmo_sparsity.errors import DataError
+from olmo_sparsity.process.progress import say
+
+
+def results_folder(out: str | Path) -> WorkFolder:
+    return WorkFolder(Path(out), "out", "identity.json")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Contents:
+    """`finished.json` of a part: its documents, and its number of rows in each table."""
+
+    documents: list[int]
+    rows: dict[str, int]
+    identity: str
+    """SHA-256 of identity.json."""
+
+
+class Parts:
+    """The measured documents of one folder, of all processes that write to it.
+
+    `identity`: everything that two processes must share (model, data, windows, seed, …); a folder
+    with another identity is refused. Documents are written every `flush_every_s` seconds (less
+    often in a long measurement), or as soon as there are `part_size` of them.
+    """
+
+    def __init__(
+        self, folder: Path, identity: dict, *, flush_every_s: float = 10, part_size: int = 64
+    ) -> None:
+        self.folder = Path(folder)
+        self.flush_every_s, self.part_size = flush_every_s, part_size
+        work = results_folder(folder)
+        work.create(*(f"parts/{phase}" for phase in PHASES))
+        self._identity = work.identify(plain(identity))
+        self._buffer: dict[str, dict[int, dict[str, pa.Table]]] = {phase: {} for phase in PHASES}
+        self._known: dict[str, dict[Path, _Contents | None]] = {phase: {} for phase in PHASES}
+        """Contents of each part; None: it is damaged. Only `finished` looks for new parts, so that
+        tables read after it are of the same parts."""
+
+        for phase in PHASES:
+            self.finished(phase)
+        self._began = self._flushed = time.monotonic()
+
+    def finished(self, phase: str) -> set[int]:
+        """Documents that need not be measured again, those still in the buffer included."""
+        known = self._known[phase]
+        for part in sorted((self.folder / "parts" / phase).iterdir()):
+            if part not in known and not is_partial(part):
+                known[part] = self._verify(part)
+        intact = (contents.documents for contents in known.values() if contents is not None)
+        return set(self._buffer[phase]).union(*intact)
+
+    def _verify(self, part: Path) -> _Contents | None:
+        """Read a part once per process: a part never changes."""
+        problem, contents = verify_manifest(part, ["finished.json"]), None
+        if problem is None:
+            try:
+                contents = read_json(part / "finished.json", _Contents, "")
+                problem = verify_manifest(part, [f"{name}.parquet" for name in contents.rows])
+                for name in contents.rows if problem is None else ():
+                    check_columns(part / f"{name}.parquet", name)
+            except DataError as error:
+                problem = str(error).rstrip("; ")
+        if contents is not None and problem is None and contents.identity != self._identity:
+            problem = "it is of another measurement"
+        if problem is None:
+            return contents
+        say(f"{part} is passed over ({problem}); its documents are measured again")
+        return None
+
+    def write(self, phase: str, document: int, tables: Mapping[str, Columns]) -> None:
+        """All rows of one document, without their `document` column."""
+        schemas = PHASES[phase]
+        assert tables.keys() <= schemas.keys(), f"no such table among {list(tables)}"
+        self._buffer[phase][document] = {
+            name: _document_table(name, document, columns)
+            for name, columns in tables.items()
+            if len(columns)
+        }
+        now = time.monotonic()
+        pause = min(max(self.flush_every_s, (now - self._began) / 20), 30)  # others wait for it
+        if now - self._flushed >= pause or len(self._buffer[phase]) >= self.part_size:
+            self.flush()
+
+    def flush(self) -> None:
+        for phase, buffer in self._buffer.items():
+            if not buffer:
+                continue
+            tables = {
+                name: [t[name] for t in buffer.values() if name in t] for name in PHASES[phase]
+            }
+            joined = {name: pa.concat_tables(parts) for name, parts in tables.items() if parts}
+            rows = {name: table.num_rows for name, table in joined.items()}
+            contents = _Contents(sorted(buffer), rows, self._identity)
+            name = f"{min(buffer):06d}-{uuid.uuid4().hex[:8]}"
+            part = self.folder / "parts" / phase / name
+            with writing_folder(part) as partial:
+                for name, table in joined.items():
+                    write_table(partial / f"{name}.parquet", table)
+                write_json(partial / "finished.json", dataclasses.asdict(contents))
+            self._known[phase][part] = contents
+            buffer.clear()
+        self._flushed = time.monotonic()
+
+    def read(self, name: str) -> pd.DataFrame:
+        """A table of all documents that are finished and flushed."""
+        return self._collect(name).to_pandas()
+
+    def _collect(self, name: str) -> pa.Table:
+        """If two processes measured the same document, the rows of one are taken."""
+        phase = next(phase for phase, tables in PHASES.items() if name in tables)
+        tables, seen = [SCHEMAS[name].empty_table()], set[int]()
+        for part, contents in sorted(self._known[phase].items()):
+            if contents is None:
+                continue
+            if name in contents.rows:
+                table = read_table(part / f"{name}.parquet", name)
+                again = np.isin(table["document"].to_numpy(), list(seen))
+                tables.append(table.filter(pa.array(~again)))
+            seen.update(contents.documents)
+        table = pa.concat_tables(tables)
+        # Rows of one document are sorted already.
+        order = np.argsort(table["document"].to_numpy(), kind="stable")
+        return table.take(order).combine_chunks()
+
+    def finish(self, made: Mapping[str, pd.DataFrame], meta: Meta, out: Path | None = None) -> None:
+        """Write the final tables to `out` (default: the folder itself): those of the parts, and
+        those `made` from them. Called by one process at a time. The manifest comes last; without it
+        nothing reads them."""
+        out = self.folder if out is None else out
+        (out / MANIFEST).unlink(missing_ok=True)
+        for name, schema in SCHEMAS.items():
+            if name in MADE_OF_PARTS:
+                table = self._collect(name)
+            else:
+                rows = made.get(name, pd.DataFrame(columns=schema.names))
+                columns: Columns = {column: rows[column].tolist() for column in schema.names}
+                table = to_table(name, columns, f"table {name}")
+            with writing(out / f"{name}.parquet") as partial:
+                write_table(partial, table)
+        meta.identity = read_json(self.folder / "identity.json", dict, "measure again")
+        write_json(out / "meta.json", dataclasses.asdict(meta))
+        write_manifest(out, FILES)
+
+
+def _document_table(name: str, document: int, columns: Columns) -> pa.Table:
+    num_rows = len(next(iter(dict(columns).values()), []))
+    given = {"document": np.full(num_rows, document)} | dict(columns)
+    table = to_table(name, given, f"document {document}, table {name}")
+    return table.sort_by([(column, "ascending") for column in table.schema.names])

@@ -1,0 +1,406 @@
+"""Plan a measurement: read model and text, and compute the rows of one document.
+
+Place in the flow: model + text + options → **plan** → measurement, which runs over documents.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from olmo_sparsity.analysis.inputs.documents import Controls, Documents
+from olmo_sparsity.analysis.inputs.texts import cut_to_targets, open_documents, plant_dependencies
+from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.measurement.recovery import recover
+from olmo_sparsity.analysis.measurement.reuse import (
+    Choices,
+    losses_of,
+    read_other,
+    settings_of,
+    targets_of,
+)
+from olmo_sparsity.analysis.measurement.targets import (
+    At,
+    Thresholds,
+    choose_targets,
+    fit_thresholds,
+    named_targets,
+    of_document,
+    planted_targets,
+    targets_by_text,
+    targets_fingerprint,
+)
+from olmo_sparsity.analysis.models.load import LoadedModel, load_model
+from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.statistics import half_of
+from olmo_sparsity.analysis.results.tables import Columns
+from olmo_sparsity.analysis.scoring.induction import repetition_drop
+from olmo_sparsity.analysis.scoring.scorer import TOGETHER, Scorer, context_losses
+from olmo_sparsity.analysis.selectors.influence import check_can_run, check_names
+from olmo_sparsity.analysis.settings import (
+    QUICK,
+    ModelOptions,
+    Settings,
+    TextOptions,
+    build,
+    kinds_of,
+    refuse_unknown,
+    takes,
+)
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.process.progress import say
+
+
+@takes(Settings, TextOptions, ModelOptions)
+def plan(
+    model: LoadedModel | str | Path,
+    documents: Any = None,
+    windows: Windows | None = None,
+    *,
+    targets: Results | str | Path | None = None,
+    choices: Results | str | Path | None = None,
+    losses: Results | str | Path | None = None,
+    at: At | None = None,
+    quick: bool = False,
+    **options: Any,
+) -> Plan:
+    """What a measurement will compute: `measure` runs it, and so does the command line.
+
+    `model`: loaded, or what `load_model` reads. `documents`: read, or what `open_documents` reads.
+    `windows`: in place of long, short and stride. `targets`: another measurement of the same text,
+    or its folder, to evaluate its targets. `choices`: the same, and also the units that it ranked,
+    with its settings (but for `ks`): what one model chooses is evaluated by another. `losses`: a
+    measurement by the same model, whose losses are taken. `at` names targets, as in `explain`.
+    `quick`: a first look at the beginnings of documents.
+    """
+    refuse_unknown("measure", options, Settings, TextOptions, ModelOptions)
+    targets, choices, known = (
+        read_other(name, given)
+        for name, given in (("targets", targets), ("choices", choices), ("losses", losses))
+    )
+    if windows is not None:
+        options = _window_options(windows, options)
+    if quick:
+        options = _quick(options, documents)
+    if choices is None:
+        settings = build(Settings, options)
+    else:
+        settings = settings_of(
+            choices, {n: v for n, v in options.items() if n in kinds_of(Settings)}
+        )
+    of_text, of_model = build(TextOptions, options), build(ModelOptions, options)
+    settings.check()
+    check_names(settings.selectors)
+    given = {"at": at, "targets": targets, "choices": choices}
+    _check_one_says({name for name, one in given.items() if one is not None}, documents, of_text)
+    if quick and choices is not None:
+        raise ConfigError("quick chooses other targets than choices: leave one of them out")
+    loaded = _load(model, of_model)
+    opened = _open(documents, loaded, of_text)
+    if opened.have_targets:
+        opened, at = cut_to_targets(opened, settings.windows), slice(settings.long, None)
+    if of_text.planted:
+        opened = plant_dependencies(opened, loaded, settings.windows, settings.seed)
+    elif quick:
+        opened = first_look(opened, settings)
+    if not settings.prefix_ids:
+        ids = loaded.prefix_ids(of_model.prefix)
+        settings = replace(settings, prefix_ids=tuple(ids))
+    named = next((given for given in (choices, targets, at) if given is not None), None)
+    transfers = choices is not None
+    made = Plan.of(loaded, opened, settings, named, of_model.batch_tokens, transfers)
+    return made if known is None else made.with_losses(known)
+
+
+def _quick(options: dict[str, Any], documents: Any) -> dict[str, Any]:
+    """Of documents that are read, none is left out."""
+    is_read = isinstance(documents, Documents)
+    return {n: v for n, v in QUICK.items() if not (is_read and n == "max_documents")} | options
+
+
+def _check_one_says(named: set[str], documents: Any, options: TextOptions) -> None:
+    """Which targets: named options, or the text."""
+    of_text = ["planted"] if options.planted else []
+    if isinstance(documents, Documents) and documents.have_targets:
+        of_text.append("records of prompt and target")
+    else:
+        of_text += [n for n in ("prompt_field", "target_field") if getattr(options, n)][:1]
+    # Choices are of the same text, read the same way.
+    for says in (of_text, sorted(named), [*sorted(named - {"choices"}), *of_text]):
+        if len(says) > 1:
+            raise ConfigError(f"{' and '.join(says)} each say which targets: leave all but one out")
+
+
+def _window_options(windows: Any, options: dict[str, Any]) -> dict[str, Any]:
+    if not isinstance(windows, Windows):
+        raise ConfigError(f"windows={windows} must be Windows(long, short, stride)")
+    if windows.long == "all":
+        raise ConfigError("long=all is for explain; a measurement compares equal windows")
+    twice = {"long", "short", "stride"} & options.keys()
+    if windows.prefix:
+        twice |= {"prefix"} & options.keys()
+    if twice:
+        raise ConfigError(f"{', '.join(sorted(twice))}: the windows have their own; leave it out")
+    return options | {
+        "long": windows.long,
+        "short": windows.short,
+        "stride": windows.stride,
+        "prefix_ids": windows.prefix,
+    }
+
+
+def _load(model: Any, options: ModelOptions) -> LoadedModel:
+    if isinstance(model, str | Path):
+        return load_model(
+            str(model), device=options.device, dtype=options.dtype, device_map=options.device_map
+        )
+    if not isinstance(model, LoadedModel):
+        raise ConfigError(
+            f"model is {type(model).__name__}: give a folder or name, or wrap_model(model, "
+            "tokenizer) of olmo_sparsity.analysis.models.load"
+        )
+    refuse_for_loaded(options)
+    return model
+
+
+def _open(documents: Any, model: LoadedModel, options: TextOptions) -> Documents:
+    if isinstance(documents, Documents):
+        if replace(options, planted=False) != TextOptions():
+            raise ConfigError(
+                "field, group_field, prompt_field, target_field, split_at and max_documents are "
+                "for text that is read here; leave them out"
+            )
+        return documents
+    return open_documents(
+        documents,
+        model,
+        options.max_documents,
+        field=options.field,
+        group_field=options.group_field,
+        split_at=options.split_at,
+        prompt_field=options.prompt_field,
+        target_field=options.target_field,
+    )
+
+
+QUICK_FORWARDS = 3_000_000
+"""Token-forwards of a first look, for any text and windows."""
+
+
+def first_look(
+    documents: Documents, settings: Settings, budget: float = QUICK_FORWARDS
+) -> Documents:
+    """The beginnings of the documents, as much as the budget allows with the settings of `quick`.
+
+    One target in five is evaluated (half of the documents, and in them a tenth for each of several
+    target sets) with three far texts (own, placebo, one foreign): a gradient, then 17 rows of the
+    short window; 50 rows with what was chosen, 40 without it and those of random halves, which
+    are long windows if far units are shown alone. All targets need the losses of two long windows
+    and a short one, shared by a block.
+    """
+    long, short, stride = settings.long, settings.short, settings.stride
+    losses = (2 * long + short) / stride + 3
+    together = min(TOGETHER, stride)
+    near = short + together
+    recovery = 3 * (3 * short + 17 * near + long / stride) + 50 * near
+    of_one = long + together if settings.far_states == "isolated" else near
+    recovery += (40 + settings.halves) * of_one
+    num_long = sum(len(document.tokens) > long for document in documents)
+    num_targets = max(stride, int(budget / max(num_long, 1) / (losses + recovery / 5)))
+    read = long + num_targets
+    if any(len(document.tokens) > read for document in documents):
+        say(f"quick: of each text its first {read:,} tokens, {num_targets:,} of them targets")
+    items = [replace(d, tokens=d.tokens[:read]) for d in documents.items]
+    return replace(documents, items=items)
+
+
+@dataclass
+class Plan:
+    """Model, documents and settings of a measurement, and the rows they give."""
+
+    model: LoadedModel
+    documents: Documents
+    settings: Settings
+    scorer: Scorer
+    controls: Controls
+    given: pd.DataFrame | None = None
+    """Targets of another measurement, or named ones; None: they are chosen here."""
+
+    choices: Choices | None = None
+    """Ranked units of another measurement; None: they are ranked here."""
+
+    known: dict[int, pd.DataFrame] = field(default_factory=dict)
+    """Losses of documents, of another measurement by this model."""
+
+    known_from: dict[str, Any] = field(default_factory=dict)
+
+    @staticmethod
+    def of(
+        model: LoadedModel,
+        documents: Documents,
+        settings: Settings,
+        given: Results | At | None = None,
+        batch_tokens: int | None = None,
+        transfers: bool = False,
+    ) -> Plan:
+        """`transfers`: the units that `given` ranked are evaluated, too."""
+        settings.check()
+        windows = settings.windows
+        model.check_positions(windows.num_positions())
+        check_can_run(settings.selectors, model.model)
+        _refuse_for_given(settings, given is not None or documents.are_planted)
+        scorer = Scorer(model.model, far_states=settings.far_states, batch_tokens=batch_tokens)
+        controls = Controls(documents, windows, settings.control, settings.draws, settings.seed)
+        plan = Plan(model, documents, settings, scorer, controls)
+        if isinstance(given, Results):
+            plan.given = targets_of(given, documents, settings)
+            if transfers:
+                plan.choices = Choices.of(given)
+                plan.given = plan.choices.targets[plan.given.columns].reset_index(drop=True)
+                if max(settings.ks) > plan.choices.most:
+                    raise ConfigError(f"ks: the other measurement ranked {plan.choices.most} units")
+        elif given is not None:
+            plan.given = named_targets(documents, given, windows)
+        return plan
+
+    def with_losses(self, given: Results) -> Plan:
+        known = losses_of(given, self.model, self.documents, self.settings)
+        about = {name: getattr(given.meta, name) for name in ("commit", "machine", "command")}
+        return replace(self, known=known, known_from=about)
+
+    @cached_property
+    def measured(self) -> list[int]:
+        """Numbers of the documents that are longer than the long window."""
+        long = self.settings.windows.first_target
+        if len(self.documents) == 1:
+            raise DataError(
+                f"{self.documents.name} is one document, and measuring needs two or more: "
+                "give more, or cut plain text at its blank lines (split_at=blank-lines)"
+            )
+        numbers = [d.number for d in self.documents if len(d.tokens) > long]
+        if {half_of(number) for number in numbers} != {"threshold", "report"}:
+            raise DataError(
+                f"{self.documents.name}: {len(numbers)} of {len(self.documents)} documents are "
+                f"longer than long={long}; one at an even and one at an odd place are needed, "
+                "since half of them only fix the threshold. Give more documents (a text file is "
+                "one), or lower long"
+            )
+        needed = self.settings.draws + 2  # itself, the foreign ones, and the placebo
+        if self.controls.num_candidates < needed:
+            raise DataError(
+                f"{self.documents.name}: {self.controls.num_candidates} documents can stand in for "
+                f"each other, and the controls need {needed}, one document each; give more "
+                "documents, or fewer draws of the foreign control"
+            )
+        return numbers
+
+    @property
+    def fits_thresholds(self) -> bool:
+        return self.given is None and not self.documents.are_planted
+
+    def induction(self) -> dict[str, Any]:
+        documents = [self.documents[number] for number in self.measured]
+        return repetition_drop(self.scorer, documents, self.settings.windows.first_target // 2)
+
+    def losses(self, number: int) -> dict[str, Columns]:
+        """The rows of one document in the tables of the first phase."""
+        document, losses = self.documents[number], self.known.get(number)
+        if losses is None:
+            windows = self.settings.windows
+            losses = context_losses(self.scorer, document, windows, self.controls)
+        return {"documents": {"name": [document.name]}, "losses": dict(losses)}
+
+    def thresholds(self, losses: pd.DataFrame) -> Thresholds:
+        if not self.fits_thresholds:
+            return Thresholds(None, None)
+        half = losses[losses.document.map(half_of) == "threshold"]
+        return fit_thresholds(half, self.settings.share, self.settings.min_gap)
+
+    def targets(self, losses: pd.DataFrame) -> pd.DataFrame:
+        """Targets of the documents in `losses`, which must include the threshold half."""
+        if self.documents.are_planted:
+            return planted_targets(self.documents)
+        if self.given is not None:
+            return self.given
+        chosen = choose_targets(losses, self.thresholds(losses), self.settings)
+        by_text = self._by_text[self._by_text.document.isin(losses.document)]
+        return pd.concat([chosen, by_text]).sort_values(list(chosen), ignore_index=True)
+
+    @cached_property
+    def _by_text(self) -> pd.DataFrame:
+        reported = [self.documents[n] for n in self.measured if half_of(n) == "report"]
+        return targets_by_text(reported, self.settings)
+
+    def recovery(self, number: int, targets: pd.DataFrame) -> dict[str, Columns]:
+        """The rows of one document in the tables of the second phase."""
+        document, settings = self.documents[number], self.settings
+        recovered = recover(
+            self.scorer, document, settings.windows, of_document(targets, document),
+            units=settings.units, selectors=settings.selectors, ks=settings.ks,
+            controls=self.controls, num_halves=settings.halves, seed=settings.seed,
+            choices=self.choices,
+        )  # fmt: skip
+        tables: dict[str, Columns] = {name: dict(rows) for name, rows in recovered.items()}
+        tables["tokens"] = {
+            "place": np.arange(len(document.tokens)),
+            "token_id": document.tokens,
+            "text": document.texts,
+        }
+        if document.truth is not None:
+            tables["planted"] = {"place": document.truth}
+        return tables
+
+    def identity(self) -> dict[str, Any]:
+        """Processes that measure into one folder must agree in all of this."""
+        return {
+            "model": self.model.fingerprint,
+            "dtype": self.model.dtype,
+            "data": self.documents.fingerprint,
+            "num_documents": len(self.documents),
+            "settings": asdict(self.settings),
+            "targets": None if self.given is None else targets_fingerprint(self.given),
+            "choices": None if self.choices is None else self.choices.fingerprint,
+        }
+
+
+def _refuse_for_given(settings: Settings, are_given: bool) -> None:
+    of_chosen = ("sets", "max_targets", "share")
+    changed = [name for name in of_chosen if getattr(settings, name) != getattr(Settings, name)]
+    if changed and are_given:
+        raise ConfigError(
+            f"{', '.join(changed)}: for chosen targets, and these are given; leave it out"
+        )
+
+
+def refuse_for_loaded(options: ModelOptions) -> None:
+    changed = [
+        n for n in ("device", "dtype", "device_map") if getattr(options, n) not in ("auto", None)
+    ]
+    if changed:
+        raise ConfigError(f"{', '.join(changed)} of a model in memory: its own; leave it out")
+
+
+def share_of(numbers: list[int], index: int, of: int) -> list[int]:
+    """Every of-th pair, so that each share has documents of both halves."""
+    return [number for number in numbers if number // 2 % of == index]
+
+
+def targets_meta(plan: Plan, thresholds: Thresholds) -> dict[str, Any]:
+    """The section `targets` of meta.json."""
+    if plan.given is not None:
+        about: dict[str, Any] = {"given": targets_fingerprint(plan.given)}
+        if plan.choices is None:
+            return about
+        return about | {"choices": plan.choices.fingerprint, "chosen_by": plan.choices.model}
+    return {
+        "share": plan.settings.share,
+        "min_gap": plan.settings.min_gap,
+        "max_targets": plan.settings.max_targets,
+        "threshold": thresholds.gap,
+        "kl_threshold": thresholds.kl,
+    }

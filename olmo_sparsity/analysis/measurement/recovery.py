@@ -1,0 +1,378 @@
+"""Evaluate the targets of one document: choose k far units for each, and compute the loss.
+
+Place in the flow: document + chosen targets → selectors → losses of their choices → **rows**.
+
+A target is evaluated with one of two far parts: the document's own, or the placebo in its place.
+For either, the same selector also chooses among the units of foreign texts at the same position
+IDs.
+
+Dimension key: T targets, K numbers of far units.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from olmo_sparsity.analysis.inputs.documents import Controls, Document, FarText
+from olmo_sparsity.analysis.inputs.windows import Block, Spans, Units, Windows
+from olmo_sparsity.analysis.measurement.reuse import Choices
+from olmo_sparsity.analysis.results.statistics import rank_correlations
+from olmo_sparsity.analysis.results.tables import PHASES
+from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
+from olmo_sparsity.analysis.selectors.influence import (
+    AIMED,
+    SELECTORS,
+    Choice,
+    Question,
+    falls_of_sets,
+)
+from olmo_sparsity.analysis.settings import KS
+from olmo_sparsity.errors import DataError
+
+DOCUMENT, PLACEBO = "document", "placebo"
+"""Far parts."""
+
+NUM_DRAWS = {"random": 3}
+"""Draws of own units; the other selectors are deterministic."""
+
+COLUMNS = {
+    name: [column for column in PHASES["recovery"][name].names if column != "document"]
+    for name in ("recovery", "influence", "lds", "costs")
+}
+
+
+@dataclass(frozen=True)
+class _Text:
+    """One text in the far part of a block, and the targets evaluated with it."""
+
+    asked: Context
+    """Of the model that chooses."""
+
+    context: Context
+    """Of the model that evaluates."""
+
+    far: FarText
+    control: str
+    draw: int
+    targets: dict[str, Spans]
+    """far part → targets (indices into the block)."""
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """A selector's choice for a group of targets, and the rows that give L_k for every target and
+    k. For own units, as many rows follow with all far places except the chosen."""
+
+    about: dict[str, Any]
+    units: Units
+    targets: Spans
+    parts: dict[str, Spans]
+    """far part → its targets."""
+
+    choice: Choice
+    aim_WV: Tensor | None
+    rows: list[Row]
+    num_tokens_TK: np.ndarray
+
+
+def recover(
+    scorer: Scorer,
+    document: Document,
+    windows: Windows,
+    targets: Mapping[str, np.ndarray] | np.ndarray | None = None,
+    *,
+    units: str | Sequence[str] = "tokens",
+    selectors: str | Sequence[str] = "add_one",
+    ks: Sequence[int] = KS,
+    controls: Controls | None = None,
+    num_halves: int = 0,
+    seed: int = 0,
+    choices: Choices | None = None,
+    judge: Scorer | None = None,
+    done: Callable[[int], None] | None = None,
+) -> dict[str, pd.DataFrame]:
+    """The tables `recovery`, `influence`, `lds` and `costs` of one document (docs/formats.md).
+
+    `targets`: places in the document, or a mapping from far part to places (default: every target
+    with a full long window, with the document's own far part). Two columns are spans, from the
+    first place to one past the last, each evaluated as one target. Without `controls` there is
+    neither placebo nor foreign text; recovery should not be reported without them. `num_halves`:
+    random halves of the far units that `lds` is computed from. `choices`: ranked units of another
+    measurement, in place of the selectors' own. `judge`: another model, whose losses with the
+    units that `scorer` ranks are told. `done` is called with the number of finished targets.
+    """
+    units, selectors = ((n,) if isinstance(n, str) else tuple(n) for n in (units, selectors))
+    if targets is None:
+        targets = np.arange(windows.first_target, len(document.tokens))
+    if not isinstance(targets, Mapping):
+        targets = {DOCUMENT: np.asarray(targets)}
+    blocks: dict[tuple[int, int], dict[str, Spans]] = {}
+    for part, places in targets.items():
+        for first, end in _as_spans(windows, document, np.asarray(places)):
+            start = int(windows.start_of(first))
+            last = min(max(start + windows.stride, end), len(document.tokens))
+            parts = blocks.setdefault((start, last), {})
+            parts.setdefault(part, []).append((first - start, end - start))
+    evaluation = _Evaluation(
+        scorer, document, windows, controls, units, selectors, tuple(ks), num_halves, seed,
+        choices, judge or scorer, done,
+    )  # fmt: skip
+    # With long="all" the far parts of all blocks begin the same texts.
+    together = [sorted(blocks)] if windows.long == "all" else [[key] for key in sorted(blocks)]
+    for keys in filter(None, together):
+        evaluation.add({key: blocks[key] for key in keys})
+    return {
+        name: pd.DataFrame({column: np.concatenate(parts) for column, parts in columns.items()})
+        if all(columns.values())
+        else pd.DataFrame(columns=COLUMNS[name])
+        for name, columns in evaluation.tables.items()
+    }
+
+
+def _as_spans(windows: Windows, document: Document, places: np.ndarray) -> Spans:
+    spans = [(p, p + 1) for p in places.tolist()] if places.ndim == 1 else [*map(tuple, places)]
+    first, length = windows.first_target, len(document.tokens)
+    for start, end in spans:
+        if not first <= start < end <= length:
+            raise DataError(
+                f"target {start}{'' if end == start + 1 else f' to {end - 1}'} of document "
+                f"{document.number} has no full long window; choose from {first} to {length - 1}"
+            )
+    return sorted({(int(start), int(end)) for start, end in spans})
+
+
+@dataclass
+class _Evaluation:
+    """Evaluates blocks of one document and collects the rows of the tables."""
+
+    scorer: Scorer
+    document: Document
+    windows: Windows
+    controls: Controls | None
+    units: tuple[str, ...]
+    selectors: tuple[str, ...]
+    ks: tuple[int, ...]
+    num_halves: int
+    seed: int
+    choices: Choices | None
+    judge: Scorer
+    """Evaluates what `scorer` chooses; usually the same."""
+
+    done: Callable[[int], None] | None
+
+    def __post_init__(self) -> None:
+        self.tables: dict[str, dict[str, list[np.ndarray]]] = {
+            name: {column: [] for column in columns} for name, columns in COLUMNS.items()
+        }
+        self.num_evaluated = 0
+        """Targets, once for each text: their own, and each of the foreign ones."""
+
+    def add(self, blocks: dict[tuple[int, int], dict[str, Spans]]) -> None:
+        """Evaluate blocks, given as bounds → far part → targets. Text after text, and all blocks of
+        each, so that the states of one text at a time are in memory."""
+        self.last_start = max(start for start, _ in blocks)
+        aims: dict[tuple[int, int], dict[str, Tensor]] = {bounds: {} for bounds in blocks}
+        for part in dict.fromkeys(part for wanted in blocks.values() for part in wanted):
+            for bounds, wanted in blocks.items():
+                if part in wanted:
+                    self._add_own(bounds, part, wanted[part], aims[bounds])
+        for draw in range(self.controls.num_draws if self.controls is not None else 0):
+            for bounds, wanted in blocks.items():
+                self._add_foreign(bounds, wanted, draw, aims[bounds])
+
+    def _add_own(
+        self, bounds: tuple[int, int], part: str, targets: Spans, aims: dict[str, Tensor]
+    ) -> None:
+        block, before = self._block(bounds), self.scorer.token_forwards
+        text = self._text(block, self._own(block, part), "own", 0, {part: targets})
+        if self.choices is None and AIMED & set(self.selectors):
+            (aims[part],) = self.scorer.hidden([text.asked.long_row()])
+        self._cost("all", "shared", before, len(targets))
+        self._select(text, aims)
+
+    def _add_foreign(
+        self, bounds: tuple[int, int], wanted: dict[str, Spans], draw: int, aims: dict[str, Tensor]
+    ) -> None:
+        assert self.controls is not None
+        block = self._block(bounds)
+        own = {part: (self._own(block, part), targets) for part, targets in wanted.items()}
+        for far, served in self.controls.foreign(self.document, block, own, draw):
+            self._select(self._text(block, far, "foreign", draw, served), aims)
+
+    def _block(self, bounds: tuple[int, int]) -> Block:
+        return self.windows.block(self.document.tokens, *bounds)
+
+    def _own(self, block: Block, part: str) -> FarText:
+        if part == DOCUMENT:
+            return FarText.at(self.document, block.first, block.num_far)
+        assert self.controls is not None, "the placebo is a text of another document"
+        return self.controls.placebo(self.document, block)
+
+    def _text(
+        self, block: Block, far: FarText, control: str, draw: int, targets: dict[str, Spans]
+    ) -> _Text:
+        block = block.with_far(far.tokens_F)
+        asked = self._context(self.scorer, block, far)
+        context = asked if self.judge is self.scorer else self._context(self.judge, block, far)
+        return _Text(asked, context, far, control, draw, targets)
+
+    def _context(self, scorer: Scorer, block: Block, far: FarText) -> Context:
+        states = None
+        if self.windows.long == "all" and far.is_run and scorer.far_states == "contextual":
+            # One pass over a text serves all blocks: as far as the last one sees.
+            first, last = int(far.places_F[0]), self.windows.of_all(self.last_start)
+            last -= block.windows.short
+            tokens = far.document.tokens[first : first + last]
+            states = scorer.states(np.concatenate([block.tokens[: block.num_prefix], tokens]))
+        return scorer.context(block, states)
+
+    def _select(self, text: _Text, hidden_at: dict[str, Tensor]) -> None:
+        """Run all selectors on all kinds of units of one text, then compute L_k of each choice.
+        `hidden_at`: far part → the states at its targets, given its long window."""
+        choices: list[_Chosen] = []
+        aims = {
+            part: self.scorer.log_probabilities(hidden_at[part])
+            for part in text.targets
+            if part in hidden_at
+        }
+        all_targets = sorted({span for targets in text.targets.values() for span in targets})
+        for kind in self.units:
+            units = text.far.units(kind)
+            is_tested = self.num_halves > 0 and text.control == "own" and DOCUMENT in text.targets
+            is_tested &= len(units) > 1  # of one unit there is no half
+            kept_and_falls = self._halves(text, units, kind) if is_tested else None
+            for selector in self.selectors:
+                # The aim differs between far parts; other selectors serve all at once.
+                groups = [(all_targets, text.targets)]
+                if selector in AIMED and self.choices is None:
+                    groups = [(targets, {part: targets}) for part, targets in text.targets.items()]
+                num_draws = NUM_DRAWS.get(selector, 1) if text.control == "own" else 1
+                for draw in range(text.draw, text.draw + num_draws):
+                    about = {"units": kind, "selector": selector, "control": text.control}
+                    for targets, parts in groups:
+                        aim = aims.get(next(iter(parts))) if selector in AIMED else None
+                        chosen = self._choose(
+                            text, units, about | {"draw": draw}, targets, parts, aim
+                        )
+                        choices.append(chosen)
+                        if kept_and_falls is not None and draw == text.draw:
+                            self._write_lds(text, chosen, *kept_and_falls)
+        # The rows of all choices share batches.
+        rows = [row for chosen in choices for row in chosen.rows]
+        hidden = self.judge.hidden(rows)
+        loss_N = self.judge.nll(torch.cat(hidden), np.concatenate([row.targets for row in rows]))
+        ends = np.cumsum([len(hidden_WD) for hidden_WD in hidden])
+        loss_N = np.add.reduceat(loss_N, np.concatenate([[0], ends[:-1]]))  # one per row
+        first = 0
+        for chosen in choices:
+            end, shape = first + len(chosen.rows), (len(chosen.targets), len(self.ks))
+            kl_TK, none_TK = np.full(shape, np.nan), np.full(shape, np.nan)
+            loss_TK, without_TK = [*loss_N[first:end].reshape(-1, *shape), none_TK][:2]
+            if chosen.aim_WV is not None and self.judge is self.scorer:
+                for i, (start, last) in enumerate(chosen.targets):
+                    of_target = hidden[first + i * shape[1] : first + (i + 1) * shape[1]]
+                    aim = chosen.aim_WV[start:last]
+                    kl_TK[i] = self.scorer.kl(aim, torch.stack(of_target)).sum(-1)
+            losses = {"loss_set": loss_TK, "loss_without": without_TK, "kl_set": kl_TK}
+            self._write(text, chosen, losses)
+            first = end
+        self.num_evaluated += sum(map(len, text.targets.values()))
+        if self.done is not None:
+            num_draws = self.controls.num_draws if self.controls is not None else 0
+            self.done(self.num_evaluated // (1 + num_draws))
+
+    def _halves(self, text: _Text, units: Units, kind: str) -> tuple[np.ndarray, np.ndarray]:
+        """Random halves of the units, and the fall in loss that each gives to each target."""
+        block, targets = text.context.block, text.targets[DOCUMENT]
+        generator = np.random.default_rng([self.seed, self.document.number, block.start])
+        before = self.scorer.token_forwards
+        question = Question(text.asked, units, targets, max(self.ks), generator)
+        kept_AU = units.halves(self.num_halves, generator)
+        fall_TA = falls_of_sets(self.scorer, question, kept_AU)
+        self._cost(kind, "halves", before, len(targets))
+        return kept_AU, fall_TA
+
+    def _write_lds(
+        self, text: _Text, chosen: _Chosen, kept_AU: np.ndarray, fall_TA: np.ndarray
+    ) -> None:
+        """How well the sum of a half's scores predicts its fall in loss."""
+        predicted_TA = chosen.choice.score_TU @ kept_AU.T
+        lds_T = rank_correlations(predicted_TA, fall_TA, of_equal_values=0.0)
+        starts = text.context.block.start + np.array([first for first, _ in chosen.targets])
+        self._add("lds", chosen.about, target=starts, lds=lds_T)
+
+    def _choose(
+        self,
+        text: _Text,
+        units: Units,
+        about: dict[str, Any],
+        targets: Spans,
+        parts: dict[str, Spans],
+        aim_WV: Tensor | None,
+    ) -> _Chosen:
+        block = text.context.block
+        seeds = [self.seed, self.document.number, block.start, about["draw"], len(text.control)]
+        generator = np.random.default_rng(seeds)
+        question = Question(text.asked, units, targets, max(self.ks), generator, aim_WV)
+        before = self.scorer.token_forwards
+        if self.choices is None:
+            choice = SELECTORS[about["selector"]](self.scorer, question)
+        else:
+            starts = [block.start + first for first, _ in targets]
+            number = self.document.number
+            choice = self.choices.pick(number, about, starts, units, block.first)
+        if text.control == "own" and DOCUMENT in parts and about["draw"] == 0:
+            self._cost(about["units"], about["selector"], before, len(targets))
+        far_TK = [[units.places(*unit_K[:k]) for k in self.ks] for unit_K in choice.unit_TK]
+        sets = [(far, span) for span, far_K in zip(targets, far_TK, strict=True) for far in far_K]
+        if text.control == "own":
+            all_far = np.arange(block.num_far)
+            sets += [(np.setdiff1d(all_far, far), span) for far, span in sets]
+        rows = [text.context.set_row(far, span) for far, span in sets]
+        num_tokens_TK = np.array([[len(far) for far in far_K] for far_K in far_TK])
+        return _Chosen(about, units, targets, parts, choice, aim_WV, rows, num_tokens_TK)
+
+    def _write(self, text: _Text, chosen: _Chosen, columns: dict[str, np.ndarray]) -> None:
+        """Add the rows of each far part, with `columns` by target and k. Places are those of the
+        document, also for a foreign text."""
+        block, ks = text.context.block, np.array(self.ks)
+        for part, spans in chosen.parts.items():
+            rows = np.array([chosen.targets.index(span) for span in spans])
+            target = block.start + np.array([first for first, _ in spans])
+            about = {"far_part": part} | chosen.about
+            self._add(
+                "recovery", about, target=target.repeat(len(ks)), k=np.tile(ks, len(rows)),
+                num_tokens=chosen.num_tokens_TK[rows].ravel(),
+                **{name: values_TK[rows].ravel() for name, values_TK in columns.items()},
+            )  # fmt: skip
+            if chosen.about["draw"] > 0:
+                continue
+            unit_TK = chosen.choice.unit_TK[rows]
+            first, end = chosen.units.first[unit_TK].ravel(), chosen.units.end[unit_TK].ravel()
+            self._add(
+                "influence", about, target=target.repeat(unit_TK.shape[1]),
+                rank=np.tile(np.arange(1, unit_TK.shape[1] + 1), len(rows)),
+                far_first=block.first + first, far_end=block.first + end,
+                far_text=[text.far.text(a, b) for a, b in zip(first, end, strict=True)],
+                influence=chosen.choice.influence_TK[rows].ravel(),
+            )  # fmt: skip
+
+    def _cost(self, kind: str, selector: str, before: int, num_targets: int) -> None:
+        spent = self.scorer.token_forwards - before
+        about = {"units": kind, "selector": selector}
+        self._add("costs", about, token_forwards=[spent], num_targets=[num_targets])
+
+    def _add(self, table: str, about: Mapping[str, Any], **values: Any) -> None:
+        num_rows = len(next(iter(values.values())))
+        for column, parts in self.tables[table].items():
+            # Arrays, and one frame in the end: a frame for each choice costs more than the choice.
+            value = values[column] if column in values else [about[column]] * num_rows
+            is_text = num_rows > 0 and isinstance(value[0], str)
+            parts.append(np.array(value, dtype=object if is_text else None))

@@ -1,0 +1,156 @@
+"""What a measurement takes from another one: its losses, its targets, or what its model ranked.
+
+Place in the flow: results → **losses, targets, ranked units** → another measurement.
+
+Losses are those of the same model. Ranked units are those of another one: a unit that lowers a loss
+of one model by chance lowers that of another model no more than any other unit does. So what is
+recovered needs no placebo.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from olmo_sparsity.analysis.inputs.documents import Documents
+from olmo_sparsity.analysis.inputs.windows import Units
+from olmo_sparsity.analysis.measurement.targets import given_targets
+from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.results.results import Results, read_results
+from olmo_sparsity.analysis.results.tables import plain
+from olmo_sparsity.analysis.selectors.influence import Choice
+from olmo_sparsity.analysis.settings import Settings
+from olmo_sparsity.errors import ConfigError, DataError
+
+KEYS = ["document", "units", "selector", "control", "target"]
+TAKEN = ("units", "selectors", "share", "sets", "max_targets", "far_states", "control", "draws",
+         "halves", "seed", "min_gap")  # fmt: skip
+"""Settings that are those of the other measurement."""
+
+
+def read_other(name: str, given: Any) -> Results | None:
+    """`name`: the option that names the other measurement."""
+    if isinstance(given, str | Path):
+        return read_results(given)
+    if given is not None and not isinstance(given, Results):
+        raise ConfigError(
+            f"{name}={given} must be another measurement or its folder; `share` sets how many "
+            "targets are chosen"
+        )
+    return given
+
+
+def _differences(given: Results, settings: Settings) -> list[str]:
+    """Settings that decide which targets have losses and which text is the placebo's."""
+    ours = plain(asdict(settings.windows)) | {"seed": settings.seed, "draws": settings.draws}
+    meta = given.meta
+    theirs = {"prefix": [], "most": None, "seed": meta.seed} | meta.windows | meta.controls
+    return [name for name, value in ours.items() if theirs.get(name) != value]
+
+
+def losses_of(
+    given: Results, model: LoadedModel, documents: Documents, settings: Settings
+) -> dict[int, pd.DataFrame]:
+    """The losses of each document there, which must be what would be computed here."""
+    meta = given.meta
+    differ = _differences(given, settings)
+    if meta.data.get("fingerprint") != documents.fingerprint:
+        differ.insert(0, "text")
+    if meta.model.get("fingerprint") != model.fingerprint:
+        differ.insert(0, "model")
+    elif meta.dtype != model.dtype:
+        differ.insert(0, "dtype")
+    if differ:
+        raise DataError(
+            f"the losses of {meta.model.get('name')} on {meta.data.get('source')} are of another "
+            f"{', '.join(differ)}; leave `losses` out, or give those of the same"
+        )
+    by_document = given.losses.groupby("document", sort=False)
+    return {int(number): rows.drop(columns="document") for number, rows in by_document}
+
+
+def targets_of(given: Results, documents: Documents, settings: Settings) -> pd.DataFrame:
+    """The targets of another measurement of the same text."""
+    if given.meta.data.get("fingerprint") != documents.fingerprint:
+        raise DataError(
+            f"the targets were chosen in {given.meta.data.get('source')}, which differs from "
+            f"{documents.name} in text or tokenizer; give the same text and number of "
+            "documents, and a model with the same tokenizer"
+        )
+    return given_targets(given.targets, settings.windows, not _differences(given, settings))
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The ranked units of each target, in the document and in a foreign text."""
+
+    ranked: dict[tuple[Any, ...], np.ndarray]
+    """`KEYS` → (first, end, influence) by rank."""
+
+    targets: pd.DataFrame
+    most: int
+    """The number of ranks."""
+
+    fingerprint: str
+    model: dict[str, Any]
+    """Name and fingerprint of the model that chose."""
+
+    @staticmethod
+    def of(results: Results) -> Choices:
+        """Those of documents' own far parts, and of the first draw of the foreign text."""
+        own = results.influence[results.influence.far_part == "document"]
+        if not len(own):
+            raise DataError("the other measurement has no ranked units; measure it again")
+        columns = ["far_first", "far_end", "influence"]
+        rows = own.sort_values([*KEYS, "rank"])
+        is_first = ~rows.duplicated(KEYS).to_numpy()  # of the ranks of a target
+        keys = rows.loc[is_first, KEYS].itertuples(index=False, name=None)
+        groups = np.split(rows[columns].to_numpy(float), np.flatnonzero(is_first)[1:])
+        ranked = dict(zip(keys, groups, strict=True))
+        targets = results.targets[results.targets.far_part == "document"]
+        digest = hashlib.sha256(rows[[*KEYS, *columns[:2]]].to_csv(index=False).encode())
+        model = {name: results.meta.model.get(name) for name in ("name", "fingerprint")}
+        return Choices(ranked, targets, int(own["rank"].max()), digest.hexdigest(), model)
+
+    def pick(
+        self, document: int, about: dict[str, Any], starts: Sequence[int], units: Units, offset: int
+    ) -> Choice:
+        """`starts`: places of the targets; `offset`: that of the first far token."""
+        numbers = {pair: i for i, pair in enumerate(zip(units.first, units.end, strict=True))}
+        unit_TK, influence_TK = [], []
+        for start in starts:
+            key = (document, about["units"], about["selector"], about["control"], start)
+            first_K, end_K, influence_K = self.ranked[key].T
+            bounds = zip(first_K.astype(int) - offset, end_K.astype(int) - offset, strict=True)
+            unit_TK.append([numbers[pair] for pair in bounds])
+            influence_TK.append(influence_K)
+        chosen_TK = np.array(unit_TK)
+        score_TU = np.zeros((len(chosen_TK), len(units)))
+        np.put_along_axis(score_TU, chosen_TK, np.array(influence_TK), axis=1)
+        return Choice(chosen_TK, np.array(influence_TK), score_TU)
+
+
+def settings_of(results: Results, given: dict[str, Any]) -> Settings:
+    """Those of the other measurement, so that windows, targets and foreign texts are the same."""
+    meta = results.meta
+    if wrong := [name for name in given if name in TAKEN or name in ("long", "short", "stride")]:
+        raise ConfigError(
+            f"{', '.join(sorted(wrong))}: with `choices` those of the other measurement; leave it "
+            "out"
+        )
+    windows = meta.windows
+    settings = Settings(
+        long=windows["long"], short=windows["short"], stride=windows["stride"],
+        prefix_ids=tuple(windows["prefix"]), far_states=windows["far_states"],
+        units=tuple(meta.units),
+        selectors=tuple(name for name in meta.selectors if name != "random"),  # of several draws
+        ks=tuple(meta.ks), control=meta.controls["control"], draws=1, halves=0, seed=meta.seed,
+    )  # fmt: skip
+    ks = given.get("ks")
+    return settings if ks is None else replace(settings, ks=tuple(np.atleast_1d(ks).tolist()))

@@ -1,0 +1,277 @@
+"""Choose the targets to evaluate: by their gap or stratum from the losses, or by name.
+
+Place in the flow: losses → **targets** → recovery. Never imports torch.
+
+Thresholds are fitted on the documents with an even index and used on those with an odd one. So the
+threshold does not depend on the reported targets, but their choice does: targets with a large gap
+are chosen by their own outcome. The placebo measures that effect. Its targets are chosen by the
+same rules from the gaps that an unrelated text gives in place of the far part.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from olmo_sparsity.analysis.inputs.documents import Document, Documents, first_characters
+from olmo_sparsity.analysis.inputs.windows import Spans, Windows, span_width
+from olmo_sparsity.analysis.results.dependencies import Words
+from olmo_sparsity.analysis.results.statistics import KEYS, far_part_losses, half_of
+from olmo_sparsity.analysis.settings import MIN_GAP, Settings
+from olmo_sparsity.errors import ConfigError, DataError
+
+At = str | int | slice | re.Pattern[str] | Sequence["At"]
+"""Names of targets: words, a regular expression, tokens by number, or several of these."""
+
+COLUMNS = [*KEYS, "far_part", "target_set"]
+
+
+@dataclass(frozen=True)
+class Thresholds:
+    gap: float | None
+    """Targets with at least this gap are chosen; None: all."""
+
+    kl: float | None
+
+
+def fit_thresholds(losses: pd.DataFrame, share: float, min_gap: float) -> Thresholds:
+    """From the losses of the threshold half."""
+    if share == 1.0:
+        return Thresholds(None, None)
+    gap = float(np.quantile((losses.loss_short - losses.loss_long).to_numpy(), 1 - share))
+    return Thresholds(max(gap, min_gap), float(np.quantile(losses.kl.to_numpy(), 1 - share)))
+
+
+def choose_targets(
+    losses: pd.DataFrame, thresholds: Thresholds, settings: Settings
+) -> pd.DataFrame:
+    """Targets of the documents of the report half. Of a set by text, a `share` of all targets of a
+    document is drawn. A set keeps at most `max_targets` of a document, drawn at random."""
+    share, seed, sets = settings.share, settings.seed, settings.sets
+    reported = losses[losses.document.map(half_of) == "report"]
+    rows = far_part_losses(reported)
+    sizes = reported.groupby("document").size()
+    most = len(losses) if settings.max_targets is None else settings.max_targets
+    least = -np.inf if thresholds.gap is None else thresholds.gap
+    least_kl = -np.inf if thresholds.kl is None else thresholds.kl
+    by_gap = _sample(rows[rows.gap >= least], "gap", lambda _: most, seed)
+    parts = [by_gap, _sample(rows[rows.kl >= least_kl], "kl", lambda _: most, seed)]
+    for stratum in ("recurs", "new"):
+        parts.append(by_gap[by_gap.stratum == stratum].assign(target_set=f"gap_{stratum}"))
+    of_text = {name: rows[rows.stratum == name] for name in ("recurs", "new")}
+    of_text["bigram"] = rows[rows.bigram]
+    for name, group in of_text.items():
+        if name in sets:
+            parts.append(
+                _sample(group, name, lambda d: min(int(np.ceil(share * sizes[d])), most), seed)
+            )
+    chosen = pd.concat(parts)[COLUMNS]
+    chosen = chosen[chosen.target_set.str.split("_").str[0].isin(sets)]
+    return chosen.sort_values(COLUMNS, ignore_index=True)
+
+
+def targets_by_text(documents: Sequence[Document], settings: Settings) -> pd.DataFrame:
+    """Targets chosen before any model, with the documents' own far parts: `names`, a `share` of all
+    targets of each document at most, and no more than `max_targets`; `every`, each token with the
+    same chance, so that `max_targets` holds for the mean of all documents."""
+    windows, share, max_targets = settings.windows, settings.share, settings.max_targets
+    sizes = [len(document.tokens) - windows.first_target for document in documents]
+    most = sum(sizes) if max_targets is None else max_targets * len(documents)
+    rate = min(share, most / max(sum(sizes), 1))
+    parts = []
+    for document, size in zip(documents, sizes, strict=True):
+        places = {}
+        if "names" in settings.sets:
+            draws = np.random.default_rng([settings.seed, document.number, 6])
+            found = draws.permutation(recurring_names(document, windows))
+            places["names"] = found[: min(int(np.ceil(share * size)), max_targets or size)]
+        if "every" in settings.sets:
+            draws = np.random.default_rng([settings.seed, document.number, 5])
+            drawn = draws.permutation(size)[: int(rate * size + draws.random())]
+            places["every"] = windows.first_target + drawn
+        for name, chosen in places.items():
+            parts += [(document.number, int(place), "document", name) for place in chosen]
+    chosen = pd.DataFrame(parts, columns=COLUMNS).astype(dict.fromkeys(KEYS, int))
+    return chosen.sort_values(COLUMNS, ignore_index=True)
+
+
+def recurring_names(document: Document, windows: Windows) -> np.ndarray:
+    """Targets in a capitalised word that stands whole among their far tokens, and not once more in
+    their short window. What begins a sentence, and function words, are no names."""
+    if document.tokenizer is None:
+        raise DataError("sets=names needs the text of each token, and the model has no tokenizer")
+    words = Words(pd.DataFrame({"text": document.texts, "token_id": document.tokens}))
+    firsts_of, ends_of = (defaultdict[str, list[int]](list) for _ in range(2))
+    for spelled, first, end in words.spans:
+        firsts_of[spelled].append(first)
+        ends_of[spelled].append(end)
+    places = []
+    for spelled, first, end in words.spans:
+        firsts, ends = np.array(firsts_of[spelled]), np.array(ends_of[spelled])
+        for place in range(max(first, windows.first_target), end):
+            if words.kind[place] != "name" or not re.search(r"\w", document.texts[place]):
+                continue
+            near = windows.start_of(place) - windows.short
+            lowest = near - windows.num_far
+            is_far = (firsts >= lowest) & (ends <= near)
+            is_near = (ends > near) & (firsts < first)
+            if is_far.any() and not is_near.any():
+                places.append(place)
+    return np.array(places, dtype=np.int64)
+
+
+def _sample(
+    rows: pd.DataFrame, target_set: str, wanted: Callable[[int], int], seed: int
+) -> pd.DataFrame:
+    """At most `wanted` targets of each document, with either far part."""
+    parts = [rows[:0]]
+    for (document, part), group in rows.groupby(["document", "far_part"]):
+        draw = np.random.default_rng([seed, int(document), len(target_set), len(part)])
+        parts.append(group.iloc[np.sort(draw.permutation(len(group))[: wanted(int(document))])])
+    return pd.concat(parts).assign(target_set=target_set)
+
+
+def planted_targets(documents: Documents) -> pd.DataFrame:
+    """The last token of each document, which the planted marks determine."""
+    return pd.DataFrame(
+        [
+            (
+                d.number,
+                len(d.tokens) - 1,
+                "document",
+                "planted" if len(d.truth) else "planted_removed",
+            )
+            for d in documents
+            if d.truth is not None
+        ],
+        columns=COLUMNS,
+    )
+
+
+def given_targets(targets: pd.DataFrame, windows: Windows, same_settings: bool) -> pd.DataFrame:
+    """Targets of another measurement of the same text, so that two models are compared on equal
+    ones. Under other settings (windows, seed, controls) its placebo and strata differ, and are left
+    out, as are targets without a full long window here."""
+    kept = targets.target >= windows.first_target
+    if not same_settings:
+        kept &= (targets.far_part == "document") & ~targets.target_set.str.contains("recurs|new")
+    return targets[kept][COLUMNS].sort_values(COLUMNS, ignore_index=True)
+
+
+def named_targets(documents: Documents, at: At, windows: Windows) -> pd.DataFrame:
+    """All tokens that `at` names and that have a full long window."""
+    places = [
+        (document.number, place, "document", "named")
+        for document in documents
+        for first, end in find_spans(document, at, missing_ok=True)
+        for place in range(max(first, windows.first_target), end)
+    ]
+    if not places:
+        raise DataError(
+            f"{documents.name}: no named target has a full long window; name others, or lower long"
+        )
+    return pd.DataFrame(places, columns=COLUMNS).drop_duplicates(ignore_index=True)
+
+
+def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
+    """Token spans that `at` names; words may occur several times."""
+    if isinstance(at, np.integer):
+        at = int(at)
+    if not isinstance(at, str | int | slice | re.Pattern | Sequence | np.ndarray | pd.Series):
+        raise ConfigError(
+            f"at={at!r} is neither words, a regular expression (re.compile), a token's number or "
+            "slice, nor a list of these"
+        )
+    if isinstance(at, int | slice):
+        size = len(document.tokens)
+        places = range(size)[at] if isinstance(at, slice) else range(size)[at : (at + 1) or None]
+        if missing_ok and not places:
+            return []
+        if not places or places.step != 1:
+            shown = f"{at.start}:{at.stop}" if isinstance(at, slice) else at
+            raise ConfigError(
+                f"at={shown} names no run of tokens; the text has {size:,}, from 0 to {size - 1:,}"
+            )
+        return [(places[0], places[-1] + 1)]
+    if not isinstance(at, str | re.Pattern):
+        if not len(at):
+            raise ConfigError("at names nothing; leave it out, or name words")
+        return sorted({span for item in at for span in find_spans(document, item, missing_ok)})
+    text = "".join(document.texts)
+    matches = [m.span() for m in re.finditer(re.escape(at) if isinstance(at, str) else at, text)]
+    named = at if isinstance(at, str) else at.pattern
+    if missing_ok and not matches:
+        return []
+    if not matches or not all(a < b for a, b in matches):
+        remedy = "check spelling and upper case"
+        if re.fullmatch(r"\d+", named):
+            remedy = f"for the token of that number, {named}:{int(named) + 1}"
+        raise DataError(f"'{named}' does not stand in the text; {remedy}")
+    # A token's leading white space is not part of what is named.
+    begins = first_characters(document.texts)
+    ends = np.cumsum([len(text) for text in document.texts])
+    firsts = [int(np.searchsorted(ends, a, side="right")) for a, _ in matches]
+    lasts = [int(np.searchsorted(begins, b, side="left")) for _, b in matches]
+    return sorted({(a, max(b, a + 1)) for a, b in zip(firsts, lasts, strict=True)})
+
+
+def parse_at(text: str) -> At:
+    """Parse --at: /a regular expression/, FIRST:END of tokens, or words."""
+    if len(text) > 2 and text[0] == text[-1] == "/":
+        try:
+            return re.compile(text[1:-1])
+        except re.error as error:
+            raise ConfigError(f"--at={text} is no regular expression ({error})") from None
+    if re.fullmatch(r"-?\d+:-?\d+", text):
+        first, end = text.split(":")
+        return slice(int(first), int(end))
+    return text
+
+
+def first_place(windows: Windows, units: str) -> int:
+    """The first place with a far unit and a full window before it."""
+    return max(windows.first_target, windows.short + (span_width(units) or 1))
+
+
+def largest_gaps(losses: pd.DataFrame, column: str = "loss_long", num_targets: int = 8) -> Spans:
+    """The tokens of one document with the largest gaps: of the first `num_targets`, all above
+    MIN_GAP, or else the first. `column`: the loss with the long window."""
+    if not len(losses):
+        return []
+    gaps = (losses.loss_short - losses[column]).set_axis(losses.target).nlargest(num_targets)
+    large = gaps[gaps >= MIN_GAP] if (gaps >= MIN_GAP).any() else gaps[:1]
+    return [(int(place), int(place) + 1) for place in sorted(large.index)]
+
+
+def targets_fingerprint(targets: pd.DataFrame) -> str:
+    return hashlib.sha256(targets[COLUMNS].to_csv(index=False).encode()).hexdigest()
+
+
+def of_document(targets: pd.DataFrame, document: Document) -> dict[str, np.ndarray]:
+    """far part → places of this document's targets, each once."""
+    rows = targets[targets.document == document.number]
+    groups = rows.groupby("far_part").target
+    return {str(part): np.unique(places.to_numpy()) for part, places in groups}
+
+
+def check_all_evaluated(folder: Path, targets: pd.DataFrame, recovery: pd.DataFrame) -> None:
+    """Losses of two machines, or of two runs, may differ in their last digits, so that a target
+    close to the threshold is chosen by only one of them."""
+    by = ["document", "target", "far_part"]
+    missing = pd.MultiIndex.from_frame(targets[by]).difference(
+        pd.MultiIndex.from_frame(recovery[by])
+    )
+    if len(missing):
+        document, target, _ = missing[0]
+        raise DataError(
+            f"{folder}: {len(missing)} targets were not evaluated, such as {target} of document "
+            f"{document}: its losses were measured twice, with different last digits; delete "
+            f"{folder / 'parts/recovery'}, and run the same command again"
+        )

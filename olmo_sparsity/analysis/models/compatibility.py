@@ -1,0 +1,341 @@
+"""Check that a transformers model gives correct numbers here, and up to which length.
+
+Place in the flow: beneath `HuggingFaceLM`, once per model. Some properties are read from the
+config; the others are measured on eight tokens. Models that do not fit are refused.
+
+Dimension key: B batch, L length, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from olmo_sparsity.analysis.kernels.attention import causal_bias
+from olmo_sparsity.analysis.kernels.far_states import FarStates
+from olmo_sparsity.analysis.kernels.losses import LanguageModel
+from olmo_sparsity.errors import ConfigError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+# --- how long a text may be -----------------------------------------------------------------------
+
+
+SHORTER = "take a shorter long window (long)"
+
+
+@dataclass(frozen=True)
+class PositionLimit:
+    num_positions: int
+    """One more than the largest supported position ID."""
+
+    cause: str
+    wrong_beyond: bool = False
+    """Whether the model computes wrong numbers beyond the limit, or was only not trained there."""
+
+    def check(self, num_positions: int, name: str, remedy: str = SHORTER) -> None:
+        if num_positions > self.num_positions:
+            raise ConfigError(
+                f"{num_positions} positions are more than '{name}' is "
+                f"{'right' if self.wrong_beyond else 'prepared'} for: {self.num_positions} "
+                f"({self.cause}); {remedy}"
+            )
+
+
+_WINDOWS = ("sliding_window", "window_size", "attention_chunk_size", "keep_window_size")
+_WINDOWED_LAYERS = {"sliding_attention", "chunked_attention", "local"}
+
+
+def position_limit(config: Any, only_wrong_beyond: bool = False) -> PositionLimit | None:
+    """The tightest limit that a config states; None if it states none.
+
+    A sliding window counts places, and only within it do places and position IDs give the same
+    attention. LongRoPE and dynamic RoPE rotate a short row by other angles than a long one from
+    some length on, beyond which rows of one text would not be comparable.
+    """
+    text = config.get_text_config()
+    trained = getattr(text, "max_position_embeddings", None)
+    rope = getattr(text, "rope_parameters", None) or {}
+    ropes = [rope] if "rope_type" in rope else list(rope.values())  # one for each type of layer
+    # Without RoPE, position IDs are indices into a table of this size.
+    limits: list[tuple[Any, str, bool]] = [(trained, "max_position_embeddings", not ropes)]
+    for rope in ropes:
+        if rope.get("rope_type") == "longrope":
+            original = rope.get("original_max_position_embeddings")
+            original = original or getattr(text, "original_max_position_embeddings", trained)
+            limits.append((original, "original_max_position_embeddings of its LongRoPE", True))
+        if rope.get("rope_type") == "dynamic":
+            limits.append((trained, "max_position_embeddings of its dynamic RoPE", True))
+    if getattr(text, "attn_temperature_tuning", False):  # of Llama 4; it counts places
+        floor = getattr(text, "floor_scale", None)
+        limits.append((floor and int(floor) - 1, "floor_scale of its attention", True))
+    types = getattr(text, "layer_types", None) or getattr(text, "attention_layers", None)
+    if getattr(text, "use_sliding_window", True) and _WINDOWED_LAYERS & set(types or ("local",)):
+        for name in _WINDOWS:
+            limits.append((getattr(text, name, None), name.replace("_", " "), True))
+    stated = [PositionLimit(*limit) for limit in limits if limit[0]]
+    stated = [limit for limit in stated if limit.wrong_beyond or not only_wrong_beyond]
+    return min(stated, key=lambda it: (it.num_positions, not it.wrong_beyond), default=None)
+
+
+# --- scaled and capped logits ---------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class LogitMap:
+    """logits = cap · tanh(scale · x / cap), or scale · x without a cap."""
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        x = x if self.scale == 1.0 else x * self.scale
+        return x if self.cap is None else torch.tanh(x / self.cap) * self.cap
+
+
+def _logit_maps(config: Any) -> list[LogitMap]:
+    """The maps that a config may mean: some families multiply by the scale, others divide."""
+    text = config.get_text_config()
+
+    def read(*names: str) -> list[float]:
+        return [value for name in names if (value := getattr(text, name, None)) is not None]
+
+    caps: Sequence[float | None] = read("final_logit_softcapping", "logits_soft_cap") or [None]
+    scales = read("logit_scale", "logits_scaling", "lm_head_multiplier") or [1.0]
+    return [LogitMap(s, cap) for cap in caps for scale in scales for s in (scale, 1 / scale)]
+
+
+# --- the checks -----------------------------------------------------------------------------------
+
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
+
+
+class Wrapped(LanguageModel, Protocol):
+    """What is asked of `HuggingFaceLM`."""
+
+    model: PreTrainedModel
+
+    @property
+    def body(self) -> nn.Module: ...
+    def hidden_sharing(
+        self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates, last: int | None = None
+    ) -> Tensor: ...
+    def raw_logits(self, hidden: Tensor) -> Tensor: ...
+
+
+@torch.no_grad()
+def refuse_unfit(wrapped: Wrapped, original: nn.Module) -> tuple[LogitMap, bool, float]:
+    """Check that position IDs reach the attention, that a gap in them hides nothing, that kept
+    states of earlier places can replace these places, and that the logits are those of the given
+    model (`original`, with its adapters). Returns how they follow from the last linear map,
+    whether `hidden_sharing` gives the same as copies of the kept states, and by how many nats
+    losses change with the rows beside them."""
+    config = wrapped.model.config
+    family = f"{type(wrapped.model).__name__} (model_type {config.model_type})"
+
+    def require(holds: bool, problem: str) -> None:
+        if not holds:
+            raise ConfigError(f"{family} is not supported: {problem}")
+
+    _check_kind(wrapped, original, require)
+    was_training = original.training
+    original.eval()
+    try:
+        tried = _try(wrapped, original)
+        if not all(bool(found.isfinite().all()) for found in (tried.counted, tried.logits)):
+            raise ConfigError(f"{family}: eight tokens give no numbers{_not_finite(original)}")
+        found = _check_answers(tried, _logit_maps(config), require)
+        return *found, _batch_noise(wrapped, found[0])
+    finally:
+        original.train(was_training)
+
+
+Require = Callable[[bool, str], None]
+
+
+def _check_kind(wrapped: Wrapped, original: nn.Module, require: Require) -> None:
+    """What config and signature say."""
+    model, text = wrapped.model, wrapped.model.config.get_text_config()
+    require(not model.config.is_encoder_decoder, "it reads its text with an encoder")
+    require(
+        model.get_output_embeddings() is not None and wrapped.body is not model,
+        "it has no last linear map from states to logits",
+    )
+    parameters = inspect.signature(wrapped.body.forward).parameters
+    require(
+        "position_ids" in parameters and not getattr(text, "alibi", False),
+        "it uses no position_ids (ALiBi or recurrent); choose a family with RoPE",
+    )
+    other_layers = set(getattr(text, "layer_types", None) or ()) - _ATTENTION_LAYERS
+    require(
+        not other_layers,
+        f"its layers of type {', '.join(sorted(other_layers))} count places, not position IDs",
+    )
+    adapter = getattr(original, "active_peft_config", None)
+    require(
+        not getattr(adapter, "is_prompt_learning", False),
+        f"its adapter ({type(adapter).__name__}) puts places of its own before the text",
+    )
+    kernel = getattr(text, "_attn_implementation", None)
+    require(
+        kernel in (None, "eager", "sdpa"),
+        f"its attention ({kernel}) takes a gap in position IDs for the start of another text; "
+        'first model.set_attn_implementation("sdpa")',
+    )
+
+
+@dataclass(frozen=True)
+class _Tried:
+    """Hidden states of eight tokens, and their logits."""
+
+    counted: Tensor
+    again: Tensor
+    """The same inputs as `counted`."""
+
+    gapped: Tensor
+    """With a gap in the middle of the position IDs."""
+
+    seen: Tensor
+    """Gapped, with a causal mask."""
+
+    hiding: Tensor
+    """Gapped, with a mask that hides what stands before the gap."""
+
+    looked_back: Tensor
+    """The places after the gap, given kept states of those before."""
+
+    shared: Tensor | None
+    """The same by `hidden_sharing`; None: the model's code does not take it."""
+
+    alone: Tensor
+    """The places after the gap, given nothing."""
+
+    nudged: Tensor
+    """As `seen`, after a tiny change of the input."""
+
+    logits: Tensor
+    raw: Tensor
+    """By the last linear map from our states."""
+
+
+def _try(wrapped: Wrapped, original: nn.Module) -> _Tried:
+    device = wrapped.device
+    tokens_BL = torch.arange(8, device=device)[None] % wrapped.embedding.weight.shape[0]
+    counted_BL = torch.arange(8, device=device)[None]
+    gapped_BL = counted_BL + 4 * (counted_BL > 3)
+    causal = causal_bias(8, device)
+    packed = causal.clone()  # transformers' own reading of a gap: the start of another text
+    packed[..., 4:, :4] = causal[..., 0, 1]
+
+    def hidden(positions_BL: Tensor, bias: Tensor | None = None, **more: Any) -> Tensor:
+        return wrapped.hidden(tokens_BL, positions_BL, bias, **more).float()
+
+    earlier = wrapped.far_states(tokens_BL[:, :4], gapped_BL[:, :4])
+    later = (tokens_BL[:, 4:], gapped_BL[:, 4:])
+    try:
+        shared = wrapped.hidden_sharing(*later, earlier).float()
+    except Exception:  # of the model's own code, which may ask anything of its attention
+        shared = None
+    nudge_BLD = wrapped.embedding(tokens_BL)
+    nudge_BLD[..., ::2] *= -1
+    nudge_BLD *= max(1e-4, torch.finfo(nudge_BLD.dtype).eps)
+    logits = original(
+        input_ids=tokens_BL,
+        attention_mask=torch.ones_like(tokens_BL),
+        position_ids=counted_BL,
+        use_cache=False,
+    ).logits.to(device)
+    return _Tried(
+        counted=hidden(counted_BL),
+        again=hidden(counted_BL),
+        gapped=hidden(gapped_BL),
+        seen=hidden(gapped_BL, causal),
+        hiding=hidden(gapped_BL, packed),
+        looked_back=wrapped.hidden(*later, far=earlier).float(),
+        shared=shared,
+        alone=wrapped.hidden(*later).float(),
+        nudged=hidden(gapped_BL, causal, added_BLD=nudge_BLD),
+        logits=logits,
+        raw=wrapped.raw_logits(wrapped.hidden(tokens_BL, counted_BL)),
+    )
+
+
+def _not_finite(model: nn.Module) -> str:
+    for name, weight in model.named_parameters():
+        if not weight.is_meta and not bool(weight.isfinite().all()):
+            return f": its weight {name} holds NaN or infinity; take other weights"
+    return "; its weights are finite, so try dtype=fp32"
+
+
+def _check_answers(
+    tried: _Tried, logit_maps: Iterable[LogitMap], require: Require
+) -> tuple[LogitMap, bool]:
+    # Kernels round differently, and layers that round to 8 bits sometimes amplify this. Differences
+    # as small as the effect of a tiny change of the input are ignored.
+    logits, seen = tried.logits, tried.seen
+    rounding = min(0.1, 1024 * torch.finfo(logits.dtype).eps)
+    noise = 2 * _distance(tried.nudged, seen)
+
+    def alike(a: Tensor, b: Tensor) -> bool:
+        return _distance(a, b) <= rounding * _distance(b) + noise
+
+    def small(error: float, effect: float) -> bool:
+        return error <= max(noise, effect / 4)
+
+    logit_map = min(logit_maps, key=lambda candidate: _distance(candidate(tried.raw), logits))
+    require(
+        _distance(logit_map(tried.raw), logits) <= rounding * _distance(logits),
+        "its logits are not the last linear map of its hidden states, nor that scaled or capped "
+        "as its config says (or its adapter is not part of its layers)",
+    )
+    after = slice(4, None)
+    counted, gapped = tried.counted, tried.gapped
+    require(
+        _distance(gapped[:, after], counted[:, after]) > _distance(tried.again, counted),
+        "position IDs do not reach its attention (ALiBi, or positions counted by place)",
+    )
+    error = _distance(gapped[:, after], seen[:, after])
+    require(
+        alike(gapped, seen) and small(error, _distance(tried.hiding[:, after], seen[:, after])),
+        "its attention is not causal, or a gap in its position IDs changes who may attend to whom",
+    )
+    require(
+        alike(gapped[:, :4], counted[:, :4]),
+        "a gap in its position IDs changes the places before it",
+    )
+    looked_back = tried.looked_back
+    require(
+        alike(looked_back, seen[:, after]),
+        "the keys and values that it keeps of earlier places do not replace these places",
+    )
+    if tried.shared is None:
+        return logit_map, False
+    error, effect = _distance(tried.shared, looked_back), _distance(tried.alone, looked_back)
+    return logit_map, alike(tried.shared, looked_back) and small(error, effect)
+
+
+def _batch_noise(wrapped: Wrapped, logit_map: LogitMap) -> float:
+    """The largest change of seven losses. Some quantized models round all rows of a batch by their
+    largest number."""
+    tokens_BL = torch.arange(32, device=wrapped.device).view(4, 8) * 7
+    tokens_BL %= wrapped.embedding.weight.shape[0]
+    positions_BL = torch.arange(8, device=wrapped.device)[None]
+
+    def losses(rows_BL: Tensor) -> Tensor:
+        hidden_BLD = wrapped.hidden(rows_BL, positions_BL.expand_as(rows_BL))
+        log_p_LV = logit_map(wrapped.raw_logits(hidden_BLD[:1])[0].float()).log_softmax(-1)
+        return log_p_LV[:-1].gather(1, tokens_BL[0, 1:, None].to(log_p_LV.device))
+
+    return float((losses(tokens_BL) - losses(tokens_BL[:1])).abs().max())
+
+
+def _distance(a: Tensor, b: Tensor | float = 0.0) -> float:
+    """Root mean square, in which one place that a mixture of experts routes differently counts
+    little."""
+    return float((a.float() - b).square().mean().sqrt())

@@ -1,0 +1,349 @@
+"""Wrap causal LMs of transformers in this project's model protocol; build GPT-NeoX from a config.
+
+Place in the flow: batches → **model** → per-token losses, for every model that is not OLMo's code.
+
+Dimension key: B batch, L length, D width, H heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import MISSING, fields
+from functools import cached_property, partial
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from olmo_sparsity.analysis.kernels.attention import (
+    Documents,
+    can_share_far,
+    causal_bias,
+    keeps_much,
+)
+from olmo_sparsity.analysis.kernels.far_states import FarStates
+from olmo_sparsity.analysis.models.compatibility import position_limit, refuse_unfit
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.rope import to_rope_parameters
+
+if TYPE_CHECKING:  # importing transformers takes two seconds, so only its models do
+    from peft import PeftModel
+    from transformers import Cache, GPTNeoXConfig, PreTrainedModel
+
+    from olmo_sparsity.config.sections import ModelConfig
+
+
+class HuggingFaceLM(nn.Module):
+    """A transformers causal LM as a LanguageModel. Models that do not fit are refused."""
+
+    def __init__(self, model: PreTrainedModel | PeftModel) -> None:
+        """`model`: for a PEFT model, its base model is used, which contains the adapters."""
+        super().__init__()
+        get_base: Callable[[], Any] = getattr(model, "get_base_model", lambda: model)
+        self.model: PreTrainedModel = get_base()
+        self.limit = position_limit(self.model.config)
+        self.wrong_beyond = position_limit(self.model.config, only_wrong_beyond=True)
+        self.can_share_far = False  # while the next line asks
+        self.logit_map, self.can_share_far, self.batch_noise = refuse_unfit(self, original=model)
+
+    @property
+    def vocab_size(self) -> int:
+        head = self.model.get_output_embeddings()
+        return getattr(head, "out_features", self.embedding.weight.shape[0])
+
+    @property
+    def embedding(self) -> nn.Embedding:
+        return cast(nn.Embedding, self.model.get_input_embeddings())
+
+    @property
+    def body(self) -> nn.Module:
+        """The model without the last linear map."""
+        body = self.model.base_model
+        return body if body is not self.model else getattr(self.model, "model", body)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the inputs. With offloaded weights, their hook names it."""
+        hook = getattr(self.embedding, "_hf_hook", None)
+        where = getattr(hook, "execution_device", None)
+        return self.embedding.weight.device if where is None else torch.device(where)
+
+    @property
+    def unembedding(self) -> tuple[Tensor, Tensor | None]:
+        head = self.model.get_output_embeddings()
+        if not isinstance(head, nn.Linear):
+            raise ConfigError(
+                f"the last map of {type(self.model).__name__} is a {type(head).__name__}, which "
+                "cannot be trained here; merge its adapter first"
+            )
+        return head.weight, head.bias
+
+    @property
+    def logit_scale(self) -> float:
+        if self.logit_map.cap is not None:
+            raise ConfigError(
+                f"{type(self.model).__name__} caps its logits at {self.logit_map.cap}, which the "
+                "training loss here does not support; choose another family"
+            )
+        return self.logit_map.scale
+
+    def forward(
+        self, tokens_BL: Tensor, positions_BL: Tensor, attention_bias: Tensor | None = None
+    ) -> Tensor:
+        return self.unembed(self.hidden(tokens_BL, positions_BL, attention_bias))
+
+    def hidden(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        attention_bias: Tensor | None = None,
+        *,
+        documents: Documents | None = None,
+        added_BLD: Tensor | None = None,
+        cache: Cache | None = None,
+        far: FarStates | None = None,
+        last: int | None = None,
+    ) -> Tensor:
+        if far is not None:
+            assert cache is None
+            assert attention_bias is None
+            if self.shares_far(far.num_places, tokens_BL.shape[1]):
+                return self.hidden_sharing(tokens_BL, positions_BL, far, last)
+            from olmo_sparsity.analysis.kernels.sharing import FarCache
+
+            cache, attention_bias = FarCache(far), far.window_bias(tokens_BL.shape[1])
+        num_earlier = cache.get_seq_length() if cache is not None else 0
+        self._refuse_beyond(positions_BL, num_earlier + tokens_BL.shape[1])
+        if attention_bias is None:
+            # Without a mask, transformers takes a gap in the position IDs for the start of another
+            # packed sequence. A mask of ones means one sequence, and transformers drops it again,
+            # so that attention still runs the fused causal kernel.
+            mask = tokens_BL.new_ones(len(tokens_BL), num_earlier + tokens_BL.shape[1])
+        else:
+            mask = _additive(attention_bias, self.model.dtype).expand(len(tokens_BL), -1, -1, -1)
+        more = {}
+        if documents is not None:  # our attention under transformers' name must be there
+            from olmo_sparsity.analysis.kernels import sharing  # noqa: F401
+
+            more = {"documents": documents}
+        num_keys = 0 if far is None else mask.shape[-1]
+        with ExitStack() as stack:
+            if added_BLD is not None:  # not inputs_embeds: some families look up more by token
+                add = self.embedding.register_forward_hook(lambda *called: called[-1] + added_BLD)
+                stack.enter_context(add)
+            if torch.is_grad_enabled() and self.recomputes(tokens_BL.numel(), num_keys):
+                stack.enter_context(_recomputing(self.body))
+            return self._last_hidden(tokens_BL, positions_BL, mask, cache, last, more)
+
+    def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
+        text = self.model.config.get_text_config()  # in training, transformers does so itself
+        shape = (text.hidden_size, text.num_attention_heads, text.num_hidden_layers)
+        itemsize = self.embedding.weight.element_size()
+        return not self.training and keeps_much(num_tokens, num_keys, *shape, itemsize)
+
+    def shares_far(self, num_far: int, length: int) -> bool:
+        kernel = self.model.config.get_text_config()._attn_implementation
+        dtype, head_width = self.embedding.weight.dtype, 64  # its own was tried when it was loaded
+        return (
+            self.can_share_far
+            and kernel == "sdpa"
+            and can_share_far(self.device, dtype, head_width, num_far, length)
+        )
+
+    def hidden_sharing(
+        self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates, last: int | None = None
+    ) -> Tensor:
+        """`hidden` where rows share the far states. Only where `can_share_far`."""
+        from olmo_sparsity.analysis.kernels.sharing import SharedCache, attending_to
+
+        num_rows, length = tokens_BL.shape
+        self._refuse_beyond(positions_BL, far.num_places + length)
+        mask = _additive(causal_bias(length, self.device), self.model.dtype)
+        mask = mask.expand(num_rows, -1, -1, -1)
+        with attending_to(far, mask):
+            cache = SharedCache(far)
+            return self._last_hidden(tokens_BL, positions_BL, mask, cache, last)
+
+    @cached_property
+    def _cache_name(self) -> str:
+        """Of the argument, which transformers 5.24 renames."""
+        names = inspect.signature(self.body.forward).parameters
+        return "cache" if "cache" in names else "past_key_values"
+
+    def _last_hidden(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        mask: Tensor,
+        cache: Cache | None,
+        last: int | None,
+        more: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Tensor:
+        hidden_BLD = self.body(
+            input_ids=tokens_BL,
+            position_ids=positions_BL.expand_as(tokens_BL),
+            attention_mask=mask,
+            use_cache=cache is not None,
+            return_dict=True,
+            **{self._cache_name: cache},
+            **more,
+        ).last_hidden_state
+        if last is not None:
+            hidden_BLD = hidden_BLD[:, -last:]
+        return hidden_BLD.to(tokens_BL.device)  # a device map may have put it elsewhere
+
+    def _refuse_beyond(self, positions_BL: Tensor, num_places: int) -> None:
+        if self.wrong_beyond is not None:
+            num_positions = max(int(positions_BL.max()) + 1, num_places)
+            self.wrong_beyond.check(num_positions, type(self.model).__name__)
+
+    @torch.no_grad()
+    def far_states(self, tokens_BL: Tensor, positions_BL: Tensor) -> FarStates:
+        from transformers import DynamicCache
+
+        cache = DynamicCache()
+        self.hidden(tokens_BL, positions_BL, cache=cache)
+        kept: list[Any] = cache.layers
+        layers = [(layer.keys.transpose(1, 2), layer.values.transpose(1, 2)) for layer in kept]
+        return FarStates(positions_BL.expand_as(tokens_BL), layers)
+
+    def new_cache(self) -> Cache:
+        from transformers import DynamicCache
+
+        return DynamicCache(config=self.model.config)
+
+    @torch.no_grad()
+    def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
+        self._refuse_beyond(positions_BL, far.num_places + tokens_BL.shape[1])
+        assert far.bias_BF is None
+        cache = _as_cache(far)
+        if tokens_BL.shape[1] > 1:
+            self.hidden(tokens_BL[:, :-1], positions_BL[:, :-1], cache=cache)
+        before = self.model.config._attn_implementation
+        self.model.set_attn_implementation("eager")  # the fused kernels keep no weights
+        try:
+            attentions = self.body(
+                input_ids=tokens_BL[:, -1:],
+                position_ids=positions_BL[:, -1:],
+                attention_mask=tokens_BL.new_ones(
+                    len(tokens_BL), far.num_places + tokens_BL.shape[1]
+                ),
+                use_cache=True,
+                output_attentions=True,
+                return_dict=True,
+                **{self._cache_name: cache},
+            ).attentions
+        finally:
+            self.model.set_attn_implementation(before)
+        return torch.cat(
+            [weights_BH1K[:, :, 0].to(tokens_BL.device) for weights_BH1K in attentions], 1
+        )
+
+    def unembed(self, hidden: Tensor) -> Tensor:
+        return self.logit_map(self.raw_logits(hidden))
+
+    def raw_logits(self, hidden: Tensor) -> Tensor:
+        """Output of the last linear map, before scaling or capping."""
+        head = cast(nn.Module, self.model.get_output_embeddings())
+        return head(hidden).to(hidden.device)
+
+    def checkpoint_activations(self) -> None:
+        older = self.model.gradient_checkpointing_enable  # the name in early releases of 5
+        enable = getattr(self.model, "activation_checkpointing_enable", older)
+        enable({"use_reentrant": False})
+
+
+@contextmanager
+def _recomputing(body: nn.Module) -> Iterator[None]:
+    """Inside, layers keep only their inputs for a backward pass, also outside of training."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    with ExitStack() as stack:
+        for layer in body.modules():
+            if isinstance(layer, GradientCheckpointingLayer):
+                stack.callback(setattr, layer, "forward", layer.forward)
+                layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+        yield
+
+
+def _as_cache(far: FarStates) -> Cache:
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    for index, (k_BFHK, v_BFHK) in enumerate(far.layers):
+        cache.update(k_BFHK.transpose(1, 2), v_BFHK.transpose(1, 2), index)
+    return cache
+
+
+def _additive(bias: Tensor, dtype: torch.dtype) -> Tensor:
+    """Finite in the dtype of attention: the lowest fp32 number would overflow to -inf."""
+    if torch.is_autocast_enabled(bias.device.type):
+        dtype = torch.get_autocast_dtype(bias.device.type)
+    return bias.clamp(min=torch.finfo(dtype).min).to(dtype)
+
+
+# --- GPT-NeoX from OLMo's fields ------------------------------------------------------------------
+
+# All other fields of ModelConfig must have their default, or one of the values in _GPT_NEOX_IS,
+# which describe GPT-NeoX in OLMo's terms.
+_GPT_NEOX_READS = {
+    *("architecture", "d_model", "n_heads", "n_layers", "mlp_ratio", "mlp_hidden_size"),
+    *("rotary_fraction", "rope_theta", "layer_norm_eps", "max_sequence_length", "weight_tying"),
+    *("attention_dropout", "residual_dropout", "embedding_dropout", "init_std", "vocab_size"),
+    *("embedding_size", "eos_token_id", "pad_token_id", "n_kv_heads", "rope_scaling"),
+}
+_GPT_NEOX_IS = {
+    "activation_type": ("gelu", "swiglu"),  # the default, swiglu, stands for "not set"
+    "include_bias": (True, False),  # likewise False
+    "bias_for_layer_norm": (None, True),
+}
+
+
+def gpt_neox_config(config: ModelConfig) -> GPTNeoXConfig:
+    from transformers import GPTNeoXConfig
+
+    for item in fields(config):
+        if item.name in _GPT_NEOX_READS:
+            continue
+        value = getattr(config, item.name)
+        assert item.default is not MISSING
+        allowed = _GPT_NEOX_IS.get(item.name, (item.default,))
+        if value not in allowed:
+            raise ConfigError(
+                f"model.{item.name}={value} means nothing to model.architecture=gpt_neox; "
+                "remove it or set model.architecture=olmo"
+            )
+    if config.n_kv_heads not in (None, config.n_heads):
+        raise ConfigError(
+            f"model.n_kv_heads={config.n_kv_heads}: GPT-NeoX has as many key heads as query heads "
+            f"({config.n_heads}); remove it or set model.architecture=olmo"
+        )
+    if config.embedding_dropout != config.residual_dropout:
+        raise ConfigError(
+            f"model.embedding_dropout={config.embedding_dropout} and "
+            f"model.residual_dropout={config.residual_dropout} are one rate in GPT-NeoX; set "
+            "both alike"
+        )
+    return GPTNeoXConfig(
+        vocab_size=config.embedding_size or config.vocab_size,
+        hidden_size=config.d_model,
+        num_hidden_layers=config.n_layers,
+        num_attention_heads=config.n_heads,
+        # OLMo: with SwiGLU this counts gate and value; here: GELU, so it is the width itself.
+        intermediate_size=config.mlp_hidden_size or config.mlp_ratio * config.d_model,
+        attention_dropout=config.attention_dropout,
+        hidden_dropout=config.residual_dropout,
+        max_position_embeddings=config.max_sequence_length,
+        initializer_range=config.init_std,
+        layer_norm_eps=config.layer_norm_eps,
+        tie_word_embeddings=config.weight_tying,
+        rope_parameters=to_rope_parameters(config)
+        | {"partial_rotary_factor": config.rotary_fraction},
+        bos_token_id=config.eos_token_id,
+        eos_token_id=config.eos_token_id,
+        pad_token_id=config.pad_token_id,
+    )

@@ -1,0 +1,425 @@
+"""Load or build a model, of this project or of Hugging Face, with position IDs as an argument.
+
+Place in the flow: a folder, hub name or object → **model** (+ tokenizer) → per-token losses.
+
+`build_model` makes a new model from a config, `load_model` reads a trained one, `wrap_model` takes
+one in memory. Nothing is unpickled: weights must be safetensors.
+
+Dimension key: B batch, L length, D width, H heads, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tokenizers import Tokenizer
+
+from olmo_sparsity.analysis.models.compatibility import SHORTER, PositionLimit
+from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM, gpt_neox_config
+from olmo_sparsity.analysis.models.pretrained_tokenizer import (
+    as_tokenizer,
+    bos_prefix,
+    find_tokenizer,
+    has_tokenizer,
+    read_tokenizer,
+    read_transformers_tokenizer,
+)
+from olmo_sparsity.analysis.models.transformers_folder import (
+    ADAPTER,
+    add_adapter,
+    base_of_adapter,
+    check_adapter_file,
+    check_weight_files,
+    count_parameters,
+    is_hugging_face,
+    read_hugging_face,
+)
+from olmo_sparsity.disk.manifest import MANIFEST, verify_manifest
+from olmo_sparsity.errors import (
+    ConfigError,
+    DataError,
+    UserError,
+    is_out_of_memory,
+    naming_extras,
+    naming_panics,
+)
+from olmo_sparsity.model.checkpoint_files import (
+    WEIGHTS,
+    fingerprint,
+    fingerprint_weights,
+    load_weights,
+    refuse_other_run,
+    verified_checkpoints,
+)
+from olmo_sparsity.process.devices import choose_device, multiplies
+from olmo_sparsity.process.progress import say
+
+if TYPE_CHECKING:  # what [train] installs is imported only for models of this project
+    from olmo_sparsity.config.sections import ModelConfig
+    from olmo_sparsity.model.olmo import PositionedOLMo
+
+READ_BY_ANALYSIS = ("config.yaml", WEIGHTS, "tokenizer.json")
+
+DEMO = Path(__file__).parents[2] / "demo"
+"""A small model that is installed with the package; its name is `demo`."""
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+# --- a new model --------------------------------------------------------------------------------
+
+
+def build_model(config: ModelConfig) -> PositionedOLMo | HuggingFaceLM:
+    if config.vocab_size < 1:
+        raise ConfigError(
+            f"model.vocab_size={config.vocab_size} must be at least 1; set it to the size of the "
+            "tokenizer's vocabulary"
+        )
+    if config.architecture == "olmo":
+        from olmo_sparsity.model.olmo import PositionedOLMo
+
+        return PositionedOLMo(config)
+    from transformers import GPTNeoXForCausalLM
+
+    return HuggingFaceLM(GPTNeoXForCausalLM(gpt_neox_config(config)))
+
+
+# --- a trained model ----------------------------------------------------------------------------
+
+
+@dataclass(repr=False)
+class LoadedModel:
+    model: PositionedOLMo | HuggingFaceLM
+    """In evaluation mode, on its device, in its dtype."""
+
+    tokenizer: Tokenizer | None
+    name: str
+    num_parameters: int
+    limit: PositionLimit | None
+    """None if unknown."""
+
+    weights_sha256: str | None
+    """Fingerprint of the files; None for a model in memory."""
+
+    batch_noise: float = 0.0
+    """Nats by which a loss changes with the rows beside it, as measured."""
+
+    trained: dict[str, Any] = field(default_factory=dict)
+    """How a checkpoint of ours was trained: steps, position scheme, lengths, seed, init_from."""
+
+    find_transformers_tokenizer: Callable[[], Any | None] = field(default=type(None))
+
+    def __repr__(self) -> str:
+        family = type(getattr(self.model, "model", self.model)).__name__
+        return f"{self.name}: {family}, {self.num_parameters:,} parameters on {self.device}"
+
+    @cached_property
+    def transformers_tokenizer(self) -> Any:
+        """The tokenizer as a transformers object, with its chat template; None if there is only
+        `tokenizer`. Read from the folder on first use."""
+        return self.find_transformers_tokenizer()
+
+    @cached_property
+    def bos_prefix(self) -> list[int]:
+        """The tokens that the tokenizer puts before a text; usually none or one."""
+        theirs = self.transformers_tokenizer
+        tokenizer = self.tokenizer if theirs is None else theirs
+        return [] if tokenizer is None else bos_prefix(tokenizer)
+
+    def prefix_ids(self, prefix: str) -> list[int]:
+        """Token IDs of the windows' prefix: `auto` (what the tokenizer puts before a text), `bos`,
+        `none`, or any text."""
+        if prefix == "none":
+            return []
+        if prefix == "auto":
+            return self.bos_prefix
+        if prefix == "bos":
+            bos = getattr(self.transformers_tokenizer, "bos_token_id", None)
+            if bos is None:
+                raise ConfigError(f"prefix=bos: '{self.name}' names no beginning-of-text token")
+            return [int(bos)]
+        if self.tokenizer is None:
+            raise ConfigError(f"prefix={prefix}: '{self.name}' has no tokenizer to read it with")
+        return self.encode([prefix])[0]
+
+    def encode(self, texts: list[str]) -> list[list[int]]:
+        """Token IDs of each text, with nothing put before or after it."""
+        assert self.tokenizer is not None
+        with naming_panics(f"'{self.name}'"):
+            encoded = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        for text in encoded:
+            if (largest := max(text.ids, default=0)) >= self.model.vocab_size:
+                raise DataError(
+                    f"'{self.name}': the text holds '{self.tokenizer.decode([largest], False)}', "
+                    f"token {largest}, and the embedding has {self.model.vocab_size} rows"
+                )
+        return [text.ids for text in encoded]
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Identifies the weights; see `checkpoint_files`."""
+        return self.weights_sha256 or fingerprint_weights(self.model)
+
+    @property
+    def max_positions(self) -> int | None:
+        """One more than the largest supported position ID; None if unknown."""
+        return self.limit.num_positions if self.limit else None
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the inputs."""
+        return self.model.device
+
+    @property
+    def dtype(self) -> str:
+        return str(next(self.model.parameters()).dtype).removeprefix("torch.")
+
+    def check_positions(self, num_positions: int, remedy: str = SHORTER) -> None:
+        """Refuse more positions than the model supports, with the cause."""
+        if self.limit is not None:
+            self.limit.check(num_positions, self.name, remedy)
+
+
+@naming_extras()
+def load_model(
+    path_or_hub_name: str | Path,
+    *,
+    device: str = "auto",
+    dtype: str = "auto",
+    device_map: str | None = None,
+) -> LoadedModel:
+    """Load a run or checkpoint folder of ours, a Hugging Face folder (of a model or a PEFT
+    adapter), or a hub name, with its branch, tag or commit after an @
+    (`EleutherAI/pythia-160m@step3000`). `dtype`: fp32, bf16, fp16 or auto, that of the checkpoint,
+    or fp32 on a CPU that cannot multiply in it; for one of ours bf16 on a GPU that has it, else
+    fp32."""
+    if dtype not in ("auto", *DTYPES):
+        raise ConfigError(f"dtype={dtype} is not known; choose auto, {', '.join(DTYPES)}")
+    device = str(choose_device(device))
+    if not isinstance(path_or_hub_name, str | Path):
+        raise ConfigError(f"{path_or_hub_name!r} is no folder and no name on the hub")
+    path_or_hub_name = str(path_or_hub_name)
+    folder = find_folder(path_or_hub_name)
+    if is_hugging_face(folder):
+        loaded = _load_hugging_face(folder, path_or_hub_name, DTYPES.get(dtype), device, device_map)
+    elif device_map is not None:
+        raise ConfigError(
+            f"device_map={device_map} is for Hugging Face models; '{folder}' is a checkpoint of "
+            "ours, which goes to one device: remove it"
+        )
+    else:
+        if dtype == "auto":  # fp32 takes 8 to 15 times as long on a GPU
+            at = torch.device(device)
+            on_gpu = at.type == "cuda"
+            dtype = "bf16" if on_gpu and multiplies(at, torch.bfloat16) else "fp32"
+            if on_gpu:
+                say(f"{path_or_hub_name}: weights in {dtype}; dtype=fp32 is slower and exact")
+        loaded = _load_checkpoint(folder, DTYPES[dtype], device)
+        step, num_steps = loaded.trained["step"], loaded.trained["num_steps"]
+        if folder != Path(path_or_hub_name) and step is not None and step < num_steps:
+            say(f"{path_or_hub_name} has not ended: reading step {step:,} of {num_steps:,}")
+    return _with_room_for_tokens(loaded)
+
+
+def wrap_model(model: Any, tokenizer: Any = None, name: str | None = None) -> LoadedModel:
+    """Wrap a causal LM of transformers in memory, also if it is quantized, spread over devices by
+    `accelerate`, or has PEFT adapters (applied, not merged), or a model of this project. It is put
+    in evaluation mode. `tokenizer`: one of transformers or of tokenizers."""
+    if isinstance(model, LoadedModel):
+        if tokenizer is not None or name is not None:
+            raise ConfigError(f"'{model.name}' is loaded already: leave tokenizer and name out")
+        return model
+    if not hasattr(type(model), "far_states"):  # one of this project has it
+        model = _wrap_transformers(model)
+    theirs = None if isinstance(tokenizer, Tokenizer) else tokenizer
+    inner = model.model if isinstance(model, HuggingFaceLM) else model
+    return _with_room_for_tokens(
+        _about(
+            model.eval(),
+            tokenizer=None if tokenizer is None else as_tokenizer(tokenizer),
+            name=name or getattr(inner.config, "_name_or_path", "") or type(inner).__name__,
+            weights_sha256=None,
+            find_transformers_tokenizer=partial(_given, theirs),
+        )
+    )
+
+
+def _given(tokenizer: Any) -> Any:
+    return tokenizer
+
+
+def _wrap_transformers(model: Any) -> HuggingFaceLM:
+    from transformers import PreTrainedModel
+
+    if isinstance(model, str | Path):
+        raise ConfigError(f"wrap_model takes a model in memory; load_model reads '{model}'")
+    if not isinstance(getattr(model, "get_base_model", lambda: model)(), PreTrainedModel):
+        raise ConfigError(
+            f"{type(model).__name__} is no model of transformers; give one that "
+            "AutoModelForCausalLM made, or a PeftModel of one"
+        )
+    try:
+        return HuggingFaceLM(model)
+    except UserError:
+        raise
+    except Exception as error:  # unknown families may raise almost any
+        raise ConfigError(
+            f"{type(model).__name__} is not supported: eight tokens with position IDs do not pass "
+            f"through it ({_reason(error)})"
+        ) from None
+
+
+def _with_room_for_tokens(loaded: LoadedModel) -> LoadedModel:
+    """Added tokens may lie beyond the embedding, as an image's of a model that reads text only."""
+    tokenizer = loaded.tokenizer
+    vocabulary = {} if tokenizer is None else tokenizer.get_vocab(with_added_tokens=False)
+    largest = max(vocabulary.values(), default=-1)  # some vocabularies have gaps
+    if largest >= loaded.model.vocab_size:
+        raise ConfigError(
+            f"'{loaded.name}': its tokenizer has IDs up to {largest}, its embedding only "
+            f"{loaded.model.vocab_size} rows; give the tokenizer it was trained with"
+        )
+    return loaded
+
+
+def find_folder(path_or_hub_name: str) -> Path:
+    """The folder of the files: the latest checkpoint of a run, or the download of a hub name."""
+    path = Path(path_or_hub_name)
+    if not path.exists():
+        if path_or_hub_name == "demo":
+            return DEMO / "model"
+        if path_or_hub_name.startswith("runs/"):  # the folder of configs/, so no hub name
+            raise DataError(
+                f"{path_or_hub_name} does not exist; train it first, or correct the path"
+            )
+        if named := re.fullmatch(r"(\w[\w.-]*(?:/[\w.-]+)?)(?:@(\w[\w./-]*))?", path_or_hub_name):
+            return _download(named[1], revision=named[2])
+        raise DataError(f"'{path}' does not exist; give a run, a checkpoint or a model folder")
+    if is_hugging_face(path):
+        return path
+    if (path / MANIFEST).is_file():
+        if problem := verify_manifest(path, READ_BY_ANALYSIS):
+            raise DataError(f"checkpoint '{path}': {problem}; use another one of its run")
+        return path
+    if (path / "checkpoints").is_dir():
+        return _latest_or_fail(path)
+    raise DataError(
+        f"'{path}' is no model folder: it has neither config.json (Hugging Face), nor {MANIFEST} "
+        "(a checkpoint of ours), nor checkpoints/ (a run of ours); official OLMo checkpoints can "
+        "only start a run (init_from)"
+    )
+
+
+def _latest_or_fail(run_folder: Path) -> Path:
+    newest = ""
+    for folder, problem in verified_checkpoints(run_folder, READ_BY_ANALYSIS):
+        if problem is None:
+            if newest:
+                say(f"{newest}; reading {folder.name} instead")
+            refuse_other_run(run_folder, folder)
+            return folder
+        newest = newest or f"{folder}: {problem}"
+    if newest:
+        raise DataError(f"no checkpoint of '{run_folder}' is intact; the latest, {newest}")
+    raise DataError(f"'{run_folder / 'checkpoints'}' holds no step* folder; train first")
+
+
+def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> LoadedModel:
+    from olmo_sparsity.config.file import load_saved_config
+
+    config = load_saved_config(folder / "config.yaml")
+    number = re.fullmatch(r"step(\d+)", folder.name)
+    model = build_model(config.model)
+    load_weights(model, folder / WEIGHTS)
+    return _about(
+        model.to(device=device, dtype=dtype).eval(),
+        tokenizer=read_tokenizer(folder / "tokenizer.json"),
+        name=str(folder),
+        weights_sha256=fingerprint([folder / WEIGHTS]),
+        trained={
+            "step": int(number[1]) if number else None,
+            "num_steps": config.training.num_steps,
+            "positions": config.positions.scheme,
+            "length": config.training.length,
+            "target_length": config.positions.target_length,
+            "seed": config.seed,
+            "init_from": config.init_from,
+        },
+    )
+
+
+def _load_hugging_face(
+    folder: Path, name: str, dtype: torch.dtype | None, device: str, device_map: str | None
+) -> LoadedModel:
+    is_adapter, base = (folder / ADAPTER).is_file(), folder
+    if is_adapter:
+        base = find_folder(base_of_adapter(folder))
+        if (base / ADAPTER).is_file() or not is_hugging_face(base):
+            raise DataError(f"'{folder / ADAPTER}': '{base}' is no base model of transformers")
+    weight_files = check_weight_files(base)
+    try:
+        model: Any = read_hugging_face(base, weight_files, dtype, device, device_map)
+        if is_adapter:
+            weight_files.append(check_adapter_file(folder))
+            model = add_adapter(model, folder, weight_files[-1], device)
+        wrapped = HuggingFaceLM(model).eval()
+    except UserError:
+        raise
+    except Exception as error:  # a damaged config.json raises almost any
+        raise DataError(
+            f"transformers cannot load '{folder}' (config.json): {_reason(error)}; correct it, "
+            "install the library it needs, or download the folder again (code in the folder is "
+            "never run)"
+        ) from None
+    with_tokenizer = folder if has_tokenizer(folder) else base
+    settings = [base / "config.json", *([folder / ADAPTER] if is_adapter else [])]
+    return _about(
+        wrapped,
+        tokenizer=find_tokenizer(with_tokenizer),
+        name=name,
+        # How the weights are read changes the numbers as they do: angles, an adapter's scale.
+        weights_sha256=fingerprint(weight_files + settings),
+        find_transformers_tokenizer=partial(read_transformers_tokenizer, with_tokenizer),
+    )
+
+
+def _reason(error: Exception) -> str:
+    if is_out_of_memory(error):
+        raise error
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+def _about(model: PositionedOLMo | HuggingFaceLM, **others: Any) -> LoadedModel:
+    limit: PositionLimit | None
+    if isinstance(model, HuggingFaceLM):  # transformers counts packed 4-bit weights correctly
+        limit, num_parameters = model.limit, model.model.num_parameters()
+    else:
+        limit = PositionLimit(model.config.max_sequence_length, "max_sequence_length")
+        num_parameters = count_parameters(model)
+    noise = getattr(model, "batch_noise", 0.0)
+    return LoadedModel(
+        model=model, num_parameters=num_parameters, limit=limit, batch_noise=noise, **others
+    )
+
+
+def _download(name: str, revision: str | None) -> Path:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        # Not *.safetensors: some repositories have the weights in their own format as well.
+        patterns = ["*.json", "*.txt", "*.model", "*.jinja"]
+        patterns += ["model*.safetensors", "adapter_model*.safetensors"]
+        return Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
+        reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
+        raise DataError(
+            f"'{name}' is no folder here, and the hub gave no model of that name"
+            f"{f' and revision {revision}' if revision else ''} ({reason}); check the spelling, "
+            "the network and HF_HUB_OFFLINE"
+        ) from None

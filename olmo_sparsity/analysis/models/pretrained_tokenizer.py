@@ -1,0 +1,124 @@
+"""Read the tokenizer of a trained model, of any library, as a `tokenizers.Tokenizer`.
+
+Place in the flow: beneath `load_model`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+from tokenizers import Tokenizer
+
+from olmo_sparsity.analysis.models.transformers_folder import NO_CODE
+from olmo_sparsity.disk.files import read_bounded
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.checkpoint_files import unreadable
+
+_FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
+
+
+class SlowTokenizer:
+    """A transformers tokenizer written in Python, with the methods of `Tokenizer` used here."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> Any:
+        ids = self._tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return SimpleNamespace(ids=ids)
+
+    def encode_batch(self, texts: list[str], add_special_tokens: bool = True) -> list[Any]:
+        return [self.encode(text, add_special_tokens) for text in texts]
+
+    def decode(self, ids: list[int], skip_special_tokens: bool = True) -> str:
+        return self._tokenizer.decode(
+            ids, skip_special_tokens=skip_special_tokens, clean_up_tokenization_spaces=False
+        )
+
+    def get_vocab(self, with_added_tokens: bool = True) -> dict[str, int]:
+        vocabulary = self._tokenizer.get_vocab()
+        added = () if with_added_tokens else self.get_added_tokens_decoder()
+        return {token: number for token, number in vocabulary.items() if number not in added}
+
+    def get_vocab_size(self, with_added_tokens: bool = True) -> int:
+        return len(self._tokenizer)
+
+    def get_added_tokens_decoder(self) -> dict[int, Any]:
+        return self._tokenizer.added_tokens_decoder
+
+    def to_str(self) -> str:
+        """Identifies the tokenizer, as far as its attributes allow."""
+        return json.dumps([type(self._tokenizer).__name__, sorted(self.get_vocab().items())])
+
+
+def as_tokenizer(given: Any) -> Tokenizer:
+    """A copy, if it is a fast one, because calls of the original may set truncation and padding."""
+    fast = getattr(given, "backend_tokenizer", given)
+    if isinstance(fast, Tokenizer):
+        return _set_plain(Tokenizer.from_str(fast.to_str()))
+    wanted = ("encode", "decode", "get_vocab", "added_tokens_decoder")
+    missing = [name for name in wanted if not hasattr(given, name)]
+    if missing:
+        raise ConfigError(
+            f"tokenizer: {type(given).__name__} has no {missing[0]}; give a tokenizers.Tokenizer, "
+            "or one of transformers (AutoTokenizer)"
+        )
+    return cast(Tokenizer, SlowTokenizer(given))
+
+
+def read_tokenizer(path: Path) -> Tokenizer:
+    if not path.is_file():
+        raise DataError(f"'{path}' does not exist; copy the tokenizer it was trained with there")
+    try:
+        return _set_plain(Tokenizer.from_buffer(read_bounded(path, 2**28)))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise unreadable(path, error) from None
+
+
+def _set_plain(tokenizer: Tokenizer) -> Tokenizer:
+    tokenizer.no_truncation()  # a tokenizer.json may ask for silent truncation or padding
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def find_tokenizer(folder: Path) -> Tokenizer | None:
+    if (folder / "tokenizer.json").is_file():
+        return read_tokenizer(folder / "tokenizer.json")
+    tokenizer = read_transformers_tokenizer(folder)
+    return None if tokenizer is None else as_tokenizer(tokenizer)
+
+
+def has_tokenizer(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in _FILES)
+
+
+def read_transformers_tokenizer(folder: Path) -> Any | None:
+    if not has_tokenizer(folder):
+        return None  # transformers would create one with only special tokens
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, **NO_CODE)
+        tokenizer.encode("a")  # which reads what its config says, such as model_max_length
+        return tokenizer
+    except Exception as error:  # a missing library or damaged file raises almost any
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(
+            f"'{folder}': transformers cannot read its tokenizer ({reason}); save it once with "
+            "AutoTokenizer, which writes a tokenizer.json"
+        ) from None
+
+
+def bos_prefix(tokenizer: Any) -> list[int]:
+    """The tokens that a tokenizer, of either library, puts before a text."""
+
+    def encode(special: bool) -> list[int]:
+        encoded = tokenizer.encode("a", add_special_tokens=special)
+        return list(getattr(encoded, "ids", encoded))
+
+    plain, complete = encode(False), encode(True)
+    starts = (i for i in range(len(complete)) if complete[i : i + len(plain)] == plain)
+    return complete[: next(starts, 0)]

@@ -1,0 +1,403 @@
+"""Draw Figure 2: are a few far units enough, and are they needed? Never imports torch.
+
+Place in the flow: results → here, once for print (png, pdf, svg) and once inside the report page.
+
+(a) the gaps of all targets, own and with the placebo, (b) recovery: what k far units give, as a
+share of what all give, (c) removal: what is lost without these, (d) recovery minus foreign control
+and placebo, (e) recovery minus foreign control, by kind of token, and, where they were measured,
+(f) nats a token over all tokens. One model: panels two by two. Several models: a column each, with
+shared axes in each row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+
+from olmo_sparsity.analysis.results.results import Results, main_set
+from olmo_sparsity.analysis.results.summary import (
+    BEYOND,
+    chosen_losses,
+    curve_name,
+    describe_windows,
+)
+from olmo_sparsity.analysis.results.view import spell
+from olmo_sparsity.disk import drawing
+from olmo_sparsity.errors import ConfigError
+
+_CURVE = ["selector", "units"]
+
+# Selectors differ in marker as well as colour. Controls that need no model are grey.
+_SELECTORS = {
+    "add_one": (drawing.BLUE, "o"),
+    "divergence": (drawing.RED, "s"),
+    "add_one_screened": (drawing.SKY, "^"),
+    "greedy": (drawing.GREEN, "D"),
+    "pairs": ("#332288", "*"),
+    "drop_one": (drawing.PINK, "v"),
+    "gradient": (drawing.ORANGE, "P"),
+    "lrp": ("#999933", "p"),
+    "attention": ("#882255", "X"),
+    "add_one_nested": ("#44AA99", "<"),
+    "most_frequent": (drawing.GREY, "1"),
+    "nearest": (drawing.GREY, "+"),
+    "random": (drawing.GREY, "x"),
+}
+# Line style and marker fill of single tokens, then of the other kinds of units.
+_UNITS: Any = [("-", "full"), ("-.", "left"), ((0, (9, 2)), "top"), ((0, (4, 1, 1, 1)), "right")]
+_FOREIGN: Any = (0, (3, 1.6))
+_PLACEBO: Any = ":"
+_INK, _FAINT, _FILL, _CHOSEN, _PAPER = "#1a1a1a", "#767676", "#d9d9d9", "#7d7d7d", "#ffffff"
+_SETTINGS = {
+    **dict.fromkeys(("text.color", "xtick.labelcolor", "ytick.labelcolor"), _INK),
+    **dict.fromkeys(("axes.edgecolor", "xtick.color", "ytick.color"), _FAINT),
+    **dict.fromkeys(("axes.facecolor", "figure.facecolor", "savefig.facecolor"), _PAPER),
+    "axes.labelcolor": _INK,
+}
+_ON_DARK = {
+    _INK: "#e8e6e1", _FAINT: "#a5a29b", _FILL: "#45474d", _CHOSEN: "#8f939c", _PAPER: "#1d1f24",
+    "#0072b2": "#56b4e9", "#56b4e9": "#b3e0ff", "#882255": "#e28aae", drawing.GREY: "#a8a8a8",
+}  # fmt: skip
+
+Styles = dict[tuple[str, str], dict[str, Any]]
+"""Style of each (selector, units), in the order of the legend."""
+
+
+def draw_figure2(results: list[Results], out: Path, labels: list[str] | None = None) -> None:
+    """`labels` name the models (default: their own names)."""
+    drawing.save(_drawing(results, labels), out, **_SETTINGS)
+
+
+def figure2_svg(results: list[Results], *, dark: bool = False) -> bytes:
+    """For the report page."""
+    svg = drawing.render(_drawing(results), "svg", _SETTINGS).decode()
+    if dark:
+        svg = re.sub(r"(?<=: )#[0-9a-f]{6}", lambda color: _ON_DARK.get(color[0], color[0]), svg)
+    return svg.encode()
+
+
+def _drawing(results: list[Results], labels: list[str] | None = None) -> Callable[[], Figure]:
+    if not results:
+        raise ConfigError("no results to draw; name at least one folder")
+    names = drawing.one_label_each(labels, [str(result.meta.model["name"]) for result in results])
+    return lambda: _figure(results, names)
+
+
+def _of_main_set(results: Results) -> Results:
+    """The results with only the main target set in summary and dependencies."""
+    name = main_set(results.targets.target_set)
+    tables = {"summary": results.summary, "dependencies": results.dependencies}
+    return replace(results, **{n: table[table.target_set == name] for n, table in tables.items()})
+
+
+def _figure(all_results: list[Results], names: list[str]) -> Figure:
+    results = [_of_main_set(result) for result in all_results]
+    many = len(results) > 1
+    styles = _styles(results)
+    ks = set().union(*(result.dependencies.k for result in results))
+    k = 1 if 1 in ks else max(ks, default=1)
+    by_kind = [result.dependencies[result.dependencies.k == k] for result in results]
+    every = [result.summary[result.summary.target_set == "every"] for result in all_results]
+    dependencies = pd.concat(by_kind)
+    drawn = set(dependencies.kind[dependencies.excess_recovery.notna()])
+    kinds = [kind for kind in dependencies.kind.unique() if kind in drawn]
+    has_placebo = [result.summary.net.notna().any() for result in results if len(result.summary)]
+    beyond = "net" if all(has_placebo) else "excess"
+    handles = _legend_handles(styles, beyond)
+    titles = [
+        "(a) What the long context gains",
+        "(b) Enough? Only k far units given",
+        "(c) Needed? All but these k given",
+        "(d) Net of foreign and placebo" if beyond == "net" else "(d) Beyond foreign; no placebo",
+        f"(e) Excess by kind, k = {k}",
+        "(f) Of all tokens, not only the chosen",
+    ][: 6 if any(map(len, every)) else 5]
+    figure, columns, foot = _lay_out(results, names, len(titles), len(kinds), len(handles))
+    all_ks = sorted(set().union(*(result.summary.k for result in results))) or [1]
+    most = 1.0
+    for i, (result, name) in enumerate(zip(results, names, strict=True)):
+        gaps, recovery, removal, excess, kind, *of_all = columns[i]
+        most = max(most, _draw_gaps(gaps, result))
+        gaps.set_ylim(0.6, most)  # models share the axes of a row
+        for axes in (recovery, removal, excess, *of_all):
+            _draw_k_axis(axes, all_ks)
+        for axes, value in ((recovery, "recovery"), (removal, "removal")):
+            _draw_share(axes, result.summary, styles, value)
+        _draw_excess(excess, result.summary, styles, beyond)
+        _draw_kinds(kind, by_kind[i], styles, kinds)
+        for axes in of_all:
+            _draw_every(axes, every[i], styles)
+        for axes, title in zip(columns[i], titles, strict=True):
+            if i == 0:  # with several models, the first panel of a row has its title
+                axes.set_title(title, loc="left", fontweight="bold", pad=7)
+            else:
+                axes.set_ylabel("")
+        if many:
+            for axes, label in zip(columns[i], ("gap (nats)", "k", "k", "k"), strict=False):
+                axes.set_xlabel(label)
+            lines = _describe(result)
+            _write_above(gaps, "\n".join(lines), 20, "normal")
+            _write_above(gaps, _shorten(name, 24), 22 + 9 * len(lines), "bold")
+    foot.legend(
+        handles=handles, loc="outside lower center" if many else "center", ncols=4, frameon=False,
+        handlelength=2.6, columnspacing=1.4,
+    )  # fmt: skip
+    return figure
+
+
+def _lay_out(
+    results: list[Results], names: list[str], num_panels: int, num_kinds: int, num_handles: int
+) -> tuple[Figure, list[list[Axes]], Any]:
+    """The figure, the panels of each model, and where the legend goes."""
+    height_of_kinds = max(1.0, 0.14 * num_kinds)
+    if len(results) > 1:
+        heights = [1.0, 1.0, 1.0, 1.0, height_of_kinds, 1.0][:num_panels]
+        size = (max(5.5, 1.3 + 1.45 * len(results)), 1.2 + 1.6 * sum(heights))
+        figure = Figure(figsize=size, layout="constrained")
+        shape = (num_panels, len(results))
+        grid = figure.subplots(*shape, sharex="row", sharey="row", height_ratios=heights)
+        return figure, [list(grid[:, i]) for i in range(len(results))], figure
+    height_of_legend = 0.09 * -(-num_handles // 4)
+    heights = [1.0, 1.0, height_of_kinds, height_of_legend]
+    figure = Figure(figsize=(5.5, 2.2 * (0.06 + sum(heights))), layout="constrained")
+    # Separate subfigures, so that the long labels of (e) do not narrow (a) and (c).
+    rows: Any = figure.subfigures(4, 1, height_ratios=heights)
+    head = f"{_shorten(names[0], 90)}\n{' · '.join(_describe(results[0]))}"
+    figure.suptitle(head, fontsize=7, linespacing=1.35)
+    pairs = [rows[0].subplots(1, 2), rows[1].subplots(1, 2)]
+    last = np.atleast_1d(rows[2].subplots(1, num_panels - 4))
+    return figure, [[axes for pair in (*pairs, last) for axes in pair]], rows[3]
+
+
+def _write_above(axes: Axes, text: str, points: float, weight: str) -> None:
+    axes.annotate(
+        text, (0, 1), xycoords="axes fraction", xytext=(0, points), textcoords="offset points",
+        va="bottom", fontsize=6.5, linespacing=1.35, fontweight=weight,
+    )  # fmt: skip
+
+
+def _describe(results: Results) -> list[str]:
+    losses = results.reported
+    num_documents, num_chosen = losses.document.nunique(), len(chosen_losses(results))
+    chosen_by = results.meta.targets.get("chosen_by")
+    return [
+        *([results.missing] if results.missing else []),
+        *([f"units chosen in {_shorten(chosen_by['name'], 24)}"] if chosen_by else []),
+        *describe_windows(results.meta.windows),
+        f"{num_chosen:,} of {len(losses):,} targets",
+        f"{num_documents:,} document{'s' if num_documents != 1 else ''}",
+    ]
+
+
+def _draw_gaps(axes: Axes, results: Results) -> float:
+    """Returns the height that the bars and their note need."""
+    losses = results.reported
+    gaps = (losses.loss_short - losses.loss_long).to_numpy(float)
+    placebo = (losses.loss_short - losses.placebo_loss_long).to_numpy(float)
+    axes.set_xlabel("gap  L_short − L_long  (nats)")
+    axes.set_ylabel("targets")
+    if not len(gaps):
+        _write_in(axes, "not measured")
+        return 0.0
+    # The threshold is a bin edge, so that a bar is chosen or not as a whole.
+    threshold = results.meta.targets.get("threshold")
+    both = np.concatenate([gaps, placebo])
+    width = max(float(np.ptp(both)) / 45, 1e-6)
+    start = 0.0 if threshold is None else threshold
+    first, last = np.floor((both.min() - start) / width), np.ceil((both.max() - start) / width)
+    edges = start + width * np.arange(first, max(last, first + 1) + 1)
+    is_chosen = gaps >= (np.inf if threshold is None else threshold)
+    counts, chosen, by_placebo = (
+        np.histogram(values, edges)[0] for values in (gaps, gaps[is_chosen], placebo)
+    )
+    axes.stairs(counts, edges, fill=True, color=_FILL)
+    axes.stairs(chosen, edges, fill=True, color=_CHOSEN)
+    axes.stairs(by_placebo, edges, color=_INK, linewidth=0.8)
+    axes.set_yscale("log")
+    axes.yaxis.set_major_formatter(lambda count, _: f"{count:,.0f}" if count >= 1 else "")
+    side = 1
+    if threshold is not None:
+        axes.axvline(threshold, color=_INK, linewidth=0.8)
+        # Beside the line, and above the bars where there are many.
+        side = 1 if threshold < edges[0] + 0.65 * (edges[-1] - edges[0]) else -1
+        axes.annotate(
+            f"gap ≥ {threshold:.2f}\n{is_chosen.mean():.1%} of targets\n"
+            f"{gaps[is_chosen].sum():+,.0f} nats, all: {gaps.sum():+,.0f}\n"
+            f"unrelated text: {(placebo >= threshold).mean():.1%}",
+            (threshold, 0.97), xycoords=("data", "axes fraction"), xytext=(4 * side, 0),
+            textcoords="offset points", va="top", ha="left" if side > 0 else "right",
+            fontsize=6.5, linespacing=1.35,
+            bbox={"facecolor": _PAPER, "alpha": 0.8, "linewidth": 0, "pad": 1},
+        )  # fmt: skip
+    return max(counts.max(), by_placebo.max(), 3) * (3 if side > 0 else 20)
+
+
+def _draw_share(axes: Axes, summary: pd.DataFrame, styles: Styles, value: str) -> None:
+    """`value`: recovery, with that of foreign units, or removal, with that of the placebo."""
+    names = {"recovery": ("low", "high", "foreign"),
+             "removal": ("removal_low", "removal_high", "placebo_removal")}  # fmt: skip
+    won = "won" if value == "recovery" else "lost"
+    axes.set_ylabel(f"{value}: share of the gap {won}")
+    rows = summary.dropna(subset=[value])
+    if not len(rows):
+        _write_in(axes, "not measured")
+        return
+    for level in (0, 1):
+        axes.axhline(level, color=_INK, linewidth=0.8, zorder=1)
+    alpha = 0.13 if len(styles) <= 5 else 0.06
+    for curve, style in reversed(_curves(rows, styles)):  # the first on top
+        low, high, control = (curve[name] for name in names[value])
+        thin: dict[str, Any] = {"linewidth": 0.9, "markeredgewidth": 0.8}
+        thin |= {"linestyle": _FOREIGN, "markerfacecolor": _PAPER, "fillstyle": "full"}
+        if value == "removal":
+            thin |= {"linestyle": _PLACEBO, "marker": ""}
+        if control.notna().any():
+            axes.plot(curve.k, control, **style | thin)
+        axes.plot(curve.k, curve[value], **style)
+        drawing.band(axes, curve.k, low, high, style["color"], alpha)
+    axes.margins(y=0.12)
+    axes.set_ylim(bottom=min(axes.get_ylim()[0], -0.22))
+    axes.annotate(
+        f"1: all far units, {rows.gap.iloc[0]:.2f} nats", (1, 0), fontsize=6.5, color=_FAINT,
+        xycoords=("axes fraction", "data"), xytext=(0, -2), textcoords="offset points",
+        ha="right", va="top",
+    )  # fmt: skip
+
+
+def _draw_every(axes: Axes, rows: pd.DataFrame, styles: Styles) -> None:
+    axes.set_ylabel("nats a token, own minus foreign")
+    rows = rows.dropna(subset=["excess_nats"])
+    if not len(rows):
+        _write_in(axes, "not measured")
+        return
+    whole = rows.gap.iloc[0]
+    for level, width in ((0.0, 0.8), (whole, 1.2)):
+        axes.axhline(level, color=_INK, linewidth=width, zorder=1)
+    axes.annotate(
+        f"the whole far part: {whole:+.3f}", (1, whole), xycoords=("axes fraction", "data"),
+        xytext=(0, 2), textcoords="offset points", ha="right", fontsize=6.5, color=_FAINT,
+    )  # fmt: skip
+    curves = _curves(rows, styles)
+    for i, (curve, style) in enumerate(curves):
+        k = curve.k * 2 ** (_side_by_side(i, len(curves)) * 0.35)
+        reach = error_lengths(curve, "excess_nats")
+        axes.errorbar(k, curve.excess_nats, reach, elinewidth=0.8, capsize=0, **style)
+    axes.margins(y=0.15)
+
+
+def _draw_excess(axes: Axes, summary: pd.DataFrame, styles: Styles, beyond: str) -> None:
+    axes.set_ylabel(f"{BEYOND[beyond]} recovery")
+    axes.axhline(0, color=_INK, linewidth=0.8, zorder=1)
+    rows = summary.dropna(subset=[beyond])
+    if not len(rows):
+        _write_in(axes, "not measured")
+        return
+    curves = _curves(rows, styles)
+    for i, (curve, style) in enumerate(curves):
+        k = curve.k * 2 ** (_side_by_side(i, len(curves)) * 0.35)
+        reach = error_lengths(curve, beyond)
+        axes.errorbar(k, curve[beyond], reach, elinewidth=0.8, capsize=0, **style)
+        axes.plot(k, curve.placebo, color=style["color"], linestyle=_PLACEBO, linewidth=0.9)
+
+
+def _draw_kinds(axes: Axes, rows: pd.DataFrame, styles: Styles, kinds: list[str]) -> None:
+    axes.set_xlabel("excess recovery")
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    if kinds:
+        axes.set_yticks(range(len(kinds)), [spell(kind) for kind in kinds], fontsize=6.5)
+        axes.set_ylim(len(kinds) - 0.5, -0.5)  # the first kind on top
+    rows = rows.dropna(subset=["excess_recovery"])
+    if not len(rows):
+        _write_in(axes, "not measured")
+        if not kinds:
+            axes.set_axis_off()
+        return
+    axes.axvline(0, color=_INK, linewidth=0.8, zorder=1)
+    shown = [curve for curve in styles if curve[1] == "tokens" and curve[0] in set(rows.selector)]
+    for i, curve in enumerate(shown):
+        points = rows[rows.selector == curve[0]]
+        y = [kinds.index(kind) + _side_by_side(i, len(shown)) for kind in points.kind]
+        axes.errorbar(
+            points.excess_recovery, y, elinewidth=0.8, **styles[curve] | {"linestyle": "none"},
+            xerr=error_lengths(points, "excess_recovery", "excess"),
+        )  # fmt: skip
+
+
+def _side_by_side(i: int, num: int) -> float:
+    """Offset of the i-th of several intervals at one place; all within ± 0.4."""
+    return min(0.2, 0.8 / num) * (i - (num - 1) / 2)
+
+
+def _draw_k_axis(axes: Axes, ks: list[int]) -> None:
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ks, [str(k) for k in ks])
+    axes.minorticks_off()
+    axes.set_xlim(ks[0] * 0.8, ks[-1] * 1.25)
+    axes.set_xlabel("k, number of far units")
+
+
+def _write_in(axes: Axes, text: str) -> None:
+    place: Any = {"transform": axes.transAxes, "ha": "center", "va": "center"}
+    axes.text(0.5, 0.5, text, color=_FAINT, **place)
+
+
+def _legend_handles(styles: Styles, beyond: str) -> list[Artist]:
+    handles: list[Artist] = [
+        Line2D([], [], label=curve_name(*curve), **style) for curve, style in styles.items()
+    ]
+    lines = [(_FOREIGN, "(b): foreign control"), (_PLACEBO, "(c), (d): placebo")]
+    for line, label in lines if beyond == "net" else lines[:1]:
+        style = {"linestyle": line, "linewidth": 0.9, "color": _FAINT}
+        handles.append(Line2D([], [], label=label, **style))
+    handles.append(Patch(fill=False, edgecolor=_INK, label="(a): placebo"))
+    handles.append(Patch(color=_FILL, label="95% over documents"))
+    return handles
+
+
+def _shorten(name: str, limit: int) -> str:
+    """Keeps the end of a path, which identifies it best."""
+    return name if len(name) <= limit else "…" + name[1 - limit :]
+
+
+def _styles(results: list[Results]) -> Styles:
+    curves = pd.concat([result.summary[_CURVE] for result in results])
+    pairs = set(curves.itertuples(index=False, name=None))
+    selectors = dict.fromkeys([*_SELECTORS, *curves.selector])
+    units = list(dict.fromkeys(["tokens", *sorted(curves.units)]))
+    styles: Styles = {}
+    for selector, unit in (pair for pair in product(selectors, units) if pair in pairs):
+        color, marker = _SELECTORS.get(selector, (_INK, "."))
+        line, fill = _UNITS[min(units.index(unit), len(_UNITS) - 1)]
+        styles[selector, unit] = {
+            "color": color, "marker": marker,
+            "markersize": 3.5, "linestyle": line, "fillstyle": fill,
+            "markerfacecoloralt": _PAPER,
+        }  # fmt: skip
+    return styles
+
+
+def _curves(rows: pd.DataFrame, styles: Styles) -> list[tuple[pd.DataFrame, dict[str, Any]]]:
+    """Rows of a summary by selector and units, each with its style, in the order of the legend."""
+    curves = dict(iter(rows.sort_values("k").groupby(_CURVE)))
+    return [(curves[name], style) for name, style in styles.items() if name in curves]
+
+
+def error_lengths(rows: pd.DataFrame, value: str, name: str | None = None) -> np.ndarray:
+    """Lengths of error bars, as matplotlib expects them, from the columns `name`_low and
+    `name`_high (default: those of `value`)."""
+    low, high = (rows[f"{name or value}_{end}"] for end in ("low", "high"))
+    lengths = np.array([rows[value] - low, high - rows[value]], dtype=float)
+    return np.maximum(np.nan_to_num(lengths), 0)

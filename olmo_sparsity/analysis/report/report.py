@@ -1,0 +1,413 @@
+"""Write an HTML page of results or of an explanation: the text, and the far units of each target.
+
+Place in the flow: results, or an explanation → here, last. Never imports torch.
+
+The page is one file that loads nothing from the network. Everything from a document, tokenizer,
+model name or meta.json is untrusted: Python writes it through `escape`, the page's script shows it
+from JSON as `textContent`, and the Content-Security-Policy allows only the one script and style
+whose hashes it names. The template is report_page.html with report_page.js.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, replace
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from olmo_sparsity.analysis.report.figures import figure2_svg
+from olmo_sparsity.analysis.results.results import SETS, Results, main_set
+from olmo_sparsity.analysis.results.statistics import KEYS
+from olmo_sparsity.analysis.results.summary import FAR_STATES, describe_gap, describe_noise
+from olmo_sparsity.analysis.results.view import (
+    DIRECTIONS,
+    escape,
+    html_table,
+    interval,
+    intervals,
+    number,
+    places,
+    quoted,
+    sentence,
+    spell,
+)  # fmt: skip
+from olmo_sparsity.disk.files import refuse_suffix, write_atomically
+
+if TYPE_CHECKING:
+    from olmo_sparsity.analysis.explain.explanation import Check, Explanation
+
+_FOLDER = Path(__file__).parent
+_PART = re.compile(r"<!-- (\w+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
+
+
+def write_report(results: Results, out: Path, max_documents: int | None = None) -> None:
+    """`max_documents`: the most documents on the page; those with chosen targets come first."""
+    tables = ("influence", "recovery", "targets")
+    shown = replace(results, **{name: _of_documents(getattr(results, name)) for name in tables})
+    documents, reported = _choose_documents(shown, max_documents), results.reported
+    counted = f"{len(reported):,} targets in {reported.document.nunique():,} reported documents"
+    slots = {
+        "subtitle": escape(_subtitle(results, counted)),
+        "note": _induction(results),
+        "headline": _headline(shown),
+        "shown": escape(_shown(results, documents)),
+        "figure": _image(figure2_svg([results])),
+        "figure_dark": _image(figure2_svg([results], dark=True)),
+        "numbers_title": "The numbers",
+        "numbers": _summary_tables(shown),
+    }
+    _write_page(Path(out), shown, documents, slots, {"measurement", "numbers"})
+
+
+def write_explanation(explanation: Explanation, path: Path) -> None:
+    """The same page for one text with named targets."""
+    check, results = explanation.checked, explanation.results
+    own = {name: _of_documents(getattr(results, name)) for name in ("influence", "recovery")}
+    results = replace(results, **own)
+    settings, num_tokens = explanation.settings, len(explanation.document.tokens)
+    how = f"{settings.units} ranked by {spell(settings.selector)} · text of {num_tokens:,} tokens"
+    slots = {
+        "subtitle": escape(_subtitle(results, how)),
+        "note": _verdict(check), "headline": "", "shown": "",
+        "numbers_title": "Against unrelated texts",
+        "numbers": _check_table(check) if check else "",
+    }  # fmt: skip
+    parts = {"explanation"} | ({"numbers"} if check else set())
+    _write_page(Path(path), results, [0], slots, parts)
+
+
+_WINDOWS = ("long", "short", "stride", "most")
+
+
+def _of_documents(rows: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the document's own far part: the page's text shows no placebo."""
+    return rows[rows.far_part == "document"]
+
+
+def _write_page(
+    out: Path, results: Results, documents: list[int], slots: dict[str, str], parts: set[str]
+) -> None:
+    """`parts`: the optional parts of the template to keep."""
+    refuse_suffix("path", out, ".html")
+    template = (_FOLDER / "report_page.html").read_text(encoding="utf-8")
+    script = (_FOLDER / "report_page.js").read_text(encoding="utf-8")
+    style = template.split("<style>")[1].split("</style>")[0]
+    names = _names(results)
+    written = [(d, _document_data(results, d, names)) for d in documents]
+    titles = dict(zip(results.documents.document, results.documents.name, strict=True))
+    page_data = names | {
+        "set_names": [results.spell_set(name) for name in names["sets"]],
+        "windows": {name: results.meta.windows.get(name) for name in _WINDOWS},
+        "documents": [
+            [document, titles.get(document) or str(document), len(data["chosen"])]
+            for document, data in written
+        ],
+        "start": _start(results, names, documents),
+    }
+    meta = {name: value for name, value in asdict(results.meta).items() if value or value == 0}
+    slots = slots | {
+        "policy": f"default-src 'none'; script-src {csp_hash(script)}; style-src "
+        f"{csp_hash(style)}; img-src data:; base-uri 'none'; form-action 'none'",
+        "title": f"{escape(results.meta.model['name'])} · far units",
+        "meta": escape(json.dumps(meta, indent=2, ensure_ascii=False)),
+        "page_data": _json_for_html(page_data),
+        "document_data": "\n".join(
+            f'<script type="application/json" id="document-{document}">'
+            f"{_json_for_html(data)}</script>"
+            for document, data in written
+        ),
+        "script": script,
+    }
+    page = _PART.sub(lambda part: part[2] if part[1] in parts else "", template)
+    # One pass, so that text in a slot is not searched for slots.
+    page = re.sub(r"\{\{(\w+)\}\}", lambda slot: slots[slot[1]], page)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(out, page)
+
+
+# --- data for the script --------------------------------------------------------------------------
+
+
+def _names(results: Results) -> dict[str, list]:
+    """Names that the documents' data refer to by index, in the order of the menus."""
+    meta, recovery = results.meta, results.recovery
+    return {
+        "ks": sorted(recovery.k.unique().tolist()),
+        "units": _in_order(meta.units, recovery.units, results.influence.units),
+        "selectors": _in_order(meta.selectors, recovery.selector, results.influence.selector),
+        "sets": _in_order(SETS, results.targets.target_set),
+    }
+
+
+def _in_order(order: Iterable[str], *columns: pd.Series) -> list[str]:
+    names = pd.concat(columns).unique().tolist()
+    return [name for name in order if name in names] + [n for n in names if n not in order]
+
+
+def _choose_documents(results: Results, max_documents: int | None) -> list[int]:
+    chosen = set(results.targets.document)
+    documents = sorted(results.tokens.document.unique(), key=lambda d: (d not in chosen, d))
+    return [int(document) for document in documents[:max_documents]]
+
+
+def _start(results: Results, names: dict[str, list], documents: list[int]) -> int:
+    """Index of the document that holds the target with the largest excess."""
+    rows = results.recovery[results.recovery.document.isin(documents)]
+    for column, values in (("units", "units"), ("selector", "selectors")):
+        rows = rows[rows[column].isin(names[values][:1])]
+    losses = rows.groupby([*KEYS, "k", "control"]).loss_set.mean().unstack("control")
+    if not {"own", "foreign"} <= set(losses):
+        return 0
+    gains = (losses.foreign - losses.own).dropna()
+    return documents.index(gains.idxmax()[0]) if len(gains) else 0
+
+
+def _document_data(results: Results, document: int, names: dict[str, list]) -> dict:
+    """The data that `openDocument` and `fillPanel` of report_page.js read."""
+    tokens, losses = _rows(results.tokens, document), _rows(results.losses, document)
+    recovery, influence = _rows(results.recovery, document), _rows(results.influence, document)
+    chosen: dict[int, tuple[list[int], dict[str, list]]] = {}
+    in_sets = _columns(_rows(results.targets, document), "target", "target_set")
+    for target, name in zip(*in_sets, strict=True):
+        chosen.setdefault(target, ([], {}))[0].append(names["sets"].index(name))
+
+    def side(target: int, units: str, selector: str, control: str) -> list:
+        numbers = f"{names['units'].index(units)} {names['selectors'].index(selector)}"
+        sides = chosen.setdefault(target, ([], {}))[1].setdefault(numbers, [None, None])
+        place = 0 if control == "own" else 1
+        sides[place] = sides[place] or [[], [], [], None, []]
+        return sides[place]
+
+    by = ["target", "units", "selector", "control"]
+    ranked = influence.sort_values([*by, "rank"])
+    ranked = ranked.assign(width=ranked.far_end - ranked.far_first)
+    columns = _columns(ranked, *by, "far_first", "width", "influence", "far_text")
+    for key, rows in groupby(zip(*columns, strict=True), itemgetter(0, 1, 2, 3)):
+        entry = side(*key)
+        *_, entry[0], entry[1], influences, texts = map(list, zip(*rows, strict=True))
+        # Significant digits rather than decimals, as the scores of a selector may be small.
+        entry[2] = [float(f"{value:.4g}") for value in influences]
+        if key[-1] != "own":
+            entry[4] = texts
+    draws = recovery.groupby([*by, "k"]).loss_set.mean().unstack("k")
+    draws = draws.reindex(columns=names["ks"])
+    for key, curve in zip(draws.index, draws.to_numpy(), strict=True):
+        side(*key)[3] = _rounded(curve)
+    ends = zip(*_columns(losses, "target", "end"), strict=True) if "end" in losses else ()
+    return {
+        "text": _token_texts(tokens),
+        "ends": {target: end for target, end in ends if end > target + 1},
+        "targets": losses.target.tolist(),
+        "long": _rounded(losses.loss_long),
+        "short": _rounded(losses.loss_short),
+        "chosen": [[target, *chosen[target]] for target in sorted(chosen)],
+    }
+
+
+def _columns(rows: pd.DataFrame, *names: str) -> list[list]:
+    return [rows[name].tolist() for name in names]
+
+
+def _token_texts(tokens: pd.DataFrame) -> list[str]:
+    """Texts of the tokens; without a tokenizer, their IDs."""
+    if (tokens.text != "").any():
+        return tokens.text.tolist()
+    return [f"{token_id} " for token_id in tokens.token_id]
+
+
+def _rows(table: pd.DataFrame, document: int) -> pd.DataFrame:
+    first, last = np.searchsorted(table.document, [document, document + 1])  # tables are sorted
+    return table.iloc[first:last]
+
+
+def _rounded(values: Any) -> list[float | None]:
+    """To a ten-thousandth of a nat, which keeps the page of a book small."""
+    rounded = np.round(np.asarray(values, dtype=float), 4).tolist()
+    return [value if np.isfinite(value) else None for value in rounded]
+
+
+# --- text of the page -----------------------------------------------------------------------------
+
+
+def _subtitle(results: Results, counted: str) -> str:
+    meta, windows = results.meta, results.meta.windows
+    long = "of all before a target" if windows["long"] == "all" else windows["long"]
+    long = f"of at most {windows['most']}" if windows.get("most") else long
+    lengths = f"long window {long}, short window {windows['short']}"
+    lengths += f", stride {windows['stride']}" if windows["stride"] > 1 else ""
+    if num_prefix := len(windows.get("prefix", ())):
+        lengths += f", both behind a prefix of {num_prefix} token{'s' if num_prefix > 1 else ''}"
+    parts = [str(meta.model["name"]), f"{number(meta.model['num_parameters'], 0)} parameters"]
+    parts += [f"text: {meta.data['source']}"] if meta.data else []
+    parts += [lengths, f"far units {FAR_STATES[windows['far_states']]}", counted, results.missing]
+    parts += [describe_noise(meta.model)]
+    return " · ".join(filter(None, parts))
+
+
+def _shown(results: Results, documents: list[int]) -> str:
+    num_documents = results.losses.document.nunique()
+    too_short = results.meta.counts.get("documents_too_short")
+    text = f"{len(documents):,} of {num_documents:,} measured documents are on this page."
+    return text + (f" {number(too_short, 0)} more were too short." if too_short else "")
+
+
+def _induction(results: Results) -> str:
+    found = results.meta.induction
+    if not found:
+        return _note(False, "Whether this model can copy from its context was not measured.")
+    first, repeated, drop = (number(found[n]) for n in ("loss_first", "loss_repeated", "drop"))
+    why = f"A passage costs it {first} nats per token, repeated once {repeated}: a drop of {drop}."
+    if found["has_induction"]:
+        return _note(True, "This model can copy from its context.", why)
+    if not len(results.planted):
+        why += " Copying is most of what far units give to models of text: read nats, not shares "
+        why += "alone."
+    return _note(False, "This model copies little from its context.", why)
+
+
+def _verdict(check: Check | None) -> str:
+    if check is None:
+        why = "any text lowers a loss by something. Use --check, or check() in Python."
+        return _note(False, "Not checked against unrelated texts:", why)
+    why = " ".join(sentence(text) for text in (check.summary, check.warning) if text)
+    is_good = check.num_beyond > 0 and check.excess[1] > (check.placebo or 0.0)
+    return _note(is_good, sentence(check.verdict), why)
+
+
+def _note(is_good: bool, verdict: str, why: str = "") -> str:
+    state = "verdict" if is_good else "verdict bad"
+    return f'<p class="{state}" role="note"><strong>{escape(verdict)}</strong> {escape(why)}</p>'
+
+
+def _check_table(check: Check) -> str:
+    table = check.table
+    caption = (
+        f"Nats that {check.k} far units take off the loss, and as many units of {check.draws} "
+        "unrelated texts in place of the far part, chosen alike"
+    )
+    columns = {
+        "target": table.text.map(quoted),
+        "where": map(places, table.target, table.end),
+        "gap": table.gap,
+        "own units": table.own,
+        "unrelated": table.foreign,
+        "at most": table.foreign_most,
+        "do as well": [f"{num} of {check.draws}" for num in table.better],
+    }
+    return html_table(caption, columns, True)
+
+
+def _headline(results: Results) -> str:
+    rows, names = results.summary, _names(results)
+    rows = rows[rows.target_set == main_set(rows.target_set)].dropna(subset=["excess"])
+    if not len(rows):
+        return '<p class="headline">No target was evaluated.</p>'
+    ks = sorted(rows.k.unique())
+    k = 1 if 1 in ks else ks[len(ks) // 2]
+    units = _in_order(names["units"], rows.units)[0]
+    rows = rows[(rows.k == k) & (rows.units == units)].set_index("selector")
+    sentences = []
+    for selector in _in_order(names["selectors"], rows.index.to_series())[:2]:
+        row = rows.loc[selector]
+        name, title, placebo = "excess", "Excess", "there is no placebo"
+        if not pd.isna(row.net):
+            name, title = "net", "Net excess"
+            placebo = f"with an unrelated text as far part the excess is {number(row.placebo)}"
+            if not pd.isna(row.net_equal):
+                ends = (row.net_equal, row.net_equal_low, row.net_equal_high)
+                placebo += f"; net at equal gaps: {interval(*ends)}"
+        beyond = interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
+        sentences.append(
+            f'<p class="headline">{title} recovery of <b>{escape(spell(selector))}</b> with '
+            f"k = {k} ({escape(units)}), targets of {escape(results.spell_set(row.target_set))}: "
+            f"<b>{beyond}</b>. Its far units recover {number(row.recovery)} of the gap, those it "
+            f"chose in another text {number(row.foreign)}; {placebo}.</p>"
+        )
+    if results.meta.targets.get("threshold") is not None:
+        sentences.append(f'<p class="soft">{escape(sentence(describe_gap(results)))}</p>')
+    return "\n".join(sentences)
+
+
+def _summary_tables(results: Results) -> str:
+    names, summary, tables = _names(results), results.summary, []
+    order = {name: i for i, name in enumerate([*names["selectors"], *names["units"]])}
+    for target_set in _in_order(SETS, summary.target_set):
+        rows = summary[summary.target_set == target_set].sort_values(
+            ["selector", "units", "k"], key=lambda c: c if c.name == "k" else c.map(order)
+        )
+        first = rows.iloc[0]
+        caption = (
+            f"Targets: {results.spell_set(target_set)} · {first.num_targets:,} targets in "
+            f"{first.num_documents:,} documents, {first.num_placebo_targets:,} of the placebo. "
+            "Intervals: 95%, over documents."
+        )
+        columns = {
+            "selector": rows.selector.map(spell),
+            "units": rows.units,
+            "k": rows.k,
+            "net excess": intervals(rows, "net", "net_low", "net_high"),
+            "net at equal gaps": intervals(rows, "net_equal", "net_equal_low", "net_equal_high"),
+            "excess": intervals(rows, "excess", "excess_low", "excess_high"),
+            "placebo": rows.placebo,
+            "recovery": intervals(rows, "recovery", "low", "high"),
+            "foreign control": rows.foreign,
+            "lost when removed": intervals(rows, "removal", "removal_low", "removal_high"),
+            "lost in the placebo": rows.placebo_removal,
+            "LDS": intervals(rows, "lds", "lds_low", "lds_high"),
+            "KL removed": rows.kl_removed,
+            "token-forwards per target": [number(n, 0) for n in rows.token_forwards_per_target],
+        }
+        buttons = [_button(target_set, row.selector, row.units) for row in rows.itertuples()]
+        is_main = target_set == main_set(summary.target_set)
+        tables.append(html_table(caption, columns, is_main, buttons))
+    for target_set, rows in results.dependencies.groupby("target_set", sort=False):
+        columns = {
+            "selector": rows.selector.map(spell),
+            "k": rows.k,
+            "kind": rows.kind.map(spell),
+            "enrichment": intervals(rows, "enrichment", "low", "high"),
+            "share of selected": rows.share,
+            "share of far tokens": rows.base_share,
+            "excess recovery": intervals(rows, "excess_recovery", "excess_low", "excess_high"),
+            "net excess": intervals(rows, "net", "net_low", "net_high"),
+            "targets": rows.num_targets,
+        }
+        title = f"Kinds of far tokens, targets: {results.spell_set(target_set)}"
+        tables.append(html_table(title, columns, False))
+    return "\n".join(tables) or "<p>Nothing was measured.</p>"
+
+
+def _button(target_set: str, selector: str, units: str) -> str:
+    """Leads from a row of numbers to its targets in the text."""
+    chosen = {"set": target_set, "selector": selector, "units": units}
+    data = " ".join(f'data-{name}="{escape(value)}"' for name, value in chosen.items())
+    label = f"Show the targets of {escape(spell(selector))}, {escape(units)} in the text"
+    return f'<button type="button" class="goto" {data} aria-label="{label}">in the text</button>'
+
+
+def _json_for_html(value: Any) -> str:
+    """JSON that is safe inside a script element, for HTML parsers and old script parsers."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = text.translate(DIRECTIONS)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def csp_hash(source: str) -> str:
+    digest = hashlib.sha256(source.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
+
+
+def _image(svg: bytes) -> str:
+    """As an image, which runs no script and loads nothing."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"

@@ -1,0 +1,186 @@
+"""Write an answer as an HTML page, each statement in the colour of its source.
+
+Place in the flow: verdicts (statements.py) → here, last. Never imports torch.
+
+The page is one file without script: a statement is a radio button, which arrow keys move between,
+and CSS shows the numbers of the chosen one. Text of sources and models is untrusted and written
+through `escape`. The template is statements_page.html.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from olmo_sparsity.analysis.report.report import csp_hash
+from olmo_sparsity.analysis.results.view import escape, number
+from olmo_sparsity.disk.files import refuse_suffix, write_atomically
+
+if TYPE_CHECKING:
+    from olmo_sparsity.analysis.attribution.statements import Attribution
+
+NUM_COLOURS = 8
+"""Sources beyond share them; each also has its number."""
+
+_TEMPLATE = Path(__file__).with_name("statements_page.html")
+
+
+def write_page(found: Attribution, path: Path) -> None:
+    refuse_suffix("path", path, ".html")
+    template = _TEMPLATE.read_text(encoding="utf-8")
+    style = template.split("<style>")[1].split("</style>")[0]
+    chosen = "\n".join(
+        f"body:has(#s{i}:checked) :is(#panel{i}, .note{i}) {{ display: block; }}\n"
+        f"body:has(#s{i}:checked) #row{i} {{ outline: 3px solid var(--focus); }}"
+        for i in range(len(found.texts))
+    )
+    style = style.replace("/* chosen */", chosen)
+    slots = {
+        "policy": f"default-src 'none'; style-src {csp_hash(style)}; img-src data:;"
+        " base-uri 'none'; form-action 'none'",
+        "title": f"{escape(found.prompt.model.name)} · sources",
+        "subtitle": escape(_subtitle(found)),
+        "rate": escape(found.error_rate),
+        "key": _key(found),
+        "answer": _answer(found),
+        "panels": "".join(_panel(found, i) for i in range(len(found.texts))),
+        "matrix": _matrix(found),
+        "sources": _sources(found),
+    }
+    page = template.replace("/* chosen */", chosen)
+    # One pass, so that text in a slot is not searched for slots.
+    page = re.sub(r"\{\{(\w+)\}\}", lambda slot: slots[slot[1]], page)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, page)
+
+
+def lit_answer(found: Attribution) -> str:
+    """For a notebook: the answer and its verdicts, with colours written in."""
+    colours = (
+        "#ffd9b3",
+        "#cfe5fb",
+        "#cdeedd",
+        "#f6d2ea",
+        "#fdf1ac",
+        "#dcd6f7",
+        "#d9e6b8",
+        "#e4e0d8",
+    )
+    spans, rows = [], []
+    for text, row in zip(found.texts, found.statements.itertuples(), strict=True):
+        tints = [colours[found.names.index(name) % NUM_COLOURS] for name in row.sources]
+        stops = ", ".join([*tints, *tints][: max(2, len(tints))]) or "transparent, transparent"
+        style = f"background:linear-gradient(90deg, {stops});color:#1d1b18" if tints else ""
+        spans.append(f'<span style="{style}">{escape(text)}</span>')
+        rows.append(f"<li>{escape(row.verdict)}</li>")
+    return (
+        f'<div style="white-space:pre-wrap">{"".join(spans)}</div><ol>{"".join(rows)}</ol>'
+        f"<small>{escape(found.error_rate)}</small>"
+    )
+
+
+# --- parts of the page ----------------------------------------------------------------------------
+
+
+def _subtitle(found: Attribution) -> str:
+    count, settings = found.statements.kind.ne("none").sum(), found.settings
+    return (
+        f"{found.prompt.model.name} · {len(found.names)} sources, {settings.draws} decoys of each "
+        f"· {count} of {len(found.texts)} statements rest on a source"
+    )
+
+
+def _colour(source: int) -> str:
+    return f"c{source % NUM_COLOURS}"
+
+
+def _chosen(found: Attribution, row: Any) -> list[int]:
+    return [found.names.index(name) for name in row.sources]
+
+
+def _mark(found: Attribution, row: Any) -> str:
+    """The numbers of its sources: colour alone would not do."""
+    joint = " or " if row.kind == "either" else " + "
+    return joint.join(str(source + 1) for source in _chosen(found, row)) or "none"
+
+
+def _key(found: Attribution) -> str:
+    return "".join(
+        f'<li class="{_colour(i)}"><b>{i + 1}</b> {escape(name)}</li>'
+        for i, name in enumerate(found.names)
+    )
+
+
+def _answer(found: Attribution) -> str:
+    parts = []
+    for i, (text, row) in enumerate(zip(found.texts, found.statements.itertuples(), strict=True)):
+        chosen = _chosen(found, row)
+        classes = f"{_colour(chosen[0])} {'several' if len(chosen) > 1 else ''}" if chosen else "no"
+        second = f' data-second="{_colour(chosen[1])}"' if len(chosen) > 1 else ""
+        word = text.strip()
+        before, after = text[: text.find(word)], text[text.find(word) + len(word) :]
+        before = before if i else ""  # the answer begins where its first line does
+        checked = " checked" if i == 0 else ""
+        parts.append(
+            f'{escape(before)}<input type="radio" name="statement" id="s{i}"{checked} '
+            f'aria-label="{escape(word)}: {escape(row.verdict)}">'
+            f'<label for="s{i}" class="statement {classes}"{second}>{escape(word)}'
+            f"<sup>{_mark(found, row)}</sup></label>{escape(after)}"
+        )
+    return "".join(parts)
+
+
+def _panel(found: Attribution, i: int) -> str:
+    row, cells = found.statements.iloc[i], found.matrix.loc[i]
+    lines = "".join(
+        f'<tr{" class=named" if name in row.sources else ""}><th scope="row" '
+        f'class="{_colour(number_of)}"><b>{number_of + 1}</b> {escape(name)}</th>'
+        f"<td>{number(cell.gives)}</td><td>{cell.beyond_gives}</td><td>{number(cell.lost)}</td>"
+        f"<td>{cell.beyond_lost}</td><td>{number(cell.alone)}</td><td>{number(cell.left_out)}</td>"
+        "</tr>"
+        for number_of, (name, cell) in enumerate(zip(cells.index, cells.itertuples(), strict=True))
+    )
+    verdict = row.verdict[:1].upper() + row.verdict[1:]
+    return (
+        f'<section class="panel" id="panel{i}" aria-live="polite"><p class="quoted">'
+        f"{escape(row.text)}</p><p><strong>{escape(verdict)}</strong></p>"
+        f'<div class="wide" tabindex="0" role="region" aria-label="Numbers of the statement">'
+        "<table><thead><tr><th rowspan=2></th><th colspan=2>among decoys</th>"
+        "<th colspan=2>replaced by a decoy</th><th colspan=2>nothing in its place</th></tr><tr>"
+        "<th>gives</th><th>beyond</th><th>lost</th><th>beyond</th><th>alone</th><th>left out</th>"
+        f"</tr></thead><tbody>{lines}</tbody></table></div></section>"
+    )
+
+
+def _matrix(found: Attribution) -> str:
+    """The larger of what each source gives and what is lost without it."""
+    head = "".join(
+        f'<th scope="col" class="{_colour(i)}"><b title="{escape(name)}">{i + 1}</b></th>'
+        for i, name in enumerate(found.names)
+    )
+    rows = []
+    for i, row in enumerate(found.statements.itertuples()):
+        cells = found.matrix.loc[i]
+        shown = "".join(
+            f'<td class="{f"{_colour(s)} named" if name in row.sources else ""}">{number(value, 1)}'
+            "</td>"
+            for s, (name, value) in enumerate(cells[["gives", "lost"]].max(axis=1).items())
+        )
+        rows.append(
+            f'<tr id="row{i}"><th scope="row"><label for="s{i}">{i + 1}. {escape(row.text)}</label>'
+            f"</th>{shown}</tr>"
+        )
+    return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _sources(found: Attribution) -> str:
+    layout, texts = found.layout, found.layout.document.texts
+    parts = []
+    for i, name in enumerate(found.names):
+        text = "".join(texts[layout.units.first[i] : layout.text_ends[i]])
+        parts.append(
+            f'<details class="{_colour(i)}"><summary><b>{i + 1}</b> {escape(name)}</summary>'
+            f'<p class="quoted">{escape(text)}</p></details>'
+        )
+    return "".join(parts)

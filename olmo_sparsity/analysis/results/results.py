@@ -1,0 +1,242 @@
+"""Read a finished measurement: its tables, its meta.json, and single targets with their far units.
+
+Place in the flow: after the final tables, before figures and report. Never imports torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pandas as pd
+
+from olmo_sparsity.analysis.results.statistics import (
+    both_ways,
+    half_of,
+    net_differences,
+    pair,
+)
+from olmo_sparsity.analysis.results.tables import SCHEMAS, read_table
+from olmo_sparsity.analysis.results.view import Shown, spell
+from olmo_sparsity.disk.json_files import read_json
+from olmo_sparsity.disk.manifest import MANIFEST, verify_manifest
+from olmo_sparsity.errors import ConfigError, DataError
+
+SETS = {
+    "gap": "large gap",
+    "gap_recurs": "large gap, the token recurs",
+    "gap_new": "large gap, the token is new",
+    "kl": "prediction changes most (label-free)",
+    "recurs": "the token recurs",
+    "new": "the token is new",
+    "bigram": "the token and the one before it recur",
+    "names": "a name that recurs",
+    "every": "drawn from all tokens",
+    "named": "named",
+    "planted": "planted dependency",
+    "planted_removed": "planted dependency, taken out",
+}
+"""Names of the target sets, in display order."""
+
+
+def main_set(target_sets: Iterable[str]) -> str | None:
+    """The target set that a measurement reports first."""
+    first = ("gap", "planted", "named", "bigram", "names")
+    order = [*first, *(name for name in SETS if name not in (*first, "planted_removed"))]
+    return next((name for name in order if name in set(target_sets)), None)
+
+
+@dataclass
+class Meta:
+    """meta.json: what was measured, and with which settings."""
+
+    model: dict = field(default_factory=dict)
+    data: dict = field(default_factory=dict)
+    dtype: str = ""
+    windows: dict = field(default_factory=dict)
+    """long, short, stride, prefix, far_states."""
+
+    units: list = field(default_factory=list)
+    selectors: list = field(default_factory=list)
+    ks: list = field(default_factory=list)
+    controls: dict = field(default_factory=dict)
+    seed: int = 0
+    targets: dict = field(default_factory=dict)
+    induction: dict = field(default_factory=dict)
+    """The induction check: the drop in loss on a repeated passage."""
+
+    longppl: dict = field(default_factory=dict)
+    counts: dict = field(default_factory=dict)
+    commit: str | None = None
+    versions: dict = field(default_factory=dict)
+    machine: str = ""
+    command: list = field(default_factory=list)
+    seconds_of_last_start: float = 0.0
+    token_forwards_of_last_start: int = 0
+    identity: dict = field(default_factory=dict)
+
+
+@dataclass(repr=False)
+class Results:
+    """One finished measurement. Columns of the tables: `SCHEMAS` and docs/formats.md."""
+
+    documents: pd.DataFrame
+    tokens: pd.DataFrame
+    planted: pd.DataFrame
+    losses: pd.DataFrame
+    targets: pd.DataFrame
+    influence: pd.DataFrame
+    recovery: pd.DataFrame
+    lds: pd.DataFrame
+    costs: pd.DataFrame
+    summary: pd.DataFrame
+    dependencies: pd.DataFrame
+    meta: Meta
+
+    def __repr__(self) -> str:
+        return (
+            f"Results of {self.meta.model.get('name')}: {len(self.targets):,} targets in "
+            f"{self.targets.document.nunique():,} documents. Tables: {', '.join(SCHEMAS)}; "
+            "show(document, target), plot(path)"
+        )
+
+    @property
+    def missing(self) -> str:
+        """A warning that the measurement is partial; empty if it is complete."""
+        counts = self.meta.counts
+        left = counts.get("documents_left", 0)
+        of = left + counts.get("documents_measured", 0)
+        return f"partial: {left:,} of {of:,} documents are not finished" if left else ""
+
+    @property
+    def reported(self) -> pd.DataFrame:
+        """Losses of all targets in the documents that the summary covers."""
+        documents = self.losses.document
+        if self.meta.targets.get("threshold") is not None:
+            return self.losses[documents.map(half_of) == "report"]
+        return self.losses[documents.isin(self.targets.document)]
+
+    def plot(self, path: str | Path) -> None:
+        """Draw Figure 2 as .png, .pdf or .svg."""
+        from olmo_sparsity.analysis.report.figures import draw_figure2
+
+        draw_figure2([self], Path(path))
+
+    def spell_set(self, name: str) -> str:
+        """A readable name of a target set."""
+        spelled, chosen = SETS.get(name, spell(name)), self.meta.targets
+        if "given" in chosen:
+            return spelled.replace("large gap", "chosen in other results")
+        return spelled.replace("large gap", "all") if chosen.get("share") == 1 else spelled
+
+    def show(
+        self,
+        document: int,
+        target: int,
+        *,
+        units: str | None = None,
+        selector: str | None = None,
+        k: int = 8,
+    ) -> Shown:
+        """Show one target with its far units in the text."""
+        rows = self.influence[
+            (self.influence.document == document) & (self.influence.target == target)
+            & (self.influence.far_part == "document") & (self.influence.control == "own")
+        ]  # fmt: skip
+        if not len(rows):
+            own = self.influence[self.influence.far_part == "document"]
+            near = own[own.document == document].target.unique().tolist()[:8]
+            hint = f"of document {document} these are, among others: {near}" if near else (
+                f"documents that are: {own.document.unique().tolist()[:8]}"
+            )  # fmt: skip
+            raise ConfigError(f"target {target} of document {document} was not evaluated; {hint}")
+        units, selector = units or self.meta.units[0], selector or self.meta.selectors[0]
+        rows = rows[(rows.units == units) & (rows.selector == selector)].sort_values("rank")
+        if not len(rows):
+            raise ConfigError(
+                f"{selector} over {units} was not measured; choose from selectors "
+                f"{self.meta.selectors} and units {self.meta.units}"
+            )
+        losses = self.losses[(self.losses.document == document) & (self.losses.target == target)]
+        texts = self.tokens[self.tokens.document == document].sort_values("place").text.tolist()
+        about = losses[["target", "loss_short", "loss_long"]].assign(
+            end=target + 1, text=texts[target], gap=losses.loss_short - losses.loss_long
+        )
+        names = {"far_first": "first", "far_end": "end", "far_text": "text", "influence": "nats"}
+        far = rows[:k].rename(columns=names)
+        return Shown(texts, about, far, self.meta.windows["short"])
+
+
+Kept = Results | str | Path
+"""Results, or the folder that holds them."""
+
+
+def compare(first: Kept, second: Kept) -> pd.DataFrame:
+    """Net excess of the first minus that of the second, measured on the same text, in the same
+    tokens, with another model or other settings: by target set, units, selector and k."""
+    return net_differences(*_pairs(_opened(first), _opened(second)))
+
+
+def transfer(first: Kept, second: Kept) -> pd.DataFrame:
+    """Two models, each of which evaluated what the other chose (`measure` with `choices`): the mean
+    of both recoveries, removals, …, by target set, units, selector and k."""
+    first, second = _opened(first), _opened(second)
+    for one in (first, second):
+        if "choices" not in one.meta.targets:
+            raise DataError(f"{one.meta.model.get('name')} evaluated its own choices; use choices")
+    for one, other in ((first, second), (second, first)):
+        by = one.meta.targets.get("chosen_by", other.meta.model)
+        if by.get("fingerprint") != other.meta.model.get("fingerprint"):
+            raise DataError(
+                f"{one.meta.model.get('name')} evaluated what {by['name']} chose, not "
+                f"{other.meta.model.get('name')}: give both directions of one pair of models"
+            )
+    return both_ways(*_pairs(first, second))
+
+
+def _opened(given: Kept) -> Results:
+    return read_results(given) if isinstance(given, str | Path) else given
+
+
+def _pairs(first: Results, second: Results) -> list[pd.DataFrame]:
+    if first.meta.data["fingerprint"] != second.meta.data["fingerprint"]:
+        raise DataError("the two measurements are of other texts or tokens, and cannot be paired")
+    return [pair(one.losses, one.targets, one.recovery) for one in (first, second)]
+
+
+FILES = ("meta.json", *(f"{name}.parquet" for name in SCHEMAS))
+"""Files of a finished measurement, as listed in its manifest."""
+
+REMEDY = "the same `olmo-sparsity measure` command makes it again; or copy the complete folder"
+
+
+def read_results(folder: str | Path) -> Results:
+    folder = Path(folder)
+    if (folder / "statements.parquet").exists():
+        raise DataError(
+            f"{folder} holds answers to questions; pandas reads {folder}/statements.parquet"
+        )
+    if not (folder / "identity.json").exists() and not (folder / MANIFEST).exists():
+        if (folder / "summary.csv").exists():
+            raise DataError(
+                f"{folder} holds only the summary of a measurement; measure again to get its rows"
+            )
+        if (folder / "accuracy.parquet").exists():
+            raise DataError(f"{folder} holds results of a task; only `figure` draws them")
+        raise DataError(f"{folder} holds no results (identity.json is missing); measure into it")
+    if not (folder / MANIFEST).exists():
+        raise DataError(
+            f"{folder}: the measurement is not finished ({MANIFEST} is missing); run the same "
+            "`olmo-sparsity measure` command again to finish it, or with --partial to write the "
+            f"results so far to {folder / 'partial'}"
+        )
+    problem = verify_manifest(folder, FILES)
+    if problem is not None:
+        if "does not list" in problem:
+            raise DataError(
+                f"{folder} is of another version: {problem}; measure into another folder"
+            )
+        raise DataError(f"{folder} is damaged: {problem}; {REMEDY}")
+    tables = {name: read_table(folder / f"{name}.parquet", name).to_pandas() for name in SCHEMAS}
+    return Results(**tables, meta=read_json(folder / "meta.json", Meta, REMEDY))

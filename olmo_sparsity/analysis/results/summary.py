@@ -1,0 +1,326 @@
+"""Summarize a measurement in a few lines for a terminal. Never imports torch.
+
+Place in the flow: last, beside the figure and the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pandas as pd
+
+from olmo_sparsity.analysis.results.dependencies import PARTS_OF_WORDS, parts_of_targets
+from olmo_sparsity.analysis.results.results import SETS, Results, compare, main_set, transfer
+from olmo_sparsity.analysis.results.statistics import INDUCTION_SHARE, KEYS, summarize
+from olmo_sparsity.analysis.results.view import spell
+
+FEW_DOCUMENTS = 10
+
+FEW_NATS = 0.1
+
+LOUD_NOISE = 0.02
+"""Nats of noise from other rows, from which it is said beside the numbers."""
+
+FAR_STATES = {"isolated": "shown alone", "contextual": "with their context"}
+"""Readable names of the two far states."""
+
+BEYOND = {"net": "net excess", "excess": "excess"}
+"""Readable names of the headline columns; without a placebo it is the excess."""
+
+ENOUGH = 0.9
+"""Recovery from which k far units are said to be enough."""
+
+LEARNED_NATS = 0.5
+"""Least mean gap from planted tokens at which a selector can find them."""
+
+
+def describe(results: Results) -> str:
+    meta, summary = results.meta, results.summary
+    long, name = meta.longppl, main_set(summary.target_set)
+    windows = ", ".join(describe_windows(meta.windows))
+    lines = [f"{meta.model['name']} on {meta.data['source']}: {windows}"]
+    lines += [text for text in (results.missing, describe_noise(meta.model)) if text]
+    if left_out := meta.counts.get("documents_trained_on"):
+        lines.append(f"{left_out:,} documents left out: the model was trained on them")
+    if meta.induction:
+        lines.append(
+            describe_induction(meta.induction, meta.windows["far_states"], name == "planted")
+        )
+    key = "no key tokens" if long["longppl"] is None else f"LongPPL {long['longppl']:.2f}"
+    gap = results.losses.loss_short - results.losses.loss_long
+    lines.append(
+        f"losses: L_short {results.losses.loss_short.mean():.3f}, mean gap {gap.mean():+.3f}, "
+        f"perplexity {long['ppl']:.2f}, {key} ({long['key_share']:.2%} of {len(gap):,} targets)"
+    )
+    if name is None:
+        return "\n".join(lines)
+    if name == "planted":
+        planted = gap[results.losses.document.isin(results.planted.document)]
+        lines.append(f"planted tokens lower the loss by {planted.mean():.2f} nats")
+        if planted.mean() < LEARNED_NATS:
+            lines += [
+                "  below half a nat: this model does not use the planted tokens, and no selector",
+                "  can find them; train it longer on planted text (data.planted.share)",
+            ]
+            return "\n".join(lines)
+    else:
+        lines.append(describe_gap(results))
+    main = summary[summary.target_set == name]
+    lines.append(format_summary(main, results.spell_set(name)))
+    lines += [text for text in (describe_words(results),) if text]
+    if name == "planted":
+        lines.append(describe_enough(main))
+    # Of the other sets, the first selector with the smallest k.
+    beside = summary[(summary.selector == meta.selectors[0]) & (summary.k == summary.k.min())]
+    has_placebo = main.net.notna().any()
+    for target_set in SETS:
+        rows = beside[beside.target_set == target_set]
+        if len(rows) and target_set != name:
+            header, has_placebo = rows.net.notna().any() != has_placebo, rows.net.notna().any()
+            lines.append(format_summary(rows, results.spell_set(target_set), header))
+    every = beside[beside.target_set == "every"]
+    lines += [describe_every(row) for row in every.itertuples()]
+    return "\n".join([*lines, "", conclude(results)])
+
+
+def describe_enough(rows: pd.DataFrame) -> str:
+    """The least k at which the recovery of each selector is enough. `rows`: of one target set."""
+    said = []
+    for names, curve in rows.groupby(["selector", "units"], sort=False):
+        enough = curve.k[curve.recovery >= ENOUGH]
+        at = f"k = {enough.min()}" if len(enough) else f"not up to k = {curve.k.max()}"
+        said.append(f"{curve_name(*names)} {at}")
+    return f"recovery of {ENOUGH}: {', '.join(said)}"
+
+
+def describe_every(row: Any) -> str:
+    """`row`: of the summary, of tokens drawn evenly from all."""
+    low, high = row.excess_nats_low, row.excess_nats_high
+    own = with_interval(row.excess_nats, low, high, digits=3)
+    return (
+        f"all tokens: {row.k} far {row.units} by {spell(row.selector)}, {own} nats a token beyond "
+        f"the foreign control, of {row.gap:+.3f} by the whole far part"
+    )
+
+
+def conclude(results: Results) -> str:
+    """One sentence: on what the main set of targets depends, by how much, and whether to believe
+    it."""
+    meta, summary = results.meta, results.summary
+    name = main_set(summary.target_set)
+    if name is None:
+        return "No target was evaluated."
+    rows = summary[(summary.target_set == name) & (summary.selector == meta.selectors[0])]
+    row = rows.sort_values("k", kind="stable").iloc[0]  # of several units, the first
+    if not row.gap > 0:
+        return (
+            f"{meta.model['name']}: all far tokens together do not lower the loss of these "
+            f"{row.num_targets:,} targets (mean gap {row.gap:+.2f} nats), so there is nothing for "
+            "some of them to give back."
+        )
+    units = row.units if row.k > 1 or row.units.startswith("span") else row.units.removesuffix("s")
+    give = "gives" if row.k == 1 else "give"
+    chosen_by = meta.targets.get("chosen_by")
+    chooser = f", chosen in {chosen_by['name']}," if chosen_by else ""
+    text = (
+        f"{meta.model['name']}: {row.k} far {units} by {spell(row.selector)}{chooser} {give} back "
+        f"{row.recovery:.2f} of the gap of {row.num_targets:,} targets"
+    )
+    headline = "net" if pd.notna(row.net) else "excess"
+    low, high = row[f"{headline}_low"], row[f"{headline}_high"]
+    if pd.isna(low):
+        return f"{text}; there is no interval to judge it by."
+    believed = (
+        "so they depend on it beyond chance" if low > 0
+        else "less than chance" if high < 0
+        else "which chance explains"
+    )  # fmt: skip
+    doubts = []
+    if row.num_documents < FEW_DOCUMENTS:
+        doubts.append(f"{row.num_documents} documents are too few to trust the interval")
+    if meta.induction and not meta.induction["has_induction"] and not name.startswith("planted"):
+        doubts.append("the model copies little from its context")
+    but = f"; but {' and '.join(doubts)}" if doubts else ""
+    nats = row[f"{headline}_nats"]
+    shown = with_interval(row[headline], low, high)
+    return f"{text}, {shown} ({nats:+.2f} nats) beyond the controls, {believed}{but}."
+
+
+def describe_noise(model: dict[str, Any]) -> str:
+    """`model`: that of meta.json."""
+    nats = model.get("batch_noise", 0.0)
+    return "" if nats < LOUD_NOISE else (
+        f"this model's losses change by up to {nats:.2f} nats with the rows beside them, so "
+        "smaller differences mean nothing"
+    )  # fmt: skip
+
+
+def chosen_losses(results: Results) -> pd.DataFrame:
+    """Losses of the targets of the main set."""
+    targets = results.targets
+    main = (targets.far_part == "document") & (targets.target_set == main_set(targets.target_set))
+    return results.losses.merge(targets.loc[main, KEYS], on=KEYS)
+
+
+def curve_name(selector: str, units: str) -> str:
+    return spell(selector) + ("" if units == "tokens" else f", {units}")
+
+
+def describe_windows(windows: dict[str, Any]) -> list[str]:
+    return [
+        f"long {windows['long']}, short {windows['short']}",
+        f"stride {windows['stride']}",
+        f"far units {FAR_STATES[windows['far_states']]}",
+    ]
+
+
+def describe_gap(results: Results) -> str:
+    """The gaps of the chosen targets, of all targets, and with an unrelated text."""
+    rows, chosen = results.reported, chosen_losses(results)
+    if not len(rows):
+        return "no target is reported"
+    least = results.meta.targets.get("threshold")
+    gap = rows.loss_short - rows.loss_long
+    # With a threshold, all targets that pass it, evaluated or not.
+    of_chosen = chosen.loss_short - chosen.loss_long if least is None else gap[gap >= least]
+    placebo = rows.loss_short - rows.placebo_loss_long
+    by_placebo = "" if least is None else (
+        f"; an unrelated text gains as much ({least:.2f} nats) on {(placebo >= least).mean():.1%}"
+    )  # fmt: skip
+    chosen_by = "evaluated" if least is None else "of largest gap"
+    return (
+        f"the far part gains {gap.sum():+,.0f} nats over all {len(rows):,} reported targets, an "
+        f"unrelated text {placebo.sum():+,.0f}; the {len(of_chosen) / len(rows):.1%} {chosen_by} "
+        f"gain {of_chosen.sum():+,.0f}{by_placebo}"
+    )
+
+
+def describe_words(results: Results) -> str:
+    """Recovery of the targets of the main set by what part of a word they are; empty if the table
+    of tokens does not tell, or all are of one kind."""
+    meta, targets, tokens = results.meta, results.targets, results.tokens
+    targets = targets[targets.target_set == main_set(targets.target_set)]
+    if not len(targets) or not set(targets.document) <= set(tokens.document):
+        return ""
+    split = targets.assign(target_set=parts_of_targets(targets, tokens))
+    rows = results.recovery
+    rows = rows[(rows.selector == meta.selectors[0]) & (rows.units == meta.units[0])]
+    found = summarize(results.losses, split, rows[rows.k == rows.k.min()]).set_index("target_set")
+    if len(found) < 2:
+        return ""
+    shares = found.num_targets / found.num_targets.sum()
+    parts = [
+        f"{part.replace('_', ' ')}s {shares[part]:.0%}, "
+        f"{with_interval(row.recovery, row.low, row.high, sign='')}"
+        for part, row in found.reindex(PARTS_OF_WORDS).dropna(how="all").iterrows()
+    ]
+    curve = curve_name(meta.selectors[0], meta.units[0])
+    told = f"share of these targets, recovery by {curve} at k = {found.k.min()}"
+    return f"parts of words ({told}): {'; '.join(parts)}"
+
+
+def describe_induction(found: dict[str, Any], far_states: str, planted: bool) -> str:
+    """The result of the induction check, and its consequence for the measurement (with planted
+    text, `describe` states that)."""
+    lines = [
+        f"induction: loss {found['loss_first']:.2f} on a passage, {found['loss_repeated']:.2f} "
+        f"when it is repeated, a drop of {found['drop']:.2f} nats "
+        f"({found['drop'] / max(found['loss_first'], 1e-9):.0%})"
+    ]
+    if not planted and not found["has_induction"]:
+        lines += [
+            f"  below {INDUCTION_SHARE:.0%}: this model copies little from its context. Copying",
+            "  is most of what far tokens give to models of text: read nats, not shares alone",
+        ]
+    elif not planted and far_states == "isolated":
+        lines += [
+            "  this model copies; a single far token that is shown alone has no states of the",
+            "  tokens before it: measure with spans (span:4), or contextual far states, as well",
+        ]
+    return "\n".join(lines)
+
+
+def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
+    """Rows of one target set. `net`: excess over the foreign control, minus that of the placebo;
+    `equal gaps`: the same, own targets weighted to gaps as the placebo's targets have; `nats`: net
+    in nats a target. Without a placebo: `excess`, also in `nats`, and `removal`. The other columns
+    are in the table `summary`."""
+    first = rows.iloc[0]
+    has_placebo = rows.net.notna().any()
+    lines = [
+        f"{title}: {first.num_targets:,} targets in {first.num_documents:,} documents, mean gap "
+        f"{first.gap:.2f} nats"
+        + (f"; {first.num_placebo_targets:,} of the placebo" if has_placebo else ""),
+    ]
+    if first.gap < FEW_NATS:
+        lines.append(f"  below {FEW_NATS} nats ratios to the gap say little; compare in nats")
+    are_few = first.num_documents < FEW_DOCUMENTS
+    if are_few:
+        lines.append("  intervals are over documents, which are too few to trust them")
+    few_placebo = are_few or first.num_placebo_targets < FEW_DOCUMENTS
+    columns: dict[str, tuple[int, Callable[[Any], str]]] = {
+        "recovery": (19, lambda row: with_interval(row.recovery, row.low, row.high, "")),
+        "foreign": (7, lambda row: _number(row.foreign)),
+    }
+    columns |= {
+        "net": (22, lambda row: with_interval(row.net, row.net_low, row.net_high)),
+        "equal gaps": (
+            22,
+            lambda row: "too few" if few_placebo and pd.notna(row.net_equal)
+            else with_interval(row.net_equal, row.net_equal_low, row.net_equal_high),
+        ),
+        "nats": (6, lambda row: _number(row.net_nats, "+")),
+    } if has_placebo else {
+        "excess": (22, lambda row: with_interval(row.excess, row.excess_low, row.excess_high)),
+        "removal": (
+            19, lambda row: with_interval(row.removal, row.removal_low, row.removal_high, "")
+        ),
+        "nats": (6, lambda row: _number(row.excess_nats, "+")),
+    }  # fmt: skip
+    if not rows.hit_rate.isna().all():
+        columns["planted found"] = (
+            20, lambda row: with_interval(row.hit_rate, row.hit_low, row.hit_high, "")
+        )  # fmt: skip
+    if header:
+        head = "".join(f"  {name:>{width}}" for name, (width, _) in columns.items())
+        lines.append(f"{'selector':<16} {'units':<8}{'k':>3}{head}")
+    for row in rows.itertuples():
+        cells = "".join(f"  {show(row):>{width}}" for width, show in columns.values())
+        lines.append(f"{row.selector:<16} {row.units:<8}{row.k:>3}{cells}")
+    return "\n".join(lines)
+
+
+def describe_comparison(
+    first: Results, second: Results, transfers: bool
+) -> tuple[pd.DataFrame, str]:
+    """The table of `transfer`, or else of `compare`, and its rows for a terminal."""
+    names = [str(result.meta.model["name"]) for result in (first, second)]
+    if transfers:
+        table, columns = transfer(first, second), ["recovery", "excess", "removal", "excess_nats"]
+        said = f"mean of both directions: {names[0]} and {names[1]}, each by units of the other"
+    else:
+        table, columns = compare(first, second), ["net", "net_equal", "net_nats"]
+        said = f"net excess: {names[0]} minus {names[1]}"
+    width = max(map(len, table.target_set))
+    headings = "".join(f"  {name.replace('_', ' '):>22}" for name in columns)
+    lines = [said, f"{'targets':<{width}} {'selector':<16} {'units':<8}{'k':>3}{headings}"]
+    for row in table.to_dict("records"):
+        shown = (
+            with_interval(row[n], row[f"{n}_low"], row[f"{n}_high"], digits=2 + n.endswith("nats"))
+            for n in columns
+        )
+        about = f"{row['target_set']:<{width}} {row['selector']:<16} {row['units']:<8}{row['k']:>3}"
+        lines.append(about + "".join(f"  {cell:>22}" for cell in shown))
+    return table, "\n".join(lines)
+
+
+def _number(value: float, sign: str = "") -> str:
+    return "–" if pd.isna(value) else f"{value:{sign}.2f}"
+
+
+def with_interval(value: float, low: float, high: float, sign: str = "+", digits: int = 2) -> str:
+    if pd.isna(value):
+        return "–"
+    of_value, of_low, of_high = (f"{number:{sign}.{digits}f}" for number in (value, low, high))
+    return f"{of_value} [{of_low}, {of_high}]"

@@ -1,0 +1,420 @@
+"""Compute the losses of targets given chosen parts of their context, in batches of short rows.
+
+Place in the flow: blocks → **losses**. Every measurement evaluates the model here; selectors and
+recovery differ only in their rows.
+
+A row is a dense causal sequence with gaps in its position IDs: no masks, so fast attention kernels
+apply. Only the places that predict a target are unembedded. Every forward is counted in
+token-forwards, the unit of cost in all results.
+
+With `far_states="contextual"` far tokens keep the states they have in the full long context, and
+the window sees only the chosen ones: a row is the short window alone, and attends to their keys
+and values, which are computed once for all rows of a context.
+
+Dimension key: B rows, L tokens of a row, F far places, W targets of a row (its last places), D
+width, C targets of a chunk, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any, TypeVar, get_args
+
+import numpy as np
+import pandas as pd
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from olmo_sparsity.analysis.inputs.documents import Controls, Document
+from olmo_sparsity.analysis.inputs.windows import NOTHING, Block, Windows
+from olmo_sparsity.analysis.kernels.far_states import FarStates, to_device
+from olmo_sparsity.analysis.kernels.losses import LanguageModel, rows_per_chunk
+from olmo_sparsity.analysis.settings import Reading
+from olmo_sparsity.errors import ConfigError, is_out_of_memory
+from olmo_sparsity.process.progress import say
+
+Item = TypeVar("Item")
+Output = TypeVar("Output")
+
+KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+"""Not cuDNN's, which plans for tens of milliseconds for each of the hundreds of shapes."""
+
+TOGETHER = 16
+"""Targets within one run of this many share row lengths, so that their rows share forwards."""
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    """A block with one text in its far part, prepared by `Scorer.context` for evaluation."""
+
+    block: Block
+    states: FarStates | None = None
+    """States of the prefix and all far places, with contextual far states."""
+
+    def long_row(self) -> Row:
+        """The long window, for all targets of the block."""
+        if self.states is None:
+            return self.dense_row()
+        return self.set_row(np.arange(self.block.num_far))
+
+    def dense_row(self, last: int | None = None) -> Row:
+        """The long window, computed in full, for the targets before `last`."""
+        last = self.block.num_targets if last is None else last
+        return Row(self, np.arange(self.block.num_before + last - 1), last)
+
+    def set_row(self, far: np.ndarray, span: tuple[int, int] | None = None) -> Row:
+        """The short window and the far places `far` (indices into the far part, rising), for the
+        targets `span` (default: all). The only place where the two far states differ."""
+        block, wanted = self.block, None
+        last = num_targets = block.num_targets
+        if span is not None:
+            # Inputs after a target do not affect it: rows for neighbours get one shape.
+            first = span[0] - span[0] % TOGETHER
+            last = max(min(first + TOGETHER, last), span[1])
+            num_targets, wanted = last - first, (span[0] - first, span[1] - first)
+        earlier, near = block.earlier(far), block.near(last)
+        if self.states is not None and len(earlier):
+            return Row(self, near, num_targets, earlier, wanted)
+        return Row(self, np.concatenate([earlier, near]), num_targets, wanted=wanted)
+
+
+@dataclass(frozen=True)
+class Row:
+    """The inputs at `places` of a context; their last `num_targets` places predict targets."""
+
+    context: Context
+    places: np.ndarray
+    """Position IDs, rising, which are also indices into `block.tokens`."""
+
+    num_targets: int
+    """The targets are the tokens after the last `num_targets` inputs."""
+
+    seen: np.ndarray | None = None
+    """Earlier places, attended to with their states of the long window."""
+
+    wanted: tuple[int, int] | None = None
+    """Of the targets, only these are evaluated: from the first to one past the last."""
+
+    @property
+    def targets(self) -> np.ndarray:
+        first, end = self.wanted or (0, self.num_targets)
+        last = self.places[-self.num_targets :][first:end]
+        return self.context.block.tokens[last + 1]
+
+
+class Scorer:
+    def __init__(
+        self,
+        model: LanguageModel,
+        device: torch.device | None = None,
+        *,
+        far_states: Reading = "contextual",
+        batch_tokens: int | None = None,
+    ) -> None:
+        """`device`: of the inputs (default: the model's)."""
+        if not hasattr(model, "hidden"):
+            raise ConfigError(
+                f"Scorer takes the `model` of what load_model gives, not {model!r:.80}"
+            )
+        if far_states not in get_args(Reading):
+            raise ConfigError(f"far_states={far_states} is none of {', '.join(get_args(Reading))}")
+        if batch_tokens is not None and batch_tokens < 1:
+            raise ConfigError(f"batch_tokens={batch_tokens} must be at least 1")
+        device = device or model.device
+        self.model, self.device, self.far_states = model, device, far_states
+        # On CPU the states of a batch should stay in cache: 2,048 and 4,096 were fastest.
+        self.batch_tokens = batch_tokens or (4096 if device.type == "cpu" else 16384)
+        if device.type == "cpu":
+            # After freeing one block of this size, glibc keeps freed memory instead of returning
+            # it after each layer, which would cost a tenth of the time in page faults.
+            torch.empty(31 * 2**20, dtype=torch.uint8)
+        self.token_forwards = 0
+        self.after_batch: Callable[[], None] = lambda: None
+        self._last: tuple[np.ndarray, FarStates] | None = None
+
+    def context(self, block: Block, states: FarStates | None = None) -> Context:
+        """Prepare a block for evaluation: the states of its far places are computed once, here.
+        `states`: those of a longer text with the same beginning, to reuse."""
+        if self.far_states == "isolated":
+            return Context(block)
+        num_earlier = block.num_prefix + block.num_far
+        if states is not None:
+            return Context(block, states.first(num_earlier))
+        return Context(block, self.states(block.tokens[:num_earlier]))
+
+    @sdpa_kernel(KERNELS)
+    def states(self, tokens: np.ndarray) -> FarStates:
+        """States of a text from its beginning, each token seeing those before it. The last ones are
+        kept, as they serve every beginning of the text."""
+        if self._last is not None and np.array_equal(self._last[0][: len(tokens)], tokens):
+            return self._last[1].first(len(tokens))
+        self._last = None  # two may not fit in memory
+        (tokens_BL,) = to_device([tokens[None]], self.device)
+        positions_BL = torch.arange(len(tokens), device=self.device)[None]
+        self.token_forwards += len(tokens)
+        self._last = tokens, self.model.far_states(tokens_BL, positions_BL)
+        return self._last[1]
+
+    @torch.no_grad()
+    def hidden(self, rows: Sequence[Row]) -> list[Tensor]:
+        """hidden_WD of each row, at the places that predict its targets."""
+        return self._run(rows, lambda hidden_BWD, _: hidden_BWD)
+
+    @torch.no_grad()
+    def losses(self, rows: Sequence[Row]) -> list[np.ndarray]:
+        """nll_W of each row's targets, in nats."""
+
+        def nll(hidden_BWD: Tensor, batch: Sequence[Row]) -> np.ndarray:
+            targets_BW = np.stack([row.targets for row in batch])
+            loss_N = self.nll(hidden_BWD.flatten(0, 1), targets_BW.ravel())
+            return loss_N.reshape(targets_BW.shape)
+
+        return self._run(rows, nll)
+
+    @torch.no_grad()
+    def divergences(self, rows: Sequence[Row], log_p_WV: Tensor) -> list[np.ndarray]:
+        """KL(p ‖ p_row) of each row's targets; `log_p_WV` is log p of these targets."""
+
+        def kl(hidden_BWD: Tensor, _: Sequence[Row]) -> np.ndarray:
+            size = max(1, self.chunk // hidden_BWD.shape[1])
+            parts = [self.kl(log_p_WV, hidden_CWD) for hidden_CWD in hidden_BWD.split(size)]
+            return np.concatenate(parts)
+
+        return self._run(rows, kl)
+
+    @torch.no_grad()
+    def log_probabilities(self, hidden: Tensor) -> Tensor:
+        """(…, D) → log p (…, V)."""
+        return self.model.unembed(hidden).float().log_softmax(-1)
+
+    @property
+    def chunk(self) -> int:
+        """How many targets are unembedded at a time."""
+        return rows_per_chunk(self.model.vocab_size, self.device)
+
+    @torch.no_grad()
+    def nll(self, hidden_ND: Tensor, targets_N: np.ndarray) -> np.ndarray:
+        """−log p of one target from each state."""
+        (labels_N,) = to_device([targets_N], self.device)
+        loss_N = torch.empty(len(labels_N), device=self.device)  # one: see `context_losses`
+        for part in (slice(i, i + self.chunk) for i in range(0, len(labels_N), self.chunk)):
+            logits_CV = self.model.unembed(hidden_ND[part]).float()
+            loss_N[part] = F.cross_entropy(logits_CV, labels_N[part], reduction="none")
+        return loss_N.cpu().numpy()
+
+    @torch.no_grad()
+    def kl(self, log_p: Tensor, hidden: Tensor) -> np.ndarray:
+        """KL(p ‖ ·) of the prediction from each state."""
+        return divergence(log_p, self.log_probabilities(hidden)).cpu().numpy()
+
+    def _run(self, rows: Sequence[Row], read: Callable[[Tensor, Sequence[Row]], Any]) -> list[Any]:
+        """Rows of equal shape share forwards; results are in the order of the rows."""
+        results: list[Any] = [None] * len(rows)
+        for indices, hides, num_keys in self._groups(rows):
+
+            def outputs(batch: Sequence[Row], hides: bool = hides) -> list[Any]:
+                return list(read(self._hidden(batch, hides), batch))
+
+            parts = self.in_batches([rows[index] for index in indices], num_keys, outputs)
+            for index, output in zip(indices, chain(*parts), strict=True):
+                results[index] = output
+        return results
+
+    def _groups(self, rows: Sequence[Row]) -> Iterator[tuple[list[int], bool, int]]:
+        """Rows that share forwards, whether far places are hidden from them (see `_hidden`), and
+        the number of keys of each: a far state takes as much memory as a state of the row. On a
+        GPU rows may see different numbers of far places, if one forward holds them all: to launch
+        one of a few rows takes longer than to compute it."""
+        shapes: dict[tuple, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+        for index, row in enumerate(rows):
+            context, num_seen = (None, 0) if row.seen is None else (row.context, len(row.seen))
+            num_wanted = None if row.wanted is None else row.wanted[1] - row.wanted[0]
+            of_shape = shapes[len(row.places), row.num_targets, num_wanted, context]
+            of_shape[num_seen].append(index)
+        for (length, _, _, context), of_shape in shapes.items():
+            every = list(chain(*of_shape.values()))
+            if context is None:
+                yield every, False, length
+                continue
+            num_places = context.states.num_places
+            shares = self.model.shares_far(num_places, length)
+            fits = len(every) * length <= self.batch_tokens
+            if self.device.type != "cpu" and shares and len(of_shape) > 1 and fits:
+                yield every, True, length
+                continue
+            for num_seen, indices in of_shape.items():
+                hides = self._hides(context, num_seen)
+                num_far = num_seen if not hides else 0 if shares else num_places
+                yield indices, hides, length + num_far
+
+    def in_batches(
+        self, items: Sequence[Item], num_tokens: int, compute: Callable[[Sequence[Item]], Output]
+    ) -> list[Output]:
+        """The output of `compute` for each batch of items with `num_tokens` tokens each. If a batch
+        runs out of memory, batches are halved from it on."""
+        outputs, first = list[Output](), 0
+        while first < len(items):
+            batch = items[first : first + max(1, self.batch_tokens // num_tokens)]
+            before = self.token_forwards
+            try:
+                outputs.append(compute(batch))
+            except Exception as error:
+                if len(batch) == 1 or not is_out_of_memory(error):
+                    raise
+            else:
+                first += len(batch)
+                self.after_batch()
+                continue
+            # Outside of `except`, whose traceback would keep the memory alive.
+            self.batch_tokens, self.token_forwards = len(batch) // 2 * num_tokens, before
+            say(f"out of memory: batches of {self.batch_tokens:,} tokens from here on")
+            if self.device.type == "cuda":
+                torch.cuda.empty_cache()
+        return outputs
+
+    def _hides(self, context: Context, num_seen: int) -> bool:
+        """Whether the far places that a row does not see are hidden from it: where they are few,
+        that avoids copying nearly all states for each row. A model that scales its queries by the
+        number of keys would count them."""
+        config = getattr(self.model, "config", None)
+        counts_keys = getattr(config, "query_scale_length", None) is not None
+        states = context.states
+        return states is not None and 2 * num_seen > states.num_places and not counts_keys
+
+    @sdpa_kernel(KERNELS)
+    def _hidden(self, batch: Sequence[Row], hides: bool) -> Tensor:
+        """hidden_BWD at the places that predict targets. `hides`: rows are given all far states,
+        and what they do not see is hidden; else copies of those that they see."""
+        seen = [NOTHING if row.seen is None else row.seen for row in batch]
+        states = batch[0].context.states
+        if hides:
+            assert states is not None
+            visible_BF = np.zeros((len(batch), states.num_places), dtype=bool)
+            for visible_F, places in zip(visible_BF, seen, strict=True):
+                visible_F[places] = True
+            seen = list(visible_BF)
+        wanted = [np.arange(*(row.wanted or (0, row.num_targets))) for row in batch]
+        tokens_BL, positions_BL, seen_BK, wanted_BW = as_tensors(batch, self.device, seen, wanted)
+        self.token_forwards += tokens_BL.numel()
+        far = None
+        if batch[0].seen is not None and states is not None:
+            if not hides:
+                far = states.choose(seen_BK)
+            elif visible_BF.all():
+                far = states.expand(len(batch))
+            else:
+                bias_BF = torch.zeros(len(batch), states.num_places, device=self.device)
+                bias_BF.masked_fill_(seen_BK == 0, torch.finfo(torch.float).min)
+                far = states.expand(len(batch), bias_BF)
+        hidden_BWD = self.model.hidden(tokens_BL, positions_BL, far=far, last=batch[0].num_targets)
+        if batch[0].wanted is None:
+            return hidden_BWD
+        return hidden_BWD.take_along_dim(wanted_BW[..., None], 1)
+
+
+def as_tensors(
+    batch: Sequence[Row], device: torch.device, *others: Sequence[np.ndarray]
+) -> list[Tensor]:
+    """tokens_BL and positions_BL of rows of equal length, and `others`, an array for each row."""
+    places = [row.places for row in batch]
+    tokens = [row.context.block.tokens[row.places] for row in batch]
+    return to_device([np.stack(of_rows) for of_rows in (tokens, places, *others)], device)
+
+
+def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
+    """KL(p ‖ q) over the last axis."""
+    return (log_p.exp() * (log_p - log_q)).sum(-1)
+
+
+# --- the losses of a document ---------------------------------------------------------------------
+
+
+def context_losses(
+    scorer: Scorer, document: Document, windows: Windows, controls: Controls | None = None
+) -> pd.DataFrame:
+    """L_long and L_short of every target that has a full long window; no rows for a document
+    without one.
+
+    L_long − L_short is the paper's quantity (LongPPL's LSD is its negative). With `controls` also
+    KL(p_long ‖ p_short), whether the target's token recurs, and the same columns for the placebo.
+    """
+    contexts = {"": _contexts(scorer, windows, list(windows.blocks(document.tokens)))}
+    if controls is not None:
+        placebo = [
+            block.with_far(controls.placebo(document, block).tokens_F)
+            for block in windows.blocks(document.tokens)
+        ]
+        contexts["placebo_"] = _contexts(scorer, windows, placebo)
+    targets = np.arange(windows.first_target, max(windows.first_target, len(document.tokens)))
+    table = {"target": targets, "token_id": document.tokens[targets]}
+    if not len(targets):
+        return pd.DataFrame(table | {"loss_short": [], "loss_long": []})
+    short_rows = [Context(context.block).set_row(NOTHING) for context in contexts[""]]
+    short_TD = torch.cat(scorer.hidden(short_rows))
+    long_TD = {
+        name: torch.cat(scorer.hidden([context.long_row() for context in group]))
+        for name, group in contexts.items()
+    }
+    targets_T1 = torch.from_numpy(table["token_id"].astype(np.int64)).to(scorer.device)[:, None]
+    # Arrays: small tensors kept between chunks would keep the memory of logits from being reused.
+    columns: dict[str, np.ndarray] = defaultdict(lambda: np.empty(len(targets), np.float32))
+
+    def write(column: str, chunk: slice, values: Tensor) -> None:
+        columns[column][chunk] = values.flatten().float().cpu().numpy()
+
+    for start in range(0, len(targets), scorer.chunk):
+        chunk = slice(start, start + scorer.chunk)
+        log_q_CV = scorer.log_probabilities(short_TD[chunk])
+        write("loss_short", chunk, -log_q_CV.gather(1, targets_T1[chunk]))
+        for name, hidden_TD in long_TD.items():
+            log_p_CV = scorer.log_probabilities(hidden_TD[chunk])
+            write(f"{name}loss_long", chunk, -log_p_CV.gather(1, targets_T1[chunk]))
+            if controls is not None:
+                write(f"{name}kl", chunk, divergence(log_p_CV, log_q_CV))
+    table |= columns
+    if controls is not None:
+        for name, group in contexts.items():
+            table[f"{name}stratum"] = np.concatenate([strata(context.block) for context in group])
+            table[f"{name}bigram"] = np.concatenate([bigrams(context.block) for context in group])
+    return pd.DataFrame(table)
+
+
+def _contexts(scorer: Scorer, windows: Windows, blocks: list[Block]) -> list[Context]:
+    """Contexts of the blocks of one text, which share states with `long="all"`."""
+    from_start = [block for block in blocks if windows.long == "all" and block.first == 0]
+    if not from_start:
+        return [Context(block) for block in blocks]
+    last = from_start[-1]
+    states = scorer.states(last.tokens[: last.num_prefix + last.num_far])
+    shared = [Context(b, states.first(b.num_prefix + b.num_far)) for b in from_start]
+    return shared + [Context(block) for block in blocks[len(shared) :]]
+
+
+def strata(block: Block) -> np.ndarray:
+    """The stratum of each target, from the text alone: `near` if its token is in the short window,
+    else `recurs` if it is among the far tokens, else `new`."""
+    near_S = block.tokens[block.num_prefix + block.num_far : block.num_before]
+    far, near = set(block.far_F.tolist()), set(near_S.tolist())
+    names = []
+    for token in block.targets_W.tolist():
+        names.append("near" if token in near else "recurs" if token in far else "new")
+        near.add(token)
+    return np.array(names)
+
+
+def bigrams(block: Block) -> np.ndarray:
+    """Of each target, from the text alone: whether its token and the one before it stand together
+    among the far tokens, and nowhere in the short window."""
+    tokens = block.tokens.astype(np.int64)
+    pairs = (tokens[:-1] << 32) + tokens[1:]  # the pair that ends at place i + 1
+    first, before = block.num_prefix, block.num_before
+    far, near = set(pairs[first : first + block.num_far - 1]), first + block.num_far
+    return np.array([
+        (pair := pairs[before + i - 1]) in far and pair not in pairs[near : before + i - 1]
+        for i in range(block.num_targets)
+    ])  # fmt: skip

@@ -1,0 +1,379 @@
+"""Rank far units by how much they matter to a target: Eq. (20) and alternative selectors.
+
+Place in the flow: contexts of chosen targets → **ranked far units** → recovery.
+
+Every selector has one signature, `(scorer, question) → Choice`, and runs its own forwards, so that
+costs can be compared. Eq. (20) in our reading is `add_one` over single tokens: the influence of a
+far unit is the fall in the target's loss when it alone is added to the short window.
+
+Dimension key: T chosen targets, F far places, U far units, K ranks, W targets of a block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from torch import Tensor
+
+from olmo_sparsity.analysis.inputs.windows import NOTHING, Spans, Units
+from olmo_sparsity.analysis.kernels.losses import LanguageModel
+from olmo_sparsity.analysis.scoring.scorer import Context, Scorer
+from olmo_sparsity.analysis.selectors.relevance import attn_lrp, check_has_rules
+from olmo_sparsity.analysis.selectors.saliency import (
+    GATE,
+    embedding_saliency,
+    gate_gradients,
+    head_attention,
+    loss,
+    negative_logit,
+)
+from olmo_sparsity.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class Question:
+    """The targets and candidates that a selector ranks."""
+
+    context: Context
+    """Its far part holds the candidates."""
+
+    units: Units
+    spans: Spans
+    """The targets, as indices into the block."""
+
+    k: int
+    generator: np.random.Generator
+    """For random selectors."""
+
+    aim_WV: Tensor | None = None
+    """log p of the block's targets with the document's own long window, which `divergence` aims at
+    even if the candidates are of another text."""
+
+    def total(self, score_UW: np.ndarray) -> np.ndarray:
+        """score_TU: sums over the tokens of each target."""
+        return np.stack([score_UW[:, first:end].sum(1) for first, end in self.spans])
+
+
+@dataclass(frozen=True)
+class Choice:
+    unit_TK: np.ndarray
+    """The chosen units, the most influential first."""
+
+    influence_TK: np.ndarray
+    """Their scores by the selector."""
+
+    score_TU: np.ndarray
+    """The scores of all units; 0 for those that the selector did not evaluate."""
+
+
+def influence_map(scorer: Scorer, context: Context, units: Units) -> np.ndarray:
+    """I_UW in nats: L_short − L_set(unit) of every far unit on every target of the block.
+
+    One forward of [far unit + short window + block] serves all W targets.
+    """
+    alone = [context.set_row(units.places(unit)) for unit in range(len(units))]
+    (short_W,) = scorer.losses([context.set_row(NOTHING)])
+    return short_W[None] - np.stack(scorer.losses(alone))
+
+
+def add_one(scorer: Scorer, question: Question) -> Choice:
+    """Eq. (20): the largest falls in loss when a far unit is added alone."""
+    influence_UW = influence_map(scorer, question.context, question.units)
+    return _best(question.total(influence_UW), question.k)
+
+
+def add_one_screened(scorer: Scorer, question: Question) -> Choice:
+    """add_one on the max(16, 2k) candidates that a gradient ranks highest.
+
+    One forward and backward of the short window with all far tokens, each nearly masked: its column
+    of attention scores has a log-gate of ln 0.1. The gradient of the loss with respect to the gate
+    predicts the effect of opening it.
+    """
+    return _exact(scorer, question, list(_screened(scorer, question)))
+
+
+def _screened(scorer: Scorer, question: Question) -> np.ndarray:
+    gate_TU = question.units.total(gate_gradients(scorer, question.context, question.spans))
+    return _best(gate_TU, min(len(question.units), max(16, 2 * question.k))).unit_TK
+
+
+GROUPS = (256, 32, 4)
+"""How many neighbouring units `add_one_nested` evaluates as one, from step to step."""
+
+NUM_OPENED = 20
+"""How many of the best groups it opens, at least."""
+
+
+def add_one_nested(scorer: Scorer, question: Question) -> Choice:
+    """add_one from coarse to fine: all groups of 256 units, then the groups of 32 inside the best
+    of those, then of 4, then single units; and those that `add_one_screened` evaluates. For a long
+    far part, these are far fewer rows.
+
+    A unit is missed if it helps less than the rest of its group harms, and its gradient is small.
+    """
+    units, num_opened = question.units, max(NUM_OPENED, 2 * question.k)
+    inside = [np.arange(len(units))] * len(question.spans)  # for each target, remaining candidates
+    for size in GROUPS:
+        if size * num_opened >= len(units):
+            continue  # no group would be dropped
+        groups = [np.unique(unit // size) * size for unit in inside]
+        sets = [
+            [units.run(first, min(first + size, len(units))) for first in firsts.tolist()]
+            for firsts in groups
+        ]
+        falls = _falls(scorer, question, sets)
+        inside = []
+        for firsts, fall in zip(groups, falls, strict=True):
+            best = firsts[np.argsort(-fall, kind="stable")[:num_opened]]
+            opened = (np.sort(best)[:, None] + np.arange(size)).ravel()
+            inside.append(opened[opened < len(units)])
+    if len(inside[0]) < len(units):
+        screened = _screened(scorer, question)
+        inside = [np.union1d(*found) for found in zip(inside, screened, strict=True)]
+    return _exact(scorer, question, inside)
+
+
+NUM_FIRST, NUM_AGAIN, NUM_PARTNERS = 9, 2, 4
+"""How many units `pairs` opens one by one, at least, how many after these, and how many partners it
+tries for each."""
+
+WEIGHT_OF_ALL = 16
+"""As many open far tokens the nearly masked ones weigh together, at most."""
+
+
+def pairs(scorer: Scorer, question: Question) -> Choice:
+    """The pair of units that lowers the loss most when both are added to the short window, then the
+    units of the next best pairs. It finds tokens that tell only together, and those of which each
+    alone tells no more than the best of thousands does by chance.
+
+    Gates as in add_one_screened, but closed the more the more far tokens there are, give the first
+    max(9, k) units. With each of them opened, the gates of all others are asked again: the 4 of
+    largest gradient are its partners, and these pairs are evaluated. Of the best pairs the first 2
+    units that were not opened yet are opened then: one of two that tell together may have come in
+    as a partner of a third. A unit's score is half of the fall of the best pair that it is in.
+    """
+    units, spans, num = question.units, question.spans, max(NUM_FIRST, question.k)
+    if len(units) == 1:
+        return add_one(scorer, question)
+    gate = min(GATE, WEIGHT_OF_ALL / question.context.block.num_far)
+    gate_TU = units.total(gate_gradients(scorer, question.context, spans, gate))
+    falls: list[dict[tuple[int, int], float]] = [{} for _ in spans]
+    first = _best(gate_TU, num).unit_TK.tolist()
+    _try_partners(scorer, question, first, falls, gate)
+    again = [
+        [unit for unit in _of_best_pairs(fall) if unit not in opened][:NUM_AGAIN]
+        for fall, opened in zip(falls, first, strict=True)
+    ]
+    _try_partners(scorer, question, again, falls, gate)
+    chosen, score_TU = [], np.zeros((len(spans), len(units)))
+    for span, score_U, fall in zip(spans, score_TU, falls, strict=True):
+        # Of two that are of one pair, the one that does more alone is the first.
+        asked = _of_best_pairs(fall)[: question.k + 1]
+        for pair, nats in sorted(fall.items(), key=lambda item: item[1]):
+            score_U[list(pair)] = nats / 2
+        of_target = replace(question, spans=[span])
+        (alone,) = _falls(scorer, of_target, [[units.places(unit) for unit in asked]])
+        rank = dict(zip(asked, (-alone).tolist(), strict=True))
+        chosen.append(sorted(asked, key=lambda unit: (-score_U[unit], rank[unit]))[: question.k])
+    return _scored(np.array(chosen), score_TU)
+
+
+def _of_best_pairs(falls: dict[tuple[int, int], float]) -> list[int]:
+    """Units, those of the best pairs first."""
+    ordered = sorted(falls, key=lambda pair: -falls[pair])
+    return list(dict.fromkeys(unit for pair in ordered for unit in pair))
+
+
+def _try_partners(
+    scorer: Scorer,
+    question: Question,
+    opened: list[list[int]],
+    falls: list[dict[tuple[int, int], float]],
+    gate: float,
+) -> None:
+    """Open each of a target's units, and add to its `falls` how far the loss falls with one and a
+    partner."""
+    units = question.units
+    each = [unit for own in opened for unit in own]
+    spans = [span for span, own in zip(question.spans, opened, strict=True) for _ in own]
+    if not each:
+        return
+    places = [units.places(unit) for unit in each]
+    gate_NU = units.total(gate_gradients(scorer, question.context, spans, gate, places))
+    gate_NU[np.arange(len(each)), each] = -np.inf  # no pair with itself
+    partners = iter(_best(gate_NU, min(NUM_PARTNERS, len(units) - 1)).unit_TK.tolist())
+    for span, fall, own in zip(question.spans, falls, opened, strict=True):
+        new = {(min(a, b), max(a, b)) for a in own for b in next(partners)}
+        both = sorted(new - fall.keys())
+        of_target = replace(question, spans=[span])
+        (nats,) = _falls(scorer, of_target, [[units.places(*pair) for pair in both]])
+        fall.update(zip(both, nats.tolist(), strict=True))
+
+
+def _exact(scorer: Scorer, question: Question, candidates: Sequence[np.ndarray]) -> Choice:
+    """add_one on the candidates of each target, at least k."""
+    sets = [[question.units.places(unit) for unit in units.tolist()] for units in candidates]
+    chosen, score_TU = [], np.zeros((len(candidates), len(question.units)))
+    falls = _falls(scorer, question, sets)
+    for score_U, units, fall in zip(score_TU, candidates, falls, strict=True):
+        chosen.append(units[np.argsort(-fall, kind="stable")[: question.k]])
+        score_U[units] = fall
+    return _scored(np.array(chosen), score_TU)
+
+
+def _falls(
+    scorer: Scorer, question: Question, sets: Sequence[Sequence[np.ndarray]]
+) -> list[np.ndarray]:
+    """How far the loss of each target falls when each of its sets of far places is added."""
+    context = question.context
+    rows = [
+        context.set_row(far, span)
+        for span, target_sets in zip(question.spans, sets, strict=True)
+        for far in (NOTHING, *target_sets)
+    ]
+    losses = np.array([loss_W.sum() for loss_W in scorer.losses(rows)])
+    parts = np.split(losses, np.cumsum([1 + len(target_sets) for target_sets in sets])[:-1])
+    return [part[0] - part[1:] for part in parts]
+
+
+PLACES_AT_ONCE = 2**22
+"""How many far places the rows of `drop_one` that are evaluated together see at most."""
+
+
+def drop_one(scorer: Scorer, question: Question) -> Choice:
+    """The largest rises in loss when a far unit is left out of the long window."""
+    context, units = question.context, question.units
+    far_F = np.arange(context.block.num_far)
+    (long_W,) = scorer.losses([context.long_row()])
+    influence_UW = np.empty((len(units), len(long_W)))
+    at_once = max(1, PLACES_AT_ONCE // len(far_F))
+    for first in range(0, len(units), at_once):
+        part = range(first, min(first + at_once, len(units)))
+        rows = [context.set_row(np.delete(far_F, units.places(unit))) for unit in part]
+        influence_UW[part] = np.stack(scorer.losses(rows)) - long_W[None]
+    return _best(question.total(influence_UW), question.k)
+
+
+def greedy(scorer: Scorer, question: Question) -> Choice:
+    """add_one, then add_one again given the units already chosen, until there are k."""
+    units = question.units
+    first = add_one(scorer, replace(question, k=1))
+    chosen, score_TU = first.unit_TK.tolist(), np.zeros_like(first.score_TU)
+    np.put_along_axis(score_TU, first.unit_TK, first.influence_TK, axis=1)
+    for row, span in enumerate(question.spans):
+        of_target = replace(question, spans=[span])
+        for _ in range(1, min(question.k, len(units))):
+            rest = [unit for unit in range(len(units)) if unit not in chosen[row]]
+            sets = [units.places(*chosen[row], *more) for more in ([], *([unit] for unit in rest))]
+            (fall,) = _falls(scorer, of_target, [sets])
+            best = int(fall[1:].argmax())
+            chosen[row].append(rest[best])
+            score_TU[row, rest[best]] = fall[1 + best] - fall[0]
+    return _scored(np.array(chosen), score_TU)
+
+
+def divergence(scorer: Scorer, question: Question) -> Choice:
+    """The largest falls in KL(p_long ‖ ·) when a far unit is added alone; needs no label."""
+    context, units, aim_WV = question.context, question.units, question.aim_WV
+    assert aim_WV is not None
+    rows = [context.set_row(NOTHING)]
+    rows += [context.set_row(units.places(unit)) for unit in range(len(units))]
+    short_W, *alone = scorer.divergences(rows, aim_WV)
+    return _best(question.total(short_W[None] - np.stack(alone)), question.k)
+
+
+def falls_of_sets(scorer: Scorer, question: Question, kept_AU: np.ndarray) -> np.ndarray:
+    """fall_TA: how far the loss of each target falls when each set of units is added."""
+    units = question.units
+    sets = [units.places(*np.flatnonzero(kept_U).tolist()) for kept_U in kept_AU]
+    return np.stack(_falls(scorer, question, [sets] * len(question.spans)))
+
+
+def gradient(scorer: Scorer, question: Question) -> Choice:
+    """Gradient × input on the long window: the first-order rise in loss without the embeddings."""
+    saliency_TF = embedding_saliency(scorer, question.context, question.spans, loss)
+    return _best(question.units.total(saliency_TF), question.k)
+
+
+def lrp(scorer: Scorer, question: Question) -> Choice:
+    """Relevance for the target's logit on the long window, by the rules of AttnLRP."""
+    with attn_lrp(scorer.model):
+        relevance_TF = embedding_saliency(scorer, question.context, question.spans, negative_logit)
+    return _best(question.units.total(relevance_TF), question.k)
+
+
+def attention(scorer: Scorer, question: Question) -> Choice:
+    """Mean attention, over all heads of all layers, from the places that predict the target."""
+    weights_TF = head_attention(scorer, question.context, question.spans).mean(1)
+    return _best(question.units.total(weights_TF), question.k)
+
+
+def nearest(scorer: Scorer, question: Question) -> Choice:
+    """Control: the far units next to the short window."""
+    scores_U = question.units.end.astype(float)
+    return _best(np.tile(scores_U, (len(question.spans), 1)), question.k)
+
+
+def random(scorer: Scorer, question: Question) -> Choice:
+    """Control: random far units. The draw of a target does not depend on the other targets."""
+    shape = (question.context.block.num_targets, len(question.units))
+    firsts = [first for first, _ in question.spans]
+    return _best(question.generator.random(shape)[firsts], question.k)
+
+
+def most_frequent(scorer: Scorer, question: Question) -> Choice:
+    """Control: the nearest occurrence of each of the most frequent types among the far tokens."""
+    far_F = question.context.block.far_F
+    # Fractions break ties by nearness; their sum is less than a count.
+    scores_F = np.arange(len(far_F)) / len(far_F) ** 2
+    _, from_end, counts = np.unique(far_F[::-1], return_index=True, return_counts=True)
+    scores_F[len(far_F) - 1 - from_end] += counts
+    scores_TU = question.units.total(np.tile(scores_F, (len(question.spans), 1)))
+    return _best(scores_TU, question.k)
+
+
+Selector = Callable[[Scorer, Question], Choice]
+
+SELECTORS: dict[str, Selector] = {
+    "add_one": add_one,
+    "add_one_screened": add_one_screened,
+    "add_one_nested": add_one_nested,
+    "drop_one": drop_one,
+    "greedy": greedy,
+    "pairs": pairs,
+    "gradient": gradient,
+    "lrp": lrp,
+    "attention": attention,
+    "divergence": divergence,
+    "nearest": nearest,
+    "random": random,
+    "most_frequent": most_frequent,
+}
+
+
+def check_names(selectors: Sequence[str]) -> None:
+    for name in selectors:
+        if name not in SELECTORS:
+            raise ConfigError(f"selectors: '{name}' is unknown; choose from {', '.join(SELECTORS)}")
+
+
+def check_can_run(selectors: Sequence[str], model: LanguageModel) -> None:
+    """Refuse before the losses are computed what would fail after them."""
+    check_names(selectors)
+    if "lrp" in selectors:
+        check_has_rules(model)
+
+
+AIMED = frozenset({"divergence"})
+"""Selectors that use `aim_WV`."""
+
+
+def _best(influence_TU: np.ndarray, k: int) -> Choice:
+    """The k largest of each row; ties in order of place, so that results are reproducible."""
+    return _scored(np.argsort(-influence_TU, axis=1, kind="stable")[:, :k], influence_TU)
+
+
+def _scored(unit_TK: np.ndarray, score_TU: np.ndarray) -> Choice:
+    return Choice(unit_TK, np.take_along_axis(score_TU, unit_TK, axis=1), score_TU)

@@ -1,0 +1,155 @@
+"""AttnLRP (Achtibat et al. 2024): gradients that propagate relevance by its rules.
+
+Place in the flow: around one forward and backward pass of a model, for the selector `lrp`.
+
+Each rule replaces the gradient of one operation and leaves its value as it is, so that input ×
+gradient is the relevance of the input:
+
+- RMSNorm, LayerNorm: the scale is a constant. Subtracting the mean is linear, and stays.
+- Activations: f(x) is x times the constant f(x) / x (identity rule).
+- Products (gate · up, query · key, weights · values): each factor gets half (uniform rule). For
+  attention this is a quarter for queries and keys, which pass two products, and half for values. As
+  all between projection and product is linear, the projections' outputs take these factors, and
+  any kernel may compute the attention.
+- Softmax keeps its gradient, as does all that is linear. Its linear approximation has a constant,
+  which, like a bias, takes relevance that no input gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
+from olmo_sparsity.errors import ConfigError
+
+if TYPE_CHECKING:
+    from olmo_sparsity.model.olmo import PositionedOLMo
+
+Rule = Callable[[nn.Module, Any, Tensor], Tensor]
+"""A forward hook: (module, its inputs, its output) → the output with another gradient."""
+
+LIKE_LLAMA = (
+    *("llama", "mistral", "ministral", "qwen2", "qwen3", "olmo2", "olmo3", "smollm3", "exaone4"),
+    *("gemma", "granite"),
+)
+"""Model types of transformers with Llama's names of modules, RMSNorm and a gated MLP."""
+
+
+@contextmanager
+def attn_lrp(model: Any) -> Iterator[None]:
+    """Inside, gradients of the model's outputs are those of the rules."""
+    rules = list(_rules(model))
+    with ExitStack() as stack:
+        for module, rule in rules:
+            stack.callback(module.register_forward_hook(rule).remove)
+        yield
+
+
+def check_has_rules(model: Any) -> None:
+    list(_rules(model))
+
+
+def _rules(model: Any) -> Iterator[tuple[nn.Module, Rule]]:
+    if hasattr(model, "blocks"):  # a PositionedOLMo, which needs more packages than transformers
+        return _rules_of_olmo(model)
+    if isinstance(model, HuggingFaceLM):
+        if model.model.config.model_type in LIKE_LLAMA:
+            return _rules_of_llama(model.model)
+        if model.model.config.model_type == "gpt_neox":
+            return _rules_of_gpt_neox(model.model)
+        model = model.model
+    raise ConfigError(
+        f"selector=lrp has no rules for {type(model).__name__}, only for runs of this package, "
+        f"GPT-NeoX and {', '.join(LIKE_LLAMA)}; take gradient"
+    )
+
+
+def _rules_of_olmo(model: PositionedOLMo) -> Iterator[tuple[nn.Module, Rule]]:
+    rules: dict[str, Rule] = dict.fromkeys(("RMSNorm", "GELU", "ReLU"), _identity)
+    rules |= {"LayerNorm": _norm, "SwiGLU": _swiglu}
+    for module in model.modules():
+        if rule := rules.get(type(module).__name__):
+            yield module, rule
+    for block in model.blocks:
+        q, k, v = (torch.ones(width) for width in block.fused_dims)
+        factors = torch.cat((q / 4, k / 4, v / 2))
+        yield block.att_proj, _factor(factors.to(block.att_proj.weight))
+
+
+def _rules_of_llama(model: nn.Module) -> Iterator[tuple[nn.Module, Rule]]:
+    factors = {"q_proj": 1 / 4, "k_proj": 1 / 4, "v_proj": 1 / 2, "act_fn": 1 / 2, "up_proj": 1 / 2}
+    for name, module in model.named_modules():
+        name = name.rpartition(".")[2]
+        if name == "act_fn" or type(module).__name__.endswith("RMSNorm"):
+            yield module, _identity
+        if name in factors:
+            yield module, _factor(torch.tensor(factors[name]))
+
+
+def _rules_of_gpt_neox(model: Any) -> Iterator[tuple[nn.Module, Rule]]:
+    num_heads = model.config.num_attention_heads
+    head_width = model.config.hidden_size // num_heads
+    # Query, key and value of the first head, then those of the next.
+    factors = torch.tensor([1 / 4, 1 / 4, 1 / 2]).repeat_interleave(head_width).repeat(num_heads)
+    for name, module in model.named_modules():
+        if isinstance(module, nn.LayerNorm):
+            yield module, _norm
+        elif name.endswith(".query_key_value"):
+            yield module, _factor(factors.to(module.weight))
+        elif name.endswith(".mlp.act"):
+            yield module, _identity
+
+
+# --- the rules ------------------------------------------------------------------------------------
+
+
+class _AsLinear(torch.autograd.Function):
+    """The output, bit by bit, with the gradient of `slope` · x."""
+
+    @staticmethod
+    def forward(ctx: Any, output: Tensor, x: Tensor, slope: Tensor) -> Tensor:
+        ctx.save_for_backward(slope)
+        ctx.mark_dirty(output)  # not a view, which the model could not change in place
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[None, Tensor, None]:
+        (slope,) = ctx.saved_tensors
+        return None, gradient * slope, None
+
+
+def _as_linear(output: Tensor, x: Tensor, slope: Tensor) -> Tensor:
+    # Detached here: else what its own gradient needs would be kept too.
+    linear: Tensor = _AsLinear.apply(output.detach(), x, slope.detach())
+    return linear
+
+
+def _identity(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    """Of activations and RMSNorm, which multiply each coordinate by a number."""
+    x, bias = inputs[0], getattr(module, "bias", None)
+    scaled = output if bias is None else output - bias
+    # An x of 0 has no relevance, whatever its slope.
+    return _as_linear(output, x, torch.where(x == 0, 0, scaled / x))
+
+
+def _norm(module: Any, inputs: Any, output: Tensor) -> Tensor:
+    centred = inputs[0] - inputs[0].mean(-1, keepdim=True)
+    scale = (centred.square().mean(-1, keepdim=True) + module.eps).rsqrt()
+    slope = scale if module.weight is None else scale * module.weight
+    return _as_linear(output, centred, slope)
+
+
+def _swiglu(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
+    up, gate = inputs[0].chunk(2, dim=-1)
+    activated = _as_linear(F.silu(gate), gate, gate.sigmoid())
+    return _as_linear(output, activated * up, torch.tensor(1 / 2))
+
+
+def _factor(factor: Tensor) -> Rule:
+    return lambda module, inputs, output: _as_linear(output, output, factor)

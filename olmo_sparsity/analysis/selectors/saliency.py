@@ -1,0 +1,192 @@
+"""Read how much a prediction uses far places from inside the model: gradients and attention.
+
+Place in the flow: a context and targets → scores of far places → selectors that rank by them.
+
+Dimension key: B rows, L tokens of a row, D width, T targets, F far places, H heads of all layers, K
+keys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from olmo_sparsity.analysis.inputs.windows import NOTHING, Spans
+from olmo_sparsity.analysis.kernels.far_states import FarStates, to_device
+from olmo_sparsity.analysis.scoring.scorer import KERNELS, Context, Row, Scorer, as_tensors
+
+
+@sdpa_kernel(KERNELS)
+def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:
+    """attention_THF: of each head, from the places that predict the target to the far places."""
+    block, states = context.block, context.states
+    if states is None:
+        states = scorer.states(block.tokens[: block.num_prefix + block.num_far])
+    attention = []
+    for first, end in spans:
+        of_span = []
+        for target in range(first, end):
+            window = Row(context, block.near(target + 1), 1)
+            tokens_BL, positions_BL = as_tensors([window], scorer.device)
+            scorer.token_forwards += tokens_BL.numel()
+            weights_BHK = scorer.model.last_attention(tokens_BL, positions_BL, states)
+            far = slice(block.num_prefix, block.num_prefix + block.num_far)
+            of_span.append(weights_BHK[0, :, far].float().cpu().numpy())
+        attention.append(sum(of_span))
+    return np.stack(attention)
+
+
+# --- gradients ------------------------------------------------------------------------------------
+
+
+Objective = Callable[[Tensor, Tensor], Tensor]
+"""logits_NV and labels_N of targets → a sum over them, the smaller the better."""
+
+
+def loss(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+    return torch.nn.functional.cross_entropy(logits_NV, labels_N, reduction="sum")
+
+
+def negative_logit(logits_NV: Tensor, labels_N: Tensor) -> Tensor:
+    return -logits_NV.gather(1, labels_N[:, None]).sum()
+
+
+def _of_targets(
+    scorer: Scorer, hidden_BLD: Tensor, context: Context, spans: Spans, objective: Objective
+) -> Tensor:
+    """Sum over rows of the objective of the row's own target. All rows end with the input before
+    the last target of the spans."""
+    last = max(end for _, end in spans)
+    rows = [row for row, (first, end) in enumerate(spans) for _ in range(first, end)]
+    targets = np.concatenate([np.arange(first, end) for first, end in spans])
+    wanted = (np.array(rows), targets - last, context.block.targets_W[targets])
+    rows_N, places_N, labels_N = to_device(wanted, hidden_BLD.device)
+    logits_NV = scorer.model.unembed(hidden_BLD[rows_N, places_N]).float()
+    return objective(logits_NV, labels_N)
+
+
+def embedding_saliency(
+    scorer: Scorer, context: Context, spans: Spans, objective: Objective
+) -> np.ndarray:
+    """saliency_TF: −gradient · embedding of the far tokens, with the long window."""
+    of_batch = partial(_saliency_batch, scorer, context, objective)
+    return np.concatenate(scorer.in_batches(spans, len(context.block.tokens), of_batch))
+
+
+@contextmanager
+def _frozen(model: Any) -> Iterator[None]:
+    """Inside, no weight wants a gradient, for which layers would keep all their inputs."""
+    wanting = [weight for weight in model.parameters() if weight.requires_grad]
+    try:
+        for weight in wanting:
+            weight.requires_grad_(False)
+        yield
+    finally:
+        for weight in wanting:
+            weight.requires_grad_()
+
+
+@sdpa_kernel(KERNELS)
+def _saliency_batch(
+    scorer: Scorer, context: Context, objective: Objective, spans: Spans
+) -> np.ndarray:
+    model: Any = scorer.model
+    row = context.dense_row(max(end for _, end in spans))
+    tokens_BL, positions_BL = as_tensors([row] * len(spans), scorer.device)
+    num_passes = 3 + model.recomputes(tokens_BL.numel())  # a backward pass costs two forwards
+    scorer.token_forwards += num_passes * tokens_BL.numel()
+    kept: list[Tensor] = []
+
+    def keep(module: Any, inputs: Any, output: Tensor) -> Tensor:
+        kept.append(output.detach().requires_grad_())
+        return kept[0]
+
+    hook = model.embedding.register_forward_hook(keep)
+    try:
+        with _frozen(model), torch.enable_grad():
+            hidden_BLD = model.hidden(tokens_BL, positions_BL)
+            total = _of_targets(scorer, hidden_BLD, context, spans, objective)
+            (gradient_BLD,) = torch.autograd.grad(total, kept)
+    finally:
+        hook.remove()
+    saliency_BL = -(gradient_BLD * kept[0]).sum(-1)
+    first = context.block.num_prefix
+    return saliency_BL[:, first : first + context.block.num_far].detach().float().cpu().numpy()
+
+
+GATE = 0.1
+SCORES = 2**15
+"""Attention scores, kept for the backward pass of the gates, that count as one token."""
+
+
+def gate_gradients(
+    scorer: Scorer,
+    context: Context,
+    spans: Spans,
+    gate: float = GATE,
+    opened: Sequence[np.ndarray] | None = None,
+) -> np.ndarray:
+    """gradient_TF of gates that nearly mask the far places. `opened`: places for each target whose
+    gates are open. Only the window's places are computed, and attend to far states, so that there
+    are S × F scores instead of all pairs."""
+    block, states = context.block, context.states
+    if states is None:
+        states = _states_alone(scorer, context)
+    num_keys = states.num_places + len(block.near())
+    num_scores = len(block.near()) * num_keys * states.num_heads * len(states.layers)
+    num_tokens = max(1, num_scores // SCORES)
+    asked = list(zip(spans, opened or [NOTHING] * len(spans), strict=True))
+    of_batch = partial(_gate_batch, scorer, context, states, gate)
+    return np.concatenate(scorer.in_batches(asked, num_tokens, of_batch))
+
+
+def _states_alone(scorer: Scorer, context: Context) -> FarStates:
+    """States of the prefix, and of each far token as if it followed the prefix directly."""
+    block = context.block
+    rows = [Row(context, block.earlier(np.array([far])), 0) for far in range(block.num_far)]
+
+    def states(batch: Sequence[Row]) -> FarStates:
+        tokens_BL, positions_BL = as_tensors(batch, scorer.device)
+        scorer.token_forwards += tokens_BL.numel()
+        return scorer.model.far_states(tokens_BL, positions_BL)
+
+    batches = scorer.in_batches(rows, block.num_prefix + 1, states)
+    return FarStates.behind_prefix(batches, block.num_prefix)
+
+
+def _gate_batch(
+    scorer: Scorer,
+    context: Context,
+    states: FarStates,
+    gate: float,
+    asked: Sequence[tuple[tuple[int, int], np.ndarray]],
+) -> np.ndarray:
+    block, device = context.block, scorer.device
+    spans = [span for span, _ in asked]
+    opened = [row * block.num_far + places for row, (_, places) in enumerate(asked)]
+    window = Row(context, block.near(max(end for _, end in spans)), 0)
+    tokens_BL, positions_BL = as_tensors([window] * len(spans), device)
+    num_keys = states.num_places + tokens_BL.shape[1]
+    num_passes = 3 + scorer.model.recomputes(tokens_BL.numel(), num_keys)
+    scorer.token_forwards += num_passes * tokens_BL.numel()
+    # Of the kernels that a GPU may choose, cuDNN's does not differentiate its bias, and the
+    # memory-efficient one reads memory that it never wrote if only the bias wants a gradient.
+    with _frozen(scorer.model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
+        gate_BF = torch.full((len(spans), block.num_far), float(np.log(gate)), device=device)
+        (opened_N,) = to_device([np.concatenate(opened)], device)
+        gate_BF.view(-1).index_fill_(0, opened_N, 0.0)
+        gate_BF.requires_grad_()
+        # The prefix has no gate.
+        earlier_BK = torch.nn.functional.pad(gate_BF, (block.num_prefix, 0))
+        far = states.expand(len(spans), earlier_BK)
+        hidden_BLD = scorer.model.hidden(tokens_BL, positions_BL, far=far)
+        total = _of_targets(scorer, hidden_BLD, context, spans, loss)
+        (gradient_BF,) = torch.autograd.grad(total, gate_BF)
+    return (-gradient_BF).float().cpu().numpy()

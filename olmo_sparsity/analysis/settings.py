@@ -1,0 +1,383 @@
+"""The options of `measure` and `explain`, each declared once: its type, default and help.
+
+Place in the flow: first. The command line is derived from these classes, and so are the keyword
+arguments of the functions. Imports nothing large, because `--help` reads it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field, dataclass, field, fields
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from olmo_sparsity.errors import ConfigError
+
+if TYPE_CHECKING:
+    from olmo_sparsity.analysis.inputs.windows import Windows
+
+Reading = Literal["contextual", "isolated"]
+Control = Literal["unrelated", "matched", "shuffled"]
+SplitAt = Literal["whole", "blank-lines"]
+Dtype = Literal["auto", "fp32", "bf16", "fp16"]
+
+CHOSEN_SETS = ("gap", "kl", "recurs", "new")
+"""Target sets that are chosen by default: `gap` by the gap (in total and by stratum), `kl` by the
+change of the prediction, `recurs` and `new` by the text alone."""
+
+SETS = (*CHOSEN_SETS, "bigram", "names", "every")
+"""More by the text alone: `bigram`, the token and the one before it stand together among the far
+tokens and not in the short window; `names`, the token's word is a name that stands there; `every`,
+drawn evenly from all tokens."""
+
+KS = (1, 2, 4, 8, 16)
+MIN_GAP = 0.1
+"""Nats: a target with a smaller gap has nothing to recover."""
+
+MIN_HALVES = 4
+
+
+def option(default: Any, help: str, **about: Any) -> Any:
+    """A field of an options class. `about`: `metavar` on the command line; `parse`, which reads a
+    text; `hidden`, if the field is no option."""
+    return field(default=default, metadata={"help": help, **about})
+
+
+def parse_share(text: str) -> float:
+    """`all` → 1.0, `top10%` → 0.1."""
+    if text == "all":
+        return 1.0
+    try:
+        share = float(text.removeprefix("top").removesuffix("%")) / 100
+    except ValueError:
+        share = 0.0
+    if not (text.startswith("top") and text.endswith("%") and 0 < share <= 1):
+        raise ConfigError(f"share={text} is neither `all` nor like `top10%`")
+    return share
+
+
+def parse_long(text: str) -> int | str:
+    return int(text) if text.isdecimal() else text
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelOptions:
+    """How a model and its text are read."""
+
+    device: str = option("auto", "a GPU if there is one")
+    dtype: Dtype = option(
+        "auto",
+        "of the weights; auto: the checkpoint's own, fp32 on a CPU that is slow in it, for runs on "
+        "a GPU bf16",
+    )
+    device_map: str | None = option(
+        None, "`auto` spreads a Hugging Face model over several GPUs", metavar="MAP"
+    )
+    prefix: str = option(
+        "auto",
+        "prefix of every window: auto (what the tokenizer puts before a text), bos, none, or a "
+        "text",
+        metavar="WHAT",
+    )
+    batch_tokens: int | None = option(None, "tokens of a forward; 4096 on CPU, else 16384")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """How the text of a measurement is read."""
+
+    field: str = option("text", "the field of a record that holds the text")
+    group_field: str | None = option(
+        None, "the field that names a document's author, title or site: foreign texts are of others"
+    )
+    prompt_field: str | None = option(
+        None, "of records of a prompt and a target, whose tokens are the targets: the prompt's"
+    )
+    target_field: str | None = option(None, "… the target's (where one is given: prompt, target)")
+    split_at: SplitAt = option(
+        "whole", "a file of plain text is one document, or each part between blank lines"
+    )
+    max_documents: int | None = option(
+        None, "read no more than this many; of a prepared folder, spread over it"
+    )
+    planted: bool = option(False, "ground truth: plant a far dependency into each document")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What a measurement computes. Processes with equal settings, model and text share one."""
+
+    long: int = option(128, "tokens of the long window")
+    short: int = option(32, "tokens of the short one")
+    stride: int = option(
+        1, "targets that share windows; N make the losses N times cheaper", metavar="N"
+    )
+    prefix_ids: tuple[int, ...] = option((), "tokens in front of every window", hidden=True)
+    units: tuple[str, ...] = option(
+        ("tokens",), "what is ranked and counted: tokens, words, sentences, span:W, or several"
+    )
+    selectors: tuple[str, ...] = option(
+        ("add_one", "divergence", "random", "nearest"), "the rules that rank far units"
+    )
+    ks: tuple[int, ...] = option(KS, "numbers of far units")
+    share: float = option(
+        0.1,
+        "the targets with the largest gaps that are evaluated, as a share of all: all, or like "
+        "top10%",
+        metavar="SHARE",
+        parse=parse_share,
+    )
+    min_gap: float = option(
+        MIN_GAP,
+        "nats: targets with a smaller gap are not chosen by it; of all, and of given targets, none "
+        "is left out",
+    )
+    sets: tuple[str, ...] = option(
+        CHOSEN_SETS,
+        "target sets: by their gap, by the change of the prediction (kl), by the text alone "
+        "(recurs, new, bigram, names, every); gap alone costs a quarter",
+    )
+    max_targets: int | None = option(
+        None, "at most N of each set and document, drawn at random", metavar="N"
+    )
+    far_states: Reading = option(
+        "contextual", "far tokens keep their states in the long window, or are shown alone"
+    )
+    control: Control = option(
+        "unrelated",
+        "what stands in the far part of the foreign control: text of another document, text around "
+        "the target's token, or the own far part in another order",
+    )
+    draws: int = option(3, "draws of the foreign control")
+    halves: int = option(
+        16, "random halves of the far units that LDS is computed from; 0: none", metavar="N"
+    )
+    seed: int = option(0, "of all random draws")
+
+    @property
+    def windows(self) -> Windows:
+        from olmo_sparsity.analysis.inputs.windows import Windows
+
+        return Windows(self.long, self.short, self.stride, self.prefix_ids)
+
+    def check(self) -> None:
+        _check_kinds(self)
+        _check_numbers(self, long=1, short=1, stride=1, seed=0, max_targets=1, draws=1, halves=0)
+        self.windows.check()
+        if not 0 < self.share <= 1:
+            raise ConfigError(f"share={self.share} of targets must be in (0, 1]")
+        if not 0 <= self.min_gap < float("inf"):
+            raise ConfigError(f"min_gap={self.min_gap} must be a number of nats, 0 or more")
+        for name in ("ks", "selectors", "units", "sets"):
+            _check_list(name, getattr(self, name))
+        if not {*self.sets} <= {*SETS}:
+            raise ConfigError(f"sets={','.join(self.sets)} must be any of {', '.join(SETS)}")
+        if self.halves != 0 and self.halves < MIN_HALVES:
+            raise ConfigError(
+                f"halves={self.halves}: a rank correlation needs at least {MIN_HALVES}; 0 for none"
+            )
+        self._check_ks()
+
+    def _check_ks(self) -> None:
+        from olmo_sparsity.analysis.inputs.windows import span_width
+
+        if not all(_is_whole(k, 1) for k in self.ks):
+            raise ConfigError(f"ks={','.join(map(str, self.ks))} must be numbers from 1 up")
+        for units in self.units:
+            width = span_width(units)
+            num_far = self.windows.num_far
+            num_units = num_far if width is None else num_far - width + 1
+            if max(self.ks) > num_units:
+                raise ConfigError(
+                    f"ks: {max(self.ks)} is more than the {max(num_units, 0)} far units ({units}) "
+                    f"of long={self.long} and short={self.short}"
+                )
+
+
+QUICK: dict[str, Any] = {
+    "selectors": ("add_one_screened", "random"),
+    "draws": 1,
+    "max_documents": 30,
+}
+"""Options of a first look, where they are not given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AskSettings:
+    """What an explanation computes."""
+
+    k: int = option(8, "far units for each target")
+    units: str = option(
+        "tokens",
+        "what is ranked and counted: tokens, words, sentences, paragraphs or span:W; of sources, "
+        "these of each or, by default, sources",
+    )
+    selector: str = option(
+        "add_one", "the rule that ranks far units; add_one_nested for long texts"
+    )
+    long: int | Literal["all"] = option(
+        "all",
+        "at most so many tokens before a target; all: as many as the model takes",
+        metavar="N",
+        parse=parse_long,
+    )
+    short: int | None = option(
+        None,
+        "of those, the last N are no candidates; 32, less for a short prompt, at least what a "
+        "chat template appends",
+        metavar="N",
+    )
+    far_states: Reading = option(
+        "contextual",
+        "far tokens keep their states in the long window, or are shown alone; sources: isolated",
+    )
+    chat: bool = option(False, "put the prompt into the tokenizer's chat template")
+    max_new_tokens: int | None = option(
+        None, "longest answer to generate; 32, about sources 256", metavar="N"
+    )
+    seed: int = option(0, "of all random draws")
+
+    def check(self) -> None:
+        from olmo_sparsity.analysis.inputs.windows import span_width
+
+        _check_kinds(self)
+        _check_numbers(self, k=1, seed=0, short=1, max_new_tokens=1)
+        if self.long != "all":
+            _check_numbers(self, long=1)
+        span_width(self.units)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSettings:
+    """What is computed of the sources of an answer."""
+
+    draws: int = option(8, "decoys of each source")
+    units: str = option(
+        "sources", "what is judged: sources, or paragraphs, sentences, words, … of each"
+    )
+    orders: int = option(1, "orders of the sources, all but the first shuffled", metavar="N")
+    rate: float = option(
+        0.05, "of the sources that verdicts name, the share expected to be named by chance"
+    )
+    far_states: Reading = option(
+        "isolated", "hidden sources are left out of the text, or hidden from the answer alone"
+    )
+    chat: bool = option(False, "put the prompt into the tokenizer's chat template")
+    max_new_tokens: int | None = option(None, "longest answer to generate; 256", metavar="N")
+    seed: int = option(0, "of all random draws")
+
+    def check(self) -> None:
+        _check_kinds(self)
+        _check_numbers(self, draws=4, orders=1, max_new_tokens=1, seed=0)
+        if not 0 < self.rate < 1:
+            raise ConfigError(f"rate={self.rate} must be between 0 and 1")
+        if self.units != "sources":
+            from olmo_sparsity.analysis.inputs.windows import span_width
+
+            span_width(self.units)
+            if self.orders > 1:
+                raise ConfigError(
+                    f"orders={self.orders} moves whole sources; leave units={self.units} out"
+                )
+
+
+def _check_kinds(settings: object) -> None:
+    """That texts are texts, and choices among those there are."""
+    for name, (_, kind) in kinds_of(type(settings)).items():
+        value = getattr(settings, name)
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            raise ConfigError(f"{name}={value} is none of {', '.join(get_args(kind))}")
+        is_list = get_origin(kind) is tuple
+        kind = get_args(kind)[0] if is_list else kind
+        for item in value if is_list else (value,):
+            if kind in (str, bool) and not isinstance(item, kind):
+                raise ConfigError(f"{name}={item!r} must be a {kind.__name__}")
+            if kind is float and (isinstance(item, bool) or not isinstance(item, Real)):
+                raise ConfigError(f"{name}={item!r} must be a number")
+
+
+def _check_numbers(settings: object, **least: int) -> None:
+    for name, smallest in least.items():
+        value = getattr(settings, name)
+        if value is not None and not _is_whole(value, smallest):
+            raise ConfigError(f"{name}={value!r} must be a whole number from {smallest} up")
+
+
+def _is_whole(value: Any, least: int) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
+
+
+def _check_list(name: str, values: tuple) -> None:
+    if not values:
+        raise ConfigError(f"{name} names none; name at least one")
+    if len(set(values)) < len(values):
+        raise ConfigError(f"{name}: {', '.join(map(str, values))} names one twice")
+
+
+# --- options from keyword arguments ---------------------------------------------------------------
+
+Schema = TypeVar("Schema")
+
+
+def kinds_of(schema: type) -> dict[str, tuple[Field, Any]]:
+    """Each option's field and type."""
+    kinds = get_type_hints(schema)
+    return {item.name: (item, kinds[item.name]) for item in fields(schema)}
+
+
+def build(schema: type[Schema], given: Mapping[str, Any]) -> Schema:
+    """The options of a class among those given. One value stands for a list of it."""
+    values = {}
+    for name, (item, kind) in kinds_of(schema).items():
+        if name not in given:
+            continue
+        value = given[name]
+        if isinstance(value, str) and "parse" in item.metadata:
+            value = item.metadata["parse"](value)
+        if get_origin(kind) is tuple:
+            is_list = isinstance(value, Iterable) and not isinstance(value, str)
+            value = tuple(value) if is_list else (value,)
+        values[name] = value
+    options = schema(**values)
+    _check_kinds(options)
+    return options
+
+
+def refuse_unknown(function: str, given: Iterable[str], *schemas: type) -> None:
+    known = [name for schema in schemas for name in kinds_of(schema)]
+    for name in given:
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else f"; it has {', '.join(known)}"
+            if name in kinds_of(SourceSettings) and name not in kinds_of(AskSettings):
+                hint = ", which belongs to questions about sources"
+            raise ConfigError(f"{function} has no option {name}{hint}")
+
+
+def takes(*schemas: type) -> Callable[[Callable], Callable]:
+    """Give a function with `**options` their names, types and defaults, for completion and help."""
+
+    def decorate(function: Callable) -> Callable:
+        signature = inspect.signature(function)
+        named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+        lines, known = [], {p.name for p in named}
+        for schema in schemas:
+            for name, (item, kind) in kinds_of(schema).items():
+                if item.metadata.get("hidden") or name in known:
+                    continue
+                known.add(name)
+                named.append(
+                    inspect.Parameter(
+                        name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=kind
+                    )
+                )
+                lines.append(f"`{name}`: {item.metadata['help']} ({item.default}).")
+        # Of a name that several classes have, the first one's help counts. A function's type has no
+        # signature to set.
+        function.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
+        function.__doc__ = f"{function.__doc__}\n\n    " + "\n    ".join(lines)
+        return function
+
+    return decorate

@@ -1,0 +1,153 @@
+"""Sources, question and answer as tokens, and the texts that take the place of sources."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from tokenizers import Tokenizer
+from transformers import PreTrainedTokenizerFast
+
+from olmo_sparsity import Segment, explain
+from olmo_sparsity.analysis.attribution.segments import draw_decoys, read_decoys
+from olmo_sparsity.errors import DataError
+from tests.support.explanations import make_tokenizer
+from tests.support.sources import GIVEN, SOURCES, asked, model_of
+
+
+def test_what_is_no_candidate_stays_in_view() -> None:
+    """So the rest does not change if it is written out of the list of sources."""
+    named = asked(candidates=["b", "c"], decoys=GIVEN["decoys"])
+    plain = asked(sources=[SOURCES["a"], Segment("b", SOURCES["b"]), Segment("c", SOURCES["c"])])
+    np.testing.assert_allclose(named.matrix, plain.matrix, atol=1e-6)
+    assert named.names == ["b", "c"]
+    # Between two sources, too.
+    middle = asked(candidates=["a", "c"])
+    first = middle.layout.in_view
+    assert (
+        middle.layout.document.tokens[first].tolist()
+        == make_tokenizer(bos=False)("w5 w6 w7").input_ids
+    )
+    for source in range(2):
+        assert set(first) < set(middle.layout.shown(source))
+
+
+def test_statements_are_sentences_or_as_given() -> None:
+    read = make_tokenizer()
+    changed = read.backend_tokenizer.to_str().replace('"w39"', '"w39."')
+    dotted = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(changed))
+    given = GIVEN | {"question": "w1 w2", "answer": "w1 w39. w3 w4 w39. w5"}
+    found = explain(model_of(), dotted, **given)
+    assert [text.strip() for text in found.texts] == ["w1 w39.", "w3 w4 w39.", "w5"]
+    assert "".join(found.texts) == "".join(found.layout.document.texts[found.layout.block.start :])
+    assert [text.strip() for text in asked().texts] == GIVEN["answer"]
+
+
+def test_parts_of_sources_are_judged_as_sources_of_their_own() -> None:
+    """Alone and left out as where each is given as a source; a decoy is a part of the source's."""
+    parted = {"b §1": "w5", "b §2": "w6", "b §3": "w7"}
+    named = [SOURCES["a"], *(Segment(*item) for item in parted.items()), SOURCES["c"]]
+    found = asked(units="words", candidates=["b"], draws=4)
+    assert found.names == list(parted)
+    shown = ["alone", "left_out"]
+    separate = asked(sources=named, draws=4)
+    np.testing.assert_allclose(found.matrix[shown], separate.matrix[shown], atol=1e-6)
+    whole, parts = asked().prompt, asked(units="span:2").prompt
+    texts = read_decoys(whole.model, whole, GIVEN["decoys"])
+    of_parts = draw_decoys(parts, texts, 4, 0)
+    for source, numbers in enumerate([(0, 1), (2, 3), (4, 5, 6)]):
+        joined = np.concatenate([of_parts[number] for number in numbers], axis=1)
+        np.testing.assert_array_equal(joined, draw_decoys(whole, texts, 4, 0)[source])
+    assert asked(units="sources").statements.equals(asked().statements)
+    assert asked(units="span:2").names == [
+        "a §1", "a §2", "b §1", "b §2", "c §1", "c §2", "c §3"
+    ]  # fmt: skip
+    # A text is no decoy of its own parts.
+    with pytest.raises(DataError, match="share no passage"):
+        asked(units="words", decoys=list(SOURCES.values()))
+
+
+def test_without_an_answer_the_model_writes_one() -> None:
+    found = asked(answer=None, max_new_tokens=7)
+    block = found.layout.block
+    ids = torch.tensor([block.tokens[: block.num_before].tolist()])
+    wanted = model_of().generate(ids, max_new_tokens=7, do_sample=False)[0, block.num_before :]
+    assert block.targets_W.tolist() == [token for token in wanted.tolist() if token != 2]
+
+
+def test_the_chat_template_is_kept() -> None:
+    found = asked(chat=True)
+    template = make_tokenizer().apply_chat_template
+    inside = "\n\n".join([*SOURCES.values(), GIVEN["question"]])
+    messages = [{"role": "user", "content": inside}]
+    ids = template(messages, add_generation_prompt=True, tokenize=True, return_dict=False)
+    block = found.layout.block
+    assert block.tokens[: block.num_before].tolist() == list(ids)
+
+
+def test_turns_go_through_the_chat_template() -> None:
+    """What the template writes stays in view, wherever it stands."""
+    read = make_tokenizer()
+    read.chat_template = (
+        "{{ bos_token }}{% for m in messages %} {{ 'Q:' if m.role == 'user' else 'A:' }}"
+        " {{ m.content | trim }}{% endfor %} A:"
+    )
+    named = [Segment(*item) for item in SOURCES.items()]
+    turns = [
+        {"role": "system", "content": "w30"},
+        {"role": "user", "content": [named[0], "w31", named[1]]},
+        {"role": "assistant", "content": "w32 w33"},
+        {"role": "user", "content": [named[2]]},
+    ]
+    found = explain(model_of(), read, **GIVEN | {"sources": turns})
+    block, layout = found.layout.block, found.layout
+    before = "<s> A: w30 Q: w1 w2 w3 w4 w31 w5 w6 w7 A: w32 w33 Q: w8 w9 w10 w11 w12 w20 w21 A:"
+    ids = make_tokenizer(bos=False)(before).input_ids
+    assert block.tokens[: block.num_before].tolist() == ids
+    texts = layout.document.texts
+    in_view = "".join(texts[place] for place in layout.in_view).split()
+    assert in_view == ["<s>", "A:", "w30", "Q:", "w31", "A:", "w32", "w33", "Q:"]
+    for name, first, end in zip("abc", layout.units.first, layout.units.end, strict=True):
+        assert "".join(texts[first:end]).strip() == SOURCES[name]
+    read.chat_template = "{{ messages[0]['content'] | upper }}"
+    with pytest.raises(DataError, match="template changes the messages"):
+        explain(model_of(), read, **GIVEN | {"chat": True})
+
+
+def test_decoys_are_as_long_as_the_source_and_say_something_else() -> None:
+    prompt = asked().prompt
+    texts = read_decoys(prompt.model, prompt, [*SOURCES.values(), *GIVEN["decoys"]])
+    assert len(texts) == len(GIVEN["decoys"])
+    drawn = draw_decoys(prompt, texts, 8, 0)
+    assert [rows.shape for rows in drawn] == [(8, 4), (8, 3), (8, 5)]
+    for rows in drawn:
+        assert len({tuple(row) for row in rows.tolist()}) == 8
+        for row in rows:  # begins as a text does and ends as one does
+            head, tail = row[: (len(row) + 1) // 2], row[(len(row) + 1) // 2 :]
+            assert any((text[: len(head)] == head[: len(text)]).all() for text in texts)
+            assert any((text[-len(tail) :] == tail[-len(text) :]).all() for text in texts)
+    with pytest.raises(DataError, match="give more texts"):
+        read_decoys(prompt.model, prompt, ["w1 w9", "w2"])
+    # A text that holds a source, though both are short; a text that is there twice.
+    held = f"w30 {SOURCES['b']} w31"
+    assert len(read_decoys(prompt.model, prompt, [held, "w30 w31 w32 w33 w34"] * 2)) == 1
+    # The longest source, too; a short text in view (a turn's mark) may stand in a decoy.
+    held = f"w30 {SOURCES['c']} w31"
+    assert len(read_decoys(prompt.model, prompt, [held, "w30 w31 w32 w33 w34"])) == 1
+    marked = asked(sources=["w30", *(Segment(*item) for item in SOURCES.items())]).prompt
+    assert len(read_decoys(prompt.model, marked, ["w30 w31 w32 w33 w34"])) == 1
+    # What stays in view needs no decoys.
+    short = asked(sources=[SOURCES["c"], Segment("b", SOURCES["b"])]).prompt
+    assert len(read_decoys(short.model, short, ["w30 w31 w32"])) == 1
+
+
+def test_decoys_differ_from_each_other_and_from_the_source() -> None:
+    """A single text is begun at several places."""
+    prompt = asked().prompt
+    (text,) = read_decoys(
+        prompt.model, prompt, [" ".join(f"w{number}" for number in range(13, 35))]
+    )
+    for rows in draw_decoys(prompt, [text], 8, 0):
+        assert len({tuple(row) for row in rows.tolist()}) == 8
+    with pytest.raises(DataError, match="make only 1 different decoys of 8"):
+        draw_decoys(prompt, [text[[0, 0, 0, 0, 0]]], 8, 0)

@@ -1,0 +1,235 @@
+"""Sources: numbers against plain transformers, verdicts against what is known."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from olmo_sparsity import Segment, explain
+from olmo_sparsity.analysis.attribution.segments import draw_decoys, read_decoys
+from olmo_sparsity.analysis.attribution.statements import Attribution, Cost
+from olmo_sparsity.analysis.attribution.verdicts import chances_of_all
+from olmo_sparsity.command.cli import main
+from olmo_sparsity.errors import ConfigError
+from tests.support.explanations import WORDS, make_tokenizer
+from tests.support.families import SUPPORTED, build, find
+from tests.support.sources import FAMILIES, GIVEN, SOURCES, Plain, asked, model_of
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("far_states", ["contextual", "isolated"])
+def test_numbers_are_those_of_plain_transformers(family: str, far_states: str) -> None:
+    found, plain = asked(family, far_states=far_states, draws=4), Plain(family, far_states)
+    (losses,) = found.losses
+    none, every = plain.losses(set()), plain.losses({0, 1, 2})
+    close(losses.none_T, none)
+    close(losses.all_T, every)
+    for source in range(3):
+        cells = found.matrix.xs("abc"[source], level="source")
+        close(cells.alone, none - plain.losses({source}))
+        close(cells.left_out, plain.losses({0, 1, 2} - {source}) - every)
+    texts = read_decoys(found.prompt.model, found.prompt, GIVEN["decoys"])
+    decoys = draw_decoys(found.prompt, texts, 4, 0)
+    for draw, ids in enumerate(zip(*(rows.tolist() for rows in decoys), strict=True)):
+        of_all = dict(enumerate(ids))
+        close(losses.decoys_TD[:, draw], plain.with_decoys(of_all).losses({0, 1, 2}))
+        for source in range(3):
+            others = {number: of_all[number] for number in range(3) if number != source}
+            among = plain.with_decoys(others).losses({0, 1, 2})
+            close(losses.among_TSD[:, source, draw], among)
+            without = plain.with_decoys({source: of_all[source]}).losses({0, 1, 2})
+            close(losses.without_TSD[:, source, draw], without)
+    close(found.statements.nats, losses.gap_T)
+    close(found.statements.p, chances_of_all(losses))
+    close(found.matrix.gives, losses.gives_TSD.mean(2).ravel())
+    close(found.matrix.lost, losses.lost_TSD.mean(2).ravel())
+
+
+def close(found: Any, expected: Any) -> None:
+    np.testing.assert_allclose(found, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("far_states", ["contextual", "isolated"])
+@pytest.mark.parametrize("stays", [False, True])
+def test_the_cost_is_counted_before(far_states: str, stays: bool) -> None:
+    changed: dict[str, Any] = {"far_states": far_states, "orders": 2, "draws": 5}
+    if stays:
+        changed["sources"] = ["w33 w34", *(Segment(*item) for item in SOURCES.items())]
+        changed["candidates"] = ["a", "c"]
+    cost = asked(**changed, dry_run=True)
+    assert isinstance(cost, Cost)
+    assert cost.token_forwards == asked(**changed).token_forwards
+    assert f"{cost.flops:.2e}" in str(cost)
+
+
+def test_a_prompt_of_twenty_sources_fits_a_gpu_minute() -> None:
+    sources = {f"s{i}": " ".join(WORDS * 10) for i in range(20)}
+    limited = build(SUPPORTED[find(FAMILIES[0])], vocab_size=45, max_position_embeddings=16384)
+    answer = [" ".join(WORDS)] * 5
+    cost = explain(
+        limited, make_tokenizer(), sources=sources, question="w1", answer=answer, dry_run=True
+    )
+    assert replace(cost, num_parameters=10**9).flops < 60 * 0.4 * 989e12
+
+
+def test_orders_move_sources_and_keep_their_names() -> None:
+    found = asked(orders=4)
+    assert len(found.losses) == 4
+    order = np.random.default_rng(0).permutation(3).tolist()
+    assert order != [0, 1, 2]
+    moved = asked(sources={"abc"[s]: SOURCES["abc"[s]] for s in order})
+    per_name = [moved.names.index(name) for name in "abc"]
+    np.testing.assert_allclose(
+        found.losses[1].alone_TS, moved.losses[0].alone_TS[:, per_name], atol=2e-5
+    )
+    assert found.statements.verdict.str.contains("of 4 orders").all()
+    np.testing.assert_allclose(
+        found.matrix.alone.to_numpy().reshape(3, 3),
+        np.mean([part.none_T[:, None] - part.alone_TS for part in found.losses], axis=0), atol=1e-6,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("far_states", ["contextual", "isolated"])
+def test_the_parts_of_a_source_are_shown_and_left_out(far_states: str) -> None:
+    """As sources of their own would be, where nothing stands between them."""
+    parted = {"a": SOURCES["a"], "b1": "w5", "b2": "w6", "b3": "w7", "c": SOURCES["c"]}
+    apart = asked(sources=parted, far_states=far_states).matrix
+    found = asked(far_states=far_states).within("b", units="words")
+    assert found.index.names == ["statement", "words"]
+    assert found.index.get_level_values(1).tolist() == ["w5", "w6", "w7"] * 3
+    for name in ("alone", "left_out"):
+        expected = apart[name].unstack("source")[["b1", "b2", "b3"]].to_numpy().ravel()
+        np.testing.assert_allclose(found[name], expected, atol=2e-5)
+    assert len(asked().within("c")) == 3  # one sentence
+    with pytest.raises(ConfigError, match="no source is named z; there are a, b, c"):
+        asked().within("z")
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    for changed, message in [
+        ({"sources": {}}, "none has a name"),
+        ({"sources": [Segment("a", "w1"), Segment("a", "w2")]}, "two sources have one name"),
+        ({"sources": "w1"}, "sources must be"),
+        ({"candidates": ["z"]}, "no source is named z"),
+        ({"question": " "}, "need a question"),
+        ({"k": 3}, "explain with sources has no option k"),
+        ({"draws": 3}, "draws=3 must be a whole number from 4 up"),
+        ({"orders": 7}, "3 sources have fewer orders"),
+        ({"rate": 1.5}, "rate=1.5 must be between 0 and 1"),
+        ({"units": "pages"}, "units=pages is none of tokens, words, sentences, paragraphs"),
+        ({"units": "words", "orders": 2}, "orders=2 moves whole sources; leave units=words out"),
+        ({"text": "w1"}, "text does not go with the rest"),
+        ({"foreign": ["w1"]}, "foreign does not go with the rest"),
+        ({"sources": None, "text": "w1"}, "question does not go with the rest"),
+    ]:  # fmt: skip
+        with pytest.raises(ConfigError, match=message):
+            asked(**changed)
+
+
+def test_it_prints_each_statement_with_its_verdict() -> None:
+    found = asked()
+    assert isinstance(found, Attribution)
+    shown = repr(found)
+    for row in found.statements.itertuples():
+        assert f"{row.text}\n  {row.verdict}" in shown
+    assert shown.count("Benjamini–Hochberg") == 1
+    assert "rows beside them" not in shown
+    loud = replace(found.prompt, model=replace(found.prompt.model, batch_noise=0.1))
+    assert "up to 0.10 nats with the rows beside them" in repr(replace(found, prompt=loud))
+    assert found.to_dict()["statements"][0]["text"] == "w1 w2 w3"
+
+
+# --- from a shell ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def shell_words(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("shell")
+    model_of().save_pretrained(folder / "model")
+    make_tokenizer().save_pretrained(folder / "model")
+    words = [str(folder / "model")]
+    for name, text in SOURCES.items():
+        (folder / f"{name}.txt").write_text(text)
+        words += ["--source", f"{name}={folder / name}.txt"]
+    (folder / "decoys").mkdir()
+    for number, text in enumerate(GIVEN["decoys"]):
+        (folder / "decoys" / f"{number}.txt").write_text(text)
+    return [*words, "--question", GIVEN["question"], "--decoys", str(folder / "decoys")]
+
+
+def shell(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["explain", *words])
+    return code, *capsys.readouterr()
+
+
+def test_the_command(
+    shell_words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [*shell_words, "--answer", "w1 w2 w3", "--candidates", "a,c", "--draws", "5"]
+    code, out, err = shell(capsys, *given, "--html", str(tmp_path / "page.html"))
+    assert code == 0, err
+    assert "w1 w2 w3\n  rests on " in out
+    assert "statements: 1, sources: 2, decoys of each: 5" in out
+    assert "</html>" in (tmp_path / "page.html").read_text()
+    code, out, err = shell(capsys, *given, "--json")
+    assert code == 0, err
+    told = json.loads(out)
+    assert [cell["source"] for cell in told["matrix"]] == ["a", "c"]
+    code, out, err = shell(capsys, *given, "--dry-run")
+    assert code == 0, err
+    assert out.startswith(f"token-forwards  {told['token_forwards']:,}\n")
+    code, out, err = shell(capsys, *shell_words, "--max-new-tokens", "5")
+    assert code == 0, err
+    assert "rests on" in out
+    # A folder is the sources that are its files.
+    folder = Path(shell_words[2].removeprefix("a=")).parent
+    (folder / "texts").mkdir()
+    for name, text in SOURCES.items():
+        (folder / "texts" / name).write_text(text)
+    files = sorted(map(str, (folder / "texts").iterdir()))
+    for given in ([str(folder / "texts")], [str(folder / "texts/*")], files):
+        words = [shell_words[0], "--source", *given, *shell_words[7:], "--answer", files[0]]
+        code, out, err = shell(capsys, *words, "--units", "words")
+        assert code == 0, err
+        assert "sources: 12, decoys" in out
+        assert f"--answer @{files[0]} reads the file" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--check"], "sources have --decoys"),
+        (["--at", "w1"], "at does not go with the rest"),
+        (["--target", "w1"], "target does not go with the rest"),
+        (["--units", "pages"], "units=pages is none of"),
+        (["--candidates", "z"], "no source is named z"),
+        (["--source", "nowhere.txt"], "nowhere.txt cannot be read"),
+        (["--source", "nowhere*.txt"], "is a glob without files"),
+        (["--decoys", "nowhere"], "decoys: text=nowhere"),
+        (["--source", "a=nowhere.txt"], "two have one name"),
+        (["--html", "page.txt"], "must end in .html"),
+        (["--draws", "2"], "draws=2"),
+    ],
+)
+def test_the_command_refuses(
+    shell_words: list[str], words: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, err = shell(capsys, *shell_words, *words)
+    assert code == 2
+    assert said in err
+
+
+def test_options_of_sources_are_refused_without_sources(
+    shell_words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, *_, decoys = shell_words
+    for words in (["--decoys", decoys], ["--question", "w1"], ["--draws", "9"]):
+        code, _, err = shell(capsys, folder, "--prompt", "w1 w2 w3", "--target", "w4", *words)
+        assert code == 2
+        name = words[0][2:].replace("-", "_")
+        assert f"{name} does not go with the rest" in err or f"no option {name}" in err

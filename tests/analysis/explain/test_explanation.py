@@ -1,0 +1,456 @@
+"""One call: its numbers against plain transformers, what it names, how it is asked from a shell."""
+
+from __future__ import annotations
+
+import io
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from olmo_sparsity import explain
+from olmo_sparsity.analysis.explain.check import _unrelated
+from olmo_sparsity.analysis.explain.explanation import Explanation, read_explanation, to_json
+from olmo_sparsity.analysis.inputs.documents import Controls
+from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.scoring.scorer import context_losses
+from olmo_sparsity.command.cli import main
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.layers import causal_bias
+from olmo_sparsity.process.progress import Progress
+from tests.support.brute import Brute
+from tests.support.explanations import FOREIGN, SHORT, TEXT, asked, make_model, make_tokenizer
+from tests.support.families import SUPPORTED, build, find
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    return make_model()
+
+
+@pytest.fixture(scope="module")
+def folder(model: Any, tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("model")
+    model.save_pretrained(path)
+    make_tokenizer().save_pretrained(path)
+    return str(path)
+
+
+def answered(model: Any, prompt: str, **changed: Any) -> Explanation:
+    return asked(model, text=None, at=None, prompt=prompt, **changed)
+
+
+@pytest.mark.parametrize("prefix", ["auto", "none", "w1 w2"])
+@pytest.mark.parametrize("far_states", ["contextual", "isolated"])
+def test_numbers_are_those_of_plain_transformers(model: Any, prefix: str, far_states: Any) -> None:
+    found = asked(model, prefix=prefix, far_states=far_states)
+    start: dict[str, tuple[int, ...]] = {"auto": (1,), "none": (), "w1 w2": (4, 5)}
+    row = found.targets.iloc[-1]
+    assert row.text.strip() == "w7 w8"
+
+    def plain(tokens: torch.Tensor, positions: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
+        (mask,) = bias or [causal_bias(tokens.shape[1], torch.device("cpu"))]
+        return model(input_ids=tokens, position_ids=positions, attention_mask=mask).logits
+
+    ids = np.array(make_tokenizer(bos=False)(TEXT).input_ids)
+    windows = Windows("all", SHORT, prefix=start[prefix])
+    brutes = [
+        Brute(plain, ids, windows, place, far_states, start=row.target)
+        for place in (row.target, row.target + 1)
+    ]
+
+    def loss(far: list[int]) -> float:
+        return sum(brute.loss(far) for brute in brutes)
+
+    every = list(range(row.target - SHORT))
+    assert row.loss_long == pytest.approx(loss(every), abs=1e-5)
+    assert row.loss_short == pytest.approx(loss([]), abs=1e-5)
+    falls = np.array([loss([]) - loss([place]) for place in every])
+    units = found.far[found.far.target == row.target]
+    np.testing.assert_allclose(units.nats, np.sort(falls)[::-1][:3], atol=2e-5)
+    np.testing.assert_allclose(falls[units["first"]], units.nats, atol=2e-5)
+    for k, unit in enumerate(units.itertuples(), 1):
+        chosen = units["first"].tolist()[:k]
+        assert unit.loss_set == pytest.approx(loss(chosen), abs=2e-5)
+        without = loss([place for place in every if place not in chosen])
+        assert unit.loss_without == pytest.approx(without, abs=2e-5)
+
+
+@pytest.fixture(scope="module")
+def judge() -> Any:
+    """The same architecture with other weights."""
+    other = make_model()
+    torch.manual_seed(7)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight.add_(0.2 * torch.randn_like(weight))
+    return other
+
+
+def test_a_judge_tells_its_losses_with_units_that_another_chose(
+    model: Any, judge: Any, tmp_path: Path
+) -> None:
+    alone, judged = asked(model), asked(model, judge=judge)
+    units = ["target", "rank", "first", "end"]
+    pd.testing.assert_frame_equal(judged.far[units], alone.far[units])
+
+    def plain(tokens: torch.Tensor, positions: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:
+        (mask,) = bias or [causal_bias(tokens.shape[1], torch.device("cpu"))]
+        return judge(input_ids=tokens, position_ids=positions, attention_mask=mask).logits
+
+    ids, row = np.array(make_tokenizer(bos=False)(TEXT).input_ids), judged.targets.iloc[-1]
+    windows = Windows("all", SHORT, prefix=(1,))
+    brutes = [
+        Brute(plain, ids, windows, row.target + i, "contextual", start=row.target) for i in range(2)
+    ]
+
+    def loss(far: list[int]) -> float:
+        return sum(brute.loss(far) for brute in brutes)
+
+    chosen = judged.far[judged.far.target == row.target]["first"].tolist()
+    told = judged.far[judged.far.target == row.target]
+    every = list(range(row.target - SHORT))
+    assert row.loss_short == pytest.approx(loss([]), abs=2e-5)
+    assert row.loss_long == pytest.approx(loss(every), abs=2e-5)
+    for k in (1, 3):
+        unit, left = told.iloc[k - 1], [place for place in every if place not in chosen[:k]]
+        assert unit.loss_set == pytest.approx(loss(chosen[:k]), abs=2e-5)
+        assert unit.loss_without == pytest.approx(loss(left), abs=2e-5)
+        assert unit.nats == pytest.approx(loss([]) - loss(chosen[k - 1 : k]), abs=2e-5)
+    # The choice in unrelated texts is the first model's too, and the losses are the judge's.
+    draws = [
+        one.check(2).tables["influence"].query("control == 'foreign'").far_first.tolist()
+        for one in (alone, judged)
+    ]
+    assert draws[0] == draws[1]
+    assert judged.checked is not None
+    assert alone.checked is not None
+    assert judged.checked.table.own.tolist() != alone.checked.table.own.tolist()
+    assert "by units that" in str(judged)
+    assert "by units that" not in str(alone)
+    judged.save(tmp_path / "e.json")
+    assert str(read_explanation(tmp_path / "e.json")) == str(judged)
+    assert asked(model, at=None, judge=judge).targets.target.tolist() == (
+        asked(model, at=None).targets.target.tolist()
+    )
+
+
+def test_a_judge_with_other_tokens_is_refused(
+    model: Any, judge: Any, folder: str, tmp_path: Path
+) -> None:
+    judge.save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    found = explain(folder, text=TEXT, at="w7 w8", short=SHORT, k=2, judge=str(tmp_path))
+    assert found.asked.judge is not None
+    file = tmp_path / "tokenizer.json"
+    file.write_text(file.read_text().replace('"w3"', '"other"'))
+    with pytest.raises(DataError, match="has another tokenizer than"):
+        explain(folder, text=TEXT, at="w7 w8", short=SHORT, judge=str(tmp_path))
+    with pytest.raises(ConfigError, match="judge does not go with the rest"):
+        explain(folder, sources={"a": TEXT}, question="w1", answer="w2", judge=str(tmp_path))
+
+
+def test_top_is_a_table(model: Any) -> None:
+    found = asked(model, units="span:3")
+    table = found.top(2)
+    columns = "target rank unit text place back nats loss_set loss_without"
+    assert list(table) == columns.split()
+    assert len(table) == 2 * len(found.targets)
+    words = TEXT.split()
+    for row in table.itertuples():
+        assert row.text.split() == words[row.place : row.place + 3]
+        assert row.unit == f"{row.place}–{row.place + 2}"
+        assert row.back == row.target - row.place
+
+
+@pytest.mark.parametrize("selector", ["add_one", "gradient", "lrp", "attention"])
+def test_a_model_in_memory_comes_back_as_it_was(selector: str) -> None:
+    model = make_model()
+    model.train()
+    model.lm_head.eval()
+    model.lm_head.weight.requires_grad_(False)
+
+    def state() -> list[Any]:
+        modules = [module.training for module in model.modules()]
+        weights = [(w.requires_grad, w.grad, w.device, w.dtype) for w in model.parameters()]
+        return [modules, weights, model.config.to_dict(), model.config._attn_implementation]
+
+    before, numbers = state(), [weight.clone() for weight in model.parameters()]
+    assert len(set(before[0])) == 2
+    e = asked(model, selector=selector)
+    assert state() == before
+    e.check(draws=2)
+    assert state() == before
+    assert all(map(torch.equal, model.parameters(), numbers))
+
+
+@pytest.mark.parametrize("long", ["all", 30])
+def test_without_names_the_largest_gaps_are_looked_at(model: Any, long: Any) -> None:
+    found = asked(model, at=None, long=long, selector="nearest")
+    assert found.chosen_by_gap
+    # Those of the placebo are chosen with the text that is then asked about.
+    recovery = found.check(draws=2).tables["recovery"]
+    placebo = recovery[(recovery.far_part == "placebo") & (recovery.control == "own")]
+    controls = Controls(
+        _unrelated(found.model, FOREIGN, found.document), found.windows, num_draws=2
+    )
+    losses = context_losses(found.asked.scorer, found.document, found.windows, controls)
+    losses = losses.set_index("target").loc[SHORT + 1 :]
+
+    def largest(loss_long: pd.Series) -> pd.Series:
+        gaps = (losses.loss_short - loss_long).nlargest(8)
+        return gaps[gaps >= 0.1].sort_index()
+
+    own = largest(losses.loss_long)
+    assert found.targets.target.tolist() == own.index.tolist()
+    np.testing.assert_allclose(found.targets.gap, own, atol=1e-5)
+    chosen = sorted(placebo.target.unique().tolist())
+    assert chosen == largest(losses.placebo_loss_long).index.tolist() != []
+
+
+@pytest.mark.parametrize("selector", ["attention", "nearest", "random", "drop_one", "greedy"])
+def test_nats_are_falls_whatever_a_selector_goes_by(model: Any, selector: str) -> None:
+    found = asked(model, selector=selector, at="w8")
+    exact = asked(model, at="w8", k=50).far.set_index(["target", "first"]).nats
+    for row in found.far.itertuples():
+        if (row.target, row.first) in exact.index:
+            assert row.nats == pytest.approx(exact[row.target, row.first], abs=1e-5)
+    assert len(found.far)
+    first = found.far[found.far["rank"] == 1].set_index("target")
+    alone = found.targets.set_index("target").loss_short - first.nats
+    np.testing.assert_allclose(first.loss_set, alone, atol=1e-5)
+
+
+def test_where_a_rule_asks_very_often_a_cheaper_one_is_named(
+    model: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked(model)
+    assert "add_one_nested" not in capsys.readouterr().err
+    monkeypatch.setattr("olmo_sparsity.analysis.explain.ask.MANY_UNITS", 40)
+    asked(model)
+    assert "each of up to 52 far tokens; add_one_nested" in capsys.readouterr().err
+    asked(model, selector="add_one_nested")
+    asked(model, long=48)  # 40 far tokens
+    assert "each of up to" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("far_states", ["contextual", "isolated"])
+def test_a_number_of_tokens_is_at_most_so_many(model: Any, far_states: str) -> None:
+    """As if the text began there; a target before it sees all."""
+    found = asked(model, at=[slice(20, 21), slice(50, 52)], long=30, far_states=far_states)
+    assert found.targets.target.tolist() == [20, 50]
+    for row, first in zip(found.targets.itertuples(), (0, 20), strict=True):
+        text = "".join(found.document.texts[first:]).strip()
+        span = slice(row.target - first, row.end - first)
+        alone = asked(model, text=text, at=span, far_states=far_states)
+        assert row.loss_long == pytest.approx(alone.targets.loss_long[0], abs=1e-5)
+        far = found.far[found.far.target == row.target]
+        assert (far["first"] - first).tolist() == alone.far["first"].tolist()
+        np.testing.assert_allclose(far.nats, alone.far.nats, atol=1e-5)
+    assert found.check(draws=2).table.foreign.notna().all()
+
+
+def test_a_text_longer_than_the_model_is_cut_off(capsys: pytest.CaptureFixture[str]) -> None:
+    limited = build(SUPPORTED[find("Llama 1, 2, 3")], vocab_size=45, max_position_embeddings=42)
+    found = asked(limited, at=[slice(30, 31), slice(60, 61)])
+    assert "longer than the model takes: long windows of 41 tokens" in capsys.readouterr().err
+    assert found.targets.target.tolist() == [30, 60]
+    assert found.far[found.far.target == 60]["first"].min() >= 60 - 41
+    for given in ({}, {"long": 1000}, {"long": 20}):  # a number is at most so many, too
+        asked(limited, at=slice(30, 31), **given)
+        assert "longer" not in capsys.readouterr().err
+    capped = asked(limited, at=[slice(30, 31), slice(60, 61)], long=1000)
+    assert "long windows of 41 tokens" in capsys.readouterr().err
+    assert capped.targets.equals(found.targets)
+
+
+def test_all_tokens_of_a_target_need_a_position(capsys: pytest.CaptureFixture[str]) -> None:
+    limited = build(SUPPORTED[find("Llama 1, 2, 3")], vocab_size=45, max_position_embeddings=42)
+    target = slice(45, 48)  # with a beginning of text, its inputs end at position ID 42
+    fitting = asked(limited, long=39, at=target)
+    assert "longer" not in capsys.readouterr().err
+    assert asked(limited, long=40, at=target).targets.equals(fitting.targets)
+    assert "long windows of 39 tokens" in capsys.readouterr().err
+
+
+def test_targets_without_a_far_part_are_named(
+    model: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = asked(model, at=[slice(2, 3), slice(40, 41)])
+    assert found.targets.target.tolist() == [40]
+    assert "1 of 2 targets stand before token" in capsys.readouterr().err
+
+
+def test_what_would_be_ignored_is_refused(model: Any, folder: str) -> None:
+    with pytest.raises(ConfigError, match="brings its own tokenizer"):
+        explain(folder, make_tokenizer(), text=TEXT)
+    with pytest.raises(ConfigError, match="of a model in memory"):
+        asked(model, dtype="bf16")
+    with pytest.raises(ConfigError, match="for an answer that is generated"):
+        asked(model, max_new_tokens=5)
+    with pytest.raises(ConfigError, match="for an answer that is generated"):
+        answered(model, TEXT, target="w3", max_new_tokens=5)
+
+
+def test_a_text_is_given_or_read_from_its_path_and_a_name_alone_is_refused(
+    model: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    found = explain(model, make_tokenizer(), text=path, at="w7", short=SHORT, k=1)
+    pd.testing.assert_frame_equal(found.far, asked(model, at="w7", k=1).far)
+    with pytest.raises(ConfigError, match=r"is the name of a file; give Path\("):
+        explain(model, make_tokenizer(), text=str(path))
+
+
+def test_spans_that_do_not_fit_before_a_target_are_not_asked_about(model: Any) -> None:
+    """Neither of named targets, nor of those of the placebo."""
+    found = asked(model, at=[slice(SHORT + 1, SHORT + 2), slice(40, 41)], units="span:20")
+    assert found.targets.target.tolist() == [40]
+    found = asked(model, at=None, units="span:20", selector="nearest")
+    assert found.targets.target.min() >= SHORT + 20
+    assert found.check(draws=2).placebo is not None
+
+
+def test_progress_is_told_within_a_target(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[int] = []
+    monkeypatch.setattr(Progress, "update", lambda self, done, **_: told.append(done))
+    asked(model, at=slice(40, 41), batch_tokens=64)
+    assert len(told) > 3
+    assert told == sorted(told)
+    assert told[-1] > 0
+
+
+def test_what_is_shown_and_saved(model: Any, tmp_path: Path) -> None:
+    found = asked(model, at="w8")
+    page = found._repr_html_()
+    assert page.count("<mark") >= 1
+    assert "<u>" in page
+    assert repr(found).splitlines()[0].startswith("w8 (token ")
+    found.save(tmp_path / "e.parquet")
+    rows = pd.read_parquet(tmp_path / "e.parquet")
+    assert len(rows) == len(found.far)
+    assert {"target_text", "gap", "nats", "text"} <= set(rows)
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_an_explanation_is_kept_without_its_model(
+    model: Any, is_checked: bool, tmp_path: Path
+) -> None:
+    found = asked(model, at="w8")
+    if is_checked:
+        found.check(draws=2)
+    found.save(tmp_path / "e.json")
+    found.to_html(tmp_path / "e.html")
+    pickled = pickle.dumps(found)
+    assert len(pickled) < 100_000
+    for kept in (read_explanation(tmp_path / "e.json"), pickle.loads(pickled)):
+        assert repr(kept) == repr(found)
+        assert kept._repr_html_() == found._repr_html_()
+        assert to_json(kept) == to_json(found)
+        pd.testing.assert_frame_equal(kept.top(2), found.top(2), check_dtype=False)
+        kept.to_html(tmp_path / "kept.html")
+        with pytest.raises(ConfigError, match=r"kept\.pdf must end in \.html"):
+            kept.to_html(tmp_path / "kept.pdf")
+        assert (tmp_path / "kept.html").read_text() == (tmp_path / "e.html").read_text()
+        with pytest.raises(ConfigError, match="has no model: explain again"):
+            kept.check()
+    (tmp_path / "e.json").write_text('{"token_ids": 3}')
+    with pytest.raises(DataError, match=r"e\.json holds no explanation"):
+        read_explanation(tmp_path / "e.json")
+
+
+def test_half_a_character_is_not_shown_as_nothing(model: Any) -> None:
+    found = asked(model, at="w8", k=1)
+    first = int(found.far["first"].iloc[0])
+    texts = found.document.texts
+    texts[first], texts[first + 1] = "", "é" + texts[first + 1]
+    assert "[part of é]" in found.describe()
+
+
+# --- from a shell ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", ["w7 w8", None])
+def test_a_weight_that_is_no_number_is_not_explained_away(at: str | None) -> None:
+    model = make_model()
+    with torch.no_grad():  # of a word that stands among the far ones
+        model.model.embed_tokens.weight[make_tokenizer().convert_tokens_to_ids("w5")] = torch.nan
+    text = "w5 " + " ".join(f"w{i}" for i in range(6, 24)) + " w7 w8 w9"
+    with pytest.raises(DataError, match="targets is no finite number"):
+        asked(model, text=text, at=at)
+
+
+def shell(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = main(["explain", *words])
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def test_the_command(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any
+) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text(TEXT)
+    (tmp_path / "foreign.txt").write_text("\n\n".join(FOREIGN))
+    given = [folder, "--text", str(path), "--at", "w7 w8", "--short", "8", "-k", "2"]
+    code, out, err = shell(capsys, *given)
+    assert code == 0, err
+    assert "gap" in out
+    assert "\x1b" not in out  # no terminal
+    code, out, err = shell(capsys, *given, "--json", "--check", "--foreign",
+                           str(tmp_path / "foreign.txt"))  # fmt: skip
+    assert code == 0, err
+    told = json.loads(out)
+    assert [target["text"].strip() for target in told["targets"]][-1] == "w7 w8"
+    assert told["check"]["draws"] == 8
+    # A check that fails loses nothing of what is found.
+    code, out, err = shell(capsys, *given, "--json", "--html", str(tmp_path / "page.html"),
+                           "--check", "--foreign", str(tmp_path / "nowhere"))  # fmt: skip
+    assert code == 2
+    assert "nowhere" in err
+    assert json.loads(out) == told | {"check": None, "tables": json.loads(out)["tables"]}
+    assert (tmp_path / "page.html").is_file()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(TEXT.encode())))
+    code, piped, err = shell(capsys, folder, "--text", "-", *given[3:], "--json")
+    assert code == 0, err
+    assert json.loads(piped)["targets"] == told["targets"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--text", "nowhere.txt"], "nowhere.txt"),
+        (["--text", "TEXT", "--at", "zebra"], "does not stand in the text"),
+        (["--text", "TEXT", "--at", "40"], "for the token of that number, 40:41"),
+        (["--text", "TEXT", "--at", "/(/"], "regular expression"),
+        (["--text", "TEXT", "--at", "0:2"], "no target has far tokens"),
+        (["--text", "TEXT", "--short", "400"], "no target has far tokens"),
+        (["--text", "TEXT", "--selector", "addone"], "choose from"),
+        (["--text", "TEXT", "--units", "span"], "none of tokens"),
+        (["--text", "TEXT", "--target", "w3"], "belong to a prompt"),
+        (["--text", "TEXT", "--foreign", "embedded"], "is text for --check"),
+        (["--text", "TEXT", "--html", "page.txt"], "must end in .html"),
+        (["--text", "TEXT", "--at", "9000:9001"], "at=9000:9001 names no run of tokens"),
+        (["--text", "BINARY"], "not text in UTF-8"),
+        (["--prompt", "w1 w2", "--target", ""], "the target is empty"),
+        (["--prompt", "w1", "--target", "w2"], "no target has far tokens"),
+    ],
+)
+def test_mistakes_are_one_line(
+    folder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], said: str
+) -> None:
+    files = {"TEXT": TEXT.encode(), "LONG": (TEXT * 8).encode(), "BINARY": b"\xff\xfe\x00\x01" * 9}
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    words = [str(tmp_path / word) if word in files else word for word in words]
+    code, out, err = shell(capsys, folder, *words)
+    assert code == 2
+    assert out == ""
+    assert said in err
+    assert len([line for line in err.splitlines() if line.strip()]) == 1

@@ -1,0 +1,443 @@
+"""Documents, their words and sentences, and the texts that controls put in their place."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from olmo_sparsity.analysis.inputs.documents import (
+    Controls,
+    Document,
+    Documents,
+    FarText,
+    token_texts,
+)
+from olmo_sparsity.analysis.inputs.planting import Planting
+from olmo_sparsity.analysis.inputs.texts import plant_dependencies
+from olmo_sparsity.analysis.inputs.windows import Block, Units, Windows
+from olmo_sparsity.config.file import config_from_dict
+from olmo_sparsity.data.shards import TokenShards
+from olmo_sparsity.data.tokenizer import load_tokenizer, train_tokenizer
+from olmo_sparsity.errors import DataError
+from tests.conftest import data_section, named
+from tests.support.fake_results import fake_words
+from tests.support.tokenizers import llama_like_tokenizer
+
+WINDOWS = Windows(20, 8, 3)
+
+
+# --- texts and units ------------------------------------------------------------------------------
+
+
+def texts_of(units: Units, document: Document, origin: int = 0) -> list[str]:
+    return [
+        "".join(document.texts[origin + first : origin + end])
+        for first, end in zip(units.first, units.end, strict=True)
+    ]
+
+
+def encoded(text: str, tokenizer: Tokenizer) -> Document:
+    return Document(np.array(tokenizer.encode(text).ids), tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("kind", ["words", "sentences", "tokens", "span:3"])
+def test_units_of_real_text(heldout: TokenShards, kind: str) -> None:
+    """Of a stretch that begins and ends anywhere, counted from its first place."""
+    generator = np.random.default_rng(0)
+    for number in range(5):
+        document = Document(heldout.document(number), number, tokenizer=heldout.tokenizer)
+        first = int(generator.integers(len(document.tokens) // 2))
+        end = int(generator.integers(first + 3, len(document.tokens) + 1))
+        units = document.units(kind, first, end)
+        found, whole = texts_of(units, document, first), "".join(document.texts[first:end])
+        if kind.startswith("span"):
+            assert len(units) == end - first - 2
+            continue
+        assert units.first[0] == 0
+        assert units.end[-1] == end - first
+        assert units.end[:-1].tolist() == units.first[1:].tolist()
+        assert "".join(found) == whole
+        if kind == "words":  # cut where the stretch is cut
+            assert [word for unit in found for word in unit.split()] == whole.split()
+            assert max(len(unit.split()) for unit in found) == 1
+        if kind == "sentences":
+            assert len(found) < len(whole.split())
+            assert all(
+                unit.rstrip("\"')”’] \n")[-1] in ".!?" or "\n" in unit for unit in found[:-1]
+            )
+        if kind == "tokens":
+            assert found == document.texts[first:end]
+
+
+SENTENCES = [
+    "It is 3.5 miles, he said.",
+    "“Really?”",
+    'She asked: "Why (and how)?"',
+    "Nobody knew…",
+    "A heading",
+    "Then it rained!",
+    "Übung macht den Meister.",
+]
+
+
+@pytest.mark.parametrize("family", ["byte-level", "llama"])
+def test_sentences_end_where_a_reader_ends_them(tokenizer: Tokenizer, family: str) -> None:
+    """At a full stop, also behind a closing quote, and at a blank line; not at 3.5. Paragraphs end
+    at a blank line alone."""
+    *before, heading, after, last = SENTENCES
+    text = " ".join(before) + f"\n\n{heading}\n\n{after}  {last}"
+    document = encoded(text, tokenizer if family == "byte-level" else llama_like_tokenizer())
+    assert "".join(document.texts) == text
+    of_kinds = {
+        "sentences": SENTENCES, "words": text.split(),
+        "paragraphs": [" ".join(before), heading, f"{after}  {last}"],
+    }  # fmt: skip
+    for kind, expected in of_kinds.items():
+        units = document.units(kind, 0, len(document.tokens))
+        assert [unit.strip() for unit in texts_of(units, document)] == expected
+
+
+def test_a_far_text_has_the_units_and_the_text_of_its_places(heldout: TokenShards) -> None:
+    document = Document(heldout.document(2), tokenizer=heldout.tokenizer)
+    far = FarText.at(document, 7, 30)
+    assert far.tokens_F.tolist() == document.tokens[7:37].tolist()
+    assert far.text(2, 9) == "".join(document.texts[9:16])
+    for kind in ("tokens", "span:4", "words", "sentences"):
+        np.testing.assert_equal(asdict(far.units(kind)), asdict(document.units(kind, 7, 37)))
+
+
+def test_without_a_tokenizer_there_are_tokens_and_spans_only() -> None:
+    document = Document(np.array([5, 6, 7, 8, 9]))
+    assert document.texts == [""] * 5
+    assert FarText.at(document, 1, 4).text(1, 3) == "7 8"
+    assert len(document.units("tokens", 0, 5)) == 5
+    assert len(document.units("span:2", 1, 5)) == 3
+    for kind in ("words", "sentences", "paragraphs"):
+        with pytest.raises(DataError, match="the model has no tokenizer"):
+            document.units(kind, 0, 5)
+
+
+def test_documents_are_known_by_their_tokens() -> None:
+    texts = [np.arange(5), np.arange(3)]
+    fingerprint = Documents.of(texts).fingerprint
+    assert Documents.of([text.astype(np.uint16) for text in texts]).fingerprint == fingerprint
+    apart = [np.arange(4), np.array([4, 0, 1, 2])]
+    others = [texts[::-1], [np.arange(5)], apart, [*texts, texts[0]]]
+    assert len({fingerprint, *(Documents.of(other).fingerprint for other in others)}) == 5
+    planted = [replace(document, truth=np.array([1])) for document in Documents.of(texts)]
+    assert Documents("d", planted).fingerprint != fingerprint
+
+
+# --- controls -------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def documents() -> Documents:
+    generator = np.random.default_rng(0)
+    lengths = [30, 21, 45, 20, 33, 26, 40, 8]  # two of them have no target
+    return Documents.of([generator.integers(0, 12, length) for length in lengths])
+
+
+def blocks_of(documents: Documents, windows: Windows = WINDOWS) -> list[tuple[Document, Block]]:
+    return [(d, block) for d in documents for block in windows.blocks(d.tokens)]
+
+
+def place_of(far: FarText) -> tuple[int, list[int]]:
+    return far.document.number, far.places_F.tolist()
+
+
+def foreign(controls: Controls, document: Document, block: Block, draw: int = 0) -> list:
+    far = FarText.at(document, block.first, block.num_far)
+    spans = [(target, target + 1) for target in range(block.num_targets)]
+    found = controls.foreign(document, block, {"own": (far, spans)}, draw)
+    return [(text, np.array([first for first, _ in some["own"]])) for text, some in found]
+
+
+@pytest.mark.parametrize("kind", ["unrelated", "matched", "shuffled"])
+def test_draws_are_the_same_in_any_order(documents: Documents, kind: Any) -> None:
+    def draws(reverse: bool, **changed: Any) -> dict:
+        controls = Controls(documents, WINDOWS, kind, **changed)
+        asked = [(d, block, draw) for d, block in blocks_of(documents) for draw in range(3)]
+        return {
+            (document.number, block.start, draw): [
+                (*place_of(far), targets.tolist())
+                for far, targets in foreign(controls, document, block, draw)
+            ]
+            + [place_of(controls.placebo(document, block))]
+            for document, block, draw in (asked[::-1] if reverse else asked)
+        }
+
+    found = draws(reverse=False)
+    assert found == draws(reverse=True)
+    assert found != draws(reverse=False, seed=1)
+    assert len({str(some[:-1]) for some in found.values()}) > len(found) / 2
+
+
+def test_draws_for_documents_are_independent() -> None:
+    """Of documents of one length, the same block draws another of the others, at another place."""
+    some = Documents.of([np.arange(40) + number for number in range(8)])
+    block = next(WINDOWS.blocks(some[0].tokens))
+    controls = Controls(some, WINDOWS)
+    for draw in (lambda document: controls.unrelated(document, block, 0),
+                 lambda document: controls.placebo(document, block)):  # fmt: skip
+        drawn = set()
+        for document in some:
+            others = [other.number for other in some if other is not document]
+            far = draw(document)
+            drawn.add((others.index(far.document.number), int(far.places_F[0])))
+        assert len(drawn) > 4
+
+
+def test_foreign_text_is_a_stretch_of_another_document(documents: Documents) -> None:
+    controls, seen = Controls(documents, WINDOWS), set()
+    for document, block in blocks_of(documents):
+        for far, targets in (foreign(controls, document, block, draw)[0] for draw in range(3)):
+            assert far.document.number != document.number
+            assert far.document is documents[far.document.number]
+            first = int(far.places_F[0])
+            assert far.places_F.tolist() == list(range(first, first + WINDOWS.num_far))
+            assert 0 <= first <= len(far.document.tokens) - WINDOWS.num_far
+            assert targets.tolist() == list(range(block.num_targets))
+            seen.add(far.document.number)
+    assert seen == {0, 1, 2, 4, 5, 6}  # those that are longer than the long window
+
+
+def test_the_placebo_is_none_of_the_foreign_documents_where_there_are_enough(
+    documents: Documents,
+) -> None:
+    """One document is asked about, three may stand in as foreign: five are enough."""
+    five = Documents("five", [d for d in documents if len(d.tokens) > WINDOWS.long][:5])
+    controls = Controls(five, WINDOWS)
+    for document, block in blocks_of(five):
+        placebo = controls.placebo(document, block)
+        drawn = {controls.unrelated(document, block, draw).document.number for draw in range(3)}
+        assert placebo.document.number not in {document.number, *drawn}
+    two = Controls(five[:2], WINDOWS)
+    for document, block in blocks_of(five[:2]):
+        assert two.placebo(document, block).document.number == 1 - document.number
+    with pytest.raises(DataError, match="need another document of at least"):
+        Controls(five[:1], WINDOWS).placebo(five[0], next(WINDOWS.blocks(five[0].tokens)))
+
+
+def test_documents_of_one_group_are_never_foreign_to_each_other(documents: Documents) -> None:
+    groups = ["a", "b", "a", "a", "", "", "b", "b"]
+    grouped = Documents(
+        "grouped", [replace(d, group=group) for d, group in zip(documents, groups, strict=True)]
+    )
+    for kind in ("unrelated", "matched"):
+        controls, pairs = Controls(grouped, WINDOWS, kind), set()
+        for document, block in blocks_of(grouped):
+            texts = [controls.placebo(document, block)]
+            texts += [
+                far for draw in range(3) for far, _ in foreign(controls, document, block, draw)
+            ]
+            pairs |= {(document.number, far.document.number) for far in texts}
+        for one, other in pairs:
+            assert one != other
+            assert groups[one] != groups[other] or not groups[one]
+        assert {(4, 5), (5, 4), (0, 1)} <= pairs  # what has no group shares text with none
+    alone = Documents("alone", [replace(d, group="a") for d in documents])
+    with pytest.raises(DataError, match="need another document of at least"):
+        Controls(alone, WINDOWS).unrelated(*blocks_of(alone)[0], 0)
+
+
+def test_a_copy_is_not_foreign_to_its_document(documents: Documents) -> None:
+    copied = [replace(documents[n], number=i) for i, n in enumerate([0, 1, 0, 0, 2])]
+    controls = Controls(Documents("copied", copied), WINDOWS)
+    assert controls.num_candidates == 3
+    for draw in range(20):
+        far = controls.unrelated(*blocks_of(controls.documents)[0], draw)
+        assert far.document.number in (1, 4)
+    alone = Documents("alone", copied[2:4])
+    with pytest.raises(DataError, match="need another document of at least"):
+        Controls(alone, WINDOWS).unrelated(*blocks_of(alone)[0], 0)
+
+
+def test_matched_text_holds_the_token_of_its_targets(documents: Documents) -> None:
+    tokens = {d.number: d.tokens.copy() for d in documents}
+    tokens[2][25] = 99  # nowhere else
+    tokens[2][33] = tokens[0][15] = 77  # once elsewhere
+    some = Documents("rare", [replace(d, tokens=tokens[d.number]) for d in documents])
+    controls = Controls(some, WINDOWS, "matched")
+    for document, block in blocks_of(some):
+        for draw in range(3):
+            found = foreign(controls, document, block, draw)
+            asked = np.concatenate([targets for _, targets in found])
+            assert sorted(asked.tolist()) == list(range(block.num_targets))
+            for far, targets in found:
+                (token,) = set(block.targets_W[targets].tolist())
+                assert far.document.number != document.number
+                assert far.tokens_F.shape == (WINDOWS.num_far,)
+                if token == 99:
+                    assert (far.tokens_F == 99).sum() == 1  # put there
+                    continue
+                assert token in far.tokens_F
+    # It stands anywhere in the foreign text.
+    (block,) = (b for b in WINDOWS.blocks(tokens[2]) if b.start <= 33 < b.start + 3)
+    texts = [
+        far
+        for draw in range(100)
+        for far, targets in foreign(controls, some[2], block, draw)
+        if block.targets_W[targets[0]] == 77
+    ]
+    assert {15 - int(far.places_F[0]) for far in texts} == set(range(WINDOWS.num_far))
+
+
+def test_shuffled_text_is_the_far_part_in_another_order(documents: Documents) -> None:
+    controls, orders = Controls(documents, WINDOWS, "shuffled"), set()
+    for document, block in blocks_of(documents):
+        for own in (
+            FarText.at(document, block.first, WINDOWS.num_far),
+            controls.placebo(document, block),
+        ):
+            targets = [(0, 1)]
+            for draw in range(3):
+                ((far, some),) = controls.foreign(document, block, {"own": (own, targets)}, draw)
+                assert far.document is own.document
+                assert sorted(far.places_F.tolist()) == own.places_F.tolist()
+                assert some == {"own": targets}
+                orders.add((document.number, *(far.places_F - own.places_F[0]).tolist()))
+    # Each block and draw has its own order, which the placebo shares.
+    assert len(orders) == 3 * len(blocks_of(documents))
+
+
+# --- ground truth ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def prepared(heldout: TokenShards) -> Documents:
+    def document(number: int) -> Document:
+        tokens = heldout.document(number)[: 10 if number == 3 else 60]
+        return Document(tokens, number, "a" if number < 2 else "", heldout.tokenizer)
+
+    return Documents("prepared", [document(number) for number in range(8)])
+
+
+def test_what_is_planted_has_a_twin_without_it(heldout: TokenShards, prepared: Documents) -> None:
+    model, windows = named("somebody/elses", heldout.tokenizer), Windows(30, 10)
+    planted = plant_dependencies(prepared, model, windows)
+    assert planted.are_planted
+    assert (len(planted), planted.num_too_short) == (14, 1)
+    assert [d.number for d in planted] == list(range(14))
+    config = config_from_dict({"data": data_section(Path("unused"))}).data.planted
+    planting = Planting.of(config, heldout.tokenizer)
+    for original, marked, bare in zip(
+        [d for d in prepared if d.number != 3], planted[:7], planted[7:], strict=True
+    ):
+        assert marked.truth is not None
+        assert bare.truth is not None
+        assert (len(marked.truth), len(bare.truth)) == (config.num_tokens, 0)
+        assert marked.truth.max() < windows.num_far
+        assert len(marked.tokens) == len(bare.tokens) == windows.long + 1
+        assert np.flatnonzero(marked.tokens != bare.tokens).tolist() == marked.truth.tolist()
+        assert not np.isin(bare.tokens, planting.marks_KM).any()
+        assert marked.tokens[-2] == bare.tokens[-2] == planting.cue
+        cleared = planting.clear(original.tokens[: windows.long + 1])
+        assert bare.tokens[:-2].tolist() == cleared[:-2].tolist()
+        assert marked.group == bare.group != ""
+        assert "".join(marked.texts) == heldout.tokenizer.decode(marked.tokens.tolist())
+    assert planted[0].group == planted[1].group != planted[2].group
+    again = plant_dependencies(prepared, model, windows)
+    assert again.fingerprint == planted.fingerprint
+    other = plant_dependencies(prepared, model, windows, seed=1)
+    assert other.fingerprint != planted.fingerprint
+
+
+@pytest.mark.parametrize("kind", ["unrelated", "matched"])
+def test_no_foreign_text_holds_what_is_planted(
+    heldout: TokenShards, prepared: Documents, kind: Any
+) -> None:
+    windows = Windows(30, 10)
+    planted = plant_dependencies(prepared, named("elses", heldout.tokenizer), windows)
+    controls = Controls(planted, windows, kind)
+    for document, block in blocks_of(planted, windows):
+        texts = [controls.placebo(document, block)]
+        texts += [far for draw in range(3) for far, _ in foreign(controls, document, block, draw)]
+        for far in texts:
+            assert far.document.number >= 7
+            assert far.document.group != document.group
+
+
+def test_planting_where_it_cannot_be_is_refused(heldout: TokenShards, prepared: Documents) -> None:
+    model = named("somebody/elses", heldout.tokenizer)
+    with pytest.raises(DataError, match="0 documents are longer than long=60"):
+        plant_dependencies(prepared, model, Windows(60, 10))
+    with pytest.raises(DataError, match="planted tokens are more than the far ones"):
+        plant_dependencies(prepared, model, Windows(30, 29))
+    with pytest.raises(DataError, match="has no tokenizer beside it"):
+        plant_dependencies(prepared, named("elses", None), Windows(30, 10))
+
+
+CORNERS = [
+    "Hello  wörld 🧑‍🚀 \x00 � <|endoftext|>  é e\u0301",
+    "a    b\n\n\t\tx",
+    "",
+]
+
+
+def word_piece_tokenizer() -> Tokenizer:
+    """Its decoder joins a token to its neighbours as it likes."""
+    names = ["[UNK]", *"abc.,'", *(f"##{letter}" for letter in "abc")]
+    tokenizer = Tokenizer(
+        models.WordPiece({name: i for i, name in enumerate(names)}, unk_token="[UNK]")
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(cleanup=True)
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizers() -> dict[str, Tokenizer]:
+    return {
+        "trained": train_tokenizer(iter(["".join(fake_words(0)), *CORNERS]), 400),
+        "gpt-neox": load_tokenizer("allenai_gpt-neox-olmo-dolma-v1_5"),
+        "llama": llama_like_tokenizer(),
+        "word piece": word_piece_tokenizer(),
+    }
+
+
+@pytest.mark.parametrize("name", ["trained", "gpt-neox", "llama", "word piece"])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(text=st.text() | st.sampled_from(CORNERS) | st.text(alphabet="ab.,' é🚀�"), data=st.data())
+def test_pieces_joined_are_the_document(
+    tokenizers: dict[str, Tokenizer], name: str, text: str, data: st.DataObject
+) -> None:
+    tokenizer = tokenizers[name]
+    ids = tokenizer.encode(text).ids
+    start = data.draw(st.integers(0, len(ids)))  # a document may begin and end within a character
+    ids = ids[start : data.draw(st.integers(start, len(ids)))]
+    for place in data.draw(st.sets(st.integers(0, len(ids)), max_size=2)):
+        ids.insert(place, 10**6)  # no token of the vocabulary
+    pieces = token_texts(tokenizer, ids)
+    assert len(pieces) == len(ids)
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=False)
+
+
+@pytest.mark.parametrize("name", ["trained", "gpt-neox", "llama"])
+def test_a_character_belongs_to_the_token_that_completes_it(
+    tokenizers: dict[str, Tokenizer], name: str
+) -> None:
+    tokenizer = tokenizers[name]
+    ids = tokenizer.encode("a🚀�🚀").ids
+    pieces = token_texts(tokenizer, ids)
+    assert [piece for piece in pieces if piece] == ["a", "🚀", "�", "🚀"]
+    whole = tokenizer.decode(ids)
+    for i, piece in enumerate(pieces):
+        if piece == "🚀":
+            assert "".join(pieces[: i + 1]) == tokenizer.decode(ids[: i + 1])
+            assert tokenizer.decode(ids[:i]) != tokenizer.decode(ids[: i + 1])
+    assert whole == "a🚀�🚀"
+
+
+def test_a_token_keeps_the_characters_that_it_completes() -> None:
+    """It ends within the next one."""
+    tokenizer = Tokenizer(models.WordLevel({"a": 0, "ĠðŁ": 1, "ļĢ": 2}, "a"))
+    tokenizer.decoder = decoders.ByteLevel()
+    assert token_texts(tokenizer, [0, 1, 2]) == ["a", " ", "🚀"]

@@ -1,0 +1,122 @@
+"""The Python sources of an environment: grouped by package, all of them counted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from olmo_sparsity.analysis.inputs import corpus, python_sources
+from olmo_sparsity.analysis.inputs.corpus import (
+    BadRecord,
+    Document,
+    LeftOut,
+    list_inputs,
+    read_documents,
+    read_records,
+)
+from olmo_sparsity.config.text import CorpusConfig
+from olmo_sparsity.errors import DataError
+
+
+def texts(config: CorpusConfig) -> list[str]:
+    return [document.text for document in read_documents(config)]
+
+
+def module(name: str, num_lines: int = 60, common: str = "") -> str:
+    return common + "".join(f"{name}_{number} = compute({number})\n" for number in range(num_lines))
+
+
+@pytest.fixture
+def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A standard library, with the site-packages it has outside a virtual environment."""
+    half = module("half", 60)
+    files = {
+        "json/decoder.py": module("decode"),
+        "json/__init__.py": module("init", 2),
+        "zlib.py": module("zlib"),
+        "site-packages/alpha/one.py": module("one", common=half),
+        "site-packages/alpha/two.py": module("two", 59, common=half),  # 60 lines of 119 are known
+        "site-packages/beta/fork.py": module("three", 61, common=half),
+        "site-packages/beta/deep/copy.py": module("decode"),
+        "site-packages/beta/huge.py": "#" * 400_001,
+        "site-packages/beta/empty.py": "",
+        "site-packages/beta/notes.txt": module("notes"),
+        "site-packages/gamma.py": module("gamma"),
+        "site-packages/olmo_sparsity/command/cli.py": module("ours"),
+        "site-packages/analysis/cli.py": module("ours too"),
+        "site-packages/__editable___olmo_sparsity_finder.py": module("ours as well"),
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "zlib_old.py").write_bytes(module("größe").encode("latin-1"))
+    paths = {
+        "stdlib": tmp_path,
+        **dict.fromkeys(("purelib", "platlib"), tmp_path / "site-packages"),
+    }
+    monkeypatch.setattr(python_sources.sysconfig, "get_paths", lambda: paths)
+    monkeypatch.setattr(python_sources, "TABLE_BITS", 20)
+    return tmp_path
+
+
+def test_python_files_are_grouped_by_package_and_all_of_them_counted(library: Path) -> None:
+    config = CorpusConfig(source="python", max_bad_share=0.1)
+    site = library / "site-packages"
+    short, long = "shorter than 800 characters", "longer than 400,000 characters"
+    wanted = [
+        (site / "alpha/one.py", "alpha"),
+        (site / "alpha/two.py", LeftOut),
+        (site / "beta/deep/copy.py", "beta"),
+        (site / "beta/empty.py", LeftOut),
+        (site / "beta/fork.py", "beta"),
+        (site / "beta/huge.py", LeftOut),
+        (site / "gamma.py", "gamma"),
+        (library / "json/__init__.py", LeftOut),
+        (library / "json/decoder.py", LeftOut),
+        (library / "zlib.py", "zlib"),
+        (library / "zlib_old.py", BadRecord),
+    ]
+    assert list_inputs(config) == [path for path, _ in wanted]
+    records = list(read_records(config))
+    for (path, kind), record in zip(wanted, records, strict=True):
+        if isinstance(record, Document):
+            assert (record.group, record.text) == (kind, path.read_text())
+        else:
+            assert (type(record), record.where) == (kind, str(path))
+    left_out = {Path(r.where).name: r.kind for r in records if isinstance(r, LeftOut)}
+    assert left_out == {
+        **{"two.py": "near repeat", "decoder.py": "exact repeat"},
+        **{"empty.py": short, "__init__.py": short, "huge.py": long},
+    }
+    tally = corpus.Tally()
+    # What was left out is no reason to fail.
+    assert len(list(corpus.good_documents(records, tally, config))) == 5
+    assert tally.bad == {"wrong encoding": 1}
+    assert tally.left_out == {short: 2, long: 1, "near repeat": 1, "exact repeat": 1}
+
+
+@pytest.mark.usefixtures("library")
+def test_python_files_skipped_still_count_as_read() -> None:
+    """A resumed run must leave out what the first run would have."""
+    config = CorpusConfig(source="python")
+    whole = list(read_records(config))
+    for skip in range(12):
+        assert list(read_records(config, skip)) == whole[skip:]
+
+
+def test_an_environment_without_python_files_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = dict.fromkeys(("stdlib", "purelib", "platlib"), tmp_path)
+    monkeypatch.setattr(python_sources.sysconfig, "get_paths", lambda: paths)
+    with pytest.raises(DataError, match=r"holds no \.py file"):
+        texts(CorpusConfig(source="python"))
+
+
+def test_the_python_of_this_environment_is_found() -> None:
+    files = python_sources.list_python_files()
+    packages = {package for package, _ in files}
+    assert {"json", "argparse", "torch", "numpy"} <= packages
+    assert not packages & {"olmo_sparsity", "analysis", "site-packages"}
+    assert len({path for _, path in files}) == len(files) > 2000

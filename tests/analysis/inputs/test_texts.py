@@ -1,0 +1,631 @@
+"""Text as people have it: each form gives the same documents, and every mistake is one line."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import datasets
+import pandas as pd
+import pytest
+import zstandard
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from olmo_sparsity.analysis.inputs import texts
+from olmo_sparsity.analysis.inputs.corpus import is_heldout, read_documents
+from olmo_sparsity.analysis.inputs.documents import Controls, Documents
+from olmo_sparsity.analysis.inputs.texts import open_documents
+from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.measurement.measurement import measure
+from olmo_sparsity.analysis.models.load import LoadedModel, build_model
+from olmo_sparsity.analysis.results.tables import read_table
+from olmo_sparsity.config.file import config_from_dict, save_config
+from olmo_sparsity.config.sections import ModelConfig, RunConfig
+from olmo_sparsity.config.text import CorpusConfig
+from olmo_sparsity.data.shards import TokenShards, open_shards
+from olmo_sparsity.data.tokens import prepare
+from olmo_sparsity.errors import ConfigError, DataError, UserError
+from tests.conftest import VOCAB, mixed_section, named
+
+TEXTS = ["One, two;\n“three”.", "NA", '\tfour\n five, "six" seven\n', "eight\nnine"]
+ROWS = [{"id": number, "text": text} for number, text in enumerate(TEXTS)]
+
+
+def characters() -> Tokenizer:
+    """A token for each character that is in a text of these tests."""
+    known = ["?", *map(chr, range(9, 127)), "“", "”"]
+    tokenizer = Tokenizer(models.WordLevel({name: i for i, name in enumerate(known)}, "?"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return tokenizer
+
+
+@pytest.fixture
+def model() -> LoadedModel:
+    return named("somebody/elses", characters())
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def read(documents: Documents) -> list[str]:
+    known = characters()
+    return ["".join(known.id_to_token(i) for i in d.tokens.tolist()) for d in documents]
+
+
+def names(documents: Documents) -> list[str]:
+    return [document.name for document in documents]
+
+
+def packed(path: str, content: bytes) -> str:
+    if path.endswith(".gz"):
+        content = gzip.compress(content)
+    elif path.endswith(".zst"):
+        content = zstandard.compress(content)
+    Path(path).write_bytes(content)
+    return path
+
+
+def lines(rows: list[dict] = ROWS) -> bytes:
+    return b"".join(json.dumps(row).encode() + b"\n" for row in rows)
+
+
+# --- forms ----------------------------------------------------------------------------------------
+
+
+FRAME = pd.DataFrame(ROWS)
+RECORDS: dict[str, Callable[[str], object]] = {
+    "a.jsonl": lambda path: packed(path, lines()),
+    "a.json": lambda path: packed(path, lines()),
+    "a.jsonl.gz": lambda path: packed(path, lines()),
+    "a.json.zst": lambda path: packed(path, lines()),
+    "list.json": lambda path: packed(path, json.dumps(ROWS, indent=1).encode()),
+    "list.json.gz": lambda path: packed(path, json.dumps(ROWS).encode()),
+    "bom.jsonl": lambda path: packed(path, codecs.BOM_UTF8 + lines()),
+    "bom.json": lambda path: packed(path, codecs.BOM_UTF8 + json.dumps(ROWS).encode()),
+    "a.csv": lambda path: FRAME.to_csv(path, index=False),
+    "bom.csv": lambda path: FRAME.to_csv(path, index=False, encoding="utf-8-sig"),
+    "a.csv.gz": lambda path: packed(path, FRAME.to_csv(index=False).encode()),
+    "a.csv.zst": lambda path: packed(path, FRAME.to_csv(index=False).encode()),
+    "a.tsv": lambda path: FRAME.to_csv(path, index=False, sep="\t"),
+    "a.parquet": lambda path: FRAME.to_parquet(path),
+    "saved": lambda path: datasets.Dataset.from_pandas(FRAME).save_to_disk(path),
+}
+
+
+@pytest.mark.parametrize("path", RECORDS)
+def test_records_of_every_format_are_the_same_documents(path: str, model: LoadedModel) -> None:
+    RECORDS[path](path)
+    for text in (path, Path(path), str(Path(path).absolute())):
+        documents = open_documents(text, model)
+        assert read(documents) == TEXTS
+        assert names(documents) == [f"{text}:{number}" for number in (1, 2, 3, 4)]
+        assert [d.number for d in documents] == [0, 1, 2, 3]
+        assert {d.group for d in documents} == {""}
+        assert documents.name == str(text)
+
+
+def test_files_of_text_are_the_same_documents(model: LoadedModel) -> None:
+    paths = ["t/1.txt", "t/2.txt", "t/deep/3.txt", "t/deep/4.txt"]
+    Path("t/deep").mkdir(parents=True)
+    for path, text in zip(paths, TEXTS, strict=True):
+        Path(path).write_text(text)
+    Path("t/.git").mkdir()
+    Path("t/.git/config").write_text("hidden")
+    Path("t/picture.png").write_bytes(b"\x89PNG\0\0")
+    Path("t/table.csv").write_text("text\nno plain text\n")
+    for form in ("t", "t/**/*.txt", "text:t"):
+        documents = open_documents(form, model)
+        assert (read(documents), names(documents)) == (TEXTS, paths)
+    for suffix in (".md", ".py", ".rst", ""):
+        renamed = [Path(path).with_suffix(suffix) for path in paths]
+        paths = [str(Path(a).rename(b)) for a, b in zip(paths, renamed, strict=True)]
+        for form in ("t", f"t/**/[1-4]{suffix}", "text:t"):
+            assert read(open_documents(form, model)) == TEXTS
+    assert read(open_documents("t/2", model)) == [TEXTS[1]]
+    packed("5.txt.gz", TEXTS[0].encode())
+    assert read(open_documents("[05].*", model)) == [TEXTS[0]]
+
+
+DATASET = datasets.Dataset.from_list(ROWS)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [TEXTS, ROWS, tuple(TEXTS), FRAME, DATASET, DATASET.to_iterable_dataset()],
+    ids=lambda rows: type(rows).__name__,
+)
+def test_what_python_holds_are_the_same_documents(rows: Any, model: LoadedModel) -> None:
+    documents = open_documents(rows, model)
+    assert read(documents) == TEXTS
+    assert names(documents)[3] == f"{type(rows).__name__}:4"
+    assert read(open_documents((row for row in rows), model)) == TEXTS or rows is FRAME
+
+
+def test_another_field_holds_the_text(model: LoadedModel) -> None:
+    rows = [{"text": "no", "body": text} for text in TEXTS]
+    frame = pd.DataFrame(rows)
+    packed("a.jsonl", lines(rows))
+    frame.to_csv("a.csv", index=False)
+    frame.to_parquet("a.parquet")
+    datasets.Dataset.from_list(rows).save_to_disk("saved")
+    for text in ("a.jsonl", "c4_files:*.jsonl", "a.csv", "a.parquet", "saved", "a.*", frame, rows):
+        assert set(read(open_documents(text, model, field="body"))) == set(TEXTS)
+        with pytest.raises(DataError, match=r"has no field 'bdy'; name one .*: (text, )?body$"):
+            open_documents(text, model, field="bdy")
+
+
+PAIRS = pd.DataFrame(
+    [{"q": f"{text}? ", "a": f"it is {i}", "by": f"author {i % 2}"} for i, text in enumerate(TEXTS)]
+)
+FORMS_OF_PAIRS: dict[str, Callable[[str], object]] = {
+    "pairs.jsonl": lambda path: packed(path, lines(PAIRS.to_dict("records"))),
+    "pairs.json": lambda path: packed(path, json.dumps(PAIRS.to_dict("records")).encode()),
+    "pairs.csv.gz": lambda path: packed(path, PAIRS.to_csv(index=False).encode()),
+    "pairs.parquet": lambda path: PAIRS.to_parquet(path),
+}
+
+
+@pytest.mark.parametrize("path", FORMS_OF_PAIRS)
+def test_records_of_prompt_and_target_know_where_the_target_begins(
+    path: str, model: LoadedModel
+) -> None:
+    FORMS_OF_PAIRS[path](path)
+    for text in (path, PAIRS):
+        documents = open_documents(text, model, prompt_field="q", target_field="a")
+        assert read(documents) == list(PAIRS.q + PAIRS.a)
+        assert [d.target for d in documents] == [len(prompt) for prompt in PAIRS.q]
+        assert {d.group for d in documents} == {""}
+    authors = open_documents(path, model, prompt_field="q", target_field="a", group_field="by")
+    assert [d.group for d in authors] == list(PAIRS.by)
+    given: dict[str, Any]
+    for missing, given in (("target", {"prompt_field": "q"}), ("prompt", {"target_field": "a"})):
+        with pytest.raises(DataError, match=f"no field '{missing}'; name one that it has: q, a"):
+            open_documents(path, model, **given)
+
+
+def test_records_of_prompt_and_target_name_two_fields(model: LoadedModel) -> None:
+    packed("pairs.jsonl", lines([{"prompt": "one", "target": ""}, {"prompt": "two", "target": 2}]
+                                + [{"prompt": "three", "target": "four"}] * 300))  # fmt: skip
+    documents = open_documents("pairs.jsonl", model, prompt_field="prompt")
+    assert read(documents) == ["threefour"] * 300
+    with pytest.raises(ConfigError, match="name two fields"):
+        open_documents("pairs.jsonl", model, prompt_field="target")
+    with pytest.raises(ConfigError, match="leave field=text2 out"):
+        open_documents("pairs.jsonl", model, field="text2", target_field="target")
+    Path("plain.txt").write_text("no record")
+    with pytest.raises(ConfigError, match=r"field=target: plain\.txt is plain text"):
+        open_documents("plain.txt", model, prompt_field="prompt")
+
+
+def test_text_is_cut_at_blank_lines(model: LoadedModel) -> None:
+    content = b"\xef\xbb\xbf\n \none\ntwo\n\n\t\n\nthree\n\nfour"
+    packed("a.txt", content)
+    packed("a.txt.zst", content)
+    for text in ("a.txt", "a.txt.zst", "text:a.txt"):
+        documents = open_documents(text, model, split_at="blank-lines")
+        assert read(documents)[-3:] == ["one\ntwo", "three", "four"]
+        path = text.removeprefix("text:")
+        assert names(documents)[-1] == f"{path}:{len(documents)}"
+        whole = open_documents(text, model)
+        assert len(whole) == 1
+        assert read(whole)[0].endswith("two\n\n\t\n\nthree\n\nfour")
+
+
+def test_standard_input_is_text(model: LoadedModel) -> None:
+    kept = os.dup(0)
+    try:
+        for split_at, wanted in (("whole", ["one\n\ntwo"]), ("blank-lines", ["one", "two"])):
+            Path("in").write_text("one\n\ntwo")
+            given = os.open("in", os.O_RDONLY)
+            os.dup2(given, 0)
+            os.close(given)
+            documents = open_documents("-", model, split_at=split_at)  # type: ignore[arg-type] # a str
+            assert read(documents) == wanted
+            assert names(documents)[0] == ("-" if split_at == "whole" else "-:1")
+    finally:
+        os.dup2(kept, 0)
+        os.close(kept)
+
+
+# --- how much is read -----------------------------------------------------------------------------
+
+
+def counted(rows: list, taken: list) -> Iterator[Any]:
+    for row in rows:
+        taken.append(row)
+        yield row
+
+
+def test_reading_stops_at_the_limit(model: LoadedModel) -> None:
+    taken: list[Any] = []
+    assert len(open_documents(counted(["a", "", "b", "c", "d"] * 99, taken), model, limit=3)) == 3
+    assert taken == ["a", "", "b", "c"]
+    packed("a.jsonl", lines([{"text": text} for text in "abcdef"]) + b"\xff" * 99)
+    assert read(open_documents("a.jsonl", model, limit=6)) == list("abcdef")
+
+
+def test_more_than_can_be_held_is_refused_before_it_is_read(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch, data_folder: Path, heldout: TokenShards
+) -> None:
+    monkeypatch.setattr(texts, "BATCH_CHARACTERS", 200)
+    monkeypatch.setattr(texts, "MOST_TOKENS", 10)
+    taken: list[Any] = []
+    with pytest.raises(DataError, match=r"more than 10 tokens, too many to hold; .*\(limit\)$"):
+        open_documents(counted(["abc"] * 1000, taken), model)
+    assert len(taken) == 6  # the batch that is too much, and none after it
+    assert len(open_documents(["abc"] * 1000, model, limit=3)) == 3
+    with pytest.raises(DataError, match="more than 10 tokens"):
+        open_documents(str(data_folder), named("x", heldout.tokenizer))
+
+
+def test_a_tokenizer_that_truncates_or_pads_does_not(model: LoadedModel) -> None:
+    assert model.tokenizer is not None
+    model.tokenizer.enable_truncation(3)
+    model.tokenizer.enable_padding()
+    assert read(open_documents(["a", "abcdef"], model)) == ["a", "abcdef"]
+
+
+# --- mistakes -------------------------------------------------------------------------------------
+
+
+def test_bad_records_are_counted_and_said(
+    model: LoadedModel, capsys: pytest.CaptureFixture
+) -> None:
+    good = [{"text": f"text {number}"} for number in range(300)]
+    packed("a.jsonl", lines(good) + b"{\n" + b'{"text": 3}\n')
+    assert len(open_documents("a.jsonl", model)) == 300
+    said = capsys.readouterr().err
+    assert "left out 1 x malformed line (first: a.jsonl:301), 1 x no text field" in said
+    table = pd.DataFrame(good).to_csv().encode()
+    packed("a.csv", table + b"1,2,3\n300,caf\xe9\n")
+    assert names(open_documents("a.csv", model))[-1] == "a.csv:300"
+    said = capsys.readouterr().err
+    assert "1 x malformed row (first: a.csv:301), 1 x wrong encoding (first: a.csv:302)" in said
+    packed("a.csv", table.replace(b"7,text 7\n", b"7\n", 1) + b"3\n")
+    documents = open_documents("a.csv", model)
+    assert names(documents)[6:8] == ["a.csv:7", "a.csv:9"]
+    assert "2 x malformed row (first: a.csv:8)" in capsys.readouterr().err
+    packed("a.jsonl", lines(good) + b"{\n" * 9)
+    with pytest.raises(DataError, match=r"9 of the first 309 records are bad.*a\.jsonl:301"):
+        open_documents("a.jsonl", model)
+
+
+DAMAGED: dict[str, tuple[bytes, str]] = {
+    "a.txt": (b"\x89PNG\r\n\x1a\n\x00\xff", "1 x wrong encoding"),
+    "empty.txt": (b"", "holds no documents: left out 1 x empty document"),
+    "blank.md": (b"\n \n", "1 x empty document"),
+    "a.jsonl": (b"\x00\xff\x00", "1 x wrong encoding"),
+    "empty.jsonl": (b"", "holds no documents"),
+    "empty.jsonl.gz": (b"", "holds no documents"),
+    "list.json": (b'[{"text": "cut', r"damaged \(.*\); write one JSON object per line"),
+    "numbers.json": (b"[1, 2]", "2 x malformed line"),
+    "a.csv": (b"\x89PNG\r\n\x1a\n\x00\xff", r"has no field 'text'; name .*: \\udc89PNG$"),
+    "open.csv": (b'id,text\n1,one\n2,"two\n3,three\n', r"damaged after row 1 \(unexpected end"),
+    "mac.csv": (b"id,text\r1,one\r", r"damaged after row 0 \(.*new-line"),
+    "empty.csv": (b"", "holds no documents"),
+    "header.csv": (b"id,text\n", "holds no documents"),
+    "a.parquet": (b"PAR1 and what not", r"damaged after row 0 \("),
+}
+
+
+@pytest.mark.parametrize("path", DAMAGED)
+def test_a_damaged_or_empty_file_is_one_line(path: str, model: LoadedModel) -> None:
+    content, message = DAMAGED[path]
+    packed(path, content)
+    with pytest.raises(DataError, match=message) as caught:
+        open_documents(path, model)
+    assert path in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_saved_data_set_that_is_none_or_several(model: LoadedModel) -> None:
+    both = datasets.DatasetDict(train=DATASET, test=DATASET.select([1, 2]))
+    both.save_to_disk("both")
+    for text in ("both", both):
+        with pytest.raises(ConfigError, match="several splits, train, test; give one of them"):
+            open_documents(text, model)
+    assert read(open_documents("both/test", model)) == TEXTS[1:3]
+    Path("both/test/state.json").write_text("{")
+    with pytest.raises(DataError, match="both/test: not a saved data set"):
+        open_documents("both/test", model)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        ("nonsense", {}, "text=nonsense is not a file or glob"),
+        ("x" * 5000, {}, "text=x{80} is not .* give a list of strings"),
+        ("a *text*\nof two lines", {}, "give a list of strings"),
+        ("embedded:x", {}, "text=embedded:x is not"),
+        ("text", {}, "text=text is not"),
+        ("text:", {}, "text=text: is not"),
+        ("text:nowhere", {}, "nowhere does not exist"),
+        ("hub:a:b:c:d", {}, "is not"),
+        ("nowhere.jsonl", {}, r"nowhere\.jsonl matches no file"),
+        ("*.parquet", {}, r"\*\.parquet matches no file"),
+        ("folder", {}, "folder holds no file of plain text; name other files by a glob"),
+        ("notes.txt", {"field": "body"}, r"field=body: notes\.txt is plain text"),
+        ("text:notes.txt", {"field": "body"}, "field=body means nothing to text:notes"),
+        ("-", {"field": "body"}, "field=body means nothing to -; leave it out"),
+        ("embedded", {"field": "body"}, "field=body means nothing to embedded"),
+        ("embedded", {"split_at": "blank-lines"}, "split_at=blank-lines means nothing"),
+        (["a"], {"split_at": "blank-lines"}, "split_at=blank-lines means nothing to list"),
+        ("a.jsonl", {"split_at": "blank-lines"}, r"cuts plain text, and a\.jsonl is none"),
+        ("notes.txt", {"split_at": "lines"}, "split_at=lines is none of whole, blank-lines"),
+        ("notes.txt", {"limit": 1}, r"limit=1 documents \(--max-documents\): at least 2"),
+        ([], {}, "list holds no documents"),
+        ([3, 4], {}, "2 x malformed line"),
+    ],
+    ids=lambda value: str(value)[:20],
+)
+def test_what_cannot_be_read_is_one_line(
+    text: Any, options: dict[str, Any], message: str, model: LoadedModel
+) -> None:
+    Path("folder").mkdir()
+    Path("notes.txt").write_text("notes")
+    packed("a.jsonl", lines())
+    with pytest.raises(UserError, match=message) as caught:
+        open_documents(text, model, **options)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.fixture
+def measurable() -> LoadedModel:
+    config = ModelConfig(d_model=16, n_heads=2, n_layers=1, vocab_size=VOCAB, embedding_size=VOCAB,
+                         max_sequence_length=32)  # fmt: skip
+    return LoadedModel(build_model(config).eval(), characters(), "tiny", 1, None, "weights")
+
+
+@pytest.mark.parametrize("content", ["no JSON", '{"other": 1}'])
+def test_a_folder_of_texts_with_some_manifest_is_none_to_delete(
+    model: LoadedModel, content: str
+) -> None:
+    Path("texts").mkdir()
+    Path("texts/manifest.json").write_text(content)
+    Path("texts/a.txt").write_text("a text")
+    with pytest.raises(DataError, match="is texts a folder of texts, name it text:texts;"):
+        open_documents("texts", model)
+    assert read(open_documents("text:texts", model)) == ["a text"]
+
+
+def test_an_empty_file_among_a_few_is_left_out(
+    model: LoadedModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("few").mkdir()
+    for name, content in (("a", "text a"), ("b", ""), ("c", "text c")):
+        Path(f"few/{name}.txt").write_text(content)
+    assert read(open_documents("few", model)) == ["text a", "text c"]
+    assert "left out 1 x empty document (first: few/b.txt)" in capsys.readouterr().err
+
+
+def test_one_document_is_too_few_to_measure(measurable: LoadedModel) -> None:
+    Path("book.txt").write_text("one\n\ntwo")
+    documents = open_documents("book.txt", measurable)
+    with pytest.raises(DataError, match=r"book\.txt is one document, .*split_at=blank-lines"):
+        measure(measurable, documents, Windows(4, 2), ks=[1])
+
+
+def test_measured_documents_keep_their_names(measurable: LoadedModel) -> None:
+    packed("a.jsonl", lines([{"text": f"{n} abcabcabc abcabc"} for n in range(6)]))
+    results = measure(  # reads the text that is named
+        measurable, "a.jsonl", Windows(8, 4, 4), selectors="nearest", ks=1,
+        share=1.0, min_gap=0, draws=1, out="out",
+    )  # fmt: skip
+    assert results is not None
+    assert results.documents.name.tolist() == [f"a.jsonl:{n}" for n in range(1, 7)]
+    assert read_table(Path("out/documents.parquet"), "documents").num_rows == 6
+    with pytest.raises(ConfigError, match=r"windows=\(8, 4\) must be Windows"):
+        measure(measurable, "a.jsonl", (8, 4))  # type: ignore[arg-type] # wrong on purpose
+    with pytest.raises(DataError, match="nowhere"):
+        measure("nowhere", "a.jsonl", Windows(8, 4), ks=1)
+    for ks in ("1,2", 1.5, None):
+        with pytest.raises(ConfigError, match="must be numbers from 1 up"):
+            measure("nowhere", "a.jsonl", Windows(8, 4), ks=ks)  # type: ignore[arg-type] # wrong
+    for wrong, message in (
+        ({"shard": 1}, "shard=1 must be"),
+        ({"share": "ten"}, "share=ten is neither"),
+        ({"targets": 0.1}, "targets=0.1 must be another measurement"),
+        ({"chare": 0.1}, "has no option chare; did you mean share"),
+        ({"out": "a.jsonl"}, "is a file"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            measure("nowhere", "a.jsonl", Windows(8, 4), ks=1, **wrong)  # type: ignore[arg-type] # wrong
+    with pytest.raises(ConfigError, match=r"model is PositionedOLMo: .*wrap_model"):
+        measure(measurable.model, "a.jsonl", Windows(8, 4), ks=1)  # type: ignore[arg-type] # wrong
+    with pytest.raises(ConfigError, match="model is str: give what load_model"):
+        open_documents(["a", "b"], "a folder")  # type: ignore[arg-type] # wrong on purpose
+
+
+# --- the hub --------------------------------------------------------------------------------------
+
+
+def test_the_hub_is_asked_for_what_is_named(
+    model: LoadedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def load_dataset(*args: Any, **options: Any) -> datasets.IterableDataset:
+        asked.append((*args, options["split"]))
+        return DATASET.to_iterable_dataset()
+
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    for text, wanted in (
+        ("owner/name", ("owner/name", None, "train")),
+        ("hub:name", ("name", None, "train")),
+        ("hub:owner/name:de", ("owner/name", "de", "train")),
+        ("hub:owner/name:de:test", ("owner/name", "de", "test")),
+        ("hub:owner/name::test", ("owner/name", None, "test")),
+        ("c4", ("allenai/c4", "en", "train")),
+    ):
+        assert read(open_documents(text, model, limit=3)) == TEXTS[:3]
+        assert asked.pop() == wanted
+    with pytest.raises(DataError, match="has no field 'body'; name one that it has: id, text"):
+        open_documents("owner/name", model, field="body")
+
+
+# --- what a run has, and what it was trained on ---------------------------------------------------
+
+
+def as_run(config: RunConfig) -> LoadedModel:
+    """Named as `load_model` names one of ours: by a folder with its config."""
+    Path(config.run_folder).mkdir()
+    save_config(config, Path(config.run_folder) / "config.yaml")
+    return named(config.run_folder, open_shards(config.data, "heldout").tokenizer)
+
+
+def test_a_run_is_measured_on_its_own_held_out_text(
+    make_config: Callable[..., RunConfig], heldout: TokenShards
+) -> None:
+    run = as_run(make_config())
+    own = open_documents(None, run)
+    assert [d.tokens.tolist() for d in own] == [
+        heldout.document(number).tolist() for number in range(len(heldout))
+    ]
+    assert [d.number for d in own] == list(range(len(heldout)))
+    assert len(set(names(own))) == len(own)
+    assert (own.num_training, own.num_too_short, own.are_planted) == (0, 0, False)
+    assert "".join(own[0].texts) == heldout.tokenizer.decode(own[0].tokens.tolist())
+    assert len(open_documents(None, run, limit=3)) == 3
+    with pytest.raises(ConfigError, match="field=body means nothing to held-out documents"):
+        open_documents(None, run, field="body")
+    # Its whole corpus: what it was trained on is left out, and counted.
+    corpus = list(read_documents(CorpusConfig(source="embedded")))
+    heldout = [document for document in corpus if is_heldout(document, 0.2)]
+    whole = open_documents("embedded", run)
+    assert whole.num_training == len(corpus) - len(heldout)
+    assert [d.number for d in whole] == list(range(len(heldout)))
+    assert [d.group for d in whole] == [document.group for document in heldout]
+    assert names(whole) == [document.group for document in heldout]
+    for document, source in zip(whole, heldout[:50], strict=False):
+        assert "".join(document.texts) == source.text
+    # As far as it is read.
+    few = open_documents("embedded", run, limit=4)
+    assert few.num_training == next(i for i, d in enumerate(corpus) if d is heldout[3]) - 3
+    assert [d.tokens.tolist() for d in few] == [d.tokens.tolist() for d in whole[:4]]
+    # No other text was trained on.
+    for name in ("one", "two"):
+        Path(f"{name}.txt").write_text(f"{name} and {corpus[0].text}")
+    other = open_documents("*.txt", run)
+    assert (len(other), other.num_training, other[0].group) == (2, 0, "")
+
+
+def test_a_file_that_was_trained_on_is_known_in_every_form(
+    make_config: Callable[..., RunConfig],
+) -> None:
+    texts = [f"Text {n}: " + " ".join(f"word{n * i % 97}" for i in range(40)) for n in range(60)]
+    packed("a.jsonl", lines([{"body": text} for text in texts]))
+    corpus = {"source": "files", "path": "*.jsonl", "field": "body"}
+    config = make_config(data__folder="data", data__corpus=corpus)
+    prepare(config.data)
+    run = as_run(config)
+    own = open_documents(None, run)
+    assert 0 < len(own) < 60
+    for form in ("a.jsonl", "c4_files:a.jsonl"):
+        documents = open_documents(form, run, field="body")
+        assert [d.tokens.tolist() for d in documents] == [d.tokens.tolist() for d in own]
+        assert documents.num_training == 60 - len(own)
+    packed("a.jsonl", lines([{"body": text, "text": text[9:]} for text in texts]))
+    with pytest.raises(ConfigError, match=r"trained on this text with field=body.*give the same"):
+        open_documents("a.jsonl", run)
+
+
+def test_no_text_of_an_authors_own_is_foreign_to_another(
+    model: LoadedModel, make_config: Callable[..., RunConfig]
+) -> None:
+    rows = [
+        {
+            "text": f"{part} of {by}: " + " ".join(f"{by}{i * part % 23}" for i in range(60)),
+            "by": by,
+        }
+        for by in ("Ada", "Bo", "Cy", "Di", "Ed", "Fay")
+        for part in range(5)
+    ]
+    packed("a.jsonl", lines(rows))
+    grouped = open_documents("a.jsonl", model, group_field="by")
+    assert [d.group for d in grouped] == [row["by"] for row in rows]
+    assert grouped.fingerprint != open_documents("a.jsonl", model).fingerprint
+    controls = Controls(grouped, windows := Windows(24, 8))
+    for document in grouped:
+        block = next(windows.blocks(document.tokens))
+        drawn = [controls.unrelated(document, block, draw) for draw in range(8)]
+        assert document.group not in {far.document.group for far in drawn}
+    # As the run held them out, which its config says.
+    corpus = {"source": "files", "path": "a.jsonl", "group_field": "by"}
+    config = make_config(data__folder="data", data__corpus=corpus, data__heldout_share=0.4)
+    prepare(config.data)
+    run = as_run(config)
+    own, again = open_documents(None, run), open_documents("a.jsonl", run, group_field="by")
+    assert [d.tokens.tolist() for d in own] == [d.tokens.tolist() for d in again]
+    assert len(own) == 5 * len({d.group for d in own}) == 5 * len({d.group for d in again})
+    with pytest.raises(ConfigError, match=r"with field=text, group_field=by.*give the same"):
+        open_documents("a.jsonl", run)
+
+
+def test_a_run_on_a_mixture_is_measured_on_what_each_corpus_held_out(
+    make_config: Callable[..., RunConfig], mixed_folder: Path
+) -> None:
+    config = make_config(data=mixed_section(mixed_folder))
+    run, parts = as_run(config), open_shards(config.data, "heldout").parts
+    own = open_documents(None, run)
+    first, second = (part.shards for part in parts)
+    assert len(own) == len(first) + len(second)
+    assert own[len(first)].tokens.tolist() == second.document(0).tolist()
+    assert [d.group for d in own.items[len(first) :]] == list(map(second.group, range(len(second))))
+    # Each corpus, known as what the run was trained on.
+    path = str(mixed_folder / "letters.jsonl")
+    letters = open_documents(path, run, group_field="author")
+    assert [d.tokens.tolist() for d in letters] == [
+        second.document(number).tolist() for number in range(len(second))
+    ]
+    assert letters.num_training == 200 - len(second)
+    assert open_documents("embedded", run).num_training > 0
+    with pytest.raises(ConfigError, match=r"with field=text, group_field=author.*give the same"):
+        open_documents(path, run)
+
+
+def test_a_model_of_others_is_measured_on_any_text(heldout: TokenShards, data_folder: Path) -> None:
+    model = named("somebody/elses", heldout.tokenizer)
+    with pytest.raises(ConfigError, match="is not a run of ours: say which text"):
+        open_documents(None, model)
+    some = open_documents("embedded", model, limit=10)
+    assert (len(some), some.num_training) == (10, 0)
+    prepared = open_documents(str(data_folder), model, limit=10)
+    spread = [number * len(heldout) // 10 for number in range(10)]
+    assert len(heldout) > 20, "else the first ten are as spread as any"
+    assert [d.tokens.tolist() for d in prepared] == [heldout.document(n).tolist() for n in spread]
+    assert [d.number for d in prepared] == list(range(10))
+    groups = [d.group for d in open_documents(str(data_folder), model)]
+    assert 1 < len(set(groups)) < len(groups), "passages of one article are one group"
+    with pytest.raises(DataError, match="has no tokenizer beside it"):
+        open_documents("embedded", named("x", None))
+    with pytest.raises(DataError, match="token 505, and the embedding has 9 rows"):
+        open_documents("embedded", named("x", heldout.tokenizer, 9), limit=2)
+    with pytest.raises(DataError, match="the model's vocabulary has 9"):
+        open_documents(str(data_folder), named("x", heldout.tokenizer, 9), limit=2)
+
+
+def test_folders_prepared_before_fields_had_names_are_still_the_same(tmp_path: Path) -> None:
+    """Their manifest names neither `field` nor `split_at`; new ones, where they are as before."""
+    packed("a.jsonl", lines([{"text": f"a text of {n} words"} for n in range(40)]))
+    corpus = {"source": "c4_files", "path": "a.jsonl"}
+    tokenizer = {"train_vocab": 300}
+
+    def prepared(**changed: Any) -> None:
+        data = {"folder": "data", "corpus": corpus | changed, "tokenizer": tokenizer,
+                "heldout_share": 0.3}  # fmt: skip
+        prepare(config_from_dict({"data": data}).data)
+
+    prepared()
+    settings = json.loads(Path("data/manifest.json").read_text())["settings"]["corpus"]
+    assert settings == {"source": "c4_files", "path": "a.jsonl", "max_documents": None}
+    prepared(field="text")
+    with pytest.raises(ConfigError, match=re.escape("corpus.field=None (now body)")):
+        prepared(field="body")

@@ -1,0 +1,107 @@
+"""Losses, unembedded a few rows at a time, equal plain cross-entropy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from olmo_sparsity.analysis.kernels import losses
+from olmo_sparsity.analysis.kernels.losses import mean_loss, token_losses
+from olmo_sparsity.config.text import IGNORED
+from tests.support.models import COUNTED, GAPPED, draw_tokens, tiny_olmo
+
+LOSS_CASES: dict[str, dict[str, Any]] = {
+    "tied": {},
+    "untied": {"weight_tying": False},
+    "untied with bias": {"weight_tying": False, "include_bias": True},
+    "scaled": {"scale_logits": True},
+    "scaled, untied with bias": {
+        "scale_logits": True,
+        "weight_tying": False,
+        "include_bias": True,
+    },
+    "GPT-NeoX": {"architecture": "gpt_neox"},
+    "GPT-NeoX, untied": {"architecture": "gpt_neox", "weight_tying": False},
+}
+
+
+@pytest.fixture(params=[5, 1000], ids=["many chunks", "one chunk"])
+def chunked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(losses, "rows_per_chunk", lambda vocab_size, device: request.param)
+
+
+def draw_labels(tokens_BL: Tensor) -> Tensor:
+    labels_BL = tokens_BL.roll(-1, dims=1)
+    labels_BL[:, -1] = IGNORED
+    labels_BL[0, 3:8] = IGNORED
+    return labels_BL
+
+
+def plain_loss(model: nn.Module, tokens: Tensor, labels: Tensor, num_labels: int) -> Tensor:
+    logits = model(tokens, GAPPED).float().flatten(0, 1)
+    return F.cross_entropy(logits, labels.flatten(), reduction="sum") / num_labels
+
+
+@pytest.mark.usefixtures("chunked")
+@pytest.mark.parametrize("compiled", [None, losses._losses_of_chunk], ids=["", "to be compiled"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("changes", LOSS_CASES.values(), ids=LOSS_CASES)
+def test_mean_loss_and_its_gradients_equal_cross_entropy(
+    changes: dict[str, Any], precision: str, compiled: losses.OfChunk | None
+) -> None:
+    model, tokens_BL = tiny_olmo(**changes), draw_tokens()
+    labels_BL = draw_labels(tokens_BL)
+    found = []
+    for compute in (
+        lambda: mean_loss(model, tokens_BL, GAPPED, labels_BL, 40, None, compiled),
+        lambda: plain_loss(model, tokens_BL, labels_BL, 40),
+    ):
+        model.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+            loss = compute()
+        (3 * loss).backward()  # the gradient that comes from above is used too
+        grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+        found.append((loss.detach(), grads))
+    (ours, our_grads), (plain, plain_grads) = found
+    assert len(our_grads) == len(plain_grads) == len(list(model.parameters()))
+    if precision == "fp32":
+        torch.testing.assert_close(ours, plain, atol=1e-6, rtol=1e-5)
+        for a, b in zip(our_grads, plain_grads, strict=True):
+            torch.testing.assert_close(a, b, atol=1e-6, rtol=1e-4)
+    else:
+        torch.testing.assert_close(ours, plain, atol=0, rtol=1e-2)
+        for a, b in zip(our_grads, plain_grads, strict=True):
+            assert float((a - b).norm()) <= 0.05 * float(b.norm())
+
+
+def test_mean_loss_of_no_labels_is_zero() -> None:
+    model, tokens_BL = tiny_olmo(), draw_tokens()
+    loss = mean_loss(model, tokens_BL, COUNTED, torch.full_like(tokens_BL, IGNORED), 1)
+    loss.backward()
+    assert float(loss.detach()) == 0.0
+    assert all(not p.grad.any() for p in model.parameters() if p.grad is not None)
+
+
+@pytest.mark.usefixtures("chunked")
+@pytest.mark.parametrize("changes", LOSS_CASES.values(), ids=LOSS_CASES)
+def test_token_losses_equal_cross_entropy(changes: dict[str, Any]) -> None:
+    model, tokens_BL = tiny_olmo(**changes), draw_tokens()
+    labels_BL = draw_labels(tokens_BL)
+    logits_BLV = model(tokens_BL, GAPPED)
+    expected = F.cross_entropy(
+        logits_BLV.transpose(1, 2), labels_BL, ignore_index=IGNORED, reduction="none"
+    )
+    nll_BL = token_losses(model, tokens_BL, GAPPED, labels_BL)
+    torch.testing.assert_close(nll_BL, expected.detach(), atol=1e-6, rtol=1e-5)
+    assert not nll_BL[labels_BL == IGNORED].any()
+    assert nll_BL.dtype == torch.float32
+
+
+def test_losses_of_no_rows_are_no_losses() -> None:
+    model = tiny_olmo()
+    none_BL = torch.zeros(0, 8, dtype=torch.long)
+    assert token_losses(model, none_BL, none_BL, none_BL).shape == (0, 8)

@@ -1,0 +1,66 @@
+"""Rows that attend to the same far states compute what they compute alone."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from olmo_sparsity.analysis.kernels.sharing import attending_to
+from olmo_sparsity.model.layers import causal_bias
+from tests.support.families import (
+    COPIES_FAR,
+    COUNTED,
+    CPU,
+    LENGTH,
+    NUM_FAR,
+    SUPPORTED,
+    TOKENS,
+    check_close,
+    each,
+    find,
+    own_logits,
+    wrap,
+)
+
+
+@torch.no_grad()
+@each
+def test_far_states_stand_for_far_places(index: int) -> None:
+    model = wrap(index)
+    far = model.far_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
+    near = (TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:])
+    plain = model.model(input_ids=TOKENS).logits
+    check_close(model.unembed(model.hidden(*near, far=far)), plain[:, NUM_FAR:])
+    check_close(model.unembed(model.hidden(*near, far=far, last=2)), plain[:, -2:])
+    chosen = [1, 4, 5]
+    hidden_from = [place for place in range(NUM_FAR) if place not in chosen]
+    bias = causal_bias(LENGTH, CPU).clone()
+    bias[..., NUM_FAR:, hidden_from] = bias[0, 0, 0, 1]
+    expected = own_logits(model, COUNTED, bias)[:, NUM_FAR:]
+    some = far.choose(torch.tensor([chosen]))
+    check_close(model.unembed(model.hidden(*near, far=some)), expected)
+    others_hidden = far.expand(1, bias[0, :, NUM_FAR, :NUM_FAR])
+    check_close(model.unembed(model.hidden(*near, far=others_hidden)), expected)
+    copies = SUPPORTED[index].class_name.split("For")[0] in COPIES_FAR
+    assert model.shares_far(NUM_FAR, LENGTH - NUM_FAR) == (not copies)
+    rows = (near[0].expand(2, -1), near[1].expand(2, -1))
+    none_and_others = torch.cat((torch.zeros(1, NUM_FAR), bias[0, :, NUM_FAR, :NUM_FAR]))
+    two = model.unembed(model.hidden(*rows, far=far.expand(2, none_and_others)))
+    check_close(two, torch.cat((plain[:, NUM_FAR:], expected)))
+    assert float((expected - plain[:, NUM_FAR:]).abs().max()) > 1e-3
+
+
+@torch.no_grad()
+def test_other_threads_and_types_are_not_affected_by_sharing() -> None:
+    model, near = wrap(find("Llama 1, 2, 3")), (TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:])
+    far = model.far_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
+    alone = model.hidden(*near)
+    with attending_to(far, torch.zeros(1)), ThreadPoolExecutor() as pool:
+        assert torch.equal(pool.submit(torch.no_grad()(model.hidden), *near).result(), alone)
+        with pytest.raises(NotImplementedError, match="another mask"):
+            model.hidden(*near)
+    shared = model.hidden(*near, far=far)
+    with torch.autocast("cpu", torch.bfloat16):  # its kernels are not those that share
+        torch.testing.assert_close(model.hidden(*near, far=far).float(), shared, atol=0.1, rtol=0.1)

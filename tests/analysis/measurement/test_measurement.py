@@ -1,0 +1,478 @@
+"""A whole measurement: resumed, shared, controlled."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+from olmo_sparsity.analysis.inputs.documents import Document, Documents
+from olmo_sparsity.analysis.inputs.texts import open_documents
+from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.measurement.measurement import measure, run, sum_up_partial
+from olmo_sparsity.analysis.measurement.parts import Parts
+from olmo_sparsity.analysis.measurement.plan import Plan, share_of
+from olmo_sparsity.analysis.measurement.recovery import recover
+from olmo_sparsity.analysis.measurement.targets import of_document
+from olmo_sparsity.analysis.models.load import build_model, load_model
+from olmo_sparsity.analysis.results.results import FILES, read_results
+from olmo_sparsity.analysis.results.statistics import half_of
+from olmo_sparsity.analysis.results.summary import describe, format_summary
+from olmo_sparsity.analysis.scoring.induction import repetition_drop
+from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.analysis.settings import Settings
+from olmo_sparsity.command.cli import main
+from olmo_sparsity.config.sections import ModelConfig, RunConfig
+from olmo_sparsity.disk.manifest import write_manifest
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.training.loop import train
+from tests.support.explanations import FOREIGN, make_model, make_tokenizer
+from tests.support.measurements import FEW, SETTINGS, SHAPE, VOCAB, loaded, measured_into
+
+pytestmark = pytest.mark.usefixtures("no_waiting_for_disks")
+TABLES = ("losses", "targets", "influence", "recovery", "lds", "tokens", "costs", "summary")
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    return build_model(ModelConfig(**SHAPE, n_layers=2)).eval()
+
+
+@pytest.fixture(scope="module")
+def documents() -> Documents:
+    generator = np.random.default_rng(0)
+    lengths = generator.integers(10, 40, 12)
+    return Documents.of([generator.integers(0, VOCAB, length) for length in lengths])
+
+
+@pytest.fixture(scope="module")
+def measured(model: Any, documents: Documents, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("results")
+    measured_into(folder, model, documents)
+    return folder
+
+
+def assert_same_tables(one: Path, other: Path) -> None:
+    for name in TABLES:
+        pd.testing.assert_frame_equal(
+            getattr(read_results(one), name), getattr(read_results(other), name)
+        )
+
+
+def test_results_hold_what_they_should(measured: Path, documents: Documents) -> None:
+    results = read_results(measured)
+    long_enough = [d.number for d in documents if len(d.tokens) > 16]
+    assert results.losses.document.unique().tolist() == long_enough
+    assert len(results.losses) == sum(len(documents[i].tokens) - 16 for i in long_enough)
+    assert set(results.targets.document) <= {i for i in long_enough if i % 2}
+    assert set(results.reported.document) == {i for i in long_enough if i % 2}
+    assert results.meta.counts == {
+        "documents_measured": len(long_enough),
+        "documents_left": 0,
+        "documents_too_short": 12 - len(long_enough),
+        "documents_trained_on": 0,
+    }
+    assert results.meta.induction["has_induction"] is False
+    summary = results.summary
+    assert set(summary.selector) == set(SETTINGS.selectors)
+    assert set(summary.units) == {"tokens", "span:3"}
+    assert {"gap", "kl", "recurs", "new"} <= set(summary.target_set)
+    gap = summary[summary.target_set == "gap"]
+    columns = ["excess", "excess_low", "excess_high", "placebo", "net", "net_low", "net_high"]
+    columns += ["lds", "lds_low", "lds_high"]
+    assert gap[[*columns, "token_forwards_per_target"]].notna().all(axis=None)
+    np.testing.assert_allclose(gap.net, gap.excess - gap.placebo)
+    np.testing.assert_allclose(gap.excess, gap.recovery - gap.foreign)
+    np.testing.assert_allclose(gap.excess_nats, gap.excess * gap.gap)
+    counts = results.recovery.groupby(["selector", "control"]).draw.nunique()
+    assert (counts.xs("foreign", level="control") == SETTINGS.draws).all()
+    spans = results.recovery[results.recovery.units == "span:3"]
+    assert (spans[spans.k == 1].num_tokens == 3).all()
+    assert spans.num_tokens.between(spans.k + 2, 3 * spans.k).all()
+    assert "too few to trust" in format_summary(gap, "large gap")
+    assert "an unrelated text gains as much" in describe(results)
+
+
+def test_a_target_is_shown_with_its_far_units(measured: Path) -> None:
+    results = read_results(measured)
+    assert len(repr(results)) < 300
+    rows = results.targets[results.targets.far_part == "document"]
+    shown = results.show(int(rows.document.iloc[0]), int(rows.target.iloc[0]), units="span:3", k=2)
+    assert len(repr(shown).splitlines()) == 3
+    assert "<mark" in shown._repr_html_()
+    with pytest.raises(ConfigError, match="was not evaluated"):
+        results.show(0, 1)
+
+
+def test_in_memory_and_in_a_folder_are_the_same(
+    model: Any, documents: Documents, measured: Path, tmp_path: Path
+) -> None:
+    found = measure(
+        loaded(model), documents, SETTINGS.windows, units=SETTINGS.units, ks=SETTINGS.ks,
+        selectors=SETTINGS.selectors, share=SETTINGS.share, min_gap=0.0, draws=2,
+        halves=4,
+    )  # fmt: skip
+    pd.testing.assert_frame_equal(found.summary, read_results(measured).summary)
+    found.plot(tmp_path / "figure2.png")
+    assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_table_of_ones_own_beside_results_harms_nothing(measured: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(measured, tmp_path / "copy")
+    (copy / "summary.csv").write_text("mine")
+    assert len(read_results(copy).recovery) == len(read_results(measured).recovery)
+
+
+def test_a_killed_measurement_is_summed_up_and_resumes_to_the_same_tables(
+    model: Any, documents: Documents, measured: Path, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    whole, plan = read_results(measured), Plan.of(loaded(model), documents, SETTINGS)
+    really, calls = Parts.write, []
+
+    def run_until(num_calls: int) -> None:
+        def write(self: Parts, phase: str, document: int, tables: dict) -> None:
+            if len(calls) == num_calls:
+                raise KeyboardInterrupt
+            calls.append((phase, document))
+            really(self, phase, document, tables)
+
+        monkeypatch.setattr(Parts, "write", write)
+        with suppress(KeyboardInterrupt):
+            run(plan, tmp_path)
+
+    with pytest.raises(DataError, match="holds no measurement yet"):
+        sum_up_partial(plan, tmp_path)
+    run_until(4)
+    run_until(num_losses := whole.losses.document.nunique())
+    with pytest.raises(DataError, match="no target was evaluated yet"):
+        sum_up_partial(plan, tmp_path)
+    run_until(num_losses + 2)
+    part = sum_up_partial(plan, tmp_path)
+    finished = {document for phase, document in calls if phase == "recovery"}
+    left = whole.targets.document.nunique() - 2
+    assert part.missing.startswith(f"partial: {left} of ")
+    assert part.missing in describe(part)
+    assert set(part.targets.document) == finished
+    expected = whole.recovery[whole.recovery.document.isin(finished)].reset_index(drop=True)
+    pd.testing.assert_frame_equal(part.recovery, expected)
+    run_until(-1)
+    assert len(calls) == len(set(calls)), "a finished document was measured again"
+    assert_same_tables(tmp_path, measured)
+    assert not read_results(tmp_path).missing
+
+
+def test_the_command_says_where_results_so_far_are(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, texts, out = (str(tmp_path / name) for name in ("model", "texts", "out"))
+    make_model().save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    Path(texts).mkdir()
+    for number, text in enumerate(FOREIGN * 2):
+        (Path(texts) / f"{number}.txt").write_text(f"w{number} {text[number:500]}")
+    words = ["measure", folder, "--text", texts, "--long", "24", "--short", "8", "--max-targets",
+             "2", "--draws", "1", "--sets", "every", "--selectors", "add_one", "--ks", "1",
+             "--halves", "0", "--out", out]  # fmt: skip
+    assert main([*words, "--shard", "0/2"]) == 0
+    capsys.readouterr()
+    assert main([*words, "--partial"]) == 0
+    assert f"olmo-sparsity report {out}/partial --out" in capsys.readouterr().out
+    assert read_results(f"{out}/partial").missing
+
+
+@pytest.mark.parametrize("launched", [False, True], ids=["shards", "one launch"])
+def test_two_processes_share_a_folder_and_do_no_loss_twice(
+    model: Any, documents: Documents, measured: Path, tmp_path: Path, launched: bool,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """One after the other. Of two shards the first cannot wait for the second, and measures what it
+    needs. Of one launch the second is lost, and what it did not do is done by the first."""
+    monkeypatch.setattr("olmo_sparsity.analysis.measurement.measurement.PATIENCE_S", 0.0)
+    really, counted = Plan.losses, []
+    monkeypatch.setattr(
+        Plan, "losses", lambda self, number: (counted.append(number), really(self, number))[1]
+    )
+
+    def process(index: int) -> Any:
+        if not launched:
+            return measured_into(tmp_path, model, documents, shard=(index, 2))
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        monkeypatch.setenv("RANK", str(1 - index))
+        return measured_into(tmp_path, model, documents)
+
+    assert process(0) is None
+    assert launched or "documents are left to the others" in capsys.readouterr().err
+    assert process(1) is not None
+    assert sorted(counted) == read_results(measured).losses.document.unique().tolist()
+    assert_same_tables(tmp_path, measured)
+
+
+def test_the_processes_of_a_shard_share_its_documents(
+    model: Any, documents: Documents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Stop(Exception):
+        pass
+
+    def stop(phase: str, parts: Any, numbers: list[int], *rest: Any) -> None:
+        shares[-1] += numbers
+        raise Stop
+
+    monkeypatch.setattr("olmo_sparsity.analysis.measurement.measurement._work", stop)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    measured, shares = Plan.of(loaded(model), documents, SETTINGS).measured, list[list[int]]()
+    for shard in ((0, 2), (1, 2)):
+        shares.append([])
+        for rank in ("0", "1"):
+            monkeypatch.setenv("RANK", rank)
+            with pytest.raises(Stop):
+                measured_into(tmp_path, model, documents, shard=shard)
+        assert sorted(shares[-1]) == share_of(measured, *shard)
+    assert sorted(shares[0] + shares[1]) == measured
+
+
+def test_tables_of_an_older_version_are_written_again(
+    model: Any, documents: Documents, measured: Path, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(measured, tmp_path / "old")
+    summary = pq.read_table(folder / "summary.parquet").drop_columns(["lds"])
+    pq.write_table(summary, folder / "summary.parquet")
+    write_manifest(folder, FILES)
+    with pytest.raises(DataError, match="run the command of its measurement again"):
+        read_results(folder)
+    measured_into(folder, model, documents)
+    assert_same_tables(folder, measured)
+
+
+def test_no_target_is_an_error_and_not_an_empty_table(
+    model: Any, documents: Documents, tmp_path: Path
+) -> None:
+    with pytest.raises(
+        DataError, match=r"large enough: the largest is [\d.]+ nats, the threshold 1000\.00\."
+    ):
+        measured_into(tmp_path, model, documents, replace(SETTINGS, min_gap=1000.0))
+    assert not any((tmp_path / "parts/recovery").iterdir())  # known before targets are evaluated
+    plan = Plan.of(loaded(model), documents, replace(SETTINGS, min_gap=1000.0))
+    with pytest.raises(DataError, match=r"large enough.*of targets \(share\) or .*\(min_gap\)"):
+        sum_up_partial(plan, tmp_path)
+
+
+def test_documents_that_arrive_while_targets_are_chosen_are_not_missed(
+    model: Any, documents: Documents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another shard, whose documents hold the only targets, writes the last losses just then."""
+    plan = Plan.of(loaded(model), documents, SETTINGS)
+    gaps = {n: rows["losses"] for n in plan.measured for rows in [plan.losses(n)]}
+    largest = {n: float(np.max(g["loss_short"] - g["loss_long"])) for n, g in gaps.items()}
+    best = max((n for n in plan.measured if half_of(n) == "report"), key=largest.__getitem__)
+    shard = int(best in share_of(plan.measured, 0, 2))
+    mine = share_of(plan.measured, shard, 2)
+    limit = max(largest[n] for n in mine if half_of(n) == "report")
+    plan = Plan.of(loaded(model), documents, replace(SETTINGS, min_gap=(limit + largest[best]) / 2))
+    other = Parts(tmp_path, plan.identity())
+    choose = Plan.targets
+
+    def slowly(self: Plan, losses: pd.DataFrame) -> pd.DataFrame:
+        chosen = choose(self, losses)
+        for number in set(plan.measured) - set(mine) - other.finished("losses"):
+            other.write("losses", number, plan.losses(number))
+        other.flush()
+        return chosen
+
+    monkeypatch.setattr(
+        "olmo_sparsity.analysis.measurement.measurement._wait_for", lambda *given: None
+    )
+    monkeypatch.setattr(Plan, "targets", slowly)
+    assert run(plan, tmp_path, (shard, 2)) is None
+
+
+def test_another_model_or_window_in_the_same_folder_is_refused(
+    model: Any, documents: Documents, measured: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"short"):
+        measured_into(measured, model, documents, replace(SETTINGS, long=16, short=5, stride=1))
+    other = replace(loaded(model), weights_sha256="else")
+    with pytest.raises(ConfigError, match=r"model"):
+        run(Plan.of(other, documents, SETTINGS), measured)
+
+
+# --- controls -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seed", "units"), [(1, "tokens"), (2, "span:4")])
+def test_random_weights_have_excess_on_chosen_targets_but_no_net_excess(
+    seed: int, units: str, tmp_path: Path
+) -> None:
+    """Choosing targets by their own gap makes an excess out of nothing; the placebo has it too."""
+    torch.manual_seed(seed)
+    config = ModelConfig(**SHAPE | {"vocab_size": 256}, n_layers=2, architecture="gpt_neox")
+    untrained = build_model(config).eval()
+    generator = np.random.default_rng(seed)
+    words = generator.zipf(1.3, size=(100, 60)) % 256  # as in text, few types are most tokens
+    settings = Settings(
+        long=32,
+        short=8,
+        stride=28,
+        units=(units,),
+        selectors=("add_one",),
+        ks=(1, 4),
+        min_gap=0.0,
+        draws=1,
+        halves=0,
+    )
+    results = measured_into(tmp_path, untrained, Documents.of(list(words)), settings)
+    summary = results.summary.set_index(["target_set", "k"])
+    gap, others = summary.loc["gap"], summary.drop(index="gap", level="target_set")
+    assert gap.num_documents.min() >= 40
+    assert (gap.excess_low > 0).all(), "no excess to explain: the test has no force"
+    assert (gap.net_low <= 0).all()
+    assert (gap.net_high >= 0).all()
+    others = others[others.num_documents >= 20]
+    misses = (others.net_nats_low > 0) | (others.net_nats_high < 0)
+    assert misses.sum() <= 1, "of ten intervals of 95%, one may miss"
+
+
+def test_two_models_answer_for_the_same_targets(
+    model: Any, documents: Documents, measured: Path, tmp_path: Path
+) -> None:
+    given = read_results(measured)
+    other = replace(loaded(build_model(model.config).eval()), weights_sha256="other")
+    nearest = replace(FEW, selectors=("nearest",), share=Settings.share)
+    ours = run(Plan.of(other, documents, nearest, given), tmp_path)
+    pd.testing.assert_frame_equal(ours.targets, given.targets)
+    # A longer window keeps those of the targets that still have one.
+    longer = replace(nearest, long=20, short=6, stride=8)
+    kept = run(Plan.of(loaded(model), documents, longer, given), tmp_path / "longer").targets
+    wanted = given.targets[given.targets.target >= 20]
+    wanted = wanted[(wanted.far_part == "document") & wanted.target_set.isin(["gap", "kl"])]
+    wanted = wanted.reset_index(drop=True)
+    pd.testing.assert_frame_equal(kept, wanted)
+    with pytest.raises(DataError, match="in text or tokenizer"):
+        Plan.of(loaded(model), Documents.of([np.arange(30)] * 2), nearest, given)
+
+
+@pytest.mark.parametrize("control", ["matched", "shuffled"])
+def test_other_foreign_texts(
+    model: Any, documents: Documents, measured: Path, tmp_path: Path, control: Any
+) -> None:
+    """Only what is foreign changes."""
+    settings = replace(FEW, control=control)
+    results, plain = measured_into(tmp_path, model, documents, settings), read_results(measured)
+    keys = ["target_set", "units", "selector", "k"]
+    both = results.summary.merge(plain.summary, on=keys, suffixes=("", "_plain"))
+    assert len(both) == len(results.summary)
+    np.testing.assert_allclose(both.recovery, both.recovery_plain, atol=1e-5)
+    assert (both.foreign - both.foreign_plain).abs().max() > 0.01
+    alike = plain.recovery.query("selector == 'add_one' and units == 'tokens'")
+    assert len(results.recovery) == len(alike)
+
+
+# --- the estimate ---------------------------------------------------------------------------------
+
+
+def test_without_halves_there_is_no_lds(
+    model: Any, documents: Documents, tmp_path: Path, measured: Path
+) -> None:
+    found = measured_into(tmp_path, model, documents, replace(FEW, halves=0))
+    assert found.lds.empty
+    assert found.summary.lds.isna().all()
+    assert read_results(measured).summary.lds.notna().any()
+    with pytest.raises(ConfigError, match="halves=3: a rank correlation needs at least 4"):
+        replace(SETTINGS, halves=3).check()
+
+
+def test_recover_is_what_measure_does(model: Any, documents: Documents, measured: Path) -> None:
+    results = read_results(measured)
+    rows = results.recovery.query("selector == 'add_one' and control == 'own'")
+    rows = rows[rows.far_part == "document"]
+    number = int(rows.document.iloc[0])
+    here = rows[rows.document == number]
+    wanted = of_document(results.targets, documents[number])["document"]
+    found = recover(
+        Scorer(model), documents[number], SETTINGS.windows, wanted, units=SETTINGS.units,
+        ks=SETTINGS.ks,
+    )["recovery"]  # fmt: skip
+    keys = ["target", "units", "k"]
+    both = found.merge(here[[*keys, "loss_set"]], on=keys)
+    assert len(both) == len(found) == len(here)
+    np.testing.assert_allclose(both.loss_set_x, both.loss_set_y, atol=1e-5)
+
+
+# --- targets, induction, sources ------------------------------------------------------------------
+
+
+class Parrot(torch.nn.Module):
+    """Predicts what followed the last occurrence of the present token."""
+
+    vocab_size = VOCAB
+
+    def hidden(
+        self, tokens_BL: torch.Tensor, *_: Any, last: int | None = None, documents: Any = None
+    ) -> torch.Tensor:
+        logits = torch.zeros(*tokens_BL.shape, VOCAB)
+        for row, tokens in enumerate(tokens_BL.tolist()):
+            follows: dict[int, int] = {}
+            for place, token in enumerate(tokens):
+                if place:
+                    follows[tokens[place - 1]] = token
+                if token in follows:
+                    logits[row, place, follows[token]] = 20.0
+        return logits if last is None else logits[:, -last:]
+
+    def unembed(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden
+
+
+def test_the_check_tells_a_parrot_from_a_model_without_induction(model: Any) -> None:
+    passages = [Document(np.random.default_rng(i).permutation(VOCAB)[:20]) for i in range(5)]
+    parrot = repetition_drop(Scorer(Parrot(), torch.device("cpu")), passages, 20)
+    assert parrot["drop"] == pytest.approx(np.log(VOCAB), abs=0.01)
+    assert parrot["has_induction"]
+    assert not repetition_drop(Scorer(model), passages, 20)["has_induction"]
+    assert not repetition_drop(Scorer(model), [], 20)["has_induction"]
+
+
+@pytest.mark.parametrize(("first", "repeated", "copies"), [(2.9, 2.2, True), (5.9, 5.2, False)])
+def test_the_check_asks_for_a_share_of_the_loss(
+    first: float, repeated: float, copies: bool, monkeypatch: pytest.MonkeyPatch, model: Any
+) -> None:
+    losses = torch.tensor([[first, repeated]])
+    monkeypatch.setattr(
+        "olmo_sparsity.analysis.scoring.induction.repetition_losses", lambda *_: losses
+    )
+    found = repetition_drop(Scorer(model), [Document(np.arange(20))], 20)
+    assert found["has_induction"] == copies
+
+
+def test_a_trained_run_is_measured_on_its_own_held_out_text(
+    make_config: Callable[..., RunConfig], tmp_path: Path
+) -> None:
+    config = make_config()
+    train(config)
+    trained = load_model(config.run_folder, device="cpu")
+    text = open_documents(None, trained, limit=8)
+    assert len(text) == 8
+    windows = Windows(24, 8, 32)
+    choices: dict[str, Any] = {"ks": (1, 2), "selectors": "add_one", "min_gap": 0.0}
+    choices |= {"max_targets": 8, "sets": ("gap",)}
+    results = measure(trained, text, windows, units=["tokens", "words"], **choices)
+    one = results.tokens[results.tokens.document == results.tokens.document.iloc[0]]
+    document = text[int(one.document.iloc[0])]
+    assert "".join(one.text) == trained.tokenizer.decode(document.tokens.tolist())
+    words = results.influence.query("units == 'words' and control == 'own'")
+    assert (words.far_end - words.far_first).max() > 1
+    with pytest.raises(ConfigError, match="68 positions are more than"):
+        measure(trained, text, Windows(65, 8, 4), **choices)
+    for given in ({"targets": results}, {"share": 0.3}):
+        with pytest.raises(ConfigError, match=r"leave .*out"):
+            measure(trained, text, windows, at="the", ks=(1,), **given)

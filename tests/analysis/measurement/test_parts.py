@@ -1,0 +1,211 @@
+"""Parts of a measurement survive kills and resumes without a trace of them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import olmo_sparsity.analysis.measurement.parts
+from olmo_sparsity.analysis.measurement.parts import Parts
+from olmo_sparsity.analysis.results.results import Meta, read_results
+from olmo_sparsity.analysis.results.tables import MADE_OF_PARTS, PHASES, SCHEMAS
+from olmo_sparsity.errors import ConfigError, DataError
+from tests.support.parts import IDENTITY, flip_a_byte, tiny_rows, truncate, write
+
+NUM_DOCUMENTS = 6
+
+
+pytestmark = pytest.mark.usefixtures("no_waiting_for_disks")
+
+
+def bytes_of(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+
+
+def measured(folder: Path) -> Parts:
+    parts = Parts(folder, IDENTITY)
+    for document in range(NUM_DOCUMENTS):
+        write(parts, document)
+    parts.flush()
+    return parts
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """The files of an uninterrupted measurement."""
+    folder = tmp_path_factory.mktemp("once")
+    measured(folder).finish({}, Meta())
+    return bytes_of(folder)
+
+
+@settings(max_examples=25)
+@given(
+    order=st.permutations(range(NUM_DOCUMENTS)),
+    kills=st.sets(st.integers(0, NUM_DOCUMENTS - 1)),
+    twice=st.sets(st.integers(0, NUM_DOCUMENTS - 1)),
+    part_size=st.integers(1, 4),
+)
+def test_killed_resumed_and_measured_by_two_equals_uninterrupted(
+    expected: dict[str, bytes],
+    order: list[int],
+    kills: set[int],
+    twice: set[int],
+    part_size: int,
+) -> None:
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent)
+        parts = Parts(folder, IDENTITY, part_size=part_size)
+        other = Parts(folder, IDENTITY, part_size=part_size)
+        for step, document in enumerate([*order, *order]):  # the second round does what was lost
+            if all(document in parts.finished(phase) for phase in PHASES):
+                continue
+            write(parts, document)
+            if document in twice:
+                write(other, document)
+            if step in kills:  # what is buffered is gone, a part half written stays
+                half_written = folder / "parts/losses/000099.tmp"
+                half_written.mkdir(exist_ok=True)
+                (half_written / "losses.parquet").write_bytes(b"PAR1")
+                parts = Parts(folder, IDENTITY, part_size=part_size)
+        parts.flush()
+        other.flush()
+        for phase in PHASES:
+            assert Parts(folder, IDENTITY).finished(phase) == set(range(NUM_DOCUMENTS))
+        for _ in range(2):
+            parts.finished(phase="losses"), parts.finished(phase="recovery")
+            parts.finish({}, Meta())
+            assert bytes_of(folder) == expected
+
+
+@pytest.mark.parametrize("num_tables", range(len(SCHEMAS)))
+def test_killed_between_final_tables_can_be_repeated(
+    expected: dict[str, bytes], tmp_path: Path, num_tables: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts = measured(tmp_path)
+    written, write_table = [], olmo_sparsity.analysis.measurement.parts.write_table
+
+    def write_some(path: Path, table: pa.Table) -> None:
+        if len(written) == num_tables:
+            raise KeyboardInterrupt
+        written.append(path)
+        write_table(path, table)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(olmo_sparsity.analysis.measurement.parts, "write_table", write_some)
+        with pytest.raises(KeyboardInterrupt):
+            parts.finish({}, Meta())
+    with pytest.raises(DataError, match=r"not finished .*; run the same"):
+        read_results(parts.folder)
+    parts.finish({}, Meta())
+    assert bytes_of(parts.folder) == expected
+
+
+def test_rows_come_back_sorted_with_their_values(tmp_path: Path) -> None:
+    parts = Parts(tmp_path, IDENTITY)
+    for document in (5, 0):
+        write(parts, document)
+    assert parts.read("losses").empty  # still in the buffer
+    parts.flush()
+    tables = {name: parts.read(name) for name in MADE_OF_PARTS}
+    for name, schema in MADE_OF_PARTS.items():
+        assert list(tables[name].columns) == schema.names
+        by = [column for column in schema.names if column != "kl_set"]
+        pd.testing.assert_frame_equal(
+            tables[name], tables[name].sort_values(by, ignore_index=True), check_dtype=False
+        )
+    wanted = tiny_rows(0)["losses"]["losses"]
+    row = tables["losses"].query("document == 0 and target == 2").iloc[0]
+    assert row.loss_long == np.float32(wanted["loss_long"][list(wanted["target"]).index(2)])
+    assert tables["recovery"].kl_set.isna().sum() == 4
+    assert tables["costs"].query("document == 5").to_dict("records") == [
+        {"document": 5, "units": "tokens", "selector": "add_one", "token_forwards": 2**40,
+         "num_targets": 5}
+    ]  # fmt: skip
+
+
+def test_another_identity_is_refused_by_its_fields(tmp_path: Path) -> None:
+    Parts(tmp_path, IDENTITY)
+    Parts(tmp_path, json.loads(json.dumps(IDENTITY)))
+    changed = IDENTITY | {"windows": {"long": 64, "short": 8}, "ks": [1]}
+    message = r"out=.* holds work with .*windows\.short=16 \(now 8\);"
+    with pytest.raises(ConfigError, match=message):
+        Parts(tmp_path, changed)
+    (tmp_path / "identity.json").unlink()
+    (tmp_path / "losses.parquet").touch()
+    message = r"out=.* holds other files \(losses\.parquet\) and no identity\.json"
+    with pytest.raises(ConfigError, match=message):
+        Parts(tmp_path, IDENTITY)
+
+
+@pytest.mark.parametrize("name", ["finished.json", "manifest.json", "losses.parquet"])
+@pytest.mark.parametrize("damage", [truncate, flip_a_byte, Path.unlink])
+def test_a_damaged_part_is_named_and_its_documents_are_missing(
+    tmp_path: Path, name: str, damage: Callable[[Path], None], capsys: pytest.CaptureFixture
+) -> None:
+    parts = Parts(tmp_path, IDENTITY)
+    for document in (0, 1):
+        write(parts, document)
+        parts.flush()
+    whole = {table: parts.read(table) for table in MADE_OF_PARTS}
+    part = next(tmp_path.glob("parts/losses/000000-*"))
+    damage(part / name)
+    again = Parts(tmp_path, IDENTITY)
+    assert again.finished("losses") == {1}
+    assert again.finished("recovery") == {0, 1}
+    assert capsys.readouterr().err.startswith(f"{part} is passed over ({name}")
+    write(again, 0)
+    again.flush()
+    for table in MADE_OF_PARTS:
+        pd.testing.assert_frame_equal(again.read(table), whole[table])
+
+
+def test_a_part_of_another_measurement_is_passed_over(tmp_path: Path) -> None:
+    for name, identity in (("one", IDENTITY), ("other", IDENTITY | {"ks": [1]})):
+        parts = Parts(tmp_path / name, identity)
+        write(parts, len(name))
+        parts.flush()
+    (part,) = (tmp_path / "other/parts/losses").iterdir()
+    shutil.copytree(part, tmp_path / "one/parts/losses" / part.name)
+    assert Parts(tmp_path / "one", IDENTITY).finished("losses") == {3}
+
+
+def test_a_part_of_an_older_version_is_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with monkeypatch.context() as older:
+        schema = SCHEMAS["recovery"]
+        without = schema.remove(schema.get_field_index("loss_without"))
+        for tables in (SCHEMAS, PHASES["recovery"]):
+            older.setitem(tables, "recovery", without)
+        rows = tiny_rows(1)
+        del rows["recovery"]["recovery"]["loss_without"]
+        parts = Parts(tmp_path, IDENTITY)
+        for phase, tables in rows.items():
+            parts.write(phase, 1, tables)
+        parts.flush()
+    parts = Parts(tmp_path, IDENTITY)
+    assert parts.finished("losses") == {1}
+    assert parts.finished("recovery") == set()
+    assert "column loss_without must be float" in capsys.readouterr().err
+
+
+def test_a_loss_that_is_no_number_is_refused(tmp_path: Path) -> None:
+    rows = tiny_rows(1)["losses"]
+    rows["losses"]["loss_long"][3] = np.inf
+    with pytest.raises(DataError, match=r"document 1, table losses: loss_long .* 1 of 5 rows"):
+        Parts(tmp_path, IDENTITY).write("losses", 1, rows)
+
+
+def test_a_process_that_lives_loses_at_most_the_last_seconds(tmp_path: Path) -> None:
+    write(Parts(tmp_path, IDENTITY, flush_every_s=0), 0)
+    assert Parts(tmp_path, IDENTITY).finished("losses") == {0}

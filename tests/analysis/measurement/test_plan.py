@@ -1,0 +1,185 @@
+"""The documents of a first look; targets that records give."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from olmo_sparsity.analysis.inputs.documents import Document, Documents
+from olmo_sparsity.analysis.inputs.texts import open_documents
+from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.measurement.measurement import measure
+from olmo_sparsity.analysis.measurement.plan import Plan, first_look, plan
+from olmo_sparsity.analysis.measurement.recovery import recover
+from olmo_sparsity.analysis.models.load import LoadedModel, build_model
+from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.analysis.settings import Reading
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.errors import ConfigError, DataError
+from tests.support.measurements import SETTINGS, SHAPE, VOCAB, loaded
+
+
+@pytest.fixture(scope="module")
+def model() -> Any:
+    torch.manual_seed(0)
+    return build_model(ModelConfig(**SHAPE, n_layers=2)).eval()
+
+
+@pytest.mark.parametrize("windows", [Windows(16, 6), Windows(40, 8, 4), Windows(60, 30)], ids=str)
+@pytest.mark.parametrize("far_states", ["contextual", "isolated"])
+def test_a_first_look_bounds_the_work_and_not_the_documents(
+    model: Any, windows: Windows, far_states: Reading, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """However many documents there are, and however long; it says what it reads of them."""
+    rng = np.random.default_rng(0)
+    budget = 25_000
+    for num_documents, length in ((4, 2000), (12, 400)):
+        texts = Documents.of([rng.integers(0, VOCAB, length) for _ in range(num_documents)])
+        settings = replace(
+            SETTINGS, long=windows.long, short=windows.short, stride=windows.stride, min_gap=0.0,
+            draws=1, ks=(1, 2, 4, 8), far_states=far_states, halves=16,
+            share=0.1, units=("tokens",), selectors=("add_one_screened", "random"),
+        )  # fmt: skip
+        cut = first_look(texts, settings, budget)
+        assert [d.number for d in cut] == [d.number for d in texts]
+        num_read = max(len(d.tokens) for d in cut)
+        num_targets = num_read - windows.long
+        said = f"of each text its first {num_read:,} tokens, {num_targets:,} of them targets"
+        assert (said in capsys.readouterr().err) == (num_read < length)
+        settings = replace(settings, halves=SETTINGS.halves)
+        plan = Plan.of(loaded(model), cut, settings)
+        losses = pd.concat([pd.DataFrame(dict(plan.losses(d.number)["losses"])).assign(
+            document=d.number) for d in cut])  # fmt: skip
+        targets = plan.targets(losses)
+        for number in sorted(set(targets.document)):
+            plan.recovery(number, targets[targets.document == number])
+        assert budget / 4 < plan.scorer.token_forwards < 2 * budget
+
+
+# --- records of prompt and target -----------------------------------------------------------------
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> Path:
+    """Prompts of 15 to 26 letters, targets of 1 to 3."""
+    rng = np.random.default_rng(0)
+    letters = [chr(97 + i) for i in rng.integers(0, 26, 400)]
+    rows = [
+        {"prompt": "".join(letters[i : i + 15 + i]), "target": "".join(letters[-1 - i % 3 :])}
+        for i in range(12)
+    ]
+    path = tmp_path / "pairs.jsonl"
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+def of_letters(model: Any) -> LoadedModel:
+    tokenizer = Tokenizer(models.WordLevel({chr(97 + i): i for i in range(26)}, "a"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    return replace(loaded(model), tokenizer=tokenizer)
+
+
+OPTIONS: dict[str, Any] = {"long": 18, "short": 4, "units": "tokens", "selectors": "add_one",
+                           "ks": (1, 4), "draws": 2, "halves": 0}  # fmt: skip
+
+
+def test_all_tokens_of_a_records_target_and_no_others_are_targets(
+    model: Any, pairs: Path, tmp_path: Path
+) -> None:
+    """With the losses that they have in the whole text."""
+    letters, rows = of_letters(model), [*map(json.loads, pairs.read_text().splitlines())]
+    options = OPTIONS | {"prompt_field": "prompt", "out": tmp_path / "out"}
+    results = measure(letters, pairs, **options)
+    assert results is not None
+    assert set(results.targets.target_set) == {"named"}
+    assert set(results.targets.far_part) == {"document"}
+    long_enough = [number for number, row in enumerate(rows) if len(row["prompt"]) >= 18]
+    sizes = [len(rows[number]["target"]) for number in long_enough]
+    assert results.targets.groupby("document").size().tolist() == sizes
+    assert results.documents.name.tolist() == [f"{pairs}:{number + 1}" for number in long_enough]
+    assert results.meta.counts["documents_too_short"] == len(rows) - len(long_enough) == 3
+    assert set(results.recovery.control) == {"own", "foreign"}
+    assert len(results.losses) == sum(sizes), "no other loss is computed"
+    windows = Windows(18, 4)
+    for number, record in enumerate(long_enough):
+        prompt, target = (letters.encode([rows[record][n]])[0] for n in ("prompt", "target"))
+        whole, first = Document(np.array([*prompt, *target])), len(prompt)
+        places = np.arange(first, len(whole.tokens))
+        found = recover(Scorer(model), whole, windows, places, ks=(1, 4))["recovery"]
+        own = results.recovery.query(f"document == {number} and control == 'own'")
+        assert (own.target - 18 + first).tolist() == found.target.tolist()
+        np.testing.assert_allclose(own.loss_set, found.loss_set, atol=1e-5)
+
+
+def test_records_of_prompt_and_target_resume_and_are_known_again(
+    model: Any, pairs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    letters, out = of_letters(model), tmp_path / "out"
+    records = open_documents(pairs, letters, prompt_field="prompt")
+    wanted = measure(letters, records, **OPTIONS, out=tmp_path / "at once")
+    calls = []
+
+    def stop(self: Plan, number: int, targets: pd.DataFrame) -> dict:
+        calls.append(number)
+        if len(calls) == 4:
+            raise KeyboardInterrupt
+        return recovery(self, number, targets)
+
+    recovery = Plan.recovery
+    monkeypatch.setattr(Plan, "recovery", stop)
+    with pytest.raises(KeyboardInterrupt):
+        measure(letters, records, **OPTIONS, out=out)
+    found = measure(letters, pairs, **OPTIONS, target_field="target", out=out)
+    assert wanted is not None
+    assert found is not None
+    assert calls == [0, 1, 2, 3, 3, 4, 5, 6, 7, 8], "what was finished is not done again"
+    pd.testing.assert_frame_equal(found.recovery, wanted.recovery)
+    assert found.meta.identity == wanted.meta.identity
+    pairs.write_text(pairs.read_text().replace('", "target": "', 'a", "target": "'))
+    with pytest.raises(ConfigError, match="holds work with data"):
+        measure(letters, pairs, **OPTIONS, prompt_field="prompt", out=out)
+
+
+def test_what_does_not_go_with_records_of_prompt_and_target_is_said(
+    model: Any, pairs: Path
+) -> None:
+    letters = of_letters(model)
+    records = open_documents(pairs, letters, prompt_field="prompt")
+    for text, options in ((pairs, {"prompt_field": "prompt"}), (records, {})):
+        with pytest.raises(ConfigError, match=r"at and .*prompt.* each say which targets"):
+            plan(letters, text, **OPTIONS | options, at="e")
+        with pytest.raises(ConfigError, match=r"planted and .*prompt.* each say which targets"):
+            plan(letters, text, **OPTIONS | {"planted": True} | options)
+        with pytest.raises(ConfigError, match="share: for chosen targets, and these are given"):
+            plan(letters, text, **OPTIONS | options, share=1.0)
+        with pytest.raises(DataError, match="1 of 12 prompts have long=26 tokens or more"):
+            plan(letters, text, **OPTIONS | options | {"long": 26})
+    quick = plan(letters, records, **OPTIONS, quick=True)
+    assert quick.given is not None
+    assert len(quick.given) == sum(len(d.tokens) - 18 for d in quick.documents)
+    with pytest.raises(ConfigError, match=r"prompt_field, target_field, .* leave them out"):
+        plan(letters, records, **OPTIONS, prompt_field="prompt")
+
+
+def test_choices_on_records_of_prompt_and_target_are_of_their_targets(
+    model: Any, pairs: Path, tmp_path: Path
+) -> None:
+    letters = of_letters(model)
+    first = measure(letters, pairs, **OPTIONS, prompt_field="prompt", out=tmp_path / "a")
+    assert first is not None
+    torch.manual_seed(1)
+    other = replace(letters, model=build_model(model.config).eval(), weights_sha256="other")
+    found = measure(other, pairs, choices=first, prompt_field="prompt", out=tmp_path / "b")
+    assert found is not None
+    pd.testing.assert_frame_equal(found.targets, first.targets)
+    keys = ["document", "target", "rank", "far_first", "far_text"]
+    own = [r.influence.query("control == 'own'")[keys] for r in (found, first)]
+    pd.testing.assert_frame_equal(*own)

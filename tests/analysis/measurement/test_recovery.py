@@ -1,0 +1,292 @@
+"""What is recovered of one document, against brute force."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from olmo_sparsity.analysis.inputs.documents import Controls, Documents
+from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.measurement.recovery import recover
+from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
+from olmo_sparsity.analysis.selectors.influence import (
+    SELECTORS,
+)
+from olmo_sparsity.analysis.settings import Reading
+from tests.support.brute import (
+    CPU,
+    ONE_FAMILY,
+    OURS,
+    READINGS,
+    VOCAB,
+    Brute,
+    behind,
+    shown_alone,
+    tiny,
+    units_of,
+)
+
+
+@pytest.fixture(scope="module", params=[*OURS, "llama"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return tiny(request.param)
+
+
+LOSSES = ("loss_set", "loss_without", "kl_set")
+
+
+@pytest.fixture
+def prefills(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """The far tokens of every text whose states are made."""
+    found: list[np.ndarray] = []
+    really = model.far_states
+
+    def counted(tokens_BL: torch.Tensor, positions_BL: torch.Tensor) -> Any:
+        found.extend(tokens_BL.numpy())
+        return really(tokens_BL, positions_BL)
+
+    monkeypatch.setattr(model, "far_states", counted)
+    return found
+
+
+RECOVERED = Windows(16, 6, 4)
+TARGETS = {"document": np.array([17, 19, 26]), "placebo": np.array([16, 19])}  # of two blocks
+
+
+@pytest.fixture(scope="module")
+def documents() -> Documents:
+    generator = np.random.default_rng(2)
+    return Documents.of([generator.integers(0, VOCAB, 30 + 2 * i) for i in range(7)])
+
+
+def recovered(scorer: Scorer, documents: Documents, **changed: Any) -> dict[str, Any]:
+    options = {"targets": TARGETS, "units": ("tokens", "span:3"), "ks": (1, 2),
+               "selectors": ("add_one", "divergence", "random")} | changed  # fmt: skip
+    controls = Controls(documents, RECOVERED, num_draws=3)
+    return recover(scorer, documents[1], RECOVERED, controls=controls, **options)
+
+
+@ONE_FAMILY
+@READINGS
+def test_what_is_recovered_is_the_loss_of_the_chosen_set(
+    model: Any, documents: Documents, far_states: Reading
+) -> None:
+    """Of each far part, and of the foreign texts put in its place by hand."""
+    document, controls = documents[1], Controls(documents, RECOVERED, num_draws=3)
+    tables = recovered(Scorer(model, CPU, far_states=far_states), documents)
+    by = ["target", "far_part", "units", "selector", "control"]
+    influence = {about: rows for about, rows in tables["influence"].groupby(by)}
+    blocks = {block.start: block for block in RECOVERED.blocks(document.tokens)}
+
+    @cache
+    def brute_of(target: int, part: str, draw: int) -> Brute:
+        block, text = blocks[target - (target - 16) % 4], document.tokens
+        if part == "placebo":
+            text = behind(text, block, controls.placebo(document, block))
+        elif part == "foreign":
+            text = behind(text, block, controls.unrelated(document, block, draw))
+        return Brute(model, text, RECOVERED, target, far_states)
+
+    num_seen = 0
+    for about, rows in tables["recovery"].groupby([*by, "draw"]):
+        target, part, kind, selector, control, draw = about
+        own = brute_of(target, part, 0)
+        brute = own if control == "own" else brute_of(target, "foreign", draw)
+        aim = own.log_p(range(10))
+        by_hand = units_of(kind)[1]
+        assert rows.k.tolist() == [1, 2]
+        # Which units are chosen, by brute force: the best, whatever the draw.
+        if selector == "add_one":
+            best = min(brute.loss(unit) for unit in by_hand)
+            assert rows.loss_set.iloc[0] == pytest.approx(best, abs=2e-5)
+        if selector == "divergence":
+            best = min(brute.kl(unit, aim) for unit in by_hand)
+            assert rows.kl_set.iloc[0] == pytest.approx(best, abs=2e-5)
+        assert rows.kl_set.isna().all() == (selector != "divergence")
+        if draw > 0:
+            continue
+        chosen = influence[about[:-1]]
+        assert chosen["rank"].tolist() == [1, 2]
+        for row in rows.itertuples():
+            places = {
+                place - brute.origin
+                for first, end in zip(chosen.far_first[: row.k], chosen.far_end, strict=False)
+                for place in range(first, end)
+            }
+            assert row.num_tokens == len(places)
+            assert row.loss_set == pytest.approx(brute.loss(places), abs=2e-5)
+            without = brute.loss({*range(10)} - places) if control == "own" else np.nan
+            assert row.loss_without == pytest.approx(without, abs=2e-5, nan_ok=True)
+            if selector == "divergence":
+                assert row.kl_set == pytest.approx(brute.kl(places, aim), abs=2e-5)
+        for row in chosen.itertuples():
+            far = brute.document[row.far_first : row.far_end]
+            assert row.far_text == " ".join(str(token) for token in far)
+        num_seen += 1
+    # Five targets of the far parts, two kinds of units, three selectors, own and foreign.
+    assert num_seen == len(influence) == 5 * 2 * 3 * 2
+    assert {about[:2] for about in influence} == {
+        (target, part) for part, targets in TARGETS.items() for target in targets.tolist()
+    }
+    draws = tables["recovery"].groupby(["control", "selector"]).draw.nunique()
+    assert draws.to_dict() == {
+        (control, selector): 1 if control == "own" and selector != "random" else 3
+        for control in ("own", "foreign")
+        for selector in ("add_one", "divergence", "random")
+    }
+
+
+@ONE_FAMILY
+@READINGS
+@pytest.mark.parametrize("kind", ["tokens", "span:3"])
+def test_lds_is_the_rank_correlation_with_the_losses_of_random_halves(
+    model: Any, documents: Documents, far_states: Reading, kind: str
+) -> None:
+    selectors = ("add_one", "drop_one", "add_one_screened", "most_frequent")
+    tables = recovered(
+        Scorer(model, CPU, far_states=far_states), documents, units=kind, selectors=selectors,
+        num_halves=7, seed=3,
+    )  # fmt: skip
+    document, (_, by_hand) = documents[1], units_of(kind)
+    found = tables["lds"].set_index(["target", "selector"]).lds
+    targets = TARGETS["document"].tolist()
+    assert len(found) == len(targets) * len(selectors)
+    for target in targets:
+        brute = Brute(model, document.tokens, RECOVERED, target, far_states)
+        start = target - (target - 16) % 4
+        kept = units_of(kind)[0].halves(7, np.random.default_rng([3, document.number, start]))
+        far = [{j for unit in np.flatnonzero(row) for j in by_hand[unit]} for row in kept]
+        falls = pd.Series([brute.loss([]) - brute.loss(places) for places in far])
+        for selector in ("add_one", "drop_one"):
+            predicted = pd.Series(kept @ brute.influences(selector, by_hand))
+            expected = np.corrcoef(predicted.rank(), falls.rank())[0, 1]
+            assert found[target, selector] == pytest.approx(expected, abs=1e-6)
+        # It evaluates all of so few units.
+        assert found[target, "add_one_screened"] == pytest.approx(found[target, "add_one"])
+    spent = tables["costs"].query("selector == 'halves'")
+    assert spent.num_targets.sum() == len(targets)
+    assert (spent.token_forwards > 0).all()
+
+
+@ONE_FAMILY
+def test_far_states_are_made_once_for_each_text_of_a_block(
+    model: Any, documents: Documents, prefills: list[np.ndarray]
+) -> None:
+    """The own far part, the placebo, and three foreign texts, whatever is asked about them."""
+    scorer = Scorer(model, CPU)
+    tables = recovered(scorer, documents, selectors=tuple(SELECTORS))
+    asked = {16: ["document", "placebo"], 24: ["document"]}  # the first targets of the blocks
+    document, controls = documents[1], Controls(documents, RECOVERED, num_draws=3)
+    expected = []
+    for block in RECOVERED.blocks(document.tokens):
+        own = {"document": block.far_F, "placebo": controls.placebo(document, block).tokens_F}
+        foreign = [controls.unrelated(document, block, draw).tokens_F for draw in range(3)]
+        if block.start in asked:
+            texts = [*(own[part] for part in asked[block.start]), *foreign]
+            expected += [far_F.tolist() for far_F in texts]
+    assert [far_F.tolist() for far_F in prefills] == expected
+    shared = tables["costs"].query("selector == 'shared'")
+    assert (shared.token_forwards > 0).all()
+
+
+@ONE_FAMILY
+@READINGS
+def test_a_target_has_the_same_rows_whichever_others_are_asked_about(
+    model: Any, documents: Documents, far_states: Reading
+) -> None:
+    scorer = Scorer(model, CPU, far_states=far_states)
+    every = {part: np.arange(16, 24) for part in TARGETS}
+    whole = recovered(scorer, documents, targets=every)["recovery"]
+    for part, target in (("document", 17), ("placebo", 17), ("document", 23)):
+        alone = recovered(scorer, documents, targets={part: np.array([target])})["recovery"]
+        same = whole[(whole.target == target) & (whole.far_part == part)]
+        by = [name for name in alone.columns if name not in LOSSES]
+        both = alone.merge(same, on=by, validate="one_to_one")
+        assert len(both) == len(alone) == len(same)
+        for name in LOSSES:
+            np.testing.assert_allclose(both[f"{name}_x"], both[f"{name}_y"], atol=2e-6)
+
+
+@ONE_FAMILY
+def test_without_controls_there_is_nothing_foreign(model: Any, documents: Documents) -> None:
+    found = recover(shown_alone(model), documents[0], RECOVERED, ks=(1,))["recovery"]
+    assert found.target.tolist() == list(range(16, 30))
+    assert set(found.control) == {"own"}
+    assert set(found.far_part) == {"document"}
+
+
+EVERYTHING = Windows("all", 6, 3, prefix=(60,))
+
+
+@READINGS
+def test_windows_of_all_that_stands_before(
+    model: Any, documents: Documents, far_states: Reading
+) -> None:
+    """Losses and recovery, of runs of targets that are asked about as one."""
+    document = documents[1]
+    controls = Controls(documents, EVERYTHING, num_draws=2)
+    scorer = Scorer(model, CPU, far_states=far_states)
+    losses = context_losses(scorer, document, EVERYTHING, controls)
+    assert losses.target.tolist() == list(range(7, len(document.tokens)))
+    for row in losses.iloc[::5].itertuples():
+        brute = Brute(model, document.tokens, EVERYTHING, row.target)
+        assert row.loss_long == pytest.approx(brute.loss(range(len(brute.far))), abs=1e-5)
+        assert row.loss_short == pytest.approx(brute.loss([]), abs=1e-5)
+        assert row.kl == pytest.approx(brute.kl([]), abs=1e-5)
+    spans = {"document": np.array([(13, 16), (19, 21)]), "placebo": np.array([(13, 16)])}
+    tables = recover(
+        scorer, document, EVERYTHING, spans, ks=(1, 2), selectors=("add_one", "gradient"),
+        controls=controls,
+    )  # fmt: skip
+    blocks = {block.start: block for block in EVERYTHING.blocks(document.tokens)}
+    placebo = behind(document.tokens, blocks[13], controls.placebo(document, blocks[13]))
+    num_seen = 0
+    for part, text in (("document", document.tokens), ("placebo", placebo)):
+        for target, end in spans[part].tolist():
+            places = range(target, end)
+            brutes = [Brute(model, text, EVERYTHING, place, far_states) for place in places]
+            asked = {"target": target, "far_part": part, "control": "own"}
+            for selector in ("add_one", "gradient"):
+                chosen, found = (
+                    rows_of(tables[name], selector=selector, **asked)
+                    for name in ("influence", "recovery")
+                )
+                influence = sum(brute.influences(selector) for brute in brutes)
+                np.testing.assert_allclose(
+                    chosen.influence, np.sort(influence)[::-1][:2], atol=1e-4
+                )
+                for row in found.itertuples():
+                    far = chosen.far_first[: row.k].tolist()
+                    expected = sum(brute.loss(far) for brute in brutes)
+                    assert row.loss_set == pytest.approx(expected, abs=5e-5)
+                    num_seen += 1
+    assert num_seen == 3 * 2 * 2
+    foreign = rows_of(tables["recovery"], control="foreign", target=19, selector="add_one", k=1)
+    for draw, row in enumerate(foreign.itertuples()):
+        text = behind(document.tokens, blocks[19], controls.unrelated(document, blocks[19], draw))
+        brutes = [Brute(model, text, EVERYTHING, place, far_states) for place in (19, 20)]
+        best = min(sum(brute.loss([j]) for brute in brutes) for j in range(13))
+        assert row.loss_set == pytest.approx(best, abs=5e-5)
+
+
+def rows_of(table: Any, **values: Any) -> Any:
+    for name, value in values.items():
+        table = table[table[name] == value]
+    return table
+
+
+@ONE_FAMILY
+def test_one_pass_over_a_text_serves_all_of_its_blocks(
+    model: Any, documents: Documents, prefills: list[np.ndarray]
+) -> None:
+    document, controls = documents[1], Controls(documents, EVERYTHING, num_draws=2)
+    places = {"document": np.array([8, 13, 20]), "placebo": np.array([10, 25])}
+    recover(Scorer(model, CPU), document, EVERYTHING, places, ks=(1,), controls=controls)
+    assert len(prefills) == 1 + 1 + 2  # the document, the placebo, two foreign texts
+    assert {len(tokens) for tokens in prefills} == {1 + 25 - 6}
+    assert recover(Scorer(model, CPU), document, EVERYTHING, [])["recovery"].empty

@@ -1,0 +1,293 @@
+"""What a measurement takes from another: losses of the same model; what another model chose."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from olmo_sparsity import measure, transfer
+from olmo_sparsity.analysis.inputs.documents import Documents
+from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.measurement.estimate import estimate
+from olmo_sparsity.analysis.measurement.plan import plan
+from olmo_sparsity.analysis.models.load import LoadedModel, build_model
+from olmo_sparsity.analysis.results.results import Results
+from olmo_sparsity.analysis.results.summary import describe
+from olmo_sparsity.analysis.scoring.scorer import Scorer, bigrams
+from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.errors import ConfigError, DataError
+
+VOCAB, WINDOWS = 40, Windows(16, 6, 8)
+AT: dict[str, Any] = {"long": WINDOWS.long, "short": WINDOWS.short, "stride": WINDOWS.stride}
+OPTIONS: dict[str, Any] = {
+    "units": ("tokens", "span:3"), "selectors": ("add_one", "random"), "ks": (1, 2), "share": 0.5,
+    "min_gap": 0.0, "sets": ("gap", "bigram", "every"), "draws": 2, "halves": 0,
+}  # fmt: skip
+SHARED = ["target_set", "units", "selector", "k"]
+
+
+def model_of(seed: int) -> LoadedModel:
+    torch.manual_seed(seed)
+    config = ModelConfig(
+        d_model=32, n_heads=4, n_layers=2, vocab_size=VOCAB, init_std=0.3, max_sequence_length=64,
+        architecture="gpt_neox",
+    )  # fmt: skip
+    return LoadedModel(build_model(config).eval(), None, f"m{seed}", 0, None, f"m{seed}")
+
+
+@pytest.fixture(scope="module")
+def documents() -> Documents:
+    rng = np.random.default_rng(0)
+    return Documents.of([rng.zipf(1.4, 40) % VOCAB for _ in range(12)])
+
+
+@pytest.fixture(scope="module")
+def found(documents: Documents) -> dict[int, Results]:
+    measured = {seed: measure(model_of(seed), documents, WINDOWS, **OPTIONS) for seed in (0, 1)}
+    return {seed: result for seed, result in measured.items() if result is not None}
+
+
+def evaluated(seed: int, documents: Documents, choices: Results, **options: Any) -> Results:
+    result = measure(model_of(seed), documents, choices=choices, **options)
+    assert result is not None
+    return result
+
+
+def test_a_model_that_evaluates_its_own_choices_recovers_what_it_did(
+    documents: Documents, found: dict[int, Results]
+) -> None:
+    again = evaluated(0, documents, found[0]).summary
+    both = again.merge(found[0].summary, on=SHARED, suffixes=("", "_before"))
+    assert set(both.selector) == {"add_one"}
+    assert set(both.target_set) == {"gap", "gap_recurs", "gap_new", "bigram", "every"}
+    for name in ("recovery", "removal", "gap", "num_targets"):
+        np.testing.assert_allclose(both[name], both[f"{name}_before"], atol=1e-5)
+    assert again.net.isna().all()  # no placebo
+
+
+@pytest.mark.parametrize("control", ["unrelated", "matched", "shuffled"])
+def test_every_control_stands_beside_transfer(documents: Documents, control: str) -> None:
+    """The foreign texts are those in which the other model chose, though it had placebo targets."""
+    options = OPTIONS | {
+        "sets": ("gap", "bigram"), "units": "tokens", "selectors": "add_one", "draws": 1,
+        "control": control,
+    }  # fmt: skip
+    first = measure(model_of(0), documents, WINDOWS, **options)
+    assert first is not None
+    again = evaluated(0, documents, first)
+    assert again.meta.controls == {"control": control, "draws": 1}
+    both = again.summary.merge(first.summary, on=SHARED, suffixes=("", "_before"))
+    for name in ("foreign", "excess", "excess_low", "excess_nats"):
+        np.testing.assert_allclose(both[name], both[f"{name}_before"], atol=1e-5)
+    assert both.foreign.notna().any()
+    other = evaluated(1, documents, first).summary.merge(first.summary, on=SHARED)
+    assert (other.foreign_x - other.foreign_y).abs().max() > 0.01  # its own losses
+
+
+def test_recovery_is_that_of_the_others_units_by_definition(
+    documents: Documents, found: dict[int, Results]
+) -> None:
+    given, judged = found[0], evaluated(1, documents, found[0], ks=2)
+    rows = judged.recovery.query("control == 'own' and units == 'tokens' and k == 2")
+    scorer = Scorer(model_of(1).model)
+    ranked = given.influence.query("far_part == 'document' and control == 'own'")
+    for row in rows.sample(8, random_state=0).itertuples():
+        tokens = documents[row.document].tokens
+        start = int(WINDOWS.start_of(row.target))
+        block = WINDOWS.block(tokens, start, min(start + WINDOWS.stride, len(tokens)))
+        units = ranked.query(
+            f"document == {row.document} and target == {row.target} and units == 'tokens'"
+            " and selector == 'add_one' and rank <= 2"
+        )
+        places = np.sort(units.far_first.to_numpy()) - block.first
+        span = (row.target - start, row.target - start + 1)
+        (loss,) = scorer.losses([scorer.context(block).set_row(places, span)])
+        assert row.loss_set == pytest.approx(float(loss.sum()), abs=1e-4)
+
+
+def test_both_directions_are_averaged(documents: Documents, found: dict[int, Results]) -> None:
+    one, other = evaluated(1, documents, found[0]), evaluated(0, documents, found[1])
+    mean = transfer(one, other).set_index(SHARED)
+    for names, row in mean.iterrows():
+        values = [r.summary.set_index(SHARED).loc[names] for r in (one, other)]
+        expected = np.mean([v.excess_nats for v in values])
+        assert row.excess_nats == pytest.approx(expected, nan_ok=True)
+        assert row.num_targets == sum(v.num_targets for v in values)
+    own = evaluated(0, documents, found[0])
+    same, alone = transfer(own, own).set_index(SHARED), own.summary.set_index(SHARED)
+    for name in ("recovery", "recovery_low", "recovery_high", "removal", "removal_low"):
+        np.testing.assert_allclose(
+            same[name], alone[name.removeprefix("recovery_")].loc[same.index]
+        )
+    assert same.recovery.notna().any()
+    with pytest.raises(DataError, match="evaluated its own choices"):
+        transfer(one, found[1])
+    with pytest.raises(DataError, match="m0 evaluated what m0 chose, not m1"):
+        transfer(own, one)
+
+
+def test_both_directions_on_the_command_line(
+    documents: Documents, found: dict[int, Results], tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+) -> None:  # fmt: skip
+    one = evaluated(1, documents, found[0], out=tmp_path / "b_of_a")
+    other = evaluated(0, documents, found[1], out=tmp_path / "a_of_b")
+    folders = [str(tmp_path / name) for name in ("b_of_a", "a_of_b")]
+    assert main(["compare", *folders, "--transfer", "--out", str(tmp_path / "both.csv")]) == 0
+    said, table = capsys.readouterr().out, transfer(one, other)
+    pd.testing.assert_frame_equal(pd.read_csv(tmp_path / "both.csv"), table)
+    row = table.query("target_set == 'bigram' and units == 'span:3' and k == 2").iloc[0]
+    low, high = row.excess_nats_low, row.excess_nats_high
+    assert f"{row.excess_nats:+.3f} [{low:+.3f}, {high:+.3f}]" in said
+    assert "each by units of the other" in said
+    assert "by add one, chosen in m0, gives back" in describe(one)
+    assert main(["compare", *folders, "--out", str(tmp_path / "both.txt")]) == EXIT_BAD_INPUT
+
+
+def test_models_of_random_weights_give_each_other_nothing() -> None:
+    """Their own choices recover a good part of their gaps."""
+    rng = np.random.default_rng(1)
+    documents = Documents.of([rng.zipf(1.4, 40) % VOCAB for _ in range(40)])
+    options = OPTIONS | {
+        "sets": ("gap",), "units": "tokens", "selectors": "add_one", "ks": 1, "draws": 1,
+    }  # fmt: skip
+    first, second = (measure(model_of(s), documents, WINDOWS, **options) for s in (0, 1))
+    assert first is not None
+    assert second is not None
+    pairs = evaluated(1, documents, first), evaluated(0, documents, second)
+    given = transfer(*pairs).set_index(["target_set", "k"]).loc[("gap", 1)]
+    assert first.summary.set_index(["target_set", "k"]).loc[("gap", 1)].recovery > 0.5
+    # B's own gap at A's targets is about 0, and may be too small for a ratio.
+    assert abs(given.excess_nats) < 0.1
+    assert given.excess_nats_low <= 0.02
+
+
+def test_settings_are_those_of_the_other_measurement(
+    documents: Documents, found: dict[int, Results], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="share, units: with `choices` those of the other"):
+        evaluated(1, documents, found[0], share=0.1, units="tokens")
+    with pytest.raises(ConfigError, match="the other measurement ranked 2 units"):
+        evaluated(1, documents, found[0], ks=(1, 4))
+    with pytest.raises(ConfigError, match="at and choices each say which targets"):
+        evaluated(1, documents, found[0], at="w")
+    others = replace(documents, items=[*documents.items[1:]])
+    with pytest.raises(DataError, match="differs"):
+        evaluated(1, others, found[0])
+    assert evaluated(1, documents, found[0], out=tmp_path).meta.targets.keys() == {
+        "given", "choices", "chosen_by",
+    }  # fmt: skip
+    with pytest.raises(ConfigError, match="choices"):  # a folder of other choices
+        evaluated(1, documents, found[1], out=tmp_path)
+
+
+def refuse(*_: Any) -> None:
+    raise AssertionError("losses are computed again")
+
+
+@pytest.mark.parametrize("asked", ["isolated", "choices"])
+def test_losses_of_the_same_model_are_not_computed_again(
+    documents: Documents, found: dict[int, Results], monkeypatch: pytest.MonkeyPatch, asked: str
+) -> None:
+    first = measure(model_of(0), documents, WINDOWS, **OPTIONS | {"draws": 1})
+    options = AT | OPTIONS | {"far_states": "isolated", "control": "matched", "draws": 1}
+    if asked == "choices":
+        options = {"choices": found[1]}
+    expected = measure(model_of(0), documents, **options)
+    assert expected is not None
+    monkeypatch.setattr("olmo_sparsity.analysis.measurement.plan.context_losses", refuse)
+    again = measure(model_of(0), documents, losses=first, **options)
+    assert again is not None
+    for name in ("losses", "targets", "recovery", "summary"):
+        pd.testing.assert_frame_equal(getattr(again, name), getattr(expected, name))
+    assert again.meta.token_forwards_of_last_start < expected.meta.token_forwards_of_last_start
+    assert again.meta.data["losses_from"].keys() == {"commit", "machine", "command"}
+    assert "losses_from" not in expected.meta.data
+
+
+def test_losses_that_another_measurement_lacks_are_computed(
+    documents: Documents, found: dict[int, Results], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    losses, read = found[0].losses, []
+    some = replace(found[0], losses=losses[losses.document != 3])
+    planned = plan(model_of(0), documents, WINDOWS, losses=some, **OPTIONS)
+    compute = planned.known[4]
+
+    def count(_: Any, document: Any, *__: Any) -> pd.DataFrame:
+        read.append(document.number)
+        return compute
+
+    monkeypatch.setattr("olmo_sparsity.analysis.measurement.plan.context_losses", count)
+    for document in documents:
+        planned.losses(document.number)
+    assert read == [3]
+
+
+def test_losses_of_anything_else_are_refused(
+    documents: Documents, found: dict[int, Results]
+) -> None:
+    one = model_of(0)
+
+    def refused(what: str, model: LoadedModel = one, texts: Documents = documents, **others: Any):
+        with pytest.raises(DataError, match=f"are of another {what};"):
+            plan(model, texts, losses=found[0], **AT | OPTIONS | others)
+
+    refused("model", model_of(1))
+    refused("dtype", replace(one, model=model_of(0).model.bfloat16()))
+    refused("text", texts=replace(documents, items=[*documents.items[1:]]))
+    refused("text", quick=True, texts=replace(documents, grouped_by="author"))
+    refused("long, stride", long=18, stride=4)
+    refused("prefix", prefix_ids=(1,))
+    refused("seed, draws", seed=1, draws=1)
+    refused("model, long", model_of(1), long=18)
+    with pytest.raises(ConfigError, match="losses=3 must be another measurement"):
+        plan(one, documents, losses=3, **OPTIONS)
+
+
+def test_the_dry_run_counts_no_losses_that_are_known(
+    documents: Documents, found: dict[int, Results]
+) -> None:
+    options = OPTIONS | {"sets": "bigram", "units": "tokens", "selectors": "nearest", "ks": 1}
+    costs = [
+        re.search(r"token-forwards  about (\S+),", estimate(plan(
+            model_of(0), documents, WINDOWS, losses=losses, **options)))
+        for losses in (None, found[0])
+    ]  # fmt: skip
+    unknown, known = (float(cost[1]) for cost in costs if cost)
+    assert known < 0.7 * unknown
+
+
+def test_a_bigram_recurs_far_away_and_not_nearby() -> None:
+    tokens = np.array([7, 1, 2, 3, 1, 2, 9, 8, 1, 2, 5, 1, 2, 6, 7, 1])
+    for long, short in ((8, 3), (10, 4), (6, 2)):
+        windows = Windows(long, short, 3, prefix=(0,))
+        for block in windows.blocks(tokens):
+            found = bigrams(block)
+            for i in range(block.num_targets):
+                place = block.start + i
+                far = tokens[block.first : block.first + block.num_far].tolist()
+                near = tokens[block.first + block.num_far : place].tolist()
+                pair = tokens[place - 1 : place + 1].tolist()
+                expected = pair in [far[j : j + 2] for j in range(len(far))]
+                expected &= pair not in [near[j : j + 2] for j in range(len(near))]
+                assert found[i] == expected
+
+
+def test_sets_by_text_need_no_large_gap(documents: Documents) -> None:
+    result = measure(model_of(0), documents, WINDOWS, **OPTIONS | {"sets": ("bigram", "every")})
+    assert result is not None
+    rows = result.losses.merge(result.targets.query("far_part == 'document'"))
+    assert rows.query("target_set == 'bigram'").bigram.all()
+    assert set(result.targets.target_set) == {"bigram", "every"}
+    row = result.summary.set_index(SHARED).loc[("every", "tokens", "add_one", 1)]
+    said = describe(result)
+    assert f"{row.excess_nats:+.3f} [{row.excess_nats_low:+.3f}, " in said
+    assert f"of {row.gap:+.3f} by the whole far part" in said

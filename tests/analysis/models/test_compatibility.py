@@ -1,0 +1,163 @@
+"""What would give wrong numbers is refused by name, and docs/models.md says so."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from olmo_sparsity.analysis.models.compatibility import position_limit
+from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
+from olmo_sparsity.analysis.models.load import wrap_model
+from olmo_sparsity.analysis.results.summary import LOUD_NOISE, describe_noise
+from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.layers import causal_bias
+from tests.support.families import (
+    COUNTED,
+    CPU,
+    PAGE,
+    SUPPORTED,
+    TOKENS,
+    build,
+    check_close,
+    find,
+    page,
+    wrap,
+)
+from tests.support.models import SIZES
+
+
+def test_a_window_beyond_the_trained_length_is_still_a_limit() -> None:
+    family = SUPPORTED[find("Mistral")]
+    model = HuggingFaceLM(build(family, sliding_window=48, max_position_embeddings=32))
+    tokens = torch.zeros(1, 49, dtype=torch.long)
+    model.hidden(tokens[:, :48], torch.arange(48)[None])
+    with pytest.raises(ConfigError, match=r"49 positions .*48 \(sliding window"):
+        model.hidden(tokens, torch.arange(49)[None])
+
+
+FULL, HALF = ["full_attention"] * 2, ["sliding_attention", "full_attention"]
+LIMITS: list[tuple[str, dict[str, Any], int, str]] = [
+    ("MistralForCausalLM", {"sliding_window": None}, 64, "max_position_embeddings"),
+    ("Llama4ForCausalLM", {"attention_chunk_size": 32, "floor_scale": 12}, 11, "floor_scale"),
+    ("Qwen2ForCausalLM", {"sliding_window": 16}, 64, "max_position_embeddings"),
+    (
+        "Qwen2ForCausalLM",
+        {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 1},
+        16,
+        "sliding window",
+    ),
+    ("Olmo3ForCausalLM", {"sliding_window": 16, "layer_types": FULL}, 64, "max_position_embed"),
+    ("Olmo3ForCausalLM", {"sliding_window": 16, "layer_types": HALF}, 16, "sliding window"),
+    ("Olmo3ForCausalLM", {"sliding_window": 99, "layer_types": HALF}, 64, "max_position_embed"),
+    (
+        "LlamaForCausalLM",
+        {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}},
+        64,
+        "max_position_embeddings",
+    ),
+]
+
+
+@pytest.mark.parametrize(("class_name", "settings", "num_positions", "cause"), LIMITS)
+def test_the_tightest_limit_counts(
+    class_name: str, settings: dict[str, Any], num_positions: int, cause: str
+) -> None:
+    config = getattr(transformers, class_name).config_class(**deepcopy(SIZES | settings))
+    limit = position_limit(config)
+    assert limit.num_positions == num_positions
+    assert cause in limit.cause
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "num_positions", "cause"),
+    [
+        ("Mistral", 16, "sliding window"),
+        ("Gemma 3 (with images)", 16, "sliding window"),
+        ("Llama 4 (text)", 16, "attention chunk size"),
+        ("GPT-Neo", 16, "window size"),
+        ("Phi 3, 4 (LongRoPE)", 16, "LongRoPE"),
+        ("GPT-2", 64, "max_position_embeddings"),
+    ],
+)
+def test_what_would_be_wrong_is_refused_where_it_begins(
+    name: str, num_positions: int, cause: str
+) -> None:
+    model = wrap(find(name))
+    for length in (num_positions, num_positions + 1):
+        tokens_BL = torch.arange(length)[None] % 61
+        positions_BL = torch.arange(length)[None]
+        explicit = {"position_ids": positions_BL, "attention_mask": causal_bias(length, CPU)}
+        asked = (model.hidden, model.far_states)
+        if length == num_positions:
+            expected = model.model(input_ids=tokens_BL, **explicit, use_cache=False).logits
+            check_close(model(tokens_BL, positions_BL), expected)
+            continue
+        for ask in asked:
+            with pytest.raises(ConfigError, match=f"{length} positions .* right for: .*{cause}"):
+                ask(tokens_BL, positions_BL)
+        far = model.far_states(tokens_BL[:, :2], positions_BL[:, :2])
+        for ask in (model.hidden, model.last_attention):
+            with pytest.raises(ConfigError, match=cause):
+                ask(tokens_BL[:, -1:], positions_BL[:, -1:], far=far)
+        if name in ("GPT-2", "GPT-Neo"):
+            continue  # there is no row for it; hides it under any mask
+        # And wrong it would be: transformers itself says something else there.
+        theirs = model.model(input_ids=tokens_BL, use_cache=False).logits
+        if cause == "LongRoPE":
+            short = model.model(input_ids=tokens_BL[:, :-1], use_cache=False).logits
+            assert float((theirs[:, :-1] - short).abs().max()) > 1e-3
+        else:
+            ours = model.model(input_ids=tokens_BL, **explicit, use_cache=False).logits
+            assert float((theirs - ours)[:, -1].abs().max()) > 1e-3
+
+
+def test_dynamic_rope_is_refused_where_it_would_turn_by_other_angles() -> None:
+    rope = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 10000.0}
+    model = HuggingFaceLM(build(SUPPORTED[0], rope_parameters=rope))
+    with pytest.raises(ConfigError, match=r"65 positions .* right for: 64 .*dynamic RoPE"):
+        model(TOKENS[:, :1], torch.tensor([[64]]))
+    model(TOKENS[:, :1], torch.tensor([[63]]))
+
+
+def test_training_beyond_the_trained_length_is_not_refused() -> None:
+    model = wrap(find("Llama 1, 2, 3"))
+    assert model(TOKENS, COUNTED + 1000).isfinite().all()
+
+
+def test_the_page_is_current() -> None:
+    assert PAGE.read_text() == page(), "write it anew: python -m tests.support.families"
+
+
+@torch.no_grad()
+def test_the_temperature_of_llama_4_counts_places() -> None:
+    """Beyond floor_scale a gap in the position IDs changes nothing that it should."""
+    family = SUPPORTED[find("Llama 4 (text)")]
+    model = HuggingFaceLM(build(family, floor_scale=14, attn_scale=0.5, no_rope_layers=[1, 0]))
+    tokens_BL, places_BL = torch.arange(14)[None], torch.arange(14)[None]
+    model.hidden(tokens_BL[:, :13], places_BL[:, :13])
+    with pytest.raises(ConfigError, match=r"right for: 13 \(floor_scale"):
+        model.hidden(tokens_BL, places_BL)
+
+
+def rounded_together(module: torch.nn.Module, given: tuple) -> Any:
+    """Activations in 4 bits, of one scale for a place in all rows; exact in one row."""
+    step = given[0].abs().amax((0, 2), keepdim=True) / 7
+    return ((given[0] / step).round() * step,) if len(given[0]) > 1 else given
+
+
+def test_what_a_loss_owes_to_its_neighbours_is_measured() -> None:
+    model = build(SUPPORTED[find("Llama 1, 2, 3")], initializer_range=0.3)
+    assert HuggingFaceLM(model).batch_noise < 1e-4
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear) and module is not model.lm_head:
+            module.register_forward_pre_hook(rounded_together)
+    loaded = wrap_model(model)
+    assert loaded.batch_noise == loaded.model.batch_noise > LOUD_NOISE
+    said = describe_noise({"batch_noise": loaded.batch_noise})
+    assert f"up to {loaded.batch_noise:.2f} nats with the rows beside them" in said
+    assert describe_noise({"batch_noise": 1e-5}) == ""

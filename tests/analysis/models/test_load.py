@@ -1,0 +1,525 @@
+"""Any model behind one call: the logits are its own, gaps in position IDs are gaps and no more, and
+what cannot be read or would mean something different is refused by name."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import peft
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer, models
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, ByT5Tokenizer, DynamicCache, PreTrainedModel
+
+from olmo_sparsity.analysis.inputs.documents import Document
+from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.measurement.recovery import recover
+from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
+from olmo_sparsity.analysis.models.load import (
+    DTYPES,
+    LoadedModel,
+    build_model,
+    load_model,
+    wrap_model,
+)
+from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.disk.manifest import write_manifest
+from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.checkpoint_files import (
+    fingerprint,
+)
+from tests.support.families import quantize
+from tests.support.models import (
+    COUNTED,
+    FIELDS,
+    GAPPED,
+    OLDER_SIZES,
+    SIZES,
+    TOKEN_IDS,
+    draw_tokens,
+    steps,
+    tiny,
+    truncate,
+    write_checkpoint,
+)
+
+FAMILIES: dict[str, dict[str, Any]] = {
+    "LlamaForCausalLM": SIZES | {"tie_word_embeddings": True},
+    "GPT2LMHeadModel": OLDER_SIZES | TOKEN_IDS,
+}
+
+
+def read_without_any_mask(model: PreTrainedModel, tokens: Tensor, positions: Tensor) -> Tensor:
+    """Token by token through a cache: each sees all earlier ones, and there is no mask at all."""
+    cache, logits = DynamicCache(config=model.config), []
+    for place in range(tokens.shape[1]):
+        out = model(
+            input_ids=tokens[:, place : place + 1],
+            position_ids=positions[:, place : place + 1].expand(len(tokens), -1),
+            past_key_values=cache,
+            use_cache=True,
+        )
+        logits.append(out.logits)
+    return torch.cat(logits, dim=1)
+
+
+# --- Hugging Face families ----------------------------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("class_name", FAMILIES)
+def test_a_family_is_read_and_takes_gaps_for_gaps(class_name: str, tmp_path: Path) -> None:
+    theirs = tiny(class_name, **FAMILIES[class_name])
+    theirs.save_pretrained(tmp_path)
+    loaded = load_model(str(tmp_path), device="cpu")
+    model, tokens_BL = loaded.model, draw_tokens()
+    assert loaded.max_positions == 64
+    assert loaded.num_parameters == theirs.num_parameters()
+    assert loaded.tokenizer is None
+    assert not model.training
+    torch.testing.assert_close(model(tokens_BL, COUNTED), theirs(tokens_BL).logits)
+    gapped = model(tokens_BL, GAPPED)
+    expected = read_without_any_mask(theirs, tokens_BL, GAPPED)
+    torch.testing.assert_close(gapped, expected, atol=1e-4, rtol=1e-4)
+    if class_name != "GPT2LMHeadModel":
+        # Left to itself it takes them for packed sequences, or none of this would test anything.
+        packed = theirs(tokens_BL, position_ids=GAPPED.expand(2, -1), use_cache=False).logits
+        assert float((packed - expected)[:, 4:].abs().max()) > 0.01
+    for name in ("bf16", "fp16"):  # passes its checks, and stays what it is
+        low = load_model(str(tmp_path), device="cpu", dtype=name).model
+        assert {p.dtype for p in low.parameters()} == {DTYPES[name]}
+
+
+@torch.no_grad()
+def test_the_fused_causal_kernel_runs_with_gaps_and_without_a_mask(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, seen = HuggingFaceLM(tiny("LlamaForCausalLM", **SIZES)), []
+    attend = F.scaled_dot_product_attention
+
+    def spy(*args: Any, **kwargs: Any) -> Tensor:
+        seen.append((kwargs["attn_mask"], kwargs["is_causal"]))
+        return attend(*args, **kwargs)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    model(draw_tokens(), GAPPED)
+    assert seen == [(None, True)] * 2
+
+
+# --- GPT-NeoX from OLMo's fields ----------------------------------------------------------------
+
+
+def gpt_neox(**changes: Any) -> HuggingFaceLM:
+    torch.manual_seed(0)
+    return build_model(ModelConfig(architecture="gpt_neox", **(FIELDS | changes)))
+
+
+def test_gpt_neox_is_built_from_the_same_fields() -> None:
+    config = gpt_neox(
+        mlp_ratio=3, rotary_fraction=0.5, rope_theta=500, layer_norm_eps=1e-4,
+        attention_dropout=0.1, residual_dropout=0.2, embedding_dropout=0.2,
+        weight_tying=False, embedding_size=128,
+    ).model.config  # fmt: skip
+    expected = {
+        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "intermediate_size": 96, "layer_norm_eps": 1e-4, "initializer_range": 0.2,
+        "attention_dropout": 0.1, "hidden_dropout": 0.2, "vocab_size": 128,
+        "max_position_embeddings": 64, "tie_word_embeddings": False,
+    }  # fmt: skip
+    assert expected.items() <= config.to_dict().items()
+    assert config.rope_parameters["partial_rotary_factor"] == 0.5
+    assert config.rope_parameters["rope_theta"] == 500
+    assert gpt_neox(mlp_hidden_size=40).model.config.intermediate_size == 40
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("alibi", True),
+        ("n_kv_heads", 2),
+        ("activation_type", "relu"),
+        ("bias_for_layer_norm", False),
+        ("residual_dropout", 0.1),
+        ("vocab_size", 0),
+    ],
+)
+def test_gpt_neox_ignores_no_field(field: str, value: Any) -> None:
+    with pytest.raises(ConfigError, match=f"model.{field}={value}"):
+        gpt_neox(**{field: value})
+
+
+# --- weights and checkpoint folders of ours -----------------------------------------------------
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("architecture", ["olmo", "gpt_neox"])
+def test_a_checkpoint_of_ours_is_read(tmp_path: Path, architecture: str) -> None:
+    folder = tmp_path / "checkpoints" / "step000003"
+    model = write_checkpoint(folder, architecture=architecture)
+    for path in (tmp_path, folder):
+        loaded = load_model(str(path), device="cpu")
+        assert torch.equal(loaded.model(draw_tokens(), GAPPED), model(draw_tokens(), GAPPED))
+        assert not loaded.model.training
+        assert loaded.tokenizer.get_vocab_size() == 60
+        assert (loaded.name, loaded.max_positions) == (str(folder), 256)
+        assert loaded.num_parameters == sum(p.numel() for p in model.parameters())
+        assert loaded.fingerprint == fingerprint([folder / "model.safetensors"])
+    low = load_model(str(folder), device="cpu", dtype="bf16").model
+    assert {p.dtype for p in low.parameters()} == {torch.bfloat16}
+    assert low(draw_tokens(), GAPPED).dtype == torch.bfloat16
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    (folder,) = steps(tmp_path, 1)
+    config = tmp_path / "config.yaml"
+    config.write_bytes((folder / "config.yaml").read_bytes())
+    assert load_model(str(tmp_path), device="cpu").name == str(folder)
+    config.write_text(config.read_text().replace("seed: 0", "seed: 7"))
+    with pytest.raises(DataError, match=r"step000001' is of another run .*seed=0 \(now 7\)"):
+        load_model(str(tmp_path), device="cpu")
+    load_model(str(folder), device="cpu")  # it is whole, and named itself
+
+
+# --- what cannot be read ------------------------------------------------------------------------
+
+
+def test_damaged_checkpoints_of_ours_are_named(tmp_path: Path) -> None:
+    (folder,) = steps(tmp_path, 1)
+    with pytest.raises(ConfigError, match="device_map=auto"):
+        load_model(str(folder), device_map="auto")
+    truncate(folder / "model.safetensors")
+    with pytest.raises(DataError, match=r"step000001.*model.safetensors has"):
+        load_model(str(folder))
+    write_manifest(folder)  # written so by a trainer whose disk was full
+    with pytest.raises(DataError, match=r"model.safetensors' cannot be read"):
+        load_model(str(folder))
+    (folder / "tokenizer.json").write_text("{")
+    write_manifest(folder)
+    write_checkpoint(tmp_path / "other")
+    shutil.copy(tmp_path / "other" / "model.safetensors", folder)
+    write_manifest(folder)
+    with pytest.raises(DataError, match=r"tokenizer.json' cannot be read"):
+        load_model(str(folder))
+
+
+def test_a_tokenizer_too_large_for_the_embedding_is_refused(tmp_path: Path) -> None:
+    with_gap = Tokenizer(models.WordLevel({"t0": 0, "t61": 61}, unk_token="t0"))
+    write_checkpoint(tmp_path / "a", with_gap)
+    with pytest.raises(ConfigError, match="IDs up to 61, its embedding only 61 rows"):
+        load_model(str(tmp_path / "a"))
+
+
+def test_what_is_no_model_says_what_was_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    with pytest.raises(DataError, match="'nobody/nothing' is no folder here, and the hub"):
+        load_model("nobody/nothing")
+    with pytest.raises(DataError, match="/nobody/nothing' does not exist"):
+        load_model("/nobody/nothing")
+    with pytest.raises(DataError, match=r"neither config.json"):
+        load_model(str(tmp_path))
+    (tmp_path / "checkpoints").mkdir()
+    with pytest.raises(DataError, match=r"checkpoints' holds no step\* folder"):
+        load_model(str(tmp_path))
+    with pytest.raises(DataError, match=r"neither config\.json"):
+        load_model(tmp_path / "checkpoints")
+    with pytest.raises(ConfigError, match="None is no folder"):
+        load_model(None)  # type: ignore[arg-type] # wrong on purpose
+    with pytest.raises(ConfigError, match="dtype=int8"):
+        load_model(str(tmp_path), dtype="int8")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ConfigError, match="device=cuda"):
+        load_model(str(tmp_path), device="cuda")
+
+
+def llama(**settings: Any) -> PreTrainedModel:
+    return tiny("LlamaForCausalLM", **(SIZES | settings))
+
+
+@torch.no_grad()
+def check_logits(loaded: LoadedModel, theirs: Callable[..., Any]) -> None:
+    tokens_BL = draw_tokens()
+    expected = theirs(input_ids=tokens_BL).logits
+    torch.testing.assert_close(loaded.model(tokens_BL, COUNTED), expected)
+    near = (tokens_BL[:1, 7:], COUNTED[:, 7:])
+    far = loaded.model.far_states(tokens_BL[:1, :7], COUNTED[:, :7])
+    found = loaded.model.unembed(loaded.model.hidden(*near, far=far))
+    torch.testing.assert_close(found, expected[:1, 7:], atol=1e-4, rtol=1e-4)
+
+
+def test_a_model_in_memory_is_taken_as_it_is() -> None:
+    model = llama().train()
+    loaded = wrap_model(model)
+    assert isinstance(loaded.model, HuggingFaceLM)
+    assert loaded.model.model is model
+    assert not model.training
+    check_logits(loaded, model)
+    assert (loaded.name, loaded.max_positions, loaded.tokenizer) == ("LlamaForCausalLM", 64, None)
+    assert (loaded.transformers_tokenizer, loaded.bos_prefix) == (None, [])
+    assert loaded.num_parameters == model.num_parameters()
+    assert loaded.device == torch.device("cpu")
+    assert wrap_model(loaded) is loaded
+    assert wrap_model(loaded.model, name="mine").name == "mine"
+    for other in ({"name": "other"}, {"tokenizer": ByT5Tokenizer()}):
+        with pytest.raises(ConfigError, match="'LlamaForCausalLM' is loaded already"):
+            wrap_model(loaded, **other)
+
+
+def test_a_model_of_ours_is_taken_too() -> None:
+    model = build_model(ModelConfig(**FIELDS))
+    loaded = wrap_model(model)
+    assert loaded.model is model
+    assert (loaded.name, loaded.max_positions) == ("PositionedOLMo", 64)
+    with pytest.raises(ConfigError, match=r"65 .* 'PositionedOLMo' is prepared for: 64 \(max_seq"):
+        loaded.check_positions(65)
+    loaded.check_positions(64)
+
+
+def test_what_is_no_causal_model_is_refused_by_name(tmp_path: Path) -> None:
+    for given, problem in (
+        (str(tmp_path), "load_model reads"),
+        (nn.Linear(3, 3), "Linear is no model of transformers"),
+        (nn.DataParallel(llama()), "DataParallel is no model of transformers"),
+        (llama().base_model, "LlamaModel .*no last linear map"),
+    ):
+        with pytest.raises(ConfigError, match=problem):
+            wrap_model(given)
+
+
+def test_a_forward_that_fails_is_one_line() -> None:
+    model = llama()
+    model.base_model.layers[0].mlp = nn.Linear(3, 3)
+    with pytest.raises(
+        ConfigError, match=r"LlamaForCausalLM is not supported: .*RuntimeError"
+    ) as e:
+        wrap_model(model)
+    assert "\n" not in str(e.value)
+
+
+def test_a_limit_is_named(tmp_path: Path) -> None:
+    theirs = tiny("MistralForCausalLM", **SIZES, sliding_window=16)
+    theirs.save_pretrained(tmp_path)
+    for loaded in (wrap_model(theirs), load_model(str(tmp_path), device="cpu")):
+        assert loaded.max_positions == 16
+        loaded.check_positions(16)
+        with pytest.raises(ConfigError, match=r"17 .* is right for: 16 \(sliding window\)"):
+            loaded.check_positions(17)
+
+
+def test_the_fingerprint_is_of_every_weight(tmp_path: Path) -> None:
+    one, same = llama(), llama()
+    first = wrap_model(one).fingerprint
+    assert wrap_model(same).fingerprint == first
+    with torch.no_grad():
+        same.lm_head.weight[-1, -1] += 1
+    assert wrap_model(same).fingerprint != first
+    assert wrap_model(llama().bfloat16()).fingerprint != first
+    assert wrap_model(quantize(llama())).fingerprint == first  # the same weights, rounded later
+    one.save_pretrained(tmp_path)
+    assert wrap_model(AutoModelForCausalLM.from_pretrained(tmp_path)).fingerprint == first
+
+
+@torch.no_grad()
+def test_a_dispatched_or_offloaded_model_answers_alike() -> None:
+    from accelerate import cpu_offload, dispatch_model
+
+    plain, tokens_BL = wrap_model(llama()), draw_tokens()
+    offloaded = llama()
+    cpu_offload(offloaded, execution_device=torch.device("cpu"))
+    assert next(offloaded.parameters()).is_meta
+    dispatched = dispatch_model(llama(), {"": "cpu"}, force_hooks=True)
+    for model in (dispatched, offloaded):
+        loaded = wrap_model(model)
+        assert loaded.device == torch.device("cpu")
+        assert loaded.fingerprint == plain.fingerprint
+        assert torch.equal(loaded.model(tokens_BL, GAPPED), plain.model(tokens_BL, GAPPED))
+        found, expected = (
+            recover(Scorer(one.model), Document(tokens_BL[0].numpy()), Windows("all", 3), [6])
+            for one in (loaded, plain)
+        )
+        pd.testing.assert_frame_equal(found["recovery"], expected["recovery"])
+
+
+quietly = pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT's calls of transformers
+
+
+def with_lora(model: PreTrainedModel, **settings: Any) -> Any:
+    torch.manual_seed(1)
+    config = peft.LoraConfig(r=4, init_lora_weights=False, task_type="CAUSAL_LM", **settings)
+    return peft.get_peft_model(model, config).eval()
+
+
+@quietly
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"target_modules": ["q_proj", "lm_head"]}, {"modules_to_save": ["embed_tokens"]}],
+    ids=str,
+)
+def test_adapters_are_applied_and_not_merged(settings: dict[str, Any]) -> None:
+    base = llama()
+    before = wrap_model(base)
+    logits = before.model(draw_tokens(), COUNTED)
+    adapted = with_lora(llama(), **settings)
+    loaded = wrap_model(adapted)
+    check_logits(loaded, adapted)
+    assert not torch.allclose(loaded.model(draw_tokens(), COUNTED), logits, atol=0.1)
+    assert not any(getattr(module, "merged", False) for module in adapted.modules())
+    assert loaded.fingerprint != before.fingerprint
+    assert loaded.num_parameters > before.num_parameters
+
+
+@quietly
+def test_the_fingerprint_knows_how_far_an_adapter_counts() -> None:
+    found = [wrap_model(with_lora(llama(), lora_alpha=alpha)).fingerprint for alpha in (8, 8, 16)]
+    assert found[0] == found[1] != found[2]
+
+
+@quietly
+def test_adapters_that_are_no_part_of_the_layers_are_refused() -> None:
+    prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
+    with pytest.raises(ConfigError, match=r"PromptTuningConfig\) puts places of its own before"):
+        wrap_model(peft.get_peft_model(llama(), prompt))
+    with pytest.raises(ConfigError, match="its adapter is not part of its layers"):
+        wrap_model(with_lora(llama(), alora_invocation_tokens=[3, 4]))
+
+
+@quietly
+def test_a_training_loss_would_miss_an_adapter_of_the_last_map() -> None:
+    adapted = wrap_model(with_lora(llama(), target_modules=["lm_head"]))
+    with pytest.raises(ConfigError, match=r"last map of LlamaForCausalLM .* merge its adapter"):
+        _ = adapted.model.unembedding
+
+
+@pytest.fixture
+def adapter_folder(tmp_path: Path) -> Path:
+    llama().save_pretrained(tmp_path / "base")
+    whole = AutoModelForCausalLM.from_pretrained(tmp_path / "base")
+    with_lora(whole).save_pretrained(tmp_path / "adapter")
+    return tmp_path / "adapter"
+
+
+@quietly
+def test_an_adapter_folder_is_its_base_with_the_adapter(adapter_folder: Path) -> None:
+    whole = AutoModelForCausalLM.from_pretrained(adapter_folder.parent / "base")
+    loaded = load_model(str(adapter_folder), device="cpu")
+    check_logits(loaded, with_lora(whole))
+    assert loaded.name == str(adapter_folder)
+    base = load_model(str(adapter_folder.parent / "base"), device="cpu")
+    assert base.fingerprint != loaded.fingerprint
+
+
+@quietly
+def test_adapter_folders_that_cannot_be_read_are_one_line(
+    adapter_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = adapter_folder / "adapter_config.json"
+    text, base = config.read_text(), str(adapter_folder.parent / "base")
+    with monkeypatch.context() as patch:
+        patch.setitem(sys.modules, "peft", None)
+        with pytest.raises(ConfigError, match=r"a PEFT adapter needs .*olmo-sparsity\[peft\]"):
+            load_model(str(adapter_folder), device="cpu")
+    for changed, problem in (
+        ("{", "adapter_config.json: not readable JSON"),
+        ("{}", "adapter_config.json: base_model_name_or_path=None"),
+        (text.replace(base, "/gone"), "'/gone' does not exist"),
+        (text.replace(base, str(adapter_folder)), "is no base model of transformers"),
+    ):
+        config.write_text(changed)
+        with pytest.raises(DataError, match=problem):
+            load_model(str(adapter_folder), device="cpu")
+    config.write_text(text)
+    weights = adapter_folder / "adapter_model.safetensors"
+    tensors = load_file(weights)
+    misnamed = {key.replace("layers.0", "layers.7"): value for key, value in tensors.items()}
+    some = dict(list(tensors.items())[1:])
+    for changed, problem in (
+        (misnamed, r"lack \d+ weights of its adapter, such as \S*layers\.0\."),
+        (some, "lack 1 weights of its adapter"),
+        (tensors | {"other": torch.ones(1)}, "hold 1 more weights than its adapter, such as other"),
+    ):
+        save_file(changed, weights)
+        with pytest.raises(DataError, match=problem):
+            load_model(str(adapter_folder), device="cpu")
+    # peft would read the pickle, and the fingerprint would be of the other file.
+    weights.rename(adapter_folder / "x.safetensors")
+    (adapter_folder / "adapter_model.bin").write_bytes(b"pickle")
+    with pytest.raises(DataError, match=r"adapter_model.bin' is a pickle"):
+        load_model(str(adapter_folder), device="cpu")
+    # Nor does peft know an index.
+    index = adapter_folder / "adapter_model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": dict.fromkeys(tensors, "x.safetensors")}))
+    with pytest.raises(DataError, match=r"adapter_model.bin' is a pickle"):
+        load_model(str(adapter_folder), device="cpu")
+
+
+def test_a_name_on_the_hub_may_have_a_revision(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tiny("LlamaForCausalLM", **SIZES).save_pretrained(tmp_path)
+    asked = []
+
+    def snapshot_download(name: str, revision: str | None, **_: Any) -> str:
+        asked.append((name, revision))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    for name in ("somebody/model", "somebody/model@step1000", "model@refs/pr/1"):
+        assert repr(load_model(name, device="cpu")).startswith(f"{name}: LlamaForCausalLM, ")
+    assert asked == [("somebody/model", None), ("somebody/model", "step1000"),
+                     ("model", "refs/pr/1")]  # fmt: skip
+
+
+@quietly
+def test_the_fingerprint_of_a_folder_is_of_its_settings_too(adapter_folder: Path) -> None:
+    """Other angles, or another scale of the adapter, are another model with the same weights."""
+    base = adapter_folder.parent / "base"
+    found = [load_model(str(adapter_folder), device="cpu").fingerprint]
+    for path, key, value in (
+        (adapter_folder / "adapter_config.json", "lora_alpha", 64),
+        (base / "config.json", "rms_norm_eps", 0.1),
+    ):
+        path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
+        found.append(load_model(str(adapter_folder), device="cpu").fingerprint)
+    assert len(set(found)) == 3
+
+
+@pytest.mark.parametrize("name", ["model.layers.1.mlp.up_proj.weight", "lm_head.weight"])
+def test_weights_that_are_no_numbers_are_named(name: str) -> None:
+    broken = llama(tie_word_embeddings=False)
+    with torch.no_grad():
+        broken.get_parameter(name)[0, 0] = float("inf")
+    with pytest.raises(ConfigError, match="no numbers: its weight " + name):
+        wrap_model(broken)
+
+
+@pytest.mark.parametrize("said", [True, False])
+@pytest.mark.parametrize("fast", [True, False])
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_the_dtype_is_that_of_the_checkpoint_where_the_cpu_multiplies_in_it(
+    dtype: Any, fast: bool, said: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    abilities = {"avx2": True, "avx512_bf16": fast, "avx512_fp16": fast}
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: abilities)
+    llama().to(DTYPES[dtype]).save_pretrained(tmp_path)
+    if not said:
+        path = tmp_path / "config.json"
+        assert '"dtype"' in path.read_text()
+        path.write_text(path.read_text().replace('"dtype"', '"no_dtype"'))
+    expected = DTYPES[dtype] if fast else torch.float32
+    found = load_model(str(tmp_path), device="cpu").model.parameters()
+    assert {p.dtype for p in found} == {expected}
+    kept = load_model(str(tmp_path), device="cpu", dtype=dtype).model.parameters()
+    assert {p.dtype for p in kept} == {DTYPES[dtype]}
+    again = load_model(str(tmp_path), dtype="fp32")
+    assert {p.dtype for p in again.model.parameters()} == {torch.float32}

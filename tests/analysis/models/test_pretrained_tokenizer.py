@@ -1,0 +1,177 @@
+"""Tokenizers of transformers: taken as they are, cut off nothing, adapted where they are slow."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import ByT5Tokenizer, PreTrainedModel
+from transformers import PreTrainedTokenizerFast as FastTokenizer
+
+from olmo_sparsity.analysis.inputs.documents import token_texts
+from olmo_sparsity.analysis.models.load import load_model, wrap_model
+from olmo_sparsity.errors import ConfigError, DataError
+from tests.support.models import SIZES, tiny
+
+
+def llama(**settings: Any) -> PreTrainedModel:
+    return tiny("LlamaForCausalLM", **(SIZES | settings))
+
+
+# --- tokenizers -----------------------------------------------------------------------------------
+
+
+WORDS = ["<s>", "</s>", "<|user|>", "Ġa", *map(chr, range(98, 123)), "a", "Ġ"]
+
+
+def word_tokenizer(adds_bos: bool = True) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(WORDS)}, [("Ġ", "a")]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(WORDS[:3])
+    if adds_bos:
+        tokenizer.post_processor = processors.TemplateProcessing(
+            single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+        )
+    return tokenizer
+
+
+TEMPLATE = "{% for m in messages %}<|{{ m.role }}|>{{ m.content }}</s>{% endfor %}"
+
+
+def fast_tokenizer(**settings: Any) -> FastTokenizer:
+    return FastTokenizer(
+        tokenizer_object=word_tokenizer(), bos_token="<s>", eos_token="</s>", **settings
+    )
+
+
+def test_a_tokenizer_of_either_library_is_taken() -> None:
+    fast = fast_tokenizer(chat_template=TEMPLATE)
+    for given, whole in ((word_tokenizer(), None), (fast, fast)):
+        loaded = wrap_model(llama(), given)
+        assert loaded.tokenizer.encode("ab", add_special_tokens=False).ids == [29, 4]
+        assert loaded.bos_prefix == [0]
+        assert loaded.transformers_tokenizer is whole
+    text = fast.apply_chat_template([{"role": "user", "content": "a b"}], tokenize=False)
+    assert loaded.tokenizer.encode(text, add_special_tokens=False).ids == [2, 29, 30, 4, 1]
+    assert wrap_model(llama(), word_tokenizer(adds_bos=False)).bos_prefix == []
+    with pytest.raises(ConfigError, match="tokenizer: int has no encode; give a tokenizers"):
+        wrap_model(llama(), 3)
+
+
+def test_a_call_of_the_original_truncates_nothing_here() -> None:
+    fast = fast_tokenizer()
+    loaded = wrap_model(llama(), fast)
+    fast("abc", truncation=True, max_length=2)
+    again = wrap_model(llama(), fast)
+    for tokenizer in (loaded.tokenizer, again.tokenizer):
+        assert len(tokenizer.encode("abcabc", add_special_tokens=False).ids) == 6
+
+
+def test_a_tokenizer_json_that_truncates_is_read_without_it(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    tokenizer = word_tokenizer()
+    tokenizer.enable_truncation(2)
+    tokenizer.enable_padding(length=9)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    found = load_model(str(tmp_path)).tokenizer
+    assert len(found.encode("abcabc", add_special_tokens=False).ids) == 6
+
+
+def test_a_slow_tokenizer_is_adapted() -> None:
+    slow = ByT5Tokenizer()
+    loaded = wrap_model(llama(vocab_size=400), slow)
+    tokenizer = loaded.tokenizer
+    assert loaded.transformers_tokenizer is slow
+    text = "Wörter, naïve."
+    ids = tokenizer.encode(text, add_special_tokens=False).ids
+    assert ids == slow.encode(text, add_special_tokens=False)
+    assert tokenizer.decode(ids) == text
+    pieces = token_texts(tokenizer, ids)
+    assert "".join(pieces) == text
+    assert pieces[:4] == ["W", "", "ö", "r"]
+    assert tokenizer.get_vocab_size() == len(tokenizer.get_vocab()) == 384
+    (of_batch,) = tokenizer.encode_batch([text], add_special_tokens=False)
+    assert of_batch.ids == ids
+    assert loaded.bos_prefix == []  # what it adds stands behind a text
+    assert 1 in tokenizer.get_added_tokens_decoder()
+    assert (
+        tokenizer.to_str() == wrap_model(llama(vocab_size=400), ByT5Tokenizer()).tokenizer.to_str()
+    )
+
+
+def test_a_tokenizer_too_large_for_the_embedding_is_refused() -> None:
+    with pytest.raises(ConfigError, match="IDs up to 258, its embedding only 61 rows"):
+        wrap_model(llama(), ByT5Tokenizer())
+    # Its added tokens reach from 259 to 383, and no text but their own has them.
+    loaded = wrap_model(llama(vocab_size=300), ByT5Tokenizer())
+    assert len(loaded.encode(["plain"])[0]) == 5
+    with pytest.raises(DataError, match="the text holds '<extra_id_124>', token 383, and the emb"):
+        loaded.encode(["plain", "of <extra_id_124>"])
+
+
+def test_the_tokenizer_of_a_folder_is_opened_by_transformers_only_when_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import transformers
+
+    llama().save_pretrained(tmp_path)
+    fast_tokenizer(chat_template=TEMPLATE).save_pretrained(tmp_path)
+    opened: list[Any] = []
+    read = transformers.AutoTokenizer.from_pretrained
+
+    def spy(folder: Any, **settings: Any) -> Any:
+        opened.append(settings["trust_remote_code"])
+        return read(folder, **settings)
+
+    monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", spy)
+    loaded = load_model(str(tmp_path))
+    assert opened == []
+    assert loaded.bos_prefix == [0]
+    found = loaded.transformers_tokenizer
+    text = found.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
+    assert text == "<|user|>a</s>"
+    assert opened == [False]
+
+
+def test_a_folder_with_a_slow_tokenizer_has_one(tmp_path: Path) -> None:
+    from transformers import CTRLTokenizer
+
+    llama(vocab_size=400).save_pretrained(tmp_path)
+    (tmp_path / "vocab.json").write_text('{"a@@": 0, "b": 1, "<unk>": 2, "ab": 3}')
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b</w>\n")
+    CTRLTokenizer(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt")).save_pretrained(
+        tmp_path
+    )
+    tokenizer = load_model(str(tmp_path)).tokenizer
+    assert tokenizer.encode("ab ab", add_special_tokens=False).ids == [3, 3]
+
+
+def test_a_tokenizer_that_transformers_cannot_read_is_one_line(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    word_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text("{")
+    loaded = load_model(str(tmp_path))
+    assert loaded.tokenizer is not None
+    with pytest.raises(DataError, match="cannot read its tokenizer"):
+        _ = loaded.transformers_tokenizer
+
+
+def test_a_regular_expression_without_end_is_one_line() -> None:
+    """tokenizers panics, which is no `Exception`."""
+    tokenizer = word_tokenizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"(b+)+$|(?<!b)c"), "isolated")
+    with pytest.raises(DataError, match=r"its tokenizer cannot read the text .*retry-limit"):
+        wrap_model(llama(), tokenizer).encode(["b" * 60 + "!"])
+
+
+def test_a_config_of_a_tokenizer_is_tried(tmp_path: Path) -> None:
+    llama().save_pretrained(tmp_path)
+    fast_tokenizer().save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_max_length": "x"}))
+    with pytest.raises(DataError, match="cannot read its tokenizer"):
+        _ = load_model(str(tmp_path), device="cpu").transformers_tokenizer

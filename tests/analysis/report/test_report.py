@@ -1,0 +1,355 @@
+"""The page holds the results, asks nobody for anything, and shows untrusted text as text."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from olmo_sparsity.analysis.explain.explanation import Explanation
+from olmo_sparsity.analysis.report.report import _json_for_html, write_explanation, write_report
+from olmo_sparsity.analysis.results.results import SETS, Results
+from olmo_sparsity.analysis.results.view import interval
+from tests.support.explanations import SHORT, TEXT
+from tests.support.fake_results import (
+    DOCUMENTS,
+    KS,
+    META,
+    UNITS,
+    WIDTHS,
+    fake_words,
+)
+from tests.support.hostile import (
+    HOSTILE,
+    hostile_explanation,
+    hostile_results,
+    hostile_words,
+    tiny_explanation,
+)
+
+
+class Page(HTMLParser):
+    """What an HTML parser sees: elements, the text of the page, the insides of scripts."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.inside: list[tuple[dict, str]] = []
+        self.open: dict[str, str | None] = {}
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self.open = dict(attrs) | {"tag": tag}
+
+    def handle_endtag(self, tag: str) -> None:
+        self.open = {}
+
+    def handle_data(self, data: str) -> None:
+        self.inside.append((self.open, data))
+        if self.open.get("tag") not in ("script", "style"):
+            self.text += data
+
+    def data(self, name: str) -> dict:
+        return json.loads("".join(text for attrs, text in self.inside if attrs.get("id") == name))
+
+    def source(self, tag: str) -> str:
+        return "".join(t for a, t in self.inside if a.get("tag") == tag and "type" not in a)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _no_figure() -> Iterator[None]:
+    """Drawing takes the longest, and is tested by itself."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            "olmo_sparsity.analysis.report.report.figure2_svg",
+            lambda results, dark=False: b"<svg/>",
+        )
+        yield
+
+
+@pytest.fixture(scope="module")
+def page(results: Results, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return page_of(results, tmp_path_factory.mktemp("page"))
+
+
+@pytest.fixture(scope="module")
+def explanation() -> Explanation:
+    return tiny_explanation()
+
+
+@pytest.fixture(scope="module")
+def explained(explanation: Explanation, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return page_of(explanation, tmp_path_factory.mktemp("explained"))
+
+
+def page_of(results: Results | Explanation, folder: Path, max_documents: int | None = None) -> Page:
+    out = folder / "deep" / "report.html"
+    if isinstance(results, Explanation):
+        write_explanation(results, out)
+    else:
+        write_report(results, out, max_documents)
+    assert [path.name for path in out.parent.iterdir()] == ["report.html"]
+    return Page(out.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("kind", ["page", "explained"])
+def test_only_the_named_script_and_style_may_run(kind: str, request: pytest.FixtureRequest) -> None:
+    page: Page = request.getfixturevalue(kind)
+    policy = next(a["content"] for _, a in page.elements if "http-equiv" in a)
+    assert policy
+    rules = dict(rule.strip().split(" ", 1) for rule in policy.split(";"))
+    assert rules["default-src"] == "'none'"
+    assert rules["img-src"] == "data:"
+    for tag in ("script", "style"):
+        digest = base64.b64encode(hashlib.sha256(page.source(tag).encode()).digest()).decode()
+        assert rules[f"{tag}-src"] == f"'sha256-{digest}'"
+    for tag, attributes in page.elements:
+        assert "style" not in attributes, f"<{tag} style> would be refused"
+        assert not [name for name in attributes if name.startswith("on")], tag
+        for name in ("src", "srcset", "href"):
+            value = attributes.get(name)
+            assert value is None or value.startswith(("data:", "#")), f"<{tag} {name}={value[:80]}>"
+
+
+def test_the_tables_show_values_with_their_intervals(page: Page, results: Results) -> None:
+    """The column of the summary and of the kinds, as cells."""
+    cells = {text for attributes, text in page.inside if attributes.get("tag") == "td"}
+    row = results.summary.iloc[0]
+    assert interval(row.lds, row.lds_low, row.lds_high) in cells
+    kinds = results.dependencies
+    for row in kinds[kinds.excess_recovery.notna()].itertuples():
+        assert interval(row.excess_recovery, row.excess_low, row.excess_high) in cells
+
+
+def test_the_page_holds_the_results(page: Page, results: Results) -> None:
+    data = page.data("page-data")
+    assert data["ks"] == list(KS)
+    assert data["units"] == list(UNITS)
+    named = [[number, f"{number}.txt"] for number in DOCUMENTS[1::2]]
+    assert [document[:2] for document in data["documents"]] == named
+    assert ("img", "data:image/svg+xml;base64,PHN2Zy8+") in {
+        (tag, attributes.get("src")) for tag, attributes in page.elements
+    }
+    document = page.data("document-3")
+    assert "".join(document["text"]) == "".join(fake_words(3))
+    losses = results.losses.query("document == 3")
+    np.testing.assert_allclose(document["short"], losses.loss_short, atol=6e-5)
+    assert document["targets"] == losses.target.tolist()
+    own_part = "document == 3 and far_part == 'document'"
+    recovery = results.recovery.query(f"{own_part} and selector == 'add_one' and k == 4")
+    influence = results.influence.query(f"{own_part} and selector == 'add_one'")
+    targets = results.targets.query(own_part).groupby("target").target_set.agg(set)
+    assert [target for target, *_ in document["chosen"]] == targets.index.tolist()
+    assert document["ends"] == {}
+    for target, sets, entries in document["chosen"]:
+        assert {data["sets"][i] for i in sets} == targets[target]
+        for number, units in enumerate(UNITS):
+            sides = entries[f"{number} {data['selectors'].index('add_one')}"]
+            for side, control in zip(sides, ("own", "foreign"), strict=True):
+                asked = f"target == {target} and units == {units!r} and control == {control!r}"
+                expected = recovery.query(asked).loss_set.mean()  # over draws
+                assert side[3][KS.index(4)] == pytest.approx(expected, abs=1e-4)
+                ranked = influence.query(asked).sort_values("rank")
+                assert side[0] == ranked.far_first.tolist()
+                assert set(side[1]) == {WIDTHS[units]}
+                assert side[4] == (ranked.far_text.tolist() if control == "foreign" else [])
+
+
+def test_headline_never_shows_recovery_without_its_controls(page: Page, results: Results) -> None:
+    row = results.summary.query(
+        "target_set == 'gap' and units == 'tokens' and selector == 'add_one' and k == 1"
+    ).iloc[0]
+    asked = r"with k = 1 \(tokens\), targets of large gap"
+    sentence = re.search(f"Net excess recovery of add one {asked}.*", page.text)
+    assert sentence
+    net = f"{row.net:.2f} [{row.net_low:.2f}, {row.net_high:.2f}]"
+    said = [net, f"recover {row.recovery:.2f} of the gap", f"another text {row.foreign:.2f}",
+            f"the excess is {row.placebo:.2f}"]  # fmt: skip
+    places = [sentence[0].index(words) for words in said]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("main", ["gap", "planted"])
+def test_headline_and_open_table_are_of_the_same_targets(
+    results: Results, tmp_path: Path, main: str
+) -> None:
+    summary = results.summary.replace({"gap": main, "recurs": "planted_removed"})
+    without = ["net", "net_low", "net_high", "placebo"] if main == "planted" else []
+    page = page_of(replace(results, summary=summary.assign(**dict.fromkeys(without))), tmp_path)
+    raw = (tmp_path / "deep" / "report.html").read_text(encoding="utf-8")
+    (table,) = re.findall(r"<details open>.*?</details>", raw)
+    assert f"Targets: {SETS[main]} ·" in table
+    asked = rf"with k = 1 \(tokens\), targets of {SETS[main]}"
+    headline = re.search(rf"ecovery of add one {asked}: (.*?\])\.", page.text)
+    assert headline
+    assert f"<td>{headline[1]}</td>" in table
+    assert ("there is no placebo" in page.text) == (main == "planted")
+
+
+def test_it_opens_on_the_document_of_the_largest_gain(results: Results, tmp_path: Path) -> None:
+    rows = results.recovery
+
+    def opened(changed: pd.Series) -> int:
+        """Where these losses are far lower."""
+        recovery = rows.assign(loss_set=rows.loss_set.mask(changed, -50.0))
+        data = page_of(replace(results, recovery=recovery), tmp_path).data("page-data")
+        return data["documents"][data["start"]][0]
+
+    own = (rows.document == 7) & (rows.control == "own") & (rows.k == 4)  # whatever k it is
+    own &= (rows.units == "tokens") & (rows.selector == "add_one") & (rows.far_part == "document")
+    first = own & (rows.target == rows.target[own].iloc[0])
+    assert opened(first) == 7
+    # What foreign units give as well is no gain.
+    assert opened(first.groupby([rows.document, rows.target]).transform("any")) != 7
+    assert opened(rows.far_part == "placebo") == opened(rows.k < 0)
+
+
+def test_the_gate_is_stated_first(results: Results, tmp_path: Path) -> None:
+    gate = {"loss_first": 5.0, "loss_repeated": 4.9, "drop": 0.1, "has_induction": False}
+    text, without = (
+        page_of(replace(results, meta=replace(META, induction=some)), tmp_path).text
+        for some in (gate, {})
+    )
+    assert text.index("This model copies little from its context.") < text.index(
+        "Net excess recovery of"
+    )
+    assert "repeated once 4.90: a drop of 0.10" in text
+    assert "was not measured" in without
+
+
+def test_what_is_left_out_is_counted(results: Results, tmp_path: Path) -> None:
+    targets = results.targets[~results.targets.document.isin([1, 5])]
+    page = page_of(replace(results, targets=targets), tmp_path, max_documents=3)
+    assert "3 of 10 measured documents are on this page. 2 more were too short." in page.text
+    shown = [document[0] for document in page.data("page-data")["documents"]]
+    assert shown == [3, 7, 9]  # those with chosen targets first
+
+
+@pytest.mark.parametrize(
+    "name", ["tokens", "losses", "targets", "influence", "recovery", "summary", "dependencies"]
+)
+def test_a_table_without_rows_makes_a_page_all_the_same(
+    results: Results, tmp_path: Path, name: str
+) -> None:
+    page_of(replace(results, **{name: getattr(results, name).iloc[:0]}), tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["results", "explanation"])
+def test_hostile_text_stays_text(
+    kind: str, results: Results, explanation: Explanation, tmp_path: Path
+) -> None:
+    page = page_of(results if kind == "results" else explanation, tmp_path)
+    made = hostile_results(results) if kind == "results" else hostile_explanation()
+    hostile = page_of(made, tmp_path)
+    # One document here, ten there; tables have rows of their own. Nothing else may differ.
+    expected = {tag for tag, _ in page.elements}
+    assert {tag for tag, _ in hostile.elements} == expected
+    assert sum(tag == "script" for tag, _ in hostile.elements) == 3
+    assert hostile.source("script") == page.source("script")
+    (document,) = hostile.data("page-data")["documents"]
+    shown = hostile.data(f"document-{document[0]}")["text"]
+    assert len(shown) >= 60
+    words = hostile_words(len(shown))
+    assert shown == [word.replace("\u202e", "⟨U+202E⟩") for word in words]
+    if kind == "results":
+        assert HOSTILE[2] in hostile.data("page-data")["selectors"]
+        assert document[1] == HOSTILE[2]
+    for _, attributes in hostile.elements:
+        assert not [name for name in attributes if name.startswith(("on", "autofocus"))]
+    raw = (tmp_path / "deep" / "report.html").read_text(encoding="utf-8")
+    assert raw.count("</script>") == 3
+    for data in re.findall(r'<script type="application/json".*?>(.*?)</script>', raw, re.DOTALL):
+        assert not set(data) & set("<>&\u2028\u2029")
+
+
+def test_an_explanation_holds_what_was_found(explained: Page, explanation: Explanation) -> None:
+    data, document = explained.data("page-data"), explained.data("document-0")
+    assert data["windows"] == {"long": "all", "short": SHORT, "stride": 1, "most": None}
+    assert data["ks"] == [0, 1, 2, 3]
+    assert "".join(document["text"]) == f"{TEXT} w3 w7 w8"
+    spans = explanation.targets[["target", "end"]].to_numpy().tolist()
+    wide = {str(target): end for target, end in spans if end > target + 1}
+    assert document["ends"] == wide
+    assert 0 < len(wide) < len(spans)
+    assert explanation.checked is not None
+    table = explanation.checked.table.set_index("target")
+    by_target = explanation.far.groupby("target")
+    assert [target for target, *_ in document["chosen"]] == [target for target, _ in spans]
+    for (target, sets, entries), row in zip(
+        document["chosen"], explanation.targets.itertuples(), strict=True
+    ):
+        assert sets == []
+        (own, foreign), far = entries["0 0"], by_target.get_group(target)
+        assert own[0] == far["first"].tolist()
+        assert set(own[1]) == {3}
+        np.testing.assert_allclose(own[3], [row.loss_short, *far.loss_set], atol=1e-4)
+        assert foreign[3][-1] == pytest.approx(row.loss_short - table.foreign[target], abs=1e-4)
+        assert len(foreign[4]) == 3
+
+
+def test_an_explanation_says_whether_to_believe_it(
+    explained: Page, explanation: Explanation
+) -> None:
+    check = explanation.checked
+    assert check is not None
+    text = explained.text
+    windows = f"long window of all before a target, short window {SHORT}"
+    assert f"{windows}, both behind a prefix of 1" in text
+    assert f"{check.verdict}." in text
+    assert f"{check.excess[0]:+.2f} nats a target".replace("-", "−") in text
+    assert f"This model {check.warning.removeprefix('this model ')}." in text
+    assert text.index(check.verdict) < text.index("Token by token")
+    own = explained.text.split("Against unrelated texts")[1]
+    for row in check.table.itertuples():
+        said = f"{row.own:.2f}{row.foreign:.2f}{row.foreign_most:.2f}{row.better} of 3"
+        assert said.replace("-", "−") in own
+    assert "figure" not in {tag for tag, _ in explained.elements}
+
+
+def test_an_explanation_that_was_not_checked_says_so(
+    explanation: Explanation, tmp_path: Path
+) -> None:
+    page = page_of(replace(explanation, checked=None), tmp_path)
+    assert "Not checked against unrelated texts: " in page.text
+    assert not {"table", "figure"} & {tag for tag, _ in page.elements}
+    for entries in (entries for *_, entries in page.data("document-0")["chosen"]):
+        own, foreign = entries["0 0"]
+        assert foreign is None
+        assert len(own[3]) == 4
+
+
+def test_nothing_of_the_template_is_left(page: Page, explained: Page) -> None:
+    """Neither places to fill, nor marks of parts."""
+    for one in (page, explained):
+        written = one.text + "".join(str(attributes) for _, attributes in one.elements)
+        assert not re.search(r"\{\{|<!--", written)
+    assert "Recovery" not in explained.text
+    assert "Placebo targets" not in page.text
+
+
+def test_without_a_tokenizer_the_text_is_numbers(results: Results, tmp_path: Path) -> None:
+    page = page_of(replace(results, tokens=results.tokens.assign(text="")), tmp_path)
+    ids = results.tokens.query("document == 1").token_id
+    assert page.data("document-1")["text"] == [f"{token_id} " for token_id in ids]
+
+
+@settings(max_examples=200)
+@given(text=st.text(st.characters(exclude_categories=["Cs"])) | st.text("<>&/!-scriptSCRIPT\u2028"))
+def test_json_comes_through_html_whole(text: str) -> None:
+    page = Page(f'<script type="application/json" id="x">{_json_for_html({"t": text})}</script><p>')
+    assert page.data("x") == {"t": text}
+    assert [tag for tag, _ in page.elements] == ["script", "p"]

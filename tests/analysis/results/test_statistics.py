@@ -1,0 +1,135 @@
+"""Recovery, excess and net excess from tables whose truth is known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from olmo_sparsity.analysis.results.statistics import (
+    beyond_controls,
+    longppl,
+    rank_correlations,
+    summarize,
+)
+from tests.support.measurements import losses_table, recovery_rows
+
+
+def test_rank_correlations() -> None:
+    x = np.array([[1.0, 2, 3, 4], [1, 1, 2, 2], [5, 5, 5, 5], [3, 1, 2, 4]])
+    y = np.array([[10.0, 20, 30, 90], [1, 2, 3, 4], [1, 2, 3, 4], [-3, -1, -2, -4]])
+    found = rank_correlations(x, y)
+    np.testing.assert_allclose(found, [1, 4 / np.sqrt(4 * 5), np.nan, -1])
+    y[0, 0] = np.nan  # a loss that is no number is not a loss that nothing changes
+    np.testing.assert_allclose(rank_correlations(x, y, of_equal_values=0.0)[[0, 2]], [np.nan, 0])
+
+
+def test_longppl_is_of_the_key_tokens() -> None:
+    losses = pd.DataFrame(
+        {"loss_short": [5.0, 5.0, 3.0, 4.5], "loss_long": [1.0, 2.5, 0.9, 2.5]}
+    )  # key: gap above 2 and loss_long below 2
+    assert longppl(losses) == {
+        "key_share": 0.5,
+        "num_key_tokens": 2,
+        "longppl": pytest.approx(np.exp(0.95)),
+        "ppl": pytest.approx(np.exp(6.9 / 4)),
+    }
+
+
+def test_recovery_is_a_ratio_of_sums_excess_is_paired_and_net_is_beyond_the_placebo() -> None:
+    keys = [(1, 20), (1, 21), (3, 20)]
+    losses = losses_table(
+        document=[1, 1, 3], target=[20, 21, 20], loss_short=[5.0, 4.0, 3.0],
+        loss_long=[1.0, 2.0, 2.0], placebo_loss_long=[3.0, 4.0, 2.0],
+    )  # fmt: skip
+    rows = recovery_rows(keys, "own", [2.0, 3.0, 3.0])
+    rows += recovery_rows(keys, "foreign", [4.0, 4.0, 3.0])
+    rows += recovery_rows(keys, "foreign", [3.0, 4.0, 3.0], draw=1)
+    placebo = [(1, 20), (3, 20)]
+    rows += recovery_rows(placebo, "own", [4.0, 2.0], far_part="placebo")
+    rows += recovery_rows(placebo, "foreign", [4.5, 2.5], far_part="placebo")
+    targets = pd.DataFrame(
+        [(*key, "document", "gap") for key in keys] + [(*key, "placebo", "gap") for key in placebo],
+        columns=["document", "target", "far_part", "target_set"],
+    )
+    recovery = pd.DataFrame(rows)
+    first = recovery.eval("control == 'own' and far_part == 'document' and target == 20")
+    recovery.loc[first, "loss_without"] = [3.0, 2.5]  # of document 1, and of document 3
+    recovery.loc[recovery.eval("control == 'own'") & ~first, "loss_without"] = 2.0
+    (row,) = summarize(losses, targets, recovery).to_dict("records")
+    assert row["removal"] == pytest.approx((2.0 + 0.5 + 0.0) / 7)
+    assert row["placebo_removal"] == pytest.approx((-1.0 + 0.0) / (2 + 1))
+    assert row["recovery"] == pytest.approx((3 + 1 + 0) / (4 + 2 + 1))
+    assert row["foreign"] == pytest.approx(1.5 / 7)
+    assert row["excess"] == pytest.approx(2.5 / 7)
+    assert row["gap"] == pytest.approx(7 / 3)
+    assert row["excess_nats"] == pytest.approx(2.5 / 3)
+    # Resamples hold the first document only, the second only, or both.
+    assert row["excess_nats_low"] == pytest.approx(0)
+    assert row["excess_nats_high"] == pytest.approx(2.5 / 2)
+    assert (row["num_targets"], row["num_documents"], row["num_placebo_targets"]) == (3, 2, 2)
+    assert row["low"] <= row["recovery"] <= row["high"]
+    assert row["placebo"] == pytest.approx((0.5 + 0.5) / (2 + 1))
+    assert row["net"] == pytest.approx(2.5 / 7 - 1 / 3)
+    assert row["net_equal"] == pytest.approx(row["net"]), "three own targets stand around any"
+    assert row["net_nats"] == pytest.approx(2.5 / 3 - 0.5)
+    # Resampled together: with the first document alone .5/2 is taken from 2.5/6.
+    assert row["net_high"] == pytest.approx(2.5 / 6 - 0.5 / 2)
+    assert row["net_low"] == pytest.approx(0 - 0.5)
+
+
+def test_at_equal_gaps_nothing_is_left_of_what_the_gap_explains() -> None:
+    """Units of the own text and of the placebo give back the same share at any gap, more where it
+    is larger; the own targets have larger gaps."""
+    generator = np.random.default_rng(0)
+    parts = {}
+    for part, largest in (("own", 4.0), ("placebo", 2.0)):
+        gap = generator.uniform(0.1, largest, 600)
+        sums = {"own": gap**2 / 4, "foreign": 0.0, "removed": gap, "gap": gap, "targets": 1.0}
+        parts[part] = pd.DataFrame(sums).assign(document=np.arange(600) // 10)
+    found = beyond_controls(parts["own"], parts["placebo"])
+    assert found["net_low"] > 0.3
+    assert found["net_equal"] == pytest.approx(0, abs=0.01)
+    assert found["net_equal_low"] < 0 < found["net_equal_high"]
+
+
+def test_a_set_without_a_gap_has_no_ratio() -> None:
+    losses = losses_table(
+        document=[1, 3], target=[9, 9], loss_short=[1.0, 1.0], loss_long=[1.5, 1.0]
+    )
+    rows = recovery_rows([(1, 9), (3, 9)], "own", [0.9, 0.9])
+    targets = pd.DataFrame(
+        {"document": [1, 3], "target": 9, "far_part": "document", "target_set": "new"}
+    )
+    (row,) = summarize(losses, targets, pd.DataFrame(rows)).to_dict("records")
+    assert np.isnan(row["recovery"])
+    assert np.isnan(row["net"])
+
+
+def test_intervals_cover_as_often_as_they_say() -> None:
+    """Heavy-tailed gaps and documents of very different size, as text has them; the truth is what
+    a far larger sample gives."""
+
+    def draw(generator: np.random.Generator, num_documents: int) -> pd.DataFrame:
+        sizes = np.maximum(1, generator.pareto(1.5, num_documents) * 4).astype(int).clip(max=60)
+        document = np.repeat(np.arange(num_documents), sizes)
+        gap = 0.3 + generator.pareto(2.5, len(document))
+        level = 0.5 + 0.2 * generator.standard_normal(num_documents)
+        share = level[document] + 0.3 * generator.standard_normal(len(document))
+        return pd.DataFrame(
+            {"document": document, "target": np.arange(len(document)), "loss_short": 10.0,
+             "loss_long": 10.0 - gap, "loss_set": 10.0 - gap * share}
+        )  # fmt: skip
+
+    covered = 0
+    for seed in range(100):
+        rows = draw(np.random.default_rng(seed), 60)
+        keys = list(zip(rows.document, rows.target, strict=True))
+        losses = losses_table(
+            **{n: rows[n] for n in ("document", "target", "loss_short", "loss_long")}
+        )
+        recovery = pd.DataFrame(recovery_rows(keys, "own", rows.loss_set.tolist()))
+        targets = rows[["document", "target"]].assign(far_part="document", target_set="gap")
+        (row,) = summarize(losses, targets, recovery).to_dict("records")
+        covered += row["low"] <= 0.5 <= row["high"]  # E[gap · share] / E[gap]
+    assert 88 <= covered <= 100

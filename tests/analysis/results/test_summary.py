@@ -1,0 +1,131 @@
+"""The last sentence of a measurement, and its table in a terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from olmo_sparsity.analysis.results.results import Meta, Results
+from olmo_sparsity.analysis.results.summary import (
+    conclude,
+    describe_enough,
+    describe_words,
+    format_summary,
+)
+from olmo_sparsity.analysis.results.tables import SCHEMAS
+
+ROW = {
+    "target_set": "gap", "units": "tokens", "selector": "add_one", "k": 1, "num_targets": 200,
+    "num_documents": 50, "num_placebo_targets": 90, "gap": 1.5, "recovery": 0.99, "low": 0.94,
+    "high": 1.03, "foreign": 0.16, "net": 0.48, "net_low": 0.34, "net_high": 0.63,
+    "net_nats": 0.73, "net_equal": 0.19, "net_equal_low": 0.03, "net_equal_high": 0.39,
+    "excess": 0.83, "excess_low": 0.8, "excess_high": 0.9, "excess_nats": 1.1,
+    "hit_rate": float("nan"),
+}  # fmt: skip
+
+
+def results(has_induction: bool = True, **changed: Any) -> Results:
+    empty = {name: pd.DataFrame(columns=schema.names) for name, schema in SCHEMAS.items()}
+    rows = pd.DataFrame([ROW | {"k": 4, "net": 0.9}, ROW | changed])
+    meta = Meta(
+        model={"name": "small"}, data={"source": "prose"}, selectors=["add_one"],
+        induction={"has_induction": has_induction},
+    )  # fmt: skip
+    return Results(**empty | {"summary": rows}, meta=meta)
+
+
+def test_the_last_sentence_says_how_much_and_whether_to_believe_it() -> None:
+    said = conclude(results())
+    assert said.startswith(
+        "small: 1 far token by add one gives back 0.99 of the gap of 200 targets"
+    )
+    assert "+0.48 [+0.34, +0.63] (+0.73 nats) beyond the controls" in said
+    assert said.endswith("so they depend on it beyond chance.")
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"net_low": -0.1}, ", which chance explains."),
+        ({"net_low": -0.3, "net_high": -0.1}, ", less than chance."),
+        ({"num_documents": 9}, "chance; but 9 documents are too few to trust the interval."),
+        ({"has_induction": False}, "; but the model copies little from its context."),
+        ({"net_low": float("nan")}, "there is no interval to judge it by."),
+        ({"net": float("nan")}, "+0.83 [+0.80, +0.90] (+1.10 nats) beyond the controls"),
+        (
+            {"gap": -0.2},
+            "small: all far tokens together do not lower the loss of these 200 targets",
+        ),
+        ({"units": "words"}, "small: 1 far word by"),
+        ({"units": "span:4"}, "small: 1 far span:4 by"),
+    ],
+)
+def test_what_is_doubtful_is_said(changed: dict[str, Any], said: str) -> None:
+    assert said in conclude(results(**changed))
+
+
+def test_few_targets_at_equal_gaps_are_not_a_number() -> None:
+    for changed in ({"num_documents": 9}, {"num_placebo_targets": 9}):
+        shown = format_summary(pd.DataFrame([ROW | changed]), "large gap")
+        assert "too few" in shown.splitlines()[-1]
+        assert "+0.19" not in shown
+    shown = format_summary(pd.DataFrame([ROW]), "large gap")
+    assert "+0.19 [+0.03, +0.39]" in shown
+    assert max(map(len, shown.splitlines())) <= 120
+
+
+def test_how_many_are_enough_is_the_first_k_of_each_rule() -> None:
+    rows = [ROW | {"k": k, "recovery": r, "selector": s} for s, k, r in
+            (("drop_one", 1, 0.02), ("drop_one", 8, 0.95), ("drop_one", 4, 0.9),
+             ("add_one", 1, 0.1), ("add_one", 8, 0.899))]  # fmt: skip
+    said = describe_enough(pd.DataFrame(rows))
+    assert said == "recovery of 0.9: drop one k = 4, add one not up to k = 8"
+
+
+def test_without_a_placebo_excess_and_removal_stand_in_its_place() -> None:
+    without = ROW | {"net": float("nan"), "net_nats": float("nan"), "num_placebo_targets": 0,
+                     "removal": 0.5, "removal_low": 0.4, "removal_high": 0.6}  # fmt: skip
+    shown = format_summary(pd.DataFrame([without]), "a name that recurs")
+    assert "placebo" not in shown
+    row = shown.splitlines()[-1]
+    for part in ("0.99 [0.94, 1.03]", "+0.83 [+0.80, +0.90]", "0.50 [0.40, 0.60]", "+1.10"):
+        assert part in row
+    assert max(map(len, shown.splitlines())) <= 120
+
+
+def of_words(texts: list[str]) -> Results:
+    """Targets are the third and the last token of each of four documents; one far token gives
+    back all of the gap of the last one, and half of the other's."""
+    found = results()
+    found.meta.units = ["tokens"]
+    places = [(document, place) for document in range(4) for place in (2, len(texts) - 1)]
+    keys = pd.DataFrame(places, columns=["document", "target"]).assign(far_part="document")
+    found.targets = keys.assign(target_set="gap")
+    found.losses = keys.assign(
+        loss_short=3.0, loss_long=1.0, placebo_loss_long=2.5, kl=1.0, placebo_kl=1.0
+    )
+    left = [2.0 if place == 2 else 1.0 for _, place in places]
+    known = keys.assign(units="tokens", selector="add_one", draw=0, k=1, num_tokens=1, kl_set=0.5)
+    known = known.assign(loss_without=2.0)
+    found.recovery = pd.concat([
+        known.assign(control="own", loss_set=left),
+        known.assign(control="foreign", loss_set=3.0),
+    ])  # fmt: skip
+    found.tokens = pd.concat(
+        pd.DataFrame({"place": range(len(texts)), "text": texts}).assign(document=document)
+        for document in range(4)
+    )
+    return found
+
+
+def test_parts_of_words_are_told_apart() -> None:
+    assert describe_words(of_words(["A", " sta", " of", " sta", "tion"])) == (
+        "parts of words (share of these targets, recovery by add one at k = 1): "
+        "later pieces 50%, 1.00 [1.00, 1.00]; function words 50%, 0.50 [0.50, 0.50]"
+    )
+    assert describe_words(of_words(["A", " sta", " of", " sta", " of"])) == ""  # all are one
+    without = of_words(["A", " sta", " of", " sta", "tion"])
+    without.tokens = without.tokens[:0]
+    assert describe_words(without) == ""

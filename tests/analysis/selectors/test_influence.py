@@ -1,0 +1,300 @@
+"""Every selector against brute force: one forward per subset, batch 1."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pytest
+
+from olmo_sparsity.analysis.inputs.windows import Block, Windows
+from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.analysis.selectors import influence
+from olmo_sparsity.analysis.selectors.influence import (
+    SELECTORS,
+    influence_map,
+)
+from olmo_sparsity.analysis.selectors.saliency import gate_gradients
+from olmo_sparsity.analysis.settings import Reading
+from tests.support.brute import (
+    CPU,
+    KINDS,
+    OF_KINDS,
+    OURS,
+    READINGS,
+    VOCAB,
+    Brute,
+    assert_ranked,
+    question,
+    shown_alone,
+    tiny,
+    units_of,
+)
+
+
+@pytest.fixture(scope="module", params=[*OURS, "llama"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return tiny(request.param)
+
+
+@pytest.fixture(scope="module")
+def document() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, VOCAB, 40)
+
+
+@pytest.fixture(scope="module")
+def block(document: np.ndarray) -> Block:
+    return next(iter(Windows(16, 6, 4).blocks(document)))
+
+
+# --- the tests ------------------------------------------------------------------------------------
+
+
+@READINGS
+@pytest.mark.parametrize(("windows", "kind"), OF_KINDS)
+@pytest.mark.parametrize(
+    "selector",
+    # Of so few units, the cheaper forms of add_one evaluate all.
+    ["add_one", "add_one_screened", "add_one_nested", "drop_one", "divergence", "gradient", "lrp"],
+)
+def test_selectors(
+    model: Any, document: np.ndarray, windows: Windows, selector: str, kind: str,
+    far_states: Reading, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(influence, "PLACES_AT_ONCE", 30)  # of drop_one: its rows in parts
+    monkeypatch.setattr("olmo_sparsity.analysis.scoring.scorer.rows_per_chunk", lambda *_: 9)
+    scorer = Scorer(model, CPU, far_states=far_states, batch_tokens=128)
+    block = list(windows.blocks(document))[2]
+    targets = list(range(block.num_targets))[-3:]
+    units, by_hand = units_of(kind, block.num_far)
+    k = min(4, len(by_hand))
+    choice = SELECTORS[selector](scorer, question(scorer, block, targets, k, units, aim=block))
+    for row, target in enumerate(targets):
+        brute = Brute(model, document, windows, block.start + target, far_states)
+        expected = brute.influences(selector, by_hand)
+        np.testing.assert_allclose(choice.score_TU[row], expected, atol=2e-5)
+        assert_ranked(choice, row, expected, k)
+
+
+@READINGS
+@pytest.mark.parametrize(("windows", "kind"), OF_KINDS[:3])
+def test_greedy_picks_the_best_next_unit_each_time(
+    model: Any, document: np.ndarray, windows: Windows, kind: str, far_states: Reading
+) -> None:
+    block = next(iter(windows.blocks(document)))
+    targets = [0, block.num_targets - 1][-block.num_targets :]
+    scorer = Scorer(model, CPU, far_states=far_states)
+    units, by_hand = units_of(kind)
+    choice = SELECTORS["greedy"](scorer, question(scorer, block, targets, 3, units))
+    for row, target in enumerate(targets):
+        brute = Brute(model, document, windows, block.start + target, far_states)
+        for count in range(3):
+            before = choice.unit_TK[row, :count].tolist()
+            seen = {j for unit in before for j in by_hand[unit]}
+            after = [
+                np.inf if unit in before else brute.loss(seen.union(places))
+                for unit, places in enumerate(by_hand)
+            ]
+            assert after[choice.unit_TK[row, count]] == pytest.approx(min(after), abs=1e-5)
+            gain = brute.loss(seen) - min(after)
+            assert choice.influence_TK[row, count] == pytest.approx(gain, abs=2e-5)
+
+
+@READINGS
+@pytest.mark.parametrize(("windows", "kind"), OF_KINDS[:3])
+def test_pairs_of_so_few_units_are_the_best_of_all(
+    model: Any, document: np.ndarray, windows: Windows, kind: str, far_states: Reading,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(influence, "NUM_FIRST", 10)
+    monkeypatch.setattr(influence, "NUM_PARTNERS", 9)
+    block = list(windows.blocks(document))[1]
+    targets = [0, block.num_targets - 1][-block.num_targets :]
+    scorer = Scorer(model, CPU, far_states=far_states)
+    units, by_hand = units_of(kind)
+    choice = SELECTORS["pairs"](scorer, question(scorer, block, targets, 4, units))
+    for row, target in enumerate(targets):
+        brute = Brute(model, document, windows, block.start + target, far_states)
+        falls = {
+            pair: brute.loss([]) - brute.loss({*by_hand[pair[0]], *by_hand[pair[1]]})
+            for pair in combinations(range(len(by_hand)), 2)
+        }
+        first, second = choice.unit_TK[row, :2].tolist()
+        best = max(falls.values())
+        assert falls[min(first, second), max(first, second)] == pytest.approx(best, abs=2e-5)
+        assert brute.loss(by_hand[first]) <= brute.loss(by_hand[second]) + 1e-5
+        half_of_best = [max(f for pair, f in falls.items() if unit in pair) / 2
+                        for unit in range(len(by_hand))]  # fmt: skip
+        np.testing.assert_allclose(choice.score_TU[row], half_of_best, atol=2e-5)
+        assert_ranked(choice, row, np.array(half_of_best), 4)
+
+
+@READINGS
+@pytest.mark.parametrize("k", [2, 13])
+def test_partners_are_those_that_a_unit_opens_the_gates_for(
+    model: Any, far_states: Reading, k: int
+) -> None:
+    document = np.random.default_rng(3).integers(0, VOCAB, 61)
+    windows = Windows(60, 6, 1)
+    block = next(iter(windows.blocks(document)))
+    scorer, costs = Scorer(model, CPU, far_states=far_states), []
+    for name in ("add_one_screened", "pairs"):
+        asked, before = question(scorer, block, [0], k), scorer.token_forwards
+        choice = SELECTORS[name](scorer, asked)
+        costs.append(scorer.token_forwards - before)
+    assert costs[1] <= 4 * costs[0]
+    context = scorer.context(block)
+    brute = Brute(model, document, windows, 60, far_states)
+
+    def falls_with(opened: list[int]) -> dict[tuple[int, ...], float]:
+        falls = {}
+        for unit in opened:
+            given_F = gate_gradients(scorer, context, [(0, 1)], 0.1, [np.array([unit])])[0]
+            partners = [other for other in np.argsort(-given_F).tolist() if other != unit][:4]
+            for pair in (tuple(sorted((unit, other))) for other in partners):
+                falls[pair] = brute.loss([]) - brute.loss(pair)
+        return falls
+
+    alone_F = gate_gradients(scorer, context, [(0, 1)])[0]
+    first = np.argsort(-alone_F)[: max(9, k)].tolist()
+    falls = falls_with(first)
+    in_order = [unit for pair in sorted(falls, key=falls.__getitem__)[::-1] for unit in pair]
+    falls |= falls_with(list(dict.fromkeys(unit for unit in in_order if unit not in first))[:2])
+    best = [max((f for pair, f in falls.items() if unit in pair), default=0.0) / 2
+            for unit in range(54)]  # fmt: skip
+    np.testing.assert_allclose(choice.score_TU[0], best, atol=2e-5)
+    assert set(choice.unit_TK[0, :2].tolist()) == set(max(falls, key=falls.__getitem__))
+
+
+def test_pairs_of_a_target_are_the_same_whatever_else_is_asked(model: Any) -> None:
+    """Few units are left to be opened again, of some targets fewer than of others."""
+    windows = Windows(16, 6, 6)
+    for seed in range(6):
+        document = np.random.default_rng(seed).integers(0, VOCAB, 40)
+        block = next(iter(windows.blocks(document)))
+        scorer, targets = Scorer(model, CPU), range(block.num_targets)
+        together = SELECTORS["pairs"](scorer, question(scorer, block, targets, 2))
+        for target in targets:
+            alone = SELECTORS["pairs"](scorer, question(scorer, block, [target], 2))
+            np.testing.assert_allclose(together.score_TU[target], alone.score_TU[0], atol=2e-5)
+
+
+@READINGS
+def test_gates_are_open_where_that_is_asked(model: Any, block: Block, far_states: Reading) -> None:
+    scorer = Scorer(model, CPU, far_states=far_states)
+    context, opened = scorer.context(block), [np.array([2, 5])]
+    closed_F = gate_gradients(scorer, context, [(0, 1)], 1e-6)[0]
+    given_F = gate_gradients(scorer, context, [(0, 1)], 1e-6, opened)[0]
+    others = [place for place in range(10) if place not in (2, 5)]
+    assert np.abs(given_F[others]).max() < 1e-3  # of gates that are closed
+    assert np.abs(closed_F).max() < 1e-3
+    assert np.abs(given_F[[2, 5]]).max() > 10 * np.abs(closed_F[[2, 5]]).max()
+    twice = gate_gradients(scorer, context, [(0, 1), (1, 2)], 0.1, [*opened, np.array([7])])
+    for row, (span, places) in enumerate((((0, 1), opened[0]), ((1, 2), np.array([7])))):
+        (alone_F,) = gate_gradients(scorer, context, [span], 0.1, [places])
+        np.testing.assert_allclose(twice[row], alone_F, atol=2e-5)
+
+
+@READINGS
+@pytest.mark.parametrize("kind", ["tokens", "span:3"])
+def test_screened_evaluates_max_16_2k_candidates_exactly(
+    model: Any, kind: str, far_states: Reading
+) -> None:
+    """Those with the largest gradients of their gates, and of them the best are chosen."""
+    document = np.random.default_rng(3).integers(0, VOCAB, 61)
+    windows = Windows(60, 6, 1)
+    block = next(iter(windows.blocks(document)))
+    units, by_hand = units_of(kind, 54)
+    exact = Brute(model, document, windows, 60, far_states).influences("add_one", by_hand)
+    scorer = Scorer(model, CPU, far_states=far_states)
+    gate = gate_gradients(scorer, scorer.context(block), [(0, 1)])[0]
+    candidates = np.argsort([-sum(gate[j] for j in unit) for unit in by_hand])
+    for k, num_exact in ((2, 16), (20, 40)):
+        asked = question(scorer, block, [0], k, units)
+        before = scorer.token_forwards
+        choice = SELECTORS["add_one_screened"](scorer, asked)
+        np.testing.assert_allclose(choice.influence_TK[0], exact[choice.unit_TK[0]], atol=2e-5)
+        best = np.sort(exact[candidates[:num_exact]])[::-1][:k]
+        np.testing.assert_allclose(choice.influence_TK[0], best, atol=2e-5)
+        # The gate's forward and backward over the window alone, the short window, the candidates;
+        # far tokens that are shown alone have states of their own.
+        length = 6 if far_states == "contextual" else 6 + len(by_hand[0])
+        alone = 0 if far_states == "contextual" else 54
+        assert scorer.token_forwards - before == alone + 3 * 6 + 6 + num_exact * length
+
+
+# --- costs ----------------------------------------------------------------------------------------
+
+
+def test_cost_is_counted_in_token_forwards(block: Block) -> None:
+    for kind, width in (("tokens", 1), ("span:3", 3)):
+        scorer, (units, by_hand) = shown_alone(tiny("olmo")), units_of(kind)
+        influence_map(scorer, scorer.context(block), units)
+        assert scorer.token_forwards == len(by_hand) * (width + 6 + 3) + (6 + 3)
+
+
+# --- controls -------------------------------------------------------------------------------------
+
+
+def test_controls_choose_what_they_say(block: Block) -> None:
+    scorer = shown_alone(tiny("olmo"))
+    block = block.with_far(np.array([5, 7, 5, 9, 7, 5, 1, 2, 3, 4]))
+
+    def chosen(selector: str, kind: str, targets: Sequence[int] = (0,)) -> list[list[int]]:
+        asked = question(scorer, block, targets, 3, units_of(kind)[0])
+        return SELECTORS[selector](scorer, asked).unit_TK.tolist()
+
+    assert chosen("nearest", "tokens") == [[9, 8, 7]]
+    assert chosen("nearest", "span:3") == [[7, 6, 5]]
+    assert chosen("nearest", "words", (0, 2)) == [[4, 3, 2], [4, 3, 2]]
+    assert chosen("most_frequent", "tokens")[0][:2] == [5, 4]
+    # The last 5 counts three and the last 7 two; whoever holds both comes first, the nearer before.
+    assert set(chosen("most_frequent", "span:3")[0][:2]) == {3, 4}
+    assert chosen("most_frequent", "words")[0][0] == 3 - 1
+    for kind in KINDS:
+        drawn = chosen("random", kind, (0, 1, 2, 3))
+        num_units = len(units_of(kind)[1])
+        for row in drawn:
+            assert len(set(row)) == len(row) == min(3, num_units)
+            assert set(row) <= set(range(num_units))
+        assert drawn == chosen("random", kind, (0, 1, 2, 3))
+        # What is drawn for a target does not depend on which others are asked about.
+        assert chosen("random", kind, (1, 3)) == [drawn[1], drawn[3]]
+    asked = question(scorer, block, [0], 3)
+    sets = {tuple(sorted(SELECTORS["random"](scorer, asked).unit_TK[0])) for _ in range(30)}
+    assert len(sets) > 10
+    assert scorer.token_forwards == 0
+
+
+# --- windows that begin with the text, targets of several tokens ----------------------------------
+
+
+@READINGS
+def test_nested_asks_groups_and_opens_the_best(
+    monkeypatch: pytest.MonkeyPatch, far_states: Reading
+) -> None:
+    """Its influences are exact ones; what it opens is found here by hand."""
+    model = tiny("olmo")
+    document = np.random.default_rng(3).integers(0, VOCAB, 64)
+    windows = Windows(63, 6, 1)
+    block = next(iter(windows.blocks(document)))
+    monkeypatch.setattr("olmo_sparsity.analysis.selectors.influence.GROUPS", (16, 4))
+    monkeypatch.setattr("olmo_sparsity.analysis.selectors.influence.NUM_OPENED", 8)
+    brute = Brute(model, document, windows, 63, far_states)
+    scorer = Scorer(model, CPU, far_states=far_states)
+    asked = question(scorer, block, [0], 1)
+    choice = SELECTORS["add_one_nested"](scorer, asked)
+    # 57 far tokens are too few for eight groups of 16; of 15 groups of 4, eight are opened.
+    groups = [list(range(first, min(first + 4, 57))) for first in range(0, 57, 4)]
+    falls = [brute.loss([]) - brute.loss(group) for group in groups]
+    opened = [j for index in np.argsort(falls)[::-1][:8] for j in groups[index]]
+    gate = gate_gradients(scorer, asked.context, asked.spans)[0]
+    opened = sorted({*opened, *np.argsort(-gate)[:16].tolist()})
+    exact = brute.influences("add_one")
+    evaluated = np.flatnonzero(choice.score_TU[0])
+    assert evaluated.tolist() == opened
+    np.testing.assert_allclose(choice.score_TU[0, opened], exact[opened], atol=2e-5)
+    assert choice.unit_TK[0, 0] == max(opened, key=lambda j: exact[j])
+    assert choice.influence_TK[0, 0] == pytest.approx(exact[opened].max(), abs=2e-5)

@@ -1,0 +1,121 @@
+"""Gradients and attention at far places, against finite differences and whole windows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
+from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.analysis.selectors.influence import (
+    SELECTORS,
+)
+from olmo_sparsity.analysis.selectors.saliency import gate_gradients
+from olmo_sparsity.analysis.settings import Reading
+from olmo_sparsity.config.sections import ModelConfig
+from tests.support.brute import (
+    CPU,
+    OURS,
+    READINGS,
+    SHAPE,
+    VOCAB,
+    assert_ranked,
+    question,
+    shown_alone,
+    tiny,
+    units_of,
+)
+
+
+@pytest.fixture(scope="module", params=[*OURS, "llama"])
+def model(request: pytest.FixtureRequest) -> Any:
+    return tiny(request.param)
+
+
+@pytest.fixture(scope="module")
+def document() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, VOCAB, 40)
+
+
+@READINGS
+def test_the_gate_gradient_is_a_finite_difference(
+    model: Any, document: np.ndarray, far_states: Reading
+) -> None:
+    """Against opening one far token's gate a little, in a mask written out by hand."""
+    block = next(iter(Windows(14, 6, 1).blocks(document)))
+    scorer = Scorer(model, CPU, far_states=far_states)
+    found = gate_gradients(scorer, scorer.context(block), [(0, 1)])[0]
+    tokens = torch.from_numpy(block.tokens[:-1])[None]
+    positions = torch.arange(14)[None]
+
+    @torch.no_grad()
+    def loss(gates: torch.Tensor) -> float:
+        bias = torch.full((14, 14), torch.finfo(torch.float).min)
+        for query in range(14):
+            for key in range(query + 1):
+                if key < 8 <= query:
+                    bias[query, key] = gates[key]
+                elif query >= 8 or query == key or far_states == "contextual":
+                    bias[query, key] = 0.0
+        logits = model(tokens, positions, bias[None, None])[0, -1].float()
+        return -float(logits.log_softmax(-1)[int(block.targets_W[0])])
+
+    for j in range(8):
+        up, down = (torch.full((8,), float(np.log(0.1))) for _ in range(2))
+        up[j] += 0.05
+        down[j] -= 0.05
+        assert found[j] == pytest.approx((loss(down) - loss(up)) / 0.1, abs=2e-3)
+
+
+def test_no_weight_wants_a_gradient_of_the_gates(model: Any, document: np.ndarray) -> None:
+    """Layers would keep all their inputs for it."""
+    block = next(iter(Windows(14, 6, 1).blocks(document)))
+    scorer, wanting = Scorer(model, CPU), list[bool]()
+    context = scorer.context(block)
+    before = [weight.requires_grad for weight in model.parameters()]
+
+    def see(*_: Any) -> None:
+        wanting.append(any(weight.requires_grad for weight in model.parameters()))
+
+    with model.embedding.register_forward_pre_hook(see):
+        gate_gradients(scorer, context, [(0, 1)])
+    assert wanting == [False]
+    assert [weight.requires_grad for weight in model.parameters()] == before
+    assert any(before)
+
+
+@pytest.mark.parametrize("kind", ["tokens", "span:3"])
+def test_attention_is_that_of_the_long_window(document: np.ndarray, kind: str) -> None:
+    """Against all weights of all layers, which transformers gives for a whole window."""
+    model = tiny("llama")
+    model.model.set_attn_implementation("eager")
+    for windows in (Windows(14, 4, 3), Windows(14, 4, 3, prefix=(60, 3))):
+        block, size = next(iter(windows.blocks(document))), len(windows.prefix)
+        scorer, (units, by_hand) = shown_alone(model), units_of(kind)
+        choice = SELECTORS["attention"](scorer, question(scorer, block, [0, 2], 3, units))
+        for row, target in enumerate((0, 2)):
+            tokens = torch.tensor([[*windows.prefix, *document[: 14 + target].tolist()]])
+            with torch.no_grad():
+                layers = model.model(tokens, output_attentions=True).attentions
+            weights = torch.stack(layers)[:, 0, :, -1].mean((0, 1))[size:]
+            expected = np.array([sum(float(weights[j]) for j in unit) for unit in by_hand])
+            assert_ranked(choice, row, expected, 3)
+
+
+def test_last_attention_of_olmo_is_that_of_its_hugging_face_twin() -> None:
+    from olmo_sparsity.model.exchange import hugging_face_model
+
+    ours, config = tiny("olmo"), ModelConfig(**SHAPE, **OURS["olmo"])
+    theirs = HuggingFaceLM(hugging_face_model(config, ours.state_dict(), "test").eval())
+    tokens = torch.randint(0, VOCAB, (2, 9))
+    positions = torch.tensor([[0, 1, 5, 6, 7, 20, 21, 22, 30]]).expand(2, 9)
+    weights = []
+    for model in (ours, theirs):
+        states = model.far_states(tokens[:, :5], positions[:, :5])
+        weights.append(model.last_attention(tokens[:, 5:], positions[:, 5:], states))
+    torch.testing.assert_close(*weights)
+    torch.testing.assert_close(weights[0].sum(-1), torch.ones(2, 8))
