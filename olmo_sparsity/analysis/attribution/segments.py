@@ -328,7 +328,9 @@ def _statements(document: Document, start: int, lengths: list[int]) -> Spans:
     if len(lengths) > 1:
         ends = np.cumsum(lengths)
         return list(zip((ends - lengths).tolist(), ends.tolist(), strict=True))
-    units = document.units("sentences", start, len(document.tokens))
+    # By itself, so that an open quotation or code of a source does not reach into it.
+    answer = Document(document.tokens[start:], tokenizer=document.tokenizer)
+    units = answer.units("sentences", 0, len(answer.tokens))
     return list(zip(units.first.tolist(), units.end.tolist(), strict=True))
 
 

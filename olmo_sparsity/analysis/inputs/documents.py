@@ -16,16 +16,13 @@ from functools import cached_property
 import numpy as np
 from tokenizers import Tokenizer
 
+from olmo_sparsity.analysis.inputs.sentences import sentence_starts
 from olmo_sparsity.analysis.inputs.windows import Block, Spans, Units, Windows, span_width
 from olmo_sparsity.analysis.settings import Control
 from olmo_sparsity.errors import DataError
 
-_BEGINNINGS = {
-    "words": r"(?<!\S)\S",
-    "sentences": r"(?:^|[.!?][\"'”’)\]]*\s+|\n\s*\n)\s*\S",
-    "paragraphs": r"(?:^|\n\s*\n)\s*\S",
-}
-"""A word, sentence or paragraph begins with the last character of a match."""
+_BEGINNINGS = {"words": r"(?<!\S)\S", "paragraphs": r"(?:^|\n\s*\n)\s*\S"}
+"""A word or paragraph begins with the last character of a match."""
 
 
 @dataclass(eq=False)
@@ -49,6 +46,8 @@ class Document:
     target: int | None = None
     """Of a record of prompt and target: the first place of the target."""
 
+    _found: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
+
     @cached_property
     def origin(self) -> str | bytes:
         """Equal for documents that share text."""
@@ -66,23 +65,25 @@ class Document:
         width = span_width(kind)
         if width is not None:
             return Units.of_spans(end - first, width)
-        return Units.of_runs(self._runs[kind][first:end])
+        return Units.of_runs(self._runs(kind)[first:end])
 
-    @cached_property
-    def _runs(self) -> dict[str, np.ndarray]:
-        """For each token the numbers of its word, sentence and paragraph."""
+    def _runs(self, kind: str) -> np.ndarray:
+        """For each token the number of its word, sentence or paragraph."""
         if self.tokenizer is None:
             raise DataError(
                 "words, sentences and paragraphs need the text of each token, and the model has no "
-                "tokenizer; "
-                "use units of tokens or spans"
+                "tokenizer; use units of tokens or spans"
             )
-        text, inside_L = "".join(self.texts), first_characters(self.texts)
-        begins = {
-            kind: [match.end() - 1 for match in re.finditer(pattern, text)]
-            for kind, pattern in _BEGINNINGS.items()
-        }
-        return {kind: np.searchsorted(at, inside_L, side="right") for kind, at in begins.items()}
+        if kind not in self._found:
+            text = "".join(self.texts)
+            starts = (
+                sentence_starts(text)
+                if kind == "sentences"
+                else [match.end() - 1 for match in re.finditer(_BEGINNINGS[kind], text)]
+            )
+            inside_L = first_characters(self.texts)
+            self._found[kind] = np.searchsorted(starts, inside_L, side="right")
+        return self._found[kind]
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,11 @@ def test_statements_are_sentences_or_as_given() -> None:
     assert [text.strip() for text in found.texts] == ["w1 w39.", "w3 w4 w39.", "w5"]
     assert "".join(found.texts) == "".join(found.layout.document.texts[found.layout.block.start :])
     assert [text.strip() for text in asked().texts] == GIVEN["answer"]
+    # By itself: code that a source leaves open does not reach into the answer.
+    fenced = changed.replace('"w38"', '"```"')
+    open_code = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(fenced))
+    found = explain(model_of(), open_code, **given | {"sources": {"a": "``` w1 w2"}})
+    assert len(found.texts) == 3
 
 
 def test_parts_of_sources_are_judged_as_sources_of_their_own() -> None:
