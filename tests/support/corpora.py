@@ -17,7 +17,7 @@ def run(code: str, *arguments: str, **environment: str) -> str:
     """What a process of its own prints. It does not import the settings, which import torch."""
     code = (
         "from types import SimpleNamespace as Config\n"
-        "from olmo_sparsity.data import corpus, records\n"
+        "from olmo_sparsity.analysis.inputs import corpus, records\n"
         "from olmo_sparsity.errors import DataError\n"
     ) + code
     command, env = [sys.executable, "-c", code, *arguments], os.environ | environment
