@@ -378,8 +378,8 @@ def new_model(name: str) -> Any:
     import torch
 
     from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
-    from olmo_sparsity.analysis.models.load import build_model
     from olmo_sparsity.config.sections import ModelConfig
+    from olmo_sparsity.model.build import build_model
 
     torch.manual_seed(0)
     if name != "Llama of transformers":
@@ -517,9 +517,9 @@ def measure_speed(size: str, out: Path) -> Iterator[Row]:
     """Steps on random tokens, as configs/c4_SIZE_pose.yaml trains, then one checkpoint."""
     import torch
 
-    from olmo_sparsity.analysis.models.load import build_model
     from olmo_sparsity.config.file import load_config
     from olmo_sparsity.data.batches import Batch
+    from olmo_sparsity.model.build import build_model
     from olmo_sparsity.model.checkpoint_files import save_weights
     from olmo_sparsity.process.devices import device_name
     from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
@@ -582,9 +582,9 @@ def measure_far_tokens(small: bool = False) -> Iterator[Row]:
     from olmo_sparsity.analysis.inputs.documents import Document
     from olmo_sparsity.analysis.inputs.windows import Windows
     from olmo_sparsity.analysis.measurement.recovery import recover
-    from olmo_sparsity.analysis.models.load import build_model
     from olmo_sparsity.analysis.scoring.scorer import Scorer
     from olmo_sparsity.config.file import load_config
+    from olmo_sparsity.model.build import build_model
     from olmo_sparsity.process.devices import choose_device
     from olmo_sparsity.training.estimate import peak_memory_gib
 

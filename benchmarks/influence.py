@@ -36,7 +36,7 @@ from transformers import PreTrainedTokenizerFast
 
 from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.inputs.windows import Block, Units, Windows
-from olmo_sparsity.analysis.models.load import build_model, load_model
+from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.analysis.scoring.scorer import Context, Scorer, as_tensors, context_losses
 from olmo_sparsity.analysis.selectors.influence import Question, add_one_screened, influence_map
 from olmo_sparsity.config.file import load_config
@@ -44,6 +44,7 @@ from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.errors import DataError
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.exchange import hugging_face_model
 from olmo_sparsity.model.olmo import PositionedOLMo
 

@@ -25,10 +25,11 @@ import numpy as np
 import torch
 
 from olmo_sparsity.analysis.inputs.windows import Units, Windows
-from olmo_sparsity.analysis.models.load import build_model, load_model
+from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.influence import AIMED, SELECTORS, Question
 from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.process.devices import choose_device
 from olmo_sparsity.training.estimate import peak_memory_gib
 

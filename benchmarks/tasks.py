@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from olmo_sparsity.analysis.models.load import build_model
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.coupling import PositionCoupling
 from olmo_sparsity.tasks.samples import Task
 from olmo_sparsity.tasks.scratchpad_parity import ScratchpadParity
@@ -62,7 +62,7 @@ def bare_loop(num_steps: int) -> float:
     """What one would write with transformers alone: no coupling, contiguous IDs, batches ready."""
     from transformers import GPTNeoXForCausalLM
 
-    from olmo_sparsity.analysis.models.huggingface import gpt_neox_config
+    from olmo_sparsity.model.build import gpt_neox_config
 
     config = settings_of("rope", 1).model
     config.vocab_size = len(ScratchpadParity.vocabulary)

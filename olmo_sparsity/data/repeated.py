@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Tokenizer
 
-from olmo_sparsity.config.text import IGNORED, RepeatedConfig
-from olmo_sparsity.data.tokenizer import ordinary_tokens
+from olmo_sparsity.analysis.inputs.vocabulary import IGNORED, ordinary_tokens
+from olmo_sparsity.config.text import RepeatedConfig
 from olmo_sparsity.errors import ConfigError
 
 

@@ -30,12 +30,8 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.inputs.corpus import Tally
-from olmo_sparsity.data.tokenizer import (
-    count_vocabulary,
-    find_eos_id,
-    load_tokenizer,
-    tokenizer_fingerprint,
-)
+from olmo_sparsity.analysis.inputs.vocabulary import count_vocabulary, tokenizer_fingerprint
+from olmo_sparsity.data.tokenizer import find_eos_id, load_tokenizer
 from olmo_sparsity.disk.files import stays_inside, write_atomically
 from olmo_sparsity.disk.json_files import conform, read_json, with_crc
 from olmo_sparsity.disk.manifest import Listed, verify_files

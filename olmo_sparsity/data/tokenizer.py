@@ -5,7 +5,6 @@ Place in the flow: used by `tokens` (writing) and `shards` (reading). Never impo
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -75,22 +74,6 @@ def find_eos_id(tokenizer: Tokenizer) -> int:
     raise DataError(
         f"the tokenizer has no end-of-text token; add one named {' or '.join(EOS_NAMES)}"
     )
-
-
-def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
-    """SHA-256 of everything that determines how text becomes tokens."""
-    return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
-
-
-def count_vocabulary(tokenizer: Tokenizer) -> int:
-    """One more than the largest ID: some vocabularies have gaps."""
-    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
-
-
-def ordinary_tokens(tokenizer: Tokenizer) -> list[int]:
-    """All IDs except those of special tokens; the rarest of a BPE come last."""
-    special = tokenizer.get_added_tokens_decoder().keys()
-    return [index for index in range(count_vocabulary(tokenizer)) if index not in special]
 
 
 def _set_plain(tokenizer: Tokenizer) -> Tokenizer:

@@ -27,16 +27,19 @@ from olmo_sparsity.analysis.inputs.corpus import (
     list_inputs,
     read_records,
 )
+from olmo_sparsity.analysis.inputs.vocabulary import (
+    BATCH_CHARACTERS,
+    count_vocabulary,
+    tokenizer_fingerprint,
+)
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.shard_writer import ShardWriter
 from olmo_sparsity.data.shards import SPLITS, Manifest, check_files, open_tokenizer
 from olmo_sparsity.data.tokenizer import (
-    count_vocabulary,
     cut_into_pieces,
     find_eos_id,
     find_tokenizer_file,
     load_tokenizer,
-    tokenizer_fingerprint,
     train_tokenizer,
 )
 from olmo_sparsity.disk.files import naming, sync, write_atomically
@@ -48,15 +51,12 @@ from olmo_sparsity.process.launch import read_launch
 from olmo_sparsity.process.progress import Progress
 
 if TYPE_CHECKING:
-    from olmo_sparsity.config.text import CorpusConfig, DataConfig
+    from olmo_sparsity.analysis.inputs.corpus import CorpusConfig
+    from olmo_sparsity.config.text import DataConfig
 
 SHARD_CHARACTERS = 2**28
 """A shard ends with the record that brings its text to this many characters: about 60M tokens, or
 one or two minutes of two cores, which is the most that a kill can lose."""
-
-BATCH_CHARACTERS = 2**21
-"""Text per call of the tokenizer: enough to keep many cores busy, while its result (some 50 bytes
-per token) stays small."""
 
 CACHED_WORDS = 2**18
 """The tokenizer caches the tokens of words, by default of the first 10,000. More make it a tenth

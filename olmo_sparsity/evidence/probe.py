@@ -14,13 +14,14 @@ from olmo_sparsity.analysis.inputs.documents import Document, Documents
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.recovery import DOCUMENT
-from olmo_sparsity.analysis.models.load import LoadedModel, build_model
+from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.statistics import summarize
 from olmo_sparsity.analysis.results.tables import joined
 from olmo_sparsity.analysis.settings import Settings
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.errors import DataError
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.checkpoint_files import fill
 
 COLUMNS = ["net", "net_low", "net_high", "excess", "gap", "num_targets"]

@@ -8,8 +8,6 @@ A checkpoint folder `step000300/` holds `config.yaml`, `model.safetensors`, `tok
 
 from __future__ import annotations
 
-import hashlib
-import io
 import re
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
@@ -19,16 +17,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from olmo_sparsity.disk.files import follow_umask, sha256_of
+from olmo_sparsity.analysis.models.fingerprint import unreadable
+from olmo_sparsity.disk.files import follow_umask
 from olmo_sparsity.disk.manifest import verify_manifest
 from olmo_sparsity.disk.nested import differences
 from olmo_sparsity.errors import DataError
 
 WEIGHTS = "model.safetensors"
-
-_WHOLE_BYTES = 2**30  # above this a fingerprint samples the file instead of reading all of it
-_BLOCK_BYTES, _NUM_BLOCKS = 2**16, 1024
-
 
 # --- weights ------------------------------------------------------------------------------------
 
@@ -94,11 +89,6 @@ def check_fit(state: Mapping[str, Tensor], weights: Mapping[str, Tensor], origin
             )
 
 
-def unreadable(path: str | Path, error: Exception) -> DataError:
-    reason = " ".join(str(error).split())[:200]
-    return DataError(f"'{path}' cannot be read ({reason}); write or download it again")
-
-
 # --- checkpoint folders -------------------------------------------------------------------------
 
 
@@ -133,54 +123,3 @@ def refuse_other_run(run_folder: Path, checkpoint: Path) -> None:
             f"'{checkpoint}' is of another run than '{run_folder}' ({', '.join(changed)}); move it "
             "away, or name it itself"
         )
-
-
-def fingerprint(paths: Collection[Path]) -> str:
-    """Identifies weights: the SHA-256 of the file, or of the files' SHA-256s in order of name.
-
-    Of a file above 1 GiB, its size and 1024 evenly spread blocks of 64 KiB are hashed, header
-    included: enough to distinguish models, in seconds instead of minutes.
-    """
-    digests = [_fingerprint_file(path) for path in sorted(paths, key=lambda path: path.name)]
-    if len(digests) == 1:
-        return digests[0]
-    return hashlib.sha256("".join(digests).encode()).hexdigest()
-
-
-def _fingerprint_file(path: Path) -> str:
-    size = path.stat().st_size
-    if size <= _WHOLE_BYTES:
-        return sha256_of(path)
-    digest = hashlib.sha256(str(size).encode())
-    with path.open("rb") as file:
-        for block in range(_NUM_BLOCKS):
-            file.seek(block * (size - _BLOCK_BYTES) // (_NUM_BLOCKS - 1))
-            digest.update(file.read(_BLOCK_BYTES))
-    return digest.hexdigest()
-
-
-def fingerprint_weights(model: nn.Module) -> str:
-    """Identifies the weights of a model in memory: the SHA-256 of the names and bytes of its state
-    dict, and of the scaling of PEFT adapters. It differs from that of files."""
-    state = model.state_dict()
-    if any(isinstance(value, Tensor) and value.is_meta for value in state.values()):
-        from accelerate.utils.modeling import get_state_dict_offloaded_model
-
-        state = get_state_dict_offloaded_model(model)
-    digest = hashlib.sha256()
-    for name, value in sorted(state.items()):
-        digest.update(
-            f"{name} {getattr(value, 'dtype', '')} {getattr(value, 'shape', '')}".encode()
-        )
-        if type(value) is Tensor:
-            raw = value.detach().cpu().contiguous().flatten().view(torch.uint8)
-            digest.update(raw.numpy().data)
-        else:  # a quantized type of another library
-            buffer = io.BytesIO()
-            torch.save(value, buffer)
-            digest.update(buffer.getvalue())
-    for name, module in model.named_modules():
-        if isinstance(getattr(module, "scaling", None), dict):
-            used = (module.scaling, module.active_adapters, module.disable_adapters, module.merged)
-            digest.update(f"{name} {used}".encode())
-    return digest.hexdigest()

@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM, gpt_neox_config
+from olmo_sparsity.analysis.models.fingerprint import unreadable
+from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.load import DTYPES, find_folder, load_model
 from olmo_sparsity.analysis.models.transformers_folder import NO_CODE
 from olmo_sparsity.config.file import load_saved_config
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.disk.files import follow_umask, remove_partial, writing
 from olmo_sparsity.errors import ConfigError, UserError
-from olmo_sparsity.model.checkpoint_files import check_fit, fill, unreadable
+from olmo_sparsity.model.build import gpt_neox_config
+from olmo_sparsity.model.checkpoint_files import check_fit, fill
 from olmo_sparsity.model.families import (
     FAMILIES,
     REFUSED,

@@ -21,11 +21,12 @@ from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
 from yaml import YAMLError
 
+from olmo_sparsity.analysis.models.fingerprint import unreadable
 from olmo_sparsity.config.file import refuse_boundless
 from olmo_sparsity.disk.files import read_bounded
 from olmo_sparsity.disk.manifest import MANIFEST
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.model.checkpoint_files import WEIGHTS, read_weights, unreadable
+from olmo_sparsity.model.checkpoint_files import WEIGHTS, read_weights
 
 
 def is_official(source: str) -> bool:

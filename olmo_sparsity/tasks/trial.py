@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from olmo_sparsity.analysis.models.load import build_model
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.coupling import PositionCoupling, Response, score
 from olmo_sparsity.tasks.results import Row, wilson
 from olmo_sparsity.tasks.samples import Samples, Task

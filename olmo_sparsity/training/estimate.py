@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from olmo_sparsity.analysis.kernels.losses import LanguageModel, rows_per_chunk
-from olmo_sparsity.analysis.models.load import build_model
 from olmo_sparsity.analysis.models.transformers_folder import count_parameters
 from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.model.build import build_model
 
 
 def flops_per_token(model: nn.Module, config: RunConfig) -> float:

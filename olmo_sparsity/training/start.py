@@ -14,15 +14,16 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from olmo_sparsity.analysis.models.load import build_model
+from olmo_sparsity.analysis.inputs.vocabulary import count_vocabulary
 from olmo_sparsity.config.check import check_model
 from olmo_sparsity.config.file import config_text
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.shards import SPLITS, TokenShards, open_shards
-from olmo_sparsity.data.tokenizer import count_vocabulary, load_tokenizer
+from olmo_sparsity.data.tokenizer import load_tokenizer
 from olmo_sparsity.data.tokens import refuse_other_settings
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.checkpoint_files import fill, load_weights
 from olmo_sparsity.model.exchange import change_of_angles, check_exportable, import_weights
 from olmo_sparsity.process.devices import device_name

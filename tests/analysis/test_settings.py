@@ -13,7 +13,6 @@ import torch
 
 from olmo_sparsity import explain, measure, plan
 from olmo_sparsity.analysis.inputs.documents import Documents
-from olmo_sparsity.analysis.models.load import build_model
 from olmo_sparsity.analysis.settings import (
     AskSettings,
     ModelOptions,
@@ -27,6 +26,7 @@ from olmo_sparsity.command.arguments import build_parser, given_options
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.build import build_model
 from tests.support.measurements import SETTINGS, SHAPE, VOCAB, measured_into
 
 SCHEMAS = {explain: (AskSettings, ModelOptions), measure: (Settings, TextOptions, ModelOptions)}

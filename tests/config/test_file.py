@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from olmo_sparsity.analysis.models.load import build_model
 from olmo_sparsity.config.file import (
     config_from_dict,
     flatten,
@@ -24,6 +23,7 @@ from olmo_sparsity.config.shipped import CONFIGS, copy_config, shipped_configs
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.jobs.experiments import read_jobs
 from olmo_sparsity.jobs.sweep import expand
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.tasks.settings import load_settings
 from olmo_sparsity.theory.settings import load_theory_config
 from olmo_sparsity.training.estimate import count_parameters, estimate

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from olmo_sparsity.analysis.inputs.corpus import CorpusConfig
 from olmo_sparsity.config.sections import DataConfig
-from olmo_sparsity.config.text import CorpusConfig, TokenizerConfig
+from olmo_sparsity.config.text import TokenizerConfig
 
 WORDS = ["river", "the", "café", "日本語", "1984", "don't", "<|endoftext|>", "\n", "naïve", "🙂"]
 

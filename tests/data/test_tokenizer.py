@@ -12,13 +12,9 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from olmo_sparsity.analysis.inputs.corpus import olmo_data_folder
+from olmo_sparsity.analysis.inputs.vocabulary import tokenizer_fingerprint
 from olmo_sparsity.data import tokenizer
-from olmo_sparsity.data.tokenizer import (
-    find_eos_id,
-    load_tokenizer,
-    tokenizer_fingerprint,
-    train_tokenizer,
-)
+from olmo_sparsity.data.tokenizer import find_eos_id, load_tokenizer, train_tokenizer
 from olmo_sparsity.errors import ConfigError, DataError
 
 SHIPPED = sorted(path.name for path in (olmo_data_folder() / "tokenizers").glob("*.json"))

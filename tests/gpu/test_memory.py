@@ -49,7 +49,7 @@ def test_each_engine_holds_and_sends_what_it_should() -> None:
     """Of P weights in bf16 and two micro-batches, on eight processes."""
     import torch
 
-    from olmo_sparsity.analysis.models.load import build_model
+    from olmo_sparsity.model.build import build_model
     from olmo_sparsity.training.estimate import count_parameters
     from tests.gpu.scaling import config_of
     from tests.gpu.shapes import training_step

@@ -20,9 +20,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from olmo_sparsity.analysis.models.load import build_model
 from olmo_sparsity.config.file import config_from_dict
 from olmo_sparsity.data.batches import Batch
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.checkpoint import step_of
 from olmo_sparsity.training.choose_engine import build_engine

@@ -11,15 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from olmo_sparsity.analysis.models.load import build_model, load_model
+from olmo_sparsity.analysis.models.fingerprint import fingerprint
+from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.model.checkpoint_files import (
-    fingerprint,
-    load_weights,
-    save_weights,
-    verified_checkpoints,
-)
+from olmo_sparsity.model.build import build_model
+from olmo_sparsity.model.checkpoint_files import load_weights, save_weights, verified_checkpoints
 from tests.support.models import FIELDS, steps
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from olmo_sparsity.analysis.models.load import build_model
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.coupling import PositionCoupling, Response, score
 
 VOCAB, NUM_IDS, NUM_PROMPT = 13, 60, 7

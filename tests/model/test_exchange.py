@@ -19,11 +19,12 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
-from olmo_sparsity.analysis.models.load import build_model, load_model
+from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.config.file import load_config
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.checkpoint_files import fill
 from olmo_sparsity.model.exchange import (
     _essence,

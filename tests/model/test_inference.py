@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from olmo_sparsity.analysis.kernels.attention import causal_bias
-from olmo_sparsity.analysis.models.load import build_model
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.model import inference
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.olmo import PositionedOLMo
 
 VARIANTS: dict[str, dict[str, Any]] = {

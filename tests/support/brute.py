@@ -18,7 +18,6 @@ import torch
 from olmo_sparsity.analysis.inputs.documents import FarText
 from olmo_sparsity.analysis.inputs.windows import Block, Units, Windows
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
-from olmo_sparsity.analysis.models.load import build_model
 from olmo_sparsity.analysis.scoring.scorer import Context, Scorer
 from olmo_sparsity.analysis.selectors.influence import (
     Choice,
@@ -27,6 +26,7 @@ from olmo_sparsity.analysis.selectors.influence import (
 from olmo_sparsity.analysis.selectors.relevance import attn_lrp
 from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.model.build import build_model
 from tests.support.families import SUPPORTED, build, find
 
 VOCAB = 61

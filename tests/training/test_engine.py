@@ -17,12 +17,12 @@ from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch._inductor.graph import GraphLowering
 
+from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
 from olmo_sparsity.analysis.kernels import losses
-from olmo_sparsity.analysis.models.load import build_model
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.config.text import IGNORED
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.layers import RMSNorm
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.engine import (

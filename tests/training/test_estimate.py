@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import torch
 
-from olmo_sparsity.analysis.models.load import build_model
 from olmo_sparsity.config.sections import RunConfig
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.estimate import (
     count_parameters,
     estimate,

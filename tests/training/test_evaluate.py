@@ -9,12 +9,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
 from olmo_sparsity.analysis.kernels.losses import token_losses
-from olmo_sparsity.analysis.models.load import build_model
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.config.text import IGNORED
 from olmo_sparsity.data.batches import Batch, heldout_batches
 from olmo_sparsity.data.shards import open_shards
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.evaluate import evaluate, induction_drop
 from olmo_sparsity.training.start import resolve

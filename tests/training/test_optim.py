@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import nn
 
-from olmo_sparsity.analysis.models.load import build_model
 from olmo_sparsity.config.sections import OptimizerConfig, RunConfig
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.engine import Engine
 from olmo_sparsity.training.estimate import (
     count_parameters,

@@ -195,7 +195,7 @@ def read_explanation(path: str | Path) -> Explanation:
         of_model = (told["num_parameters"], None, None, told["batch_noise"])
         # Of a model that was asked elsewhere, only what is shown of it is known.
         named, judge = (
-            name and LoadedModel(None, None, name, *of_model)  # type: ignore[arg-type]
+            name and LoadedModel(None, None, name, *of_model)
             for name in (told["model"], told.get("judge"))
         )
         settings = AskSettings(**{n: told[n] for n in _KEPT})

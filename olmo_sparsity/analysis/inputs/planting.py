@@ -25,9 +25,27 @@ from dataclasses import dataclass
 import numpy as np
 from tokenizers import Tokenizer
 
-from olmo_sparsity.config.text import PlantedConfig
-from olmo_sparsity.data.tokenizer import ordinary_tokens
+from olmo_sparsity.analysis.inputs.vocabulary import ordinary_tokens
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.fields import number
+
+
+@dataclass
+class PlantedConfig:
+    """Dependencies at known places (planting.py), to measure how well selectors find them."""
+
+    share: float = number(0.0, 0, 1)
+    """Share of the training sequences. `measure --planted` plants held-out documents by itself."""
+
+    num_tokens: int = number(2, 1, 16)
+    """Far tokens that together determine an answer."""
+
+    num_values: int = number(8, 2, 4096)
+    """Alternatives for each of them."""
+
+    together: bool = False
+    """The tokens are pieces of one word: all of them tell the answer, and fewer tell nothing.
+    Otherwise each of N tells an Nth."""
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.inputs import records
 from olmo_sparsity.analysis.inputs.corpus import (
+    CorpusConfig,
     Tally,
     fields_of,
     good_documents,
@@ -30,12 +31,10 @@ from olmo_sparsity.analysis.inputs.corpus import (
     read_records,
 )
 from olmo_sparsity.analysis.inputs.documents import Document, Documents
-from olmo_sparsity.analysis.inputs.planting import Planting
+from olmo_sparsity.analysis.inputs.planting import PlantedConfig, Planting
+from olmo_sparsity.analysis.inputs.runs import PreparedText, TrainingText, run_loaders
+from olmo_sparsity.analysis.inputs.vocabulary import BATCH_CHARACTERS, tokenizer_fingerprint
 from olmo_sparsity.analysis.inputs.windows import Windows
-from olmo_sparsity.config.text import CorpusConfig, DataConfig, PlantedConfig
-from olmo_sparsity.data.shards import TokenShards, open_shards
-from olmo_sparsity.data.tokenizer import tokenizer_fingerprint
-from olmo_sparsity.data.tokens import BATCH_CHARACTERS
 from olmo_sparsity.errors import ConfigError, DataError, naming_extras
 from olmo_sparsity.process.launch import read_launch
 from olmo_sparsity.process.progress import Progress
@@ -87,26 +86,28 @@ def open_documents(
         )
     if split_at not in get_args(records.SplitAt):
         raise ConfigError(f"split_at={split_at} is none of {', '.join(get_args(records.SplitAt))}")
-    run = _config_of_run(model)
+    run = _run_of(model)
     if text is None and run is None:
         raise ConfigError(f"'{model.name}' is not a run of ours: say which text to read ({FORMS})")
     if isinstance(text, os.PathLike):
         text = os.fspath(text)
     tally, options = Tally(), dict[str, Any](field=field, split_at=split_at)
     options |= {"group_field": group_field, "prompt_field": prompt_field}
-    if text is None or (isinstance(text, str) and _holds(text, "manifest.json")):
-        data = run if text is None else DataConfig(folder=text)
-        assert data is not None
-        name = f"held-out documents of {data.folder}"
+    prepared, folder = _open_prepared(text), str(text)
+    if run is not None and text is None:
+        prepared, folder = run.open_heldout(), run.folder
+    if prepared is not None:
+        name = f"held-out documents of {folder}"
         _refuse_unused(CorpusConfig(**options), name)
-        documents = _read_shards(open_shards(data, "heldout"), model, limit, name)
+        documents = _read_prepared(prepared, model, limit, name)
     else:
+        assert text is not None
         name = text if isinstance(text, str) else type(text).__name__
         corpus, stream = _open(text, name, options)
         _refuse_unused(corpus, name)
-        for part in run.parts() if run is not None else ():
-            if _same_corpus(corpus, part.corpus):
-                stream = _heldout(stream, corpus, part)
+        for trained_on, share in run.corpora if run is not None else ():
+            if _same_corpus(corpus, trained_on):
+                stream = _heldout(stream, corpus, trained_on, share)
         documents = _read(good_documents(stream, tally, corpus), tally, model, limit, name)
     num_training = tally.left_out.get(TRAINED_ON, 0)
     if not documents:
@@ -204,17 +205,17 @@ def _refuse_unused(corpus: CorpusConfig, name: str) -> None:
 
 
 def _heldout(
-    stream: Iterator[records.Record], corpus: CorpusConfig, run: DataConfig
+    stream: Iterator[records.Record], corpus: CorpusConfig, trained_on: CorpusConfig, share: float
 ) -> Iterator[records.Record]:
     names = ("field", "group_field", "split_at", "prompt_field")
-    if any(getattr(corpus, name) != getattr(run.corpus, name) for name in names):
-        given = ", ".join(f"{name}={getattr(run.corpus, name)}" for name in names)
+    if any(getattr(corpus, name) != getattr(trained_on, name) for name in names):
+        given = ", ".join(f"{name}={getattr(trained_on, name)}" for name in names)
         raise ConfigError(
             f"the model was trained on this text with {given}; give the same, which decides what "
             "was held out"
         )
     for record in stream:
-        if isinstance(record, records.Document) and not is_heldout(record, run.heldout_share):
+        if isinstance(record, records.Document) and not is_heldout(record, share):
             yield records.LeftOut(TRAINED_ON, record.name)
         else:
             yield record
@@ -285,17 +286,19 @@ def _batches(texts: Iterator[records.Document]) -> Iterator[list[records.Documen
         yield batch
 
 
-def _read_shards(
-    shards: TokenShards, model: LoadedModel, limit: int | None, name: str
+def _read_prepared(
+    prepared: PreparedText, model: LoadedModel, limit: int | None, name: str
 ) -> list[Document]:
-    _same_tokenizer(shards, model, name)
+    _same_tokenizer(prepared, model, name)
     if limit is None:
-        _check_size(shards.num_tokens, name)
-    num = min(len(shards), limit or len(shards))
+        _check_size(prepared.num_tokens, name)
+    num = min(len(prepared), limit or len(prepared))
     # Neighbours are often of one package or day: fewer documents are spread evenly over all.
-    chosen = [number * len(shards) // num for number in range(num)]
+    chosen = [number * len(prepared) // num for number in range(num)]
     return [
-        Document(shards.document(n), number, shards.group(n), model.tokenizer, name=f"{name}:{n}")
+        Document(
+            prepared.document(n), number, prepared.group(n), model.tokenizer, name=f"{name}:{n}"
+        )
         for number, n in enumerate(chosen)
     ]
 
@@ -308,18 +311,19 @@ def _check_size(num_tokens: int, name: str) -> None:
         )
 
 
-def _config_of_run(model: LoadedModel) -> DataConfig | None:
-    """The text of the run whose checkpoint it is; None: it is of no run of ours."""
+def _run_of(model: LoadedModel) -> TrainingText | None:
     if not hasattr(model, "tokenizer"):
         raise ConfigError(
-            f"model is {type(model).__name__}: give what load_model or wrap_model returns"
+            f"model must be what load_model or wrap_model returns, not {type(model).__name__}"
         )
-    path = Path(model.name) / "config.yaml"  # a checkpoint of ours is named by its folder
-    if not path.is_file():
-        return None
-    from olmo_sparsity.config.file import load_saved_config
+    return model.text
 
-    return load_saved_config(path).data
+
+def _open_prepared(text: Any) -> PreparedText | None:
+    if not isinstance(text, str) or not os.path.isdir(text):
+        return None
+    found = (loader.open_prepared(Path(text)) for loader in run_loaders())
+    return next(filter(None, found), None)
 
 
 def _same_corpus(one: CorpusConfig, other: CorpusConfig) -> bool:
@@ -336,22 +340,22 @@ def _same_corpus(one: CorpusConfig, other: CorpusConfig) -> bool:
     )
 
 
-def _same_tokenizer(shards: TokenShards, model: LoadedModel, name: str) -> None:
+def _same_tokenizer(prepared: PreparedText, model: LoadedModel, name: str) -> None:
     if model.tokenizer is None:
         return
-    theirs, ours = (tokenizer_fingerprint(t) for t in (shards.tokenizer, model.tokenizer))
-    if theirs != ours and not _encode_alike(shards, model.tokenizer):
+    theirs, ours = (tokenizer_fingerprint(t) for t in (prepared.tokenizer, model.tokenizer))
+    if theirs != ours and not _encode_alike(prepared, model.tokenizer):
         raise DataError(
             f"{name} were made with another tokenizer than the model's; give the text itself "
             "(text:PATH) or the shards the model was trained with"
         )
 
 
-def _encode_alike(shards: TokenShards, tokenizer: Tokenizer) -> bool:
+def _encode_alike(prepared: PreparedText, tokenizer: Tokenizer) -> bool:
     """A tokenizer that another library has saved again has another fingerprint."""
-    text = shards.tokenizer.decode(shards.document(0).tolist())
-    ids = [t.encode(text, add_special_tokens=False).ids for t in (shards.tokenizer, tokenizer)]
-    return ids[0] == ids[1] and shards.tokenizer.get_vocab() == tokenizer.get_vocab()
+    text = prepared.tokenizer.decode(prepared.document(0).tolist())
+    ids = [t.encode(text, add_special_tokens=False).ids for t in (prepared.tokenizer, tokenizer)]
+    return ids[0] == ids[1] and prepared.tokenizer.get_vocab() == tokenizer.get_vocab()
 
 
 # --- targets that are given -----------------------------------------------------------------------
@@ -389,7 +393,7 @@ def plant_dependencies(
             f"'{model.name}' has no tokenizer beside it, which planting needs to choose its "
             "tokens; put its tokenizer.json there"
         )
-    run = _config_of_run(model)
+    run = _run_of(model)
     config = run.planted if run is not None else PlantedConfig()  # as the model was trained
     long, num_far = windows.first_target, windows.num_far
     if config.num_tokens > num_far:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -17,9 +17,6 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend
 
 from olmo_sparsity.errors import is_out_of_memory
-
-if TYPE_CHECKING:
-    from olmo_sparsity.config.sections import ModelConfig
 
 
 def attend(
@@ -325,8 +322,21 @@ def _matmul_is_faster(device: torch.device, length: int, grouped: bool) -> bool:
     return device.type == "cpu" and length <= 192 and not grouped
 
 
+class AttentionShape(Protocol):
+    """What `kernel_in_training` reads of a model's config."""
+
+    n_heads: int
+    alibi: bool
+    attention_dropout: float
+
+    @property
+    def effective_n_kv_heads(self) -> int: ...
+    @property
+    def effective_head_width(self) -> int: ...
+
+
 def kernel_in_training(
-    config: ModelConfig, length: int, device: torch.device, dtype: torch.dtype, masked: bool
+    config: AttentionShape, length: int, device: torch.device, dtype: torch.dtype, masked: bool
 ) -> str:
     """The name of the kernel that `attend` chooses for the sequences of a training step."""
     num_keys = config.effective_n_kv_heads

@@ -19,9 +19,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
 from olmo_sparsity.analysis.kernels.attention import Documents
 from olmo_sparsity.analysis.kernels.far_states import FarStates
-from olmo_sparsity.config.text import IGNORED
 
 
 def rows_per_chunk(vocab_size: int, device: torch.device) -> int:

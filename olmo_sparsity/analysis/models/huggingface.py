@@ -1,4 +1,4 @@
-"""Wrap causal LMs of transformers in this project's model protocol; build GPT-NeoX from a config.
+"""Wrap causal LMs of transformers in this project's model protocol.
 
 Place in the flow: batches → **model** → per-token losses, for every model that is not OLMo's code.
 
@@ -10,7 +10,6 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import MISSING, fields
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
@@ -28,13 +27,10 @@ from olmo_sparsity.analysis.kernels.attention import (
 from olmo_sparsity.analysis.kernels.far_states import FarStates
 from olmo_sparsity.analysis.models.compatibility import position_limit, refuse_unfit
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.model.rope import to_rope_parameters
 
 if TYPE_CHECKING:  # importing transformers takes two seconds, so only its models do
     from peft import PeftModel
-    from transformers import Cache, GPTNeoXConfig, PreTrainedModel
-
-    from olmo_sparsity.config.sections import ModelConfig
+    from transformers import Cache, PreTrainedModel
 
 
 class HuggingFaceLM(nn.Module):
@@ -284,66 +280,3 @@ def _additive(bias: Tensor, dtype: torch.dtype) -> Tensor:
     if torch.is_autocast_enabled(bias.device.type):
         dtype = torch.get_autocast_dtype(bias.device.type)
     return bias.clamp(min=torch.finfo(dtype).min).to(dtype)
-
-
-# --- GPT-NeoX from OLMo's fields ------------------------------------------------------------------
-
-# All other fields of ModelConfig must have their default, or one of the values in _GPT_NEOX_IS,
-# which describe GPT-NeoX in OLMo's terms.
-_GPT_NEOX_READS = {
-    *("architecture", "d_model", "n_heads", "n_layers", "mlp_ratio", "mlp_hidden_size"),
-    *("rotary_fraction", "rope_theta", "layer_norm_eps", "max_sequence_length", "weight_tying"),
-    *("attention_dropout", "residual_dropout", "embedding_dropout", "init_std", "vocab_size"),
-    *("embedding_size", "eos_token_id", "pad_token_id", "n_kv_heads", "rope_scaling"),
-}
-_GPT_NEOX_IS = {
-    "activation_type": ("gelu", "swiglu"),  # the default, swiglu, stands for "not set"
-    "include_bias": (True, False),  # likewise False
-    "bias_for_layer_norm": (None, True),
-}
-
-
-def gpt_neox_config(config: ModelConfig) -> GPTNeoXConfig:
-    from transformers import GPTNeoXConfig
-
-    for item in fields(config):
-        if item.name in _GPT_NEOX_READS:
-            continue
-        value = getattr(config, item.name)
-        assert item.default is not MISSING
-        allowed = _GPT_NEOX_IS.get(item.name, (item.default,))
-        if value not in allowed:
-            raise ConfigError(
-                f"model.{item.name}={value} means nothing to model.architecture=gpt_neox; "
-                "remove it or set model.architecture=olmo"
-            )
-    if config.n_kv_heads not in (None, config.n_heads):
-        raise ConfigError(
-            f"model.n_kv_heads={config.n_kv_heads}: GPT-NeoX has as many key heads as query heads "
-            f"({config.n_heads}); remove it or set model.architecture=olmo"
-        )
-    if config.embedding_dropout != config.residual_dropout:
-        raise ConfigError(
-            f"model.embedding_dropout={config.embedding_dropout} and "
-            f"model.residual_dropout={config.residual_dropout} are one rate in GPT-NeoX; set "
-            "both alike"
-        )
-    return GPTNeoXConfig(
-        vocab_size=config.embedding_size or config.vocab_size,
-        hidden_size=config.d_model,
-        num_hidden_layers=config.n_layers,
-        num_attention_heads=config.n_heads,
-        # OLMo: with SwiGLU this counts gate and value; here: GELU, so it is the width itself.
-        intermediate_size=config.mlp_hidden_size or config.mlp_ratio * config.d_model,
-        attention_dropout=config.attention_dropout,
-        hidden_dropout=config.residual_dropout,
-        max_position_embeddings=config.max_sequence_length,
-        initializer_range=config.init_std,
-        layer_norm_eps=config.layer_norm_eps,
-        tie_word_embeddings=config.weight_tying,
-        rope_parameters=to_rope_parameters(config)
-        | {"partial_rotary_factor": config.rotary_fraction},
-        bos_token_id=config.eos_token_id,
-        eos_token_id=config.eos_token_id,
-        pad_token_id=config.pad_token_id,
-    )

@@ -15,19 +15,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer
 
+from olmo_sparsity.analysis.inputs.runs import TrainingText, run_loaders
 from olmo_sparsity.analysis.models.compatibility import SHORTER, PositionLimit
-from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM, gpt_neox_config
+from olmo_sparsity.analysis.models.fingerprint import fingerprint, fingerprint_weights
+from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.pretrained_tokenizer import (
     as_tokenizer,
     bos_prefix,
     find_tokenizer,
     has_tokenizer,
-    read_tokenizer,
     read_transformers_tokenizer,
 )
 from olmo_sparsity.analysis.models.transformers_folder import (
@@ -40,7 +41,6 @@ from olmo_sparsity.analysis.models.transformers_folder import (
     is_hugging_face,
     read_hugging_face,
 )
-from olmo_sparsity.disk.manifest import MANIFEST, verify_manifest
 from olmo_sparsity.errors import (
     ConfigError,
     DataError,
@@ -49,44 +49,12 @@ from olmo_sparsity.errors import (
     naming_extras,
     naming_panics,
 )
-from olmo_sparsity.model.checkpoint_files import (
-    WEIGHTS,
-    fingerprint,
-    fingerprint_weights,
-    load_weights,
-    refuse_other_run,
-    verified_checkpoints,
-)
-from olmo_sparsity.process.devices import choose_device, multiplies
-from olmo_sparsity.process.progress import say
-
-if TYPE_CHECKING:  # what [train] installs is imported only for models of this project
-    from olmo_sparsity.config.sections import ModelConfig
-    from olmo_sparsity.model.olmo import PositionedOLMo
-
-READ_BY_ANALYSIS = ("config.yaml", WEIGHTS, "tokenizer.json")
+from olmo_sparsity.process.devices import choose_device
 
 DEMO = Path(__file__).parents[2] / "demo"
 """A small model that is installed with the package; its name is `demo`."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-
-# --- a new model --------------------------------------------------------------------------------
-
-
-def build_model(config: ModelConfig) -> PositionedOLMo | HuggingFaceLM:
-    if config.vocab_size < 1:
-        raise ConfigError(
-            f"model.vocab_size={config.vocab_size} must be at least 1; set it to the size of the "
-            "tokenizer's vocabulary"
-        )
-    if config.architecture == "olmo":
-        from olmo_sparsity.model.olmo import PositionedOLMo
-
-        return PositionedOLMo(config)
-    from transformers import GPTNeoXForCausalLM
-
-    return HuggingFaceLM(GPTNeoXForCausalLM(gpt_neox_config(config)))
 
 
 # --- a trained model ----------------------------------------------------------------------------
@@ -94,7 +62,7 @@ def build_model(config: ModelConfig) -> PositionedOLMo | HuggingFaceLM:
 
 @dataclass(repr=False)
 class LoadedModel:
-    model: PositionedOLMo | HuggingFaceLM
+    model: Any
     """In evaluation mode, on its device, in its dtype."""
 
     tokenizer: Tokenizer | None
@@ -111,6 +79,9 @@ class LoadedModel:
 
     trained: dict[str, Any] = field(default_factory=dict)
     """How a checkpoint of ours was trained: steps, position scheme, lengths, seed, init_from."""
+
+    text: TrainingText | None = None
+    """The text of the run that the model comes from."""
 
     find_transformers_tokenizer: Callable[[], Any | None] = field(default=type(None))
 
@@ -213,16 +184,8 @@ def load_model(
             "ours, which goes to one device: remove it"
         )
     else:
-        if dtype == "auto":  # fp32 takes 8 to 15 times as long on a GPU
-            at = torch.device(device)
-            on_gpu = at.type == "cuda"
-            dtype = "bf16" if on_gpu and multiplies(at, torch.bfloat16) else "fp32"
-            if on_gpu:
-                say(f"{path_or_hub_name}: weights in {dtype}; dtype=fp32 is slower and exact")
-        loaded = _load_checkpoint(folder, DTYPES[dtype], device)
-        step, num_steps = loaded.trained["step"], loaded.trained["num_steps"]
-        if folder != Path(path_or_hub_name) and step is not None and step < num_steps:
-            say(f"{path_or_hub_name} has not ended: reading step {step:,} of {num_steps:,}")
+        loader = next(loader for loader in run_loaders() if loader.find(folder))
+        loaded = loader.load(folder, path_or_hub_name, dtype, device)
     return _with_room_for_tokens(loaded)
 
 
@@ -239,7 +202,7 @@ def wrap_model(model: Any, tokenizer: Any = None, name: str | None = None) -> Lo
     theirs = None if isinstance(tokenizer, Tokenizer) else tokenizer
     inner = model.model if isinstance(model, HuggingFaceLM) else model
     return _with_room_for_tokens(
-        _about(
+        describe_model(
             model.eval(),
             tokenizer=None if tokenizer is None else as_tokenizer(tokenizer),
             name=name or getattr(inner.config, "_name_or_path", "") or type(inner).__name__,
@@ -302,54 +265,13 @@ def find_folder(path_or_hub_name: str) -> Path:
         raise DataError(f"'{path}' does not exist; give a run, a checkpoint or a model folder")
     if is_hugging_face(path):
         return path
-    if (path / MANIFEST).is_file():
-        if problem := verify_manifest(path, READ_BY_ANALYSIS):
-            raise DataError(f"checkpoint '{path}': {problem}; use another one of its run")
-        return path
-    if (path / "checkpoints").is_dir():
-        return _latest_or_fail(path)
-    raise DataError(
-        f"'{path}' is no model folder: it has neither config.json (Hugging Face), nor {MANIFEST} "
-        "(a checkpoint of ours), nor checkpoints/ (a run of ours); official OLMo checkpoints can "
-        "only start a run (init_from)"
-    )
-
-
-def _latest_or_fail(run_folder: Path) -> Path:
-    newest = ""
-    for folder, problem in verified_checkpoints(run_folder, READ_BY_ANALYSIS):
-        if problem is None:
-            if newest:
-                say(f"{newest}; reading {folder.name} instead")
-            refuse_other_run(run_folder, folder)
+    for loader in run_loaders():
+        if (folder := loader.find(path)) is not None:
             return folder
-        newest = newest or f"{folder}: {problem}"
-    if newest:
-        raise DataError(f"no checkpoint of '{run_folder}' is intact; the latest, {newest}")
-    raise DataError(f"'{run_folder / 'checkpoints'}' holds no step* folder; train first")
-
-
-def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> LoadedModel:
-    from olmo_sparsity.config.file import load_saved_config
-
-    config = load_saved_config(folder / "config.yaml")
-    number = re.fullmatch(r"step(\d+)", folder.name)
-    model = build_model(config.model)
-    load_weights(model, folder / WEIGHTS)
-    return _about(
-        model.to(device=device, dtype=dtype).eval(),
-        tokenizer=read_tokenizer(folder / "tokenizer.json"),
-        name=str(folder),
-        weights_sha256=fingerprint([folder / WEIGHTS]),
-        trained={
-            "step": int(number[1]) if number else None,
-            "num_steps": config.training.num_steps,
-            "positions": config.positions.scheme,
-            "length": config.training.length,
-            "target_length": config.positions.target_length,
-            "seed": config.seed,
-            "init_from": config.init_from,
-        },
+    raise DataError(
+        f"'{path}' is not a model folder: it has neither config.json (Hugging Face), nor "
+        "manifest.json (a checkpoint of ours), nor checkpoints/ (a run of ours); official OLMo "
+        "checkpoints can only start a run (init_from)"
     )
 
 
@@ -378,7 +300,7 @@ def _load_hugging_face(
         ) from None
     with_tokenizer = folder if has_tokenizer(folder) else base
     settings = [base / "config.json", *([folder / ADAPTER] if is_adapter else [])]
-    return _about(
+    return describe_model(
         wrapped,
         tokenizer=find_tokenizer(with_tokenizer),
         name=name,
@@ -394,7 +316,7 @@ def _reason(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
-def _about(model: PositionedOLMo | HuggingFaceLM, **others: Any) -> LoadedModel:
+def describe_model(model: Any, **others: Any) -> LoadedModel:
     limit: PositionLimit | None
     if isinstance(model, HuggingFaceLM):  # transformers counts packed 4-bit weights correctly
         limit, num_parameters = model.limit, model.model.num_parameters()

@@ -17,10 +17,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
+from olmo_sparsity.analysis.models.fingerprint import unreadable
 from olmo_sparsity.disk.files import check_bounded, stays_inside
 from olmo_sparsity.disk.json_files import read_json
 from olmo_sparsity.errors import DataError, naming_extras
-from olmo_sparsity.model.checkpoint_files import unreadable
 from olmo_sparsity.process.devices import multiplies
 from olmo_sparsity.process.progress import say
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,9 +27,6 @@ from torch import Tensor, nn
 
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.errors import ConfigError
-
-if TYPE_CHECKING:
-    from olmo_sparsity.model.olmo import PositionedOLMo
 
 Rule = Callable[[nn.Module, Any, Tensor], Tensor]
 """A forward hook: (module, its inputs, its output) → the output with another gradient."""
@@ -70,7 +67,7 @@ def _rules(model: Any) -> Iterator[tuple[nn.Module, Rule]]:
     )
 
 
-def _rules_of_olmo(model: PositionedOLMo) -> Iterator[tuple[nn.Module, Rule]]:
+def _rules_of_olmo(model: Any) -> Iterator[tuple[nn.Module, Rule]]:
     rules: dict[str, Rule] = dict.fromkeys(("RMSNorm", "GELU", "ReLU"), _identity)
     rules |= {"LayerNorm": _norm, "SwiGLU": _swiglu}
     for module in model.modules():

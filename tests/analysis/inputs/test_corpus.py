@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from olmo_sparsity.analysis.inputs.corpus import (
     BadRecord,
+    CorpusConfig,
     Document,
     LeftOut,
     is_heldout,
     read_documents,
     read_records,
 )
-from olmo_sparsity.config.text import CorpusConfig
 from olmo_sparsity.errors import DataError
 from tests.support.corpora import c4_line, run
 

@@ -10,14 +10,14 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
-from olmo_sparsity.analysis.inputs.planting import Planting
+from olmo_sparsity.analysis.inputs.planting import PlantedConfig, Planting
 from olmo_sparsity.analysis.inputs.texts import open_documents, plant_dependencies
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.measurement import measure
 from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.config.text import PlantedConfig, PositionsConfig
+from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.errors import ConfigError

@@ -9,13 +9,13 @@ import pytest
 from olmo_sparsity.analysis.inputs import corpus, python_sources
 from olmo_sparsity.analysis.inputs.corpus import (
     BadRecord,
+    CorpusConfig,
     Document,
     LeftOut,
     list_inputs,
     read_documents,
     read_records,
 )
-from olmo_sparsity.config.text import CorpusConfig
 from olmo_sparsity.errors import DataError
 
 

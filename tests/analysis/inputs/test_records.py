@@ -16,11 +16,12 @@ import zstandard
 from olmo_sparsity.analysis.inputs import corpus, records
 from olmo_sparsity.analysis.inputs.corpus import (
     BadRecord,
+    CorpusConfig,
     Document,
     read_documents,
     read_records,
 )
-from olmo_sparsity.config.text import CorpusConfig, DataConfig, TokenizerConfig
+from olmo_sparsity.config.text import DataConfig, TokenizerConfig
 from olmo_sparsity.data.shards import open_shards
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.errors import ConfigError, DataError

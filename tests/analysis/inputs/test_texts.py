@@ -8,6 +8,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +19,20 @@ import zstandard
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from olmo_sparsity.analysis.inputs import texts
-from olmo_sparsity.analysis.inputs.corpus import is_heldout, read_documents
+from olmo_sparsity.analysis.inputs.corpus import CorpusConfig, is_heldout, read_documents
 from olmo_sparsity.analysis.inputs.documents import Controls, Documents
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.measurement import measure
-from olmo_sparsity.analysis.models.load import LoadedModel, build_model
+from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.tables import read_table
-from olmo_sparsity.config.file import config_from_dict, save_config
+from olmo_sparsity.config.file import config_from_dict
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
-from olmo_sparsity.config.text import CorpusConfig
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.errors import ConfigError, DataError, UserError
+from olmo_sparsity.model.build import build_model
+from olmo_sparsity.training.runs import training_text
 from tests.conftest import VOCAB, mixed_section, named
 
 TEXTS = ["One, two;\n“three”.", "NA", '\tfour\n five, "six" seven\n', "eight\nnine"]
@@ -440,7 +442,7 @@ def test_measured_documents_keep_their_names(measurable: LoadedModel) -> None:
             measure("nowhere", "a.jsonl", Windows(8, 4), ks=1, **wrong)  # type: ignore[arg-type] # wrong
     with pytest.raises(ConfigError, match=r"model is PositionedOLMo: .*wrap_model"):
         measure(measurable.model, "a.jsonl", Windows(8, 4), ks=1)  # type: ignore[arg-type] # wrong
-    with pytest.raises(ConfigError, match="model is str: give what load_model"):
+    with pytest.raises(ConfigError, match="must be what load_model or wrap_model returns, not str"):
         open_documents(["a", "b"], "a folder")  # type: ignore[arg-type] # wrong on purpose
 
 
@@ -475,10 +477,9 @@ def test_the_hub_is_asked_for_what_is_named(
 
 
 def as_run(config: RunConfig) -> LoadedModel:
-    """Named as `load_model` names one of ours: by a folder with its config."""
-    Path(config.run_folder).mkdir()
-    save_config(config, Path(config.run_folder) / "config.yaml")
-    return named(config.run_folder, open_shards(config.data, "heldout").tokenizer)
+    """A model with the text of a run, as `load_model` gives it."""
+    model = named(config.run_folder, open_shards(config.data, "heldout").tokenizer)
+    return replace(model, text=training_text(config.data))
 
 
 def test_a_run_is_measured_on_its_own_held_out_text(

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
 from olmo_sparsity.analysis.kernels import losses
 from olmo_sparsity.analysis.kernels.losses import mean_loss, token_losses
-from olmo_sparsity.config.text import IGNORED
 from tests.support.models import COUNTED, GAPPED, draw_tokens, tiny_olmo
 
 LOSS_CASES: dict[str, dict[str, Any]] = {

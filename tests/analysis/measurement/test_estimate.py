@@ -17,8 +17,8 @@ from olmo_sparsity.analysis.inputs.documents import Documents
 from olmo_sparsity.analysis.measurement.estimate import MANY_TARGETS, estimate
 from olmo_sparsity.analysis.measurement.measurement import run
 from olmo_sparsity.analysis.measurement.plan import Plan
-from olmo_sparsity.analysis.models.load import build_model
 from olmo_sparsity.config.sections import ModelConfig
+from olmo_sparsity.model.build import build_model
 from tests.support.measurements import FEW, SHAPE, VOCAB, loaded
 
 

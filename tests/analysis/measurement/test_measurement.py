@@ -23,7 +23,7 @@ from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.plan import Plan, share_of
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.measurement.targets import of_document
-from olmo_sparsity.analysis.models.load import build_model, load_model
+from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.analysis.results.results import FILES, read_results
 from olmo_sparsity.analysis.results.statistics import half_of
 from olmo_sparsity.analysis.results.summary import describe, format_summary
@@ -34,6 +34,7 @@ from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
 from olmo_sparsity.disk.manifest import write_manifest
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.loop import train
 from tests.support.explanations import FOREIGN, make_model, make_tokenizer
 from tests.support.measurements import FEW, SETTINGS, SHAPE, VOCAB, loaded, measured_into

@@ -19,11 +19,12 @@ from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.measurement import measure
 from olmo_sparsity.analysis.measurement.plan import Plan, first_look, plan
 from olmo_sparsity.analysis.measurement.recovery import recover
-from olmo_sparsity.analysis.models.load import LoadedModel, build_model
+from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.build import build_model
 from tests.support.measurements import SETTINGS, SHAPE, VOCAB, loaded
 
 

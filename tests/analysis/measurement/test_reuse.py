@@ -17,13 +17,14 @@ from olmo_sparsity.analysis.inputs.documents import Documents
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.estimate import estimate
 from olmo_sparsity.analysis.measurement.plan import plan
-from olmo_sparsity.analysis.models.load import LoadedModel, build_model
+from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.analysis.scoring.scorer import Scorer, bigrams
 from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.model.build import build_model
 
 VOCAB, WINDOWS = 40, Windows(16, 6, 8)
 AT: dict[str, Any] = {"long": WINDOWS.long, "short": WINDOWS.short, "stride": WINDOWS.stride}

@@ -23,21 +23,14 @@ from transformers import AutoModelForCausalLM, ByT5Tokenizer, DynamicCache, PreT
 from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
+from olmo_sparsity.analysis.models.fingerprint import fingerprint
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
-from olmo_sparsity.analysis.models.load import (
-    DTYPES,
-    LoadedModel,
-    build_model,
-    load_model,
-    wrap_model,
-)
+from olmo_sparsity.analysis.models.load import DTYPES, LoadedModel, load_model, wrap_model
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.disk.manifest import write_manifest
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.model.checkpoint_files import (
-    fingerprint,
-)
+from olmo_sparsity.model.build import build_model
 from tests.support.families import quantize
 from tests.support.models import (
     COUNTED,

@@ -12,11 +12,11 @@ import torch
 from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
 from olmo_sparsity.analysis.inputs.windows import NOTHING, Block, Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
-from olmo_sparsity.analysis.models.load import build_model
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
 from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.build import build_model
 from tests.support.brute import (
     CPU,
     LONG_BLOCK,

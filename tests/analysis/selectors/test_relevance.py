@@ -17,12 +17,12 @@ from torch import Tensor, nn
 from olmo_sparsity.analysis.inputs.windows import Units, Windows
 from olmo_sparsity.analysis.kernels import attention
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
-from olmo_sparsity.analysis.models.load import build_model
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.influence import SELECTORS, Question
 from olmo_sparsity.analysis.selectors.relevance import LIKE_LLAMA, attn_lrp
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.model.build import build_model
 from tests.support.families import SUPPORTED, build, find
 
 VOCAB, LENGTH = 61, 9

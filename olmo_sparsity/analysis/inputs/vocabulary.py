@@ -1,0 +1,33 @@
+"""Identify a tokenizer, and count its vocabulary.
+
+Place in the flow: beneath documents and token shards. Never imports torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from tokenizers import Tokenizer
+
+BATCH_CHARACTERS = 2**21
+"""Text per call of the tokenizer: enough to keep many cores busy, while its result (some 50 bytes
+per token) stays small."""
+
+IGNORED = -100
+"""Label of a place that no loss counts (PyTorch's convention)."""
+
+
+def tokenizer_fingerprint(tokenizer: Tokenizer) -> str:
+    """SHA-256 of everything that determines how text becomes tokens."""
+    return hashlib.sha256(tokenizer.to_str().encode()).hexdigest()
+
+
+def count_vocabulary(tokenizer: Tokenizer) -> int:
+    """One more than the largest ID: some vocabularies have gaps."""
+    return max(tokenizer.get_vocab(with_added_tokens=True).values()) + 1
+
+
+def ordinary_tokens(tokenizer: Tokenizer) -> list[int]:
+    """All IDs except those of special tokens; the rarest of a BPE come last."""
+    special = tokenizer.get_added_tokens_decoder().keys()
+    return [index for index in range(count_vocabulary(tokenizer)) if index not in special]

@@ -1,0 +1,111 @@
+"""Open the runs of this package for the tool: their weights, and the text that they held out.
+
+Place in the flow: the entry point `olmo_sparsity.runs` → `load_model` and `open_documents`.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from olmo_sparsity.analysis.inputs.runs import PreparedText, TrainingText
+from olmo_sparsity.analysis.models.fingerprint import fingerprint
+from olmo_sparsity.analysis.models.load import DTYPES, LoadedModel, describe_model
+from olmo_sparsity.analysis.models.pretrained_tokenizer import read_tokenizer
+from olmo_sparsity.config.text import DataConfig
+from olmo_sparsity.disk.manifest import MANIFEST, verify_manifest
+from olmo_sparsity.errors import DataError
+from olmo_sparsity.model.build import build_model
+from olmo_sparsity.model.checkpoint_files import (
+    WEIGHTS,
+    load_weights,
+    refuse_other_run,
+    verified_checkpoints,
+)
+from olmo_sparsity.process.devices import multiplies
+from olmo_sparsity.process.progress import say
+
+READ_BY_ANALYSIS = ("config.yaml", WEIGHTS, "tokenizer.json")
+
+
+class Runs:
+    """A `RunLoader` for run folders, checkpoint folders and prepared text."""
+
+    def find(self, path: Path) -> Path | None:
+        if (path / MANIFEST).is_file():
+            if problem := verify_manifest(path, READ_BY_ANALYSIS):
+                raise DataError(f"checkpoint '{path}': {problem}; use another one of its run")
+            return path
+        return _latest_or_fail(path) if (path / "checkpoints").is_dir() else None
+
+    def load(self, folder: Path, name: str, dtype: str, device: str) -> LoadedModel:
+        if dtype == "auto":  # fp32 takes 8 to 15 times as long on a GPU
+            at = torch.device(device)
+            on_gpu = at.type == "cuda"
+            dtype = "bf16" if on_gpu and multiplies(at, torch.bfloat16) else "fp32"
+            if on_gpu:
+                say(f"{name}: weights in {dtype}; dtype=fp32 is slower and exact")
+        loaded = _load_checkpoint(folder, DTYPES[dtype], device)
+        step, num_steps = loaded.trained["step"], loaded.trained["num_steps"]
+        if folder != Path(name) and step is not None and step < num_steps:
+            say(f"{name} has not ended: reading step {step:,} of {num_steps:,}")
+        return loaded
+
+    def open_prepared(self, folder: Path) -> PreparedText | None:
+        if not (folder / MANIFEST).is_file():
+            return None
+        return _open_heldout(DataConfig(folder=str(folder)))
+
+
+def _open_heldout(data: DataConfig) -> PreparedText:
+    from olmo_sparsity.data.shards import open_shards
+
+    return open_shards(data, "heldout")
+
+
+def training_text(data: DataConfig) -> TrainingText:
+    corpora = tuple((part.corpus, part.heldout_share) for part in data.parts())
+    return TrainingText(data.folder, partial(_open_heldout, data), corpora, data.planted)
+
+
+def _latest_or_fail(run_folder: Path) -> Path:
+    newest = ""
+    for folder, problem in verified_checkpoints(run_folder, READ_BY_ANALYSIS):
+        if problem is None:
+            if newest:
+                say(f"{newest}; reading {folder.name} instead")
+            refuse_other_run(run_folder, folder)
+            return folder
+        newest = newest or f"{folder}: {problem}"
+    if newest:
+        raise DataError(f"no checkpoint of '{run_folder}' is intact; the latest, {newest}")
+    raise DataError(f"'{run_folder / 'checkpoints'}' holds no step* folder; train first")
+
+
+def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> LoadedModel:
+
+    from olmo_sparsity.config.file import load_saved_config  # needs what [train] installs
+
+    config = load_saved_config(folder / "config.yaml")
+    number = re.fullmatch(r"step(\d+)", folder.name)
+    model = build_model(config.model)
+    load_weights(model, folder / WEIGHTS)
+    return describe_model(
+        model.to(device=device, dtype=dtype).eval(),
+        tokenizer=read_tokenizer(folder / "tokenizer.json"),
+        name=str(folder),
+        weights_sha256=fingerprint([folder / WEIGHTS]),
+        text=training_text(config.data),
+        trained={
+            "step": int(number[1]) if number else None,
+            "num_steps": config.training.num_steps,
+            "positions": config.positions.scheme,
+            "length": config.training.length,
+            "target_length": config.positions.target_length,
+            "seed": config.seed,
+            "init_from": config.init_from,
+        },
+    )
