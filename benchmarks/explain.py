@@ -36,7 +36,7 @@ from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.analysis.results.statistics import interval, rank_correlations
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.disk.drawing import PALETTE, save
+from olmo_sparsity.drawing import PALETTE, save
 from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.model.exchange import export
 

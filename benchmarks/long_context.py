@@ -30,7 +30,7 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors.influence import AIMED, SELECTORS, Question
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.model.build import build_model
-from olmo_sparsity.process.devices import choose_device
+from olmo_sparsity.runtime import choose_device
 from olmo_sparsity.training.estimate import peak_memory_gib
 
 SHORT, K = 256, 4

@@ -19,7 +19,7 @@ import numpy as np
 
 from olmo_sparsity.config.file import load_config
 from olmo_sparsity.data.tokens import prepare
-from olmo_sparsity.process.versions import provenance
+from olmo_sparsity.runtime import provenance
 from olmo_sparsity.theory.results import half_width
 from olmo_sparsity.training.loop import train
 from olmo_sparsity.training.run_folder import read_metrics

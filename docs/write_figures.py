@@ -28,7 +28,7 @@ from docs.stored import (
     scheme_losses,
 )
 from olmo_sparsity.analysis.results.summary import ENOUGH, FAR_STATES
-from olmo_sparsity.disk.drawing import (
+from olmo_sparsity.drawing import (
     BLACK,
     BLUE,
     GREEN,

@@ -36,7 +36,7 @@ from docs.stored import (
 )
 from olmo_sparsity.analysis.results.statistics import net_differences
 from olmo_sparsity.analysis.results.summary import ENOUGH, FAR_STATES
-from olmo_sparsity.disk.files import write_atomically
+from olmo_sparsity.io import write_atomically
 from olmo_sparsity.tasks.results import format_cell, format_table, read_results
 from olmo_sparsity.tasks.sparse_parity import SparseParity, count_relevant_ones
 from olmo_sparsity.tasks.trial import draw_test_samples

@@ -26,7 +26,7 @@ from olmo_sparsity.config.file import config_from_dict
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokens import prepare
-from olmo_sparsity.disk.files import partial_name
+from olmo_sparsity.io import partial_name
 from tests.support.fake_results import write_fake_results
 
 VOCAB = 512
@@ -93,7 +93,7 @@ def _one_thread() -> None:
 
 @pytest.fixture
 def no_waiting_for_disks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("olmo_sparsity.disk.files.sync", lambda path: None)
+    monkeypatch.setattr("olmo_sparsity.io.sync", lambda path: None)
 
 
 @pytest.fixture(scope="session")

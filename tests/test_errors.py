@@ -8,7 +8,7 @@ import pytest
 
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import printable
-from olmo_sparsity.process.progress import Progress
+from olmo_sparsity.runtime import Progress
 
 ORDERS = "a\x1b]0;title\x07\x1b[2J\r\n\x9b31m\u202eb\udcff"
 

@@ -23,7 +23,7 @@ import yaml
 
 from olmo_sparsity.analysis import measurement
 from olmo_sparsity.command.cli import main
-from olmo_sparsity.disk.lock import LOCK, Owner
+from olmo_sparsity.folders import LOCK, Owner
 from tests.conftest import data_section, small_run, small_task
 from tests.support.children import forkserver
 

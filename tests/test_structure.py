@@ -16,15 +16,18 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "olmo_sparsity"
 MODULES = sorted(PACKAGE.glob("**/*.py"))
 
-GROUND = {"errors", "fields", "process", "disk"}
+GROUND = {"errors", "conform", "runtime", "io", "folders", "drawing", "fields"}
 TOOL = {*GROUND, "analysis"}
 MODELS = {*TOOL, "config", "data", "model"}
 # What each package may import, besides itself. The command line may import everything.
 ALLOWED = {
     "errors": set(),
     "fields": set(),
-    "process": {"errors"},
-    "disk": {"errors", "process"},
+    "conform": set(),
+    "runtime": {"errors"},
+    "io": {"errors", "conform", "runtime"},
+    "folders": {"errors", "conform", "runtime", "io"},
+    "drawing": {"errors", "io"},
     "analysis": GROUND,
     "config": TOOL,
     "data": {*TOOL, "config"},  # neither of these two knows the other

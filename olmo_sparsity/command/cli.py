@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import argparse
 import atexit
+import contextlib
+import ctypes
 import json
 import os
 import sys
@@ -16,10 +18,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from olmo_sparsity.command import arguments
-from olmo_sparsity.command.with_sources import measure_questions_file, source_options
-from olmo_sparsity.disk.files import refuse_suffix, write_atomically
-from olmo_sparsity.errors import ConfigError, naming_extras
-from olmo_sparsity.process.ending import (
+from olmo_sparsity.command.ending import (
     EXIT_BAD_INPUT,
     EXIT_DEFECT,
     EXIT_LOST_PROCESS,
@@ -30,6 +29,9 @@ from olmo_sparsity.process.ending import (
     name_streams,
     print_error,
 )
+from olmo_sparsity.command.with_sources import measure_questions_file, source_options
+from olmo_sparsity.errors import ConfigError, naming_extras
+from olmo_sparsity.io import refuse_suffix, write_atomically
 
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 
@@ -132,6 +134,8 @@ def train(options: argparse.Namespace) -> int:
         with connect() as processes:
             with processes.agree():
                 config = load_config(options.config, options.overrides)
+            if config.training.length * config.model.d_model >= 2**22:
+                give_back_freed_memory()
             if config.evaluation.sparsity_targets:
                 from olmo_sparsity.evidence.probe import SparsityProbe
 
@@ -143,6 +147,15 @@ def train(options: argparse.Namespace) -> int:
             "checkpoint",
             EXIT_LOST_PROCESS,
         )
+
+
+def give_back_freed_memory() -> None:
+    """Return freed tensors of at least 16 MiB of main memory to the system. glibc's heap keeps
+    those up to 32 MiB, in holes that the next one often does not fit: at 32,768 tokens 2.7 GiB, of
+    which 0.8 are in use."""
+    m_mmap_threshold = -3
+    with contextlib.suppress(OSError, AttributeError):  # other C libraries lack it
+        ctypes.CDLL(None).mallopt(m_mmap_threshold, 2**24)
 
 
 def sweep(options: argparse.Namespace) -> int:
@@ -249,7 +262,7 @@ def measure(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.results.results import Results
     from olmo_sparsity.analysis.results.summary import describe
     from olmo_sparsity.analysis.settings import ModelOptions, Settings, SourceSettings, TextOptions
-    from olmo_sparsity.process.versions import typed_command
+    from olmo_sparsity.runtime import typed_command
 
     if options.questions is not None:
         return measure_questions_file(options)

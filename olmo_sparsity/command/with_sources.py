@@ -13,7 +13,7 @@ from typing import Any
 
 from olmo_sparsity.command import arguments
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.process.progress import say
+from olmo_sparsity.runtime import say
 
 
 def _named_files(source: str) -> list[tuple[str, str]]:

@@ -27,9 +27,9 @@ from olmo_sparsity.config.check import check, check_range
 from olmo_sparsity.config.names import translate
 from olmo_sparsity.config.sections import REFUSED_FIELDS, RunConfig
 from olmo_sparsity.config.shipped import find_config, shipped_configs
-from olmo_sparsity.disk.files import read_bounded, write_atomically
-from olmo_sparsity.disk.nested import leaves
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.folders import leaves
+from olmo_sparsity.io import read_bounded, write_atomically
 
 Schema = TypeVar("Schema")
 

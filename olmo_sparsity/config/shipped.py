@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from textwrap import shorten
 
-from olmo_sparsity.disk.files import write_atomically
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.io import write_atomically
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 

@@ -31,11 +31,10 @@ from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.inputs.corpus import Tally
 from olmo_sparsity.analysis.inputs.vocabulary import count_vocabulary, tokenizer_fingerprint
+from olmo_sparsity.conform import conform, with_crc
 from olmo_sparsity.data.tokenizer import find_eos_id, load_tokenizer
-from olmo_sparsity.disk.files import stays_inside, write_atomically
-from olmo_sparsity.disk.json_files import conform, read_json, with_crc
-from olmo_sparsity.disk.manifest import Listed, verify_files
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.io import Listed, read_json, stays_inside, verify_files, write_atomically
 
 if TYPE_CHECKING:
     from olmo_sparsity.config.text import DataConfig

@@ -11,8 +11,8 @@ from pathlib import Path
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from olmo_sparsity.analysis.inputs.corpus import olmo_data_folder
-from olmo_sparsity.disk.files import read_bounded
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.io import read_bounded
 
 PIECE_CHARACTERS = 2**19
 """Longer documents are tokenized in pieces; see `cut_into_pieces`."""

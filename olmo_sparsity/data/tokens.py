@@ -42,13 +42,10 @@ from olmo_sparsity.data.tokenizer import (
     load_tokenizer,
     train_tokenizer,
 )
-from olmo_sparsity.disk.files import naming, sync, write_atomically
-from olmo_sparsity.disk.lock import holder, remove_left_lock
-from olmo_sparsity.disk.nested import differences
-from olmo_sparsity.disk.work_folder import WorkFolder, refuse_changes
 from olmo_sparsity.errors import ConfigError, DataError, naming_panics
-from olmo_sparsity.process.launch import read_launch
-from olmo_sparsity.process.progress import Progress
+from olmo_sparsity.folders import WorkFolder, differences, holder, refuse_changes, remove_left_lock
+from olmo_sparsity.io import naming, sync, write_atomically
+from olmo_sparsity.runtime import Progress, read_launch
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.inputs.corpus import CorpusConfig

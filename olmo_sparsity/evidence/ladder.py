@@ -23,7 +23,7 @@ from olmo_sparsity.analysis.report.figures import error_lengths
 from olmo_sparsity.analysis.results.results import Results, main_set
 from olmo_sparsity.analysis.results.statistics import rank_correlations
 from olmo_sparsity.analysis.results.summary import BEYOND, curve_name, with_interval
-from olmo_sparsity.disk.drawing import BLUE, GREEN, GREY, RED, save
+from olmo_sparsity.drawing import BLUE, GREEN, GREY, RED, save
 from olmo_sparsity.errors import DataError
 
 # Entries of meta.json that all models must share.

@@ -39,15 +39,12 @@ from typing import Any
 
 from olmo_sparsity.config.file import fill_in, read_given
 from olmo_sparsity.config.shipped import find_config
-from olmo_sparsity.disk.files import write_atomically
-from olmo_sparsity.disk.json_files import read_json
-from olmo_sparsity.disk.lock import locked
 from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.folders import locked
+from olmo_sparsity.io import read_json, write_atomically
 from olmo_sparsity.jobs.job import Job, own_environment, run_process
 from olmo_sparsity.jobs.sweep import as_name, expand, expand_grid
-from olmo_sparsity.process.ending import EXIT_STOPPED
-from olmo_sparsity.process.launch import read_launch
-from olmo_sparsity.process.progress import say
+from olmo_sparsity.runtime import EXIT_STOPPED, read_launch, say
 
 
 @dataclass

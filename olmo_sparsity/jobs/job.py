@@ -19,11 +19,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from olmo_sparsity.disk.files import read_bounded, write_atomically
-from olmo_sparsity.disk.lock import holder
 from olmo_sparsity.errors import ConfigError, ReportedElsewhere, UserError
-from olmo_sparsity.process.ending import EXIT_STOPPED
-from olmo_sparsity.process.progress import say
+from olmo_sparsity.folders import holder
+from olmo_sparsity.io import read_bounded, write_atomically
+from olmo_sparsity.runtime import EXIT_STOPPED, say
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from olmo_sparsity.analysis.models.fingerprint import unreadable
-from olmo_sparsity.disk.files import follow_umask
-from olmo_sparsity.disk.manifest import verify_manifest
-from olmo_sparsity.disk.nested import differences
 from olmo_sparsity.errors import DataError
+from olmo_sparsity.folders import differences
+from olmo_sparsity.io import follow_umask, verify_manifest
 
 WEIGHTS = "model.safetensors"
 

@@ -22,8 +22,8 @@ from olmo_sparsity.analysis.models.load import DTYPES, find_folder, load_model
 from olmo_sparsity.analysis.models.transformers_folder import NO_CODE
 from olmo_sparsity.config.file import load_saved_config
 from olmo_sparsity.config.sections import ModelConfig
-from olmo_sparsity.disk.files import follow_umask, remove_partial, writing
 from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.io import follow_umask, remove_partial, writing
 from olmo_sparsity.model.build import gpt_neox_config
 from olmo_sparsity.model.checkpoint_files import check_fit, fill
 from olmo_sparsity.model.families import (

@@ -23,9 +23,8 @@ from yaml import YAMLError
 
 from olmo_sparsity.analysis.models.fingerprint import unreadable
 from olmo_sparsity.config.file import refuse_boundless
-from olmo_sparsity.disk.files import read_bounded
-from olmo_sparsity.disk.manifest import MANIFEST
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.io import MANIFEST, read_bounded
 from olmo_sparsity.model.checkpoint_files import WEIGHTS, read_weights
 
 

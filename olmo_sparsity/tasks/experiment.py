@@ -28,14 +28,11 @@ from typing import Any, cast
 import torch
 from omegaconf import OmegaConf
 
-from olmo_sparsity.disk.files import sha256_of, write_atomically
-from olmo_sparsity.disk.json_files import read_json, with_crc
-from olmo_sparsity.disk.lock import locked, remove_left_lock
-from olmo_sparsity.disk.work_folder import WorkFolder
+from olmo_sparsity.conform import with_crc
 from olmo_sparsity.errors import DataError, UserError
-from olmo_sparsity.process.devices import choose_device, device_name
-from olmo_sparsity.process.progress import Progress
-from olmo_sparsity.process.versions import provenance
+from olmo_sparsity.folders import WorkFolder, locked, remove_left_lock
+from olmo_sparsity.io import read_json, sha256_of, write_atomically
+from olmo_sparsity.runtime import Progress, choose_device, device_name, provenance
 from olmo_sparsity.tasks.results import Row, check_rows, read_results, write_results
 from olmo_sparsity.tasks.settings import (
     MAY_CHANGE,

@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from olmo_sparsity.disk import drawing
+from olmo_sparsity import drawing
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.tasks.results import Row, read_results
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.disk.rows import markdown, read_rows, write_rows
 from olmo_sparsity.errors import DataError
+from olmo_sparsity.io import markdown, read_rows, write_rows
 
 TABLE = "accuracy.parquet"
 MADE_BY = "olmo-sparsity task CONFIG"

@@ -23,7 +23,7 @@ import torch.nn.functional as F
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.data.positions import pose
 from olmo_sparsity.model.olmo import PositionedOLMo
-from olmo_sparsity.process.progress import Progress
+from olmo_sparsity.runtime import Progress
 from olmo_sparsity.theory.cases import build_planted
 from olmo_sparsity.theory.learning import training_lengths
 from olmo_sparsity.theory.planted import Planted

@@ -14,9 +14,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from olmo_sparsity.disk.work_folder import WorkFolder
-from olmo_sparsity.process.progress import Progress, format_duration
-from olmo_sparsity.process.versions import provenance
+from olmo_sparsity.folders import WorkFolder
+from olmo_sparsity.runtime import Progress, format_duration, provenance
 from olmo_sparsity.theory import bounds
 from olmo_sparsity.theory.cases import build_planted, setting_of
 from olmo_sparsity.theory.learning import learn, training_lengths

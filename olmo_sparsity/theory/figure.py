@@ -14,9 +14,8 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from olmo_sparsity.disk import drawing
-from olmo_sparsity.disk.files import write_atomically
-from olmo_sparsity.disk.rows import write_meta
+from olmo_sparsity import drawing
+from olmo_sparsity.io import write_atomically, write_meta
 from olmo_sparsity.theory.results import (
     Summary,
     markdown_tables,

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from olmo_sparsity.disk.files import write_atomically
-from olmo_sparsity.disk.rows import markdown, read_rows, write_rows
+from olmo_sparsity.io import markdown, read_rows, write_atomically, write_rows
 from olmo_sparsity.theory import bounds
 
 TABLE = "table.parquet"

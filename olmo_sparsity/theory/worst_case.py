@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from olmo_sparsity.process.progress import Progress
+from olmo_sparsity.runtime import Progress
 from olmo_sparsity.theory.bounds import both_bounds
 from olmo_sparsity.theory.learning import training_lengths
 from olmo_sparsity.theory.planted import (

@@ -22,12 +22,10 @@ from pathlib import Path
 from safetensors import SafetensorError
 
 from olmo_sparsity.config.sections import CheckpointConfig
-from olmo_sparsity.disk.files import publish
-from olmo_sparsity.disk.json_files import read_json
-from olmo_sparsity.disk.manifest import verify_manifest, write_manifest
 from olmo_sparsity.errors import ConfigError, DataError, UserError
+from olmo_sparsity.io import publish, read_json, verify_manifest, write_manifest
 from olmo_sparsity.model.checkpoint_files import list_checkpoints, verified_checkpoints
-from olmo_sparsity.process.progress import say
+from olmo_sparsity.runtime import say
 from olmo_sparsity.training.distributed import Processes
 
 ENGINE_FOLDER = "engine"

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from olmo_sparsity.errors import ConfigError, ReportedElsewhere, UserError
-from olmo_sparsity.process.launch import Launch, read_launch
+from olmo_sparsity.runtime import Launch, read_launch
 
 
 class LostProcess(Exception):

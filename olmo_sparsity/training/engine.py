@@ -31,7 +31,7 @@ from olmo_sparsity.config.sections import Precision, RunConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.checkpoint_files import unique_weights
-from olmo_sparsity.process.devices import LARGE, choose_device, give_back_large_tensors, multiplies
+from olmo_sparsity.runtime import choose_device, multiplies
 from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.moments import KEYS, MomentSlice, SavedMoments, copy_moments
 from olmo_sparsity.training.optim import build_optimizer
@@ -70,8 +70,6 @@ class Engine:
         self.config = config
         self.processes = processes or Processes()
         self.device = own_device(config.training.device, self.processes)
-        if self.device.type == "cpu" and self.states_of_a_layer() >= LARGE:
-            give_back_large_tensors()
         if config.training.deterministic:
             be_deterministic()
         self.model = model.to(self.device)
@@ -85,12 +83,6 @@ class Engine:
             torch._dynamo.config.recompile_limit = 64
             model.hidden = torch.compile(model.hidden, dynamic=False)
         self.prepare()
-
-    def states_of_a_layer(self) -> int:
-        """Bytes of the hidden states of the sequences that are computed together, in fp32."""
-        training = self.config.training
-        num_rows = training.micro_batch_size or training.batch_size // self.processes.world_size
-        return 4 * num_rows * training.length * self.config.model.d_model
 
     def prepare(self) -> None:
         """Overridden by other engines."""

@@ -26,8 +26,7 @@ from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.model.checkpoint_files import save_weights
 from olmo_sparsity.model.exchange import export
-from olmo_sparsity.process.ending import EXIT_STOPPED
-from olmo_sparsity.process.progress import Progress
+from olmo_sparsity.runtime import EXIT_STOPPED, Progress
 from olmo_sparsity.training.checkpoint import CheckpointWriter, TrainerState
 from olmo_sparsity.training.distributed import Processes
 from olmo_sparsity.training.estimate import peak_memory_gib

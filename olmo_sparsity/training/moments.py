@@ -21,8 +21,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from olmo_sparsity.disk.files import follow_umask, sync
 from olmo_sparsity.errors import DataError
+from olmo_sparsity.io import follow_umask, sync
 
 KEYS = ("exp_avg", "exp_avg_sq")
 

@@ -22,9 +22,8 @@ import torch
 
 from olmo_sparsity.config.file import flatten
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.disk.files import write_atomically
-from olmo_sparsity.disk.json_files import read_json
 from olmo_sparsity.errors import ConfigError, DataError, UserError
+from olmo_sparsity.io import read_json, write_atomically
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.training.checkpoint import step_of
 from olmo_sparsity.training.distributed import Processes

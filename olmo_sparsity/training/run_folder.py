@@ -22,15 +22,12 @@ from torch import Tensor
 from olmo_sparsity.config.file import flatten, load_saved_config, save_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.config.text import SCALING_FIELDS
-from olmo_sparsity.disk.files import naming, read_bounded, write_atomically, writing
-from olmo_sparsity.disk.json_files import conform, parse_json, read_json, with_crc
-from olmo_sparsity.disk.nested import differences
-from olmo_sparsity.disk.work_folder import WorkFolder, refuse_changes
+from olmo_sparsity.conform import conform, parse_json, with_crc
 from olmo_sparsity.errors import ConfigError, DataError, UserError
+from olmo_sparsity.folders import WorkFolder, differences, refuse_changes
+from olmo_sparsity.io import naming, read_bounded, read_json, write_atomically, writing
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
-from olmo_sparsity.process.devices import device_name
-from olmo_sparsity.process.progress import say
-from olmo_sparsity.process.versions import provenance, typed_command
+from olmo_sparsity.runtime import device_name, provenance, say, typed_command
 from olmo_sparsity.training.checkpoint import refuse_other_metrics, step_of
 from olmo_sparsity.training.sinks import Sink
 
@@ -359,7 +356,7 @@ def draw_losses(run_folder: str | Path, out: Path) -> None:
     """A figure of held-out and training loss, induction and net excess over steps."""
     from matplotlib.figure import Figure
 
-    from olmo_sparsity.disk.drawing import band, save
+    from olmo_sparsity.drawing import band, save
 
     rows = _evaluations(run_folder)
     steps = [row["step"] for row in rows]

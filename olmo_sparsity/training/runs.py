@@ -16,8 +16,8 @@ from olmo_sparsity.analysis.models.fingerprint import fingerprint
 from olmo_sparsity.analysis.models.load import DTYPES, LoadedModel, describe_model
 from olmo_sparsity.analysis.models.pretrained_tokenizer import read_tokenizer
 from olmo_sparsity.config.text import DataConfig
-from olmo_sparsity.disk.manifest import MANIFEST, verify_manifest
 from olmo_sparsity.errors import DataError
+from olmo_sparsity.io import MANIFEST, verify_manifest
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.checkpoint_files import (
     WEIGHTS,
@@ -25,8 +25,7 @@ from olmo_sparsity.model.checkpoint_files import (
     refuse_other_run,
     verified_checkpoints,
 )
-from olmo_sparsity.process.devices import multiplies
-from olmo_sparsity.process.progress import say
+from olmo_sparsity.runtime import multiplies, say
 
 READ_BY_ANALYSIS = ("config.yaml", WEIGHTS, "tokenizer.json")
 

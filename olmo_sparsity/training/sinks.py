@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.disk.files import write_atomically
 from olmo_sparsity.errors import naming_extras
+from olmo_sparsity.io import write_atomically
 
 Sink = Callable[[dict], None]
 

@@ -26,8 +26,7 @@ from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.checkpoint_files import fill, load_weights
 from olmo_sparsity.model.exchange import change_of_angles, check_exportable, import_weights
-from olmo_sparsity.process.devices import device_name
-from olmo_sparsity.process.progress import say
+from olmo_sparsity.runtime import device_name, say
 from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
 from olmo_sparsity.training.choose_engine import build_engine, check_engine

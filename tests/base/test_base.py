@@ -27,7 +27,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import olmo_sparsity
 from olmo_sparsity.config.shipped import shipped_configs
-from olmo_sparsity.disk.manifest import write_manifest
+from olmo_sparsity.io import write_manifest
 
 COMMAND = str(Path(sys.executable).with_name("olmo-sparsity"))
 TEXTS = [

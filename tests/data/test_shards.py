@@ -21,8 +21,8 @@ from olmo_sparsity.data.tokenizer import (
     train_tokenizer,
 )
 from olmo_sparsity.data.tokens import prepare
-from olmo_sparsity.disk.files import sha256_of
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.io import sha256_of
 
 OTHER = train_tokenizer(iter(["other words than before, other words"]), 300)
 
@@ -98,7 +98,7 @@ def test_another_tokenizer_in_the_folder_is_noticed(
 def test_a_finished_folder_is_not_locked(data: DataConfig, monkeypatch: pytest.MonkeyPatch) -> None:
     """It may be read-only."""
     prepare(data)
-    monkeypatch.setattr("olmo_sparsity.disk.work_folder.locked", None)
+    monkeypatch.setattr("olmo_sparsity.folders.locked", None)
     assert prepare(data).complete
 
 

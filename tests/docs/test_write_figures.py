@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 from docs import write_figures
 from docs.stored import FIGURES, ROOT, SHOWN
 from docs.write_figures import DRAWN, STYLE, forest
-from olmo_sparsity.disk.drawing import render
+from olmo_sparsity.drawing import render
 
 
 def parts(svg: str) -> tuple[list[str], list[float]]:

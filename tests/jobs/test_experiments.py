@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.jobs.experiments import read_experiments
-from olmo_sparsity.process.ending import EXIT_STOPPED
+from olmo_sparsity.runtime import EXIT_STOPPED
 from tests.conftest import running, until
 
 Make = Callable[..., str]

@@ -17,11 +17,11 @@ from omegaconf import OmegaConf
 
 from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
 from olmo_sparsity.config.file import save_config
-from olmo_sparsity.disk.lock import LOCK, STALE_S, Owner
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.folders import LOCK, STALE_S, Owner
 from olmo_sparsity.jobs.job import format_states
 from olmo_sparsity.jobs.sweep import Run, expand
-from olmo_sparsity.process.ending import EXIT_STOPPED
+from olmo_sparsity.runtime import EXIT_STOPPED
 from olmo_sparsity.training.loop import Outcome
 from olmo_sparsity.training.run_folder import read_metrics
 from tests.conftest import running, until

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from olmo_sparsity.config.file import save_config
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
 from olmo_sparsity.config.text import PositionsConfig
-from olmo_sparsity.disk.manifest import write_manifest
+from olmo_sparsity.io import write_manifest
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.checkpoint_files import fill, save_weights
 from olmo_sparsity.model.olmo import PositionedOLMo

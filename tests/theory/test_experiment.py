@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from olmo_sparsity.disk import drawing
-from olmo_sparsity.disk.lock import locked
+from olmo_sparsity import drawing
 from olmo_sparsity.errors import ConfigError, DataError, UserError
+from olmo_sparsity.folders import locked
 from olmo_sparsity.theory import figure
 from olmo_sparsity.theory.experiment import run
 from olmo_sparsity.theory.results import (

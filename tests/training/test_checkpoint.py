@@ -21,9 +21,9 @@ from safetensors.torch import load_file
 
 from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.config.sections import CheckpointConfig, RunConfig
-from olmo_sparsity.disk.lock import LOCK
-from olmo_sparsity.disk.manifest import verify_manifest
 from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.folders import LOCK
+from olmo_sparsity.io import verify_manifest
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
 from olmo_sparsity.model.exchange import export
 from olmo_sparsity.training import checkpoint, moments

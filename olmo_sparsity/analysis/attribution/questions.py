@@ -28,11 +28,11 @@ from olmo_sparsity.analysis.settings import (
     refuse_unknown,
     takes,
 )
-from olmo_sparsity.disk.files import sha256_of, writing
-from olmo_sparsity.disk.json_files import read_json, with_crc
-from olmo_sparsity.disk.work_folder import WorkFolder
+from olmo_sparsity.conform import with_crc
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.process.progress import Progress
+from olmo_sparsity.folders import WorkFolder
+from olmo_sparsity.io import read_json, sha256_of, writing
+from olmo_sparsity.runtime import Progress
 
 MOST_DECOYS = 200
 """Sources of so many other texts are decoys of a question, where none are given."""

@@ -26,7 +26,7 @@ from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.inputs.windows import Block, Spans, Units, Windows, span_width
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.errors import ConfigError, DataError, UserError
-from olmo_sparsity.process.progress import Progress, say
+from olmo_sparsity.runtime import Progress, say
 
 AFTER_SOURCE, AFTER_QUESTION = "\n\n", "\n"
 

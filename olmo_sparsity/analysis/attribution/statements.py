@@ -48,7 +48,7 @@ from olmo_sparsity.analysis.results.view import quoted, sentence, strong
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
 from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
 from olmo_sparsity.errors import ConfigError, printable
-from olmo_sparsity.process.progress import Progress
+from olmo_sparsity.runtime import Progress
 
 NEW_TOKENS = 256
 

@@ -40,7 +40,7 @@ from olmo_sparsity.analysis.settings import (
     takes,
 )
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.process.progress import Progress, say
+from olmo_sparsity.runtime import Progress, say
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.attribution.segments import Sources

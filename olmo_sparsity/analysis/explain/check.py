@@ -24,7 +24,7 @@ from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import context_losses
 from olmo_sparsity.analysis.settings import MIN_GAP
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.process.progress import Progress
+from olmo_sparsity.runtime import Progress
 
 SAME_TEXT = 32
 """Tokens in a row that two texts share if one has something of the other."""

@@ -24,9 +24,8 @@ from olmo_sparsity.analysis.results.summary import describe_noise
 from olmo_sparsity.analysis.results.tables import SCHEMAS
 from olmo_sparsity.analysis.results.view import Shown
 from olmo_sparsity.analysis.settings import AskSettings
-from olmo_sparsity.disk.files import refuse_suffix, write_atomically
-from olmo_sparsity.disk.json_files import read_json
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.io import read_json, refuse_suffix, write_atomically
 
 _KEPT = ("units", "selector", "k", "far_states", "seed")
 

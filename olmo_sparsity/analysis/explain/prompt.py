@@ -25,7 +25,7 @@ from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.settings import AskSettings
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.process.progress import say
+from olmo_sparsity.runtime import say
 
 SHORT = 32
 

@@ -36,8 +36,7 @@ from olmo_sparsity.analysis.inputs.runs import PreparedText, TrainingText, run_l
 from olmo_sparsity.analysis.inputs.vocabulary import BATCH_CHARACTERS, tokenizer_fingerprint
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.errors import ConfigError, DataError, naming_extras
-from olmo_sparsity.process.launch import read_launch
-from olmo_sparsity.process.progress import Progress
+from olmo_sparsity.runtime import Progress, read_launch
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.models.load import LoadedModel

@@ -19,7 +19,7 @@ from olmo_sparsity.analysis.results.statistics import half_of
 from olmo_sparsity.analysis.results.summary import describe_induction
 from olmo_sparsity.analysis.results.tables import Columns, joined
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.process.progress import format_duration
+from olmo_sparsity.runtime import format_duration
 
 LOSSES_S, RECOVERY_S = 1.2, 2.0
 """For how long losses and recovery are computed, at least for two documents and for a target."""

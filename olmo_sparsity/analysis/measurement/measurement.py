@@ -40,13 +40,10 @@ from olmo_sparsity.analysis.results.statistics import (
 )
 from olmo_sparsity.analysis.results.summary import describe_induction
 from olmo_sparsity.analysis.settings import ModelOptions, Settings, TextOptions, takes
-from olmo_sparsity.disk.lock import locked, remove_left_lock
-from olmo_sparsity.disk.manifest import MANIFEST, verify_manifest
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.process.devices import device_name
-from olmo_sparsity.process.launch import Launch, read_launch
-from olmo_sparsity.process.progress import Progress, say
-from olmo_sparsity.process.versions import provenance
+from olmo_sparsity.folders import locked, remove_left_lock
+from olmo_sparsity.io import MANIFEST, verify_manifest
+from olmo_sparsity.runtime import Launch, Progress, device_name, provenance, read_launch, say
 
 PATIENCE_S = 60.0
 """Without progress of another process for so long, its documents are measured here."""

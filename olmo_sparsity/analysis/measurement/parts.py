@@ -39,12 +39,18 @@ from olmo_sparsity.analysis.results.tables import (
     write_json,
     write_table,
 )
-from olmo_sparsity.disk.files import is_partial, writing
-from olmo_sparsity.disk.json_files import read_json
-from olmo_sparsity.disk.manifest import MANIFEST, verify_manifest, write_manifest, writing_folder
-from olmo_sparsity.disk.work_folder import WorkFolder
 from olmo_sparsity.errors import DataError
-from olmo_sparsity.process.progress import say
+from olmo_sparsity.folders import WorkFolder
+from olmo_sparsity.io import (
+    MANIFEST,
+    is_partial,
+    read_json,
+    verify_manifest,
+    write_manifest,
+    writing,
+    writing_folder,
+)
+from olmo_sparsity.runtime import say
 
 
 def results_folder(out: str | Path) -> WorkFolder:

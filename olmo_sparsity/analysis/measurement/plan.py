@@ -53,7 +53,7 @@ from olmo_sparsity.analysis.settings import (
     takes,
 )
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.process.progress import say
+from olmo_sparsity.runtime import say
 
 
 @takes(Settings, TextOptions, ModelOptions)

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from olmo_sparsity.disk.files import sha256_of
 from olmo_sparsity.errors import DataError
+from olmo_sparsity.io import sha256_of
 
 _WHOLE_BYTES = 2**30  # above this a fingerprint samples the file instead of reading all of it
 _BLOCK_BYTES, _NUM_BLOCKS = 2**16, 1024

@@ -49,7 +49,7 @@ from olmo_sparsity.errors import (
     naming_extras,
     naming_panics,
 )
-from olmo_sparsity.process.devices import choose_device
+from olmo_sparsity.runtime import choose_device
 
 DEMO = Path(__file__).parents[2] / "demo"
 """A small model that is installed with the package; its name is `demo`."""

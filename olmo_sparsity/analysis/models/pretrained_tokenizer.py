@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.models.fingerprint import unreadable
 from olmo_sparsity.analysis.models.transformers_folder import NO_CODE
-from olmo_sparsity.disk.files import read_bounded
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.io import read_bounded
 
 _FILES = ("tokenizer.json", "tokenizer.model", "spiece.model", "vocab.json", "vocab.txt")
 

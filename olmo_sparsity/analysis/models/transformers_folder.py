@@ -18,11 +18,9 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from olmo_sparsity.analysis.models.fingerprint import unreadable
-from olmo_sparsity.disk.files import check_bounded, stays_inside
-from olmo_sparsity.disk.json_files import read_json
 from olmo_sparsity.errors import DataError, naming_extras
-from olmo_sparsity.process.devices import multiplies
-from olmo_sparsity.process.progress import say
+from olmo_sparsity.io import check_bounded, read_json, stays_inside
+from olmo_sparsity.runtime import multiplies, say
 
 if TYPE_CHECKING:
     from peft import PeftModel

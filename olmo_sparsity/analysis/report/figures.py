@@ -26,6 +26,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 
+from olmo_sparsity import drawing
 from olmo_sparsity.analysis.results.results import Results, main_set
 from olmo_sparsity.analysis.results.summary import (
     BEYOND,
@@ -34,7 +35,6 @@ from olmo_sparsity.analysis.results.summary import (
     describe_windows,
 )
 from olmo_sparsity.analysis.results.view import spell
-from olmo_sparsity.disk import drawing
 from olmo_sparsity.errors import ConfigError
 
 _CURVE = ["selector", "units"]

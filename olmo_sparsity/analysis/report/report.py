@@ -40,7 +40,7 @@ from olmo_sparsity.analysis.results.view import (
     sentence,
     spell,
 )  # fmt: skip
-from olmo_sparsity.disk.files import refuse_suffix, write_atomically
+from olmo_sparsity.io import refuse_suffix, write_atomically
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.explain.explanation import Check, Explanation

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from olmo_sparsity.analysis.report.report import csp_hash
 from olmo_sparsity.analysis.results.view import escape, number
-from olmo_sparsity.disk.files import refuse_suffix, write_atomically
+from olmo_sparsity.io import refuse_suffix, write_atomically
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.attribution.statements import Attribution

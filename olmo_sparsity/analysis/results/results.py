@@ -19,9 +19,8 @@ from olmo_sparsity.analysis.results.statistics import (
 )
 from olmo_sparsity.analysis.results.tables import SCHEMAS, read_table
 from olmo_sparsity.analysis.results.view import Shown, spell
-from olmo_sparsity.disk.json_files import read_json
-from olmo_sparsity.disk.manifest import MANIFEST, verify_manifest
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.io import MANIFEST, read_json, verify_manifest
 
 SETS = {
     "gap": "large gap",

@@ -16,9 +16,8 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from olmo_sparsity.disk.files import write_atomically
-from olmo_sparsity.disk.rows import read_parquet
 from olmo_sparsity.errors import DataError
+from olmo_sparsity.io import read_parquet, write_atomically
 
 Columns = Mapping[str, np.ndarray | list | pd.Series]
 

@@ -36,7 +36,7 @@ from olmo_sparsity.analysis.kernels.far_states import FarStates, to_device
 from olmo_sparsity.analysis.kernels.losses import LanguageModel, rows_per_chunk
 from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.errors import ConfigError, is_out_of_memory
-from olmo_sparsity.process.progress import say
+from olmo_sparsity.runtime import say
 
 Item = TypeVar("Item")
 Output = TypeVar("Output")

@@ -22,7 +22,7 @@ from olmo_sparsity.analysis.scoring.scorer import context_losses
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.layers import causal_bias
-from olmo_sparsity.process.progress import Progress
+from olmo_sparsity.runtime import Progress
 from tests.support.brute import Brute
 from tests.support.explanations import FOREIGN, SHORT, TEXT, asked, make_model, make_tokenizer
 from tests.support.families import SUPPORTED, build, find

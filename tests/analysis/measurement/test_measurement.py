@@ -32,8 +32,8 @@ from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.settings import Settings
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
-from olmo_sparsity.disk.manifest import write_manifest
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.io import write_manifest
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.loop import train
 from tests.support.explanations import FOREIGN, make_model, make_tokenizer

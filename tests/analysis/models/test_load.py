@@ -28,8 +28,8 @@ from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.load import DTYPES, LoadedModel, load_model, wrap_model
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.config.sections import ModelConfig
-from olmo_sparsity.disk.manifest import write_manifest
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.io import write_manifest
 from olmo_sparsity.model.build import build_model
 from tests.support.families import quantize
 from tests.support.models import (

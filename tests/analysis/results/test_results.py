@@ -16,8 +16,8 @@ import pytest
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.results.results import FILES, Meta, compare, read_results
 from olmo_sparsity.analysis.results.statistics import summarize
-from olmo_sparsity.disk.manifest import write_manifest
 from olmo_sparsity.errors import DataError
+from olmo_sparsity.io import write_manifest
 from tests.support.fake_results import DOCUMENTS, META, fake_words
 from tests.support.measurements import losses_table, recovery_rows
 from tests.support.parts import IDENTITY, flip_a_byte, truncate, write

@@ -1,7 +1,4 @@
-"""Read JSON files and check them against a type. No torch.
-
-Place in the flow: beneath all readers of files that may be damaged or not ours.
-"""
+"""Check values of JSON against a type, and build dataclasses from them. Imports nothing of ours."""
 
 from __future__ import annotations
 
@@ -9,28 +6,13 @@ import json
 import zlib
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
-from pathlib import Path
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
-
-from olmo_sparsity.disk.files import read_bounded
-from olmo_sparsity.errors import DataError
 
 T = TypeVar("T")
 
 _DEEPEST = 50
 """Our files are not nested so deep; deeper ones may exhaust the stack."""
-
-
-def read_json(path: Path, kind: type[T], remedy: str) -> T:
-    """The content as `kind`; DataError with the remedy if it does not conform."""
-    try:
-        return parse_json(read_bounded(path), kind)
-    except OSError as error:
-        reason = error.strerror or str(error)
-    except ValueError as error:
-        reason = " ".join(str(error).split())[:200]
-    raise DataError(f"{path}: {reason}; {remedy}")
 
 
 def parse_json(content: bytes, kind: type[T]) -> T:

@@ -1,5 +1,8 @@
-"""Files that are whole or not there."""
+"""Files that are whole or not there, and manifests that vouch for every byte."""
 
+from __future__ import annotations
+
+import json
 import os
 import time
 from collections.abc import Callable
@@ -10,11 +13,19 @@ import pytest
 from olmo_sparsity.analysis.models.transformers_folder import check_weight_files
 from olmo_sparsity.config.file import read_given
 from olmo_sparsity.data.tokenizer import load_tokenizer
-from olmo_sparsity.disk.files import age_s, follow_umask, read_bounded, write_atomically, writing
-from olmo_sparsity.disk.json_files import read_json
-from olmo_sparsity.disk.lock import holder
 from olmo_sparsity.errors import UserError
+from olmo_sparsity.folders import holder
+from olmo_sparsity.io import (
+    age_s,
+    follow_umask,
+    read_bounded,
+    read_json,
+    verify_manifest,
+    write_atomically,
+    writing,
+)
 from olmo_sparsity.training.run_folder import read_metrics
+from tests.support.models import steps
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o027, 0o077])
@@ -112,3 +123,29 @@ def test_the_age_of_a_file_in_a_read_only_folder(
     os.utime(tmp_path, (time.time() - 60,) * 2)
     monkeypatch.setattr(Path, "touch", refuse)  # root may write anywhere
     assert 60 <= age_s(tmp_path) < 120
+
+
+def test_a_manifest_vouches_for_every_byte_and_leads_nowhere_else(tmp_path: Path) -> None:
+    (folder,) = steps(tmp_path, 1)
+    assert verify_manifest(folder) is None
+    state = folder / "engine" / "optimizer.bin"
+    for damage, problem in (
+        (b"momentz", "engine/optimizer.bin does not have the SHA-256"),
+        (b"moment", "engine/optimizer.bin has 6 bytes, manifest.json says 7"),
+        (None, "engine/optimizer.bin is missing"),
+    ):
+        state.unlink() if damage is None else state.write_bytes(damage)
+        assert str(verify_manifest(folder)).startswith(problem)
+        assert verify_manifest(folder, {"config.yaml", "model.safetensors"}) is None
+    assert verify_manifest(folder, {"other"}) == "manifest.json does not list other"
+    content = json.loads((folder / "manifest.json").read_text())
+    content["files"]["../../outside"] = content["files"]["config.yaml"]
+    (tmp_path / "outside").write_bytes((folder / "config.yaml").read_bytes())
+    for text, problem in (
+        ("{", "not a readable list"),
+        ("[]", "not a readable list"),
+        ('{"files": {"config.yaml": 3}}', "not a readable list"),
+        (json.dumps(content), "'../../outside', which is outside of the folder"),
+    ):
+        (folder / "manifest.json").write_text(text)
+        assert problem in str(verify_manifest(folder))

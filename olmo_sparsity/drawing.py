@@ -16,8 +16,8 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from olmo_sparsity.disk.files import writing
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.io import writing
 
 # Okabe and Ito's palette, which colour-blind readers can distinguish.
 BLACK, GREY = "#000000", "#888888"

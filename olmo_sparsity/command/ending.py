@@ -1,6 +1,6 @@
 """Map an error to an exit code and a one-line message.
 
-Place in the flow: beneath the command line. Exit codes: 0 done; 2 bad input; 75 stopped by a
+Exit codes: 0 done; 2 bad input; 75 stopped by a
 signal, the same command resumes; 76 another process of the run died, the same command resumes from
 the last checkpoint; 130 stopped by Ctrl-C without a way to resume; 141 the reader of the output has
 closed it. Anything else is a bug of ours, with its traceback.
@@ -20,10 +20,10 @@ from collections.abc import Iterator
 from typing import Any, TextIO
 
 from olmo_sparsity.errors import ReportedElsewhere, UserError, is_out_of_memory, printable
+from olmo_sparsity.runtime import EXIT_STOPPED
 
 EXIT_DEFECT = 1
 EXIT_BAD_INPUT = 2
-EXIT_STOPPED = 75
 EXIT_LOST_PROCESS = 76
 EXIT_INTERRUPTED = 130
 EXIT_BROKEN_PIPE = 141

@@ -1,6 +1,4 @@
-"""Lock a folder, so that only one launch at a time writes to it. No torch.
-
-Place in the flow: beneath everything that fills a folder.
+"""Folders that one command fills over several starts: whose work they are, and who writes now.
 
 A file `lock` names the owner. Creating it fails if it exists, also on network disks, where flock(2)
 often does nothing. A killed owner leaves it behind, so the next launch takes the folder over if the
@@ -9,6 +7,9 @@ owner is gone:
     on the same machine     there is no such process, or its PID now belongs to another one
     on another machine      it was the same SLURM job, which was requeued;
                             or the file, which a running owner refreshes, is old
+
+Another file, the identity, says whose work it is. A folder with files and without an identity is
+refused, and so is a start with other settings. Imports no torch.
 """
 
 from __future__ import annotations
@@ -21,15 +22,26 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
-from olmo_sparsity.disk.files import STALE_S, age_s, partial_name, read_bounded
-from olmo_sparsity.disk.json_files import parse_json
-from olmo_sparsity.errors import UserError
-from olmo_sparsity.process.launch import launch_id, machine_id, process_start, read_launch
-from olmo_sparsity.process.progress import say
+from olmo_sparsity.conform import parse_json, with_crc
+from olmo_sparsity.errors import ConfigError, UserError
+from olmo_sparsity.io import (
+    STALE_S,
+    age_s,
+    is_partial,
+    partial_name,
+    read_bounded,
+    read_json,
+    remove_partial,
+    sha256_of,
+    write_atomically,
+)
+from olmo_sparsity.runtime import launch_id, machine_id, process_start, read_launch, say
 
 LOCK = "lock"
 REFRESH_S = 30.0
@@ -207,3 +219,115 @@ def _read(path: Path) -> Owner | None:
         return parse_json(read_bounded(path, 2**16), Owner)
     except (OSError, ValueError):
         return None
+
+
+# --- whose work it is -----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class WorkFolder:
+    path: Path
+    setting: str
+    """What names it: run_folder, out, …"""
+
+    identity_name: str = "settings.json"
+
+    @property
+    def identity(self) -> Path:
+        return self.path / self.identity_name
+
+    def refuse_others(self) -> None:
+        """Refuse a folder with files of other work, which this one would spoil."""
+        if self.path.is_file():
+            raise ConfigError(f"{self.setting}={self.path} is a file; name a folder")
+        others = [path.name for path in sorted(self.path.glob("[!.]*")) if not _may_precede(path)]
+        # Looked for last, as another process may begin just now.
+        if others and not self.identity.exists():
+            raise ConfigError(
+                f"{self.setting}={self.path} holds other files ({', '.join(others[:3])}) and no "
+                f"{self.identity_name}; name a new folder"
+            )
+
+    def create(self, *inner: str) -> None:
+        """Create the folder and those inside it, without what killed processes left."""
+        self.refuse_others()
+        for folder in (self.path, *(self.path / name for name in inner)):
+            try:
+                folder.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                where = f"{self.setting}={self.path} cannot be written"
+                raise UserError(f"{where}: {error.strerror}") from None
+            remove_partial(folder)
+
+    @contextmanager
+    def opened(self, *inner: str) -> Iterator[None]:
+        """Create it, and hold it alone."""
+        self.create(*inner)
+        with locked(self.path):
+            yield
+
+    def identify(
+        self,
+        settings: Mapping[str, Any],
+        complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda stored: stored,
+    ) -> str:
+        """Write the identity, or refuse other settings than it states, which `complete` completes.
+        Returns its SHA-256: files that state it are of this work, and not copied from another."""
+        if not self.identity.exists():
+            text = json.dumps(with_crc(dict(settings)), ensure_ascii=False, indent=2)
+            write_atomically(self.identity, text + "\n")
+        # Read in any case: another process may have written it just now.
+        stored = read_json(self.identity, dict, "restore it, or name a new folder")
+        changed = differences(complete(stored), dict(settings))
+        refuse_changes(f"{self.setting}={self.path}", changed)
+        return sha256_of(self.identity)
+
+
+def _may_precede(path: Path) -> bool:
+    """Whether it may stand in a folder before its identity: a log, or what a start leaves that is
+    killed at once."""
+    if path.is_dir():
+        return is_partial(path) or all(inner.is_dir() for inner in path.rglob("*"))
+    return is_partial(path) or path.name == LOCK or path.suffix in (".log", ".out", ".err")
+
+
+def refuse_changes(folder: str, changed: Sequence[str]) -> None:
+    if changed:
+        raise ConfigError(
+            f"{folder} holds work with {', '.join(changed)}; name a new folder, or delete that one "
+            "to start over"
+        )
+
+
+# --- settings that differ -------------------------------------------------------------------------
+
+
+def leaves(node: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """All dotted keys with their values; an empty section is a value, and so is a plain list."""
+    for key, value in node.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and all(isinstance(one, Mapping) for one in value):
+            for number, one in enumerate(value):
+                yield from leaves(one, f"{prefix}{key}[{number}].")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def differences(then: Mapping[Any, Any], now: Mapping[Any, Any]) -> list[str]:
+    """Each key with a changed value, for a message."""
+    old, new = dict(leaves(then)), dict(leaves(now))
+    return [
+        f"{key}={old.get(key)} (now {new.get(key)})"
+        for key in sorted({*old, *new})
+        if not _same(old.get(key), new.get(key))
+    ]
+
+
+def _same(then: Any, now: Any) -> bool:
+    """One path has several spellings: `runs/a`, `./runs/a`, and with the folder before it."""
+    if isinstance(then, str) and isinstance(now, str) and "/" in then + now:
+        return os.path.abspath(then) == os.path.abspath(now)
+    if isinstance(then, list) and isinstance(now, list) and len(then) == len(now):
+        return all(map(_same, then, now))
+    return bool(then == now)

@@ -1,0 +1,357 @@
+"""Read and write files: atomically, as checked JSON, as Parquet rows, with a manifest.
+
+A killed process leaves no partial file. Imports no torch, and pyarrow only inside functions.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import re
+import shutil
+import stat
+import time
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from olmo_sparsity.conform import parse_json
+from olmo_sparsity.errors import ConfigError, DataError, UserError
+from olmo_sparsity.runtime import machine_id, process_start
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
+Row = TypeVar("Row")
+
+STALE_S = 180.0
+"""A file that another machine has not touched for so long has lost its process."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[Path]:
+    """Yield a unique name beside `path` to write a file or folder to, then rename it to `path`. Of
+    several processes that write the same file at once, the last one wins."""
+    partial = partial_name(path)
+    try:
+        with naming(path, partial):
+            yield partial
+            publish(partial, path)
+    finally:
+        _remove(partial)
+
+
+@contextmanager
+def naming(path: Path, partial: Path | None = None) -> Iterator[None]:
+    """Name a file that cannot be written: the errors of `write` do not, and those of safetensors
+    have the number of the error in their message only."""
+    try:
+        yield
+    except Exception as error:
+        number = getattr(error, "errno", None)
+        if not isinstance(error, OSError) and (found := re.search(_RUST_ERROR, str(error))):
+            number = int(found[1])
+        named = getattr(error, "filename", None)
+        if number is None or (named and not str(named).startswith(str(partial or path))):
+            raise
+        raise UserError(
+            f"{path} cannot be written: {os.strerror(number)}; free space (or raise a limit), or "
+            "write to another place"
+        ) from None
+
+
+_RUST_ERROR = r"\(os error (\d+)\)"
+
+
+def partial_name(path: Path) -> Path:
+    """The name holds machine and process, to recognize files that killed processes left."""
+    started = process_start(os.getpid()) or "0"
+    mark = f"{_machine()}-{os.getpid()}-{started}-{uuid.uuid4().hex[:8]}"
+    return path.with_name(f"{path.name}.{mark}.tmp")
+
+
+_PARTIAL = re.compile(r"\.([0-9a-f]{8})-(\d+)-(\d+)-[0-9a-f]{8}\.tmp$")
+
+
+def is_partial(path: Path) -> bool:
+    """Whether a process is writing it, or was killed while writing."""
+    return _PARTIAL.search(path.name) is not None
+
+
+def remove_partial(folder: Path) -> None:
+    """Remove the partial files of killed processes, but not of running ones."""
+    for path in folder.iterdir():
+        match = _PARTIAL.search(path.name)
+        if match is None:
+            continue
+        machine, pid, started = match.groups()
+        if machine == _machine() and started != "0":
+            gone = process_start(int(pid)) != started
+        else:
+            gone = age_s(path) > STALE_S
+        if gone:
+            _remove(path)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def age_s(path: Path) -> float:
+    """By the clock of the disk, as machines may differ. 0 if the file is gone."""
+    try:
+        now = _stat_of_new(path).st_mtime
+    except OSError:  # read-only
+        now = time.time()
+    try:
+        return now - path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _stat_of_new(path: Path) -> os.stat_result:
+    """Time and mode of a file created beside `path` now."""
+    probe = partial_name(path)
+    try:
+        probe.touch()
+        return probe.stat()
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def _machine() -> str:
+    return hashlib.sha256(machine_id().encode()).hexdigest()[:8]
+
+
+def write_atomically(path: Path, text: str) -> None:
+    with writing(path) as partial:
+        partial.write_text(text, encoding="utf-8", newline="\n")
+
+
+def refuse_suffix(name: str, path: str | os.PathLike[str], *suffixes: str) -> None:
+    if Path(path).suffix not in suffixes:
+        raise ConfigError(f"{name}={path} must end in {' or '.join(suffixes)}")
+
+
+def publish(partial: Path, final: Path) -> None:
+    """Sync a finished file or folder and give it its final name."""
+    for path in [*partial.rglob("*"), partial]:
+        sync(path)
+    partial.replace(final)
+    sync(final.parent)
+
+
+def sync(path: Path) -> None:
+    """Flush to disk; for a folder its list of names, without which no rename survives a power
+    cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def follow_umask(path: Path) -> None:
+    """Give a file the mode of any new one: some libraries use mkstemp, whose files only the owner
+    can read."""
+    path.chmod(_stat_of_new(path).st_mode & 0o777)
+
+
+def read_bounded(path: Path, most: int = 2**26) -> bytes:
+    """The content of a file that is read at once. Raises OSError."""
+    check_bounded(path, most)
+    with path.open("rb") as file:
+        return file.read(most)
+
+
+def check_bounded(path: Path, most: int) -> None:
+    """Refuse a pipe or device, which may never end, and what would fill the memory."""
+    status = path.stat()
+    if not stat.S_ISREG(status.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+    if status.st_size > most:
+        reason = f"it has {status.st_size:,} bytes, above the {most:,} that are read"
+        raise OSError(errno.EFBIG, reason, str(path))
+
+
+def sha256_of(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def stays_inside(name: object) -> bool:
+    """Whether a name in a manifest is inside its folder. (Links are allowed: the hub's cache
+    consists of them, and whoever creates one can read its target.)"""
+    if not isinstance(name, str) or not name or "\0" in name:
+        return False
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def read_json(path: Path, kind: type[T], remedy: str) -> T:
+    """The content as `kind`; DataError with the remedy if it does not conform."""
+    try:
+        return parse_json(read_bounded(path), kind)
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except ValueError as error:
+        reason = " ".join(str(error).split())[:200]
+    raise DataError(f"{path}: {reason}; {remedy}")
+
+
+# --- manifests ------------------------------------------------------------------------------------
+
+
+MANIFEST = "manifest.json"
+
+
+@dataclass(frozen=True)
+class Listed:
+    sha256: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class _Manifest:
+    files: dict[str, Listed]
+
+
+@contextmanager
+def writing_folder(final: Path) -> Iterator[Path]:
+    """Yield a folder to write into, then add a manifest and rename it to `final`."""
+    with writing(final) as partial:
+        partial.mkdir()
+        yield partial
+        write_manifest(partial)
+
+
+def write_manifest(folder: Path, names: Collection[str] | None = None) -> None:
+    """List all files below the folder, or those named; written after them."""
+    paths = folder.rglob("*") if names is None else (folder / name for name in names)
+    listed = {
+        path.relative_to(folder).as_posix(): Listed(sha256_of(path), path.stat().st_size)
+        for path in sorted(paths)
+        if path.is_file() and path.name != MANIFEST
+    }
+    text = json.dumps(asdict(_Manifest(listed)), indent=1)
+    write_atomically(folder / MANIFEST, text + "\n")
+
+
+def verify_manifest(folder: str | Path, only: Collection[str] | None = None) -> str | None:
+    """A description of what is wrong with a folder; None if it is intact.
+
+    `only`: the files to verify. Analysis needs no optimizer state, which is most of the bytes.
+    """
+    folder = Path(folder)
+    if not (folder / MANIFEST).is_file():
+        return f"{MANIFEST} is missing"
+    try:
+        files = read_json(folder / MANIFEST, _Manifest, "").files
+    except DataError:
+        return f"{MANIFEST} is not a readable list of files"
+    names = sorted(only if only is not None else files)
+    for name in names:
+        if name not in files:
+            return f"{MANIFEST} does not list {name}"
+        if not stays_inside(name):
+            return f"{MANIFEST} names '{name}', which is outside of the folder"
+    return verify_files(folder, {name: files[name] for name in names})
+
+
+def verify_files(
+    folder: Path, files: Mapping[str, Listed], hashes: Callable[[str], bool] = lambda name: True
+) -> str | None:
+    """What is wrong with the size of a file, or with the content of one that `hashes` chooses."""
+
+    def problem_of(name: str) -> str | None:
+        path, listed = folder / name, files[name]
+        try:
+            if not path.is_file():
+                return f"{name} is missing"
+            if path.stat().st_size != listed.bytes:
+                size = f"{path.stat().st_size:,} bytes, {MANIFEST} says {listed.bytes:,}"
+                return f"{name} has {size}: truncated or overwritten"
+            if hashes(name) and sha256_of(path) != listed.sha256:
+                return f"{name} does not have the SHA-256 that {MANIFEST} gives"
+        except OSError as error:
+            return f"{name} cannot be read: {error.strerror}"
+        return None
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:  # a core hashes 0.5 to 2 GB/s
+        return next(filter(None, pool.map(problem_of, files)), None)
+
+
+# --- Parquet tables of rows -----------------------------------------------------------------------
+
+
+def schema_of(kind: type) -> pa.Schema:
+    """Types are names, because of `from __future__ import annotations` in the module of `kind`."""
+    import pyarrow as pa
+
+    arrow = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
+    types = {item.name: str(item.type) for item in fields(kind)}
+    return pa.schema(
+        (name, arrow[word.removesuffix(" | None")], word.endswith("None"))
+        for name, word in types.items()
+    )
+
+
+def write_rows(path: Path, kind: type[Row], rows: Sequence[Row], meta: dict[str, Any]) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    table = pa.Table.from_pylist([vars(row) for row in rows], schema=schema_of(kind))
+    with writing(path) as partial:
+        pq.write_table(table, partial)
+    write_meta(path.with_name("meta.json"), meta)
+    write_manifest(path.parent, (path.name, "meta.json"))
+
+
+def write_meta(path: Path, meta: dict[str, Any]) -> None:
+    write_atomically(path, json.dumps(meta, indent=2, ensure_ascii=False) + "\n")
+
+
+def read_rows(path: Path, kind: type[Row], made_by: str) -> tuple[list[Row], dict[str, Any]]:
+    """`made_by`: the command that writes such a table."""
+    if not path.is_file():
+        raise DataError(f"'{path.parent}' has no {path.name}; make it with `{made_by}`")
+    remedy = f"make it again with `{made_by}`"
+    if problem := verify_manifest(path.parent, (path.name, "meta.json")):
+        raise DataError(f"{path.parent} is damaged: {problem}; {remedy}")
+    table = read_parquet(path, remedy)
+    meta = read_json(path.with_name("meta.json"), dict, remedy)
+    names = schema_of(kind).names
+    if table.schema.names != names:
+        differing = sorted(set(table.schema.names) ^ set(names))
+        raise DataError(
+            f"{path}, of another version: columns {differing} are missing or unknown; {remedy}"
+        )
+    return [kind(**row) for row in table.to_pylist()], meta
+
+
+def read_parquet(path: Path, remedy: str) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        return pq.ParquetFile(path).read()
+    except (pa.ArrowException, OSError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(f"{path} cannot be read ({reason}); {remedy}") from None
+
+
+def markdown(lines: Sequence[Sequence[str]]) -> str:
+    """A Markdown table whose first line is the header."""
+    first, *others = lines
+    rows = [first, ["---"] * len(first), *others]
+    return "\n".join("| " + " | ".join(row) + " |" for row in rows)

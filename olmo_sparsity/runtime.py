@@ -1,0 +1,317 @@
+"""The process and its machine: launcher, device, versions, progress.
+
+Imports nothing of ours but errors, and torch only inside functions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from olmo_sparsity.errors import ConfigError, printable
+
+if TYPE_CHECKING:
+    import torch
+
+EXIT_STOPPED = 75
+"""A signal has stopped a command; the same command resumes."""
+
+
+# --- the launcher ---------------------------------------------------------------------------------
+
+
+# `torchrun`, `deepspeed` and `accelerate launch` set RANK, WORLD_SIZE, LOCAL_RANK and
+# LOCAL_WORLD_SIZE; under a bare `srun` they are taken from SLURM's variables. Without any, this is
+# rank 0 of 1.
+
+
+@dataclass(frozen=True)
+class Launch:
+    rank: int = 0
+    world_size: int = 1
+    local_rank: int = 0
+    """Rank among the processes of this machine, and the number of its GPU."""
+
+    local_world_size: int = 1
+    """Processes on this machine."""
+
+
+def read_launch() -> Launch:
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    if any(name in os.environ for name in names[:2]):
+        missing = [name for name in names[:2] if name not in os.environ]
+        if missing:
+            raise ConfigError(f"the launcher sets some of {', '.join(names)}, but not {missing[0]}")
+        rank, world_size = _number("RANK"), _number("WORLD_SIZE")
+        # Launchers that leave these two out start one process per machine.
+        local_rank = _number("LOCAL_RANK", 0)
+        launch = Launch(rank, world_size, local_rank, _number("LOCAL_WORLD_SIZE", local_rank + 1))
+    elif "SLURM_STEP_ID" in os.environ and "SLURM_PROCID" in os.environ:  # inside srun, not sbatch
+        # 2(x3),1: two tasks on each of three nodes, one on the fourth.
+        groups = re.findall(
+            r"(\d+)(?:\(x(\d+)\))?", os.environ.get("SLURM_STEP_TASKS_PER_NODE", "1")
+        )
+        per_node = [int(tasks) for tasks, times in groups for _ in range(int(times or 1))]
+        launch = Launch(
+            _number("SLURM_PROCID"),
+            _number("SLURM_STEP_NUM_TASKS", _number("SLURM_NTASKS", 1)),
+            _number("SLURM_LOCALID", 0),
+            per_node[_number("SLURM_NODEID", 0)],
+        )
+    else:
+        launch = Launch()
+    if not 0 <= launch.rank < launch.world_size:
+        raise ConfigError(f"RANK={launch.rank} must be below WORLD_SIZE={launch.world_size}")
+    return launch
+
+
+def launch_id() -> str:
+    """Equal for the processes of one launch, and different from all other running launches."""
+    get = os.environ.get
+    if read_launch().world_size == 1:
+        return f"{socket.gethostname()} {os.getpid()}"
+    if "SLURM_STEP_ID" in os.environ:
+        # Also with a torchrun on each node. A requeued job counts its steps from 0 again.
+        return f"slurm {get('SLURM_JOB_ID')}.{get('SLURM_STEP_ID')}.{get('SLURM_RESTART_COUNT', 0)}"
+    # torchrun, deepspeed, accelerate: the rendezvous. torchrun's run ID is often "none".
+    address = get("MASTER_ADDR", "localhost")
+    if address in ("localhost", "127.0.0.1", "::1"):
+        address = socket.gethostname()
+    return f"{get('TORCHELASTIC_RUN_ID', '')} {address}:{get('MASTER_PORT', '')}"
+
+
+def machine_id() -> str:
+    """Identifies a boot of a machine and a PID namespace, within which PIDs are unique."""
+    with contextlib.suppress(OSError):
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot} {os.readlink('/proc/self/ns/pid')}"
+    return socket.gethostname()
+
+
+def process_start(pid: int) -> str | None:
+    """The start time of a process in the kernel's count, which with the PID identifies it. None if
+    there is no such process (or only a zombie), or no /proc."""
+    try:
+        # The name, in parentheses, may hold anything.
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return None if fields[0] in "ZX" else fields[19]
+
+
+def _number(name: str, default: int | None = None) -> int:
+    text = os.environ.get(name)
+    if text is None and default is not None:
+        return default
+    try:
+        return int(text or "")
+    except ValueError:
+        raise ConfigError(f"{name}={text} in the environment must be a whole number") from None
+
+
+# --- devices --------------------------------------------------------------------------------------
+
+
+def device_name(device: torch.device) -> str:
+    import torch
+
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def choose_device(
+    name: str, own_gpu: Callable[[int], int] | None = None, setting: str = "device"
+) -> torch.device:
+    """A GPU always has its index: torch.cuda.set_device refuses a device without. `own_gpu`: of so
+    many GPUs, the one of this process; by default, processes may share them."""
+    import torch
+
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "cuda" and torch.cuda.is_available():
+        # Launchers make all GPUs of the machine visible to a process, or only its own.
+        seen = torch.cuda.device_count()
+        name = f"cuda:{own_gpu(seen) if own_gpu else read_launch().local_rank % seen}"
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(
+            f"{setting}={name} cannot be used: {reason}; set it to auto or cpu"
+        ) from None
+    return device
+
+
+def multiplies(device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether matrices of this dtype are multiplied in hardware. A CPU that does not takes 6 to 50
+    times as long as with fp32."""
+    import torch
+
+    if device.type == "cuda":
+        return dtype != torch.bfloat16 or torch.cuda.is_bf16_supported()
+    if device.type != "cpu" or dtype not in (torch.bfloat16, torch.float16):
+        return True
+    # PyTorch's names. Those of ARM are left out: whether it uses them differs between systems.
+    kind = "bf16" if dtype == torch.bfloat16 else "fp16"
+    abilities: dict = getattr(torch.cpu, "get_capabilities", dict)()
+    return any(abilities.get(f"{unit}_{kind}") for unit in ("avx512", "amx"))
+
+
+# --- versions -------------------------------------------------------------------------------------
+
+
+PACKAGES = (
+    *("olmo-sparsity", "ai2-olmo", "torch", "numpy", "transformers", "datasets", "tokenizers"),
+    *("deepspeed", "accelerate"),
+)
+
+
+def typed_command() -> list[str]:
+    """The command line, without the installation path of this program."""
+    program = Path(sys.argv[0])
+    ours = program.name in ("olmo-sparsity", "__main__.py")
+    return ["olmo-sparsity" if ours else sys.argv[0], *sys.argv[1:]]
+
+
+def provenance(device: str) -> dict[str, Any]:
+    """Commit, package versions and machine; `device`: what it ran on."""
+    machine = f"{platform.machine()}, {os.cpu_count()} cores, {device}"
+    return {"commit": code_version(), "versions": versions(), "machine": machine}
+
+
+def versions() -> dict[str, str | None]:
+    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+
+
+def code_version(folder: Path = Path(__file__).parents[1]) -> str | None:
+    """The commit of the running code, marked -dirty if it has uncommitted changes outside docs/,
+    which results are written to; None if the folder is no clone: a repository around it is another.
+    """
+
+    def git(*words: str) -> str:
+        done = subprocess.run(
+            ["git", *words], cwd=folder, capture_output=True, text=True, check=True
+        )
+        return done.stdout.strip()
+
+    try:
+        if not folder.samefile(git("rev-parse", "--show-toplevel")):
+            return None
+        commit = git("describe", "--always", "--abbrev=40")
+        changed = git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!docs")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{commit}-dirty" if changed else commit
+
+
+def _version(name: str) -> str | None:
+    if name == "torch" and name in sys.modules:
+        return str(sys.modules[name].__version__)  # names the CUDA it was built for, too
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+# --- progress -------------------------------------------------------------------------------------
+
+
+class Progress:
+    """with Progress("training", total=1000, unit="steps") as progress:
+    progress.update(10, loss="3.21")
+    """
+
+    def __init__(
+        self,
+        title: str,
+        total: int | None,
+        unit: str,
+        *,
+        enabled: bool = True,
+        log_every_s: float = 30,
+    ) -> None:
+        self.title, self.total, self.unit = title, total, unit
+        self.enabled = enabled
+        self.done = self.done_at_start = 0
+        self.live = sys.stderr.isatty()
+        self.pause_s = 0.1 if self.live else log_every_s
+        self.started = time.perf_counter()
+        self.shown_at = -float("inf") if self.live else self.started
+        self.text = ""
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def resume_at(self, done: int) -> None:
+        """Progress of an earlier run: shown as done, not counted in the rate."""
+        self.done = self.done_at_start = done
+
+    def update(self, done: int, **values: str) -> None:
+        self.done = done
+        now = time.perf_counter()
+        fresh = done - self.done_at_start
+        rate = fresh / (now - self.started) if now > self.started else 0.0
+        of_total = f"/{self.total:,}" if self.total else ""
+        parts = [self.title, f"{done:,}{of_total} {self.unit}"]
+        parts += [f"{name.replace('_', ' ')} {value}" for name, value in values.items()]
+        left = ""
+        if rate > 0:
+            parts.append(f"{rate:,{'.3g' if rate < 1e3 else '.0f'}} {self.unit}/s")
+            if self.total and done < self.total:
+                left = f" · {format_duration((self.total - done) / rate)} left"
+        self.text = printable(" · ".join(parts))
+        if now - self.shown_at >= self.pause_s:
+            self.shown_at = now
+            self._show(self.text + left)
+
+    def note(self, message: str) -> None:
+        """Print a line that stays."""
+        if self.enabled:
+            self._clear()
+            say(message)
+
+    def _show(self, text: str) -> None:
+        if not self.enabled:
+            return
+        if self.live:
+            width = shutil.get_terminal_size().columns - 1
+            print("\r\x1b[K" + text[:width], end="", file=sys.stderr, flush=True)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def _clear(self) -> None:
+        if self.live:
+            print("\r\x1b[K", end="", file=sys.stderr)
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._clear()
+        if self.enabled and self.text:
+            took = format_duration(time.perf_counter() - self.started)
+            state = "stopped" if kind else "done"
+            print(f"{self.text} · {state} in {took}", file=sys.stderr, flush=True)
+
+
+def say(message: str) -> None:
+    """Print a message to stderr; stdout is for results."""
+    print(printable(message), file=sys.stderr, flush=True)
+
+
+def format_duration(seconds: float) -> str:
+    seconds = round(seconds)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    if seconds < 3600:
+        return f"{seconds // 60:.0f} min {seconds % 60:.0f} s"
+    return f"{seconds // 3600:.0f} h {seconds % 3600 // 60:.0f} min"
