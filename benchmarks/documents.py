@@ -84,11 +84,17 @@ def long_step(length: int, documents: list[int]) -> None:
     """One optimizer step on a sequence of documents of these lengths, repeated."""
     config = load_config(
         ROOT / "configs/quick.yaml",
-        [f"--training.length={length}", f"--model.max_sequence_length={length}",
-         "--training.batch_size=1", "--training.activation_checkpointing=true",
-         "--training.precision=fp32", "--positions.scheme=contiguous",
-         "--positions.target_length=null", "--data.mask_documents=true"],
-    )  # fmt: skip
+        [
+            f"--training.length={length}",
+            f"--model.max_sequence_length={length}",
+            "--training.batch_size=1",
+            "--training.activation_checkpointing=true",
+            "--training.precision=fp32",
+            "--positions.scheme=contiguous",
+            "--positions.target_length=null",
+            "--data.mask_documents=true",
+        ],
+    )
     config.model.vocab_size = 4096
     engine = Engine(build_model(config.model), config)
     sizes = torch.tensor(documents).repeat(length // sum(documents) + 1)

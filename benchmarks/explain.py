@@ -67,10 +67,18 @@ def write_random_model(folder: Path, length: int) -> None:
     """10M parameters; weights do not change what a method costs."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY, hidden_size=320, intermediate_size=864, num_hidden_layers=6,
-        num_attention_heads=5, num_key_value_heads=5, max_position_embeddings=2 * length,
-        tie_word_embeddings=True, bos_token_id=None, eos_token_id=0, pad_token_id=0,
-    )  # fmt: skip
+        vocab_size=VOCABULARY,
+        hidden_size=320,
+        intermediate_size=864,
+        num_hidden_layers=6,
+        num_attention_heads=5,
+        num_key_value_heads=5,
+        max_position_embeddings=2 * length,
+        tie_word_embeddings=True,
+        bos_token_id=None,
+        eos_token_id=0,
+        pad_token_id=0,
+    )
     LlamaForCausalLM(config).save_pretrained(folder)
     word_tokenizer(VOCABULARY).save_pretrained(folder)
 
@@ -241,9 +249,12 @@ def cost_table(
             print(f"| {name} | {reason} | | | | | |")
             continue
         one = median[name]
-        print(f"| {name} | {rows[0]['version']} | {one['cpu_s']:.2f} | {one['wall_s']:.2f} | "
-              f"{one['cpu_s'] / cheapest:.1f} | {one['token_forwards']:,.0f} | "
-              f"{one['memory_mib']:.0f} |", flush=True)  # fmt: skip
+        print(
+            f"| {name} | {rows[0]['version']} | {one['cpu_s']:.2f} | {one['wall_s']:.2f} | "
+            f"{one['cpu_s'] / cheapest:.1f} | {one['token_forwards']:,.0f} | "
+            f"{one['memory_mib']:.0f} |",
+            flush=True,
+        )
     return median
 
 
@@ -272,9 +283,14 @@ def draw_costs(file: Path) -> None:
             for name, color in zip(names, cycle(PALETTE)):
                 line, is_ours = rows[rows.name == name], CONTESTANTS[name][0] == OURS
                 axes.plot(
-                    line.length, line[column], "-" if is_ours else "--", label=name,
-                    marker="o" if is_ours else "s", markersize=3, color=color,
-                )  # fmt: skip
+                    line.length,
+                    line[column],
+                    "-" if is_ours else "--",
+                    label=name,
+                    marker="o" if is_ours else "s",
+                    markersize=3,
+                    color=color,
+                )
             axes.set(xscale="log", yscale="log", xlabel="tokens before the answer", ylabel=label)
             axes.set_xticks(lengths, [f"{n:,}" for n in lengths])
             axes.yaxis.set_major_formatter("{x:,g}")  # labels are drawn as they are, without math
@@ -297,12 +313,17 @@ def quality_table(names: list[str], folder: Path, options: argparse.Namespace) -
     for seed, judge in enumerate(judges):
         judge.prepare(seed)
     gap = np.mean([judge.gap for judge in judges])
-    print(f"\n{len(judges)} documents of {length} tokens, whose end repeats a passage of the far "
-          f"part up to an answer of {NUM_ANSWER}; the far part gives {gap:.2f} nats\n")  # fmt: skip
+    print(
+        f"\n{len(judges)} documents of {length} tokens, whose end repeats a passage of the far "
+        f"part up to an answer of {NUM_ANSWER}; the far part gives {gap:.2f} nats\n"
+    )
     columns = [
-        "lds masked", *(f"−{k} masked" for k in TOPS), "+4 masked",
-        "lds deleted", *(f"−{k} deleted" for k in TOPS),
-    ]  # fmt: skip
+        "lds masked",
+        *(f"−{k} masked" for k in TOPS),
+        "+4 masked",
+        "lds deleted",
+        *(f"−{k} deleted" for k in TOPS),
+    ]
     print("| | " + " | ".join(columns) + " |")
     print("|---|" + "---:|" * len(columns))
     for name in names:

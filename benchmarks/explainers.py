@@ -112,9 +112,12 @@ def ours(selector: str, model: Any, tokenizer: Any, *, most: int | None = None) 
         block = Windows("all", len(question.near)).block(tokens, first, len(tokens))
         scorer = Scorer(wrapped)
         asked = Asked(
-            scorer.context(block), Units.of_tokens(num_far), [(0, len(question.answer))],
-            most or num_far, np.random.default_rng(0),
-        )  # fmt: skip
+            scorer.context(block),
+            Units.of_tokens(num_far),
+            [(0, len(question.answer))],
+            most or num_far,
+            np.random.default_rng(0),
+        )
         choice = SELECTORS[selector](scorer, asked)
         found = np.zeros(num_far)
         found[choice.unit_TK[0]] = choice.influence_TK[0]
@@ -156,9 +159,14 @@ def context_cite(num_ablations: int, model: Any, tokenizer: Any) -> Scores:
     def scores(question: Question) -> np.ndarray:
         sources = Tokens(question.far_pieces)
         citer = ContextCiter(
-            model, tokenizer, sources.context, question.near_text,
-            num_ablations=num_ablations, prompt_template="{context}{query}", partitioner=sources,
-        )  # fmt: skip
+            model,
+            tokenizer,
+            sources.context,
+            question.near_text,
+            num_ablations=num_ablations,
+            prompt_template="{context}{query}",
+            partitioner=sources,
+        )
         # It explains what the model writes; an answer that is given goes where that is kept.
         citer._cache["output"] = question.prompt + question.answer_text
         assert citer._response_ids == question.answer
@@ -261,7 +269,8 @@ CONTESTANTS: dict[str, tuple[str, Callable[..., Scores]]] = {
     "context-cite, 256 ablations": ("context-cite", partial(context_cite, 256)),
     "captum FeatureAblation": ("captum", partial(captum_perturbed, "FeatureAblation")),
     "captum KernelShap, 256 samples": (
-        "captum", partial(captum_perturbed, "KernelShap", n_samples=256),
+        "captum",
+        partial(captum_perturbed, "KernelShap", n_samples=256),
     ),
     "captum LayerIntegratedGradients": ("captum", captum_integrated),
     "inseq attention": ("inseq", partial(inseq, "attention")),
@@ -270,7 +279,7 @@ CONTESTANTS: dict[str, tuple[str, Callable[..., Scores]]] = {
     "lxt AttnLRP": ("lxt", lxt),
     "flashtrace": ("flashtrace", flashtrace),
     "random": (OURS, partial(ours, "random")),
-}  # fmt: skip
+}
 """Name → package (as on PyPI), and what makes it ready."""
 
 ELSEWHERE = {"lxt": "transformers below 5", "flashtrace": "NumPy 2"}
@@ -392,9 +401,12 @@ def ask(
         environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TQDM_DISABLE": "1"}
         try:
             done = subprocess.run(
-                command, capture_output=True, text=True, env=os.environ | environment,
+                command,
+                capture_output=True,
+                text=True,
+                env=os.environ | environment,
                 timeout=10 * cpu_seconds,
-            )  # fmt: skip
+            )
         except subprocess.TimeoutExpired:
             return [], f"did not end in {10 * cpu_seconds} s"
         rows = [json.loads(line) for line in answers.read_text().splitlines()]

@@ -89,9 +89,14 @@ class Machine:
         paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths)} | hidden
         return subprocess.Popen(
-            command, cwd=ROOT, env=environment, text=True,
-            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True,
-        )  # fmt: skip
+            command,
+            cwd=ROOT,
+            env=environment,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     def run(self, *words: object, processes: int | str | None = None) -> str:
         """What the command prints; Failed with the end of it where it fails or takes too long."""
@@ -367,11 +372,15 @@ print(json.dumps({"gpus": gpus, "torch": torch.__version__, "cuda": torch.versio
 MODELS: dict[str, dict[str, Any]] = {
     "OLMo-2": {"layer_norm_type": "rms", "attention_layer_norm": True, "norm_after": True},
     "ALiBi, grouped heads": {"rope": False, "alibi": True, "n_kv_heads": 2},
-    "GPT-NeoX": {"architecture": "gpt_neox", "rotary_fraction": 0.5, "include_bias": True,
-                 "activation_type": "gelu"},
+    "GPT-NeoX": {
+        "architecture": "gpt_neox",
+        "rotary_fraction": 0.5,
+        "include_bias": True,
+        "activation_type": "gelu",
+    },
     "heads of 256": {"d_model": 512, "n_heads": 2, "layer_norm_type": "rms", "init_std": 0.03},
     "Llama of transformers": {},
-}  # fmt: skip
+}
 
 
 def new_model(name: str) -> Any:
@@ -388,9 +397,15 @@ def new_model(name: str) -> Any:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
-        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, vocab_size=256, initializer_range=0.1, max_position_embeddings=128,
-    )  # fmt: skip
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=256,
+        initializer_range=0.1,
+        max_position_embeddings=128,
+    )
     return HuggingFaceLM(LlamaForCausalLM(config))
 
 
@@ -557,8 +572,9 @@ def measure_speed(size: str, out: Path) -> Iterator[Row]:
             writer.save(
                 TrainerState(1, 1, ""),
                 lambda folder: save_weights(weights, folder / "model.safetensors"),
-                engine.copy_moments(), engine.shares_state,
-            )  # fmt: skip
+                engine.copy_moments(),
+                engine.shares_state,
+            )
             stood_still = time.perf_counter() - started
             writer.wait()
         seconds = time.perf_counter() - started

@@ -254,8 +254,10 @@ def one_target(setting: Setting) -> None:
         bf16_errors.append(np.abs(bf16 - fp32))
     contest.report("(i) one at a time", "(ii) captum, replaced", "(ii) captum, added")
     mean, largest = np.mean(bf16_errors), np.max(bf16_errors)
-    print(f"\n(iii) and (i) differ by at most {max(errors):.1e} nats in fp32; bf16 from fp32 "
-          f"by {mean:.4f} nats in the mean, {largest:.3f} at most")  # fmt: skip
+    print(
+        f"\n(iii) and (i) differ by at most {max(errors):.1e} nats in fp32; bf16 from fp32 "
+        f"by {mean:.4f} nats in the mean, {largest:.3f} at most"
+    )
 
 
 def shared_windows(setting: Setting) -> None:
@@ -400,8 +402,10 @@ def main() -> None:
         documents,
         options.rounds,
     )
-    print(f"{platform.processor() or platform.machine()}, 1 thread, torch {torch.__version__}, "
-          f"{about}, {len(documents)} documents, {options.rounds} rounds")  # fmt: skip
+    print(
+        f"{platform.processor() or platform.machine()}, 1 thread, torch {torch.__version__}, "
+        f"{about}, {len(documents)} documents, {options.rounds} rounds"
+    )
     for warm_up in (setting.fp32, setting.bf16):
         ours(shown_alone(warm_up), setting.question(0))
     one_target(setting)

@@ -31,9 +31,15 @@ KNOWN = ["Zeno", "Zora", "Zuli", "Zani"]
 """Their facts are known by heart: of each verb one thing."""
 
 WORDS = [
-    "memo", "and", ".", "?", *NAMES, *KNOWN, *(word for pair in VERBS for word in pair),
+    "memo",
+    "and",
+    ".",
+    "?",
+    *NAMES,
+    *KNOWN,
+    *(word for pair in VERBS for word in pair),
     *THINGS,
-]  # fmt: skip
+]
 
 LENGTH = 80
 """Tokens of a training text."""
@@ -80,9 +86,12 @@ def is_heldout(fact: Fact) -> bool:
 
 
 def draw(
-    generator: np.random.Generator, kinds: list[str], num_sources: int, num_extra: int,
+    generator: np.random.Generator,
+    kinds: list[str],
+    num_sources: int,
+    num_extra: int,
     heldout: bool = False,
-) -> Exercise:  # fmt: skip
+) -> Exercise:
     """`kinds`: of the statements. `num_extra`: facts that no statement asks for."""
     facts = _facts(generator, len(kinds) + kinds.count(BOTH) + num_extra, heldout)
     inside: list[list[str]] = [[] for _ in range(num_sources)]

@@ -129,8 +129,10 @@ def main() -> None:
                 continue
             seconds = "stopped" if row.get("stopped") else f"{row['seconds']:.2f}"
             forwards = "–" if row["token_forwards"] is None else f"{row['token_forwards']:,}"
-            print(f"{length:>7}  {selector:18} {forwards:>14} {seconds:>9} "
-                  f"{row['peak_gib']:>6.2f}", flush=True)  # fmt: skip
+            print(
+                f"{length:>7}  {selector:18} {forwards:>14} {seconds:>9} {row['peak_gib']:>6.2f}",
+                flush=True,
+            )
     if options.out:
         with open(options.out, "w") as file:
             json.dump(rows, file, indent=1)

@@ -53,8 +53,16 @@ def main() -> None:
         places, nats = chosen.far_first.agg(set).unstack(), chosen.influence.sum().unstack()
         for name in NESTED:
             same = [len(a & b) for a, b in zip(places.add_one, places[name], strict=True)]
-            rows.append((document.number, name, len(targets), sum(same), nats[name].sum(),
-                         nats.add_one.sum()))  # fmt: skip
+            rows.append(
+                (
+                    document.number,
+                    name,
+                    len(targets),
+                    sum(same),
+                    nats[name].sum(),
+                    nats.add_one.sum(),
+                )
+            )
         num_targets += len(targets)
         print(f"{num_targets} targets", flush=True)
         if num_targets == options.targets:
@@ -66,9 +74,11 @@ def main() -> None:
         sums_R = resample(group[columns[2:]]).T
         overlap = interval(*_ratio(sums_R[1], K * sums_R[0]))
         kept = interval(*_ratio(sums_R[2], sums_R[3]))
-        print(f"{name:<18} overlap {overlap[0]:.3f} [{overlap[1]:.3f}, {overlap[2]:.3f}], "
-              f"nats kept {kept[0]:.3f} [{kept[1]:.3f}, {kept[2]:.3f}], token-forwards "
-              f"{forwards[name]:,.0f}, add_one {forwards['add_one']:,.0f}")  # fmt: skip
+        print(
+            f"{name:<18} overlap {overlap[0]:.3f} [{overlap[1]:.3f}, {overlap[2]:.3f}], "
+            f"nats kept {kept[0]:.3f} [{kept[1]:.3f}, {kept[2]:.3f}], token-forwards "
+            f"{forwards[name]:,.0f}, add_one {forwards['add_one']:,.0f}"
+        )
 
 
 def _ratio(of_R: np.ndarray, to_R: np.ndarray) -> tuple[np.ndarray, float]:

@@ -25,10 +25,15 @@ USED = 0.4 * 989e12
 
 def llama(width: int, layers: int, heads: int, vocabulary: int) -> LlamaForCausalLM:
     config = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=width, intermediate_size=4 * width,
-        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=heads // 4,
-        max_position_embeddings=131_072, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=vocabulary,
+        hidden_size=width,
+        intermediate_size=4 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads // 4,
+        max_position_embeddings=131_072,
+        tie_word_embeddings=True,
+    )
     return LlamaForCausalLM(config)
 
 
@@ -46,9 +51,11 @@ def main() -> None:
     for options in ({}, {"draws": 4}, {"orders": 3}):
         counted = explain(llama(32, 1, 4, 2), tokenizer, **given, **options, dry_run=True)
         cost = replace(counted, num_parameters=parameters)
-        print(f"{options or 'defaults'}: {cost.token_forwards:,} token-forwards of "
-              f"{cost.num_parameters:,} parameters, {cost.flops:.2e} FLOPs, "
-              f"{cost.flops / USED:.1f} s")  # fmt: skip
+        print(
+            f"{options or 'defaults'}: {cost.token_forwards:,} token-forwards of "
+            f"{cost.num_parameters:,} parameters, {cost.flops:.2e} FLOPs, "
+            f"{cost.flops / USED:.1f} s"
+        )
 
 
 if __name__ == "__main__":

@@ -126,9 +126,13 @@ def ours(draws: int, model: Any, tokenizer: Any, fit_on: list[SourceQuestion]) -
 
     def scores(asked: SourceQuestion) -> dict[str, Any]:
         found = explain(
-            loaded, sources={str(i): text for i, text in enumerate(asked.sources)},
-            question=asked.question, answer=asked.statements, decoys=asked.decoys, draws=draws,
-        )  # fmt: skip
+            loaded,
+            sources={str(i): text for i, text in enumerate(asked.sources)},
+            question=asked.question,
+            answer=asked.statements,
+            decoys=asked.decoys,
+            draws=draws,
+        )
         shape = len(asked.statements), len(asked.sources)
         p_TS = found.matrix[["p_gives", "p_lost"]].min(axis=1).to_numpy().reshape(shape)
         return {
@@ -171,9 +175,14 @@ def context_cite(
     def scores(asked: SourceQuestion) -> np.ndarray:
         given = Given(asked.sources)
         citer = ContextCiter(
-            model, tokenizer, given.context, asked.question, num_ablations=num_ablations,
-            prompt_template="{context}\n\n{query}\n", partitioner=given,
-        )  # fmt: skip
+            model,
+            tokenizer,
+            given.context,
+            asked.question,
+            num_ablations=num_ablations,
+            prompt_template="{context}\n\n{query}\n",
+            partitioner=given,
+        )
         # It explains what the model writes; an answer that is given goes where that is kept.
         citer._cache["output"] = asked.prompt + asked.answer
         assert citer._response_ids == asked.answer_ids
@@ -233,9 +242,13 @@ def at2(model: Any, tokenizer: Any, fit_on: list[SourceQuestion]) -> Scores:
 
     with tempfile.TemporaryDirectory() as place:
         trainer = AT2Trainer(
-            Path(place), fit_on, model, tokenizer, lambda asked, *_: Task(asked),
+            Path(place),
+            fit_on,
+            model,
+            tokenizer,
+            lambda asked, *_: Task(asked),
             feature_extractor=Heads(),
-        )  # fmt: skip
+        )
         trainer._generations = {i: asked.answer for i, asked in enumerate(fit_on)}
         trainer._task_datas = {
             i: {"num_sources": len(asked.sources), "num_targets": len(asked.statements)}

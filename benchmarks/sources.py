@@ -106,9 +106,14 @@ def asked(
 ) -> Attribution:
     with redirect_stderr(StringIO()):
         found = explain(
-            model, sources=one.sources, question=one.question, answer=one.statements,
-            decoys=decoys, draws=draws, seed=seed,
-        )  # fmt: skip
+            model,
+            sources=one.sources,
+            question=one.question,
+            answer=one.statements,
+            decoys=decoys,
+            draws=draws,
+            seed=seed,
+        )
     assert isinstance(found, Attribution)
     return found
 
@@ -124,9 +129,12 @@ def beside_others(one: Exercise, number: int, drawn: list[Exercise]) -> Exercise
 
 
 def measure(
-    model: LoadedModel, drawn: list[Exercise], draws: int = 8, swapped: bool = False,
+    model: LoadedModel,
+    drawn: list[Exercise],
+    draws: int = 8,
+    swapped: bool = False,
     any_decoys: bool = False,
-) -> pd.DataFrame:  # fmt: skip
+) -> pd.DataFrame:
     """A row for each statement: what it rests on, what the verdict says, whether it is counted,
     whether the model writes all of it, and how many sources are named and how many wrongly."""
     rows = []
@@ -284,13 +292,17 @@ class Judge:
         for t, score_S in enumerate(score_TS):
             best = np.argsort(-score_S, kind="stable")
             told = {
-                "rival": name, "kind": one.kinds[t], "counted": self.counted[t],
-                "right": self.found.names[best[0]] in one.needs[t], "some": some_T[t],
+                "rival": name,
+                "kind": one.kinds[t],
+                "counted": self.counted[t],
+                "right": self.found.names[best[0]] in one.needs[t],
+                "some": some_T[t],
                 "said": row.get("kinds", [None] * len(one.kinds))[t],
                 # Of the largest scores, which tell one, either, both and none apart.
                 "top": np.pad(np.sort(score_S)[::-1], (0, 3))[:3].tolist(),
-                "cpu_s": row["cpu_s"], "token_forwards": row["token_forwards"],
-            }  # fmt: skip
+                "cpu_s": row["cpu_s"],
+                "token_forwards": row["token_forwards"],
+            }
             for way, losses_AT in self.truth.items():
                 predicted_A = self.shown_AS @ score_S
                 (told[f"lds {way}"],) = rank_correlations(
@@ -343,8 +355,9 @@ def compare(judged: pd.DataFrame) -> tuple[pd.DataFrame, dict[str, pd.DataFrame]
             **{way: of_some[way].mean() for way in rows if way.startswith(("lds", "−1"))},
             "some or none (AUROC)": auroc(of_some.some.to_numpy(), rows[is_none].some.to_numpy()),
             **{f"told {kind}": told.get(kind, np.nan) for kind in kinds},
-            "CPU s": rows.cpu_s.mean(), "token-forwards": rows.token_forwards.mean(),
-        }  # fmt: skip
+            "CPU s": rows.cpu_s.mean(),
+            "token-forwards": rows.token_forwards.mean(),
+        }
     return pd.DataFrame(table).T, confused
 
 
@@ -359,12 +372,16 @@ def rivals(run: str, model: LoadedModel, options: argparse.Namespace) -> pd.Data
     ]
     questions = {
         part: [
-            {"sources": [*one.sources.values()], "question": one.question,
-             "statements": one.statements, "decoys": decoys_of(one, drawn)}
+            {
+                "sources": [*one.sources.values()],
+                "question": one.question,
+                "statements": one.statements,
+                "decoys": decoys_of(one, drawn),
+            }
             for one in of_part
         ]
         for part, of_part in (("asked", drawn), ("fit_on", others))
-    }  # fmt: skip
+    }
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place, "model")

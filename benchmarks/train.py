@@ -145,8 +145,10 @@ def hugging_face_trainer(config: RunConfig, batches: Iterator[Batch], num_steps:
 
 
 def compare_frameworks(num_rounds: int, num_steps: int) -> None:
-    print(f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, "
-          f"torch {torch.__version__}")  # fmt: skip
+    print(
+        f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads, "
+        f"torch {torch.__version__}"
+    )
     for precision in ("fp32", "bf16"):
         config, drawn = configured(precision)
         batches, model = drawn.from_step(0), build_model(config.model)
@@ -159,8 +161,10 @@ def compare_frameworks(num_rounds: int, num_steps: int) -> None:
             upstream = bare_upstream(config, batches)
             found["bare upstream"].append(tokens_per_s(upstream, tokens, num_steps))
             found["Trainer"].append(hugging_face_trainer(config, batches, num_steps))
-        print(f"\n{precision}: {count_parameters(model):,} parameters, batch {tokens:,} tokens, "
-              f"matmul peak {peak / 1e9:.0f} GFLOP/s, {num_rounds} rounds")  # fmt: skip
+        print(
+            f"\n{precision}: {count_parameters(model):,} parameters, batch {tokens:,} tokens, "
+            f"matmul peak {peak / 1e9:.0f} GFLOP/s, {num_rounds} rounds"
+        )
         for name, rates in found.items():
             ratios = [mine / other for mine, other in zip(found["ours"], rates, strict=True)]
             rate = statistics.median(rates)
@@ -216,8 +220,10 @@ def compare_processes(engine_name: str, num_rounds: int, num_steps: int) -> None
     training = configured("fp32")[0].training
     contestants = {1: start("single", 1), 2: start(engine_name, 2)}
     titles = {n: {pipe.recv() for pipe in pipes} for n, pipes in contestants.items()}
-    print(f"{platform.processor() or platform.machine()}, {cores} cores, fp32, "
-          f"torch {torch.__version__}, load {os.getloadavg()[0]:.1f}")  # fmt: skip
+    print(
+        f"{platform.processor() or platform.machine()}, {cores} cores, fp32, "
+        f"torch {torch.__version__}, load {os.getloadavg()[0]:.1f}"
+    )
     walls: dict[int, list[float]] = {1: [], 2: []}
     cpus: dict[int, list[float]] = {1: [], 2: []}
     for turn in range(num_rounds):
@@ -228,8 +234,11 @@ def compare_processes(engine_name: str, num_rounds: int, num_steps: int) -> None
             walls[n].append(max(wall for wall, _ in found))
             cpus[n].append(sum(cpu for _, cpu in found))
         one, two = (cpus[n][-1] / walls[n][-1] / n for n in (1, 2))
-        print(f"round {turn}: ratio {walls[1][-1] / walls[2][-1]:.2f}, share of a core: one "
-              f"process {one:.0%}, each of two {two:.0%}", flush=True)  # fmt: skip
+        print(
+            f"round {turn}: ratio {walls[1][-1] / walls[2][-1]:.2f}, share of a core: one "
+            f"process {one:.0%}, each of two {two:.0%}",
+            flush=True,
+        )
     tokens = training.batch_size * training.length * num_steps
     for n, pipes in contestants.items():
         print(f"  {titles[n].pop():<40}{tokens / statistics.median(walls[n]):>8,.0f} tokens/s")
@@ -239,8 +248,10 @@ def compare_processes(engine_name: str, num_rounds: int, num_steps: int) -> None
     free = [2 * one / two for one, two in zip(cpus[1], cpus[2], strict=True)]
     median = statistics.median(ratios)
     print(f"by CPU time, both cores free: at most {statistics.median(free):.2f}")
-    print(f"{'met   ' if median >= 1.6 else 'MISSED'} two processes / one: {median:.2f} "
-          f"(from {min(ratios):.2f} to {max(ratios):.2f}), at least 1.6 wanted")  # fmt: skip
+    print(
+        f"{'met   ' if median >= 1.6 else 'MISSED'} two processes / one: {median:.2f} "
+        f"(from {min(ratios):.2f} to {max(ratios):.2f}), at least 1.6 wanted"
+    )
 
 
 def main() -> None:

@@ -13,10 +13,26 @@ import pandas as pd
 from olmo_sparsity import read_results
 
 COLUMNS = [
-    "target_set", "units", "selector", "k", "recovery", "low", "high", "foreign", "foreign_low",
-    "foreign_high", "excess_nats", "excess_nats_low", "excess_nats_high", "removal", "removal_low",
-    "removal_high", "gap", "num_targets", "num_documents",
-]  # fmt: skip
+    "target_set",
+    "units",
+    "selector",
+    "k",
+    "recovery",
+    "low",
+    "high",
+    "foreign",
+    "foreign_low",
+    "foreign_high",
+    "excess_nats",
+    "excess_nats_low",
+    "excess_nats_high",
+    "removal",
+    "removal_low",
+    "removal_high",
+    "gap",
+    "num_targets",
+    "num_documents",
+]
 
 
 def collect(folders: list[Path]) -> pd.DataFrame:

@@ -63,9 +63,14 @@ def draw(imports: dict[str, set[str]]) -> plt.Figure:
             head = (places[other][0], places[other][1] + 0.26)
             axes.annotate("", head, (x, y - 0.26), arrowprops={"arrowstyle": "->", "color": "0.6"})
         axes.text(
-            x, y, f"{name}\n{SAYS[name]}", ha="center", va="center", fontsize=7.5,
+            x,
+            y,
+            f"{name}\n{SAYS[name]}",
+            ha="center",
+            va="center",
+            fontsize=7.5,
             bbox={"boxstyle": "round,pad=0.4", "facecolor": "white", "edgecolor": "0.4"},
-        )  # fmt: skip
+        )
     axes.set(xlim=(-4.9, 4.9), ylim=(-0.5, max(levels.values()) + 0.5))
     axes.axis("off")
     return figure

@@ -45,9 +45,13 @@ def compare(
     if found.meta.units != ["tokens"] or k not in found.meta.ks:
         raise SystemExit(f"measure tokens alone (--units tokens), with k = {k} among --ks")
     evaluated = measure(
-        model, text, choices=choosing_the_planted(found), planted=True, ks=[int(k)],
+        model,
+        text,
+        choices=choosing_the_planted(found),
+        planted=True,
+        ks=[int(k)],
         max_documents=max_documents,
-    )  # fmt: skip
+    )
     assert evaluated is not None
     assert evaluated.meta.windows == found.meta.windows
     both = own_losses(found, k).join(own_losses(evaluated, k), rsuffix="_of_planted", how="inner")

@@ -153,8 +153,13 @@ def by_distance(name: str, edges: list[int]) -> pd.DataFrame:
     first = own("influence").query("rank == 1").set_index(key)
     losses = own("recovery").query("k == 1").groupby([*key, "control"]).loss_set.mean()
     lost = losses.unstack("control").reindex(first.index)
-    rows = pd.DataFrame({"back": first.index.get_level_values("target") - first.far_first,
-                         "nats": lost.foreign - lost.own, "targets": 1}).reset_index()  # fmt: skip
+    rows = pd.DataFrame(
+        {
+            "back": first.index.get_level_values("target") - first.far_first,
+            "nats": lost.foreign - lost.own,
+            "targets": 1,
+        }
+    ).reset_index()
     found = []
     for low, high in pairwise(edges):
         some = rows[(rows.back >= low) & (rows.back < high)]
@@ -162,6 +167,14 @@ def by_distance(name: str, edges: list[int]) -> pd.DataFrame:
             sums = some.groupby("document")[["nats", "targets"]].sum()
             resampled = resample(sums)
             mean, least, most = interval(resampled[:, 0] / resampled[:, 1], some.nats.mean())
-            found.append({"from": low, "to": high, "nats": mean, "nats_low": least,
-                          "nats_high": most, "targets": len(some)})  # fmt: skip
+            found.append(
+                {
+                    "from": low,
+                    "to": high,
+                    "nats": mean,
+                    "nats_low": least,
+                    "nats_high": most,
+                    "targets": len(some),
+                }
+            )
     return pd.DataFrame(found)

@@ -45,9 +45,15 @@ def share_verbatim(training: TokenShards, heldout: TokenShards, length: int) -> 
     share, low, high = interval(found_R[1:] / spans_R[1:], found_R[0] / spans_R[0])
     shares = counts.found / counts.spans
     return {
-        "tokens": length, "share": share, "low": low, "high": high, "median": shares.median(),
-        "worst": shares.max(), "documents": len(counts), "training_tokens": training.num_tokens,
-    }  # fmt: skip
+        "tokens": length,
+        "share": share,
+        "low": low,
+        "high": high,
+        "median": shares.median(),
+        "worst": shares.max(),
+        "documents": len(counts),
+        "training_tokens": training.num_tokens,
+    }
 
 
 if __name__ == "__main__":

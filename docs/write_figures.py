@@ -44,9 +44,14 @@ from olmo_sparsity.tasks.results import read_results
 
 WIDTH = 4.6
 STYLE = {
-    "font.size": 9, "axes.titlesize": 9, "axes.labelsize": 9, "legend.fontsize": 8,
-    "xtick.labelsize": 8, "ytick.labelsize": 8, "svg.fonttype": "path",
-}  # fmt: skip
+    "font.size": 9,
+    "axes.titlesize": 9,
+    "axes.labelsize": 9,
+    "legend.fontsize": 8,
+    "xtick.labelsize": 8,
+    "ytick.labelsize": 8,
+    "svg.fonttype": "path",
+}
 OF_K = {1: (BLUE, 0.17), 4: (ORANGE, -0.17)}
 """A colour for each k, and how far its mark stands above the middle of its row."""
 
@@ -93,8 +98,10 @@ def forest() -> Figure:
     marks = [("o", BLUE, "k = 1"), ("o", ORANGE, "k = 4"), ("|", GREY, "unrelated text, k = 1")]
     if any(line.get_marker() == "s" for line in columns[1].lines):
         marks.append(("s", GREY, "excess (no placebo)"))
-    shapes = [columns[0].plot([], [], mark, color=color, markersize=4, label=label)[0]
-              for mark, color, label in marks]  # fmt: skip
+    shapes = [
+        columns[0].plot([], [], mark, color=color, markersize=4, label=label)[0]
+        for mark, color, label in marks
+    ]
     figure.legend(handles=shapes, loc="outside lower right", ncols=2, frameon=False)
     return figure
 
@@ -112,8 +119,9 @@ def draw_row(columns: list[Axes], row: Any, at: float, color: str) -> None:
 
 
 def legend_above(figure: Figure, axes: Axes) -> None:
-    figure.legend(*axes.get_legend_handles_labels(), loc="outside upper left", ncols=2,
-                  frameon=False)  # fmt: skip
+    figure.legend(
+        *axes.get_legend_handles_labels(), loc="outside upper left", ncols=2, frameon=False
+    )
 
 
 COLORS = (BLUE, RED, GREEN, BLACK, ORANGE, SKY, PINK)
@@ -131,9 +139,11 @@ def copying() -> Figure:
         for number, name in enumerate(group["of"]):
             rows = list(read_evaluations(name))
             axes.plot(
-                [row["millions"] for row in rows], [row["induction_drop"] for row in rows],
-                color=color, label=None if number else group["title"],
-            )  # fmt: skip
+                [row["millions"] for row in rows],
+                [row["induction_drop"] for row in rows],
+                color=color,
+                label=None if number else group["title"],
+            )
     axes.set_xscale("log")
     axes.set_xticks([1, 2, 5, 10, 20, 50, 100], ["1M", "2M", "5M", "10M", "20M", "50M", "100M"])
     axes.minorticks_off()
@@ -193,8 +203,9 @@ def schemes() -> Figure:
         row[0].set_ylabel("loss, nats a token")
     for axes in panels[-1]:
         axes.set_xlabel("position")
-    figure.legend(*panels[0, 1].get_legend_handles_labels(), loc="outside upper left", ncols=3,
-                  frameon=False)  # fmt: skip
+    figure.legend(
+        *panels[0, 1].get_legend_handles_labels(), loc="outside upper left", ncols=3, frameon=False
+    )
     return figure
 
 
@@ -269,9 +280,12 @@ def length() -> Figure:
             label, color = OF_SCHEME[scheme]
             times = [number / shown["trained"] for number in by_length]
             (shapes[label],) = axes.plot(
-                times, [np.mean(seeds) for seeds in by_length.values()], "o-",
-                color=color, markersize=3,
-            )  # fmt: skip
+                times,
+                [np.mean(seeds) for seeds in by_length.values()],
+                "o-",
+                color=color,
+                markersize=3,
+            )
             low, high = ([end(seeds) for seeds in by_length.values()] for end in (min, max))
             band(axes, times, low, high, color)
         axes.set_xscale("log")
@@ -286,9 +300,12 @@ def length() -> Figure:
             axes.set_ylabel("exact match")
     order = [label for label, _ in OF_SCHEME.values() if label in shapes]
     figure.legend(
-        [shapes[label] for label in order], order, loc="outside lower center", ncols=3,
+        [shapes[label] for label in order],
+        order,
+        loc="outside lower center",
+        ncols=3,
         frameon=False,
-    )  # fmt: skip
+    )
     return figure
 
 
@@ -301,12 +318,17 @@ def parity() -> Figure:
         rows, _ = read_results(RESULTS / "tasks" / name)
         color = RED if "RoPE" in called else (GREEN, BLUE)[number]
         for column, k in enumerate(shown["ks"]):
-            found = [row.exact_match for row in rows
-                     if (row.test_k, row.length) == (k, shown["length"])]  # fmt: skip
+            found = [
+                row.exact_match for row in rows if (row.test_k, row.length) == (k, shown["length"])
+            ]
             axes.plot(
-                [column + 0.22 * (number - 1)] * len(found), found, "o", color=color, markersize=4,
+                [column + 0.22 * (number - 1)] * len(found),
+                found,
+                "o",
+                color=color,
+                markersize=4,
                 label=None if column else called,
-            )  # fmt: skip
+            )
     axes.axhline(0.9, color=GREY, linewidth=0.6, linestyle=":")
     axes.axhline(0.5, color=GREY, linewidth=0.6)
     axes.set_xticks(range(len(shown["ks"])), [f"k = {k}" for k in shown["ks"]])
@@ -324,8 +346,14 @@ def calibration() -> Figure:
         for m, color in colored(shown["pieces"]):
             for seed in shown["seeds"]:
                 rows = read_summary(f"calibration_{m}_seed{seed}_{far}", "planted").loc["drop_one"]
-                axes.plot(rows.index, rows.recovery, "o-", color=color, markersize=3,
-                          label=f"m = {m}" if seed == shown["seeds"][0] else None)  # fmt: skip
+                axes.plot(
+                    rows.index,
+                    rows.recovery,
+                    "o-",
+                    color=color,
+                    markersize=3,
+                    label=f"m = {m}" if seed == shown["seeds"][0] else None,
+                )
             axes.axvline(m, color=color, linewidth=0.6, linestyle=":")
         axes.axhline(ENOUGH, color=GREY, linewidth=0.6, linestyle=":")
         axes.set(xlabel="k", title=FAR_STATES[far])

@@ -78,8 +78,12 @@ def main() -> None:
                 output["execution_count"] = count
         cells.append(about | {"cell_type": "code", "execution_count": count, "outputs": outputs})
     kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    notebook = {"cells": cells, "metadata": {"kernelspec": kernel}, "nbformat": 4,
-                "nbformat_minor": 5}  # fmt: skip
+    notebook = {
+        "cells": cells,
+        "metadata": {"kernelspec": kernel},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
     path = Path(__file__).parent / "explain.ipynb"
     path.write_text(json.dumps(notebook, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 

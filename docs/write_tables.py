@@ -261,8 +261,9 @@ def distance(of: dict[str, str], edges: list[int]) -> str:
     lines = []
     for name, called in of.items():
         rows = by_distance(name, edges)
-        found = {row["from"]: f"{shown(row, 'nats')} ({row.targets:.0f})"
-                 for _, row in rows.iterrows()}  # fmt: skip
+        found = {
+            row["from"]: f"{shown(row, 'nats')} ({row.targets:.0f})" for _, row in rows.iterrows()
+        }
         lines.append([called, *(found.get(low, "–") for low in edges[:-1])])
     ranges = (f"{low} to {high - 1} back" for low, high in pairwise(edges))
     return table(" | ".join(["model", *ranges]), lines)
@@ -296,10 +297,16 @@ def course(of: str) -> str:
     """What far tokens give while a model is trained, where a pair of tokens recurs."""
     (chosen,) = (one for one in SHOWN["figures"]["course"] if one["of"] == of)
     lines = [
-        [f"{row.millions:.1f}M", f"{row.check:.2f}", f"{row.gap:.2f}", shown(row, "excess_nats"),
-         plain(row.recovery, ".2f"), plain(row.foreign, ".2f")]
+        [
+            f"{row.millions:.1f}M",
+            f"{row.check:.2f}",
+            f"{row.gap:.2f}",
+            shown(row, "excess_nats"),
+            plain(row.recovery, ".2f"),
+            plain(row.foreign, ".2f"),
+        ]
         for _, row in read_course(chosen).iterrows()
-    ]  # fmt: skip
+    ]
     header = "tokens trained | check | all far tokens, nats | one of them beyond unrelated text"
     return table(f"{header} | recovery | unrelated", lines, left=0)
 
@@ -317,8 +324,9 @@ def appears(of: dict[str, str], millions: list[float]) -> str:
     for called, low, high in (("below 0.3", -math.inf, 0.3), ("at least 0.8", 0.8, math.inf)):
         chosen = [[row for row in run if low <= row["induction_drop"] < high] for run in rows]
         if any(chosen):
-            means = [pd.Series(r["sparsity"]["tokens"]["net"] for r in run).mean()
-                     for run in chosen]  # fmt: skip
+            means = [
+                pd.Series(r["sparsity"]["tokens"]["net"] for r in run).mean() for run in chosen
+            ]
             blanks = [""] * len(rows)
             lines.append([f"mean, check {called}", *blanks, *(f"{m:+.2f}" for m in means)])
     header = [f"{what}, {seed}" for what in ("check", "net excess") for seed in of.values()]
@@ -552,10 +560,13 @@ def reach(of: dict[str, str]) -> str:
         for train_k, scheme in sorted({(r.train_k, r.scheme) for r in rows}):
             seeds = sorted({r.seed for r in rows})
             found = [
-                [right[train_k, scheme, seed, k, length] for seed in seeds
-                 if right[train_k, scheme, seed, train_k, 50] >= LEARNT]
+                [
+                    right[train_k, scheme, seed, k, length]
+                    for seed in seeds
+                    if right[train_k, scheme, seed, train_k, 50] >= LEARNT
+                ]
                 for k, length in ((2, 200), (train_k, 200), (train_k, 500), (2 * train_k, 200))
-            ]  # fmt: skip
+            ]
             line = [str(train_k), called, SCHEMES[scheme], f"{len(found[0])} of {len(seeds)}"]
             lines.append(line + [ends(numbers) for numbers in found])
     header = "K_train | training | positions | seeds that learnt it | k = 2 at 200"
@@ -680,9 +691,12 @@ def scaling(column: str) -> str:
     steps = read_steps().query("engine != 'single'")
     cells = steps.set_index(["config", "engine", "world_size"])[column] * scale
     wide = cells.unstack("world_size").loc[steps.config.unique()]
-    lines = [[*names, *(f"{cell:,.{digits}f}" for cell in row)] for *names, row in (
-        (config, engine, row.tolist()) for (config, engine), row in wide.iterrows()
-    )]  # fmt: skip
+    lines = [
+        [*names, *(f"{cell:,.{digits}f}" for cell in row)]
+        for *names, row in (
+            (config, engine, row.tolist()) for (config, engine), row in wide.iterrows()
+        )
+    ]
     return table(" | ".join(["config", "engine", *map(str, wide.columns)]), lines, left=2)
 
 

@@ -53,11 +53,28 @@ _MODULES = {
 }
 
 __all__ = [
-    "Controls", "Document", "Documents", "Scorer", "Segment", "Windows", "__version__", "compare",
-    "context_losses", "estimate", "explain", "influence_map", "load_model", "measure",
-    "open_documents", "plan", "read_explanation", "read_results", "recover", "summarize",
+    "Controls",
+    "Document",
+    "Documents",
+    "Scorer",
+    "Segment",
+    "Windows",
+    "__version__",
+    "compare",
+    "context_losses",
+    "estimate",
+    "explain",
+    "influence_map",
+    "load_model",
+    "measure",
+    "open_documents",
+    "plan",
+    "read_explanation",
+    "read_results",
+    "recover",
+    "summarize",
     "transfer",
-]  # fmt: skip
+]
 
 
 def __dir__() -> list[str]:

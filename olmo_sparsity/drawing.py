@@ -28,13 +28,26 @@ PALETTE = (BLACK, BLUE, RED, GREEN, PINK, ORANGE, SKY)
 SUFFIXES = (".png", ".pdf", ".svg")
 
 PRINT: dict[str, Any] = {
-    "font.size": 7.5, "axes.titlesize": 7.5, "axes.labelsize": 7.5, "legend.fontsize": 7,
-    "xtick.labelsize": 7, "ytick.labelsize": 7, "font.family": "DejaVu Sans",
-    "axes.linewidth": 0.6, "xtick.major.width": 0.6, "ytick.major.width": 0.6,
-    "axes.spines.top": False, "axes.spines.right": False, "lines.linewidth": 1.2,
-    "svg.fonttype": "none", "svg.hashsalt": "olmo-sparsity", "pdf.fonttype": 42,
-    "text.parse_math": False, "axes.unicode_minus": True, "savefig.dpi": 300,
-}  # fmt: skip
+    "font.size": 7.5,
+    "axes.titlesize": 7.5,
+    "axes.labelsize": 7.5,
+    "legend.fontsize": 7,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "font.family": "DejaVu Sans",
+    "axes.linewidth": 0.6,
+    "xtick.major.width": 0.6,
+    "ytick.major.width": 0.6,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "lines.linewidth": 1.2,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "olmo-sparsity",
+    "pdf.fonttype": 42,
+    "text.parse_math": False,
+    "axes.unicode_minus": True,
+    "savefig.dpi": 300,
+}
 """Small type for a printed column; text stays text."""
 
 

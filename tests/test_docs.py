@@ -198,8 +198,16 @@ def test_python_of_a_page_runs(
         (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
     if name == "docs/tutorial.md":
-        smaller = ["--long=24", "--short=8", "--stride=8", "--ks=1,2", "--max-documents=8",
-                   "--min-gap=0", "--max-targets=2", "--sets=gap"]  # fmt: skip
+        smaller = [
+            "--long=24",
+            "--short=8",
+            "--stride=8",
+            "--ks=1,2",
+            "--max-documents=8",
+            "--min-gap=0",
+            "--max-targets=2",
+            "--sets=gap",
+        ]
         assert main(["measure", run, "--quick", "--out", "results/tutorial", *smaller]) == 0
     names: dict[str, Any] = {}
     for code in python_in(name):
@@ -286,9 +294,11 @@ def test_the_tables_of_sources_are_those_of_the_stored_runs() -> None:
     check([*stored.values()], 3, of_now, "docs/sources.md")
     text, runs = (ROOT / "docs/sources.md").read_text(), [*stored.values()]
     for number, name, most in [
-        (27, "right_source", 1.0), (29, "false_rests_on", 0.05), (30, "swapped_exercises", 0.05),
+        (27, "right_source", 1.0),
+        (29, "false_rests_on", 0.05),
+        (30, "swapped_exercises", 0.05),
         (31, "wrong_of_named", 0.05),
-    ]:  # fmt: skip
+    ]:
         line = next(line for line in text.splitlines() if line.startswith(f"| S{number}: "))
         assert line.endswith(f"| yes: {', '.join(f'{run[name]:.3f}' for run in runs)} |")
         assert all(run[name] <= most for run in runs)

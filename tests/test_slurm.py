@@ -44,9 +44,13 @@ class Submitted:
             "SLURM_JOB_ID": "12345",
         }
         self.done = subprocess.run(
-            ["bash", *words], cwd=ROOT, env=environment | ONE_NODE | variables,
-            capture_output=True, text=True, timeout=60,
-        )  # fmt: skip
+            ["bash", *words],
+            cwd=ROOT,
+            env=environment | ONE_NODE | variables,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
         given = json.loads((folder / "given.json").read_text())
         self.words: list[str] = given["words"]
         self.variables: dict[str, str] = given["variables"]

@@ -72,21 +72,30 @@ def _add_training(command: Commands) -> None:
 
     sub = command("prepare", "turn a corpus into token shards")
     sub.add("config", metavar="CONFIG")
-    sub.add("--report", action="store_true",
-            help="also print how often copying from far back would help on this text")  # fmt: skip
+    sub.add(
+        "--report",
+        action="store_true",
+        help="also print how often copying from far back would help on this text",
+    )
 
     sub = command("train", "train a model on prepared shards (resumes where it stopped)")
     sub.add("config", metavar="CONFIG")
-    sub.add("--dry-run", action="store_true",
-            help="show the resolved config and the cost of the run")  # fmt: skip
+    sub.add(
+        "--dry-run", action="store_true", help="show the resolved config and the cost of the run"
+    )
 
     sub = command("sweep", "train every run of a grid, one after the other or on SLURM")
     sub.add("config", metavar="GRID", help="a YAML file: configs × choices")
     how = sub.add_mutually_exclusive_group()
     how.add_argument("--list", action="store_true", help="list the state of each run")
     how.add_argument("--only", type=int, metavar="N", help="train the N-th run, from 0, here")
-    how.add_argument("--slurm", nargs="?", const="", metavar="FLAGS", help="submit unfinished runs "
-                     "as an array, with sbatch flags")  # fmt: skip
+    how.add_argument(
+        "--slurm",
+        nargs="?",
+        const="",
+        metavar="FLAGS",
+        help="submit unfinished runs as an array, with sbatch flags",
+    )
 
     sub = command("losses", "print a run's held-out loss by position, and its induction drop")
     sub.add("run_folder", metavar="RUN_FOLDER")
@@ -110,24 +119,46 @@ def _add_explain(sub: Parser) -> None:
         metavar="NAME=FILE",
         help="texts that an answer to --question may rest on: files, folders, or globs of them",
     )
-    sub.add("--at", action="append", metavar="WORDS", help="targets: words, /a regular "
-            "expression/, or tokens FIRST:END, without END; may be given several times (default: "
-            "the tokens with the largest gaps)")  # fmt: skip
+    sub.add(
+        "--at",
+        action="append",
+        metavar="WORDS",
+        help="targets: words, /a regular "
+        "expression/, or tokens FIRST:END, without END; may be given several times (default: "
+        "the tokens with the largest gaps)",
+    )
     sub.add("--target", metavar="TEXT", help="the answer (default: generate one)")
     sub.add("--question", metavar="TEXT", help="about the sources; @FILE reads it from a file")
-    sub.add("--answer", metavar="TEXT", help="whose sentences are asked about; @FILE reads it from "
-            "a file (default: generate one)")  # fmt: skip
-    sub.add("--candidates", type=_words, metavar="NAME,…", help="of the sources, those to choose "
-            "from; the others stay in view (all)")  # fmt: skip
-    sub.add("--decoys", metavar="TEXT", help="texts to compare sources with, in any form that "
-            "--text of `measure` reads (embedded)")  # fmt: skip
+    sub.add(
+        "--answer",
+        metavar="TEXT",
+        help="whose sentences are asked about; @FILE reads it from a file (default: generate one)",
+    )
+    sub.add(
+        "--candidates",
+        type=_words,
+        metavar="NAME,…",
+        help="of the sources, those to choose from; the others stay in view (all)",
+    )
+    sub.add(
+        "--decoys",
+        metavar="TEXT",
+        help="texts to compare sources with, in any form that --text of `measure` reads (embedded)",
+    )
     sub.add("--dry-run", action="store_true", help="count the cost")
     add_options(sub, AskSettings, SourceSettings, ModelOptions)
     sub.add("--check", action="store_true", help="compare with unrelated texts")
-    sub.add("--foreign", metavar="TEXT", help="unrelated texts, in any form that --text of "
-            "`measure` reads (embedded)")  # fmt: skip
-    sub.add("--judge", metavar="MODEL", help="another model with the same tokenizer, whose losses "
-            "are told: MODEL chooses, this one has not seen the choice")  # fmt: skip
+    sub.add(
+        "--foreign",
+        metavar="TEXT",
+        help="unrelated texts, in any form that --text of `measure` reads (embedded)",
+    )
+    sub.add(
+        "--judge",
+        metavar="MODEL",
+        help="another model with the same tokenizer, whose losses "
+        "are told: MODEL chooses, this one has not seen the choice",
+    )
     sub.add("--html", metavar="FILE", help="write a page to read in a browser")
     sub.add("--json", action="store_true", help="print JSON")
 
@@ -135,33 +166,64 @@ def _add_explain(sub: Parser) -> None:
 def _add_measure(sub: Parser) -> None:
     sub.add("model", metavar="MODEL", help=MODEL)
     sub.add("--out", required=True, help="folder of the results; the same command resumes")
-    sub.add("--text", help="a file or glob of .jsonl, .csv, .tsv, .parquet or plain text, a folder "
-            "of plain text, a saved data set, a prepared folder, a name on the hub, - for standard "
-            "input, … (all in docs/train.md; default: the run's own held-out "
-            "documents)")  # fmt: skip
-    sub.add("--questions", metavar="FILE", help="instead of --text: a .jsonl file with the fields "
-            "sources, question and answer; which source does each statement rest on? "
-            "(docs/sources.md)")  # fmt: skip
-    sub.add("--decoys", metavar="TEXT", help="texts to compare these sources with (those of other "
-            "questions)")  # fmt: skip
-    sub.add("--targets", metavar="FOLDER", help="results of the same text, to evaluate their "
-            "targets")  # fmt: skip
-    sub.add("--choices", metavar="FOLDER", help="the same, and the far units that were ranked "
-            "there, by another model")  # fmt: skip
-    sub.add("--losses", metavar="FOLDER", help="results of the same model, text and windows, whose "
-            "losses are taken")  # fmt: skip
-    sub.add("--at", action="append", metavar="WORDS", help="targets: words, /a regular "
-            "expression/, or tokens FIRST:END; may be given several times")  # fmt: skip
+    sub.add(
+        "--text",
+        help="a file or glob of .jsonl, .csv, .tsv, .parquet or plain text, a folder "
+        "of plain text, a saved data set, a prepared folder, a name on the hub, - for standard "
+        "input, … (all in docs/train.md; default: the run's own held-out "
+        "documents)",
+    )
+    sub.add(
+        "--questions",
+        metavar="FILE",
+        help="instead of --text: a .jsonl file with the fields "
+        "sources, question and answer; which source does each statement rest on? "
+        "(docs/sources.md)",
+    )
+    sub.add(
+        "--decoys",
+        metavar="TEXT",
+        help="texts to compare these sources with (those of other questions)",
+    )
+    sub.add(
+        "--targets", metavar="FOLDER", help="results of the same text, to evaluate their targets"
+    )
+    sub.add(
+        "--choices",
+        metavar="FOLDER",
+        help="the same, and the far units that were ranked there, by another model",
+    )
+    sub.add(
+        "--losses",
+        metavar="FOLDER",
+        help="results of the same model, text and windows, whose losses are taken",
+    )
+    sub.add(
+        "--at",
+        action="append",
+        metavar="WORDS",
+        help="targets: words, /a regular "
+        "expression/, or tokens FIRST:END; may be given several times",
+    )
     add_options(sub, Settings, TextOptions, SourceSettings, ModelOptions)
-    sub.add("--shard", default="0/1", help="i/n: the i-th (from 0) of n processes that measure "
-            "into one folder; the last writes the results")  # fmt: skip
+    sub.add(
+        "--shard",
+        default="0/1",
+        help="i/n: the i-th (from 0) of n processes that measure "
+        "into one folder; the last writes the results",
+    )
     quick = " ".join(f"--{name.replace('_', '-')} {_spell(value)}" for name, value in QUICK.items())
-    sub.add("--quick", action="store_true", help="a first look at the beginnings of documents: "
-            f"{quick}")  # fmt: skip
+    sub.add(
+        "--quick", action="store_true", help=f"a first look at the beginnings of documents: {quick}"
+    )
     how = sub.add_mutually_exclusive_group()
     how.add_argument("--dry-run", action="store_true", help="estimate the cost")
-    how.add_argument("--partial", action="store_true", help="measure nothing: write results of the "
-                     "finished documents, of all shards, to OUT/partial")  # fmt: skip
+    how.add_argument(
+        "--partial",
+        action="store_true",
+        help="measure nothing: write results of the "
+        "finished documents, of all shards, to OUT/partial",
+    )
 
 
 def _add_results(command: Commands) -> None:
@@ -172,18 +234,28 @@ def _add_results(command: Commands) -> None:
 
     sub = command("ladder", "compare many models: excess against size and against induction")
     sub.add("results", metavar="RESULTS", nargs="+")
-    sub.add("--out", required=True, help="a .png, .pdf or .svg file; numbers and provenance go "
-            "beside it as .csv and .meta.json")  # fmt: skip
+    sub.add(
+        "--out",
+        required=True,
+        help="a .png, .pdf or .svg file; numbers and provenance go "
+        "beside it as .csv and .meta.json",
+    )
     sub.add("--selector", default="add_one", help="(%(default)s)")
     sub.add("--units", default="tokens", help="(%(default)s)")
     sub.add("--k", type=int, default=8, help="(%(default)s)")
 
-    sub = command("compare", "compare two measurements of the same text: the difference of net "
-                  "excess, each document resampled for both at once")  # fmt: skip
+    sub = command(
+        "compare",
+        "compare two measurements of the same text: the difference of net "
+        "excess, each document resampled for both at once",
+    )
     sub.add("first", metavar="RESULTS")
     sub.add("second", metavar="RESULTS")
-    sub.add("--transfer", action="store_true", help="each was measured with the other's --choices: "
-            "the mean of both directions")  # fmt: skip
+    sub.add(
+        "--transfer",
+        action="store_true",
+        help="each was measured with the other's --choices: the mean of both directions",
+    )
     sub.add("--out", help="a .csv file of all values")
 
     sub = command("report", "write a measurement as one page to read in a browser")

@@ -84,9 +84,14 @@ def measure_questions_file(options: argparse.Namespace) -> int:
         options.model, device=known.device, dtype=known.dtype, device_map=known.device_map
     )
     found = measure_questions(
-        model, options.questions, options.out, decoys=options.decoys,
-        shard=arguments.parse_shard(options.shard), dry_run=options.dry_run, **given,
-    )  # fmt: skip
+        model,
+        options.questions,
+        options.out,
+        decoys=options.decoys,
+        shard=arguments.parse_shard(options.shard),
+        dry_run=options.dry_run,
+        **given,
+    )
     if found is not None:
         print(found if isinstance(found, Cost) else describe(found))
         if not options.dry_run:

@@ -201,9 +201,13 @@ class TrainingBatches:
         positions_BL = np.empty_like(tokens_BL)
         for row, (of, _, index) in enumerate(cut):
             positions_BL[row] = draw_positions(
-                self.positions, length, seed=self.seed, epoch=of.epoch, index=index,
+                self.positions,
+                length,
+                seed=self.seed,
+                epoch=of.epoch,
+                index=index,
                 documents_L=documents_BL[row] if self.positions.per_document else None,
-            )  # fmt: skip
+            )
         batch = Batch(*map(torch.from_numpy, (tokens_BL, positions_BL, labels_BL)))
         if self.mask_documents:
             batch.documents_BL = torch.from_numpy(documents_BL)

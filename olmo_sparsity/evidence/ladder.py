@@ -223,9 +223,16 @@ def _draw_against_drop(
     for positions, group in rows.groupby("positions"):
         color, marker, scheme, _ = _style(positions)
         axes.errorbar(
-            group["drop"], group[beyond], error_lengths(group, beyond), linestyle="none",
-            elinewidth=0.6, color=color, marker=marker, markersize=3.5, label=f"{name}, {scheme}",
-        )  # fmt: skip
+            group["drop"],
+            group[beyond],
+            error_lengths(group, beyond),
+            linestyle="none",
+            elinewidth=0.6,
+            color=color,
+            marker=marker,
+            markersize=3.5,
+            label=f"{name}, {scheme}",
+        )
     if len(control):
         axes.plot(control["drop"], control[beyond], linestyle="none", label="random", **_GREY)
     axes.set_xlabel(_DROP)

@@ -139,9 +139,14 @@ def _curves(
             line = "-" if len(results) == 1 else _LINES[scheme]
             color = color if len(results) == 1 else drawing.PALETTE[index]
             axis.plot(
-                lengths, means, style or line, color=color, marker=marker, markersize=3,
+                lengths,
+                means,
+                style or line,
+                color=color,
+                marker=marker,
+                markersize=3,
                 label=f"{label}{', ' if label else ''}{name}",
-            )  # fmt: skip
+            )
             if len(results) >= _MANY:
                 continue
             low, high = zip(*(_ends(group, value) for group in at), strict=True)

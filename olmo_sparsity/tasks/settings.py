@@ -222,15 +222,23 @@ def _refuse_unused(settings: ExperimentSettings, origin: str) -> None:
         "positions.num_chunks": chunked,
         "positions.aligned_cuts": chunked,
         "positions.num_ids": (
-            bool(schemes & set(SPREAD)), f"no scheme spreads IDs ({', '.join(SPREAD)} do)"),
+            bool(schemes & set(SPREAD)),
+            f"no scheme spreads IDs ({', '.join(SPREAD)} do)",
+        ),
         "coupling.embed_ids": (
-            bool(schemes & set(EMBEDDED)), f"no scheme embeds IDs ({', '.join(EMBEDDED)} do)"),
+            bool(schemes & set(EMBEDDED)),
+            f"no scheme embeds IDs ({', '.join(EMBEDDED)} do)",
+        ),
         "coupling.id_loss_weight": (
-            bool(schemes & set(PREDICTED)), f"only {' and '.join(PREDICTED)} have this loss"),
+            bool(schemes & set(PREDICTED)),
+            f"only {' and '.join(PREDICTED)} have this loss",
+        ),
         "positions.published": (
-            chunked[0] and settings.positions.num_chunks > 1
+            chunked[0]
+            and settings.positions.num_chunks > 1
             and not settings.positions.aligned_cuts,
-            f"it means {', '.join(CHUNKED)} with several chunks, cut anywhere"),
+            f"it means {', '.join(CHUNKED)} with several chunks, cut anywhere",
+        ),
         "training.grow_k_steps": (has_k, "train_ks is empty"),
         "model.vocab_size": (False, "the task decides it"),
         "model.embedding_size": (False, "the task decides it"),
@@ -238,7 +246,7 @@ def _refuse_unused(settings: ExperimentSettings, origin: str) -> None:
         "model.rope": (False, "the scheme decides it"),
         "model.alibi": (False, "the scheme decides it"),
         "model.rope_scaling": (False, "the scheme decides all position IDs"),
-    }.items():  # fmt: skip
+    }.items():
         value, default = attrgetter(name)(settings), attrgetter(name)(ExperimentSettings())
         if value != default and not used:
             raise ConfigError(f"{origin}: {name}={value} is set, but {reason}; remove it")

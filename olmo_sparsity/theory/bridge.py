@@ -118,9 +118,13 @@ def _train(
 
     def loss_of(length: int) -> torch.Tensor:
         tokens_BL, positions_BL, labels_B = draw_batch(
-            planted, length, bridge.batch_size, rng,
-            spread_over=longest if scheme == "pose" else None, num_chunks=bridge.num_chunks,
-        )  # fmt: skip
+            planted,
+            length,
+            bridge.batch_size,
+            rng,
+            spread_over=longest if scheme == "pose" else None,
+            num_chunks=bridge.num_chunks,
+        )
         return F.cross_entropy(
             label_logits(model, tokens_BL, positions_BL, planted.num_labels), labels_B
         )

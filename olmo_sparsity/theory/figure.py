@@ -36,8 +36,14 @@ _STYLES = {
 }
 _OF_K = {1: (drawing.GREEN, "^"), 2: (drawing.BLUE, "o"), 3: (drawing.PINK, "s")}
 # For a screen, not for a printed column.
-_SETTINGS = {"font.size": 10, "axes.labelsize": 10, "xtick.labelsize": 10, "ytick.labelsize": 10,
-             "text.parse_math": True, "savefig.dpi": 100}  # fmt: skip
+_SETTINGS = {
+    "font.size": 10,
+    "axes.labelsize": 10,
+    "xtick.labelsize": 10,
+    "ytick.labelsize": 10,
+    "text.parse_math": True,
+    "savefig.dpi": 100,
+}
 _FLOOR = 1e-4  # lowest risk drawn, as a logarithmic axis has no 0
 _BOUNDS = (
     ("bound_stated", (0, (1, 1)), "bound as stated"),
@@ -147,9 +153,15 @@ def _line(
         return
     lengths = [s.length for s in line]
     axis.plot(
-        lengths, [max(s.risk, _FLOOR) for s in line], style,
-        color=color, marker=marker, markersize=4, linewidth=1.3, label=label,
-    )  # fmt: skip
+        lengths,
+        [max(s.risk, _FLOOR) for s in line],
+        style,
+        color=color,
+        marker=marker,
+        markersize=4,
+        linewidth=1.3,
+        label=label,
+    )
     low, high = ([max(getattr(s, end), _FLOOR) for s in line] for end in ("risk_low", "risk_high"))
     drawing.band(axis, lengths, low, high, color)
 
@@ -159,9 +171,12 @@ def _bound_lines(axis: Axes, line: list[Summary], color: str, label: str) -> Non
         at = [(s.length, getattr(s, name)) for s in line if getattr(s, name) == getattr(s, name)]
         if at:
             axis.plot(
-                *zip(*at, strict=True), linestyle=style, color=color, linewidth=1,
+                *zip(*at, strict=True),
+                linestyle=style,
+                color=color,
+                linewidth=1,
                 label=f"{title}{label}",
-            )  # fmt: skip
+            )
 
 
 def _draw_sparsity(axis: Axes, summaries: list[Summary], meta: dict[str, Any]) -> None:
@@ -195,9 +210,14 @@ def _draw_growth(axis: Axes, summaries: list[Summary], meta: dict[str, Any]) -> 
 def _growth(axis: Axes, summaries: list[Summary], color: str, marker: str, label: str) -> None:
     line = [s for s in summaries if s.length >= s.train_length]
     axis.plot(
-        [s.length / s.train_length for s in line], [s.risk / s.delta_worst for s in line],
-        color=color, marker=marker, markersize=4, linewidth=1.3, label=label,
-    )  # fmt: skip
+        [s.length / s.train_length for s in line],
+        [s.risk / s.delta_worst for s in line],
+        color=color,
+        marker=marker,
+        markersize=4,
+        linewidth=1.3,
+        label=label,
+    )
 
 
 def _draw_training_length(axis: Axes, summaries: list[Summary], meta: dict[str, Any]) -> None:
@@ -216,9 +236,14 @@ def _draw_training_length(axis: Axes, summaries: list[Summary], meta: dict[str, 
         lengths = [s.train_length for s in line]
         for name, style, label in (*_BOUNDS, ("risk", "-", "measured")):
             axis.plot(
-                lengths, [getattr(s, name) / s.delta_worst for s in line], linestyle=style,
-                color=color, marker=marker, markersize=4, label=f"{label}, k = {k}",
-            )  # fmt: skip
+                lengths,
+                [getattr(s, name) / s.delta_worst for s in line],
+                linestyle=style,
+                color=color,
+                marker=marker,
+                markersize=4,
+                label=f"{label}, k = {k}",
+            )
 
 
 def _draw_objectives(axis: Axes, summaries: list[Summary], meta: dict[str, Any]) -> None:
@@ -260,6 +285,9 @@ def _draw_bridge(axis: Axes, summaries: list[Summary], meta: dict[str, Any]) -> 
         ideal = _pick(summaries, setting=setting, model="attention", objective="mixture")
         if ideal:  # the class of Definition 3.3, thin and without marks
             axis.plot(
-                [s.length for s in ideal], [max(s.risk, _FLOOR) for s in ideal],
-                color=color, linewidth=0.8, alpha=0.5,
-            )  # fmt: skip
+                [s.length for s in ideal],
+                [max(s.risk, _FLOOR) for s in ideal],
+                color=color,
+                linewidth=0.8,
+                alpha=0.5,
+            )

@@ -174,14 +174,35 @@ def import_deepspeed(device: torch.device) -> Any:
 # --- settings -----------------------------------------------------------------------------------
 
 
-_TOP = {"zero_optimization", "communication_data_type", "prescale_gradients", "data_types",
-        "gradient_predivide_factor", "comms_logger", "flops_profiler", "wall_clock_breakdown",
-        "memory_breakdown", "steps_per_print"}  # fmt: skip
-_ZERO = {"stage", "overlap_comm", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size",
-         "allgather_partitions", "allgather_bucket_size", "round_robin_gradients",
-         "use_multi_rank_bucket_allreduce", "sub_group_size", "stage3_prefetch_bucket_size",
-         "stage3_param_persistence_threshold", "stage3_model_persistence_threshold",
-         "stage3_max_live_parameters", "stage3_max_reuse_distance"}  # fmt: skip
+_TOP = {
+    "zero_optimization",
+    "communication_data_type",
+    "prescale_gradients",
+    "data_types",
+    "gradient_predivide_factor",
+    "comms_logger",
+    "flops_profiler",
+    "wall_clock_breakdown",
+    "memory_breakdown",
+    "steps_per_print",
+}
+_ZERO = {
+    "stage",
+    "overlap_comm",
+    "contiguous_gradients",
+    "reduce_scatter",
+    "reduce_bucket_size",
+    "allgather_partitions",
+    "allgather_bucket_size",
+    "round_robin_gradients",
+    "use_multi_rank_bucket_allreduce",
+    "sub_group_size",
+    "stage3_prefetch_bucket_size",
+    "stage3_param_persistence_threshold",
+    "stage3_model_persistence_threshold",
+    "stage3_max_live_parameters",
+    "stage3_max_reuse_distance",
+}
 
 
 def deepspeed_settings(config: RunConfig, processes: Processes) -> dict[str, Any]:
@@ -226,7 +247,11 @@ def deepspeed_settings(config: RunConfig, processes: Processes) -> dict[str, Any
         **settings.get("zero_optimization", {}),
         "stage": ours["zero_optimization.stage"][0],
     }
-    for key in ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps",
-                "gradient_clipping"):  # fmt: skip
+    for key in (
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "gradient_clipping",
+    ):
         merged[key] = ours[key][0]
     return merged | {"bf16": {"enabled": ours["bf16.enabled"][0]}}

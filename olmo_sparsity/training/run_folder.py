@@ -34,14 +34,24 @@ from olmo_sparsity.training.sinks import Sink
 # A resumed run may differ in these: they change what is written, or what computes it, and not the
 # weights, except for rounding and (engine, micro_batch_size) the masks of dropout.
 FREE_KEYS = (
-    "run_folder", "logging", "checkpoint", "evaluation", "engine", "data.folder",
-    "training.deterministic", "training.device", "training.micro_batch_size",
-)  # fmt: skip
+    "run_folder",
+    "logging",
+    "checkpoint",
+    "evaluation",
+    "engine",
+    "data.folder",
+    "training.deterministic",
+    "training.device",
+    "training.micro_batch_size",
+)
 
 # What the tokenizer sets when a run starts.
 RESOLVED_KEYS: tuple[str, ...] = (
-    "model.vocab_size", "model.embedding_size", "model.eos_token_id", "model.pad_token_id",
-)  # fmt: skip
+    "model.vocab_size",
+    "model.embedding_size",
+    "model.eos_token_id",
+    "model.pad_token_id",
+)
 
 
 @contextmanager
@@ -368,9 +378,12 @@ def draw_losses(run_folder: str | Path, out: Path) -> None:
         figure = Figure(figsize=(2.75 * num_panels, 2.3), layout="constrained")
         losses, induction, *beside = figure.subplots(1, num_panels)
         losses.plot(
-            [row["step"] for row in training], [row["loss"] for row in training],
-            color="0.8", linewidth=0.6, label="training",
-        )  # fmt: skip
+            [row["step"] for row in training],
+            [row["loss"] for row in training],
+            color="0.8",
+            linewidth=0.6,
+            label="training",
+        )
         for name in [_name(part) for part in rows[-1]["heldout"]]:
             values = [
                 next((p["loss"] for p in row["heldout"] if _name(p) == name), math.nan)

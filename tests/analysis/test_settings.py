@@ -64,9 +64,14 @@ def test_what_is_typed_is_what_a_function_takes() -> None:
     given = parsed("measure", "M", "--out=o", *words)
     settings = build(Settings, given)
     expected = Settings(
-        ks=(1, 4), units=("tokens", "span:4"), share=0.05, max_targets=2, seed=3, sets=("gap",),
+        ks=(1, 4),
+        units=("tokens", "span:4"),
+        share=0.05,
+        max_targets=2,
+        seed=3,
+        sets=("gap",),
         far_states="isolated",
-    )  # fmt: skip
+    )
     assert settings == expected
     assert build(TextOptions, given) == TextOptions(planted=True)
     assert build(ModelOptions, given) == ModelOptions(device_map="auto")

@@ -54,8 +54,11 @@ def test_what_a_statement_rests_on_is_said_there_alone() -> None:
             ]
             assert sorted({name for held in holders for name in held}) == needs
             assert [len(held) for held in holders] == {
-                "one": [1], "either": [2], "both": [1, 1], "none": [0],
-            }[kind]  # fmt: skip
+                "one": [1],
+                "either": [2],
+                "both": [1, 1],
+                "none": [0],
+            }[kind]
             asked = " and ".join(" ".join(fact.split()[:2]) for fact in facts)
             assert f"{asked}?" in one.question
     assert kinds == {"one", "either", "both", "none"}
@@ -92,16 +95,23 @@ def test_a_seed_fixes_the_exercises() -> None:
 
 def test_the_summary_counts_what_the_model_writes() -> None:
     rows = sources.pd.DataFrame(
-        [("one", "one", True, True, True), ("one", "one", False, True, True),
-         ("one", "none", False, False, True), ("either", "either", True, True, True),
-         ("both", "one", False, True, True), ("none", "none", True, True, True),
-         ("none", "one", False, True, True), ("none", "one", False, False, False)],
+        [
+            ("one", "one", True, True, True),
+            ("one", "one", False, True, True),
+            ("one", "none", False, False, True),
+            ("either", "either", True, True, True),
+            ("both", "one", False, True, True),
+            ("none", "none", True, True, True),
+            ("none", "one", False, True, True),
+            ("none", "one", False, False, False),
+        ],
         columns=["kind", "said", "right", "whole", "counted"],
-    ).assign(nats=[5.0, 5.0, 5.0, 5.0, 5.0, 0.0, 5.0, 0.0])  # fmt: skip
+    ).assign(nats=[5.0, 5.0, 5.0, 5.0, 5.0, 0.0, 5.0, 0.0])
     rows = rows.assign(
-        exercise=[0, 0, 0, 1, 1, 2, 2, 2], named=[1, 1, 0, 2, 1, 0, 1, 1],
+        exercise=[0, 0, 0, 1, 1, 2, 2, 2],
+        named=[1, 1, 0, 2, 1, 0, 1, 1],
         wrong=[0, 1, 0, 0, 0, 0, 1, 1],
-    )  # fmt: skip
+    )
     found = sources.summary(rows)
     assert found["wrong_of_named"] == pytest.approx((1 / 2 + 0 + 1) / 3)
     assert found["right_source"] == 1 / 3
@@ -137,13 +147,21 @@ def test_sources_of_another_exercise_tell_nothing_of_the_answer() -> None:
         held = [other.sources for other in drawn[: sources.MOST_DECOYS]]
         assert swapped.sources not in [*held, one.sources]
     rows = sources.pd.DataFrame(
-        [(0, "one", "none", 0.0), (0, "both", "one", 2.0), (0, "either", "none", 1.0),
-         (0, "none", "one", 1.0), (1, "one", "none", 0.0)],
+        [
+            (0, "one", "none", 0.0),
+            (0, "both", "one", 2.0),
+            (0, "either", "none", 1.0),
+            (0, "none", "one", 1.0),
+            (1, "one", "none", 0.0),
+        ],
         columns=["exercise", "kind", "said", "nats"],
-    )  # fmt: skip
+    )
     assert sources.summary_of_swapped(rows) == {
-        "swapped": 4, "swapped_rests_on": 1 / 4, "swapped_exercises": 1 / 2, "swapped_below": 1 / 2,
-    }  # fmt: skip
+        "swapped": 4,
+        "swapped_rests_on": 1 / 4,
+        "swapped_exercises": 1 / 2,
+        "swapped_below": 1 / 2,
+    }
 
 
 ROW = {"cpu_s": 1.0, "token_forwards": 10}
@@ -152,15 +170,29 @@ ROW = {"cpu_s": 1.0, "token_forwards": 10}
 def test_rivals_are_ranked_and_told_apart() -> None:
     assert sources.auroc(np.array([3.0, 2.0]), np.array([1.0, 2.0])) == 0.875
     kinds = ["one", "both", "either", "none"] * 20
-    top = {"one": [9.0, 0.0, 0.0], "both": [5.0, 5.0, 0.0], "either": [9.0, 9.0, 0.0],
-           "none": [1.0, 0.0, 0.0]}  # fmt: skip
+    top = {
+        "one": [9.0, 0.0, 0.0],
+        "both": [5.0, 5.0, 0.0],
+        "either": [9.0, 9.0, 0.0],
+        "none": [1.0, 0.0, 0.0],
+    }
     rows = [
-        {"exercise": number // 4, "rival": name, "kind": kind, "counted": number != 3, "top": of,
-         "right": number != 4, "said": said, "some": of[0], "lds deleted": 0.5, "−1 deleted": 2.0,
-         **ROW}
+        {
+            "exercise": number // 4,
+            "rival": name,
+            "kind": kind,
+            "counted": number != 3,
+            "top": of,
+            "right": number != 4,
+            "said": said,
+            "some": of[0],
+            "lds deleted": 0.5,
+            "−1 deleted": 2.0,
+            **ROW,
+        }
         for number, kind in enumerate(kinds)
         for name, said, of in (("ours", "one", top[kind]), ("theirs", None, top[kind]))
-    ]  # fmt: skip
+    ]
     table, confused = sources.compare(sources.pd.DataFrame(rows))
     assert table.loc["ours", "top-1"] == 19 / 20
     assert table.loc["theirs", "some or none (AUROC)"] == 1.0
@@ -212,9 +244,12 @@ def test_scores_that_are_the_truth_are_judged_so(judge: Any) -> None:
 
 def test_contestants_are_given_the_tokens_that_are_judged(judge: Any) -> None:
     question = source_explainers.SourceQuestion(
-        [*SOURCES.values()], GIVEN["question"], GIVEN["answer"], GIVEN["decoys"],
+        [*SOURCES.values()],
+        GIVEN["question"],
+        GIVEN["answer"],
+        GIVEN["decoys"],
         make_tokenizer(bos=False),
-    )  # fmt: skip
+    )
     assert question.is_read_back()
     layout = judge.found.layout
     assert question.statement_spans == layout.statements

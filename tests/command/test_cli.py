@@ -61,7 +61,7 @@ def test_prepare_train_losses_export_in_order(
         (["--data.heldout_share=0.0"], "holds work with heldout_share=0.2 (now 0.0)"),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
-)  # fmt: skip
+)
 def test_mistakes_in_a_run(
     config_path: str, capsys: pytest.CaptureFixture, words: list[str], expected: str
 ) -> None:

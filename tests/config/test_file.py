@@ -179,8 +179,9 @@ def test_a_list_takes_the_place_of_one(tmp_path: Path) -> None:
     stages = "--training.length=[{tokens: 8, until: 10}, {tokens: 32}]"
     config = load_config(path, [stages])
     assert [(part.name, part.source, part.weight) for part in config.data.corpora] == [
-        ("a", "embedded", 1.0), ("b", "text", 2.0),
-    ]  # fmt: skip
+        ("a", "embedded", 1.0),
+        ("b", "text", 2.0),
+    ]
     assert (config.seed, config.training.length, config.training.shortest) == (4, 32, 8)
     assert [config.training.length_at(step) for step in (1, 10, 11)] == [8, 8, 32]
     save_config(config, tmp_path / "saved.yaml")
@@ -223,9 +224,12 @@ def test_a_scaling_goes_with_every_scheme_and_reaches_the_model(
     assert "rope_scaling" not in text
     assert "beta_fast" not in text
     assert load_saved_config(tmp_path / "saved.yaml").model.rope_scaling == {
-        "rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 128,
-        "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-    }  # fmt: skip
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "original_max_position_embeddings": 128,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+    }
 
 
 @pytest.mark.parametrize("path", sorted(CONFIGS.glob("c4_*.yaml")), ids=lambda path: path.stem)

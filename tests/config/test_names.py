@@ -20,15 +20,21 @@ def given(data: dict | None = None, **sections: Any) -> dict:
 
 def test_names_of_olmo_are_understood() -> None:
     theirs = given(
-        save_folder="runs/x", global_train_batch_size=8, training={"length": 100},
-        max_duration="1.7e4T", optimizer={"betas": [0.8, 0.9]}, precision="amp_bf16",
-        scheduler={"name": "cosine_with_warmup", "t_warmup": 7}, save_interval=5,
-    )  # fmt: skip
+        save_folder="runs/x",
+        global_train_batch_size=8,
+        training={"length": 100},
+        max_duration="1.7e4T",
+        optimizer={"betas": [0.8, 0.9]},
+        precision="amp_bf16",
+        scheduler={"name": "cosine_with_warmup", "t_warmup": 7},
+        save_interval=5,
+    )
     ours = given(
-        run_folder="runs/x", training={"length": 100, "batch_size": 8, "num_steps": 22,
-        "precision": "bf16"}, checkpoint={"interval_steps": 5},
+        run_folder="runs/x",
+        training={"length": 100, "batch_size": 8, "num_steps": 22, "precision": "bf16"},
+        checkpoint={"interval_steps": 5},
         optimizer={"beta1": 0.8, "beta2": 0.9, "schedule": "cosine", "warmup_steps": 7},
-    )  # fmt: skip
+    )
     assert config_from_dict(theirs) == config_from_dict(ours)
     assert config_from_dict(given(max_duration=30)).training.num_steps == 30
     stages = {"batch_size": 4, "length": [{"tokens": 8, "until": 5}, {"tokens": 32}]}

@@ -179,8 +179,9 @@ def test_each_document_may_have_position_ids_of_its_own(shards: TokenShards, sch
     )
     begins = torch.cat([torch.ones(3, 1), heldout.documents_BL.diff(dim=1)], 1) > 0
     assert (heldout.positions_BL[begins] == 0).all()
-    assert torch.equal(heldout.positions_BL[:, 1:] - heldout.positions_BL[:, :-1] == 1,
-                       ~begins[:, 1:])  # fmt: skip
+    assert torch.equal(
+        heldout.positions_BL[:, 1:] - heldout.positions_BL[:, :-1] == 1, ~begins[:, 1:]
+    )
 
 
 def test_what_is_planted_or_repeated_is_seen_from_everywhere(shards: TokenShards) -> None:

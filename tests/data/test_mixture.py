@@ -63,9 +63,14 @@ def test_a_thousand_steps_have_the_shares_asked_for_on_any_number_of_processes(
     num_letters = num_tokens = 0
     for rank in range(world_size):
         batches = TrainingBatches(
-            mixed, PositionsConfig(), length=8, batch_size=batch_size, seed=1, rank=rank,
+            mixed,
+            PositionsConfig(),
+            length=8,
+            batch_size=batch_size,
+            seed=1,
+            rank=rank,
             world_size=world_size,
-        )  # fmt: skip
+        )
         for batch in islice(batches.from_step(0), 1000):
             rows = batch.tokens_BL.tolist()
             num_letters += sum(8 for row in rows if len(letters & {*row}) >= 2)

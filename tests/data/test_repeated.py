@@ -55,9 +55,14 @@ def test_the_share_of_sequences_is_the_one_asked_for(shards: TokenShards) -> Non
         repeated: RepeatedConfig | None = None, planted: PlantedConfig | None = None
     ) -> np.ndarray:
         batches = TrainingBatches(
-            shards, PositionsConfig(), length=32, batch_size=64, seed=1,
-            repeated=repeated, planted=planted,
-        )  # fmt: skip
+            shards,
+            PositionsConfig(),
+            length=32,
+            batch_size=64,
+            seed=1,
+            repeated=repeated,
+            planted=planted,
+        )
         return next(batches.from_step(0)).tokens_BL.numpy()
 
     text = rows()

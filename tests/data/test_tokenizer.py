@@ -58,7 +58,8 @@ def test_training_a_tokenizer_is_deterministic() -> None:
     code = (
         "from itertools import islice\n"
         "from olmo_sparsity.analysis.inputs.corpus import _read_embedded\n"
-        "from olmo_sparsity.analysis.inputs.vocabulary import tokenizer_fingerprint\\nfrom olmo_sparsity.data.tokenizer import train_tokenizer\n"
+        "from olmo_sparsity.analysis.inputs.vocabulary import tokenizer_fingerprint\n"
+        "from olmo_sparsity.data.tokenizer import train_tokenizer\n"
         "texts = [document.text for document in islice(_read_embedded(None, 0), 400)]\n"
         "for _ in range(2): print(tokenizer_fingerprint(train_tokenizer(iter(texts), 1000)))"
     )

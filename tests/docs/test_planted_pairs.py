@@ -11,9 +11,14 @@ from olmo_sparsity import measure
 
 MAX_DOCUMENTS = 12
 ASKED = {
-    "planted": True, "max_documents": MAX_DOCUMENTS, "long": 40, "short": 8, "stride": 16,
-    "draws": 1, "min_gap": 0.0,
-}  # fmt: skip
+    "planted": True,
+    "max_documents": MAX_DOCUMENTS,
+    "long": 40,
+    "short": 8,
+    "stride": 16,
+    "draws": 1,
+    "min_gap": 0.0,
+}
 
 
 def test_a_rule_is_compared_with_what_was_planted(trained: Path) -> None:

@@ -96,8 +96,12 @@ def test_no_number_without_a_stored_one(name: str) -> None:
     pages = [*PAGES.glob("*.md"), ROOT / "docs/thresholds.md"]
     stored = " ".join(path.read_text(encoding="utf-8") for path in pages)
     numbers = r"(?<![\w.])(?:[0-9]+\.[0-9]+(?![\w.]*[0-9])|[0-9]+%)"
-    text = re.sub(r"```.*?```|`[^`]*`|\]\([^)]*\)|(Theorem|Proposition) [0-9.]+", "", TEXTS[name],
-                  flags=re.DOTALL)  # fmt: skip
+    text = re.sub(
+        r"```.*?```|`[^`]*`|\]\([^)]*\)|(Theorem|Proposition) [0-9.]+",
+        "",
+        TEXTS[name],
+        flags=re.DOTALL,
+    )
     text = re.sub(r"([0-9]+) to ([0-9]+%)", r"\1% to \2", text)
     assert not set(re.findall(numbers, text)) - set(re.findall(numbers, stored))
 
@@ -132,8 +136,11 @@ def test_every_threshold_has_a_verdict() -> None:
 def test_as_many_models_pass_on_novels_as_the_pages_say() -> None:
     numbered = "prose_novels_contextual", "novels", "novels_after"
     names = [f"{name}_seed{n}" for name in numbered for n in (1, 2, 3)]
-    beside = [f"{name}{seed}_novels" for name in ("thirds", "code_first")
-              for seed in ("", "_seed2", "_seed3")]  # fmt: skip
+    beside = [
+        f"{name}{seed}_novels"
+        for name in ("thirds", "code_first")
+        for seed in ("", "_seed2", "_seed3")
+    ]
     there = [name for name in (*names, *beside) if (RESULTS / "measurements" / name).exists()]
     rows = [read_summary(name).loc["add_one", 1] for name in there]
     pass_it = [row.net >= 0.3 and row.net_low > 0.2 for row in rows]
@@ -178,9 +185,14 @@ def test_the_command_of_a_stored_result_still_asks_for_it(path: Path) -> None:
 
 
 MEASURED = sorted(
-    {name for page in SHOWN["pages"].values() for table in page["tables"]
-     if "net_excess" in table for name in table["net_excess"]["of"]}
-)  # fmt: skip
+    {
+        name
+        for page in SHOWN["pages"].values()
+        for table in page["tables"]
+        if "net_excess" in table
+        for name in table["net_excess"]["of"]
+    }
+)
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,11 @@ def test_sparsity_is_probed_at_every_evaluation(
     """The numbers of a run's metrics are those that `measure` finds of its checkpoint."""
     targets = Plan.targets
     changes = {
-        "training__length": 64, "positions__target_length": 64, "training__num_steps": 2,
+        "training__length": 64,
+        "positions__target_length": 64,
+        "training__num_steps": 2,
         "evaluation__interval_steps": 1,
-    }  # fmt: skip
+    }
     plain = make_config(**changes)
     train(plain)
     config = make_config(evaluation__sparsity_targets=4, run_folder=str(tmp_path / "probed"))
@@ -54,10 +56,16 @@ def test_sparsity_is_probed_at_every_evaluation(
     settings = probe_settings(config)
     documents = probe_documents(config, heldout, settings.windows)
     measured = measure(
-        load_model(config.run_folder, device="cpu"), documents, settings.windows,
-        units=settings.units, selectors=settings.selectors, ks=settings.ks, sets=settings.sets,
-        max_targets=settings.max_targets, draws=settings.draws,
-    )  # fmt: skip
+        load_model(config.run_folder, device="cpu"),
+        documents,
+        settings.windows,
+        units=settings.units,
+        selectors=settings.selectors,
+        ks=settings.ks,
+        sets=settings.sets,
+        max_targets=settings.max_targets,
+        draws=settings.draws,
+    )
     assert measured is not None
     summary = measured.summary.set_index(["target_set", "units"])
     for units in settings.units:
@@ -73,6 +81,12 @@ def test_sparsity_is_probed_at_every_evaluation(
     with pytest.raises(ConfigError, match="must be at least 32"):
         make_config(training__length=16)
     with pytest.raises(DataError, match="needs four"):
-        train(make_config(training__length=4096, positions__target_length=4096,
-                          model__max_sequence_length=4096, run_folder=str(tmp_path / "long")),
-              probe=SparsityProbe)  # fmt: skip
+        train(
+            make_config(
+                training__length=4096,
+                positions__target_length=4096,
+                model__max_sequence_length=4096,
+                run_folder=str(tmp_path / "long"),
+            ),
+            probe=SparsityProbe,
+        )

@@ -7,9 +7,13 @@ from typing import Any
 OURS: dict[str, dict[str, Any]] = {
     "olmo": {"layer_norm_type": "rms", "attention_layer_norm": True, "norm_after": True},
     "olmo, ALiBi, grouped heads": {"rope": False, "alibi": True, "n_kv_heads": 2},
-    "gpt_neox": {"architecture": "gpt_neox", "rotary_fraction": 0.5, "include_bias": True,
-                 "activation_type": "gelu"},
-}  # fmt: skip
+    "gpt_neox": {
+        "architecture": "gpt_neox",
+        "rotary_fraction": 0.5,
+        "include_bias": True,
+        "activation_type": "gelu",
+    },
+}
 
 
 def build(name: str) -> Any:
@@ -25,12 +29,19 @@ def build(name: str) -> Any:
     import transformers
 
     config = getattr(transformers, name).config_class(
-        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, max_position_embeddings=128, initializer_range=0.2,
-        pad_token_id=0, bos_token_id=1, eos_token_id=2,
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        max_position_embeddings=128,
+        initializer_range=0.2,
+        pad_token_id=0,
+        bos_token_id=1,
+        eos_token_id=2,
         **({} if "NeoX" in name else {"num_key_value_heads": 2, "head_dim": 8}),
         **({"query_pre_attn_scalar": 8, "sliding_window": 96} if "Gemma" in name else {}),
-    )  # fmt: skip
+    )
     from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 
     return HuggingFaceLM(getattr(transformers, name)(config).eval())

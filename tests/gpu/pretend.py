@@ -52,10 +52,15 @@ class OnGPU(torch.Tensor):
     @staticmethod
     def __new__(cls, inner: Tensor, device: torch.device) -> OnGPU:
         made = torch.Tensor._make_wrapper_subclass(
-            cls, inner.shape, strides=inner.stride(), storage_offset=inner.storage_offset(),
-            dtype=inner.dtype, layout=inner.layout, device=device,
+            cls,
+            inner.shape,
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            layout=inner.layout,
+            device=device,
             requires_grad=inner.requires_grad,
-        )  # fmt: skip
+        )
         made.inner = inner
         return made
 
@@ -84,17 +89,23 @@ class OnGPU(torch.Tensor):
 # --- what every operation does --------------------------------------------------------------------
 
 INDEXING = {
-    aten.index.Tensor, aten._unsafe_index.Tensor,
-    aten.index_put.default, aten.index_put_.default, aten._index_put_impl_.default,
-}  # fmt: skip
+    aten.index.Tensor,
+    aten._unsafe_index.Tensor,
+    aten.index_put.default,
+    aten.index_put_.default,
+    aten._index_put_impl_.default,
+}
 COPIES = {aten.copy_.default, aten._to_copy.default}
 ANSWERS = {aten._local_scalar_dense.default, aten.equal.default}
 """Their result is a Python number, which the host waits for."""
 
 SIZED_BY_NUMBERS = {
-    aten.nonzero.default, aten.masked_select.default, aten.unique_dim.default,
-    aten._unique2.default, aten.unique_consecutive.default,
-}  # fmt: skip
+    aten.nonzero.default,
+    aten.masked_select.default,
+    aten.unique_dim.default,
+    aten._unique2.default,
+    aten.unique_consecutive.default,
+}
 
 
 class Machine(TorchDispatchMode):
@@ -256,9 +267,14 @@ def _scores(q: Tensor, k: Tensor, bias: Tensor | None, causal: bool, scale: floa
 
 
 def _forward(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, causal: bool, scale: float | None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    causal: bool,
+    scale: float | None,
     powers_of_two: bool = False,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor]:
     """Attention and the log-sum-exp of each query; a kernel keeps no scores. `powers_of_two`: the
     kernel multiplies scores by log2(e), so that the lowest numbers become -inf, and a query that
     sees nothing else gets NaN."""
@@ -274,9 +290,16 @@ def _forward(
 
 
 def _backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mixed: Tensor,
-    log_sum: Tensor, causal: bool, scale: float | None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mixed: Tensor,
+    log_sum: Tensor,
+    causal: bool,
+    scale: float | None,
+) -> tuple[Tensor, ...]:
     if q.device.type == "meta":
         of_bias = Tensor() if bias is None else torch.empty_like(bias)
         return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), of_bias
@@ -298,9 +321,16 @@ def _number(q: Tensor) -> Tensor:
 
 
 def efficient(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, compute_log_sumexp: bool,
-    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
     """With the sizes and strides that CUDA's kernel asks for."""
     assert q.dtype == k.dtype == v.dtype, f"dtypes {q.dtype}, {k.dtype}, {v.dtype}"
     assert q.shape[1] == k.shape[1] == v.shape[1], f"heads of {q.shape}, {k.shape}"
@@ -319,19 +349,36 @@ def efficient(
 
 
 def efficient_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, mixed: Tensor,
-    log_sum: Tensor, seed: Tensor, offset: Tensor, dropout_p: float, mask: list[bool],
-    is_causal: bool = False, *, scale: float | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    mixed: Tensor,
+    log_sum: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    dropout_p: float,
+    mask: list[bool],
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
     assert log_sum.shape[-1] >= q.shape[2], "the backward pass reads what nothing has written"
     log_sum = log_sum[..., : q.shape[2]]
     return _backward(grad, q, k, v, bias, mixed, log_sum, is_causal, scale)
 
 
 def flash(
-    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, is_causal: bool = False,
-    return_debug_mask: bool = False, *, scale: float | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
     assert q.dtype in (torch.bfloat16, torch.float16), f"flash attention in {q.dtype}"
     mixed, log_sum = _forward(q, k, v, None, is_causal, scale)
     one = _number(q)
@@ -339,28 +386,62 @@ def flash(
 
 
 def flash_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mixed: Tensor, log_sum: Tensor,
-    cum_q: Any, cum_k: Any, max_q: int, max_k: int, dropout_p: float, is_causal: bool,
-    seed: Tensor, offset: Tensor, *, scale: float | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mixed: Tensor,
+    log_sum: Tensor,
+    cum_q: Any,
+    cum_k: Any,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    seed: Tensor,
+    offset: Tensor,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
     return _backward(grad, q, k, v, None, mixed, log_sum, is_causal, scale)[:3]
 
 
 def cudnn(
-    q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None, compute_log_sumexp: bool,
-    dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False,
-    *, scale: float | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor | None,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
     mixed, log_sum = _forward(q, k, v, bias, is_causal, scale)
     one = _number(q)
     return mixed, log_sum[..., None], None, None, q.shape[2], k.shape[2], one, one, None
 
 
 def cudnn_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mixed: Tensor, log_sum: Tensor, seed: Tensor,
-    offset: Tensor, bias: Tensor | None, cum_q: Any, cum_k: Any, max_q: int, max_k: int,
-    dropout_p: float, is_causal: bool, *, scale: float | None = None,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mixed: Tensor,
+    log_sum: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    bias: Tensor | None,
+    cum_q: Any,
+    cum_k: Any,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
     return _backward(grad, q, k, v, bias, mixed, log_sum[..., 0], is_causal, scale)[:3]
 
 
@@ -371,10 +452,19 @@ def _each_document(x: Tensor, cum: Tensor) -> list[Tensor]:
 
 
 def packed(
-    q: Tensor, k: Tensor, v: Tensor, cum_q: Tensor, cum_k: Tensor, max_q: int, max_k: int,
-    is_causal: bool = False, scale: float | None = None, window: Any = None,
-    enable_gqa: bool = False, *_: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cum_q: Tensor,
+    cum_k: Tensor,
+    max_q: int,
+    max_k: int,
+    is_causal: bool = False,
+    scale: float | None = None,
+    window: Any = None,
+    enable_gqa: bool = False,
+    *_: Any,
+) -> tuple[Tensor, ...]:
     assert q.dtype == k.dtype == v.dtype, f"dtypes {q.dtype}, {k.dtype}, {v.dtype}"
     assert q.dtype in (torch.bfloat16, torch.float16), f"flash attention in {q.dtype}"
     assert is_causal
@@ -391,10 +481,21 @@ def packed(
 
 
 def packed_backward(
-    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, mixed: Tensor, log_sum: Tensor, cum_q: Tensor,
-    cum_k: Tensor, max_q: int, max_k: int, is_causal: bool, seed: Tensor,
-    scale: float | None = None, *_: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mixed: Tensor,
+    log_sum: Tensor,
+    cum_q: Tensor,
+    cum_k: Tensor,
+    max_q: int,
+    max_k: int,
+    is_causal: bool,
+    seed: Tensor,
+    scale: float | None = None,
+    *_: Any,
+) -> tuple[Tensor, ...]:
     parts = zip(*(_each_document(x, cum_q) for x in (grad, q, k, v, mixed)), strict=True)
     sums = [part[..., 0] for part in _each_document(log_sum.mT[..., None], cum_q)]
     found = [
@@ -440,9 +541,13 @@ def _torch_cuda(machine: Machine) -> dict[str, Any]:
         now[0] = given
 
     properties = SimpleNamespace(
-        name="NVIDIA H100 80GB HBM3", total_memory=80 * _GIB, major=9, minor=0, uuid="GPU-0",
+        name="NVIDIA H100 80GB HBM3",
+        total_memory=80 * _GIB,
+        major=9,
+        minor=0,
+        uuid="GPU-0",
         multi_processor_count=132,
-    )  # fmt: skip
+    )
 
     def at(device: Any) -> torch.device:
         return torch.device("cuda", index_of(device))

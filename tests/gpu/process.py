@@ -34,12 +34,18 @@ ROOT = Path(__file__).parents[2]
 SOURCE = Path(__file__).with_name("pretend.cpp")
 
 IMPORTED = (
-    "olmo_sparsity.command.cli", "olmo_sparsity.analysis.measurement.measurement",
-    "olmo_sparsity.analysis.explain.ask", "olmo_sparsity.training.loop",
-    "olmo_sparsity.tasks.experiment", "torch.nn.attention.varlen",
-    "transformers.models.llama.modeling_llama", "transformers.models.gemma3.modeling_gemma3",
-    "transformers.models.gpt_neox.modeling_gpt_neox", "tests.conftest", "tests.gpu.shapes",
-)  # fmt: skip
+    "olmo_sparsity.command.cli",
+    "olmo_sparsity.analysis.measurement.measurement",
+    "olmo_sparsity.analysis.explain.ask",
+    "olmo_sparsity.training.loop",
+    "olmo_sparsity.tasks.experiment",
+    "torch.nn.attention.varlen",
+    "transformers.models.llama.modeling_llama",
+    "transformers.models.gemma3.modeling_gemma3",
+    "transformers.models.gpt_neox.modeling_gpt_neox",
+    "tests.conftest",
+    "tests.gpu.shapes",
+)
 """By several tests, each of which runs in a copy of a process that has them."""
 
 

@@ -19,13 +19,22 @@ from tests.gpu import process
 from tests.gpu.process import on_pretended_gpus
 
 SMALL = [
-    "--data.corpus.max_documents=300", f"--data.tokenizer.train_vocab={VOCAB}",
-    "--data.heldout_share=0.2", "--model.d_model=32", "--model.n_heads=2", "--model.n_layers=2",
-    "--model.max_sequence_length=64", "--positions.target_length=32", "--training.length=16",
-    "--training.batch_size=4", "--training.num_steps=4", "--evaluation.num_sequences=4",
-    "--evaluation.interval_steps=4", "--checkpoint.interval_steps=4",
+    "--data.corpus.max_documents=300",
+    f"--data.tokenizer.train_vocab={VOCAB}",
+    "--data.heldout_share=0.2",
+    "--model.d_model=32",
+    "--model.n_heads=2",
+    "--model.n_layers=2",
+    "--model.max_sequence_length=64",
+    "--positions.target_length=32",
+    "--training.length=16",
+    "--training.batch_size=4",
+    "--training.num_steps=4",
+    "--evaluation.num_sequences=4",
+    "--evaluation.interval_steps=4",
+    "--checkpoint.interval_steps=4",
     "--logging.interval_steps=4",
-]  # fmt: skip
+]
 
 
 def run(*words: object) -> None:

@@ -110,10 +110,16 @@ def large_llama(num_layers: int) -> HuggingFaceLM:
     from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 
     config = LlamaConfig(
-        vocab_size=128256, hidden_size=4096, intermediate_size=14336, num_hidden_layers=num_layers,
-        num_attention_heads=32, num_key_value_heads=8, max_position_embeddings=131072,
-        dtype=torch.bfloat16, attn_implementation="sdpa",
-    )  # fmt: skip
+        vocab_size=128256,
+        hidden_size=4096,
+        intermediate_size=14336,
+        num_hidden_layers=num_layers,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        max_position_embeddings=131072,
+        dtype=torch.bfloat16,
+        attn_implementation="sdpa",
+    )
     before = torch.get_default_dtype()
     with pytest.MonkeyPatch.context() as patch, torch.device("cuda:0"):
         # It compares numbers, of which there are none.

@@ -70,10 +70,16 @@ class Browser:
         actions = []
         for key in keys:
             code = {
-                "Tab": "\ue004", "Enter": "\ue007", "Escape": "\ue00c", "Home": "\ue011",
-                "ArrowLeft": "\ue012", "ArrowUp": "\ue013", "ArrowRight": "\ue014", "End": "\ue010",
+                "Tab": "\ue004",
+                "Enter": "\ue007",
+                "Escape": "\ue00c",
+                "Home": "\ue011",
+                "ArrowLeft": "\ue012",
+                "ArrowUp": "\ue013",
+                "ArrowRight": "\ue014",
+                "End": "\ue010",
                 "ArrowDown": "\ue015",
-            }.get(key, key)  # fmt: skip
+            }.get(key, key)
             actions += [{"type": "keyDown", "value": code}, {"type": "keyUp", "value": code}]
         self._act({"type": "key", "id": "keys", "actions": actions})
 

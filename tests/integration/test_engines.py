@@ -311,9 +311,11 @@ def test_formulas_are_what_is_held_and_sent(settings: dict, tmp_path: Path) -> N
             smallest = {"stage3_param_persistence_threshold": 0} | never_keep
             zero = {"stage": int(engine[-1])} | (smallest if engine == "zero3" else {})
             path = tmp_path / f"{variant}.json"
-            path.write_text(json.dumps(
-                {"zero_optimization": zero, "comms_logger": {"enabled": True, "prof_all": True}}
-            ))  # fmt: skip
+            path.write_text(
+                json.dumps(
+                    {"zero_optimization": zero, "comms_logger": {"enabled": True, "prof_all": True}}
+                )
+            )
             given["engine"]["deepspeed_config"] = str(path)
     job = children.start_each(settings, measure, [list(variants.values())] * 2)
     assert job.wait() == [0, 0], "\n".join(job.texts())

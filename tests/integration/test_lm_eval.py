@@ -39,14 +39,19 @@ def test_the_harness_reads_an_exported_run(
     config = make_config()
     train(config)
     export(Path(config.run_folder), tmp_path / "exported")
-    rows = [{"text": f"the {word} and the", "choices": [f" {word}", " of"], "answer": 0}
-            for word in ("king", "house", "tree")]  # fmt: skip
+    rows = [
+        {"text": f"the {word} and the", "choices": [f" {word}", " of"], "answer": 0}
+        for word in ("king", "house", "tree")
+    ]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "copy.yaml").write_text(TASK.format(rows=tmp_path / "rows.jsonl"))
     found = lm_eval.simple_evaluate(
-        model="hf", model_args=f"pretrained={tmp_path / 'exported'}", tasks=["copy_words"],
-        device="cpu", task_manager=TaskManager(include_path=str(tmp_path)),
-    )  # fmt: skip
+        model="hf",
+        model_args=f"pretrained={tmp_path / 'exported'}",
+        tasks=["copy_words"],
+        device="cpu",
+        task_manager=TaskManager(include_path=str(tmp_path)),
+    )
     # Its log-likelihoods are those of the checkpoint.
     loaded = load_model(config.run_folder, device="cpu")
     for sample, row in zip(found["samples"]["copy_words"], rows, strict=True):

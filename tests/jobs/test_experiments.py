@@ -51,8 +51,14 @@ def test_a_grid_becomes_experiments_and_needs_come_first(make: Make) -> None:
     )
     jobs = {job.name: job for job in read_experiments(path, [])}
     assert list(jobs) == [
-        "first_1", "one_1_long", "one_1_a-b", "first_2", "one_2_long", "one_2_a-b", "last"
-    ]  # fmt: skip
+        "first_1",
+        "one_1_long",
+        "one_1_a-b",
+        "first_2",
+        "one_2_long",
+        "one_2_a-b",
+        "last",
+    ]
     assert jobs["one_2_a-b"].commands == ("touch one_2_a b null",)
     assert jobs["one_2_a-b"].needs == ("first_2",)
     assert jobs["one_2_a-b"].outputs == ("one_2",)

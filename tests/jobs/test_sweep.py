@@ -213,9 +213,12 @@ def test_a_sweep_is_stopped_goes_on_and_says_what_failed(
     ("option", "expected"), [("--only=1", "has runs 0 to 0"), ("--slurm", "leave --slurm out")]
 )
 def test_what_cannot_be_run(
-    make_grid: MakeGrid, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture,
-    option: str, expected: str,
-) -> None:  # fmt: skip
+    make_grid: MakeGrid,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+    option: str,
+    expected: str,
+) -> None:
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("PATH", "")
     assert main(["sweep", make_grid(), option]) == EXIT_BAD_INPUT

@@ -144,9 +144,11 @@ def test_a_prediction_depends_on_no_later_token_or_id(architecture: str) -> None
 def test_ids_enter_by_rope_and_by_the_embedding() -> None:
     rope_only = build(embed_ids=False, predict_ids=False)
     torch.testing.assert_close(  # differences of IDs only: this is why it cannot predict them
-        rope_only(TOKENS_BL, IDS_BL + 0)[0], rope_only(TOKENS_BL, IDS_BL - 2)[0],
-        atol=1e-4, rtol=1e-4,
-    )  # fmt: skip
+        rope_only(TOKENS_BL, IDS_BL + 0)[0],
+        rope_only(TOKENS_BL, IDS_BL - 2)[0],
+        atol=1e-4,
+        rtol=1e-4,
+    )
     embedded_only = build({"rope": False})
     for coupling in (embedded_only, build()):
         here, there = coupling(TOKENS_BL, IDS_BL), coupling(TOKENS_BL, IDS_BL - 2)

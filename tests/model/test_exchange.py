@@ -429,8 +429,9 @@ def test_a_folder_of_transformers_computes_the_same_here_and_back_there(
     torch.testing.assert_close(ours(tokens_BL, counted), expected, **near)
     expected_gapped = HuggingFaceLM(theirs)(tokens_BL, gapped)
     torch.testing.assert_close(ours(tokens_BL, gapped), expected_gapped, **near)
-    torch.testing.assert_close(ours.hidden(tokens_BL, gapped, last=7),
-                               ours.hidden(tokens_BL, gapped)[:, -7:], **near)  # fmt: skip
+    torch.testing.assert_close(
+        ours.hidden(tokens_BL, gapped, last=7), ours.hidden(tokens_BL, gapped)[:, -7:], **near
+    )
     positions = _positions_of(config)
     fields = {name: v for name, v in vars(config).items() if name != "rope_scaling"}
     folder = tmp_path / "step000001"
@@ -485,40 +486,73 @@ def test_a_run_may_change_angles_but_forgets_none(tmp_path: Path) -> None:
 EXTENDED: dict[str, tuple[dict[str, Any], tuple[int, int]]] = {  # config.json, and the vocabulary
     "extend_olmo_1b": (
         {
-            "model_type": "olmo", "hidden_size": 2048, "intermediate_size": 8192,
-            "num_hidden_layers": 16, "num_attention_heads": 16, "num_key_value_heads": 16,
-            "hidden_act": "silu", "max_position_embeddings": 2048, "rope_theta": 10000.0,
-            "tie_word_embeddings": True, "clip_qkv": None, "vocab_size": 50304,
+            "model_type": "olmo",
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 16,
+            "hidden_act": "silu",
+            "max_position_embeddings": 2048,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": True,
+            "clip_qkv": None,
+            "vocab_size": 50304,
             "attention_bias": False,
         },
         (50280, 50304),
     ),
     "extend_llama_3.2_1b": (
         {
-            "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "head_dim": 64,
-            "num_hidden_layers": 16, "num_attention_heads": 32, "num_key_value_heads": 8,
-            "hidden_act": "silu", "max_position_embeddings": 131072, "rope_theta": 500000.0,
+            "model_type": "llama",
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "head_dim": 64,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "hidden_act": "silu",
+            "max_position_embeddings": 131072,
+            "rope_theta": 500000.0,
             "rope_scaling": {
-                "factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
-                "original_max_position_embeddings": 8192, "rope_type": "llama3",
+                "factor": 32.0,
+                "high_freq_factor": 4.0,
+                "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 8192,
+                "rope_type": "llama3",
             },
-            "rms_norm_eps": 1e-05, "tie_word_embeddings": True, "vocab_size": 128256,
-            "attention_bias": False, "mlp_bias": False,
+            "rms_norm_eps": 1e-05,
+            "tie_word_embeddings": True,
+            "vocab_size": 128256,
+            "attention_bias": False,
+            "mlp_bias": False,
         },
         (128256, 128256),
     ),
     "extend_qwen3_0.6b": (
         {
-            "model_type": "qwen3", "hidden_size": 1024, "intermediate_size": 3072, "head_dim": 128,
-            "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
-            "hidden_act": "silu", "max_position_embeddings": 40960, "rope_theta": 1000000,
-            "rope_scaling": None, "rms_norm_eps": 1e-06, "tie_word_embeddings": True,
-            "vocab_size": 151936, "attention_bias": False, "use_sliding_window": False,
-            "sliding_window": None, "max_window_layers": 28,
+            "model_type": "qwen3",
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "head_dim": 128,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "hidden_act": "silu",
+            "max_position_embeddings": 40960,
+            "rope_theta": 1000000,
+            "rope_scaling": None,
+            "rms_norm_eps": 1e-06,
+            "tie_word_embeddings": True,
+            "vocab_size": 151936,
+            "attention_bias": False,
+            "use_sliding_window": False,
+            "sliding_window": None,
+            "max_window_layers": 28,
         },
         (151669, 151936),
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", EXTENDED)

@@ -24,14 +24,20 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "odd_heads": {"d_model": 36, "layer_norm_type": "rms", "attention_layer_norm": True},
     "half_rotated": {"rotary_fraction": 0.5, "query_scale_length": 12},
     "wide_heads": {
-        "head_width": 12, "n_kv_heads": 2, "layer_norm_type": "rms", "attention_layer_norm": True,
-        "attention_norm_per_head": True, "rotary_fraction": 0.5,
+        "head_width": 12,
+        "n_kv_heads": 2,
+        "layer_norm_type": "rms",
+        "attention_layer_norm": True,
+        "attention_norm_per_head": True,
+        "rotary_fraction": 0.5,
     },
     "yarn": {
-        "qkv_bias": True, "layer_norm_type": "rms", "n_kv_heads": 2,
+        "qkv_bias": True,
+        "layer_norm_type": "rms",
+        "n_kv_heads": 2,
         "rope_scaling": PositionsConfig(scaling="yarn", factor=8, original_length=8).rope_scaling,
     },
-}  # fmt: skip
+}
 
 
 def model_of(variant: str) -> PositionedOLMo:

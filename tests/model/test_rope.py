@@ -30,15 +30,22 @@ SCALED: dict[str, dict[str, Any]] = {
     "ntk": {"scaling": "ntk", "factor": 4},
     "yarn": {"scaling": "yarn", "factor": 4, "original_length": 2048},
     "yarn, its own betas and temperature": {
-        "scaling": "yarn", "factor": 16, "original_length": 512, "beta_fast": 20, "beta_slow": 2,
+        "scaling": "yarn",
+        "factor": 16,
+        "original_length": 512,
+        "beta_fast": 20,
+        "beta_slow": 2,
         "attention_factor": 1.25,
     },
     "llama3": {"scaling": "llama3", "factor": 32, "original_length": 8192},
     "llama3, its own bands": {
-        "scaling": "llama3", "factor": 8, "original_length": 1024, "low_frequency_factor": 2,
+        "scaling": "llama3",
+        "factor": 8,
+        "original_length": 1024,
+        "low_frequency_factor": 2,
         "high_frequency_factor": 16,
     },
-}  # fmt: skip
+}
 
 
 def config_with(positions: dict[str, Any], **model: Any) -> ModelConfig:
@@ -57,9 +64,11 @@ def test_angles_at_all_lengths_are_those_of_transformers(
         parameters = {"rope_type": "dynamic", "factor": 4.0, "rope_theta": float(theta)}
         seq_len = 4096 * 7 // 4
     theirs = LlamaConfig(
-        hidden_size=256, num_attention_heads=2, max_position_embeddings=4096,
+        hidden_size=256,
+        num_attention_heads=2,
+        max_position_embeddings=4096,
         rope_parameters=parameters,
-    )  # fmt: skip
+    )
     init = ROPE_INIT_FUNCTIONS[parameters["rope_type"]]
     frequencies, factor = init(theirs, CPU, seq_len=seq_len)
     positions_1L = torch.cat([torch.arange(9000), torch.arange(2**17 - 9, 2**17)])[None]
@@ -99,9 +108,11 @@ def test_a_scaling_survives_the_way_through_transformers(positions: dict[str, An
     config = config_with(positions)
     written = to_rope_parameters(config)
     again = ModelConfig(
-        d_model=256, n_heads=2, rope_theta=written["rope_theta"],  # type: ignore[arg-type]
+        d_model=256,
+        n_heads=2,
+        rope_theta=written["rope_theta"],  # type: ignore[arg-type]
         rope_scaling=from_rope_parameters(written, "there"),
-    )  # fmt: skip
+    )
     both = zip(rotary_tables(GAPPED, config), rotary_tables(GAPPED, again), strict=True)
     assert all(torch.equal(ours, theirs) for ours, theirs in both)
 
@@ -119,8 +130,14 @@ def test_a_scaling_without_counterpart_is_named() -> None:
 
 
 def test_the_temperature_multiplies_scores_by_its_square() -> None:
-    scaled = tiny_olmo(rope_scaling={"rope_type": "yarn", "factor": 1.0, "attention_factor": 1.5,
-                                     "original_max_position_embeddings": 64})  # fmt: skip
+    scaled = tiny_olmo(
+        rope_scaling={
+            "rope_type": "yarn",
+            "factor": 1.0,
+            "attention_factor": 1.5,
+            "original_max_position_embeddings": 64,
+        }
+    )
     plain = tiny_olmo()
     with torch.no_grad():
         for block, other in zip(plain.blocks, scaled.blocks, strict=True):

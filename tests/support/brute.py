@@ -34,8 +34,14 @@ CPU = torch.device("cpu")
 shown_alone = partial(Scorer, device=CPU, far_states="isolated")
 
 
-SHAPE = {"d_model": 32, "n_heads": 4, "n_layers": 2, "vocab_size": VOCAB,
-         "max_sequence_length": 64, "init_std": 0.2}  # fmt: skip
+SHAPE = {
+    "d_model": 32,
+    "n_heads": 4,
+    "n_layers": 2,
+    "vocab_size": VOCAB,
+    "max_sequence_length": 64,
+    "init_std": 0.2,
+}
 OURS: dict[str, dict[str, Any]] = {
     "olmo": {"layer_norm_type": "rms"},
     "gpt_neox": {"architecture": "gpt_neox"},
@@ -57,9 +63,14 @@ class Brute:
     """All quantities of one target, from their definitions."""
 
     def __init__(
-        self, model: Any, document: np.ndarray, windows: Windows, target: int,
-        far_states: Reading = "isolated", start: int | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        model: Any,
+        document: np.ndarray,
+        windows: Windows,
+        target: int,
+        far_states: Reading = "isolated",
+        start: int | None = None,
+    ) -> None:
         """`start`: the first target of its block, where blocks are not counted from the first."""
         self.model, self.document, self.target = model, document, target
         self.far_states = far_states
@@ -175,9 +186,13 @@ def log_p_long(scorer: Scorer, block: Block) -> torch.Tensor:
 
 
 def question(
-    scorer: Scorer, block: Block, targets: Sequence[int], k: int, units: Units | None = None,
+    scorer: Scorer,
+    block: Block,
+    targets: Sequence[int],
+    k: int,
+    units: Units | None = None,
     aim: Block | None = None,
-) -> Question:  # fmt: skip
+) -> Question:
     """About the far part of `block`; what aims, aims at the long window of `aim`."""
     units = Units.of_tokens(block.num_far) if units is None else units
     aim_WV = None if aim is None else log_p_long(scorer, aim)

@@ -35,9 +35,13 @@ def make_tokenizer(bos: bool = True) -> PreTrainedTokenizerFast:
 
 def make_model() -> Any:
     return build(
-        SUPPORTED[find("Llama 1, 2, 3")], vocab_size=45, max_position_embeddings=256,
-        initializer_range=0.3, bos_token_id=1, eos_token_id=2,
-    )  # fmt: skip
+        SUPPORTED[find("Llama 1, 2, 3")],
+        vocab_size=45,
+        max_position_embeddings=256,
+        initializer_range=0.3,
+        bos_token_id=1,
+        eos_token_id=2,
+    )
 
 
 def asked(model: Any, **changed: Any) -> Explanation:

@@ -89,12 +89,17 @@ def losses_rows(document: int) -> dict[str, dict]:
     placebo += rng.gamma(4, 0.4, len(targets)) * (rng.random(len(targets)) < 0.02)
     loss_short = rng.gamma(1.5, 1.2, len(targets)) + 0.02 + np.maximum(gaps, placebo)
     losses = {
-        "target": targets, "token_id": ids[targets], "loss_short": loss_short,
-        "loss_long": loss_short - gaps, "kl": 0.8 * abs(gaps), "stratum": strata,
-        "placebo_loss_long": loss_short - placebo, "placebo_kl": 0.8 * abs(placebo),
+        "target": targets,
+        "token_id": ids[targets],
+        "loss_short": loss_short,
+        "loss_long": loss_short - gaps,
+        "kl": 0.8 * abs(gaps),
+        "stratum": strata,
+        "placebo_loss_long": loss_short - placebo,
+        "placebo_kl": 0.8 * abs(placebo),
         "placebo_stratum": strata,
         **dict.fromkeys(("bigram", "placebo_bigram"), np.zeros(len(targets), dtype=bool)),
-    }  # fmt: skip
+    }
     return {"losses": losses, "documents": {"name": [f"{document}.txt"]}}
 
 
@@ -136,8 +141,13 @@ def recovery_rows(document: int, targets: pd.DataFrame, losses: pd.DataFrame) ->
     ids = np.unique(words, return_inverse=True)[1]
     tokens = [(place, ids[place], word) for place, word in enumerate(words)]
     cost = [(units, s, 410 * len(asked), len(asked)) for units, s in product(UNITS, SELECTORS)]
-    rows = {"influence": influence, "recovery": recovery, "costs": cost, "tokens": tokens,
-            "lds": lds}  # fmt: skip
+    rows = {
+        "influence": influence,
+        "recovery": recovery,
+        "costs": cost,
+        "tokens": tokens,
+        "lds": lds,
+    }
     return {name: pd.DataFrame(r, columns=SCHEMAS[name].names[1:]) for name, r in rows.items()}
 
 
@@ -205,10 +215,13 @@ def one_document(words: list[str], far_of: dict[int, list[int]], meta: Meta) -> 
     ranked = [(t, rank, far) for t, places in far_of.items() for rank, far in enumerate(places)]
     influence = pd.DataFrame(ranked, columns=["target", "rank", "far_first"])
     tables["influence"] = influence.assign(
-        document=1, **about, rank=influence["rank"] + 1, far_end=influence.far_first + 1,
+        document=1,
+        **about,
+        rank=influence["rank"] + 1,
+        far_end=influence.far_first + 1,
         far_text=[words[far] for far in influence.far_first],
         influence=2.0 * 0.5 ** influence["rank"],
-    )  # fmt: skip
+    )
     recovery = targets.merge(pd.DataFrame({"k": KS}), how="cross")
     tables["recovery"] = recovery.assign(**about, draw=0, loss_set=3.0 - 0.1 * recovery.k)
     tokens = {"document": 1, "place": range(len(words)), "token_id": 0, "text": words}

@@ -89,46 +89,87 @@ class Family:
 
 SUPPORTED = [
     Family("Llama 1, 2, 3", "LlamaForCausalLM"),
-    Family("Llama 4 (text)", "Llama4ForCausalLM", {
-        **HEADS, "num_local_experts": 2, "intermediate_size_mlp": 48, "attention_chunk_size": 16,
-    }),
+    Family(
+        "Llama 4 (text)",
+        "Llama4ForCausalLM",
+        {
+            **HEADS,
+            "num_local_experts": 2,
+            "intermediate_size_mlp": 48,
+            "attention_chunk_size": 16,
+        },
+    ),
     Family("Mistral", "MistralForCausalLM", {"sliding_window": 16}),
     Family("Ministral", "MinistralForCausalLM", {**HEADS, **SLIDING}),
     Family("Mixtral", "MixtralForCausalLM", {"num_local_experts": 4, "sliding_window": None}),
     Family("Qwen 2, 2.5", "Qwen2ForCausalLM"),
-    Family("Qwen 2 MoE", "Qwen2MoeForCausalLM", {
-        **EXPERTS, "shared_expert_intermediate_size": 16,
-    }),
+    Family(
+        "Qwen 2 MoE",
+        "Qwen2MoeForCausalLM",
+        {
+            **EXPERTS,
+            "shared_expert_intermediate_size": 16,
+        },
+    ),
     Family("Qwen 3", "Qwen3ForCausalLM", HEADS),
     Family("Qwen 3 MoE", "Qwen3MoeForCausalLM", {**HEADS, **EXPERTS}),
     Family("Gemma", "GemmaForCausalLM", HEADS),
     Family("Gemma 2", "Gemma2ForCausalLM", {**HEADS, **SLIDING}),
     Family("Gemma 3 (text)", "Gemma3ForCausalLM", {**HEADS, **SLIDING}),
-    Family("Gemma 3n (text)", "Gemma3nForCausalLM", {
-        **HEADS, **SHARED, "laurel_rank": 4, "activation_sparsity_pattern": None,
-    }),
-    Family("Gemma 4 (text)", "Gemma4ForCausalLM", {
-        **HEADS, **SHARED, "global_head_dim": 16,
-    }),
-    Family("Gemma 3 (with images)", "Gemma3ForConditionalGeneration", sizes={
-        "text_config": {**SIZES, **HEADS, **SLIDING},
-        "vision_config": VISION,
-        "mm_tokens_per_image": 4,
-    }),
+    Family(
+        "Gemma 3n (text)",
+        "Gemma3nForCausalLM",
+        {
+            **HEADS,
+            **SHARED,
+            "laurel_rank": 4,
+            "activation_sparsity_pattern": None,
+        },
+    ),
+    Family(
+        "Gemma 4 (text)",
+        "Gemma4ForCausalLM",
+        {
+            **HEADS,
+            **SHARED,
+            "global_head_dim": 16,
+        },
+    ),
+    Family(
+        "Gemma 3 (with images)",
+        "Gemma3ForConditionalGeneration",
+        sizes={
+            "text_config": {**SIZES, **HEADS, **SLIDING},
+            "vision_config": VISION,
+            "mm_tokens_per_image": 4,
+        },
+    ),
     Family("Phi 1, 2", "PhiForCausalLM"),
     Family("Phi 3, 4", "Phi3ForCausalLM", {"sliding_window": None}),
-    Family("Phi 3, 4 (LongRoPE)", "Phi3ForCausalLM", {
-        "rope_parameters": LONGROPE, "original_max_position_embeddings": 16,
-    }),
+    Family(
+        "Phi 3, 4 (LongRoPE)",
+        "Phi3ForCausalLM",
+        {
+            "rope_parameters": LONGROPE,
+            "original_max_position_embeddings": 16,
+        },
+    ),
     Family("OLMo", "OlmoForCausalLM"),
     Family("OLMo 2", "Olmo2ForCausalLM"),
     Family("OLMo 3", "Olmo3ForCausalLM", SLIDING),
     Family("OLMoE", "OlmoeForCausalLM", EXPERTS),
     Family("DeepSeek V2", "DeepseekV2ForCausalLM", LATENT),
     Family("DeepSeek V3, R1", "DeepseekV3ForCausalLM", LATENT),
-    Family("gpt-oss", "GptOssForCausalLM", {
-        **HEADS, **SLIDING, "num_local_experts": 4, "num_experts_per_tok": 2,
-    }),
+    Family(
+        "gpt-oss",
+        "GptOssForCausalLM",
+        {
+            **HEADS,
+            **SLIDING,
+            "num_local_experts": 4,
+            "num_experts_per_tok": 2,
+        },
+    ),
     Family("Cohere Command R", "CohereForCausalLM"),
     Family("Cohere Command R7B, A", "Cohere2ForCausalLM", {**HEADS, **SLIDING}),
     Family("Granite", "GraniteForCausalLM", {"logits_scaling": 3.0, "attention_multiplier": 0.3}),
@@ -143,41 +184,89 @@ SUPPORTED = [
     Family("GPT-NeoX, Pythia", "GPTNeoXForCausalLM", {"rotary_pct": 0.5}),
     Family("GPT-2", "GPT2LMHeadModel", sizes=OLDER),
     Family("GPT-J", "GPTJForCausalLM", {"rotary_dim": 4}, sizes=OLDER),
-    Family("GPT-Neo", "GPTNeoForCausalLM", {
-        "num_layers": 2, "num_heads": 4, "attention_types": [[["global", "local"], 1]],
-        "window_size": 16,
-    }, sizes={k: v for k, v in SIZES.items() if "num_" not in k}),
+    Family(
+        "GPT-Neo",
+        "GPTNeoForCausalLM",
+        {
+            "num_layers": 2,
+            "num_heads": 4,
+            "attention_types": [[["global", "local"], 1]],
+            "window_size": 16,
+        },
+        sizes={k: v for k, v in SIZES.items() if "num_" not in k},
+    ),
     Family("CodeGen", "CodeGenForCausalLM", {"rotary_dim": 4}, sizes=OLDER),
     Family("OPT", "OPTForCausalLM", {"ffn_dim": 48, "word_embed_proj_dim": 32}),
-]  # fmt: skip
+]
 
 MAMBA = {k: v for k, v in SIZES.items() if k not in ("num_attention_heads", "num_key_value_heads")}
 ENCODER_DECODER = {"d_model": 32, "d_kv": 8, "d_ff": 48, "num_layers": 2, "num_heads": 4}
 REFUSED = [
-    Family("BLOOM", "BloomForCausalLM", {"n_layer": 2, "n_head": 4}, sizes={
-        "vocab_size": 61, "hidden_size": 32, **TOKEN_IDS,
-    }),
-    Family("MPT", "MptForCausalLM", sizes={
-        "vocab_size": 61, "d_model": 32, "n_layers": 2, "n_heads": 4, "max_seq_len": 64,
-        **TOKEN_IDS,
-    }),
+    Family(
+        "BLOOM",
+        "BloomForCausalLM",
+        {"n_layer": 2, "n_head": 4},
+        sizes={
+            "vocab_size": 61,
+            "hidden_size": 32,
+            **TOKEN_IDS,
+        },
+    ),
+    Family(
+        "MPT",
+        "MptForCausalLM",
+        sizes={
+            "vocab_size": 61,
+            "d_model": 32,
+            "n_layers": 2,
+            "n_heads": 4,
+            "max_seq_len": 64,
+            **TOKEN_IDS,
+        },
+    ),
     Family("Falcon (ALiBi)", "FalconForCausalLM", {"alibi": True, "num_kv_heads": 4}),
     Family("Mamba", "MambaForCausalLM", sizes=MAMBA),
-    Family("RWKV", "RwkvForCausalLM", {"attention_hidden_size": 32}, sizes={
-        "vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, **TOKEN_IDS,
-    }),
-    Family("RecurrentGemma", "RecurrentGemmaForCausalLM", {
-        **HEADS, "lru_width": 32, "attention_window_size": 16,
-    }),
-    Family("Qwen 3 Next", "Qwen3NextForCausalLM", {
-        **HEADS, **EXPERTS, "layer_types": ["linear_attention", "full_attention"],
-    }),
+    Family(
+        "RWKV",
+        "RwkvForCausalLM",
+        {"attention_hidden_size": 32},
+        sizes={
+            "vocab_size": 61,
+            "hidden_size": 32,
+            "num_hidden_layers": 2,
+            **TOKEN_IDS,
+        },
+    ),
+    Family(
+        "RecurrentGemma",
+        "RecurrentGemmaForCausalLM",
+        {
+            **HEADS,
+            "lru_width": 32,
+            "attention_window_size": 16,
+        },
+    ),
+    Family(
+        "Qwen 3 Next",
+        "Qwen3NextForCausalLM",
+        {
+            **HEADS,
+            **EXPERTS,
+            "layer_types": ["linear_attention", "full_attention"],
+        },
+    ),
     Family("LFM 2", "Lfm2ForCausalLM", {"layer_types": ["conv", "full_attention"]}),
     Family("BERT (not a decoder)", "BertLMHeadModel"),
-    Family("T5", "T5ForConditionalGeneration", sizes={
-        "vocab_size": 61, **ENCODER_DECODER, "decoder_start_token_id": 0,
-    }),
-]  # fmt: skip
+    Family(
+        "T5",
+        "T5ForConditionalGeneration",
+        sizes={
+            "vocab_size": 61,
+            **ENCODER_DECODER,
+            "decoder_start_token_id": 0,
+        },
+    ),
+]
 
 
 def build(family: Family, **changes: Any) -> PreTrainedModel:

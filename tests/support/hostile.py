@@ -26,8 +26,14 @@ HOSTILE = (
 
 def tiny_explanation(check: bool = True, **changed: Any) -> Explanation:
     """Of a model with random weights. Two of its three targets are of two tokens."""
-    given = {"text": f"{TEXT} w3 w7 w8", "at": ["w7 w8", 40], "short": SHORT, "k": 3,
-             "units": "span:3", "foreign": FOREIGN}  # fmt: skip
+    given = {
+        "text": f"{TEXT} w3 w7 w8",
+        "at": ["w7 w8", 40],
+        "short": SHORT,
+        "k": 3,
+        "units": "span:3",
+        "foreign": FOREIGN,
+    }
     found = explain(make_model(), make_tokenizer(), **given | changed)
     if check:
         found.check(3)
@@ -71,8 +77,12 @@ def hostile_results(results: Results) -> Results:
         {"divergence": HOSTILE[2], "recurs": HOSTILE[4], "span:4": HOSTILE[5]}
     )
     other_units = one.influence.assign(units=HOSTILE[5])
-    influence = [one.influence, one.influence.assign(selector=HOSTILE[2]), other_units,
-                 one.influence.assign(control="foreign")]  # fmt: skip
+    influence = [
+        one.influence,
+        one.influence.assign(selector=HOSTILE[2]),
+        other_units,
+        one.influence.assign(control="foreign"),
+    ]
     kinds = [HOSTILE[i % len(HOSTILE)] for i in range(len(results.dependencies))]
     return replace(
         one,

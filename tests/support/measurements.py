@@ -17,39 +17,64 @@ from olmo_sparsity.analysis.settings import Settings
 
 VOCAB = 40
 SETTINGS = Settings(
-    long=16, short=6, stride=8, units=("tokens", "span:3"),
-    selectors=("add_one", "divergence", "random"), ks=(1, 4),
-    share=0.3, min_gap=0.0, draws=2, halves=4,
-)  # fmt: skip
+    long=16,
+    short=6,
+    stride=8,
+    units=("tokens", "span:3"),
+    selectors=("add_one", "divergence", "random"),
+    ks=(1, 4),
+    share=0.3,
+    min_gap=0.0,
+    draws=2,
+    halves=4,
+)
 FEW = replace(SETTINGS, units=("tokens",), selectors=("add_one",))
 SHAPE: dict[str, Any] = {
-    "d_model": 32, "n_heads": 4, "vocab_size": VOCAB, "init_std": 0.3, "max_sequence_length": 64,
-}  # fmt: skip
+    "d_model": 32,
+    "n_heads": 4,
+    "vocab_size": VOCAB,
+    "init_std": 0.3,
+    "max_sequence_length": 64,
+}
 
 
 def loaded(model: Any) -> LoadedModel:
     return LoadedModel(model, None, "tiny", 1, None, "weights")
 
 
-def measured_into(folder: Path, model: Any, documents: Documents, settings: Settings = SETTINGS,
-                  **options: Any) -> Any:  # fmt: skip
+def measured_into(
+    folder: Path, model: Any, documents: Documents, settings: Settings = SETTINGS, **options: Any
+) -> Any:
     return run(Plan.of(loaded(model), documents, settings), folder, **options)
 
 
 def losses_table(**columns: Any) -> pd.DataFrame:
     """Without what a test does not say: no placebo gap, no KL, everything new."""
     table = pd.DataFrame(columns)
-    given = {"placebo_loss_long": table.loss_short, "kl": 1.0, "placebo_kl": 1.0,
-             "stratum": "new", "placebo_stratum": "new",
-             "bigram": False, "placebo_bigram": False}  # fmt: skip
+    given = {
+        "placebo_loss_long": table.loss_short,
+        "kl": 1.0,
+        "placebo_kl": 1.0,
+        "stratum": "new",
+        "placebo_stratum": "new",
+        "bigram": False,
+        "placebo_bigram": False,
+    }
     return table.assign(**{name: value for name, value in given.items() if name not in table})
 
 
 def recovery_rows(keys: list, control: str, losses: list, draw: int = 0, **more: Any) -> list[dict]:
-    same = {"far_part": "document", "units": "tokens", "selector": "add_one", "k": 1,
-            "num_tokens": 1, "loss_without": np.nan, "kl_set": np.nan} | more  # fmt: skip
+    same = {
+        "far_part": "document",
+        "units": "tokens",
+        "selector": "add_one",
+        "k": 1,
+        "num_tokens": 1,
+        "loss_without": np.nan,
+        "kl_set": np.nan,
+    } | more
     return [
-        {"document": document, "target": target, "control": control, "draw": draw,
-         "loss_set": loss} | same
+        {"document": document, "target": target, "control": control, "draw": draw, "loss_set": loss}
+        | same
         for (document, target), loss in zip(keys, losses, strict=True)
-    ]  # fmt: skip
+    ]

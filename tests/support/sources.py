@@ -19,9 +19,11 @@ from tests.support.families import SUPPORTED, build, find
 
 SOURCES = {"a": "w1 w2 w3 w4", "b": "w5 w6 w7", "c": "w8 w9 w10 w11 w12"}
 GIVEN: dict[str, Any] = {
-    "sources": SOURCES, "question": "w20 w21", "answer": ["w1 w2 w3", "w8 w9", "w30"],
+    "sources": SOURCES,
+    "question": "w20 w21",
+    "answer": ["w1 w2 w3", "w8 w9", "w30"],
     "decoys": [" ".join(np.random.default_rng(i).choice(WORDS, 9)) for i in range(12)],
-}  # fmt: skip
+}
 FAMILIES = ["Llama 1, 2, 3", "Qwen 3", "Gemma 3 (text)", "GPT-NeoX, Pythia"]
 
 
@@ -29,9 +31,13 @@ FAMILIES = ["Llama 1, 2, 3", "Qwen 3", "Gemma 3 (text)", "GPT-NeoX, Pythia"]
 def model_of(family: str = FAMILIES[0]) -> Any:
     wide = {"sliding_window": 256} if "Gemma" in family else {}
     return build(
-        SUPPORTED[find(family)], vocab_size=45, max_position_embeddings=256, bos_token_id=1,
-        eos_token_id=2, **wide,
-    )  # fmt: skip
+        SUPPORTED[find(family)],
+        vocab_size=45,
+        max_position_embeddings=256,
+        bos_token_id=1,
+        eos_token_id=2,
+        **wide,
+    )
 
 
 def asked(family: str = FAMILIES[0], **changed: Any) -> Any:
@@ -68,9 +74,10 @@ class Plain:
             seen[1 + len(sources) :] &= in_view[None]
         bias = np.where(seen[np.ix_(kept, kept)], 0.0, np.finfo(np.float32).min)
         logits = self.model(
-            input_ids=torch.tensor(tokens[None, kept]), position_ids=torch.tensor(kept[None]),
+            input_ids=torch.tensor(tokens[None, kept]),
+            position_ids=torch.tensor(kept[None]),
             attention_mask=torch.tensor(bias[None, None], dtype=torch.float32),
-        ).logits[0]  # fmt: skip
+        ).logits[0]
         num_answer = sum(map(len, self.answer))
         log_p = logits[-num_answer - 1 : -1].log_softmax(-1)
         nll = -log_p[range(num_answer), [*chain(*self.answer)]].numpy()

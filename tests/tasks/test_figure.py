@@ -17,10 +17,20 @@ from olmo_sparsity.tasks.schemes import SCHEMES
 
 def row(**changes: Any) -> Row:
     given: dict[str, Any] = {
-        "task": "addition", "scheme": "ppc", "seed": 1, "train_k": None, "test_k": None,
-        "length": 10, "token_accuracy": 0.9, "id_accuracy": 0.8, "exact_match": 0.7, "low": 0.6,
-        "high": 0.75, "teacher_forced": 0.95, "num_samples": 100,
-    }  # fmt: skip
+        "task": "addition",
+        "scheme": "ppc",
+        "seed": 1,
+        "train_k": None,
+        "test_k": None,
+        "length": 10,
+        "token_accuracy": 0.9,
+        "id_accuracy": 0.8,
+        "exact_match": 0.7,
+        "low": 0.6,
+        "high": 0.75,
+        "teacher_forced": 0.95,
+        "num_samples": 100,
+    }
     return Row(**given | changes)
 
 
@@ -84,10 +94,18 @@ def test_one_seed_shows_its_own_interval(tmp_path: Path) -> None:
 
 def test_k_makes_panels(tmp_path: Path) -> None:
     rows = [
-        row(task="sparse_parity", scheme=scheme, train_k=train_k, test_k=test_k, id_accuracy=None,
-            exact_match=0.1 * train_k + 0.01 * test_k)
-        for scheme in ("rope", "pose") for train_k in (4, 6) for test_k in (2, 5, 8)
-    ]  # fmt: skip
+        row(
+            task="sparse_parity",
+            scheme=scheme,
+            train_k=train_k,
+            test_k=test_k,
+            id_accuracy=None,
+            exact_match=0.1 * train_k + 0.01 * test_k,
+        )
+        for scheme in ("rope", "pose")
+        for train_k in (4, 6)
+        for test_k in (2, 5, 8)
+    ]
     drawing = drawn(write(tmp_path / "run", rows))
     assert len(drawing.axes) == 6
     assert [axis.get_title() for axis in drawing.axes[:3]] == [

@@ -22,8 +22,14 @@ def test_presets_of_the_paper_draw_its_chunks(path: Path) -> None:
     assert (positions.num_chunks, positions.published) == (2, True)
 
 
-K = {"task": {"name": "sparse_parity"}, "schemes": ["rope"], "train_lengths": [20, 20],
-     "test_lengths": [20], "train_ks": [4], "test_ks": [4]}  # fmt: skip
+K = {
+    "task": {"name": "sparse_parity"},
+    "schemes": ["rope"],
+    "train_lengths": [20, 20],
+    "test_lengths": [20],
+    "train_ks": [4],
+    "test_ks": [4],
+}
 
 
 @pytest.mark.parametrize(

@@ -93,10 +93,15 @@ def test_what_is_learnt_is_done_freely(tmp_path: Path, scheme: str) -> None:
 
 def test_a_growing_k_starts_at_two(tmp_path: Path) -> None:
     settings = make(
-        tmp_path, task={"name": "sparse_parity"}, schemes=["rope"], train_lengths=[20, 20],
-        test_lengths=[20], train_ks=[6], test_ks=[2],
+        tmp_path,
+        task={"name": "sparse_parity"},
+        schemes=["rope"],
+        train_lengths=[20, 20],
+        test_lengths=[20],
+        train_ks=[6],
+        test_ks=[2],
         training={"num_steps": 100, "batch_size": 200, "grow_k_steps": 60},
-    )  # fmt: skip
+    )
     bench, largest = bench_of(settings, "rope", train_k=6), []
     for step in (1, 10, 30, 60):
         generator = np.random.default_rng(0)

@@ -82,8 +82,14 @@ def test_one_process_at_a_time_computes_one_setting_in_a_folder(
         run(str(config_path), [cases, f"--output={tmp_path}"])
 
 
-@pytest.mark.parametrize("case", ["nonlocal_token_keys, num_places: 2", "drifting, num_places: 2",
-                                  "nonlocal, num_places: 2, train_length: 10"])  # fmt: skip
+@pytest.mark.parametrize(
+    "case",
+    [
+        "nonlocal_token_keys, num_places: 2",
+        "drifting, num_places: 2",
+        "nonlocal, num_places: 2, train_length: 10",
+    ],
+)
 def test_cases_that_are_compared_with_nothing_are_drawn(
     case: str, config_path: Path, tmp_path: Path
 ) -> None:

@@ -292,7 +292,7 @@ def test_the_attention_kernel_that_is_named_is_the_one_that_runs(
     "model",
     [{}, {"rope": False, "alibi": True}, {"rope": False}, {"n_kv_heads": 1}, GPT_NEOX],
     ids=["rope", "alibi", "nope", "grouped", "gpt_neox"],
-)  # fmt: skip
+)
 def test_the_loss_of_a_masked_document_is_its_loss_alone(
     make_config: MakeConfig, run_dict: dict, model: dict, precision: str
 ) -> None:

@@ -31,11 +31,16 @@ def rows(config: RunConfig) -> list[dict]:
 @pytest.mark.parametrize(
     "damage",
     [
-        b"\xf6\x00", b"5", b'{"step": 2, "lo', b'{"step": "2"}', b'{"step": 2, "loss": null}',
-        b"[" * 10**5, b'{"step": 2, "loss": 1.5, "line": 2, "crc32": "00000000"}',
+        b"\xf6\x00",
+        b"5",
+        b'{"step": 2, "lo',
+        b'{"step": "2"}',
+        b'{"step": 2, "loss": null}',
+        b"[" * 10**5,
+        b'{"step": 2, "loss": 1.5, "line": 2, "crc32": "00000000"}',
         b'{"step": 2, "heldout": [{}]}',
     ],
-)  # fmt: skip
+)
 def test_a_damaged_line_of_the_metrics_is_named_and_left(
     tmp_path: Path, damage: bytes, capsys: pytest.CaptureFixture
 ) -> None:

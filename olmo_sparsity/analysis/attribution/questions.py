@@ -66,11 +66,16 @@ def measure_questions(
             return Cost(sum(cost.token_forwards for cost in costs), model.num_parameters)
         folder = WorkFolder(Path(out), "out", "identity.json")
         folder.create("questions")
-        identity = folder.identify({
-            "model": model.fingerprint, "questions": sha256_of(Path(questions)),
-            "decoys": _fingerprint(decoys, model), "settings": asdict(settings),
-            "prefix": of_model.prefix, "dtype": model.dtype,
-        })  # fmt: skip
+        identity = folder.identify(
+            {
+                "model": model.fingerprint,
+                "questions": sha256_of(Path(questions)),
+                "decoys": _fingerprint(decoys, model),
+                "settings": asdict(settings),
+                "prefix": of_model.prefix,
+                "dtype": model.dtype,
+            }
+        )
         files = [folder.path / "questions" / f"{number:06d}.json" for number in range(len(asked))]
         mine = range(len(asked))[shard[0] :: shard[1]]
         with Progress("explaining", len(mine), "questions") as progress:
@@ -85,8 +90,12 @@ def measure_questions(
 
 def describe(statements: pd.DataFrame) -> str:
     """Shares of verdicts, for a terminal."""
-    spelt = {"one": "one source", "either": "either of several", "both": "several together",
-             "none": "no source"}  # fmt: skip
+    spelt = {
+        "one": "one source",
+        "either": "either of several",
+        "both": "several together",
+        "none": "no source",
+    }
     lines = [f"{len(statements):,} statements of {statements.question.nunique():,} questions"]
     shares = statements.kind.value_counts(normalize=True)
     lines += [f"  {shares.get(kind, 0.0):6.1%} rest on {words}" for kind, words in spelt.items()]

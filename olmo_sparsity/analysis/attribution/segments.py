@@ -188,9 +188,13 @@ class SourcePrompt:
         sources = range(len(self.names))
         units = Units(*(np.array([ends[s] for s in sources]) for ends in (first, end)))
         return Layout(
-            document, windows, _statements(document, start, [len(ids) for ids in answer]), units,
-            np.array([text_ends[s] for s in sources]), np.array(in_view, dtype=np.int64),
-        )  # fmt: skip
+            document,
+            windows,
+            _statements(document, start, [len(ids) for ids in answer]),
+            units,
+            np.array([text_ends[s] for s in sources]),
+            np.array(in_view, dtype=np.int64),
+        )
 
     def answer_ids(
         self, answer: str | Sequence[str] | None, max_new_tokens: int, quiet: bool = False

@@ -282,9 +282,14 @@ def explain_sources(
     if not isinstance(question, str) or not question.strip():
         raise ConfigError("sources need a question, which stands between them and the answer")
     prompt = SourcePrompt.of(
-        model, asked.sources, question, asked.candidates, options.prefix, settings.chat,
+        model,
+        asked.sources,
+        question,
+        asked.candidates,
+        options.prefix,
+        settings.chat,
         settings.units,
-    )  # fmt: skip
+    )
     num_sources, num_new = len(prompt.names), settings.max_new_tokens or NEW_TOKENS
     orders = _orders(num_sources, settings)
     if asked.dry_run:

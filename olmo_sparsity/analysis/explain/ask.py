@@ -241,10 +241,16 @@ def _answer(asked: Asked, spans: Spans, foreign: Any) -> Explanation:
     with Progress("explaining", total, "token-forwards") as progress:
         scorer.after_batch = lambda: progress.update(scorer.token_forwards - before)
         tables = recover(
-            scorer, document, windows, {DOCUMENT: np.array(spans)}, units=settings.units,
-            selectors=settings.selector, ks=range(settings.k + 1), seed=settings.seed,
+            scorer,
+            document,
+            windows,
+            {DOCUMENT: np.array(spans)},
+            units=settings.units,
+            selectors=settings.selector,
+            ks=range(settings.k + 1),
+            seed=settings.seed,
             judge=asked.judging,
-        )  # fmt: skip
+        )
     scorer.after_batch = lambda: None
     rows = tables["recovery"]
     rows = rows[rows.draw == 0].set_index(["target", "k"])[["loss_set", "loss_without"]]

@@ -141,10 +141,18 @@ def check(asked: Asked, targets: pd.DataFrame, foreign: Any, draws: int = 8) -> 
     k = settings.k
     with Progress("checking", sum(map(len, parts.values())), "targets") as progress:
         tables = recover(
-            scorer, document, windows, parts, units=settings.units, selectors=settings.selector,
-            ks=range(k + 1), controls=controls, seed=settings.seed, judge=asked.judging,
+            scorer,
+            document,
+            windows,
+            parts,
+            units=settings.units,
+            selectors=settings.selector,
+            ks=range(k + 1),
+            controls=controls,
+            seed=settings.seed,
+            judge=asked.judging,
             done=progress.update,
-        )  # fmt: skip
+        )
     rows = tables["recovery"]
     falls = rows.pivot_table("loss_set", ["far_part", "target", "control", "draw"], "k")
     falls_N = falls[0] - falls[k]
@@ -153,20 +161,28 @@ def check(asked: Asked, targets: pd.DataFrame, foreign: Any, draws: int = 8) -> 
     excess = own - unrelated.mean(axis=1)
     named = targets.set_index("target")
     draws_of = unrelated.loc[DOCUMENT]
-    table = named[["end", "text", "gap"]].assign(
-        own=own.loc[DOCUMENT], foreign=draws_of.mean(axis=1), foreign_most=draws_of.max(axis=1),
-        better=(draws_of.ge(own.loc[DOCUMENT], axis=0)).sum(axis=1),
-    ).reset_index()  # fmt: skip
+    table = (
+        named[["end", "text", "gap"]]
+        .assign(
+            own=own.loc[DOCUMENT],
+            foreign=draws_of.mean(axis=1),
+            foreign_most=draws_of.max(axis=1),
+            better=(draws_of.ge(own.loc[DOCUMENT], axis=0)).sum(axis=1),
+        )
+        .reset_index()
+    )
     value, gap = float(excess.loc[DOCUMENT].mean()), table.gap
     return Check(
-        table, draws, k,
+        table,
+        draws,
+        k,
         excess=_interval(own.loc[DOCUMENT], draws_of, settings.seed),
         share=value / gap.mean() if gap.min() > 0 and gap.mean() > MIN_GAP else float("nan"),
         placebo=float(excess.loc[PLACEBO].mean()) if chosen_by_gap else None,
         induction=repetition_drop(asked.evaluating, _passages(others), PASSAGE),
         apart=apart,
         tables=tables,
-    )  # fmt: skip
+    )
 
 
 def _interval(own: pd.Series, foreign: pd.DataFrame, seed: int) -> tuple[float, float, float]:
@@ -193,8 +209,9 @@ def _unrelated(model: LoadedModel, foreign: Any, document: Document) -> Document
             f"the check needs {length:,} tokens of unrelated text, and the text for it has "
             f"{num_tokens:,} that share no passage with this one; give more (foreign=…)"
         )
-    return Documents("unrelated text", [Document(np.concatenate(texts), number=1,
-                                                 tokenizer=model.tokenizer)])  # fmt: skip
+    return Documents(
+        "unrelated text", [Document(np.concatenate(texts), number=1, tokenizer=model.tokenizer)]
+    )
 
 
 def passages(tokens: np.ndarray, length: int = SAME_TEXT) -> Iterator[bytes]:

@@ -86,10 +86,12 @@ class Explanation:
         meta = Meta(
             model=self._about_model,
             windows=asdict(self.windows) | {"far_states": settings.far_states},
-            units=[settings.units], selectors=[settings.selector], seed=settings.seed,
+            units=[settings.units],
+            selectors=[settings.selector],
+            seed=settings.seed,
             controls={"draws": check.draws} if check else {},
             targets={"chosen_by_gap": self.chosen_by_gap},
-        )  # fmt: skip
+        )
         empty = {name: pd.DataFrame(columns=schema.names) for name, schema in SCHEMAS.items()}
         given = {name: rows.assign(document=0) for name, rows in tables.items()}
         return Results(**empty | given, meta=meta)
@@ -208,9 +210,13 @@ def read_explanation(path: str | Path) -> Explanation:
             given |= {"table": pd.DataFrame(check["table"]), "placebo": check["placebo"]}
             check = Check(**given | {"excess": tuple(check["excess"]), "tables": tables})
         return Explanation(
-            asked, pd.DataFrame(told["targets"]), pd.DataFrame(told["far"]), tables,
-            checked=check, token_forwards=told["token_forwards"],
-        )  # fmt: skip
+            asked,
+            pd.DataFrame(told["targets"]),
+            pd.DataFrame(told["far"]),
+            tables,
+            checked=check,
+            token_forwards=told["token_forwards"],
+        )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise DataError(f"{path} holds no explanation ({error!r}); write it again") from None
 

@@ -231,10 +231,13 @@ def _slices(starts: Tensor, length: int) -> list[tuple[slice, slice, slice]]:
     """The place of each document in a tensor (B, H, L, …)."""
     edges = starts.tolist()
     return [
-        (slice(first // length, first // length + 1), slice(None),
-         slice(first % length, first % length + last - first))
+        (
+            slice(first // length, first // length + 1),
+            slice(None),
+            slice(first % length, first % length + last - first),
+        )
         for first, last in pairwise(edges)
-    ]  # fmt: skip
+    ]
 
 
 # An operation of its own, which the compiler calls as it is, whatever the documents' lengths are.

@@ -340,11 +340,18 @@ class Plan:
         """The rows of one document in the tables of the second phase."""
         document, settings = self.documents[number], self.settings
         recovered = recover(
-            self.scorer, document, settings.windows, of_document(targets, document),
-            units=settings.units, selectors=settings.selectors, ks=settings.ks,
-            controls=self.controls, num_halves=settings.halves, seed=settings.seed,
+            self.scorer,
+            document,
+            settings.windows,
+            of_document(targets, document),
+            units=settings.units,
+            selectors=settings.selectors,
+            ks=settings.ks,
+            controls=self.controls,
+            num_halves=settings.halves,
+            seed=settings.seed,
             choices=self.choices,
-        )  # fmt: skip
+        )
         tables: dict[str, Columns] = {name: dict(rows) for name, rows in recovered.items()}
         tables["tokens"] = {
             "place": np.arange(len(document.tokens)),

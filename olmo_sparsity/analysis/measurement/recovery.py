@@ -121,9 +121,19 @@ def recover(
             parts = blocks.setdefault((start, last), {})
             parts.setdefault(part, []).append((first - start, end - start))
     evaluation = _Evaluation(
-        scorer, document, windows, controls, units, selectors, tuple(ks), num_halves, seed,
-        choices, judge or scorer, done,
-    )  # fmt: skip
+        scorer,
+        document,
+        windows,
+        controls,
+        units,
+        selectors,
+        tuple(ks),
+        num_halves,
+        seed,
+        choices,
+        judge or scorer,
+        done,
+    )
     # With long="all" the far parts of all blocks begin the same texts.
     together = [sorted(blocks)] if windows.long == "all" else [[key] for key in sorted(blocks)]
     for keys in filter(None, together):
@@ -348,21 +358,27 @@ class _Evaluation:
             target = block.start + np.array([first for first, _ in spans])
             about = {"far_part": part} | chosen.about
             self._add(
-                "recovery", about, target=target.repeat(len(ks)), k=np.tile(ks, len(rows)),
+                "recovery",
+                about,
+                target=target.repeat(len(ks)),
+                k=np.tile(ks, len(rows)),
                 num_tokens=chosen.num_tokens_TK[rows].ravel(),
                 **{name: values_TK[rows].ravel() for name, values_TK in columns.items()},
-            )  # fmt: skip
+            )
             if chosen.about["draw"] > 0:
                 continue
             unit_TK = chosen.choice.unit_TK[rows]
             first, end = chosen.units.first[unit_TK].ravel(), chosen.units.end[unit_TK].ravel()
             self._add(
-                "influence", about, target=target.repeat(unit_TK.shape[1]),
+                "influence",
+                about,
+                target=target.repeat(unit_TK.shape[1]),
                 rank=np.tile(np.arange(1, unit_TK.shape[1] + 1), len(rows)),
-                far_first=block.first + first, far_end=block.first + end,
+                far_first=block.first + first,
+                far_end=block.first + end,
                 far_text=[text.far.text(a, b) for a, b in zip(first, end, strict=True)],
                 influence=chosen.choice.influence_TK[rows].ravel(),
-            )  # fmt: skip
+            )
 
     def _cost(self, kind: str, selector: str, before: int, num_targets: int) -> None:
         spent = self.scorer.token_forwards - before

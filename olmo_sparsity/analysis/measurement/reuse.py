@@ -29,8 +29,19 @@ from olmo_sparsity.analysis.settings import Settings
 from olmo_sparsity.errors import ConfigError, DataError
 
 KEYS = ["document", "units", "selector", "control", "target"]
-TAKEN = ("units", "selectors", "share", "sets", "max_targets", "far_states", "control", "draws",
-         "halves", "seed", "min_gap")  # fmt: skip
+TAKEN = (
+    "units",
+    "selectors",
+    "share",
+    "sets",
+    "max_targets",
+    "far_states",
+    "control",
+    "draws",
+    "halves",
+    "seed",
+    "min_gap",
+)
 """Settings that are those of the other measurement."""
 
 
@@ -146,11 +157,18 @@ def settings_of(results: Results, given: dict[str, Any]) -> Settings:
         )
     windows = meta.windows
     settings = Settings(
-        long=windows["long"], short=windows["short"], stride=windows["stride"],
-        prefix_ids=tuple(windows["prefix"]), far_states=windows["far_states"],
+        long=windows["long"],
+        short=windows["short"],
+        stride=windows["stride"],
+        prefix_ids=tuple(windows["prefix"]),
+        far_states=windows["far_states"],
         units=tuple(meta.units),
         selectors=tuple(name for name in meta.selectors if name != "random"),  # of several draws
-        ks=tuple(meta.ks), control=meta.controls["control"], draws=1, halves=0, seed=meta.seed,
-    )  # fmt: skip
+        ks=tuple(meta.ks),
+        control=meta.controls["control"],
+        draws=1,
+        halves=0,
+        seed=meta.seed,
+    )
     ks = given.get("ks")
     return settings if ks is None else replace(settings, ks=tuple(np.atleast_1d(ks).tolist()))

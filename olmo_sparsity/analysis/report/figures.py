@@ -67,9 +67,16 @@ _SETTINGS = {
     "axes.labelcolor": _INK,
 }
 _ON_DARK = {
-    _INK: "#e8e6e1", _FAINT: "#a5a29b", _FILL: "#45474d", _CHOSEN: "#8f939c", _PAPER: "#1d1f24",
-    "#0072b2": "#56b4e9", "#56b4e9": "#b3e0ff", "#882255": "#e28aae", drawing.GREY: "#a8a8a8",
-}  # fmt: skip
+    _INK: "#e8e6e1",
+    _FAINT: "#a5a29b",
+    _FILL: "#45474d",
+    _CHOSEN: "#8f939c",
+    _PAPER: "#1d1f24",
+    "#0072b2": "#56b4e9",
+    "#56b4e9": "#b3e0ff",
+    "#882255": "#e28aae",
+    drawing.GREY: "#a8a8a8",
+}
 
 Styles = dict[tuple[str, str], dict[str, Any]]
 """Style of each (selector, units), in the order of the legend."""
@@ -151,9 +158,13 @@ def _figure(all_results: list[Results], names: list[str]) -> Figure:
             _write_above(gaps, "\n".join(lines), 20, "normal")
             _write_above(gaps, _shorten(name, 24), 22 + 9 * len(lines), "bold")
     foot.legend(
-        handles=handles, loc="outside lower center" if many else "center", ncols=4, frameon=False,
-        handlelength=2.6, columnspacing=1.4,
-    )  # fmt: skip
+        handles=handles,
+        loc="outside lower center" if many else "center",
+        ncols=4,
+        frameon=False,
+        handlelength=2.6,
+        columnspacing=1.4,
+    )
     return figure
 
 
@@ -183,9 +194,16 @@ def _lay_out(
 
 def _write_above(axes: Axes, text: str, points: float, weight: str) -> None:
     axes.annotate(
-        text, (0, 1), xycoords="axes fraction", xytext=(0, points), textcoords="offset points",
-        va="bottom", fontsize=6.5, linespacing=1.35, fontweight=weight,
-    )  # fmt: skip
+        text,
+        (0, 1),
+        xycoords="axes fraction",
+        xytext=(0, points),
+        textcoords="offset points",
+        va="bottom",
+        fontsize=6.5,
+        linespacing=1.35,
+        fontweight=weight,
+    )
 
 
 def _describe(results: Results) -> list[str]:
@@ -236,18 +254,25 @@ def _draw_gaps(axes: Axes, results: Results) -> float:
             f"gap ≥ {threshold:.2f}\n{is_chosen.mean():.1%} of targets\n"
             f"{gaps[is_chosen].sum():+,.0f} nats, all: {gaps.sum():+,.0f}\n"
             f"unrelated text: {(placebo >= threshold).mean():.1%}",
-            (threshold, 0.97), xycoords=("data", "axes fraction"), xytext=(4 * side, 0),
-            textcoords="offset points", va="top", ha="left" if side > 0 else "right",
-            fontsize=6.5, linespacing=1.35,
+            (threshold, 0.97),
+            xycoords=("data", "axes fraction"),
+            xytext=(4 * side, 0),
+            textcoords="offset points",
+            va="top",
+            ha="left" if side > 0 else "right",
+            fontsize=6.5,
+            linespacing=1.35,
             bbox={"facecolor": _PAPER, "alpha": 0.8, "linewidth": 0, "pad": 1},
-        )  # fmt: skip
+        )
     return max(counts.max(), by_placebo.max(), 3) * (3 if side > 0 else 20)
 
 
 def _draw_share(axes: Axes, summary: pd.DataFrame, styles: Styles, value: str) -> None:
     """`value`: recovery, with that of foreign units, or removal, with that of the placebo."""
-    names = {"recovery": ("low", "high", "foreign"),
-             "removal": ("removal_low", "removal_high", "placebo_removal")}  # fmt: skip
+    names = {
+        "recovery": ("low", "high", "foreign"),
+        "removal": ("removal_low", "removal_high", "placebo_removal"),
+    }
     won = "won" if value == "recovery" else "lost"
     axes.set_ylabel(f"{value}: share of the gap {won}")
     rows = summary.dropna(subset=[value])
@@ -270,10 +295,16 @@ def _draw_share(axes: Axes, summary: pd.DataFrame, styles: Styles, value: str) -
     axes.margins(y=0.12)
     axes.set_ylim(bottom=min(axes.get_ylim()[0], -0.22))
     axes.annotate(
-        f"1: all far units, {rows.gap.iloc[0]:.2f} nats", (1, 0), fontsize=6.5, color=_FAINT,
-        xycoords=("axes fraction", "data"), xytext=(0, -2), textcoords="offset points",
-        ha="right", va="top",
-    )  # fmt: skip
+        f"1: all far units, {rows.gap.iloc[0]:.2f} nats",
+        (1, 0),
+        fontsize=6.5,
+        color=_FAINT,
+        xycoords=("axes fraction", "data"),
+        xytext=(0, -2),
+        textcoords="offset points",
+        ha="right",
+        va="top",
+    )
 
 
 def _draw_every(axes: Axes, rows: pd.DataFrame, styles: Styles) -> None:
@@ -286,9 +317,15 @@ def _draw_every(axes: Axes, rows: pd.DataFrame, styles: Styles) -> None:
     for level, width in ((0.0, 0.8), (whole, 1.2)):
         axes.axhline(level, color=_INK, linewidth=width, zorder=1)
     axes.annotate(
-        f"the whole far part: {whole:+.3f}", (1, whole), xycoords=("axes fraction", "data"),
-        xytext=(0, 2), textcoords="offset points", ha="right", fontsize=6.5, color=_FAINT,
-    )  # fmt: skip
+        f"the whole far part: {whole:+.3f}",
+        (1, whole),
+        xycoords=("axes fraction", "data"),
+        xytext=(0, 2),
+        textcoords="offset points",
+        ha="right",
+        fontsize=6.5,
+        color=_FAINT,
+    )
     curves = _curves(rows, styles)
     for i, (curve, style) in enumerate(curves):
         k = curve.k * 2 ** (_side_by_side(i, len(curves)) * 0.35)
@@ -331,9 +368,12 @@ def _draw_kinds(axes: Axes, rows: pd.DataFrame, styles: Styles, kinds: list[str]
         points = rows[rows.selector == curve[0]]
         y = [kinds.index(kind) + _side_by_side(i, len(shown)) for kind in points.kind]
         axes.errorbar(
-            points.excess_recovery, y, elinewidth=0.8, **styles[curve] | {"linestyle": "none"},
+            points.excess_recovery,
+            y,
+            elinewidth=0.8,
+            **styles[curve] | {"linestyle": "none"},
             xerr=error_lengths(points, "excess_recovery", "excess"),
-        )  # fmt: skip
+        )
 
 
 def _side_by_side(i: int, num: int) -> float:
@@ -382,10 +422,13 @@ def _styles(results: list[Results]) -> Styles:
         color, marker = _SELECTORS.get(selector, (_INK, "."))
         line, fill = _UNITS[min(units.index(unit), len(_UNITS) - 1)]
         styles[selector, unit] = {
-            "color": color, "marker": marker,
-            "markersize": 3.5, "linestyle": line, "fillstyle": fill,
+            "color": color,
+            "marker": marker,
+            "markersize": 3.5,
+            "linestyle": line,
+            "fillstyle": fill,
             "markerfacecoloralt": _PAPER,
-        }  # fmt: skip
+        }
     return styles
 
 

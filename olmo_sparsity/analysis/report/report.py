@@ -39,7 +39,7 @@ from olmo_sparsity.analysis.results.view import (
     quoted,
     sentence,
     spell,
-)  # fmt: skip
+)
 from olmo_sparsity.io import refuse_suffix, write_atomically
 
 if TYPE_CHECKING:
@@ -77,10 +77,12 @@ def write_explanation(explanation: Explanation, path: Path) -> None:
     how = f"{settings.units} ranked by {spell(settings.selector)} · text of {num_tokens:,} tokens"
     slots = {
         "subtitle": escape(_subtitle(results, how)),
-        "note": _verdict(check), "headline": "", "shown": "",
+        "note": _verdict(check),
+        "headline": "",
+        "shown": "",
         "numbers_title": "Against unrelated texts",
         "numbers": _check_table(check) if check else "",
-    }  # fmt: skip
+    }
     parts = {"explanation"} | ({"numbers"} if check else set())
     _write_page(Path(path), results, [0], slots, parts)
 

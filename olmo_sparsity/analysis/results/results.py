@@ -140,15 +140,19 @@ class Results:
     ) -> Shown:
         """Show one target with its far units in the text."""
         rows = self.influence[
-            (self.influence.document == document) & (self.influence.target == target)
-            & (self.influence.far_part == "document") & (self.influence.control == "own")
-        ]  # fmt: skip
+            (self.influence.document == document)
+            & (self.influence.target == target)
+            & (self.influence.far_part == "document")
+            & (self.influence.control == "own")
+        ]
         if not len(rows):
             own = self.influence[self.influence.far_part == "document"]
             near = own[own.document == document].target.unique().tolist()[:8]
-            hint = f"of document {document} these are, among others: {near}" if near else (
-                f"documents that are: {own.document.unique().tolist()[:8]}"
-            )  # fmt: skip
+            hint = (
+                f"of document {document} these are, among others: {near}"
+                if near
+                else (f"documents that are: {own.document.unique().tolist()[:8]}")
+            )
             raise ConfigError(f"target {target} of document {document} was not evaluated; {hint}")
         units, selector = units or self.meta.units[0], selector or self.meta.selectors[0]
         rows = rows[(rows.units == units) & (rows.selector == selector)].sort_values("rank")

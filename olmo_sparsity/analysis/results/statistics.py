@@ -68,17 +68,19 @@ def summarize(
     for names, (own, placebo) in _own_and_placebo(rows).items():
         beyond = beyond_controls(own, placebo, seed).items()
         kl_left = own[["kl_set_own", "kl_set_foreign"]].sum(min_count=1) / own.kl.sum(min_count=1)
-        summary.append({
-            **dict(zip(GROUPS, names, strict=True)),
-            "num_tokens": own.num_tokens_own.mean(),
-            **{name.removeprefix("recovery_"): value for name, value in beyond},
-            "kl_removed": 1 - kl_left.kl_set_own,
-            "kl_removed_foreign": 1 - kl_left.kl_set_foreign,
-            "gap": own.gap.mean(),
-            "num_targets": len(own),
-            "num_documents": own.document.nunique(),
-            "num_placebo_targets": len(placebo),
-        })  # fmt: skip
+        summary.append(
+            {
+                **dict(zip(GROUPS, names, strict=True)),
+                "num_tokens": own.num_tokens_own.mean(),
+                **{name.removeprefix("recovery_"): value for name, value in beyond},
+                "kl_removed": 1 - kl_left.kl_set_own,
+                "kl_removed_foreign": 1 - kl_left.kl_set_foreign,
+                "gap": own.gap.mean(),
+                "num_targets": len(own),
+                "num_documents": own.document.nunique(),
+                "num_placebo_targets": len(placebo),
+            }
+        )
     return pd.DataFrame(summary)
 
 

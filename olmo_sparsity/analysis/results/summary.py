@@ -132,10 +132,12 @@ def conclude(results: Results) -> str:
     if pd.isna(low):
         return f"{text}; there is no interval to judge it by."
     believed = (
-        "so they depend on it beyond chance" if low > 0
-        else "less than chance" if high < 0
+        "so they depend on it beyond chance"
+        if low > 0
+        else "less than chance"
+        if high < 0
         else "which chance explains"
-    )  # fmt: skip
+    )
     doubts = []
     if row.num_documents < FEW_DOCUMENTS:
         doubts.append(f"{row.num_documents} documents are too few to trust the interval")
@@ -150,10 +152,14 @@ def conclude(results: Results) -> str:
 def describe_noise(model: dict[str, Any]) -> str:
     """`model`: that of meta.json."""
     nats = model.get("batch_noise", 0.0)
-    return "" if nats < LOUD_NOISE else (
-        f"this model's losses change by up to {nats:.2f} nats with the rows beside them, so "
-        "smaller differences mean nothing"
-    )  # fmt: skip
+    return (
+        ""
+        if nats < LOUD_NOISE
+        else (
+            f"this model's losses change by up to {nats:.2f} nats with the rows beside them, so "
+            "smaller differences mean nothing"
+        )
+    )
 
 
 def chosen_losses(results: Results) -> pd.DataFrame:
@@ -185,9 +191,10 @@ def describe_gap(results: Results) -> str:
     # With a threshold, all targets that pass it, evaluated or not.
     of_chosen = chosen.loss_short - chosen.loss_long if least is None else gap[gap >= least]
     placebo = rows.loss_short - rows.placebo_loss_long
-    by_placebo = "" if least is None else (
-        f"; an unrelated text gains as much ({least:.2f} nats) on {(placebo >= least).mean():.1%}"
-    )  # fmt: skip
+    by_placebo = ""
+    if least is not None:
+        share = (placebo >= least).mean()
+        by_placebo = f"; an unrelated text gains as much ({least:.2f} nats) on {share:.1%}"
     chosen_by = "evaluated" if least is None else "of largest gap"
     return (
         f"the far part gains {gap.sum():+,.0f} nats over all {len(rows):,} reported targets, an "
@@ -263,25 +270,34 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
         "recovery": (19, lambda row: with_interval(row.recovery, row.low, row.high, "")),
         "foreign": (7, lambda row: _number(row.foreign)),
     }
-    columns |= {
-        "net": (22, lambda row: with_interval(row.net, row.net_low, row.net_high)),
-        "equal gaps": (
-            22,
-            lambda row: "too few" if few_placebo and pd.notna(row.net_equal)
-            else with_interval(row.net_equal, row.net_equal_low, row.net_equal_high),
-        ),
-        "nats": (6, lambda row: _number(row.net_nats, "+")),
-    } if has_placebo else {
-        "excess": (22, lambda row: with_interval(row.excess, row.excess_low, row.excess_high)),
-        "removal": (
-            19, lambda row: with_interval(row.removal, row.removal_low, row.removal_high, "")
-        ),
-        "nats": (6, lambda row: _number(row.excess_nats, "+")),
-    }  # fmt: skip
+    columns |= (
+        {
+            "net": (22, lambda row: with_interval(row.net, row.net_low, row.net_high)),
+            "equal gaps": (
+                22,
+                lambda row: (
+                    "too few"
+                    if few_placebo and pd.notna(row.net_equal)
+                    else with_interval(row.net_equal, row.net_equal_low, row.net_equal_high)
+                ),
+            ),
+            "nats": (6, lambda row: _number(row.net_nats, "+")),
+        }
+        if has_placebo
+        else {
+            "excess": (22, lambda row: with_interval(row.excess, row.excess_low, row.excess_high)),
+            "removal": (
+                19,
+                lambda row: with_interval(row.removal, row.removal_low, row.removal_high, ""),
+            ),
+            "nats": (6, lambda row: _number(row.excess_nats, "+")),
+        }
+    )
     if not rows.hit_rate.isna().all():
         columns["planted found"] = (
-            20, lambda row: with_interval(row.hit_rate, row.hit_low, row.hit_high, "")
-        )  # fmt: skip
+            20,
+            lambda row: with_interval(row.hit_rate, row.hit_low, row.hit_high, ""),
+        )
     if header:
         head = "".join(f"  {name:>{width}}" for name, (width, _) in columns.items())
         lines.append(f"{'selector':<16} {'units':<8}{'k':>3}{head}")

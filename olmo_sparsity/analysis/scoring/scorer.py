@@ -414,7 +414,9 @@ def bigrams(block: Block) -> np.ndarray:
     pairs = (tokens[:-1] << 32) + tokens[1:]  # the pair that ends at place i + 1
     first, before = block.num_prefix, block.num_before
     far, near = set(pairs[first : first + block.num_far - 1]), first + block.num_far
-    return np.array([
-        (pair := pairs[before + i - 1]) in far and pair not in pairs[near : before + i - 1]
-        for i in range(block.num_targets)
-    ])  # fmt: skip
+    return np.array(
+        [
+            (pair := pairs[before + i - 1]) in far and pair not in pairs[near : before + i - 1]
+            for i in range(block.num_targets)
+        ]
+    )

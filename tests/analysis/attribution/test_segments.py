@@ -64,9 +64,7 @@ def test_parts_of_sources_are_judged_as_sources_of_their_own() -> None:
         joined = np.concatenate([of_parts[number] for number in numbers], axis=1)
         np.testing.assert_array_equal(joined, draw_decoys(whole, texts, 4, 0)[source])
     assert asked(units="sources").statements.equals(asked().statements)
-    assert asked(units="span:2").names == [
-        "a §1", "a §2", "b §1", "b §2", "c §1", "c §2", "c §3"
-    ]  # fmt: skip
+    assert asked(units="span:2").names == ["a §1", "a §2", "b §1", "b §2", "c §1", "c §2", "c §3"]
     # A text is no decoy of its own parts.
     with pytest.raises(DataError, match="share no passage"):
         asked(units="words", decoys=list(SOURCES.values()))

@@ -90,8 +90,9 @@ def test_orders_move_sources_and_keep_their_names() -> None:
     assert found.statements.verdict.str.contains("of 4 orders").all()
     np.testing.assert_allclose(
         found.matrix.alone.to_numpy().reshape(3, 3),
-        np.mean([part.none_T[:, None] - part.alone_TS for part in found.losses], axis=0), atol=1e-6,
-    )  # fmt: skip
+        np.mean([part.none_T[:, None] - part.alone_TS for part in found.losses], axis=0),
+        atol=1e-6,
+    )
 
 
 @pytest.mark.parametrize("far_states", ["contextual", "isolated"])
@@ -126,7 +127,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"text": "w1"}, "text does not go with the rest"),
         ({"foreign": ["w1"]}, "foreign does not go with the rest"),
         ({"sources": None, "text": "w1"}, "question does not go with the rest"),
-    ]:  # fmt: skip
+    ]:
         with pytest.raises(ConfigError, match=message):
             asked(**changed)
 

@@ -22,8 +22,13 @@ from tests.support.sources import made_up
 
 def test_the_tail_is_that_of_students_t() -> None:
     """From its published tables."""
-    for freedom, t, expected in [(1, 1.0, 0.25), (2, 2**0.5, 0.1464466), (7, 1.894579, 0.05),
-                                 (8, 3.355387, 0.005), (3, -2.353363, 0.95)]:  # fmt: skip
+    for freedom, t, expected in [
+        (1, 1.0, 0.25),
+        (2, 2**0.5, 0.1464466),
+        (7, 1.894579, 0.05),
+        (8, 3.355387, 0.005),
+        (3, -2.353363, 0.95),
+    ]:
         assert tail(t, freedom) == pytest.approx(expected, abs=1e-6)
 
 
@@ -43,11 +48,14 @@ def of_effects(own_TS: np.ndarray, decoys_TSD: np.ndarray) -> Losses:
     own_TS1, every_TSD = own_TS[..., None], decoys_TSD.sum(1, keepdims=True)
     all_TS1 = own_TS1.sum(1, keepdims=True)
     return Losses(
-        none_T=0 * own_TS.sum(-1), all_T=-own_TS.sum(-1), alone_TS=-own_TS,
-        left_out_TS=own_TS - own_TS.sum(-1, keepdims=True), decoys_TD=-every_TSD[:, 0],
+        none_T=0 * own_TS.sum(-1),
+        all_T=-own_TS.sum(-1),
+        alone_TS=-own_TS,
+        left_out_TS=own_TS - own_TS.sum(-1, keepdims=True),
+        decoys_TD=-every_TSD[:, 0],
         among_TSD=-(every_TSD - decoys_TSD + own_TS1),
         without_TSD=-(all_TS1 - own_TS1 + decoys_TSD),
-    )  # fmt: skip
+    )
 
 
 def share_of_exercises_with_a_name(seed: int, real: float = 0.0) -> float:
@@ -122,8 +130,11 @@ def test_what_misleads_is_capped() -> None:
     """Two of eight texts that mislead do not hide what a source gives."""
     losses = made_up([[4.0, 0.0, 3.9]], [[0.0, 0.0, 0.0]], gap=4.0)
     misled = np.where(np.arange(8) < 2, 12.0, 0.0)
-    raised = replace(losses, decoys_TD=losses.decoys_TD + misled, among_TSD=losses.among_TSD
-                     + misled * np.array([0.0, 1.0, 0.0])[:, None])  # fmt: skip
+    raised = replace(
+        losses,
+        decoys_TD=losses.decoys_TD + misled,
+        among_TSD=losses.among_TSD + misled * np.array([0.0, 1.0, 0.0])[:, None],
+    )
     assert raised.gap_T == pytest.approx(losses.gap_T)
     np.testing.assert_allclose(raised.gives_TSD[:, [0, 2]], losses.gives_TSD[:, [0, 2]], atol=1e-9)
     assert raised.gives_TSD[0, 1, :2].tolist() == [0.0, 0.0]

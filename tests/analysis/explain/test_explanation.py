@@ -403,15 +403,24 @@ def test_the_command(
     assert code == 0, err
     assert "gap" in out
     assert "\x1b" not in out  # no terminal
-    code, out, err = shell(capsys, *given, "--json", "--check", "--foreign",
-                           str(tmp_path / "foreign.txt"))  # fmt: skip
+    code, out, err = shell(
+        capsys, *given, "--json", "--check", "--foreign", str(tmp_path / "foreign.txt")
+    )
     assert code == 0, err
     told = json.loads(out)
     assert [target["text"].strip() for target in told["targets"]][-1] == "w7 w8"
     assert told["check"]["draws"] == 8
     # A check that fails loses nothing of what is found.
-    code, out, err = shell(capsys, *given, "--json", "--html", str(tmp_path / "page.html"),
-                           "--check", "--foreign", str(tmp_path / "nowhere"))  # fmt: skip
+    code, out, err = shell(
+        capsys,
+        *given,
+        "--json",
+        "--html",
+        str(tmp_path / "page.html"),
+        "--check",
+        "--foreign",
+        str(tmp_path / "nowhere"),
+    )
     assert code == 2
     assert "nowhere" in err
     assert json.loads(out) == told | {"check": None, "tables": json.loads(out)["tables"]}

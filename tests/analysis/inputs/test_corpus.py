@@ -30,9 +30,7 @@ def texts(config: CorpusConfig) -> list[str]:
 # --- the split ----------------------------------------------------------------------------------
 
 
-@given(
-    st.text(), st.floats(0, 1), st.sampled_from([str.upper, str.title, lambda t: f" {t}\n"])
-)  # fmt: skip
+@given(st.text(), st.floats(0, 1), st.sampled_from([str.upper, str.title, lambda t: f" {t}\n"]))
 def test_equal_documents_fall_on_the_same_side(text: str, share: float, change: Any) -> None:
     sides = [is_heldout(Document(t, t), share) for t in (text, text + " ")]
     sides += [is_heldout(Document("another text", text), share)]

@@ -96,9 +96,10 @@ def test_sentences_end_where_a_reader_ends_them(tokenizer: Tokenizer, family: st
     document = encoded(text, tokenizer if family == "byte-level" else llama_like_tokenizer())
     assert "".join(document.texts) == text
     of_kinds = {
-        "sentences": SENTENCES, "words": text.split(),
+        "sentences": SENTENCES,
+        "words": text.split(),
         "paragraphs": [" ".join(before), heading, f"{after}  {last}"],
-    }  # fmt: skip
+    }
     for kind, expected in of_kinds.items():
         units = document.units(kind, 0, len(document.tokens))
         assert [unit.strip() for unit in texts_of(units, document)] == expected
@@ -185,8 +186,10 @@ def test_draws_for_documents_are_independent() -> None:
     some = Documents.of([np.arange(40) + number for number in range(8)])
     block = next(WINDOWS.blocks(some[0].tokens))
     controls = Controls(some, WINDOWS)
-    for draw in (lambda document: controls.unrelated(document, block, 0),
-                 lambda document: controls.placebo(document, block)):  # fmt: skip
+    for draw in (
+        lambda document: controls.unrelated(document, block, 0),
+        lambda document: controls.placebo(document, block),
+    ):
         drawn = set()
         for document in some:
             others = [other.number for other in some if other is not document]

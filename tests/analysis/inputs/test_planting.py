@@ -132,13 +132,20 @@ def test_what_is_planted_is_found_and_nothing_where_it_is_taken_out(
     config = make_config(
         data__planted={"share": 1.0, "num_tokens": 2, "num_values": 3},
         positions__target_length=26,
-        model={"d_model": 64, "n_heads": 4, "n_layers": 2, "max_sequence_length": 48,
-               "layer_norm_type": "rms", "attention_layer_norm": True, "weight_tying": True,
-               "norm_after": True},
+        model={
+            "d_model": 64,
+            "n_heads": 4,
+            "n_layers": 2,
+            "max_sequence_length": 48,
+            "layer_norm_type": "rms",
+            "attention_layer_norm": True,
+            "weight_tying": True,
+            "norm_after": True,
+        },
         training={"length": 20, "batch_size": 16, "num_steps": 700, "precision": "fp32"},
         optimizer={"learning_rate": 3e-2, "warmup_steps": 20},
         checkpoint={},
-    )  # fmt: skip
+    )
     train(config)
     run = load_model(config.run_folder, device="cpu")
     windows = Windows(18, 5)

@@ -287,8 +287,12 @@ def test_the_group_of_a_url_is_its_host() -> None:
         for by in values
     ]
     assert [record.group for record in found if isinstance(record, Document)] == [
-        "a.org", "a.org", "b.org:80", "7", "a ?",
-    ]  # fmt: skip
+        "a.org",
+        "a.org",
+        "b.org:80",
+        "7",
+        "a ?",
+    ]
 
 
 def test_plain_text_has_no_groups(tmp_path: Path) -> None:

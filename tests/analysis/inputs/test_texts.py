@@ -194,8 +194,13 @@ def test_records_of_prompt_and_target_know_where_the_target_begins(
 
 
 def test_records_of_prompt_and_target_name_two_fields(model: LoadedModel) -> None:
-    packed("pairs.jsonl", lines([{"prompt": "one", "target": ""}, {"prompt": "two", "target": 2}]
-                                + [{"prompt": "three", "target": "four"}] * 300))  # fmt: skip
+    packed(
+        "pairs.jsonl",
+        lines(
+            [{"prompt": "one", "target": ""}, {"prompt": "two", "target": 2}]
+            + [{"prompt": "three", "target": "four"}] * 300
+        ),
+    )
     documents = open_documents("pairs.jsonl", model, prompt_field="prompt")
     assert read(documents) == ["threefour"] * 300
     with pytest.raises(ConfigError, match="name two fields"):
@@ -381,8 +386,14 @@ def test_what_cannot_be_read_is_one_line(
 
 @pytest.fixture
 def measurable() -> LoadedModel:
-    config = ModelConfig(d_model=16, n_heads=2, n_layers=1, vocab_size=VOCAB, embedding_size=VOCAB,
-                         max_sequence_length=32)  # fmt: skip
+    config = ModelConfig(
+        d_model=16,
+        n_heads=2,
+        n_layers=1,
+        vocab_size=VOCAB,
+        embedding_size=VOCAB,
+        max_sequence_length=32,
+    )
     return LoadedModel(build_model(config).eval(), characters(), "tiny", 1, None, "weights")
 
 
@@ -418,9 +429,16 @@ def test_one_document_is_too_few_to_measure(measurable: LoadedModel) -> None:
 def test_measured_documents_keep_their_names(measurable: LoadedModel) -> None:
     packed("a.jsonl", lines([{"text": f"{n} abcabcabc abcabc"} for n in range(6)]))
     results = measure(  # reads the text that is named
-        measurable, "a.jsonl", Windows(8, 4, 4), selectors="nearest", ks=1,
-        share=1.0, min_gap=0, draws=1, out="out",
-    )  # fmt: skip
+        measurable,
+        "a.jsonl",
+        Windows(8, 4, 4),
+        selectors="nearest",
+        ks=1,
+        share=1.0,
+        min_gap=0,
+        draws=1,
+        out="out",
+    )
     assert results is not None
     assert results.documents.name.tolist() == [f"a.jsonl:{n}" for n in range(1, 7)]
     assert read_table(Path("out/documents.parquet"), "documents").num_rows == 6
@@ -620,8 +638,12 @@ def test_folders_prepared_before_fields_had_names_are_still_the_same(tmp_path: P
     tokenizer = {"train_vocab": 300}
 
     def prepared(**changed: Any) -> None:
-        data = {"folder": "data", "corpus": corpus | changed, "tokenizer": tokenizer,
-                "heldout_share": 0.3}  # fmt: skip
+        data = {
+            "folder": "data",
+            "corpus": corpus | changed,
+            "tokenizer": tokenizer,
+            "heldout_share": 0.3,
+        }
         prepare(config_from_dict({"data": data}).data)
 
     prepared()

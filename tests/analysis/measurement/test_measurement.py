@@ -119,10 +119,17 @@ def test_in_memory_and_in_a_folder_are_the_same(
     model: Any, documents: Documents, measured: Path, tmp_path: Path
 ) -> None:
     found = measure(
-        loaded(model), documents, SETTINGS.windows, units=SETTINGS.units, ks=SETTINGS.ks,
-        selectors=SETTINGS.selectors, share=SETTINGS.share, min_gap=0.0, draws=2,
+        loaded(model),
+        documents,
+        SETTINGS.windows,
+        units=SETTINGS.units,
+        ks=SETTINGS.ks,
+        selectors=SETTINGS.selectors,
+        share=SETTINGS.share,
+        min_gap=0.0,
+        draws=2,
         halves=4,
-    )  # fmt: skip
+    )
     pd.testing.assert_frame_equal(found.summary, read_results(measured).summary)
     found.plot(tmp_path / "figure2.png")
     assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
@@ -135,9 +142,12 @@ def test_a_table_of_ones_own_beside_results_harms_nothing(measured: Path, tmp_pa
 
 
 def test_a_killed_measurement_is_summed_up_and_resumes_to_the_same_tables(
-    model: Any, documents: Documents, measured: Path, tmp_path: Path,
+    model: Any,
+    documents: Documents,
+    measured: Path,
+    tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     whole, plan = read_results(measured), Plan.of(loaded(model), documents, SETTINGS)
     really, calls = Parts.write, []
 
@@ -182,9 +192,30 @@ def test_the_command_says_where_results_so_far_are(
     Path(texts).mkdir()
     for number, text in enumerate(FOREIGN * 2):
         (Path(texts) / f"{number}.txt").write_text(f"w{number} {text[number:500]}")
-    words = ["measure", folder, "--text", texts, "--long", "24", "--short", "8", "--max-targets",
-             "2", "--draws", "1", "--sets", "every", "--selectors", "add_one", "--ks", "1",
-             "--halves", "0", "--out", out]  # fmt: skip
+    words = [
+        "measure",
+        folder,
+        "--text",
+        texts,
+        "--long",
+        "24",
+        "--short",
+        "8",
+        "--max-targets",
+        "2",
+        "--draws",
+        "1",
+        "--sets",
+        "every",
+        "--selectors",
+        "add_one",
+        "--ks",
+        "1",
+        "--halves",
+        "0",
+        "--out",
+        out,
+    ]
     assert main([*words, "--shard", "0/2"]) == 0
     capsys.readouterr()
     assert main([*words, "--partial"]) == 0
@@ -194,9 +225,14 @@ def test_the_command_says_where_results_so_far_are(
 
 @pytest.mark.parametrize("launched", [False, True], ids=["shards", "one launch"])
 def test_two_processes_share_a_folder_and_do_no_loss_twice(
-    model: Any, documents: Documents, measured: Path, tmp_path: Path, launched: bool,
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+    model: Any,
+    documents: Documents,
+    measured: Path,
+    tmp_path: Path,
+    launched: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """One after the other. Of two shards the first cannot wait for the second, and measures what it
     needs. Of one launch the second is lost, and what it did not do is done by the first."""
     monkeypatch.setattr("olmo_sparsity.analysis.measurement.measurement.PATIENCE_S", 0.0)
@@ -400,9 +436,13 @@ def test_recover_is_what_measure_does(model: Any, documents: Documents, measured
     here = rows[rows.document == number]
     wanted = of_document(results.targets, documents[number])["document"]
     found = recover(
-        Scorer(model), documents[number], SETTINGS.windows, wanted, units=SETTINGS.units,
+        Scorer(model),
+        documents[number],
+        SETTINGS.windows,
+        wanted,
+        units=SETTINGS.units,
         ks=SETTINGS.ks,
-    )["recovery"]  # fmt: skip
+    )["recovery"]
     keys = ["target", "units", "k"]
     both = found.merge(here[[*keys, "loss_set"]], on=keys)
     assert len(both) == len(found) == len(here)

@@ -128,9 +128,14 @@ def test_rows_come_back_sorted_with_their_values(tmp_path: Path) -> None:
     assert row.loss_long == np.float32(wanted["loss_long"][list(wanted["target"]).index(2)])
     assert tables["recovery"].kl_set.isna().sum() == 4
     assert tables["costs"].query("document == 5").to_dict("records") == [
-        {"document": 5, "units": "tokens", "selector": "add_one", "token_forwards": 2**40,
-         "num_targets": 5}
-    ]  # fmt: skip
+        {
+            "document": 5,
+            "units": "tokens",
+            "selector": "add_one",
+            "token_forwards": 2**40,
+            "num_targets": 5,
+        }
+    ]
 
 
 def test_another_identity_is_refused_by_its_fields(tmp_path: Path) -> None:

@@ -45,10 +45,19 @@ def test_a_first_look_bounds_the_work_and_not_the_documents(
     for num_documents, length in ((4, 2000), (12, 400)):
         texts = Documents.of([rng.integers(0, VOCAB, length) for _ in range(num_documents)])
         settings = replace(
-            SETTINGS, long=windows.long, short=windows.short, stride=windows.stride, min_gap=0.0,
-            draws=1, ks=(1, 2, 4, 8), far_states=far_states, halves=16,
-            share=0.1, units=("tokens",), selectors=("add_one_screened", "random"),
-        )  # fmt: skip
+            SETTINGS,
+            long=windows.long,
+            short=windows.short,
+            stride=windows.stride,
+            min_gap=0.0,
+            draws=1,
+            ks=(1, 2, 4, 8),
+            far_states=far_states,
+            halves=16,
+            share=0.1,
+            units=("tokens",),
+            selectors=("add_one_screened", "random"),
+        )
         cut = first_look(texts, settings, budget)
         assert [d.number for d in cut] == [d.number for d in texts]
         num_read = max(len(d.tokens) for d in cut)
@@ -57,8 +66,12 @@ def test_a_first_look_bounds_the_work_and_not_the_documents(
         assert (said in capsys.readouterr().err) == (num_read < length)
         settings = replace(settings, halves=SETTINGS.halves)
         plan = Plan.of(loaded(model), cut, settings)
-        losses = pd.concat([pd.DataFrame(dict(plan.losses(d.number)["losses"])).assign(
-            document=d.number) for d in cut])  # fmt: skip
+        losses = pd.concat(
+            [
+                pd.DataFrame(dict(plan.losses(d.number)["losses"])).assign(document=d.number)
+                for d in cut
+            ]
+        )
         targets = plan.targets(losses)
         for number in sorted(set(targets.document)):
             plan.recovery(number, targets[targets.document == number])
@@ -88,8 +101,15 @@ def of_letters(model: Any) -> LoadedModel:
     return replace(loaded(model), tokenizer=tokenizer)
 
 
-OPTIONS: dict[str, Any] = {"long": 18, "short": 4, "units": "tokens", "selectors": "add_one",
-                           "ks": (1, 4), "draws": 2, "halves": 0}  # fmt: skip
+OPTIONS: dict[str, Any] = {
+    "long": 18,
+    "short": 4,
+    "units": "tokens",
+    "selectors": "add_one",
+    "ks": (1, 4),
+    "draws": 2,
+    "halves": 0,
+}
 
 
 def test_all_tokens_of_a_records_target_and_no_others_are_targets(

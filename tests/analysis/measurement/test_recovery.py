@@ -65,8 +65,12 @@ def documents() -> Documents:
 
 
 def recovered(scorer: Scorer, documents: Documents, **changed: Any) -> dict[str, Any]:
-    options = {"targets": TARGETS, "units": ("tokens", "span:3"), "ks": (1, 2),
-               "selectors": ("add_one", "divergence", "random")} | changed  # fmt: skip
+    options = {
+        "targets": TARGETS,
+        "units": ("tokens", "span:3"),
+        "ks": (1, 2),
+        "selectors": ("add_one", "divergence", "random"),
+    } | changed
     controls = Controls(documents, RECOVERED, num_draws=3)
     return recover(scorer, documents[1], RECOVERED, controls=controls, **options)
 
@@ -149,9 +153,13 @@ def test_lds_is_the_rank_correlation_with_the_losses_of_random_halves(
 ) -> None:
     selectors = ("add_one", "drop_one", "add_one_screened", "most_frequent")
     tables = recovered(
-        Scorer(model, CPU, far_states=far_states), documents, units=kind, selectors=selectors,
-        num_halves=7, seed=3,
-    )  # fmt: skip
+        Scorer(model, CPU, far_states=far_states),
+        documents,
+        units=kind,
+        selectors=selectors,
+        num_halves=7,
+        seed=3,
+    )
     document, (_, by_hand) = documents[1], units_of(kind)
     found = tables["lds"].set_index(["target", "selector"]).lds
     targets = TARGETS["document"].tolist()
@@ -240,9 +248,14 @@ def test_windows_of_all_that_stands_before(
         assert row.kl == pytest.approx(brute.kl([]), abs=1e-5)
     spans = {"document": np.array([(13, 16), (19, 21)]), "placebo": np.array([(13, 16)])}
     tables = recover(
-        scorer, document, EVERYTHING, spans, ks=(1, 2), selectors=("add_one", "gradient"),
+        scorer,
+        document,
+        EVERYTHING,
+        spans,
+        ks=(1, 2),
+        selectors=("add_one", "gradient"),
         controls=controls,
-    )  # fmt: skip
+    )
     blocks = {block.start: block for block in EVERYTHING.blocks(document.tokens)}
     placebo = behind(document.tokens, blocks[13], controls.placebo(document, blocks[13]))
     num_seen = 0

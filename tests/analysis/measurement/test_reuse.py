@@ -29,18 +29,29 @@ from olmo_sparsity.model.build import build_model
 VOCAB, WINDOWS = 40, Windows(16, 6, 8)
 AT: dict[str, Any] = {"long": WINDOWS.long, "short": WINDOWS.short, "stride": WINDOWS.stride}
 OPTIONS: dict[str, Any] = {
-    "units": ("tokens", "span:3"), "selectors": ("add_one", "random"), "ks": (1, 2), "share": 0.5,
-    "min_gap": 0.0, "sets": ("gap", "bigram", "every"), "draws": 2, "halves": 0,
-}  # fmt: skip
+    "units": ("tokens", "span:3"),
+    "selectors": ("add_one", "random"),
+    "ks": (1, 2),
+    "share": 0.5,
+    "min_gap": 0.0,
+    "sets": ("gap", "bigram", "every"),
+    "draws": 2,
+    "halves": 0,
+}
 SHARED = ["target_set", "units", "selector", "k"]
 
 
 def model_of(seed: int) -> LoadedModel:
     torch.manual_seed(seed)
     config = ModelConfig(
-        d_model=32, n_heads=4, n_layers=2, vocab_size=VOCAB, init_std=0.3, max_sequence_length=64,
+        d_model=32,
+        n_heads=4,
+        n_layers=2,
+        vocab_size=VOCAB,
+        init_std=0.3,
+        max_sequence_length=64,
         architecture="gpt_neox",
-    )  # fmt: skip
+    )
     return LoadedModel(build_model(config).eval(), None, f"m{seed}", 0, None, f"m{seed}")
 
 
@@ -78,9 +89,12 @@ def test_a_model_that_evaluates_its_own_choices_recovers_what_it_did(
 def test_every_control_stands_beside_transfer(documents: Documents, control: str) -> None:
     """The foreign texts are those in which the other model chose, though it had placebo targets."""
     options = OPTIONS | {
-        "sets": ("gap", "bigram"), "units": "tokens", "selectors": "add_one", "draws": 1,
+        "sets": ("gap", "bigram"),
+        "units": "tokens",
+        "selectors": "add_one",
+        "draws": 1,
         "control": control,
-    }  # fmt: skip
+    }
     first = measure(model_of(0), documents, WINDOWS, **options)
     assert first is not None
     again = evaluated(0, documents, first)
@@ -136,9 +150,11 @@ def test_both_directions_are_averaged(documents: Documents, found: dict[int, Res
 
 
 def test_both_directions_on_the_command_line(
-    documents: Documents, found: dict[int, Results], tmp_path: Path,
+    documents: Documents,
+    found: dict[int, Results],
+    tmp_path: Path,
     capsys: pytest.CaptureFixture,
-) -> None:  # fmt: skip
+) -> None:
     one = evaluated(1, documents, found[0], out=tmp_path / "b_of_a")
     other = evaluated(0, documents, found[1], out=tmp_path / "a_of_b")
     folders = [str(tmp_path / name) for name in ("b_of_a", "a_of_b")]
@@ -158,8 +174,12 @@ def test_models_of_random_weights_give_each_other_nothing() -> None:
     rng = np.random.default_rng(1)
     documents = Documents.of([rng.zipf(1.4, 40) % VOCAB for _ in range(40)])
     options = OPTIONS | {
-        "sets": ("gap",), "units": "tokens", "selectors": "add_one", "ks": 1, "draws": 1,
-    }  # fmt: skip
+        "sets": ("gap",),
+        "units": "tokens",
+        "selectors": "add_one",
+        "ks": 1,
+        "draws": 1,
+    }
     first, second = (measure(model_of(s), documents, WINDOWS, **options) for s in (0, 1))
     assert first is not None
     assert second is not None
@@ -184,8 +204,10 @@ def test_settings_are_those_of_the_other_measurement(
     with pytest.raises(DataError, match="differs"):
         evaluated(1, others, found[0])
     assert evaluated(1, documents, found[0], out=tmp_path).meta.targets.keys() == {
-        "given", "choices", "chosen_by",
-    }  # fmt: skip
+        "given",
+        "choices",
+        "chosen_by",
+    }
     with pytest.raises(ConfigError, match="choices"):  # a folder of other choices
         evaluated(1, documents, found[1], out=tmp_path)
 
@@ -258,10 +280,12 @@ def test_the_dry_run_counts_no_losses_that_are_known(
 ) -> None:
     options = OPTIONS | {"sets": "bigram", "units": "tokens", "selectors": "nearest", "ks": 1}
     costs = [
-        re.search(r"token-forwards  about (\S+),", estimate(plan(
-            model_of(0), documents, WINDOWS, losses=losses, **options)))
+        re.search(
+            r"token-forwards  about (\S+),",
+            estimate(plan(model_of(0), documents, WINDOWS, losses=losses, **options)),
+        )
         for losses in (None, found[0])
-    ]  # fmt: skip
+    ]
     unknown, known = (float(cost[1]) for cost in costs if cost)
     assert known < 0.7 * unknown
 

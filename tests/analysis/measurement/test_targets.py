@@ -51,13 +51,15 @@ def test_names_of_targets() -> None:
 
 def test_targets_are_chosen_as_said() -> None:
     losses = losses_table(
-        document=[0] * 5 + [1] * 5, target=[*range(6, 11)] * 2,
-        loss_short=[1.0] * 10, loss_long=[0.0] * 5 + [0.4, 0.999, 0.6, 1.002, -1.0],
+        document=[0] * 5 + [1] * 5,
+        target=[*range(6, 11)] * 2,
+        loss_short=[1.0] * 10,
+        loss_long=[0.0] * 5 + [0.4, 0.999, 0.6, 1.002, -1.0],
         kl=[0.0] * 5 + [0.1, 0.9, 0.1, 0.8, 0.1],
         placebo_loss_long=[1.0] * 5 + [1.0, 0.1, 1.0, 1.0, 1.0],
         stratum=["new"] * 5 + ["new", "recurs", "near", "near", "recurs"],
         placebo_stratum=["new"] * 10,
-    )  # fmt: skip
+    )
     half = losses[losses.document == 0]
     assert fit_thresholds(half, 0.1, 0.2).gap == 1.0
     assert fit_thresholds(half, 0.1, 1.5).gap == 1.5

@@ -119,16 +119,29 @@ def gpt_neox(**changes: Any) -> HuggingFaceLM:
 
 def test_gpt_neox_is_built_from_the_same_fields() -> None:
     config = gpt_neox(
-        mlp_ratio=3, rotary_fraction=0.5, rope_theta=500, layer_norm_eps=1e-4,
-        attention_dropout=0.1, residual_dropout=0.2, embedding_dropout=0.2,
-        weight_tying=False, embedding_size=128,
-    ).model.config  # fmt: skip
+        mlp_ratio=3,
+        rotary_fraction=0.5,
+        rope_theta=500,
+        layer_norm_eps=1e-4,
+        attention_dropout=0.1,
+        residual_dropout=0.2,
+        embedding_dropout=0.2,
+        weight_tying=False,
+        embedding_size=128,
+    ).model.config
     expected = {
-        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
-        "intermediate_size": 96, "layer_norm_eps": 1e-4, "initializer_range": 0.2,
-        "attention_dropout": 0.1, "hidden_dropout": 0.2, "vocab_size": 128,
-        "max_position_embeddings": 64, "tie_word_embeddings": False,
-    }  # fmt: skip
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "intermediate_size": 96,
+        "layer_norm_eps": 1e-4,
+        "initializer_range": 0.2,
+        "attention_dropout": 0.1,
+        "hidden_dropout": 0.2,
+        "vocab_size": 128,
+        "max_position_embeddings": 64,
+        "tie_word_embeddings": False,
+    }
     assert expected.items() <= config.to_dict().items()
     assert config.rope_parameters["partial_rotary_factor"] == 0.5
     assert config.rope_parameters["rope_theta"] == 500
@@ -469,8 +482,11 @@ def test_a_name_on_the_hub_may_have_a_revision(
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     for name in ("somebody/model", "somebody/model@step1000", "model@refs/pr/1"):
         assert repr(load_model(name, device="cpu")).startswith(f"{name}: LlamaForCausalLM, ")
-    assert asked == [("somebody/model", None), ("somebody/model", "step1000"),
-                     ("model", "refs/pr/1")]  # fmt: skip
+    assert asked == [
+        ("somebody/model", None),
+        ("somebody/model", "step1000"),
+        ("model", "refs/pr/1"),
+    ]
 
 
 @quietly

@@ -177,8 +177,12 @@ def test_headline_never_shows_recovery_without_its_controls(page: Page, results:
     sentence = re.search(f"Net excess recovery of add one {asked}.*", page.text)
     assert sentence
     net = f"{row.net:.2f} [{row.net_low:.2f}, {row.net_high:.2f}]"
-    said = [net, f"recover {row.recovery:.2f} of the gap", f"another text {row.foreign:.2f}",
-            f"the excess is {row.placebo:.2f}"]  # fmt: skip
+    said = [
+        net,
+        f"recover {row.recovery:.2f} of the gap",
+        f"another text {row.foreign:.2f}",
+        f"the excess is {row.placebo:.2f}",
+    ]
     places = [sentence[0].index(words) for words in said]
     assert places == sorted(places)
 

@@ -94,14 +94,18 @@ def fake_tables(
         for place, token in enumerate(ids):
             tokens.append((document, place, token, f" w{'abcde'[token]}rd"))
         for target in range(12, 16):
-            losses.append((document, target, ids[target], 2.0, 1.0, 0.5, "new", False,
-                           2.0, 0.0, "new", False))  # fmt: skip
+            losses.append(
+                (document, target, ids[target], 2.0, 1.0, 0.5, "new", False, 2.0, 0.0, "new", False)
+            )
             start = target - (target - 12) % windows.stride
             far = np.arange(start - 12, start - 4)
             equal = far[ids[far] == ids[target]]
             chosen = generator.permutation(far) if rank_all else equal
-            others = [("placebo", "tokens", "own"), ("document", "span:2", "own"),
-                      ("document", "tokens", "foreign")]  # fmt: skip
+            others = [
+                ("placebo", "tokens", "own"),
+                ("document", "span:2", "own"),
+                ("document", "tokens", "foreign"),
+            ]
             for part in ("document", "placebo"):
                 targets.append((document, target, part, "gap"))
             for about, places in [
@@ -110,18 +114,40 @@ def fake_tables(
             ]:
                 part, units, control = about
                 for rank, place in enumerate(places[: max(ks)], start=1):
-                    influence.append((document, target, part, units, "s", control, rank, place,
-                                      place + 1, "?", 0.1))  # fmt: skip
+                    influence.append(
+                        (
+                            document,
+                            target,
+                            part,
+                            units,
+                            "s",
+                            control,
+                            rank,
+                            place,
+                            place + 1,
+                            "?",
+                            0.1,
+                        )
+                    )
             for k in ks:
-                for part, units in (("document", "tokens"), ("placebo", "tokens"),
-                                    ("document", "span:2")):  # fmt: skip
+                for part, units in (
+                    ("document", "tokens"),
+                    ("placebo", "tokens"),
+                    ("document", "span:2"),
+                ):
                     is_asked = part == "document" and units == "tokens"
                     for control, loss in (("own", 1.2), ("foreign", 1.7)):
                         loss = loss + 0.01 * k if is_asked else 0.0
-                        recovery.append((document, target, part, units, "s", control, 0, k, k,
-                                         loss, None, None))  # fmt: skip
-    rows = {"tokens": tokens, "losses": losses, "targets": targets, "influence": influence,
-            "recovery": recovery}  # fmt: skip
+                        recovery.append(
+                            (document, target, part, units, "s", control, 0, k, k, loss, None, None)
+                        )
+    rows = {
+        "tokens": tokens,
+        "losses": losses,
+        "targets": targets,
+        "influence": influence,
+        "recovery": recovery,
+    }
     found = {name: pd.DataFrame(rows[name], columns=SCHEMAS[name].names) for name in rows}
     found["recovery"] = found["recovery"].astype({"loss_without": float, "kl_set": float})
     return found

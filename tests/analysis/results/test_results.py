@@ -31,9 +31,12 @@ def test_two_models_are_compared_on_the_same_resamples_of_documents() -> None:
     gap = generator.uniform(0.5, 4.0, len(keys))
     document, target = zip(*keys, strict=True)
     losses = losses_table(
-        document=document, target=target, loss_short=5.0, loss_long=5.0 - gap,
+        document=document,
+        target=target,
+        loss_short=5.0,
+        loss_long=5.0 - gap,
         placebo_loss_long=5.0 - gap,
-    )  # fmt: skip
+    )
     targets = pd.DataFrame({"document": document, "target": target, "target_set": "gap"})
     targets = pd.concat([targets.assign(far_part=part) for part in ("document", "placebo")])
     share = generator.uniform(0.3, 1.0, len(keys))
@@ -45,10 +48,12 @@ def test_two_models_are_compared_on_the_same_resamples_of_documents() -> None:
             rows += recovery_rows(keys, control, 5.0 - 0.1 * gap, far_part="placebo")
         measured.append(
             SimpleNamespace(
-                meta=Meta(data={"fingerprint": "a"}), losses=losses, targets=targets,
+                meta=Meta(data={"fingerprint": "a"}),
+                losses=losses,
+                targets=targets,
                 recovery=pd.DataFrame(rows),
             )
-        )  # fmt: skip
+        )
     (row,) = compare(*measured).to_dict("records")
     assert [row["net"], row["net_low"], row["net_high"]] == pytest.approx([0.25] * 3)
     assert row["net_nats"] == pytest.approx(0.25 * gap.mean())

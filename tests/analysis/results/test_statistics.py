@@ -39,9 +39,12 @@ def test_longppl_is_of_the_key_tokens() -> None:
 def test_recovery_is_a_ratio_of_sums_excess_is_paired_and_net_is_beyond_the_placebo() -> None:
     keys = [(1, 20), (1, 21), (3, 20)]
     losses = losses_table(
-        document=[1, 1, 3], target=[20, 21, 20], loss_short=[5.0, 4.0, 3.0],
-        loss_long=[1.0, 2.0, 2.0], placebo_loss_long=[3.0, 4.0, 2.0],
-    )  # fmt: skip
+        document=[1, 1, 3],
+        target=[20, 21, 20],
+        loss_short=[5.0, 4.0, 3.0],
+        loss_long=[1.0, 2.0, 2.0],
+        placebo_loss_long=[3.0, 4.0, 2.0],
+    )
     rows = recovery_rows(keys, "own", [2.0, 3.0, 3.0])
     rows += recovery_rows(keys, "foreign", [4.0, 4.0, 3.0])
     rows += recovery_rows(keys, "foreign", [3.0, 4.0, 3.0], draw=1)
@@ -117,9 +120,14 @@ def test_intervals_cover_as_often_as_they_say() -> None:
         level = 0.5 + 0.2 * generator.standard_normal(num_documents)
         share = level[document] + 0.3 * generator.standard_normal(len(document))
         return pd.DataFrame(
-            {"document": document, "target": np.arange(len(document)), "loss_short": 10.0,
-             "loss_long": 10.0 - gap, "loss_set": 10.0 - gap * share}
-        )  # fmt: skip
+            {
+                "document": document,
+                "target": np.arange(len(document)),
+                "loss_short": 10.0,
+                "loss_long": 10.0 - gap,
+                "loss_set": 10.0 - gap * share,
+            }
+        )
 
     covered = 0
     for seed in range(100):

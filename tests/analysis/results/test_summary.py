@@ -17,22 +17,42 @@ from olmo_sparsity.analysis.results.summary import (
 from olmo_sparsity.analysis.results.tables import SCHEMAS
 
 ROW = {
-    "target_set": "gap", "units": "tokens", "selector": "add_one", "k": 1, "num_targets": 200,
-    "num_documents": 50, "num_placebo_targets": 90, "gap": 1.5, "recovery": 0.99, "low": 0.94,
-    "high": 1.03, "foreign": 0.16, "net": 0.48, "net_low": 0.34, "net_high": 0.63,
-    "net_nats": 0.73, "net_equal": 0.19, "net_equal_low": 0.03, "net_equal_high": 0.39,
-    "excess": 0.83, "excess_low": 0.8, "excess_high": 0.9, "excess_nats": 1.1,
+    "target_set": "gap",
+    "units": "tokens",
+    "selector": "add_one",
+    "k": 1,
+    "num_targets": 200,
+    "num_documents": 50,
+    "num_placebo_targets": 90,
+    "gap": 1.5,
+    "recovery": 0.99,
+    "low": 0.94,
+    "high": 1.03,
+    "foreign": 0.16,
+    "net": 0.48,
+    "net_low": 0.34,
+    "net_high": 0.63,
+    "net_nats": 0.73,
+    "net_equal": 0.19,
+    "net_equal_low": 0.03,
+    "net_equal_high": 0.39,
+    "excess": 0.83,
+    "excess_low": 0.8,
+    "excess_high": 0.9,
+    "excess_nats": 1.1,
     "hit_rate": float("nan"),
-}  # fmt: skip
+}
 
 
 def results(has_induction: bool = True, **changed: Any) -> Results:
     empty = {name: pd.DataFrame(columns=schema.names) for name, schema in SCHEMAS.items()}
     rows = pd.DataFrame([ROW | {"k": 4, "net": 0.9}, ROW | changed])
     meta = Meta(
-        model={"name": "small"}, data={"source": "prose"}, selectors=["add_one"],
+        model={"name": "small"},
+        data={"source": "prose"},
+        selectors=["add_one"],
         induction={"has_induction": has_induction},
-    )  # fmt: skip
+    )
     return Results(**empty | {"summary": rows}, meta=meta)
 
 
@@ -77,16 +97,29 @@ def test_few_targets_at_equal_gaps_are_not_a_number() -> None:
 
 
 def test_how_many_are_enough_is_the_first_k_of_each_rule() -> None:
-    rows = [ROW | {"k": k, "recovery": r, "selector": s} for s, k, r in
-            (("drop_one", 1, 0.02), ("drop_one", 8, 0.95), ("drop_one", 4, 0.9),
-             ("add_one", 1, 0.1), ("add_one", 8, 0.899))]  # fmt: skip
+    rows = [
+        ROW | {"k": k, "recovery": r, "selector": s}
+        for s, k, r in (
+            ("drop_one", 1, 0.02),
+            ("drop_one", 8, 0.95),
+            ("drop_one", 4, 0.9),
+            ("add_one", 1, 0.1),
+            ("add_one", 8, 0.899),
+        )
+    ]
     said = describe_enough(pd.DataFrame(rows))
     assert said == "recovery of 0.9: drop one k = 4, add one not up to k = 8"
 
 
 def test_without_a_placebo_excess_and_removal_stand_in_its_place() -> None:
-    without = ROW | {"net": float("nan"), "net_nats": float("nan"), "num_placebo_targets": 0,
-                     "removal": 0.5, "removal_low": 0.4, "removal_high": 0.6}  # fmt: skip
+    without = ROW | {
+        "net": float("nan"),
+        "net_nats": float("nan"),
+        "num_placebo_targets": 0,
+        "removal": 0.5,
+        "removal_low": 0.4,
+        "removal_high": 0.6,
+    }
     shown = format_summary(pd.DataFrame([without]), "a name that recurs")
     assert "placebo" not in shown
     row = shown.splitlines()[-1]
@@ -109,10 +142,12 @@ def of_words(texts: list[str]) -> Results:
     left = [2.0 if place == 2 else 1.0 for _, place in places]
     known = keys.assign(units="tokens", selector="add_one", draw=0, k=1, num_tokens=1, kl_set=0.5)
     known = known.assign(loss_without=2.0)
-    found.recovery = pd.concat([
-        known.assign(control="own", loss_set=left),
-        known.assign(control="foreign", loss_set=3.0),
-    ])  # fmt: skip
+    found.recovery = pd.concat(
+        [
+            known.assign(control="own", loss_set=left),
+            known.assign(control="foreign", loss_set=3.0),
+        ]
+    )
     found.tokens = pd.concat(
         pd.DataFrame({"place": range(len(texts)), "text": texts}).assign(document=document)
         for document in range(4)

@@ -60,9 +60,14 @@ def block(document: np.ndarray) -> Block:
     ["add_one", "add_one_screened", "add_one_nested", "drop_one", "divergence", "gradient", "lrp"],
 )
 def test_selectors(
-    model: Any, document: np.ndarray, windows: Windows, selector: str, kind: str,
-    far_states: Reading, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+    model: Any,
+    document: np.ndarray,
+    windows: Windows,
+    selector: str,
+    kind: str,
+    far_states: Reading,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(influence, "PLACES_AT_ONCE", 30)  # of drop_one: its rows in parts
     monkeypatch.setattr("olmo_sparsity.analysis.scoring.scorer.rows_per_chunk", lambda *_: 9)
     scorer = Scorer(model, CPU, far_states=far_states, batch_tokens=128)
@@ -105,9 +110,13 @@ def test_greedy_picks_the_best_next_unit_each_time(
 @READINGS
 @pytest.mark.parametrize(("windows", "kind"), OF_KINDS[:3])
 def test_pairs_of_so_few_units_are_the_best_of_all(
-    model: Any, document: np.ndarray, windows: Windows, kind: str, far_states: Reading,
+    model: Any,
+    document: np.ndarray,
+    windows: Windows,
+    kind: str,
+    far_states: Reading,
     monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.setattr(influence, "NUM_FIRST", 10)
     monkeypatch.setattr(influence, "NUM_PARTNERS", 9)
     block = list(windows.blocks(document))[1]
@@ -125,8 +134,9 @@ def test_pairs_of_so_few_units_are_the_best_of_all(
         best = max(falls.values())
         assert falls[min(first, second), max(first, second)] == pytest.approx(best, abs=2e-5)
         assert brute.loss(by_hand[first]) <= brute.loss(by_hand[second]) + 1e-5
-        half_of_best = [max(f for pair, f in falls.items() if unit in pair) / 2
-                        for unit in range(len(by_hand))]  # fmt: skip
+        half_of_best = [
+            max(f for pair, f in falls.items() if unit in pair) / 2 for unit in range(len(by_hand))
+        ]
         np.testing.assert_allclose(choice.score_TU[row], half_of_best, atol=2e-5)
         assert_ranked(choice, row, np.array(half_of_best), 4)
 
@@ -162,8 +172,9 @@ def test_partners_are_those_that_a_unit_opens_the_gates_for(
     falls = falls_with(first)
     in_order = [unit for pair in sorted(falls, key=falls.__getitem__)[::-1] for unit in pair]
     falls |= falls_with(list(dict.fromkeys(unit for unit in in_order if unit not in first))[:2])
-    best = [max((f for pair, f in falls.items() if unit in pair), default=0.0) / 2
-            for unit in range(54)]  # fmt: skip
+    best = [
+        max((f for pair, f in falls.items() if unit in pair), default=0.0) / 2 for unit in range(54)
+    ]
     np.testing.assert_allclose(choice.score_TU[0], best, atol=2e-5)
     assert set(choice.unit_TK[0, :2].tolist()) == set(max(falls, key=falls.__getitem__))
 

@@ -33,18 +33,25 @@ SIZES = {"d_model": 32, "n_heads": 4, "n_layers": 2, "max_sequence_length": 64, 
 OLMO: dict[str, dict[str, Any]] = {
     "olmo": {"layer_norm_type": "rms"},
     "olmo, query-key norm, norm after": {
-        "layer_norm_type": "rms", "attention_layer_norm": True, "norm_after": True,
-        "n_kv_heads": 2, "weight_tying": False,
+        "layer_norm_type": "rms",
+        "attention_layer_norm": True,
+        "norm_after": True,
+        "n_kv_heads": 2,
+        "weight_tying": False,
     },
     "olmo, norm of each head": {
-        "layer_norm_type": "rms", "attention_layer_norm": True, "attention_norm_per_head": True,
-        "head_width": 12, "n_kv_heads": 2, "qkv_bias": True,
+        "layer_norm_type": "rms",
+        "attention_layer_norm": True,
+        "attention_norm_per_head": True,
+        "head_width": 12,
+        "n_kv_heads": 2,
+        "qkv_bias": True,
     },
     "olmo, LayerNorm": {"attention_layer_norm": True, "scale_logits": True},
     "olmo, GELU and ALiBi": {"activation_type": "gelu", "rope": False, "alibi": True},
     "olmo, ReLU": {"activation_type": "relu", "query_scale_length": 32.0, "clip_qkv": 100.0},
     "GPT-NeoX": {"architecture": "gpt_neox", "rotary_fraction": 0.5},
-}  # fmt: skip
+}
 LLAMAS = [
     family.name
     for family in SUPPORTED
@@ -78,9 +85,16 @@ class Softmaxes:
         monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", self.attend)
 
     def attend(
-        self, q: Tensor, k: Tensor, v: Tensor, attn_mask: Any = None, dropout_p: float = 0.0,
-        is_causal: bool = False, scale: Any = None, enable_gqa: bool = False,
-    ) -> Tensor:  # fmt: skip
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        attn_mask: Any = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: Any = None,
+        enable_gqa: bool = False,
+    ) -> Tensor:
         k, v = (x.repeat_interleave(q.shape[1] // k.shape[1], dim=1) for x in (k, v))
         scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
         bias = 0.0 if attn_mask is None else attn_mask
@@ -234,9 +248,14 @@ def propagated(theirs: Any, target: int) -> Tensor:
 
 def test_relevance_is_that_of_an_explicit_propagation() -> None:
     theirs = build(
-        SUPPORTED[find("Llama 1, 2, 3")], hidden_size=16, intermediate_size=24,
-        num_attention_heads=2, num_key_value_heads=1, num_hidden_layers=1, initializer_range=0.3,
-    )  # fmt: skip
+        SUPPORTED[find("Llama 1, 2, 3")],
+        hidden_size=16,
+        intermediate_size=24,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        num_hidden_layers=1,
+        initializer_range=0.3,
+    )
     _, relevance_L, _ = explain(HuggingFaceLM(theirs))
     expected_L = propagated(theirs, 7)
     torch.testing.assert_close(relevance_L.double(), expected_L, rtol=0, atol=1e-5)
