@@ -67,8 +67,8 @@ def activation_bytes(config: RunConfig, micro_batch_size: int, device: str = "cp
     size = 2 if training.precision == "bf16" else 4
     layers, of_width = config.model.n_layers, rows * config.model.d_model * size
     vocab_size = config.model.embedding_size or config.model.vocab_size
-    chunk = min(rows, rows_per_chunk(vocab_size, torch.device(device)))
-    loss = 4 * chunk * vocab_size * 4
+    chunk = min(rows, rows_per_chunk(vocab_size, torch.device(device), training.compile))
+    loss = chunk * vocab_size * (2 * size if training.compile else 4 * 4)
     if training.activation_checkpointing:  # a layer's input, in fp32, and one layer at a time
         return 4 / size * of_width * layers + 10 * of_width + max(loss, 40 * of_width)
     # With an MLP ratio of 4. The residual stream is in fp32.

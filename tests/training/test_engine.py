@@ -248,7 +248,7 @@ def test_compiled_equals_eager_and_goes_on_to_the_bit(
     for _ in range(2):
         torch.testing.assert_close(compiled.step(batch, 1e-3), eager.step(batch, 1e-3))
     kernels = [kernel for code in generated for kernel in re.findall(r"r?'''(.*?)'''", code, re.S)]
-    assert any("exp()" in kernel for kernel in kernels), "the losses have some"
+    assert any("exp" in kernel for kernel in kernels)
     assert not any(re.search(r"\b(cos|sin)\(", kernel) for kernel in kernels)
     assert sum("pow(" in kernel for kernel in kernels) == 1, "the angles of all layers"
     assert compiled.model.state_dict().keys() == eager.model.state_dict().keys()

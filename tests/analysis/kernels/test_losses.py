@@ -31,7 +31,7 @@ LOSS_CASES: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(params=[5, 1000], ids=["many chunks", "one chunk"])
 def chunked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(losses, "rows_per_chunk", lambda vocab_size, device: request.param)
+    monkeypatch.setattr(losses, "rows_per_chunk", lambda *_: request.param)
 
 
 def draw_labels(tokens_BL: Tensor) -> Tensor:
@@ -76,6 +76,20 @@ def test_mean_loss_and_its_gradients_equal_cross_entropy(
         torch.testing.assert_close(ours, plain, atol=0, rtol=1e-2)
         for a, b in zip(our_grads, plain_grads, strict=True):
             assert float((a - b).norm()) <= 0.05 * float(b.norm())
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 2e-7), (torch.bfloat16, 4e-3)])
+def test_a_chunk_is_as_exact_as_its_dtype(dtype: torch.dtype, tolerance: float) -> None:
+    """Against fp64. Logits reach from 50 to 150, and some labels are nearly certain."""
+    logits_CV = (100 + 12 * torch.randn(64, 500)).to(dtype)
+    labels_C = torch.cat((logits_CV.argmax(-1)[:32], torch.randint(500, (32,))))
+    log_p_CV = logits_CV.double().log_softmax(-1)
+    expected_C = -log_p_CV.gather(1, labels_C[:, None])[:, 0]
+    expected_CV = log_p_CV.exp() - F.one_hot(labels_C, 500)
+    one = torch.eye(500, dtype=dtype)  # the logits are exact
+    nll_C, grad_CV = losses._losses_of_chunk(logits_CV, one, None, labels_C, 1.0)
+    assert (nll_C - expected_C).norm() <= 2e-7 * expected_C.norm()
+    assert (grad_CV - expected_CV).norm() <= tolerance * expected_CV.norm()
 
 
 def test_mean_loss_of_no_labels_is_zero() -> None:
