@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from numbers import Integral, Real
@@ -38,6 +39,15 @@ MIN_GAP = 0.1
 
 MIN_HALVES = 4
 
+LOCAL = 128
+"""Tokens of the local window of long documents. The 96 tokens before it are enough for 75 to 80% of
+all tokens (arXiv 2512.08082), and each token more makes every row of a target dearer."""
+
+EXHAUSTIVE = ("add_one", "divergence", "random", "nearest")
+SCREENED = ("add_one_screened", "random")
+"""Default selectors: of hundreds of far units each is evaluated, of thousands those that a gradient
+ranks highest."""
+
 
 def option(default: Any, help: str, **about: Any) -> Any:
     """A field of an options class. `about`: `metavar` on the command line; `parse`, which reads a
@@ -60,6 +70,22 @@ def parse_share(text: str) -> float:
 
 def parse_long(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
+
+
+def parse_sample(text: str) -> float:
+    """`5%` → 0.05."""
+    try:
+        return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
+    except ValueError:
+        raise ConfigError(f"sample={text} must be a share of all blocks, like 5%") from None
+
+
+def parse_budget(text: str) -> float:
+    """`30min` → 1800 seconds."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d)", text)
+    if found is None or not float(found[1]):
+        raise ConfigError(f"budget={text} must be a time with its unit, like 45s, 30min, 8h or 2d")
+    return float(found[1]) * {"s": 1, "min": 60, "h": 3600, "d": 86400}[found[2]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,17 +135,44 @@ class TextOptions:
 class Settings:
     """What a measurement computes. Processes with equal settings, model and text share one."""
 
-    long: int = option(128, "tokens of the long window")
-    short: int = option(32, "tokens of the short one")
+    long: int | Literal["all"] = option(
+        "all",
+        "tokens of the long window; all: the document so far, up to the model's limit, which costs "
+        "one pass of a document for all targets",
+        metavar="N",
+        parse=parse_long,
+    )
+    short: int = option(
+        None, "tokens of the local window; 128, or a quarter of a shorter `long`", metavar="N"
+    )
     stride: int = option(
-        1, "targets that share windows; N make the losses N times cheaper", metavar="N"
+        None,
+        "neighbouring targets that share windows, which are computed once: a target sees the last "
+        "`short` tokens and those of its block before it; 64 with long=all, else 1",
+        metavar="N",
+    )
+    sample: float = option(
+        1.0,
+        "the share of all blocks of neighbouring targets to measure, drawn at random, like 5%",
+        metavar="SHARE",
+        parse=parse_sample,
+    )
+    blocks: int | None = option(
+        None, "the same as a number: N random blocks a document, on average", metavar="N"
+    )
+    budget: str | None = option(
+        None,
+        "the same as a time, like 30min or 8h: the share that fits, chosen after a short trial",
+        metavar="TIME",
     )
     prefix_ids: tuple[int, ...] = option((), "tokens in front of every window", hidden=True)
     units: tuple[str, ...] = option(
         ("tokens",), "what is ranked and counted: tokens, words, sentences, span:W, or several"
     )
     selectors: tuple[str, ...] = option(
-        ("add_one", "divergence", "random", "nearest"), "the rules that rank far units"
+        (),
+        "the rules that rank far units; add_one_screened,random with long=all, else "
+        "add_one,divergence,random,nearest",
     )
     ks: tuple[int, ...] = option(KS, "numbers of far units")
     share: float = option(
@@ -156,16 +209,32 @@ class Settings:
     )
     seed: int = option(0, "of all random draws")
 
+    def __post_init__(self) -> None:
+        """Fill in what depends on the long window."""
+        is_all = self.long == "all"
+        if self.short is None:
+            quarter = self.long // 4 if _is_whole(self.long, 1) else LOCAL
+            object.__setattr__(self, "short", max(1, min(LOCAL, quarter)))
+        if self.stride is None:
+            object.__setattr__(self, "stride", LOCAL // 2 if is_all else 1)
+        if not self.selectors:
+            object.__setattr__(self, "selectors", SCREENED if is_all else EXHAUSTIVE)
+
     @property
     def windows(self) -> Windows:
+        """With long="all", targets begin where as many tokens are distant as are local."""
         from olmo_sparsity.analysis.inputs.windows import Windows
 
-        return Windows(self.long, self.short, self.stride, self.prefix_ids)
+        least = self.short if self.long == "all" else 1
+        return Windows(self.long, self.short, self.stride, self.prefix_ids, least=least)
 
     def check(self) -> None:
         _check_kinds(self)
-        _check_numbers(self, long=1, short=1, stride=1, seed=0, max_targets=1, draws=1, halves=0)
+        _check_numbers(self, short=1, stride=1, seed=0, max_targets=1, draws=1, halves=0, blocks=1)
+        if self.long != "all":
+            _check_numbers(self, long=1)
         self.windows.check()
+        self._check_sample()
         if not 0 < self.share <= 1:
             raise ConfigError(f"share={self.share} of targets must be in (0, 1]")
         if not 0 <= self.min_gap < float("inf"):
@@ -180,6 +249,18 @@ class Settings:
             )
         self._check_ks()
 
+    def _check_sample(self) -> None:
+        if not 0 < self.sample <= 1:
+            raise ConfigError(f"sample={self.sample} of all blocks must be in (0, 1]")
+        if self.budget is not None:
+            parse_budget(self.budget)
+        named = {"sample": self.sample != 1, "blocks": self.blocks, "budget": self.budget}
+        if sum(map(bool, named.values())) > 1:
+            names = " and ".join(name for name, is_given in named.items() if is_given)
+            raise ConfigError(
+                f"{names} each say how many blocks are measured: leave all but one out"
+            )
+
     def _check_ks(self) -> None:
         from olmo_sparsity.analysis.inputs.windows import span_width
 
@@ -187,12 +268,12 @@ class Settings:
             raise ConfigError(f"ks={','.join(map(str, self.ks))} must be numbers from 1 up")
         for units in self.units:
             width = span_width(units)
-            num_far = self.windows.num_far
+            num_far = self.windows.least_far
             num_units = num_far if width is None else num_far - width + 1
             if max(self.ks) > num_units:
                 raise ConfigError(
                     f"ks: {max(self.ks)} is more than the {max(num_units, 0)} far units ({units}) "
-                    f"of long={self.long} and short={self.short}"
+                    f"of the first target with long={self.long} and short={self.short}"
                 )
 
 

@@ -137,19 +137,35 @@ def shares_far(model: Layered, num_far: int, length: int) -> bool:
 
 
 @torch.no_grad()
-def far_states(model: Layered, tokens_BL: Tensor, positions_BL: Tensor) -> FarStates:
-    """Keys and values of all places, each seeing those before it."""
-    config, length = model.config, tokens_BL.shape[1]
+def far_states(
+    model: Layered, tokens_BL: Tensor, positions_BL: Tensor, at_once: int | None = None
+) -> FarStates:
+    """Keys, values and last states of all places, each seeing those before it."""
+    config, (num_rows, length) = model.config, tokens_BL.shape
     positions_BL = positions_BL.expand_as(tokens_BL)
-    x_BLD = _embed(model, tokens_BL)
-    turns = _turns(positions_BL, config, x_BLD.dtype) if config.rope else None
-    bias = alibi_bias(positions_BL, config, num_queries=length) if config.alibi else None
     layers: list[tuple[Tensor, Tensor]] = []
-    for block in model.blocks:
-        q, k, v = _project(block, x_BLD, turns)
-        layers.append((k.contiguous(), v.contiguous()))  # views would keep the queries, too
-        x_BLD = _finish(block, x_BLD, _attend(block, q, k, v, bias, length))
-    return FarStates(positions_BL, layers)
+    hidden: list[Tensor] = []
+    for start in range(0, length, at_once or length):
+        end = min(start + (at_once or length), length)
+        x_BLD = _embed(model, tokens_BL[:, start:end])
+        turns = _turns(positions_BL[:, start:end], config, x_BLD.dtype) if config.rope else None
+        bias = None
+        if config.alibi:
+            bias = alibi_bias(positions_BL[:, :end], config, num_queries=end - start)
+        shares = start > 0 and model.shares_far(start, end - start)
+        for index, block in enumerate(model.blocks):
+            q, k, v = _project(block, x_BLD, turns)
+            if start == 0:
+                layers.append((
+                    k.new_empty(num_rows, length, *k.shape[2:]),
+                    v.new_empty(num_rows, length, *v.shape[2:]),
+                ))  # fmt: skip
+            past_k, past_v = layers[index]
+            past = (past_k[:, :start], past_v[:, :start], None, shares) if start else None
+            x_BLD = _finish(block, x_BLD, _attend(block, q, k, v, bias, end - start, past))
+            past_k[:, start:end], past_v[:, start:end] = k, v
+        hidden.append(model.transformer.ln_f(x_BLD))
+    return FarStates(positions_BL, layers, hidden_BFD=torch.cat(hidden, 1))
 
 
 def _embed(model: Layered, tokens: Tensor) -> Tensor:

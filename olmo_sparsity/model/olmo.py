@@ -156,8 +156,10 @@ class PositionedOLMo(OLMo):
     def shares_far(self, num_far: int, length: int) -> bool:
         return shares_far(self, num_far, length)
 
-    def far_states(self, tokens_BL: Tensor, positions_BL: Tensor) -> FarStates:
-        return far_states(self, tokens_BL, positions_BL)
+    def far_states(
+        self, tokens_BL: Tensor, positions_BL: Tensor, at_once: int | None = None
+    ) -> FarStates:
+        return far_states(self, tokens_BL, positions_BL, at_once)
 
     def new_cache(self) -> KeyValueCache:
         return KeyValueCache([None] * self.config.n_layers)

@@ -106,7 +106,7 @@ def test_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["report", "x", "--out", "r.html", "--max-documents", "0"], "must be at least 1"),
         (["report", "x", "--out", "r.pdf"], "must end in .html"),
         (["measure", "x", "--out", "README.md"], "README.md is a file"),
-        (["measure", "x", "--out", "y", "--long", "8"], "short=32 must be below long=8"),
+        (["measure", "x", "--out", "y", "--long", "8", "--short", "32"], "must be below long=8"),
         (
             ["figure", "docs/results/measurements/planted_contextual", "--out", "x.png"],
             "only the summary of a measurement",

@@ -204,7 +204,8 @@ class Controls:
 
     Every draw is seeded by (seed, document, block, draw), so the numbers do not depend on which
     process measures a document, or in which order. With `long="all"`, one draw serves all blocks
-    of a document, and each takes as much of its beginning as it needs.
+    of a document, and each takes as much of its beginning as it needs. If no other document is as
+    long, several are joined.
     """
 
     documents: Sequence[Document]
@@ -222,6 +223,10 @@ class Controls:
             if self.windows.long == "all" or len(document.tokens) > self.windows.long
             if not (document.truth is not None and len(document.truth))
         ]
+
+    @cached_property
+    def _known(self) -> dict[tuple, Document]:
+        return {}
 
     @property
     def num_candidates(self) -> int:
@@ -274,18 +279,44 @@ class Controls:
     def _draw(
         self, others: list[Document], document: Document, block: Block, *seeds: int
     ) -> FarText:
-        start, length = block.start, block.num_far
-        if self.windows.long == "all":
+        start, length, is_all = block.start, block.num_far, self.windows.long == "all"
+        if is_all:
             start, length = 0, self.windows.of_all(len(document.tokens)) - self.windows.short
-            others = [other for other in others if len(other.tokens) >= length]
-        if not others:
+        long_enough = [other for other in others if len(other.tokens) >= length]
+        generator = np.random.default_rng([self.seed, document.number, start, *seeds])
+        if long_enough:
+            other = long_enough[generator.integers(len(long_enough))]
+        elif is_all and sum(len(other.tokens) for other in others) >= length:
+            other = self._joined(others, document.number, length, seeds, generator)
+        else:
             raise DataError(
                 f"the controls need another document of at least {length:,} tokens; give more text"
             )
-        generator = np.random.default_rng([self.seed, document.number, start, *seeds])
-        other = others[generator.integers(len(others))]
         first = int(generator.integers(len(other.tokens) - length + 1))
         return FarText.at(other, first, block.num_far)
+
+    def _joined(
+        self,
+        others: list[Document],
+        number: int,
+        length: int,
+        seeds: tuple[int, ...],
+        generator: np.random.Generator,
+    ) -> Document:
+        """Others in random order, one behind the other, of `length` tokens. Kept for the blocks of
+        a document, as the text of each token takes time."""
+        key = number, length, seeds
+        if key not in self._known:
+            parts, size = list[np.ndarray](), 0
+            for index in generator.permutation(len(others)).tolist():
+                parts.append(others[index].tokens)
+                size += len(parts[-1])
+                if size >= length:
+                    break
+            tokens = np.concatenate(parts)[:length]
+            self._known.clear()
+            self._known[key] = Document(tokens, -1, "joined", others[0].tokenizer)
+        return self._known[key]
 
     def _with_token(
         self, others: list[Document], document: Document, block: Block, token: int, seeds: list[int]

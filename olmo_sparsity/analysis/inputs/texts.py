@@ -362,13 +362,12 @@ def _encode_alike(prepared: PreparedText, tokenizer: Tokenizer) -> bool:
 
 def cut_to_targets(documents: Documents, windows: Windows) -> Documents:
     """Of records of prompt and target, what the windows of the target's tokens hold. Those whose
-    prompt is shorter than the long window are left out."""
+    prompt is shorter than the long window are left out. With long="all", whole prompts."""
     long = windows.first_target
-    cut = [
-        replace(d, tokens=d.tokens[d.target - long :], target=long)
-        for d in documents
-        if d.target is not None and d.target >= long
-    ]
+    kept = [d for d in documents if d.target is not None and d.target >= long]
+    cut = kept
+    if windows.long != "all":
+        cut = [replace(d, tokens=d.tokens[(d.target or 0) - long :], target=long) for d in kept]
     if len(cut) < 2:
         raise DataError(
             f"{documents.name}: {len(cut)} of {len(documents)} prompts have long={long} tokens or "
@@ -394,6 +393,10 @@ def plant_dependencies(
         )
     run = _run_of(model)
     config = run.planted if run is not None else PlantedConfig()  # as the model was trained
+    if windows.long == "all":
+        raise ConfigError(
+            "planted marks stand in a long window of fixed length: give long, like 256"
+        )
     long, num_far = windows.first_target, windows.num_far
     if config.num_tokens > num_far:
         raise DataError(

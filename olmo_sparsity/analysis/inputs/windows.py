@@ -41,15 +41,23 @@ class Windows:
     most: int | None = None
     """With `long="all"`: no more tokens than this, the last before the target."""
 
+    least: int = 1
+    """With `long="all"`: the far tokens of the first target."""
+
     @property
     def num_far(self) -> int:
         assert self.long != "all", "the number of far tokens differs between blocks"
         return self.long - self.short
 
     @property
+    def least_far(self) -> int:
+        """The smallest number of far tokens of a target."""
+        return self.least if self.long == "all" else self.num_far
+
+    @property
     def first_target(self) -> int:
-        """The first place of a document that has a far token and a full window before it."""
-        return self.short + 1 if self.long == "all" else self.long
+        """The first place of a document that has enough far tokens and a full window before it."""
+        return self.short + self.least if self.long == "all" else self.long
 
     def check(self) -> None:
         """Refuse lengths that make no windows."""
@@ -72,6 +80,12 @@ class Windows:
     def of_all(self, start: int) -> int:
         """Tokens of the long window of a target at `start`, with `long="all"`."""
         return start if self.most is None else min(start, self.most)
+
+    def first_far(self, start: Any) -> Any:
+        """The place of the first far token of a block (or each of an array of blocks)."""
+        if self.long != "all":
+            return start - self.long
+        return start - start if self.most is None else np.maximum(0, start - self.most)
 
     def start_of(self, target: Any) -> Any:
         """The first target of the block that a target (or each of an array) belongs to."""

@@ -27,6 +27,9 @@ class FarStates:
     bias_BF: Tensor | None = None
     """Added to the attention scores of these places."""
 
+    hidden_BFD: Tensor | None = None
+    """After the last norm: what these places predict."""
+
     @staticmethod
     def behind_prefix(batches: Sequence[FarStates], num_prefix: int) -> FarStates:
         """Join rows of the same prefix and one more place each into one text."""
@@ -69,7 +72,8 @@ class FarStates:
         """The states of the first places, as views."""
         assert self.bias_BF is None
         layers = [(k[:, :num_places], v[:, :num_places]) for k, v in self.layers]
-        return FarStates(self.positions_BF[:, :num_places], layers)
+        hidden_BFD = None if self.hidden_BFD is None else self.hidden_BFD[:, :num_places]
+        return FarStates(self.positions_BF[:, :num_places], layers, hidden_BFD=hidden_BFD)
 
     def choose(self, places_BF: Tensor) -> FarStates:
         """The states of the given places for each row; the text is the same for all rows."""

@@ -77,8 +77,11 @@ class LanguageModel(Protocol):
         """(…, D) → logits (…, V)."""
 
     def new_cache(self) -> Any: ...
-    def far_states(self, tokens_BL: Tensor, positions_BL: Tensor) -> FarStates:
-        """Keys and values of all places, each seeing those before it."""
+    def far_states(
+        self, tokens_BL: Tensor, positions_BL: Tensor, at_once: int | None = None
+    ) -> FarStates:
+        """Keys, values and last states of all places, each seeing those before it. `at_once`: how
+        many places are computed together (default: all)."""
 
     def shares_far(self, num_far: int, length: int) -> bool:
         """Whether rows of `length` places attend to `num_far` far places without copies of them."""

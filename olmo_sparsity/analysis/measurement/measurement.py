@@ -290,7 +290,8 @@ def _meta(plan: Plan, losses: pd.DataFrame, left: int, about: dict[str, Any]) ->
         data={"source": documents.name, "fingerprint": documents.fingerprint}
         | ({"losses_from": plan.known_from} if plan.known else {}),
         dtype=model.dtype,
-        windows=asdict(settings.windows) | {"far_states": settings.far_states},
+        windows=asdict(settings.windows)
+        | {"far_states": settings.far_states, "sample": settings.sample},
         units=list(settings.units),
         selectors=list(settings.selectors),
         ks=list(settings.ks),

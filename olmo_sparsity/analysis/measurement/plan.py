@@ -5,6 +5,7 @@ Place in the flow: model + text + options → **plan** → measurement, which ru
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -32,13 +33,15 @@ from olmo_sparsity.analysis.measurement.targets import (
     named_targets,
     of_document,
     planted_targets,
+    sampled_blocks,
     targets_by_text,
     targets_fingerprint,
+    targets_of_records,
 )
 from olmo_sparsity.analysis.models.load import LoadedModel, load_model
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import half_of
-from olmo_sparsity.analysis.results.tables import Columns
+from olmo_sparsity.analysis.results.tables import PHASES, Columns
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import TOGETHER, Scorer, context_losses
 from olmo_sparsity.analysis.selectors.influence import check_can_run, check_names
@@ -102,8 +105,13 @@ def plan(
         raise ConfigError("quick chooses other targets than choices: leave one of them out")
     loaded = _load(model, of_model)
     opened = _open(documents, loaded, of_text)
+    settings = fit_to_limit(settings, loaded.max_positions, options)
     if opened.have_targets:
-        opened, at = cut_to_targets(opened, settings.windows), slice(settings.long, None)
+        opened = cut_to_targets(opened, settings.windows)
+    elif settings.long == "all":
+        opened = within_limit(opened, loaded, len(settings.prefix_ids))
+    else:
+        say_how_much_is_seen(opened, settings)
     if of_text.planted:
         opened = plant_dependencies(opened, loaded, settings.windows, settings.seed)
     elif quick:
@@ -140,7 +148,7 @@ def _window_options(windows: Any, options: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(windows, Windows):
         raise ConfigError(f"windows={windows} must be Windows(long, short, stride)")
     if windows.long == "all":
-        raise ConfigError("long=all is for explain; a measurement compares equal windows")
+        raise ConfigError('with long="all", give long, short and stride as options of measure')
     twice = {"long", "short", "stride"} & options.keys()
     if windows.prefix:
         twice |= {"prefix"} & options.keys()
@@ -203,7 +211,7 @@ def first_look(
     are long windows if far units are shown alone. All targets need the losses of two long windows
     and a short one, shared by a block.
     """
-    long, short, stride = settings.long, settings.short, settings.stride
+    long, short, stride = settings.windows.first_target, settings.short, settings.stride
     losses = (2 * long + short) / stride + 3
     together = min(TOGETHER, stride)
     near = short + together
@@ -251,9 +259,12 @@ class Plan:
         """`transfers`: the units that `given` ranked are evaluated, too."""
         settings.check()
         windows = settings.windows
-        model.check_positions(windows.num_positions())
+        longest = max(len(document.tokens) for document in documents)
+        model.check_positions(windows.num_positions(longest))
         check_can_run(settings.selectors, model.model)
-        _refuse_for_given(settings, given is not None or documents.are_planted)
+        has_given = given is not None or documents.are_planted or documents.have_targets
+        _refuse_for_given(settings, has_given)
+        settings = replace(settings, sample=share_of_blocks(documents, settings), blocks=None)
         scorer = Scorer(model.model, far_states=settings.far_states, batch_tokens=batch_tokens)
         controls = Controls(documents, windows, settings.control, settings.draws, settings.seed)
         plan = Plan(model, documents, settings, scorer, controls)
@@ -266,6 +277,8 @@ class Plan:
                     raise ConfigError(f"ks: the other measurement ranked {plan.choices.most} units")
         elif given is not None:
             plan.given = named_targets(documents, given, windows)
+        elif documents.have_targets:
+            plan.given = targets_of_records(documents, windows)
         return plan
 
     def with_losses(self, given: Results) -> Plan:
@@ -275,7 +288,7 @@ class Plan:
 
     @cached_property
     def measured(self) -> list[int]:
-        """Numbers of the documents that are longer than the long window."""
+        """Numbers of the documents that have a target."""
         long = self.settings.windows.first_target
         if len(self.documents) == 1:
             raise DataError(
@@ -286,9 +299,9 @@ class Plan:
         if {half_of(number) for number in numbers} != {"threshold", "report"}:
             raise DataError(
                 f"{self.documents.name}: {len(numbers)} of {len(self.documents)} documents are "
-                f"longer than long={long}; one at an even and one at an odd place are needed, "
-                "since half of them only fix the threshold. Give more documents (a text file is "
-                "one), or lower long"
+                f"longer than the {long} tokens before the first target; one at an even and one at "
+                "an odd place are needed, since half of them only fix the threshold. Give more "
+                "documents (a text file is one), or lower long and short"
             )
         needed = self.settings.draws + 2  # itself, the foreign ones, and the placebo
         if self.controls.num_candidates < needed:
@@ -311,8 +324,11 @@ class Plan:
         """The rows of one document in the tables of the first phase."""
         document, losses = self.documents[number], self.known.get(number)
         if losses is None:
-            windows = self.settings.windows
-            losses = context_losses(self.scorer, document, windows, self.controls)
+            windows, blocks = self.settings.windows, sampled_blocks(document, self.settings)
+            losses = context_losses(self.scorer, document, windows, self.controls, blocks)
+            if not blocks:  # none of it is in the sample
+                names = PHASES["losses"]["losses"].names
+                losses = pd.DataFrame({name: [] for name in names if name != "document"})
         return {"documents": {"name": [document.name]}, "losses": dict(losses)}
 
     def thresholds(self, losses: pd.DataFrame) -> Thresholds:
@@ -376,11 +392,61 @@ class Plan:
 
 
 def _refuse_for_given(settings: Settings, are_given: bool) -> None:
-    of_chosen = ("sets", "max_targets", "share")
+    of_chosen = ("sets", "max_targets", "share", "sample", "blocks", "budget")
     changed = [name for name in of_chosen if getattr(settings, name) != getattr(Settings, name)]
     if changed and are_given:
         raise ConfigError(
             f"{', '.join(changed)}: for chosen targets, and these are given; leave it out"
+        )
+
+
+def share_of_blocks(documents: Documents, settings: Settings) -> float:
+    if settings.blocks is None:
+        return settings.sample
+    windows = settings.windows
+    num_targets = np.array([len(d.tokens) - windows.first_target for d in documents])
+    num_blocks = np.ceil(num_targets[num_targets > 0] / windows.stride)
+    return min(1.0, settings.blocks * len(num_blocks) / max(num_blocks.sum(), 1))
+
+
+def fit_to_limit(settings: Settings, limit: int | None, options: Mapping[str, Any]) -> Settings:
+    """With long="all", windows that are not given are at most a quarter of what the model takes."""
+    if settings.long != "all" or limit is None or limit >= 4 * settings.short:
+        return settings
+    if "short" in options:
+        return settings
+    stride = settings.stride if "stride" in options else max(1, limit // 8)
+    return replace(settings, short=max(1, limit // 4), stride=stride)
+
+
+def within_limit(documents: Documents, model: LoadedModel, num_prefix: int) -> Documents:
+    """With long="all", a document ends where the model's positions do."""
+    if model.max_positions is None:
+        return documents
+    most = model.max_positions - num_prefix
+    cut = [d for d in documents if len(d.tokens) > most]
+    if not cut:
+        return documents
+    lost = sum(len(d.tokens) - most for d in cut)
+    say(
+        f"{len(cut):,} of {len(documents):,} documents are longer than the {most:,} tokens that "
+        f"{model.name} takes: their last {lost:,} tokens are left out (--long {most // 2} measures "
+        "them, too, with windows of equal length)"
+    )
+    items = [replace(d, tokens=d.tokens[:most]) for d in documents.items]
+    return replace(documents, items=items)
+
+
+LITTLE = 4
+"""If documents have so many times the tokens of the long window, that is said."""
+
+
+def say_how_much_is_seen(documents: Documents, settings: Settings) -> None:
+    median = int(np.median([len(d.tokens) for d in documents]))
+    if settings.long != "all" and median > LITTLE * settings.long:
+        say(
+            f"documents have {median:,} tokens (median), and a target sees {settings.long:,} of "
+            "them: with --long all it sees all that is before it"
         )
 
 

@@ -60,8 +60,10 @@ def read_other(name: str, given: Any) -> Results | None:
 def _differences(given: Results, settings: Settings) -> list[str]:
     """Settings that decide which targets have losses and which text is the placebo's."""
     ours = plain(asdict(settings.windows)) | {"seed": settings.seed, "draws": settings.draws}
+    ours |= {"sample": settings.sample}
     meta = given.meta
-    theirs = {"prefix": [], "most": None, "seed": meta.seed} | meta.windows | meta.controls
+    before: dict[str, Any] = {"prefix": [], "most": None, "least": 1, "sample": 1.0}
+    theirs = before | {"seed": meta.seed} | meta.windows | meta.controls
     return [name for name, value in ours.items() if theirs.get(name) != value]
 
 
@@ -164,6 +166,7 @@ def settings_of(results: Results, given: dict[str, Any]) -> Settings:
         far_states=windows["far_states"],
         units=tuple(meta.units),
         selectors=tuple(name for name in meta.selectors if name != "random"),  # of several draws
+        sample=windows.get("sample", 1.0),
         ks=tuple(meta.ks),
         control=meta.controls["control"],
         draws=1,

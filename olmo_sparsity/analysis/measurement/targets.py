@@ -21,7 +21,7 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.inputs.documents import Document, Documents, first_characters
-from olmo_sparsity.analysis.inputs.windows import Spans, Windows, span_width
+from olmo_sparsity.analysis.inputs.windows import NOTHING, Block, Spans, Windows, span_width
 from olmo_sparsity.analysis.results.dependencies import Words
 from olmo_sparsity.analysis.results.statistics import KEYS, far_part_losses, half_of
 from olmo_sparsity.analysis.settings import MIN_GAP, Settings
@@ -82,24 +82,42 @@ def targets_by_text(documents: Sequence[Document], settings: Settings) -> pd.Dat
     targets of each document at most, and no more than `max_targets`; `every`, each token with the
     same chance, so that `max_targets` holds for the mean of all documents."""
     windows, share, max_targets = settings.windows, settings.share, settings.max_targets
-    sizes = [len(document.tokens) - windows.first_target for document in documents]
-    most = sum(sizes) if max_targets is None else max_targets * len(documents)
-    rate = min(share, most / max(sum(sizes), 1))
+    measured = [places_of(sampled_blocks(document, settings)) for document in documents]
+    num = sum(map(len, measured))
+    most = num if max_targets is None else max_targets * len(documents)
+    rate = min(share, most / max(num, 1))
     parts = []
-    for document, size in zip(documents, sizes, strict=True):
-        places = {}
+    for document, places_T in zip(documents, measured, strict=True):
+        places, size = {}, len(places_T)
         if "names" in settings.sets:
             draws = np.random.default_rng([settings.seed, document.number, 6])
-            found = draws.permutation(recurring_names(document, windows))
+            names = recurring_names(document, windows)
+            found = draws.permutation(names[np.isin(names, places_T)])
             places["names"] = found[: min(int(np.ceil(share * size)), max_targets or size)]
         if "every" in settings.sets:
             draws = np.random.default_rng([settings.seed, document.number, 5])
             drawn = draws.permutation(size)[: int(rate * size + draws.random())]
-            places["every"] = windows.first_target + drawn
+            places["every"] = places_T[drawn]
         for name, chosen in places.items():
             parts += [(document.number, int(place), "document", name) for place in chosen]
     chosen = pd.DataFrame(parts, columns=COLUMNS).astype(dict.fromkeys(KEYS, int))
     return chosen.sort_values(COLUMNS, ignore_index=True)
+
+
+def sampled_blocks(document: Document, settings: Settings) -> list[Block]:
+    """A random share of a document's blocks, in order. Each block of each document has the same
+    chance, so that means, quantiles and shares of their targets are those of all targets."""
+    blocks = list(settings.windows.blocks(document.tokens))
+    if settings.sample == 1:
+        return blocks
+    draws = np.random.default_rng([settings.seed, document.number, 7])
+    num = int(settings.sample * len(blocks) + draws.random())
+    return [blocks[index] for index in np.sort(draws.permutation(len(blocks))[:num])]
+
+
+def places_of(blocks: Sequence[Block]) -> np.ndarray:
+    """The targets of all blocks."""
+    return np.concatenate([NOTHING, *(b.start + np.arange(b.num_targets) for b in blocks)])
 
 
 def recurring_names(document: Document, windows: Windows) -> np.ndarray:
@@ -118,8 +136,8 @@ def recurring_names(document: Document, windows: Windows) -> np.ndarray:
         for place in range(max(first, windows.first_target), end):
             if words.kind[place] != "name" or not re.search(r"\w", document.texts[place]):
                 continue
-            near = windows.start_of(place) - windows.short
-            lowest = near - windows.num_far
+            start = windows.start_of(place)
+            near, lowest = start - windows.short, windows.first_far(start)
             is_far = (firsts >= lowest) & (ends <= near)
             is_near = (ends > near) & (firsts < first)
             if is_far.any() and not is_near.any():
@@ -155,6 +173,17 @@ def planted_targets(documents: Documents) -> pd.DataFrame:
     )
 
 
+def targets_of_records(documents: Documents, windows: Windows) -> pd.DataFrame:
+    """The tokens of the targets of records of prompt and target."""
+    places = [
+        (document.number, place, "document", "named")
+        for document in documents
+        if document.target is not None
+        for place in range(max(document.target, windows.first_target), len(document.tokens))
+    ]
+    return _named(places, documents, "a prompt's target")
+
+
 def given_targets(targets: pd.DataFrame, windows: Windows, same_settings: bool) -> pd.DataFrame:
     """Targets of another measurement of the same text, so that two models are compared on equal
     ones. Under other settings (windows, seed, controls) its placebo and strata differ, and are left
@@ -173,9 +202,14 @@ def named_targets(documents: Documents, at: At, windows: Windows) -> pd.DataFram
         for first, end in find_spans(document, at, missing_ok=True)
         for place in range(max(first, windows.first_target), end)
     ]
+    return _named(places, documents, "a named target")
+
+
+def _named(places: list[tuple], documents: Documents, what: str) -> pd.DataFrame:
     if not places:
         raise DataError(
-            f"{documents.name}: no named target has a full long window; name others, or lower long"
+            f"{documents.name}: not one token of {what} has a full long window; give others, or "
+            "lower long and short"
         )
     return pd.DataFrame(places, columns=COLUMNS).drop_duplicates(ignore_index=True)
 

@@ -198,14 +198,18 @@ class HuggingFaceLM(nn.Module):
             self.wrong_beyond.check(num_positions, type(self.model).__name__)
 
     @torch.no_grad()
-    def far_states(self, tokens_BL: Tensor, positions_BL: Tensor) -> FarStates:
+    def far_states(
+        self, tokens_BL: Tensor, positions_BL: Tensor, at_once: int | None = None
+    ) -> FarStates:
         from transformers import DynamicCache
 
-        cache = DynamicCache()
-        self.hidden(tokens_BL, positions_BL, cache=cache)
+        cache, positions_BL = DynamicCache(), positions_BL.expand_as(tokens_BL)
+        at_once = at_once or tokens_BL.shape[1]
+        parts = zip(tokens_BL.split(at_once, 1), positions_BL.split(at_once, 1), strict=True)
+        hidden_BLD = torch.cat([self.hidden(*part, cache=cache) for part in parts], 1)
         kept: list[Any] = cache.layers
         layers = [(layer.keys.transpose(1, 2), layer.values.transpose(1, 2)) for layer in kept]
-        return FarStates(positions_BL.expand_as(tokens_BL), layers)
+        return FarStates(positions_BL, layers, hidden_BFD=hidden_BLD)
 
     def new_cache(self) -> Cache:
         from transformers import DynamicCache

@@ -87,7 +87,7 @@ def write_explanation(explanation: Explanation, path: Path) -> None:
     _write_page(Path(path), results, [0], slots, parts)
 
 
-_WINDOWS = ("long", "short", "stride", "most")
+_WINDOWS = ("long", "short", "stride", "most", "least")
 
 
 def _of_documents(rows: pd.DataFrame) -> pd.DataFrame:

@@ -238,8 +238,8 @@
     });
   }
 
-  const { long, short, stride, most } = page.windows;
-  const firstTarget = long === "all" ? short + 1 : long;
+  const { long, short, stride, most, least = 1 } = page.windows;
+  const firstTarget = long === "all" ? short + least : long;
   // Targets of one block share their windows.
   const blockOf = (place) => place - ((place - firstTarget) % stride);
   const startOf = (block) => (long !== "all" ? block - long : Math.max(0, most ? block - most : 0));

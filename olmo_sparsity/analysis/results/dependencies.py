@@ -185,23 +185,25 @@ def _classify(
     no table holds the words of that text.
     """
     chosen = influence[(influence.units == "tokens") & (influence.control == "own")]
-    num_far = windows.num_far
-    band_F = np.array(BANDS)[np.arange(num_far)[::-1] * 3 // num_far]  # the farthest comes first
-    first = windows.start_of(chosen.target) - windows.short - num_far
+    start = windows.start_of(chosen.target)
+    lowest, end = windows.first_far(start), start - windows.short
+    band = np.array(BANDS)[(end - 1 - chosen.far_first) * 3 // (end - lowest)]
+    chosen = chosen.assign(lowest=lowest, end=end, band=band)
     target_texts = tokens[["document", "place", "text"]].set_axis([*KEYS, "text"], axis=1)
-    chosen = chosen.assign(nth=chosen.far_first - first).merge(target_texts, on=KEYS)
+    chosen = chosen.merge(target_texts, on=KEYS)
     kinds = np.where(chosen.far_text == chosen.text, "equal", "").astype(object)
     counts, of_document = [], tokens.groupby("document")
     for document, rows in chosen[chosen.far_part == "document"].groupby("document"):
         words = Words(of_document.get_group(document).sort_values("place"))
         for target, ranked in rows.groupby("target"):
-            end = windows.start_of(target) - windows.short
-            kind_F = words.kinds(target, slice(end - num_far, end))
-            kinds[ranked.index] = kind_F[ranked.nth]
-            counts.append((document, target, *((kind_F == kind).sum() for kind in KINDS)))
-    base = pd.DataFrame(counts, columns=[*KEYS, *KINDS])
-    base = base.assign(**{band: (band_F == band).sum() for band in BANDS})
-    return chosen.assign(kind=kinds, band=band_F[chosen.nth]), base
+            lowest, end = ranked[["lowest", "end"]].iloc[0]
+            kind_F = words.kinds(target, slice(lowest, end))
+            kinds[ranked.index] = kind_F[ranked.far_first - lowest]
+            of_bands = np.bincount(np.arange(end - lowest) * 3 // (end - lowest), minlength=3)
+            of_kinds = [(kind_F == kind).sum() for kind in KINDS]
+            counts.append((document, target, *of_kinds, *of_bands))
+    base = pd.DataFrame(counts, columns=[*KEYS, *KINDS, *BANDS])
+    return chosen.assign(kind=kinds), base
 
 
 def _shares(chosen: pd.DataFrame, base: pd.DataFrame, seed: int) -> dict[str, dict[str, float]]:

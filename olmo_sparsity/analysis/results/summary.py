@@ -196,10 +196,14 @@ def describe_gap(results: Results) -> str:
         share = (placebo >= least).mean()
         by_placebo = f"; an unrelated text gains as much ({least:.2f} nats) on {share:.1%}"
     chosen_by = "evaluated" if least is None else "of largest gap"
+    share = results.meta.windows.get("sample", 1.0)
+    over = f"all {len(rows):,} reported targets"
+    if share < 1:
+        over = f"the reported documents (estimated from {len(rows):,} targets, {share:.1%} of all)"
     return (
-        f"the far part gains {gap.sum():+,.0f} nats over all {len(rows):,} reported targets, an "
-        f"unrelated text {placebo.sum():+,.0f}; the {len(of_chosen) / len(rows):.1%} {chosen_by} "
-        f"gain {of_chosen.sum():+,.0f}{by_placebo}"
+        f"the far part gains {gap.sum() / share:+,.0f} nats over {over}, an unrelated text "
+        f"{placebo.sum() / share:+,.0f}; the {len(of_chosen) / len(rows):.1%} {chosen_by} gain "
+        f"{of_chosen.sum() / share:+,.0f}{by_placebo}"
     )
 
 

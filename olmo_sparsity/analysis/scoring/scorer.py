@@ -149,15 +149,16 @@ class Scorer:
 
     @sdpa_kernel(KERNELS)
     def states(self, tokens: np.ndarray) -> FarStates:
-        """States of a text from its beginning, each token seeing those before it. The last ones are
-        kept, as they serve every beginning of the text."""
+        """States of a text from its beginning, each token seeing those before it, computed a few
+        thousand tokens at a time. The last ones are kept, as they serve every beginning of the
+        text."""
         if self._last is not None and np.array_equal(self._last[0][: len(tokens)], tokens):
             return self._last[1].first(len(tokens))
         self._last = None  # two may not fit in memory
         (tokens_BL,) = to_device([tokens[None]], self.device)
         positions_BL = torch.arange(len(tokens), device=self.device)[None]
         self.token_forwards += len(tokens)
-        self._last = tokens, self.model.far_states(tokens_BL, positions_BL)
+        self._last = tokens, self.model.far_states(tokens_BL, positions_BL, self.batch_tokens)
         return self._last[1]
 
     @torch.no_grad()
@@ -335,31 +336,31 @@ def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
 
 
 def context_losses(
-    scorer: Scorer, document: Document, windows: Windows, controls: Controls | None = None
+    scorer: Scorer,
+    document: Document,
+    windows: Windows,
+    controls: Controls | None = None,
+    blocks: Sequence[Block] | None = None,
 ) -> pd.DataFrame:
-    """L_long and L_short of every target that has a full long window; no rows for a document
-    without one.
+    """L_long and L_short of the targets of `blocks` (default: of every target that has a full long
+    window); no rows for a document without one.
 
     L_long − L_short is the paper's quantity (LongPPL's LSD is its negative). With `controls` also
     KL(p_long ‖ p_short), whether the target's token recurs, and the same columns for the placebo.
     """
-    contexts = {"": _contexts(scorer, windows, list(windows.blocks(document.tokens)))}
+    blocks = list(windows.blocks(document.tokens)) if blocks is None else list(blocks)
+    if not blocks:
+        return pd.DataFrame({n: [] for n in ("target", "token_id", "loss_short", "loss_long")})
+    groups = {"": blocks}
     if controls is not None:
-        placebo = [
-            block.with_far(controls.placebo(document, block).tokens_F)
-            for block in windows.blocks(document.tokens)
+        groups["placebo_"] = [
+            block.with_far(controls.placebo(document, block).tokens_F) for block in blocks
         ]
-        contexts["placebo_"] = _contexts(scorer, windows, placebo)
-    targets = np.arange(windows.first_target, max(windows.first_target, len(document.tokens)))
+    targets = np.concatenate([np.arange(b.start, b.start + b.num_targets) for b in blocks])
     table = {"target": targets, "token_id": document.tokens[targets]}
-    if not len(targets):
-        return pd.DataFrame(table | {"loss_short": [], "loss_long": []})
-    short_rows = [Context(context.block).set_row(NOTHING) for context in contexts[""]]
+    short_rows = [Context(block).set_row(NOTHING) for block in blocks]
     short_TD = torch.cat(scorer.hidden(short_rows))
-    long_TD = {
-        name: torch.cat(scorer.hidden([context.long_row() for context in group]))
-        for name, group in contexts.items()
-    }
+    long_TD = {name: _long_hidden(scorer, windows, group) for name, group in groups.items()}
     targets_T1 = torch.from_numpy(table["token_id"].astype(np.int64)).to(scorer.device)[:, None]
     # Arrays: small tensors kept between chunks would keep the memory of logits from being reused.
     columns: dict[str, np.ndarray] = defaultdict(lambda: np.empty(len(targets), np.float32))
@@ -378,21 +379,37 @@ def context_losses(
                 write(f"{name}kl", chunk, divergence(log_p_CV, log_q_CV))
     table |= columns
     if controls is not None:
-        for name, group in contexts.items():
-            table[f"{name}stratum"] = np.concatenate([strata(context.block) for context in group])
-            table[f"{name}bigram"] = np.concatenate([bigrams(context.block) for context in group])
+        for name, group in groups.items():
+            table[f"{name}stratum"] = np.concatenate([strata(block) for block in group])
+            table[f"{name}bigram"] = np.concatenate([bigrams(block) for block in group])
     return pd.DataFrame(table)
 
 
-def _contexts(scorer: Scorer, windows: Windows, blocks: list[Block]) -> list[Context]:
-    """Contexts of the blocks of one text, which share states with `long="all"`."""
+@torch.no_grad()
+def _long_hidden(scorer: Scorer, windows: Windows, blocks: list[Block]) -> Tensor:
+    """hidden_TD at the targets of all blocks of one document, with their long windows. With
+    `long="all"` one pass over the far text serves all blocks: over the document, if it is the
+    document's own, and then that pass is all there is."""
     from_start = [block for block in blocks if windows.long == "all" and block.first == 0]
-    if not from_start:
-        return [Context(block) for block in blocks]
-    last = from_start[-1]
-    states = scorer.states(last.tokens[: last.num_prefix + last.num_far])
-    shared = [Context(b, states.first(b.num_prefix + b.num_far)) for b in from_start]
-    return shared + [Context(block) for block in blocks[len(shared) :]]
+    contexts = [Context(block) for block in blocks[len(from_start) :]]
+    hidden_TD: list[Tensor] = []
+    if from_start:
+        last = from_start[-1]
+        if all(_begins(block, last) for block in from_start):
+            last_TD = scorer.states(last.tokens[:-1]).hidden_BFD
+            assert last_TD is not None
+            for block in from_start:
+                end = block.num_before + block.num_targets - 1
+                hidden_TD.append(last_TD[0, end - block.num_targets : end])
+        else:
+            states = scorer.states(last.tokens[: last.num_prefix + last.num_far])
+            shared = [Context(b, states.first(b.num_prefix + b.num_far)) for b in from_start]
+            contexts = shared + contexts
+    return torch.cat(hidden_TD + scorer.hidden([context.long_row() for context in contexts]))
+
+
+def _begins(block: Block, longer: Block) -> bool:
+    return np.array_equal(block.tokens, longer.tokens[: len(block.tokens)])
 
 
 def strata(block: Block) -> np.ndarray:

@@ -135,6 +135,32 @@ def test_in_memory_and_in_a_folder_are_the_same(
     assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_sample_of_blocks_of_whole_documents(model: Any, documents: Documents) -> None:
+    """The same numbers as in the full measurement, of fewer targets; a document is read once for
+    its losses and once for its targets, and the longest gets several unrelated texts in a row."""
+    options: dict[str, Any] = {
+        "long": "all", "short": 6, "stride": 4, "share": 0.3, "min_gap": 0.0, "draws": 1,
+        "ks": (1, 4), "selectors": "add_one_screened", "halves": 0,
+    }  # fmt: skip
+    every = measure(loaded(model), documents, **options)
+    some = measure(loaded(model), documents, **options, sample=0.5)
+    same = some.losses.merge(every.losses, on=["document", "target"], suffixes=("", "_all"))
+    assert len(same) == len(some.losses)
+    assert 0.4 < len(same) / len(every.losses) < 0.6
+    for name in ("loss_short", "loss_long", "placebo_loss_long", "kl"):
+        np.testing.assert_allclose(same[name], same[f"{name}_all"], atol=1e-5)
+    assert some.meta.windows["sample"] == 0.5
+    assert set(some.targets.target_set) == set(every.targets.target_set)
+    few = measure(loaded(model), documents, **options, blocks=2)
+    num_documents = every.losses.document.nunique()
+    assert len(few.losses) / num_documents == pytest.approx(2 * 4, rel=0.25)
+    for wrong in ({"sample": 0.5, "blocks": 2}, {"sample": 0.5, "budget": "2h"}):
+        with pytest.raises(ConfigError, match="each say how many blocks"):
+            measure(loaded(model), documents, **options, **wrong)
+    with pytest.raises(ConfigError, match="sample: for chosen targets"):
+        measure(loaded(model), documents, **options, sample=0.5, at=[30])
+
+
 def test_a_table_of_ones_own_beside_results_harms_nothing(measured: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(measured, tmp_path / "copy")
     (copy / "summary.csv").write_text("mine")

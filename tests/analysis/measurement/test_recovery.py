@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 
-from olmo_sparsity.analysis.inputs.documents import Controls, Documents
+from olmo_sparsity.analysis.inputs.documents import Controls, Documents, FarText
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
@@ -46,9 +46,9 @@ def prefills(model: Any, monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
     found: list[np.ndarray] = []
     really = model.far_states
 
-    def counted(tokens_BL: torch.Tensor, positions_BL: torch.Tensor) -> Any:
+    def counted(tokens_BL: torch.Tensor, *given: Any) -> Any:
         found.extend(tokens_BL.numpy())
-        return really(tokens_BL, positions_BL)
+        return really(tokens_BL, *given)
 
     monkeypatch.setattr(model, "far_states", counted)
     return found
@@ -229,6 +229,58 @@ def test_without_controls_there_is_nothing_foreign(model: Any, documents: Docume
 
 
 EVERYTHING = Windows("all", 6, 3, prefix=(60,))
+LATER = Windows("all", 6, 4, least=5)
+
+
+@READINGS
+def test_the_whole_document_before_a_target(
+    model: Any, documents: Documents, far_states: Reading
+) -> None:
+    """One pass, in parts of a few tokens, against a plain forward of every prefix: losses of the
+    document and behind an unrelated text, recovery and removal."""
+    document, windows = documents[1], LATER
+    controls = Controls(documents, windows, num_draws=1)
+    scorer = Scorer(model, CPU, far_states=far_states, batch_tokens=7)
+    losses = context_losses(scorer, document, windows, controls)
+    assert losses.target.tolist() == list(range(6 + 5, len(document.tokens)))
+    blocks = {block.start: block for block in windows.blocks(document.tokens)}
+    for row in losses.itertuples():
+        start = int(windows.start_of(row.target))
+        other = behind_all(document.tokens, controls.placebo(document, blocks[start]))
+        for text, found in ((document.tokens, row.loss_long), (other, row.placebo_loss_long)):
+            brute = Brute(model, text, windows, row.target, start=start)
+            assert found == pytest.approx(brute.loss(range(len(brute.far))), abs=1e-5)
+        assert row.loss_short == pytest.approx(brute.loss([]), abs=1e-5)
+    some = [blocks[15], blocks[23]]
+    pd.testing.assert_frame_equal(
+        context_losses(Scorer(model, CPU, batch_tokens=7), document, windows, controls, some),
+        losses[losses.target.isin([*range(15, 19), *range(23, 27)])].reset_index(drop=True),
+        atol=1e-5,
+    )
+    found = recover(
+        scorer, document, windows, {"document": np.array([13, 22]), "placebo": np.array([22])},
+        ks=(1, 3), selectors="add_one_screened", controls=controls,
+    )  # fmt: skip
+    num_seen = 0
+    for row in rows_of(found["recovery"], control="own").itertuples():
+        start = int(windows.start_of(row.target))
+        text = document.tokens
+        if row.far_part == "placebo":
+            text = behind_all(text, controls.placebo(document, blocks[start]))
+        brute = Brute(model, text, windows, row.target, far_states, start=start)
+        ranked = rows_of(
+            found["influence"], target=row.target, far_part=row.far_part, control="own"
+        )
+        chosen = ranked.far_first[: row.k].tolist()
+        rest = sorted({*range(len(brute.far))} - {*chosen})
+        assert row.loss_set == pytest.approx(brute.loss(chosen), abs=1e-5)
+        assert row.loss_without == pytest.approx(brute.loss(rest), abs=1e-5)
+        num_seen += 1
+    assert num_seen == 3 * 2
+
+
+def behind_all(document: np.ndarray, text: FarText) -> np.ndarray:
+    return np.concatenate([text.tokens_F, document[len(text.tokens_F) :]])
 
 
 @READINGS

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -16,7 +18,9 @@ from olmo_sparsity.analysis.measurement.targets import (
     find_spans,
     fit_thresholds,
     parse_at,
+    places_of,
     recurring_names,
+    sampled_blocks,
     targets_by_text,
 )
 from olmo_sparsity.analysis.results.statistics import half_of
@@ -47,6 +51,31 @@ def test_names_of_targets() -> None:
     assert parse_at("3:5") == slice(3, 5)
     assert parse_at("/a+/").pattern == "a+"  # type: ignore[union-attr] # a pattern here
     assert parse_at("a/b") == "a/b"
+
+
+@pytest.mark.parametrize("long", ["all", 12])
+def test_each_block_has_the_same_chance_to_be_sampled(long: Any) -> None:
+    """So means, quantiles and totals of sampled targets are those of all targets."""
+    lengths, share = (20, 45, 120), 0.3
+    documents = [Document(np.arange(size), number) for number, size in enumerate(lengths)]
+    settings = Settings(long=long, short=4, stride=5, sample=share)
+    every = replace(settings, sample=1.0)
+    drawn: dict[tuple[int, int], int] = defaultdict(int)
+    num_seeds = 600
+    for seed in range(num_seeds):
+        for document in documents:
+            for block in sampled_blocks(document, replace(settings, seed=seed)):
+                drawn[document.number, block.start] += 1
+    blocks = {(d.number, block.start) for d in documents for block in sampled_blocks(d, every)}
+    assert drawn.keys() == blocks
+    assert all(abs(num / num_seeds - share) < 0.09 for num in drawn.values())
+    assert sum(drawn.values()) / num_seeds == pytest.approx(share * len(blocks), abs=0.2)
+    first = sampled_blocks(documents[2], settings)
+    assert [block.start for block in first] == sorted({block.start for block in first})
+    found = targets_by_text(documents, replace(settings, sets=("every",), share=1.0))
+    for document in documents:
+        places = places_of(sampled_blocks(document, settings)).tolist()
+        assert found.target[found.document == document.number].tolist() == places
 
 
 def test_targets_are_chosen_as_said() -> None:

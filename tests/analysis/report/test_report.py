@@ -282,7 +282,9 @@ def test_hostile_text_stays_text(
 
 def test_an_explanation_holds_what_was_found(explained: Page, explanation: Explanation) -> None:
     data, document = explained.data("page-data"), explained.data("document-0")
-    assert data["windows"] == {"long": "all", "short": SHORT, "stride": 1, "most": None}
+    assert data["windows"] == {
+        "long": "all", "short": SHORT, "stride": 1, "most": None, "least": 1,
+    }  # fmt: skip
     assert data["ks"] == [0, 1, 2, 3]
     assert "".join(document["text"]) == f"{TEXT} w3 w7 w8"
     spans = explanation.targets[["target", "end"]].to_numpy().tolist()
