@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import product
+from itertools import count, product
 
 import numpy as np
 import torch
@@ -159,12 +159,13 @@ class TrainingBatches:
 
     def from_step(self, step: int) -> Iterator[Batch]:
         """This process's share of the batches of steps `step`, `step + 1`, … (0 is the first)."""
-        while True:
-            corpora, numbers = self.interleaving.of(step * self.batch_size, self.batch_size)
-            own = slice(self.rank, None, self.world_size)
-            drawn = map(self._draw, corpora[own].tolist(), numbers[own].tolist())
-            yield self._collate(list(drawn), self.length_at(step + 1))
-            step += 1
+        return map(self.__getitem__, count(step))
+
+    def __getitem__(self, step: int) -> Batch:
+        corpora, numbers = self.interleaving.of(step * self.batch_size, self.batch_size)
+        own = slice(self.rank, None, self.world_size)
+        drawn = map(self._draw, corpora[own].tolist(), numbers[own].tolist())
+        return self._collate(list(drawn), self.length_at(step + 1))
 
     def _draw(self, corpus: int, number: int) -> Drawn:
         """The n-th sequence of a corpus. Each epoch has an order of its own; of a single corpus, it

@@ -99,7 +99,8 @@ class Engine:
         """One optimizer step on this process's share of a batch. Returns (mean loss, gradient norm)
         of the whole batch, still on the device."""
         num_labels = self.processes.sum(int((batch.labels_BL != IGNORED).sum()))
-        self.model.train()
+        if not self.model.training:
+            self.model.train()  # visits all modules
         size = self.config.training.micro_batch_size or len(batch.tokens_BL)
         # It counts sequences of the longest length.
         size *= self.config.training.length // batch.tokens_BL.shape[1]

@@ -13,17 +13,18 @@ import signal
 import time
 from collections.abc import Generator, Iterator
 from enum import IntEnum
-from itertools import islice
 from pathlib import Path
 from types import FrameType
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, Dataset
 
 from olmo_sparsity.config.file import save_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, TrainingBatches
+from olmo_sparsity.errors import UserError
 from olmo_sparsity.model.checkpoint_files import save_weights
 from olmo_sparsity.model.exchange import export
 from olmo_sparsity.runtime import EXIT_STOPPED, Progress
@@ -205,12 +206,48 @@ class Clock:
 def draw(
     batches: TrainingBatches, start: int, num_steps: int, device: torch.device
 ) -> Generator[Batch, None, None]:
-    """The batches of the steps after `start`; runs in a thread."""
+    """Return the batches of the steps after `start`, for a thread to iterate. For a GPU a process
+    of its own makes them: a thread would share Python's lock with the launches of kernels."""
     on_gpu = device.type == "cuda"
-    if on_gpu:
-        torch.cuda.set_device(device)  # else the thread would use memory of the first GPU
-    for batch in islice(batches.from_step(start), num_steps - start):
-        yield batch.pinned() if on_gpu else batch
+    loader = DataLoader(
+        _Batches(batches),
+        batch_size=None,
+        sampler=range(start, num_steps),
+        num_workers=int(on_gpu),
+        prefetch_factor=1 if on_gpu else None,
+        worker_init_fn=_ignore_signals,
+        generator=torch.Generator(),  # not the one of the run
+    )
+    made = iter(loader)  # starts the process, from the main thread
+
+    def drawn() -> Generator[Batch, None, None]:
+        if on_gpu:
+            torch.cuda.set_device(device)  # else the thread would use memory of the first GPU
+        for batch in made:
+            if isinstance(batch, UserError):
+                raise batch
+            yield batch.pinned() if on_gpu else batch
+
+    return drawn()
+
+
+class _Batches(Dataset[Batch | UserError]):
+    """By step. An error is an item: a loader would put a traceback into its message."""
+
+    def __init__(self, batches: TrainingBatches) -> None:
+        self.batches = batches
+
+    def __getitem__(self, step: int) -> Batch | UserError:
+        try:
+            return self.batches[step]
+        except UserError as error:
+            return error
+
+
+def _ignore_signals(_: int) -> None:
+    """Launchers send signals to all processes; the training process stops the others."""
+    for name in STOP_SIGNALS:
+        signal.signal(name, signal.SIG_IGN)
 
 
 def due(step: int, interval_steps: int | None, num_steps: int) -> bool:
@@ -226,6 +263,9 @@ def seed_step(seed: int, step: int, rank: int, device: torch.device) -> None:
         torch.cuda.manual_seed(int(mixed))
 
 
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
+
+
 class StopRequest:
     requested = ""
 
@@ -235,14 +275,13 @@ def stop_signals() -> Iterator[StopRequest]:
     """On SIGTERM, SIGINT and SIGUSR2 the run saves and stops after the current step. A second
     SIGINT interrupts at once, except while a checkpoint is being written."""
     stop = StopRequest()
-    names = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR2)
 
     def request(number: int, frame: FrameType | None) -> None:
         if number == signal.SIGINT and stop.requested:
             raise KeyboardInterrupt
         stop.requested = signal.Signals(number).name
 
-    before = {name: signal.signal(name, request) for name in names}
+    before = {name: signal.signal(name, request) for name in STOP_SIGNALS}
     try:
         yield stop
     finally:
