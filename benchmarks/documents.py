@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from olmo_sparsity.analysis.kernels.attention import find_documents
-from olmo_sparsity.config.file import load_config
+from olmo_sparsity.config.run import load_config
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.olmo import PositionedOLMo

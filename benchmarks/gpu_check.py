@@ -532,7 +532,7 @@ def measure_speed(size: str, out: Path) -> Iterator[Row]:
     """Steps on random tokens, as configs/c4_SIZE_pose.yaml trains, then one checkpoint."""
     import torch
 
-    from olmo_sparsity.config.file import load_config
+    from olmo_sparsity.config.run import load_config
     from olmo_sparsity.data.batches import Batch
     from olmo_sparsity.model.build import build_model
     from olmo_sparsity.model.checkpoint_files import save_weights
@@ -599,7 +599,7 @@ def measure_far_tokens(small: bool = False) -> Iterator[Row]:
     from olmo_sparsity.analysis.inputs.windows import Windows
     from olmo_sparsity.analysis.measurement.recovery import recover
     from olmo_sparsity.analysis.scoring.scorer import Scorer
-    from olmo_sparsity.config.file import load_config
+    from olmo_sparsity.config.run import load_config
     from olmo_sparsity.model.build import build_model
     from olmo_sparsity.runtime import choose_device
     from olmo_sparsity.training.estimate import peak_memory_gib

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from olmo_sparsity.config.file import load_config
+from olmo_sparsity.config.run import load_config
 from olmo_sparsity.data.tokens import prepare
 from olmo_sparsity.runtime import provenance
 from olmo_sparsity.theory.results import half_width

@@ -62,7 +62,7 @@ from olmo_sparsity.analysis.attribution.statements import Attribution
 from olmo_sparsity.analysis.models.load import LoadedModel, find_folder
 from olmo_sparsity.analysis.results.statistics import rank_correlations
 from olmo_sparsity.analysis.settings import MIN_GAP
-from olmo_sparsity.config.file import load_saved_config
+from olmo_sparsity.config.run import load_saved_config
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.model.exchange import export, hugging_face_model
 from olmo_sparsity.model.families import FAMILIES, to_hugging_face

@@ -34,7 +34,7 @@ from olmo.model import OLMo
 from torch import multiprocessing, nn
 
 from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
-from olmo_sparsity.config.file import load_config
+from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch, TrainingBatches
 from olmo_sparsity.data.shards import open_shards

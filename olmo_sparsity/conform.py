@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import zlib
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
 from functools import cache
+from numbers import Integral, Real
 from types import UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
+Fill = Callable[[dict, type, str], Any]
 
 _DEEPEST = 50
 """Our files are not nested so deep; deeper ones may exhaust the stack."""
@@ -46,36 +51,56 @@ def _crc(value: dict[str, Any]) -> str:
     return f"{zlib.crc32(json.dumps(value).encode()):08x}"
 
 
-def conform(value: Any, kind: Any, where: str = "") -> Any:
-    """Check a JSON value against a type, and build dataclasses from objects. An int is accepted as
-    a float, a bool as neither."""
+def conform(value: Any, kind: Any, where: str = "", fill: Fill | None = None) -> Any:
+    """Return a value as this type, or raise ValueError: an int as a float, but a bool as neither;
+    the name of an enum's member as that member. `fill` builds a dataclass from a dict."""
     origin, inner = get_origin(kind), get_args(kind)
     if kind is Any:
         return value
-    if is_dataclass(kind) and isinstance(kind, type) and isinstance(value, dict):
-        return _fill(value, kind, where)
+    if is_dataclass(kind) and isinstance(value, dict):
+        return (fill or _fill)(value, kind, where)  # type: ignore[arg-type]
     if origin is Literal and any(type(value) is type(item) and value == item for item in inner):
         return value
     if origin in (Union, UnionType):
         for choice in inner:
             if isinstance(value, _outer(choice)) and (value is None) == (choice is type(None)):
-                return conform(value, choice, where)
+                return conform(value, choice, where, fill)
     elif origin is dict and isinstance(value, dict):
-        return {key: conform(item, inner[1], f"{where}.{key}") for key, item in value.items()}
-    elif origin is list and isinstance(value, list):
-        return [conform(item, inner[0], f"{where}[{i}]") for i, item in enumerate(value)]
-    elif (kind is float and type(value) in (int, float)) or type(value) is kind:
+        return {k: conform(item, inner[1], f"{where}.{k}", fill) for k, item in value.items()}
+    elif origin in (list, tuple) and isinstance(value, origin):
+        items = enumerate(value)
+        return origin(conform(item, inner[0], f"{where}[{i}]", fill) for i, item in items)
+    elif isinstance(kind, type) and issubclass(kind, Enum) and str(value) in kind.__members__:
+        return kind[str(value)]
+    elif kind in (int, float) and isinstance(value, _outer(kind)) and not isinstance(value, bool):
+        with suppress(OverflowError):
+            return kind(value)
+    elif type(value) is kind:
         return value
     shown = repr(value)
     shown = shown if len(shown) < 60 else f"{shown[:60]}…"
-    name = "an object" if is_dataclass(kind) else getattr(kind, "__name__", str(kind))
-    raise ValueError(f"{where.lstrip('.') or 'it'} must be {name}, not {shown}")
+    raise ValueError(f"{where.lstrip('.') or 'it'} must be {_called(kind)}, not {shown}")
 
 
 def _outer(kind: Any) -> Any:
+    """The types of the values that may become a `kind`."""
+    if get_origin(kind) is Literal:
+        return tuple(map(type, get_args(kind)))
     return (
-        dict if is_dataclass(kind) else (int, float) if kind is float else get_origin(kind) or kind
-    )
+        dict if is_dataclass(kind) else Real if kind is float else Integral if kind is int
+        else get_origin(kind) or kind
+    )  # fmt: skip
+
+
+def _called(kind: Any) -> str:
+    origin, inner = get_origin(kind), get_args(kind)
+    if origin is Literal or (isinstance(kind, type) and issubclass(kind, Enum)):
+        return f"one of {', '.join(map(str, inner or kind.__members__))}"
+    if origin in (Union, UnionType):
+        return " or ".join(map(_called, inner))
+    names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false",
+             type(None): "null", list: "a list", tuple: "a list", dict: "a mapping"}  # fmt: skip
+    return "a mapping" if is_dataclass(kind) else names.get(origin or kind, str(kind))
 
 
 def _fill(value: dict, kind: type, where: str) -> Any:

@@ -23,7 +23,7 @@ class ReportedElsewhere(UserError):
 
 
 EXTRAS = {
-    "train": ("training, and what was trained here,", "accelerate deepspeed olmo omegaconf"),
+    "train": ("training, and what was trained here,", "accelerate deepspeed olmo"),
     "data": ("text of the hub", "datasets zstandard"),
     "peft": ("a PEFT adapter", "peft"),
     "tensorboard": ("logging.tensorboard=true", "tensorboard"),

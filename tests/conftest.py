@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.results import Results, read_results
-from olmo_sparsity.config.file import config_from_dict
+from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokens import prepare

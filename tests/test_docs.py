@@ -20,7 +20,7 @@ from docs.write_figures import DRAWN
 from olmo_sparsity import explain
 from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from olmo_sparsity.command.cli import build_parser, main
-from olmo_sparsity.config.file import load_config
+from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.jobs.experiments import Experiment, read_jobs
 from olmo_sparsity.jobs.job import Job

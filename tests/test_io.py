@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from olmo_sparsity.analysis.models.transformers_folder import check_weight_files
-from olmo_sparsity.config.file import read_given
 from olmo_sparsity.data.tokenizer import load_tokenizer
 from olmo_sparsity.errors import UserError
 from olmo_sparsity.folders import holder
@@ -24,6 +23,7 @@ from olmo_sparsity.io import (
     write_atomically,
     writing,
 )
+from olmo_sparsity.settings import read_given
 from olmo_sparsity.training.run_folder import read_metrics
 from tests.support.models import steps
 

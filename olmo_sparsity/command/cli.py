@@ -95,7 +95,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def configs(options: argparse.Namespace) -> int:
-    from olmo_sparsity.config.shipped import copy_config, list_configs
+    from olmo_sparsity.settings import copy_config, list_configs
 
     if options.name is None:
         if options.out is not None:
@@ -108,7 +108,7 @@ def configs(options: argparse.Namespace) -> int:
 
 
 def prepare(options: argparse.Namespace) -> int:
-    from olmo_sparsity.config.file import load_config
+    from olmo_sparsity.config.run import load_config
     from olmo_sparsity.data import tokens
     from olmo_sparsity.data.copying import report_copying
     from olmo_sparsity.data.shards import open_shards
@@ -123,7 +123,7 @@ def prepare(options: argparse.Namespace) -> int:
 
 
 def train(options: argparse.Namespace) -> int:
-    from olmo_sparsity.config.file import load_config
+    from olmo_sparsity.config.run import load_config
     from olmo_sparsity.training import loop, start
     from olmo_sparsity.training.distributed import LostProcess, connect
 

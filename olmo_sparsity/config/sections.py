@@ -12,7 +12,7 @@ from typing import Any, Literal
 from olmo.config import ModelConfig as OLMoModelConfig
 
 from olmo_sparsity.config.text import DataConfig, PositionsConfig
-from olmo_sparsity.fields import number, only_if, several
+from olmo_sparsity.settings import option
 
 Precision = Literal["auto", "fp32", "bf16"]
 
@@ -27,11 +27,11 @@ class ModelConfig(OLMoModelConfig):
     rotary_fraction: float = 1.0
     """Share of each head's width that RoPE rotates. 1.0 is OLMo's, 0.25 GPT-NeoX's."""
 
-    query_scale_length: float | None = number(None, 2)
+    query_scale_length: float | None = option(None, least=2)
     """Multiply each query by ln(n + 1) / ln(this), n the number of keys it sees, so that attention
     is as sharp over many keys as over few. Not in the paper. None: no scaling."""
 
-    head_width: int | None = number(None, 2)
+    head_width: int | None = option(None, least=2)
     """Width of a head. None: d_model / n_heads."""
 
     qkv_bias: bool = False
@@ -40,25 +40,46 @@ class ModelConfig(OLMoModelConfig):
     attention_norm_per_head: bool = False
     """With attention_layer_norm: each head is normed by itself (Qwen 3), not all of them as one."""
 
-    rope_theta: float = number(10_000.0, 1)  # type: ignore[assignment]
+    rope_theta: float = option(10_000.0, least=1)  # type: ignore[assignment]
     """Base of RoPE's frequencies. OLMo: a whole number, hence the other type."""
 
-    rope_scaling: dict[str, Any] | None = None
+    rope_scaling: dict[str, Any] | None = option(None, refused="set positions.scaling")
     """How frequencies of RoPE are lowered, in the words of transformers. In a run: of positions."""
 
     # OLMo: defaults of GPT-2 (dropout 0.1, biases, GPT-2's vocabulary); here: the values of all
     # published OLMo configs, so that our YAML files state only differences.
-    attention_dropout: float = number(0.0, 0, 0.999)
-    residual_dropout: float = number(0.0, 0, 0.999)
-    embedding_dropout: float = number(0.0, 0, 0.999)
+    attention_dropout: float = option(0.0, least=0, most=0.999)
+    residual_dropout: float = option(0.0, least=0, most=0.999)
+    embedding_dropout: float = option(0.0, least=0, most=0.999)
     include_bias: bool = False
     rope: bool = True
-    embedding_size: int | None = None
-    vocab_size: int = number(0, 0, 10**9)
+    embedding_size: int | None = option(None, least=1)
+    vocab_size: int = option(0, least=0, most=10**9)
     """0: that of the tokenizer, rounded up to a multiple of 128 for fast matrix products."""
 
     eos_token_id: int = 0
     pad_token_id: int = 0
+
+    # OLMo's own defaults; here: with ranges.
+    d_model: int = option(768, least=1)
+    n_heads: int = option(12, least=1)
+    n_layers: int = option(12, least=1)
+    n_kv_heads: int | None = option(None, least=1)
+    max_sequence_length: int = option(1024, least=1)
+    mlp_ratio: int = option(4, least=1)
+    mlp_hidden_size: int | None = option(None, least=1)
+    layer_norm_eps: float = option(1e-5, least=0, most=1)
+    init_std: float = option(0.02, least=0, most=1e6)
+    emb_init_std: float | None = option(None, least=0, most=1e6)
+    init_cutoff_factor: float | None = option(None, least=1e-3, most=1e6)
+    clip_qkv: float | None = option(None, least=1e-30, most=1e30)
+
+    # OLMo's, without effect here.
+    flash_attention: bool = option(False, refused="PyTorch's own fused attention is always used")
+    multi_query_attention: bool | None = option(None, refused="set model.n_kv_heads=1")
+    block_group_size: int = option(1, refused="there is no FSDP wrapping here")
+    precision: str | None = option(None, refused="set training.precision")
+    init_device: str | None = option(None, refused="set training.device")
 
     @property
     def effective_head_width(self) -> int:
@@ -67,19 +88,19 @@ class ModelConfig(OLMoModelConfig):
 
 @dataclass
 class OptimizerConfig:
-    learning_rate: float = number(5e-5, 0, 1e30)
-    weight_decay: float = number(0.1, 0, 1)
-    beta1: float = number(0.9, 0, 0.9999999)
-    beta2: float = number(0.95, 0, 0.9999999)
-    eps: float = number(1e-8, 1e-30, 1)
+    learning_rate: float = option(5e-5, least=0, most=1e30)
+    weight_decay: float = option(0.1, least=0, most=1)
+    beta1: float = option(0.9, least=0, most=0.9999999)
+    beta2: float = option(0.95, least=0, most=0.9999999)
+    eps: float = option(1e-8, least=1e-30, most=1)
     decay_norm_and_bias: bool = True
     decay_embeddings: bool = True
     schedule: Literal["linear", "cosine", "constant"] = "linear"
-    warmup_steps: int = number(300, 0, 10**12)
-    final_lr_share: float = only_if("schedule", "linear", "cosine", default=0.0, least=0, most=1)
+    warmup_steps: int = option(300, least=0, most=10**12)
+    final_lr_share: float = option(0.0, least=0, most=1, only_if=("schedule", "linear", "cosine"))
     """The rate at the last step, as a share of learning_rate."""
 
-    cooldown_steps: int = only_if("schedule", "constant", default=0, least=0, most=10**12)
+    cooldown_steps: int = option(0, least=0, most=10**12, only_if=("schedule", "constant"))
     """The last steps of a constant schedule, in which the rate falls linearly to 0."""
 
 
@@ -87,27 +108,27 @@ class OptimizerConfig:
 class StageConfig:
     """A stretch of steps with sequences of one length."""
 
-    tokens: int = number(128, 2)
-    until: int | None = number(None, 1)
+    tokens: int = option(128, least=2)
+    until: int | None = option(None, least=1)
     """Its last step. None: that of the run."""
 
 
 @dataclass
 class TrainingConfig:
-    length: int = number(128, 2)
+    length: int = option(128, least=2)
     """Tokens of a training sequence; or a list of stages (`StageConfig`), and then this is the
     longest."""
 
-    lengths: list[StageConfig] = several("length")
-    batch_size: int = number(32, 1)
+    lengths: list[StageConfig] = option([], several="length")
+    batch_size: int = option(32, least=1)
     """Sequences per optimizer step, all processes together. In a stage of shorter ones, each of
     these is cut: a step always has as many tokens."""
 
-    micro_batch_size: int | None = number(None, 1)
+    micro_batch_size: int | None = option(None, least=1)
     """Sequences per forward on one process, of the longest; None: no gradient accumulation."""
 
-    num_steps: int = number(1000, 1, 10**12)
-    max_grad_norm: float | None = number(1.0, 1e-12, 1e12)
+    num_steps: int = option(1000, least=1, most=10**12)
+    max_grad_norm: float | None = option(1.0, least=1e-12, most=1e12)
     precision: Precision = "auto"
     """bf16 keeps fp32 weights and autocasts matrix products. auto: bf16 if the hardware has it."""
 
@@ -138,23 +159,23 @@ class EngineConfig:
     """single: one process; ddp: PyTorch's DistributedDataParallel; zero1 … zero3: DeepSpeed. auto:
     single or ddp, by the number of processes launched. A run may resume with another engine."""
 
-    deepspeed_config: str | None = only_if("name", "zero1", "zero2", "zero3", default=None)
+    deepspeed_config: str | None = option(None, only_if=("name", "zero1", "zero2", "zero3"))
     """DeepSpeed's own settings, a JSON file. None: this project's configs/deepspeed/<name>.json."""
 
 
 @dataclass
 class EvaluationConfig:
-    interval_steps: int | None = number(None, 1)
+    interval_steps: int | None = option(None, least=1)
     """None: only after the last step."""
 
-    length: int | None = number(None, 2, 10**9)
+    length: int | None = option(None, least=2, most=10**9)
     """Tokens of a held-out sequence (contiguous IDs); None: twice the positions trained."""
 
-    num_sequences: int = number(256, 1, 10**9)
-    batch_size: int = number(32, 1)
+    num_sequences: int = option(256, least=1, most=10**9)
+    batch_size: int = option(32, least=1)
     """Sequences per forward on one process."""
 
-    sparsity_targets: int = number(0, 0, 10**6)
+    sparsity_targets: int = option(0, least=0, most=10**6)
     """Number of held-out targets, approximately, for which each evaluation measures net excess, for
     one far token and for runs of four (evidence/probe.py). 0: none, else at least 4. A target costs
     a few hundred forwards of a quarter of the training length."""
@@ -162,14 +183,14 @@ class EvaluationConfig:
 
 @dataclass
 class CheckpointConfig:
-    interval_steps: int | None = number(None, 1)
+    interval_steps: int | None = option(None, least=1)
     """None: only after the last step (and on a signal)."""
 
-    keep: int = number(2, 1)
+    keep: int = option(2, least=1)
     """How many of the latest checkpoints stay on disk. The steps below are always written, and stay
     forever."""
 
-    keep_every_steps: int | None = number(None, 1)
+    keep_every_steps: int | None = option(None, least=1)
     """Keep multiples of this."""
 
     keep_steps: list[int] | None = None
@@ -201,7 +222,7 @@ class CheckpointConfig:
 
 @dataclass
 class LoggingConfig:
-    interval_steps: int = number(10, 1)
+    interval_steps: int = option(10, least=1)
     tensorboard: bool = False
     wandb_project: str | None = None
 
@@ -209,7 +230,7 @@ class LoggingConfig:
 @dataclass
 class RunConfig:
     run_folder: str = "runs/run"
-    seed: int = number(0, 0, 2**62)
+    seed: int = option(0, least=0, most=2**62)
     init_from: str | None = None
     """Start from the weights of a checkpoint folder of ours or of OLMo, or of a Hugging Face
     folder, at step 0 with a new optimizer."""
@@ -235,32 +256,3 @@ class RunConfig:
     def largest_length(self) -> int:
         """One more than the largest position ID a training batch can hold."""
         return self.positions.target_length or self.training.length
-
-
-# --- checking -----------------------------------------------------------------------------------
-
-OLMO_RANGES: dict[str, tuple[float, float | None]] = {
-    "d_model": (1, None),
-    "n_heads": (1, None),
-    "n_layers": (1, None),
-    "n_kv_heads": (1, None),
-    "max_sequence_length": (1, None),
-    "mlp_ratio": (1, None),
-    "mlp_hidden_size": (1, None),
-    "layer_norm_eps": (0, 1),
-    "init_std": (0, 1e6),
-    "emb_init_std": (0, 1e6),
-    "init_cutoff_factor": (1e-3, 1e6),
-    "clip_qkv": (1e-30, 1e30),
-}
-"""Ranges of fields that ModelConfig inherits."""
-
-# Fields of OLMo's ModelConfig without effect in this project.
-REFUSED_FIELDS = {
-    "model.flash_attention": "PyTorch's own fused attention is always used",
-    "model.multi_query_attention": "set model.n_kv_heads=1",
-    "model.block_group_size": "there is no FSDP wrapping here",
-    "model.precision": "set training.precision",
-    "model.init_device": "set training.device",
-    "model.rope_scaling": "set positions.scaling",
-}

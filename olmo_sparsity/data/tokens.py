@@ -46,6 +46,7 @@ from olmo_sparsity.errors import ConfigError, DataError, naming_panics
 from olmo_sparsity.folders import WorkFolder, differences, holder, refuse_changes, remove_left_lock
 from olmo_sparsity.io import naming, sync, write_atomically
 from olmo_sparsity.runtime import Progress, read_launch
+from olmo_sparsity.settings import applies
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.inputs.corpus import CorpusConfig
@@ -197,7 +198,7 @@ def _decisive_settings(data: DataConfig) -> dict[str, Any]:
             ("prompt_field", None),
             ("split_at", "whole"),
         )
-        and ("only_if" not in item.metadata or data.corpus.source in item.metadata["only_if"][1])
+        and applies(data.corpus, item)
     }
     return {
         "corpus": corpus,

@@ -37,14 +37,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.config.file import fill_in, read_given
-from olmo_sparsity.config.shipped import find_config
 from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.folders import locked
 from olmo_sparsity.io import read_json, write_atomically
 from olmo_sparsity.jobs.job import Job, own_environment, run_process
 from olmo_sparsity.jobs.sweep import as_name, expand, expand_grid
 from olmo_sparsity.runtime import EXIT_STOPPED, read_launch, say
+from olmo_sparsity.settings import find_config, load, read_given
 
 
 @dataclass
@@ -135,7 +134,7 @@ def read_jobs(path: str, overrides: list[str]) -> Sequence[Job]:
 
 def read_experiments(path: str, overrides: list[str]) -> list[Experiment]:
     """The experiments of the chosen parts and their needs, in order of dependency."""
-    config = fill_in(ExperimentsConfig, read_given(path, overrides), path)
+    config = load(ExperimentsConfig, path, overrides)
     if not config.folder or not config.parts:
         raise ConfigError(f"{path}: experiments need `folder` and `parts`")
     of: dict[str, list[Experiment]] = {}  # by name, with and without choices

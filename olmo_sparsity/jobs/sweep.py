@@ -28,12 +28,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from olmo_sparsity.config.file import fill_in, load_config, read_given
+from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.config.shipped import find_config
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.jobs.job import Job, State
 from olmo_sparsity.model.checkpoint_files import list_checkpoints
+from olmo_sparsity.settings import find_config, load
 from olmo_sparsity.training.run_folder import is_work_of, read_metrics
 
 
@@ -71,7 +71,7 @@ class Run(Job):
 
 def expand(path: str, overrides: list[str]) -> list[Run]:
     """The runs of a grid, in order, with checked configs. Overrides apply to all of them."""
-    sweep = fill_in(SweepConfig, read_given(path), path)
+    sweep = load(SweepConfig, path)
     if not sweep.folder or not sweep.configs:
         raise ConfigError(f"{path}: a sweep needs `folder` and `configs`")
     runs = []

@@ -113,7 +113,7 @@ def refuse_other_run(run_folder: Path, checkpoint: Path) -> None:
     """A whole checkpoint that was copied from elsewhere."""
     if not (run_folder / "config.yaml").is_file():
         return
-    from olmo_sparsity.config.file import flatten, load_saved_config
+    from olmo_sparsity.config.run import flatten, load_saved_config
 
     theirs, ours = (flatten(load_saved_config(f / "config.yaml")) for f in (checkpoint, run_folder))
     fixed = [key for key in {*ours, *theirs} if key == "seed" or key.startswith("model.")]

@@ -20,7 +20,7 @@ from olmo_sparsity.analysis.models.fingerprint import unreadable
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.load import DTYPES, find_folder, load_model
 from olmo_sparsity.analysis.models.transformers_folder import NO_CODE
-from olmo_sparsity.config.file import load_saved_config
+from olmo_sparsity.config.run import load_saved_config
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.io import follow_umask, remove_partial, writing

@@ -6,7 +6,6 @@ Place in the flow: beneath `import_weights`. Parameter names are the same as our
 from __future__ import annotations
 
 import base64
-import io
 import pickle
 import pickletools
 from pathlib import Path
@@ -16,16 +15,13 @@ from typing import cast
 import torch
 from olmo.config import ModelConfig
 from olmo.model import OLMo
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from torch import Tensor
-from yaml import YAMLError
 
 from olmo_sparsity.analysis.models.fingerprint import unreadable
-from olmo_sparsity.config.file import refuse_boundless
 from olmo_sparsity.errors import ConfigError, DataError
-from olmo_sparsity.io import MANIFEST, read_bounded
+from olmo_sparsity.io import MANIFEST
 from olmo_sparsity.model.checkpoint_files import WEIGHTS, read_weights
+from olmo_sparsity.settings import build, read_yaml
 
 
 def is_official(source: str) -> bool:
@@ -37,17 +33,7 @@ def is_official(source: str) -> bool:
 
 def read_official_config(folder: Path) -> ModelConfig:
     path = folder / "config.yaml"
-    try:
-        text = read_bounded(path).decode()
-        refuse_boundless(text)
-        written = cast(DictConfig, OmegaConf.load(io.StringIO(text)))
-        given = OmegaConf.to_container(written.get("model"), resolve=False)
-        if "${" in str(given):  # an environment variable, say, which an error would print
-            raise ValueError("model refers to something else (${…})")
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(ModelConfig), given))
-    except (OmegaConfBaseException, YAMLError, AttributeError, ValueError, OSError) as error:
-        raise unreadable(path, error) from None
-    assert isinstance(config, ModelConfig)
+    config = build(ModelConfig, read_yaml(path).get("model"), f"{path}: model")
     if not (config.rope or config.alibi):
         raise ConfigError(
             f"'{path}': model.rope=False and model.alibi=False mean learned position embeddings, "

@@ -26,13 +26,13 @@ from queue import Empty, SimpleQueue
 from typing import Any, cast
 
 import torch
-from omegaconf import OmegaConf
 
 from olmo_sparsity.conform import with_crc
 from olmo_sparsity.errors import DataError, UserError
 from olmo_sparsity.folders import WorkFolder, locked, remove_left_lock
 from olmo_sparsity.io import read_json, sha256_of, write_atomically
 from olmo_sparsity.runtime import Progress, choose_device, device_name, provenance
+from olmo_sparsity.settings import merge
 from olmo_sparsity.tasks.results import Row, check_rows, read_results, write_results
 from olmo_sparsity.tasks.settings import (
     MAY_CHANGE,
@@ -244,15 +244,12 @@ def _file_of(folder: Path, trial: Trial) -> Path:
 
 def fixed_settings(settings: ExperimentSettings) -> dict[str, Any]:
     """The settings that must not change between two starts."""
-    values = OmegaConf.to_container(OmegaConf.structured(settings), enum_to_str=True)
-    assert isinstance(values, dict)
-    return {str(key): value for key, value in values.items() if key not in MAY_CHANGE}
+    return {key: value for key, value in asdict(settings).items() if key not in MAY_CHANGE}
 
 
 def with_defaults(stored: dict[str, Any]) -> dict[str, Any]:
     """Stored settings; those that did not exist then were as their defaults are."""
-    merged = OmegaConf.merge(fixed_settings(ExperimentSettings()), stored)
-    return cast(dict[str, Any], OmegaConf.to_container(merged))
+    return cast(dict[str, Any], merge(fixed_settings(ExperimentSettings()), stored))
 
 
 def _finished(folder: Path) -> list[Row]:

@@ -30,7 +30,7 @@ from olmo_sparsity.data.positions import (
     spread_ids,
     uniform_pose_batch,
 )
-from olmo_sparsity.fields import number
+from olmo_sparsity.settings import option
 from olmo_sparsity.tasks.samples import Samples
 
 COUPLED = ("coupled", "ppc")
@@ -50,7 +50,7 @@ class PositionSettings:
     num_ids: int | None = None
     """IDs are drawn below this. None: enough for the longest test."""
 
-    num_chunks: int = number(4, 1)
+    num_chunks: int = option(4, least=1)
     """Runs of consecutive IDs that a training sample is cut into (all schemes with chunks)."""
 
     aligned_cuts: bool = False

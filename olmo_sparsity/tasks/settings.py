@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
-from omegaconf import MISSING
 
-from olmo_sparsity.config.check import check_model
-from olmo_sparsity.config.file import fill_in, read_given
+from olmo_sparsity.config.run import check_model
 from olmo_sparsity.config.sections import ModelConfig, OptimizerConfig
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.fields import number, within
+from olmo_sparsity.settings import build, load, option
 from olmo_sparsity.tasks.addition import Addition
 from olmo_sparsity.tasks.end_token import EndToken
 from olmo_sparsity.tasks.needle import Needle
@@ -64,44 +62,44 @@ class CouplingSettings:
 
 @dataclass
 class StepSettings:
-    num_steps: int = number(2000, 1)
-    batch_size: int = number(128, 1)
-    lengths_per_batch: int = number(8, 1)
+    num_steps: int = option(2000, least=1)
+    batch_size: int = option(128, least=1)
+    lengths_per_batch: int = option(8, least=1)
     """Number of lengths drawn for each batch, whose shorter samples are padded. 1 costs a quarter
     less CPU, and learns less per step."""
 
-    max_grad_norm: float = number(1.0, 1e-12, 1e12)
-    grow_k_steps: int = number(0, 0)
+    max_grad_norm: float = option(1.0, least=1e-12, most=1e12)
+    grow_k_steps: int = option(0, least=0)
     """Number of steps over which the largest k grows from 2 to train_k. Not in the paper. 0: all k
     from the start."""
 
 
 @dataclass
 class ExperimentSettings:
-    output: str = MISSING
+    output: str = option(None, required=True)
     """Folder of the results; a second start resumes."""
 
-    task: Any = MISSING
+    task: Any = option(None, required=True)
     """`name` and the settings of the task."""
 
-    test_task: dict[str, Any] = field(default_factory=dict)
+    test_task: dict[str, Any] = option({})
     """Settings of the task that differ at test: more names than in training, say."""
 
     end_token: bool = False
     """Whether responses end with a token of its own; without it their length is given at test."""
 
-    schemes: list[str] = MISSING
-    seeds: list[int] = field(default_factory=lambda: [1, 2, 3], metadata=within(0))
-    train_lengths: list[int] = MISSING
+    schemes: list[str] = option(None, required=True)
+    seeds: list[int] = option([1, 2, 3], least=0)
+    train_lengths: list[int] = option(None, required=True)
     """Shortest and longest; lengths between are drawn uniformly."""
 
-    test_lengths: list[int] = MISSING
-    train_ks: list[int] = field(default_factory=list)
+    test_lengths: list[int] = option(None, required=True)
+    train_ks: list[int] = option([])
     """For tasks with k: a model for each, trained on k uniform in 1 … train_k (or as many as fit
     into a sample)."""
 
-    test_ks: list[int] = field(default_factory=list)
-    num_test_samples: int = number(500, 1)
+    test_ks: list[int] = option([])
+    num_test_samples: int = option(500, least=1)
     """Test samples per length and k."""
 
     positions: PositionSettings = field(default_factory=PositionSettings)
@@ -110,7 +108,7 @@ class ExperimentSettings:
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     training: StepSettings = field(default_factory=StepSettings)
     device: str = "auto"
-    num_workers: int = number(1, 1)
+    num_workers: int = option(1, least=1)
     """Processes that train in parallel, with one thread each."""
 
 
@@ -120,7 +118,7 @@ they run."""
 
 
 def load_settings(path: str | Path, overrides: list[str]) -> ExperimentSettings:
-    settings = fill_in(ExperimentSettings, read_given(path, overrides), str(path))
+    settings = load(ExperimentSettings, path, overrides)
     check(settings, str(path))
     return settings
 
@@ -143,7 +141,7 @@ def build_task(settings: ExperimentSettings, *, test: bool = False) -> Task:
         )
     if test:
         given |= settings.test_task
-    task = cast(Task, fill_in(kind, given, "test_task" if test else "task"))
+    task = cast(Task, build(kind, given, "test_task" if test else "task"))
     return EndToken(task) if settings.end_token else task
 
 

@@ -11,17 +11,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Literal
 
-from omegaconf import MISSING
-
-from olmo_sparsity.config.file import fill_in, read_given
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.fields import number, within
+from olmo_sparsity.settings import load, option
 
 
 @dataclass
 class LearningConfig:
-    num_steps: int = number(300, 1)
-    batch_per_length: int = number(32, 1)
+    num_steps: int = option(300, least=1)
+    batch_per_length: int = option(32, least=1)
     learning_rate: float = 0.15
     """Adam's rate for log keys and value logits; it decays linearly to zero."""
 
@@ -37,10 +34,10 @@ class LearningConfig:
 class CaseConfig:
     """One line of the figure: a planted distribution and a hypothesis class."""
 
-    setting: str = MISSING
+    setting: str = option(None, required=True)
     """A name in cases.SETTINGS: local, nonlocal, coupled …"""
 
-    num_places: int = MISSING
+    num_places: int = option(None, required=True)
     """k of the data."""
 
     attention_places: int | None = None
@@ -52,7 +49,7 @@ class CaseConfig:
     marker_rate: float = 0.01
     """Rate of background places with a token that could have been planted."""
 
-    train_length: int | None = number(None, 1)
+    train_length: int | None = option(None, least=1)
     """L of this case; None: that of the run."""
 
 
@@ -60,26 +57,26 @@ class CaseConfig:
 class BridgeConfig:
     """A small transformer on the same data (bridge.py)."""
 
-    num_steps: int = number(1500, 1)
-    batch_size: int = number(64, 1)
+    num_steps: int = option(1500, least=1)
+    batch_size: int = option(64, least=1)
     learning_rate: float = 2e-3
     width: int = 64
-    num_layers: int = number(2, 1)
+    num_layers: int = option(2, least=1)
     num_heads: int = 4
     rotary_fraction: float = 0.5
     """Share of each head that RoPE rotates. 1.0 is OLMo's; less helped every synthetic task."""
 
-    num_chunks: int = number(4, 1)
+    num_chunks: int = option(4, least=1)
     """Chunks of PoSE."""
 
-    num_strings: int = number(512, 1)
+    num_strings: int = option(512, least=1)
     """Strings measured per length."""
 
-    seeds: list[int] = field(default_factory=lambda: [0], metadata=within(0))
-    schemes: list[str] = field(default_factory=lambda: ["rope", "pose"])
+    seeds: list[int] = option([0], least=0)
+    schemes: list[str] = option(["rope", "pose"])
     """rope: plain position IDs; pose: spread in training up to those of the longest test."""
 
-    cases: list[CaseConfig] = field(default_factory=list)
+    cases: list[CaseConfig] = option([])
     """Only setting, num_places and marker_rate apply. Empty: no bridge."""
 
 
@@ -88,14 +85,14 @@ class WorstCaseConfig:
     """The search for the hypothesis with the fastest growth of risk (worst_case.py), over pairs
     within L/4, which is at least 2."""
 
-    seeds: list[int] = field(default_factory=list, metadata=within(0))
+    seeds: list[int] = option([], least=0)
     """Seeds of the starting points. Empty: no search."""
 
-    train_length: int = number(8, 8, 27)
+    train_length: int = option(8, least=8, most=27)
     """Beyond, the exact risk of pairs within L/4 has too many states."""
 
     marker_rate: float = 0.0
-    num_steps: int = number(40, 1)
+    num_steps: int = option(40, least=1)
     learning_rate: float = 0.25
 
 
@@ -107,33 +104,33 @@ class TheoryConfig:
     figure: str = "docs/figures/theory"
     """Path of figure and summary, without .svg, .png, .csv and .meta.json."""
 
-    train_length: int = number(16, 1, 10**5)
+    train_length: int = option(16, least=1, most=10**5)
     """L: training mixes all lengths from L/2 to L."""
 
-    test_multiples: list[int] = field(default_factory=lambda: [1, 2, 4, 8], metadata=within(1))
+    test_multiples: list[int] = option([1, 2, 4, 8], least=1)
     """L̄ as multiples of L."""
 
-    local_span: int = number(4, 1)
+    local_span: int = option(4, least=1)
     """L_local: the widest span of a planted set in the local settings, ends included."""
 
-    coupled_window: int = number(1, 1)
+    coupled_window: int = option(1, least=1)
     """The widest span, in position IDs, of a key function in the coupled settings."""
 
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2, 3, 4], metadata=within(0))
-    num_strings: int = number(2000, 1, 10**7)
+    seeds: list[int] = option([0, 1, 2, 3, 4], least=0)
+    num_strings: int = option(2000, least=1, most=10**7)
     """Strings sampled per length and seed, if a risk has no exact value."""
 
     bound_constant: float = 1.0
     """Replaces the unknown constant in each O(·)."""
 
     learning: LearningConfig = field(default_factory=LearningConfig)
-    cases: list[CaseConfig] = field(default_factory=list)
+    cases: list[CaseConfig] = option([])
     worst_case: WorstCaseConfig = field(default_factory=WorstCaseConfig)
     bridge: BridgeConfig = field(default_factory=BridgeConfig)
 
 
 def load_theory_config(path: str | Path, overrides: list[str]) -> TheoryConfig:
-    config = fill_in(TheoryConfig, read_given(path, overrides), str(path))
+    config = load(TheoryConfig, path, overrides)
     _check(config, str(path))
     return config
 

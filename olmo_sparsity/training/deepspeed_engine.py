@@ -21,11 +21,11 @@ import torch
 from torch import Tensor
 
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.config.shipped import CONFIGS
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError, UserError
 from olmo_sparsity.folders import leaves
 from olmo_sparsity.io import read_json
+from olmo_sparsity.settings import CONFIGS
 from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.engine import Engine, adam_state
 from olmo_sparsity.training.moments import KEYS, MomentSlice, copy_moments

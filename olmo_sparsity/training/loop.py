@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from olmo_sparsity.config.file import save_config
+from olmo_sparsity.config.run import save_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.background import in_background
 from olmo_sparsity.data.batches import Batch, TrainingBatches

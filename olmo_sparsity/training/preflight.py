@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from olmo_sparsity.config.file import flatten
+from olmo_sparsity.config.run import flatten
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.errors import ConfigError, DataError, UserError
 from olmo_sparsity.io import read_json, write_atomically

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from olmo_sparsity.config.file import flatten, load_saved_config, save_config
+from olmo_sparsity.config.run import flatten, load_saved_config, save_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.config.text import SCALING_FIELDS
 from olmo_sparsity.conform import conform, parse_json, with_crc

@@ -86,7 +86,7 @@ def _latest_or_fail(run_folder: Path) -> Path:
 
 def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> LoadedModel:
 
-    from olmo_sparsity.config.file import load_saved_config  # needs what [train] installs
+    from olmo_sparsity.config.run import load_saved_config  # needs what [train] installs
 
     config = load_saved_config(folder / "config.yaml")
     number = re.fullmatch(r"step(\d+)", folder.name)

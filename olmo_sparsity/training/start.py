@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from olmo_sparsity.analysis.inputs.vocabulary import count_vocabulary
-from olmo_sparsity.config.check import check_model
-from olmo_sparsity.config.file import config_text
+from olmo_sparsity.config.run import check_model
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
 from olmo_sparsity.data.batches import TrainingBatches
 from olmo_sparsity.data.shards import SPLITS, TokenShards, open_shards
@@ -27,6 +26,7 @@ from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.checkpoint_files import fill, load_weights
 from olmo_sparsity.model.exchange import change_of_angles, check_exportable, import_weights
 from olmo_sparsity.runtime import device_name, say
+from olmo_sparsity.settings import to_yaml
 from olmo_sparsity.training import checkpoint
 from olmo_sparsity.training.checkpoint import ENGINE_FOLDER, TrainerState
 from olmo_sparsity.training.choose_engine import build_engine, check_engine
@@ -264,6 +264,6 @@ def dry_run(config: RunConfig) -> None:
         size = count_vocabulary(load_tokenizer(name)) if name else config.data.tokenizer.train_vocab
         model = with_vocabulary(config.model, size or 0)
         config = replace(with_precision(config, device), model=model)
-    print(config_text(config))
+    print(to_yaml(config))
     for name, value in estimate(config, device).items():
         print(f"# {name}: {value}")

@@ -26,8 +26,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import olmo_sparsity
-from olmo_sparsity.config.shipped import shipped_configs
 from olmo_sparsity.io import write_manifest
+from olmo_sparsity.settings import shipped_configs
 
 COMMAND = str(Path(sys.executable).with_name("olmo-sparsity"))
 TEXTS = [
@@ -48,7 +48,7 @@ if sys.argv[1:] == ["check"]:
     assert e.check(draws=2).draws == 2
     e.to_html("page.html")
 print(e.top(2).to_json())
-extras = {"accelerate", "datasets", "deepspeed", "olmo", "omegaconf", "scipy", "sklearn"}
+extras = {"accelerate", "datasets", "deepspeed", "olmo", "scipy", "sklearn"}
 assert not extras & sys.modules.keys(), extras & sys.modules.keys()
 """
 
@@ -116,7 +116,7 @@ def test_the_wheel_is_installed_without_extras() -> None:
     assert "site-packages" in olmo_sparsity.__file__
     assert importlib.metadata.version("olmo-sparsity") == olmo_sparsity.__version__
     assert np.lib.NumpyVersion(np.__version__) >= "2.0.0"
-    for name in ("olmo", "omegaconf", "datasets", "accelerate", "deepspeed"):
+    for name in ("olmo", "datasets", "accelerate", "deepspeed"):
         assert importlib.util.find_spec(name) is None, name
 
 

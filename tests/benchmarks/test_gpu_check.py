@@ -17,7 +17,7 @@ import torch
 
 from benchmarks import gpu_check
 from olmo_sparsity.analysis.kernels import attention
-from olmo_sparsity.config.file import load_config
+from olmo_sparsity.config.run import load_config
 
 ROOT = Path(__file__).parents[2]
 

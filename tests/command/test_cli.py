@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
 
 from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
 
@@ -19,7 +18,7 @@ THEORY = ["theory", "configs/theory/quick.yaml"]
 @pytest.fixture
 def config_path(run_dict: dict, tmp_path: Path) -> str:
     path = tmp_path / "run.yaml"
-    OmegaConf.save(OmegaConf.create(run_dict), path)
+    path.write_text(json.dumps(run_dict))
     return str(path)
 
 

@@ -139,7 +139,7 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 def test_ctrl_c_is_one_line_in_any_command(
     command: str, failing: Failing, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr("olmo_sparsity.config.file._read_yaml", failing(KeyboardInterrupt()))
+    monkeypatch.setattr("olmo_sparsity.settings.read_yaml", failing(KeyboardInterrupt()))
     assert main([command, "x"]) == (130 if command == "losses" else 75)
     again = {"losses": "", "theory": "; the same command starts over"}
     goes_on = again.get(command, "; the same command goes on")

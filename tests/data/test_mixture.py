@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from olmo_sparsity.command.cli import main
-from olmo_sparsity.config.file import config_from_dict
+from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.config.text import DataConfig, PositionsConfig
 from olmo_sparsity.data import tokens
 from olmo_sparsity.data.batches import TrainingBatches

@@ -21,7 +21,7 @@ from tests.gpu.shapes import training_step
 
 import torch
 
-from olmo_sparsity.config.file import load_config
+from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.tokenizer import load_tokenizer
 from olmo_sparsity.analysis.inputs.vocabulary import count_vocabulary

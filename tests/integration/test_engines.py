@@ -20,7 +20,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from olmo_sparsity.config.file import config_from_dict
+from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.checkpoint_files import list_checkpoints

@@ -22,7 +22,6 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from omegaconf import OmegaConf
 
 from olmo_sparsity.analysis.results.results import Results, read_results
 from olmo_sparsity.command.cli import build_parser, main
@@ -230,7 +229,7 @@ def measured(bench: Bench) -> Job:
 def swept(bench: Bench) -> Job:
     grid = {"folder": f"{bench.folder}/swept", "configs": ["config.yaml"]}
     grid |= {"grid": {"seed": [2, 3]}}
-    OmegaConf.save(OmegaConf.create(grid), bench.folder / "grid.yaml")
+    (bench.folder / "grid.yaml").write_text(json.dumps(grid))
     command = (sys.executable, "-m", "olmo_sparsity", "sweep", f"{bench.folder}/grid.yaml")
     told = bench.cluster.run(*command, f"--slurm=--output={bench.folder}/swept-%a.log")
     array = re.search(r"Submitted batch job (\d+)", told)
@@ -305,7 +304,7 @@ def jobs(
     config["training"] |= {"num_steps": NUM_STEPS, "batch_size": 8, "micro_batch_size": 2}
     config["training"]["device"] = "cpu"
     config |= {"checkpoint": {"interval_steps": 10}, "logging": {"interval_steps": 5}}
-    OmegaConf.save(OmegaConf.create(config), folder / "config.yaml")
+    (folder / "config.yaml").write_text(json.dumps(config))
     asked = [getattr(item, "callspec", None) for item in request.session.items]
     wanted = [call.params["job"] for call in asked if call is not None and "job" in call.params]
     longest = [scenario for scenario in (losing, stopped, chained, swept) if scenario in wanted]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import OmegaConf
 
 from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
 from olmo_sparsity.errors import ConfigError
@@ -27,7 +27,7 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 
     def make(experiments: dict, **sections: object) -> str:
         given = {"folder": "noted", "parts": ["a"], "experiments": experiments, **sections}
-        OmegaConf.save(OmegaConf.create(given), "experiments.yaml")
+        Path("experiments.yaml").write_text(json.dumps(given))
         return "experiments.yaml"
 
     return make

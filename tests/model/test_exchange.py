@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.load import load_model
-from olmo_sparsity.config.file import load_config
+from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.errors import ConfigError, DataError
@@ -350,15 +350,15 @@ def test_sources_that_cannot_be_read_are_named(tmp_path: Path) -> None:
     refused(DataError, r"neither model.safetensors nor model.pt")
     config_file = tmp_path / "official" / "config.yaml"
     config_file.write_text("model: {d_model: 32, unheard_of: 1}\n")
-    refused(DataError, r"config.yaml' cannot be read .*unheard_of")
+    refused(ConfigError, r"config.yaml: model: unknown key 'unheard_of'")
     config_file.write_text("model: {d_model: '${oc.env:HOME}'}\n")
-    refused(DataError, r"config.yaml' cannot be read \(model refers to something else")
+    refused(ConfigError, r"model: d_model must be a whole number, not '\${oc.env:HOME}'")
     config_file.write_text("model: " + "[" * 50_000)
-    refused(DataError, r"config.yaml' cannot be read \(it is nested too deep")
+    refused(ConfigError, r"config.yaml' is not readable YAML: it is nested too deep")
     config_file.write_text("model: {d_model: 32}\n")
     refused(ConfigError, "learned position embeddings")
     config_file.write_text("training: {}\n")
-    refused(DataError, r"config.yaml' cannot be read")
+    refused(ConfigError, "config.yaml: model: it must be a mapping, not None")
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
-
-from omegaconf import OmegaConf
 
 from olmo_sparsity.tasks.settings import ExperimentSettings, load_settings
 from tests.conftest import small_task
@@ -13,7 +12,7 @@ from tests.conftest import small_task
 
 def write(given: dict[str, Any], folder: Path) -> Path:
     path = folder / "task.yaml"
-    path.write_text(OmegaConf.to_yaml(OmegaConf.create(given)))
+    path.write_text(json.dumps(given))
     return path
 
 

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from olmo_sparsity.config.file import save_config
+from olmo_sparsity.config.run import save_config
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
 from olmo_sparsity.config.text import PositionsConfig
 from olmo_sparsity.io import write_manifest

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.config.shipped import CONFIGS
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.settings import CONFIGS
 from olmo_sparsity.training.deepspeed_engine import deepspeed_settings
 from olmo_sparsity.training.distributed import Processes
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from olmo_sparsity.analysis.models.load import load_model
-from olmo_sparsity.config.file import load_saved_config
+from olmo_sparsity.config.run import load_saved_config
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError, DataError, UserError

@@ -15,7 +15,7 @@ import glob
 import importlib.util
 import json
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Literal
@@ -41,7 +41,7 @@ from olmo_sparsity.analysis.inputs.records import (
     read_text,
 )
 from olmo_sparsity.errors import DataError, naming_extras
-from olmo_sparsity.fields import number, only_if
+from olmo_sparsity.settings import option
 
 CHECK_EVERY_RECORDS = 100_000
 """How often the share of bad records is checked, so that a bad source fails early."""
@@ -57,34 +57,34 @@ class CorpusConfig:
     a folder of plain text; python: the Python sources of the standard library and of the installed
     packages."""
 
-    path: str | None = only_if("source", "c4_files", "files", "text", default=None)
+    path: str | None = option(None, only_if=("source", "c4_files", "files", "text"))
     """c4_files: a glob of .json.gz, .jsonl, .jsonl.zst; files: a file or glob of .txt, .md,
     .json, .jsonl, .csv, .tsv, .parquet, or a folder of .txt files; text: a .txt file or a folder of
     them."""
 
-    field: str = only_if("source", "c4", "c4_files", "files", default="text")
+    field: str = option("text", only_if=("source", "c4", "c4_files", "files"))
     """The field of a record that holds the text."""
 
-    group_field: str | None = only_if("source", "c4", "c4_files", "files", default=None)
+    group_field: str | None = option(None, only_if=("source", "c4", "c4_files", "files"))
     """A field of the record whose equal values make a group (author, title, url: of a URL its
     host). Documents of a group are all trained on or all held out, and `measure` takes none of them
     for an unrelated text of another. None: each document is a group, but for equal texts."""
 
-    prompt_field: str | None = only_if("source", "c4", "c4_files", "files", default=None)
+    prompt_field: str | None = option(None, only_if=("source", "c4", "c4_files", "files"))
     """A field that stands before the text, which is then an answer, say. Both are trained on;
     `measure` takes the second alone as targets."""
 
-    split_at: Literal["whole", "blank-lines"] = only_if("source", "files", "text", default="whole")
+    split_at: Literal["whole", "blank-lines"] = option("whole", only_if=("source", "files", "text"))
     """Whether a file of plain text is one document, or several, separated by blank lines."""
 
-    hub_name: str = only_if("source", "c4", default="allenai/c4")
-    hub_config: str | None = only_if("source", "c4", default="en")
-    hub_split: str = only_if("source", "c4", default="train")
+    hub_name: str = option("allenai/c4", only_if=("source", "c4"))
+    hub_config: str | None = option("en", only_if=("source", "c4"))
+    hub_split: str = option("train", only_if=("source", "c4"))
 
-    max_documents: int | None = number(None, 1)
+    max_documents: int | None = option(None, least=1)
     """Stop after this many good documents. None: read all of the source."""
 
-    max_bad_share: float = number(0.01, 0, 1)
+    max_bad_share: float = option(0.01, least=0, most=1)
     """Fail when more than this share of the records is malformed or wrongly encoded."""
 
 
@@ -93,11 +93,11 @@ class Tally:
     """Counts of records read, bad and left out."""
 
     num_records: int = 0
-    bad: dict[str, int] = field(default_factory=dict)
-    first: dict[str, str] = field(default_factory=dict)
+    bad: dict[str, int] = option({})
+    first: dict[str, str] = option({})
     """For each kind, the place of the first one."""
 
-    left_out: dict[str, int] = field(default_factory=dict)
+    left_out: dict[str, int] = option({})
 
     def add(self, record: Record) -> None:
         self.num_records += 1

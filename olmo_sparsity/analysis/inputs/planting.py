@@ -27,20 +27,20 @@ from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.inputs.vocabulary import ordinary_tokens
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.fields import number
+from olmo_sparsity.settings import option
 
 
 @dataclass
 class PlantedConfig:
     """Dependencies at known places (planting.py), to measure how well selectors find them."""
 
-    share: float = number(0.0, 0, 1)
+    share: float = option(0.0, least=0, most=1)
     """Share of the training sequences. `measure --planted` plants held-out documents by itself."""
 
-    num_tokens: int = number(2, 1, 16)
+    num_tokens: int = option(2, least=1, most=16)
     """Far tokens that together determine an answer."""
 
-    num_values: int = number(8, 2, 4096)
+    num_values: int = option(8, least=2, most=4096)
     """Alternatives for each of them."""
 
     together: bool = False

@@ -198,7 +198,7 @@ def _load_saved(folder: str) -> Any:
 
 def _refuse_unused(corpus: CorpusConfig, name: str) -> None:
     for item in fields(corpus):
-        sources, value = item.metadata.get("only_if", ("", ()))[1], getattr(corpus, item.name)
+        sources, value = item.metadata.get("only_if", ())[1:], getattr(corpus, item.name)
         if sources and corpus.source not in sources and value != item.default:
             raise ConfigError(f"{item.name}={value} means nothing to {name}; leave it out")
 

@@ -22,7 +22,7 @@ from olmo_sparsity.analysis.inputs.documents import (
 from olmo_sparsity.analysis.inputs.planting import Planting
 from olmo_sparsity.analysis.inputs.texts import plant_dependencies
 from olmo_sparsity.analysis.inputs.windows import Block, Units, Windows
-from olmo_sparsity.config.file import config_from_dict
+from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.data.shards import TokenShards
 from olmo_sparsity.data.tokenizer import load_tokenizer, train_tokenizer
 from olmo_sparsity.errors import DataError

@@ -26,7 +26,7 @@ from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.measurement import measure
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.tables import read_table
-from olmo_sparsity.config.file import config_from_dict
+from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.config.sections import ModelConfig, RunConfig
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokens import prepare

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from olmo_sparsity.config.file import config_from_dict
+from olmo_sparsity.config.run import config_from_dict
 from olmo_sparsity.errors import ConfigError
 
 MINIMAL = {"data": {"tokenizer": {"train_vocab": 300}}}
@@ -25,8 +25,11 @@ def given(data: dict | None = None, **sections: Any) -> dict:
         ({"trainin": {"length": 3}}, "unknown key 'trainin'; did you mean 'training"),
         ({"training": {"lenght": 3}}, "did you mean 'training.length'"),
         ({"training": {"warmup_steps": 3}}, "did you mean 'optimizer.warmup_steps'"),
-        ({"training": {"length": "long"}}, "training.length"),
-        ({"training": {"precision": "fp8"}}, "expected one of"),
+        ({"training": {"length": "long"}}, "training.length must be a whole number, not 'long'"),
+        (
+            {"training": {"precision": "fp8"}},
+            "must be one of auto, fp32, bf16, not 'fp8'",
+        ),
         ({"positions": {"num_chunks": 3}}, "positions.scheme=contiguous does not use it"),
         ({"positions": {"scheme": "pose"}}, "needs positions.target_length"),
         (
@@ -123,7 +126,7 @@ def given(data: dict | None = None, **sections: Any) -> dict:
             "24 tokens do not divide the longest sequences of 32, of which a step has "
             "training.batch_size=32",
         ),
-        ({"training": {"length": [{"tokens": 1, "until": 9}]}}, "training.length[0]: tokens=1"),
+        ({"training": {"length": [{"tokens": 1, "until": 9}]}}, "training.length[0].tokens=1"),
         ({"training": {"length": []}}, "training.length=[] must be a list of sections with tokens"),
         ({"training": {"lengths": [{"tokens": 8}]}}, "unknown key 'training.lengths'"),
         (
@@ -152,16 +155,22 @@ def given(data: dict | None = None, **sections: Any) -> dict:
         ),
         (
             {"data": {"corpus": [{"name": "a", "sorce": "python"}]}},
-            "config: data.corpus[0]: unknown key 'sorce'; did you mean 'source'?",
+            "config: unknown key 'data.corpus[0].sorce'; did you mean 'data.corpus.source'?",
         ),
         ({"data": {"corpora": [{"name": "a"}]}}, "unknown key 'data.corpora'"),
         (
             {"data": {"corpus": [{"name": "a"}], "train_files": ["a"], "heldout_files": ["b"]}},
             "data.train_files takes the place of data.corpus",
         ),
-        ({"run_folder": 2024}, "config: run_folder=2024 is no text to YAML; quote it"),
-        ({"data": {"corpus": {"path": 1e3}}}, "data.corpus.path=1000.0 is no text"),
-        ({"optimizer": 5}, "not a subclass of OptimizerConfig"),
+        (
+            {"run_folder": 2024},
+            "run_folder must be a string, but 2024 is a number",
+        ),
+        (
+            {"data": {"corpus": {"path": 1e3}}},
+            "data.corpus.path must be a string, but 1000",
+        ),
+        ({"optimizer": 5}, "optimizer must be a mapping, not 5"),
         ({"training": {"num_steps": 0}}, "must be at least 1"),
         ({"model": {"residual_dropout": 1.5}}, "model.residual_dropout=1.5 must be at most 0.999"),
         ({"model": {"embedding_dropout": -0.1}}, "model.embedding_dropout=-0.1"),

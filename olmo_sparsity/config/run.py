@@ -1,0 +1,266 @@
+"""Read, check and write the settings of a training run.
+
+Place in the flow: YAML → **a checked config** → everything else. Nothing is read or built before.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from olmo_sparsity.config.sections import ModelConfig, RunConfig
+from olmo_sparsity.config.text import LEAST_SHARE, RepeatedConfig
+from olmo_sparsity.folders import leaves
+from olmo_sparsity.io import write_atomically
+from olmo_sparsity.settings import build, enforce, read_given, read_yaml, to_yaml, used
+
+Rules = Iterator[tuple[Any, str]]
+"""What must hold, and the message if it does not: field, value and remedy."""
+
+
+def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:
+    """Read and check the settings of a run."""
+    return config_from_dict(read_given(path, overrides), str(path))
+
+
+def load_saved_config(path: str | Path) -> RunConfig:
+    """Read what `save_config` wrote. The folder may be anybody's, so the file is read by itself: no
+    base, no references."""
+    return config_from_dict(read_yaml(Path(path)), str(path))
+
+
+def config_from_dict(given: dict, origin: str = "config") -> RunConfig:
+    config = build(RunConfig, given, origin)
+    for rules in (_lengths, _schedule, _positions, _scaling, _data, _corpora):
+        enforce(origin, rules(config))
+    check_model(config.model, origin)
+    return config
+
+
+def save_config(config: RunConfig, path: str | Path) -> None:
+    """Write all fields that have an effect, resolved, such that the file gives the same run."""
+    write_atomically(Path(path), to_yaml(config))
+
+
+def flatten(config: RunConfig) -> dict[str, Any]:
+    """Every dotted key that has an effect, and its value."""
+    return dict(leaves(used(config)))
+
+
+# --- what must hold -------------------------------------------------------------------------------
+
+
+def _lengths(config: RunConfig) -> Rules:
+    training = config.training
+    ends = [stage.until for stage in training.lengths]
+    yield (
+        None not in ends[:-1] and ends[-1:] in ([], [None]),
+        "training.length: each stage but the last needs `until`, its last step, and the last none",
+    )
+    rising = [0, *(end for end in ends if end is not None), training.num_steps]
+    yield (
+        all(first < second for first, second in pairwise(rising)),
+        f"training.length: the last steps of its stages ({', '.join(map(str, rising[1:-1]))}) must "
+        f"rise, and lie below {training.num_steps=}",
+    )
+    for stage in training.lengths:
+        yield (
+            training.length % stage.tokens == 0,
+            f"training.length: {stage.tokens} tokens do not divide the longest sequences of "
+            f"{training.length}, of which a step has {training.batch_size=}; take a divisor",
+        )
+
+
+def _schedule(config: RunConfig) -> Rules:
+    """Where a run starts, its batches, evaluations and checkpoints, and its engine."""
+    training, evaluation, engine = config.training, config.evaluation, config.engine
+    yield (
+        config.init_from is None or config.branch_from is None,
+        f"init_from={config.init_from} and branch_from={config.branch_from} exclude each other: "
+        "the first takes only weights, the second continues that run; remove one",
+    )
+    targets = evaluation.sparsity_targets
+    yield targets not in (1, 2, 3), f"{evaluation.sparsity_targets=} must be 0 or at least 4"
+    yield (
+        not targets or training.length >= 32,
+        f"{evaluation.sparsity_targets=} needs windows within {training.length=}, which must be at "
+        "least 32",
+    )
+    beyond = [s for s in config.checkpoint.keep_steps or [] if not 1 <= s <= training.num_steps]
+    yield (
+        not beyond,
+        f"checkpoint.keep_steps={beyond} never come: steps run from 1 to {training.num_steps=}",
+    )
+    yield (
+        training.batch_size % (training.micro_batch_size or 1) == 0,
+        f"{training.batch_size=} is not a multiple of {training.micro_batch_size=}",
+    )
+    yield (
+        engine.name != "zero3" or not training.compile,
+        "training.compile=true does not go with engine.name=zero3, which swaps weights in and out "
+        "inside the compiled function; set training.compile=false or take zero2",
+    )
+
+
+def _positions(config: RunConfig) -> Rules:
+    training, positions, model = config.training, config.positions, config.model
+    if positions.scheme != "contiguous":
+        yield (
+            positions.target_length is not None,
+            f"{positions.scheme=!s} needs positions.target_length",
+        )
+        yield (
+            config.largest_length >= training.length,
+            f"{positions.target_length=} is below {training.length=}; raise the first or lower the "
+            "second",
+        )
+    yield (
+        config.data.mask_documents or not positions.per_document,
+        "positions.per_document=true is set, but with data.mask_documents=false all documents of a "
+        "sequence are one text; set both",
+    )
+    yield (
+        positions.scheme != "pose" or positions.num_chunks <= training.shortest,
+        f"{positions.num_chunks=} is above training.length={training.shortest}",
+    )
+    yield (
+        model.max_sequence_length >= config.largest_length,
+        f"{model.max_sequence_length=} is below the positions trained ({config.largest_length}); "
+        "raise it to at least that",
+    )
+
+
+def _scaling(config: RunConfig) -> Rules:
+    positions = config.positions
+    if positions.scaling == "none":
+        return
+    yield (
+        config.model.rope,
+        f"{positions.scaling=!s} changes RoPE, but model.rope=false; remove one",
+    )
+    for name in ["factor"] + ["original_length"] * (positions.scaling in ("yarn", "llama3")):
+        yield getattr(positions, name) is not None, f"{positions.scaling=!s} needs positions.{name}"
+    yield (
+        positions.beta_slow < positions.beta_fast,
+        f"{positions.beta_slow=} must be below {positions.beta_fast=}",
+    )
+    yield (
+        positions.low_frequency_factor < positions.high_frequency_factor,
+        f"{positions.low_frequency_factor=} must be below {positions.high_frequency_factor=}",
+    )
+
+
+def _data(config: RunConfig) -> Rules:
+    training, model, data = config.training, config.model, config.data
+    planted, repeated, shortest = data.planted, data.repeated, training.shortest
+    yield (
+        data.train_files is not None or data.token_dtype == "uint16",
+        f"{data.token_dtype=!s} is for data.train_files; a prepared folder knows its own",
+    )
+    yield (
+        not data.mask_documents or model.query_scale_length is None,
+        f"{model.query_scale_length=} counts the keys of a whole sequence, which "
+        "data.mask_documents=true hides; unset one of them",
+    )
+    yield (
+        planted.share == 0 or shortest >= planted.num_tokens + 2,
+        f"{data.planted.num_tokens=} does not fit into training.length={shortest}",
+    )
+    yield (
+        repeated.share > 0 or repeated == RepeatedConfig(),
+        "data.repeated is set, but data.repeated.share=0 repeats nothing; raise the share",
+    )
+    yield (
+        repeated.min_length <= repeated.max_length,
+        f"{data.repeated.min_length=} is above max_length={repeated.max_length}",
+    )
+    yield (
+        repeated.share == 0 or 2 * repeated.max_length <= shortest,
+        f"{data.repeated.max_length=} does not fit twice into training.length={shortest}",
+    )
+    yield (
+        planted.share + repeated.share <= 1,
+        f"{data.planted.share=} and {data.repeated.share=} add up to more than 1",
+    )
+    yield (
+        (data.train_files is None) == (data.heldout_files is None),
+        "data.train_files and data.heldout_files go together",
+    )
+    yield (
+        (data.tokenizer.name is None) != (data.tokenizer.train_vocab is None),
+        "set exactly one of data.tokenizer.name and data.tokenizer.train_vocab",
+    )
+
+
+def _corpora(config: RunConfig) -> Rules:
+    data = config.data
+    for number, part in enumerate(data.parts()):
+        key = f"data.corpus[{number}]" if data.corpora else "data.corpus"
+        yield (
+            part.corpus.path is not None or part.corpus.source not in ("c4_files", "files", "text"),
+            f"{key}.source={part.corpus.source} needs {key}.path",
+        )
+    names, total = [part.name for part in data.corpora], sum(part.weight for part in data.corpora)
+    for number, one in enumerate(data.corpora):
+        yield (
+            re.fullmatch(r"\w[\w-]*", one.name) is not None and names.count(one.name) == 1,
+            f"data.corpus[{number}].name={one.name} must be letters and digits, and another than "
+            "those of the other corpora: it names a folder, and a loss in the metrics",
+        )
+        yield (
+            one.weight / total >= LEAST_SHARE,
+            f"data.corpus[{number}].weight={one.weight} is less than {LEAST_SHARE} of all; leave "
+            "it out or raise it",
+        )
+    yield (
+        not data.corpora or data.train_files is None,
+        "data.train_files takes the place of data.corpus, which has a list; leave one of them out",
+    )
+
+
+def check_model(model: ModelConfig, origin: str) -> None:
+    """Also used for a task's model. Upstream would fail with an assertion."""
+    enforce(origin, _model(model))
+
+
+def _model(model: ModelConfig) -> Rules:
+    is_gated = model.architecture == "olmo" and model.activation_type == "swiglu"
+    yield (
+        not is_gated or (model.mlp_hidden_size or 0) % 2 == 0,
+        f"{model.mlp_hidden_size=} must be even: swiglu takes half of it for its gate",
+    )
+    yield (
+        model.embedding_size is None or model.embedding_size >= model.vocab_size,
+        f"{model.embedding_size=} is below {model.vocab_size=}; raise it or leave it out",
+    )
+    yield (
+        model.n_heads % (model.n_kv_heads or 1) == 0,
+        f"{model.n_heads=} is not a multiple of {model.n_kv_heads=}",
+    )
+    yield (
+        model.d_model % model.n_heads == 0 or model.head_width is not None,
+        f"{model.d_model=} is not a multiple of {model.n_heads=}; change one of them, or set "
+        "model.head_width",
+    )
+    yield (
+        model.attention_layer_norm or not model.attention_norm_per_head,
+        "model.attention_norm_per_head=true is set, but model.attention_layer_norm=false norms "
+        "nothing; set both",
+    )
+    yield (
+        not (model.qkv_bias and model.include_bias),
+        "model.qkv_bias=true is set, but model.include_bias=true adds all biases; remove one",
+    )
+    yield (
+        model.alibi or model.alibi_bias_max == 8.0,
+        f"{model.alibi_bias_max=} is set, but model.alibi=false has no bias",
+    )
+    yield not (model.rope and model.alibi), "model.rope and model.alibi exclude each other"
+    yield 0 < model.rotary_fraction <= 1, f"{model.rotary_fraction=} must lie in (0, 1]"
+    yield (
+        model.rope or model.rotary_fraction == 1.0,
+        f"{model.rotary_fraction=} is set, but model.rope=false rotates nothing",
+    )
