@@ -122,7 +122,10 @@ class SourcePrompt:
             parts, closing, prefix_ids = *_through_template(model, turns, question), list[int]()
         else:
             parts = [(part, AFTER_SOURCE) for _, inside in turns for part in inside]
-            closing, prefix_ids = question + AFTER_QUESTION, model.prefix_ids(prefix)
+            closing, prefix_ids = (
+                question + AFTER_QUESTION,
+                model.prefix_ids(prefix, parts[0][0].text),
+            )
         texts = [text for part, after in parts for text in (part.text, after)]
         near_ids, *of_parts = model.encode([closing, *texts])
         numbers = [names.index(part.name) if part.name in names else None for part, _ in parts]

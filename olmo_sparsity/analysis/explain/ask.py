@@ -22,7 +22,13 @@ from torch import nn
 
 from olmo_sparsity.analysis.explain.cost import Cost, count_explanation
 from olmo_sparsity.analysis.explain.explanation import Explanation
-from olmo_sparsity.analysis.explain.prompt import Asked, Prompt, evaluating, read_text
+from olmo_sparsity.analysis.explain.prompt import (
+    Asked,
+    Prompt,
+    evaluating,
+    read_text,
+    through_template,
+)
 from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.inputs.windows import Spans, Windows
 from olmo_sparsity.analysis.measurement.plan import refuse_for_loaded
@@ -107,7 +113,10 @@ def explain(
     with _evaluating(model), _evaluating(judge):
         loaded = _load(model, tokenizer, of_model)
         check_can_run([settings.selector], loaded.model)
-        other = None if judge is None else _load_judge(judge, tokenizer, loaded, of_model)
+        texts = [text] if text is not None else [str(prompt), target or ""]
+        if settings.chat:
+            texts[0] = through_template(loaded, [{"role": "user", "content": str(prompt)}])
+        other = None if judge is None else _load_judge(judge, tokenizer, loaded, of_model, texts)
         read = (
             Prompt.of_text(loaded, text, of_model.prefix)
             if text is not None
@@ -123,14 +132,23 @@ def _evaluating(model: Any) -> AbstractContextManager[Any]:
 
 
 def _load_judge(
-    judge: Any, tokenizer: Any, model: LoadedModel, options: ModelOptions
+    judge: Any, tokenizer: Any, model: LoadedModel, options: ModelOptions, texts: list[str]
 ) -> LoadedModel:
+    """`texts`: what both read, which must be the same tokens to both."""
     loaded = _load(judge, tokenizer if isinstance(judge, nn.Module) else None, options)
-    one, other = (m.tokenizer.get_vocab() for m in (model, loaded) if m.tokenizer is not None)
-    if one != other:
+    (one, of_one), (other, of_other) = (
+        (m.tokenizer.get_vocab() if m.tokenizer else None, m.encode(texts)) for m in (model, loaded)
+    )
+    if one != other or of_one != of_other:
         raise DataError(
-            f"judge: '{loaded.name}' has another tokenizer than '{model.name}', so that their "
-            "tokens cannot be compared; give a model with the same one"
+            f"judge: '{loaded.name}' has another tokenizer than '{model.name}': it turns this text "
+            "into other tokens, so their losses cannot be compared; give a model with the same one"
+        )
+    ours, theirs = (m.prefix_ids(options.prefix, texts[0]) for m in (model, loaded))
+    if ours != theirs:
+        raise DataError(
+            f"judge: '{loaded.name}' puts {theirs} (token IDs) before this text, and "
+            f"'{model.name}' puts {ours}; give prefix=none, bos or a text, for both the same"
         )
     return loaded
 

@@ -46,13 +46,13 @@ class Prompt:
 
     @staticmethod
     def of_text(model: LoadedModel, text: str, prefix: str) -> Prompt:
-        return Prompt(model.encode([text])[0], model.prefix_ids(prefix))
+        return Prompt(model.encode([text])[0], model.prefix_ids(prefix, text))
 
     @staticmethod
     def with_answer(
         model: LoadedModel, prompt: str, target: str | None, prefix: str, settings: AskSettings
     ) -> Prompt:
-        prefix_ids, closing = model.prefix_ids(prefix), list[int]()
+        prefix_ids, closing = model.prefix_ids(prefix, prompt), list[int]()
         before = model.encode([prompt])[0]
         if settings.chat:
             prefix_ids, before, closing = chat_ids(model, prompt)

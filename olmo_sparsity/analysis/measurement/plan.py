@@ -116,13 +116,23 @@ def plan(
         opened = plant_dependencies(opened, loaded, settings.windows, settings.seed)
     elif quick:
         opened = first_look(opened, settings)
-    if not settings.prefix_ids:
-        ids = loaded.prefix_ids(of_model.prefix)
-        settings = replace(settings, prefix_ids=tuple(ids))
+    ids = tuple(loaded.prefix_ids(of_model.prefix, _beginning(opened, loaded)))
+    if choices is not None and loaded.tokenizer is not None and ids != settings.prefix_ids:
+        raise DataError(
+            f"choices: {choices.meta.model.get('name')} was measured with the prefix "
+            f"{list(settings.prefix_ids)} (token IDs) before every window, and '{loaded.name}' "
+            f"reads this text with {list(ids)}; give both the same (prefix=none, bos or a text)"
+        )
+    settings = replace(settings, prefix_ids=settings.prefix_ids or ids)
     named = next((given for given in (choices, targets, at) if given is not None), None)
     transfers = choices is not None
     made = Plan.of(loaded, opened, settings, named, of_model.batch_tokens, transfers)
     return made if known is None else made.with_losses(known)
+
+
+def _beginning(documents: Documents, model: LoadedModel) -> str:
+    ids = documents[0].tokens[:200].tolist()
+    return "" if model.tokenizer is None else model.tokenizer.decode(ids, False)
 
 
 def _quick(options: dict[str, Any], documents: Any) -> dict[str, Any]:

@@ -26,10 +26,11 @@ from olmo_sparsity.analysis.models.fingerprint import fingerprint, fingerprint_w
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.pretrained_tokenizer import (
     as_tokenizer,
-    bos_prefix,
     find_tokenizer,
     has_tokenizer,
+    inserted_tokens,
     read_transformers_tokenizer,
+    tokens_before,
 )
 from olmo_sparsity.analysis.models.transformers_folder import (
     ADAPTER,
@@ -95,20 +96,15 @@ class LoadedModel:
         `tokenizer`. Read from the folder on first use."""
         return self.find_transformers_tokenizer()
 
-    @cached_property
-    def bos_prefix(self) -> list[int]:
-        """The tokens that the tokenizer puts before a text; usually none or one."""
-        theirs = self.transformers_tokenizer
-        tokenizer = self.tokenizer if theirs is None else theirs
-        return [] if tokenizer is None else bos_prefix(tokenizer)
-
-    def prefix_ids(self, prefix: str) -> list[int]:
-        """Token IDs of the windows' prefix: `auto` (what the tokenizer puts before a text), `bos`,
-        `none`, or any text."""
-        if prefix == "none":
+    def prefix_ids(self, prefix: str, text: str) -> list[int]:
+        """Return the token IDs of the prefix of windows in this text: `auto` (what the tokenizer
+        puts before it; usually no token or one), `bos`, `none`, or any text."""
+        if prefix == "none" or (prefix == "auto" and self.tokenizer is None):
             return []
         if prefix == "auto":
-            return self.bos_prefix
+            theirs, head = self.transformers_tokenizer, text[:1000]
+            before = tokens_before(self.tokenizer if theirs is None else theirs, head)
+            return before + inserted_tokens(self.tokenizer, head)
         if prefix == "bos":
             bos = getattr(self.transformers_tokenizer, "bos_token_id", None)
             if bos is None:
@@ -119,17 +115,20 @@ class LoadedModel:
         return self.encode([prefix])[0]
 
     def encode(self, texts: list[str]) -> list[list[int]]:
-        """Token IDs of each text, with nothing put before or after it."""
+        """Return the token IDs of each text, with nothing put before or after it."""
         assert self.tokenizer is not None
+        found = []
         with naming_panics(f"'{self.name}'"):
             encoded = self.tokenizer.encode_batch(texts, add_special_tokens=False)
-        for text in encoded:
-            if (largest := max(text.ids, default=0)) >= self.model.vocab_size:
+        for text, ids in zip(texts, (one.ids for one in encoded), strict=True):
+            if (largest := max(ids, default=0)) >= self.model.vocab_size:
                 raise DataError(
                     f"'{self.name}': the text holds '{self.tokenizer.decode([largest], False)}', "
                     f"token {largest}, and the embedding has {self.model.vocab_size} rows"
                 )
-        return [text.ids for text in encoded]
+            inserted = inserted_tokens(self.tokenizer, text)
+            found.append(ids[len(inserted) :] if ids[: len(inserted)] == inserted else ids)
+        return found
 
     @cached_property
     def fingerprint(self) -> str:

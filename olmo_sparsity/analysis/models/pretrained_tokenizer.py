@@ -112,13 +112,78 @@ def read_transformers_tokenizer(folder: Path) -> Any | None:
         ) from None
 
 
-def bos_prefix(tokenizer: Any) -> list[int]:
-    """The tokens that a tokenizer, of either library, puts before a text."""
+def tokens_before(tokenizer: Any, text: str) -> list[int]:
+    """Return the tokens that a tokenizer, of either library, puts before this text.
+
+    The post-processor says which; the text itself, encoded with and without them, must agree.
+    """
 
     def encode(special: bool) -> list[int]:
-        encoded = tokenizer.encode("a", add_special_tokens=special)
+        encoded = tokenizer.encode(text, add_special_tokens=special)
         return list(getattr(encoded, "ids", encoded))
 
-    plain, complete = encode(False), encode(True)
+    before = _said_before(tokenizer)
+    try:
+        plain, complete = encode(False), encode(True)
+    except Exception as error:  # tokenizers raises bare Exception, for a word that it does not know
+        if before is None:
+            raise DataError(
+                f"prefix=auto: the tokenizer cannot read '{text[:40]}': {error}"
+            ) from None
+        return before
+    if before is not None and complete[: len(before) + len(plain)] == before + plain:
+        return before
     starts = (i for i in range(len(complete)) if complete[i : i + len(plain)] == plain)
-    return complete[: next(starts, 0)]
+    if not plain or (start := next(starts, None)) is None:
+        raise DataError(
+            f"prefix=auto: the tokenizer turns '{text[:40]}' into {complete[:8]} with special "
+            f"tokens and {plain[:8]} without, so no prefix can be read; give prefix=bos, none or "
+            "a text"
+        )
+    return complete[:start]
+
+
+def _said_before(tokenizer: Any) -> list[int] | None:
+    """None: the tokenizer does not say."""
+    fast = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    if isinstance(fast, Tokenizer):
+        processor: Any = fast.post_processor
+        return [] if processor is None else _put_before(json.loads(processor.__getstate__()))
+    build = getattr(
+        getattr(tokenizer, "_tokenizer", tokenizer), "build_inputs_with_special_tokens", None
+    )
+    if build is None:
+        return None
+    marked = list(build([-1]))
+    return marked[: marked.index(-1)] if -1 in marked else None
+
+
+def _put_before(processor: dict[str, Any]) -> list[int]:
+    if processor["type"] == "Sequence":  # the later ones stand further out
+        return [id for one in processor["processors"][::-1] for id in _put_before(one)]
+    if "cls" in processor:  # of BERT and RoBERTa
+        return [processor["cls"][1]]
+    found, special = list[int](), processor.get("special_tokens", {})
+    for piece in processor.get("single", ()):
+        if "Sequence" in piece:
+            break
+        found += special[piece["SpecialToken"]["id"]]["ids"]
+    return found
+
+
+def inserted_tokens(tokenizer: Any, text: str) -> list[int]:
+    """Return the special tokens that a normalizer, not the text, puts at the beginning."""
+    normalizer, begins = getattr(tokenizer, "normalizer", None), text[:200]
+    if normalizer is None or (normal := normalizer.normalize_str(begins)) == begins:
+        return []
+    added = tokenizer.get_added_tokens_decoder().items()
+    special = {token.content: id for id, token in added if token.special}
+    found = list[int]()
+    while content := max(
+        (name for name in special if normal.startswith(name)), key=len, default=""
+    ):
+        if begins.lstrip().startswith(content):
+            break
+        normal = normal.removeprefix(content).lstrip()
+        found.append(special[content])
+    return found

@@ -12,12 +12,14 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from tokenizers import Tokenizer, models
 
 from olmo_sparsity import explain
 from olmo_sparsity.analysis.explain.check import _unrelated
 from olmo_sparsity.analysis.explain.explanation import Explanation, read_explanation, to_json
 from olmo_sparsity.analysis.inputs.documents import Controls
 from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.models.load import wrap_model
 from olmo_sparsity.analysis.scoring.scorer import context_losses
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import ConfigError, DataError
@@ -90,6 +92,32 @@ def judge() -> Any:
         for weight in other.parameters():
             weight.add_(0.2 * torch.randn_like(weight))
     return other
+
+
+def merging(*pairs: tuple[str, str]) -> Tokenizer:
+    """One vocabulary, merged in this order."""
+    words = ["<s>", *"abc ", "ab", "bc"]
+    tokenizer = Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, list(pairs)))
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "given", "message"),
+    [
+        (make_tokenizer(), make_tokenizer(bos=False), {"text": TEXT, "at": "w7"},
+         r"puts \[\] \(token IDs\) before this text, and '.*' puts \[1\]; give prefix=none"),
+        (merging(("a", "b"), ("b", "c")), merging(("b", "c"), ("a", "b")),
+         {"text": "abc " * 20, "at": -1}, "another tokenizer than .* this text into other tokens"),
+        (merging(("a", "b"), ("b", "c")), merging(("b", "c"), ("a", "b")),
+         {"prompt": "a c " * 9, "target": "abc"}, "another tokenizer than"),
+    ],
+    ids=["prefix", "merges", "merges of a target"],
+)  # fmt: skip
+def test_a_judge_that_reads_the_text_as_other_tokens_is_refused(
+    model: Any, judge: Any, ours: Any, theirs: Any, given: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(DataError, match=message):
+        explain(model, ours, judge=wrap_model(judge, theirs), short=SHORT, **given)
 
 
 def test_a_judge_tells_its_losses_with_units_that_another_chose(

@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
+from tokenizers import Tokenizer, models, processors
 
 from olmo_sparsity import measure, transfer
 from olmo_sparsity.analysis.inputs.documents import Documents
@@ -208,6 +209,12 @@ def test_settings_are_those_of_the_other_measurement(
         "choices",
         "chosen_by",
     }
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}))
+    words.post_processor = processors.BertProcessing(("w2", 2), ("w1", 1))
+    with pytest.raises(
+        DataError, match=r"m0 was measured with the prefix \[\] .* with \[1\]; give"
+    ):
+        measure(replace(model_of(1), tokenizer=words), documents, choices=found[0])
     with pytest.raises(ConfigError, match="choices"):  # a folder of other choices
         evaluated(1, documents, found[1], out=tmp_path)
 

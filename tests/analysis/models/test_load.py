@@ -272,7 +272,7 @@ def test_a_model_in_memory_is_taken_as_it_is() -> None:
     assert not model.training
     check_logits(loaded, model)
     assert (loaded.name, loaded.max_positions, loaded.tokenizer) == ("LlamaForCausalLM", 64, None)
-    assert (loaded.transformers_tokenizer, loaded.bos_prefix) == (None, [])
+    assert (loaded.transformers_tokenizer, loaded.prefix_ids("auto", "a")) == (None, [])
     assert loaded.num_parameters == model.num_parameters()
     assert loaded.device == torch.device("cpu")
     assert wrap_model(loaded) is loaded

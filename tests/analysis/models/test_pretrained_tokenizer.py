@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import ByT5Tokenizer, PreTrainedModel
 from transformers import PreTrainedTokenizerFast as FastTokenizer
 
 from olmo_sparsity.analysis.inputs.documents import token_texts
 from olmo_sparsity.analysis.models.load import load_model, wrap_model
+from olmo_sparsity.analysis.models.pretrained_tokenizer import tokens_before
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.models import SIZES, tiny
 
@@ -53,13 +55,63 @@ def test_a_tokenizer_of_either_library_is_taken() -> None:
     for given, whole in ((word_tokenizer(), None), (fast, fast)):
         loaded = wrap_model(llama(), given)
         assert loaded.tokenizer.encode("ab", add_special_tokens=False).ids == [29, 4]
-        assert loaded.bos_prefix == [0]
+        assert loaded.prefix_ids("auto", "a") == [0]
         assert loaded.transformers_tokenizer is whole
     text = fast.apply_chat_template([{"role": "user", "content": "a b"}], tokenize=False)
     assert loaded.tokenizer.encode(text, add_special_tokens=False).ids == [2, 29, 30, 4, 1]
-    assert wrap_model(llama(), word_tokenizer(adds_bos=False)).bos_prefix == []
+    assert wrap_model(llama(), word_tokenizer(adds_bos=False)).prefix_ids("auto", "a") == []
     with pytest.raises(ConfigError, match="tokenizer: int has no encode; give a tokenizers"):
         wrap_model(llama(), 3)
+
+
+BOS, EOS = ("<s>", 0), ("</s>", 1)
+WRAPPED = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[BOS, EOS])
+OTHER = processors.TemplateProcessing(single="</s> $A", special_tokens=[EOS])
+PUT_BEFORE: dict[str, tuple[Any, Any, list[int]]] = {
+    "no letter a": (WRAPPED, None, [0]),
+    "of BERT": (processors.BertProcessing(EOS, BOS), None, [0]),
+    "of RoBERTa": (processors.RobertaProcessing(EOS, BOS), None, [0]),
+    "several": (processors.Sequence([processors.ByteLevel(), WRAPPED]), None, [0]),
+    "a is deleted": (WRAPPED, normalizers.Replace("a", ""), [0]),
+    "normalizer": (None, normalizers.Prepend("<s> "), [0]),
+    "both": (OTHER, normalizers.Prepend("<s> "), [1, 0]),
+}
+
+
+@pytest.mark.parametrize("kind", PUT_BEFORE)
+def test_the_prefix_is_read_and_not_tried_on_a_letter(kind: str) -> None:
+    """Also of a tokenizer that has no token for the letter, and of one whose normalizer writes
+    it, which puts it before no part of a text."""
+    post_processor, normalizer, wanted = PUT_BEFORE[kind]
+    vocabulary = {"<s>": 0, "</s>": 1, "b": 2, "c": 3, "<unk>": 4}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.add_special_tokens(["<s>", "</s>", "<unk>"])
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    if post_processor is not None:
+        tokenizer.post_processor = post_processor
+    for given in (tokenizer, FastTokenizer(tokenizer_object=tokenizer)):
+        loaded = wrap_model(llama(), given)
+        assert loaded.prefix_ids("auto", "b c") == wanted
+        assert loaded.encode(["b c", "c"]) == [[2, 3], [3]]
+
+
+class Whimsical(ByT5Tokenizer):
+    """Puts a token before long texts only."""
+
+    def encode(self, text: str, add_special_tokens: bool = True, **options: Any) -> list[int]:
+        ids = super().encode(text, add_special_tokens=False)
+        return [2] * (add_special_tokens and len(text) > 3) + ids
+
+
+def test_the_prefix_is_verified_on_the_text_itself() -> None:
+    loaded = wrap_model(llama(vocab_size=400), Whimsical())
+    assert [loaded.prefix_ids("auto", text) for text in ("abc", "abcd")] == [[], [2]]
+    with pytest.raises(DataError, match="prefix=auto: the tokenizer turns 'x y' into"):
+        tokens_before(
+            SimpleNamespace(encode=lambda _, add_special_tokens: [7 - add_special_tokens]), "x y"
+        )
 
 
 def test_a_call_of_the_original_truncates_nothing_here() -> None:
@@ -96,7 +148,7 @@ def test_a_slow_tokenizer_is_adapted() -> None:
     assert tokenizer.get_vocab_size() == len(tokenizer.get_vocab()) == 384
     (of_batch,) = tokenizer.encode_batch([text], add_special_tokens=False)
     assert of_batch.ids == ids
-    assert loaded.bos_prefix == []  # what it adds stands behind a text
+    assert loaded.prefix_ids("auto", "a") == []  # what it adds stands behind a text
     assert 1 in tokenizer.get_added_tokens_decoder()
     assert (
         tokenizer.to_str() == wrap_model(llama(vocab_size=400), ByT5Tokenizer()).tokenizer.to_str()
@@ -130,7 +182,7 @@ def test_the_tokenizer_of_a_folder_is_opened_by_transformers_only_when_asked(
     monkeypatch.setattr(transformers.AutoTokenizer, "from_pretrained", spy)
     loaded = load_model(str(tmp_path))
     assert opened == []
-    assert loaded.bos_prefix == [0]
+    assert loaded.prefix_ids("auto", "a") == [0]
     found = loaded.transformers_tokenizer
     text = found.apply_chat_template([{"role": "user", "content": "a"}], tokenize=False)
     assert text == "<|user|>a</s>"
