@@ -1,4 +1,17 @@
-"""What docs/results and docs/figures hold, read for the tables and figures of the pages."""
+"""Read docs/results and docs/figures for the tables and figures of the pages.
+
+docs/results holds, written by keep_results.py:
+
+    losses, targets, recovery, influence .parquet     rows of the measured targets
+    summary, dependencies .parquet                    the final tables, rounded to four digits
+    meta.jsonl                                        a line for each measurement: provenance, mean losses
+    tasks.parquet, tasks.jsonl                        accuracy of each task result; provenance
+    evaluations.jsonl                                 a line for each evaluation of a training run
+    others.json                                       small tables and records of benchmarks, by name
+    models/                                           trained models
+
+The first column of a Parquet file names the measurement, or the task result.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import yaml
 
 from olmo_sparsity.analysis.results.statistics import (
@@ -19,11 +34,86 @@ from olmo_sparsity.analysis.results.statistics import (
     resample,
     summarize,
 )
+from olmo_sparsity.tasks.results import Row
 
 ROOT = Path(__file__).parents[1]
 RESULTS, FIGURES, PAGES = (ROOT / "docs" / name for name in ("results", "figures", "tables"))
 SHOWN = yaml.safe_load((ROOT / "docs/tables.yaml").read_text(encoding="utf-8"))
 """What the pages show of it."""
+
+ROWS = ("losses", "targets", "recovery", "influence")
+FINAL = ("summary", "dependencies")
+
+
+# --- the files ------------------------------------------------------------------------------------
+
+
+def read_rows(path: Path, name: str) -> pa.Table:
+    """The rows of a stored Parquet file whose first column is `name`, without that column."""
+    column = pq.read_schema(path).names[0]
+    return pq.read_table(path, filters=[(column, "==", name)]).drop_columns([column])
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@cache
+def measurements() -> dict[str, dict[str, Any]]:
+    """Each stored measurement: its `meta`, its `mean_losses`, and `columns`, the types that a
+    Parquet file of all measurements does not tell (see `read_table`)."""
+    return {line.pop("measurement"): line for line in read_lines(RESULTS / "meta.jsonl")}
+
+
+def read_table(table: str, name: str) -> pd.DataFrame:
+    """A table of one measurement, with the columns and types that it had when it was stored.
+
+    A column that is empty in these rows belongs to other measurements, unless `columns` names it.
+    """
+    found = read_rows(RESULTS / f"{table}.parquet", name)
+    types = measurements()[name]["columns"].get(table, {})
+    if not len(found) and not types:
+        raise FileNotFoundError(f"no {table} are stored of measurement {name}")
+    here = [c for c in found.schema.names if c in types or found[c].null_count < len(found)]
+    return found.select(here).to_pandas().astype(types)
+
+
+@cache
+def evaluations() -> dict[str, list[dict[str, Any]]]:
+    """The evaluations of each stored training run, in order of steps."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for line in read_lines(RESULTS / "evaluations.jsonl"):
+        found.setdefault(line.pop("run"), []).append(line)
+    return found
+
+
+@cache
+def tasks() -> dict[str, dict[str, Any]]:
+    """The `meta` and `manifest` of each stored task result."""
+    return {line.pop("result"): line for line in read_lines(RESULTS / "tasks.jsonl")}
+
+
+def task_rows(name: str) -> list[Row]:
+    return [Row(**row) for row in read_rows(RESULTS / "tasks.parquet", name).to_pylist()]
+
+
+@cache
+def others() -> dict[str, Any]:
+    """Records of benchmarks by name; of a table, a list for each column."""
+    return json.loads((RESULTS / "others.json").read_text(encoding="utf-8"))
+
+
+def other_table(name: str) -> pd.DataFrame:
+    return pd.DataFrame(others()[name])
+
+
+def forget() -> None:
+    """Read the files anew, as they have changed."""
+    for read in (measurements, evaluations, tasks, others):
+        read.cache_clear()
+
+
+# --- measurements ---------------------------------------------------------------------------------
 
 
 @cache
@@ -33,7 +123,7 @@ def read_all(name: str) -> pd.DataFrame:
     first, _, second = name.partition(" + ")
     if second:
         return both_ways(*map(stored_rows, (first, second)))
-    return _named(pd.read_csv(RESULTS / f"measurements/{name}/summary.csv"))
+    return _named(read_table("summary", name))
 
 
 def _named(rows: pd.DataFrame) -> pd.DataFrame:
@@ -70,8 +160,7 @@ def read_summary(name: str, target_set: str = "gap", units: str = "tokens") -> p
 
 
 def read_meta(name: str) -> dict[str, Any]:
-    name = name.partition(" + ")[0]
-    return json.loads((RESULTS / f"measurements/{name}/meta.json").read_text())
+    return measurements()[name.partition(" + ")[0]]["meta"]
 
 
 @cache
@@ -80,16 +169,14 @@ def stored_rows(name: str) -> pd.DataFrame:
 
 
 def stored_tables(name: str) -> list[pd.DataFrame]:
-    folder = RESULTS / "measurements" / name
-    return [pd.read_parquet(folder / f"{t}.parquet") for t in ("losses", "targets", "recovery")]
+    return [read_table(table, name) for table in ("losses", "targets", "recovery")]
 
 
 def mean_loss(name: str, target_set: str) -> float:
     """With the long window, over a set of targets."""
-    folder = RESULTS / "measurements" / name
-    targets = pd.read_parquet(folder / "targets.parquet")
+    targets = read_table("targets", name)
     targets = targets[(targets.target_set == target_set) & (targets.far_part == "document")]
-    losses = pd.read_parquet(folder / "losses.parquet")
+    losses = read_table("losses", name)
     return float(losses.merge(targets, on=["document", "target"]).loss_long.mean())
 
 
@@ -101,10 +188,9 @@ def read_evaluations(name: str) -> Iterator[dict[str, Any]]:
     """Rows of the metrics of a training run, with the tokens trained, in millions. `run on corpus`:
     of a mixture, with the check of that corpus."""
     run, _, corpus = name.partition(" on ")
-    for line in (RESULTS / f"{run}_evaluations.jsonl").read_text().splitlines():
-        row = json.loads(line)
+    for row in evaluations()[run]:
         if corpus:
-            row["induction_drop"] = row["induction_drops"][corpus]
+            row = row | {"induction_drop": row["induction_drops"][corpus]}
         yield row | {"millions": row["step"] * TOKENS_OF_STEP / 1e6}
 
 
@@ -120,7 +206,7 @@ def read_course(of: dict[str, Any]) -> pd.DataFrame:
 
 def scheme_losses(prefix: str, seeds: list[int]) -> pd.DataFrame:
     """Mean loss of documents between two positions, a row for each model and seed."""
-    tables = {seed: pd.read_csv(RESULTS / f"{prefix}s_losses_seed{seed}.csv") for seed in seeds}
+    tables = {seed: other_table(f"{prefix}s_losses_seed{seed}") for seed in seeds}
     rows = pd.concat(tables, names=["seed"]).drop(columns="document")
     rows["model"] = rows.model.str.removeprefix(f"{prefix}_").str.replace(
         r"_seed\d+$", "", regex=True
@@ -130,7 +216,7 @@ def scheme_losses(prefix: str, seeds: list[int]) -> pd.DataFrame:
 
 def read_kinds(name: str, k: int) -> pd.DataFrame:
     """What kind of token add_one chooses, by kind."""
-    rows = pd.read_csv(RESULTS / f"measurements/{name}/dependencies.csv")
+    rows = read_table("dependencies", name)
     rows = rows[(rows.target_set == "gap") & (rows.selector == "add_one") & (rows.k == k)]
     return rows.set_index("kind")
 
@@ -143,11 +229,10 @@ def read_ladder(name: str, k: int) -> pd.DataFrame:
 def by_distance(name: str, edges: list[int]) -> pd.DataFrame:
     """What the token that add_one puts first gives more than one of an unrelated text, in nats, by
     how far back it stands: a row for each range with targets."""
-    folder = RESULTS / "measurements" / name
     key = ["document", "target"]
 
     def own(table: str) -> pd.DataFrame:
-        rows = pd.read_parquet(folder / f"{table}.parquet")
+        rows = read_table(table, name)
         return rows[(rows.far_part == "document") & (rows.units == "tokens")]
 
     first = own("influence").query("rank == 1").set_index(key)

@@ -19,13 +19,13 @@ from matplotlib.figure import Figure
 
 from docs.stored import (
     FIGURES,
-    RESULTS,
     SHOWN,
     by_distance,
     read_course,
     read_evaluations,
     read_summary,
     scheme_losses,
+    task_rows,
 )
 from olmo_sparsity.analysis.results.summary import ENOUGH, FAR_STATES
 from olmo_sparsity.drawing import (
@@ -40,7 +40,6 @@ from olmo_sparsity.drawing import (
     band,
     save,
 )
-from olmo_sparsity.tasks.results import read_results
 
 WIDTH = 4.6
 STYLE = {
@@ -259,7 +258,7 @@ OF_SCHEME = {
 
 def curves(result: str, k: int | None) -> Iterator[tuple[str, dict[int, list[float]]]]:
     """Exact match of each seed by length, of each scheme."""
-    rows, _ = read_results(RESULTS / "tasks" / result)
+    rows = task_rows(result)
     some = [row for row in rows if k is None or row.test_k == k]
     for scheme in OF_SCHEME:
         by_length: dict[int, list[float]] = {}
@@ -315,7 +314,7 @@ def parity() -> Figure:
     figure = Figure((WIDTH, 3), layout="constrained")
     axes = figure.subplots()
     for number, (name, called) in enumerate(shown["of"].items()):
-        rows, _ = read_results(RESULTS / "tasks" / name)
+        rows = task_rows(name)
         color = RED if "RoPE" in called else (GREEN, BLUE)[number]
         for column, k in enumerate(shown["ks"]):
             found = [

@@ -6,7 +6,6 @@ is one function for each kind of table. A test says when a page no longer follow
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Iterable
@@ -24,6 +23,9 @@ from docs.stored import (
     SHOWN,
     by_distance,
     mean_loss,
+    measurements,
+    other_table,
+    others,
     read_by_part,
     read_course,
     read_evaluations,
@@ -33,11 +35,13 @@ from docs.stored import (
     read_summary,
     scheme_losses,
     stored_rows,
+    task_rows,
+    tasks,
 )
 from olmo_sparsity.analysis.results.statistics import net_differences
 from olmo_sparsity.analysis.results.summary import ENOUGH, FAR_STATES
 from olmo_sparsity.io import write_atomically
-from olmo_sparsity.tasks.results import format_cell, format_table, read_results
+from olmo_sparsity.tasks.results import format_cell, format_table
 from olmo_sparsity.tasks.sparse_parity import SparseParity, count_relevant_ones
 from olmo_sparsity.tasks.trial import draw_test_samples
 
@@ -194,7 +198,7 @@ def transfer_pairs(
     """Units that one model ranked, evaluated by another; a row for many ordered pairs: the least
     and the most of those whose gap is told apart from 0, and the ends of intervals that decide.
     `measurements`: a regular expression of their names."""
-    all_rows = pd.read_csv(RESULTS / f"{name}.csv")
+    all_rows = other_table(name)
     all_rows = all_rows[all_rows.selector == "add_one"]
     lines = []
     for (called, asked), target_set, k in product(of.items(), sets, ks):
@@ -247,7 +251,7 @@ def far_part(of: dict[str, str]) -> str:
     lines = []
     for name, called in of.items():
         meta = read_meta(name)
-        losses = pd.read_csv(RESULTS / f"measurements/{name}/losses.csv", index_col=0).loc["mean"]
+        losses = pd.DataFrame(measurements()[name]["mean_losses"]).loc["mean"]
         induction, long = meta["induction"], str(meta["windows"]["long"])
         line = [called, long, f"{losses.loss_short:.2f}", f"{losses.loss_long:.2f}"]
         line.append(f"{losses.loss_short - losses.loss_long:+.3f}")
@@ -335,7 +339,7 @@ def appears(of: dict[str, str], millions: list[float]) -> str:
 
 def training(of: str, millions: list[float]) -> str:
     """What a model can do after so many tokens of its training."""
-    drops = pd.read_csv(RESULTS / f"{of}_drop.csv").set_index("step")["drop"]
+    drops = other_table(f"{of}_drop").set_index("step")["drop"]
     lines = []
     for row in read_evaluations(of):
         if at_millions(row, millions) is not None:
@@ -460,7 +464,7 @@ def planted_8k(of: dict[str, str]) -> str:
 
 
 def planted_pairs(of: dict[str, str]) -> str:
-    rows = pd.read_csv(RESULTS / "planted_pairs.csv", index_col="selector")
+    rows = other_table("planted_pairs").set_index("selector")
     lines = []
     for selector, called in of.items():
         row = rows.loc[selector]
@@ -516,7 +520,7 @@ def beyond(of: str) -> str:
 
 def pose_pays() -> str:
     lines = []
-    for row in json.loads((RESULTS / "pose_pays.json").read_text())["ranges"]:
+    for row in others()["pose_pays"]["ranges"]:
         (first, last), gap = row["positions"], row["rope_minus_pose"]
         line = [f"{first}–{last - 1}", f"{row['rope']:.3f}", f"{row['pose']:.3f}"]
         lines.append([*line, f"{gap['mean']:+.3f} [{gap['low']:+.3f}, {gap['high']:+.3f}]"])
@@ -539,8 +543,7 @@ LEARNT = 0.99
 
 
 def task(of: list[str]) -> str:
-    found = (read_results(RESULTS / "tasks" / name)[0] for name in of)
-    return format_table([row for rows in found for row in rows])
+    return format_table([row for name in of for row in task_rows(name)])
 
 
 def ends(numbers: Iterable[float], form: str = ".3f") -> str:
@@ -555,7 +558,7 @@ def reach(of: dict[str, str]) -> str:
     """How far each trained model reaches that has learnt the training lengths."""
     lines = []
     for name, called in of.items():
-        rows, _ = read_results(RESULTS / "tasks" / name)
+        rows = task_rows(name)
         right = {(r.train_k, r.scheme, r.seed, r.test_k, r.length): r.exact_match for r in rows}
         for train_k, scheme in sorted({(r.train_k, r.scheme) for r in rows}):
             seeds = sorted({r.seed for r in rows})
@@ -577,7 +580,7 @@ def by_seed(of: dict[str, str], cells: list[tuple[int, int]]) -> str:
     """`cells`: k and length."""
     lines = []
     for name, called in of.items():
-        rows, _ = read_results(RESULTS / "tasks" / name)
+        rows = task_rows(name)
         right = {(r.train_k, r.seed, r.test_k, r.length): r.exact_match for r in rows}
         for train_k, seed in sorted({key[:2] for key in right}):
             exact = (right[train_k, seed, k, length] for k, length in cells)
@@ -592,10 +595,11 @@ def counting() -> str:
     """How often a model that counts marked ones no further than 1, 2 and so on is right on the
     test samples of 50 tokens, and how many trained models are as often, to one sample, for every
     k that they are tested on."""
-    paths = sorted(RESULTS.glob("tasks/sparse_parity*/accuracy.parquet"))
-    stored = pd.concat({path.parent.name: pd.read_parquet(path) for path in paths}, names=["of"])
+    stored = pd.read_parquet(RESULTS / "tasks.parquet")
+    stored = stored[stored.result.str.startswith("sparse_parity")]
     num_samples = 300  # of nearly all; with more, other samples decide
     stored = stored[(stored.length == 50) & (stored.num_samples == num_samples)]
+    stored = stored.astype({"train_k": int, "test_k": int})
     ones = {}
     for k in sorted(stored.test_k.unique()):
         drawn = draw_test_samples(SparseParity(), num_samples, 50, int(k))
@@ -606,7 +610,7 @@ def counting() -> str:
             k: (np.minimum(ones_B, end) % 2 == ones_B % 2).mean() for k, ones_B in ones.items()
         }
         equal = stored.exact_match.sub(stored.test_k.map(right)).abs() < 1.5 / num_samples
-        models = equal.groupby([*(stored[c] for c in ("scheme", "train_k", "seed")), "of"]).all()
+        models = equal.groupby([stored[c] for c in ("scheme", "train_k", "seed", "result")]).all()
         by_k = models.groupby("train_k")
         lines.append([f"{end}", *(f"{right[k]:.3f}" for k in (2, 4, 6, 8)), *map(str, by_k.sum())])
     sizes = [f"trained k ≤ {train_k}, of {count}" for train_k, count in by_k.size().items()]
@@ -616,7 +620,7 @@ def counting() -> str:
 def ablations(of: dict[str, str]) -> str:
     lines = []
     for name, change in of.items():
-        rows, _ = read_results(RESULTS / "tasks" / name)
+        rows = task_rows(name)
         right = {(r.seed, r.test_k, r.length): r.exact_match for r in rows if r.scheme == "pose"}
         line = [change]
         for k in (2, 4):
@@ -633,7 +637,7 @@ def scratchpad(of: dict[str, str], lengths: list[int]) -> str:
     """Schemes with the same numbers share a line."""
     lines: dict[tuple[str, ...], list[str]] = {}
     for name, setting in of.items():
-        rows, _ = read_results(RESULTS / "tasks" / name)
+        rows = task_rows(name)
         for scheme, called in SCHEMES.items():
             some = [row for row in rows if row.scheme == scheme]
             if some:
@@ -646,8 +650,8 @@ def scratchpad(of: dict[str, str], lengths: list[int]) -> str:
 
 def task_commands() -> str:
     """Of every stored result. How many at a time changes nothing in what comes out."""
-    metas = [json.loads(path.read_text()) for path in sorted(RESULTS.glob("tasks/*/meta.json"))]
-    commands = sorted({re.sub(r" --num_workers=[0-9]+", "", meta["command"]) for meta in metas})
+    asked = (task["meta"]["command"] for task in tasks().values())
+    commands = sorted({re.sub(r" --num_workers=[0-9]+", "", command) for command in asked})
     return "\n".join(["```bash", *commands, "```"])
 
 
@@ -675,7 +679,7 @@ GPU_BYTES, MACHINE_GPUS = 80 * 2**30, 8
 
 def read_steps() -> pd.DataFrame:
     """A row for each config, engine and number of GPUs, with the times that are assumed."""
-    steps = pd.DataFrame(json.loads((RESULTS / "scaling.json").read_text()))
+    steps = pd.DataFrame(others()["scaling"])
     rounds = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}  # of a ring
     given = [sum(rounds[kind] * size for kind, size in one.items()) for one in steps.given]
     steps["sent"] = given * (1 - 1 / steps.world_size)

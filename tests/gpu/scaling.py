@@ -1,7 +1,7 @@
 """A real step of each C4 config, with each engine, on many GPUs of shapes without numbers: bytes
-into docs/results/scaling.json, from which docs/scaling.md has its tables.
+into results/scaling.json, from which docs/scaling.md has its tables once it is stored:
 
-    python -m tests.gpu.scaling
+    python -m tests.gpu.scaling && python -m docs.keep_results results/scaling.json
 
 Takes some minutes on one core. tests/gpu/test_memory.py measures some of it again.
 """
@@ -30,7 +30,7 @@ from olmo_sparsity.training.estimate import count_parameters, flops_per_token
 from olmo_sparsity.training.start import with_vocabulary
 
 ROOT = Path(__file__).parents[2]
-RESULTS = ROOT / "docs/results/scaling.json"
+RESULTS = ROOT / "results/scaling.json"
 SIZES = ("20m", "60m", "150m", "300m", "1b")
 ENGINES = ("ddp", "zero1", "zero2", "zero3")
 WORLD_SIZES = (8, 64, 512)
