@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install fmt check test test-base bench docs figure2 figure2_code prose \
+.PHONY: install fmt check test test-base bench docs results-check figure2 figure2_code prose \
 	positive-control evidence
 
 install: .venv/installed
@@ -114,6 +114,10 @@ positive-control: install
 	+$(side_by_side) $(call both,control)
 	$(BIN)/olmo-sparsity figure results/control_contextual results/control_isolated \
 		--labels "with their context,shown alone" --out results/positive_control.png
+
+# Every stored summary, computed again from the stored rows; `make test` checks a sample.
+results-check: install
+	OMP_NUM_THREADS=1 OLMO_SPARSITY_ALL_RESULTS=1 $(BIN)/pytest -q tests/docs/test_stored.py
 
 # The other parts: configs/experiments/evidence.yaml.
 evidence: install

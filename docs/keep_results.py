@@ -24,8 +24,8 @@ import pyarrow.parquet as pq
 from docs import stored
 from docs.stored import FINAL, RESULTS, ROWS
 from olmo_sparsity.analysis.results.dependencies import parts_of_targets
-from olmo_sparsity.disk.files import write_atomically, writing
-from olmo_sparsity.disk.lock import locked
+from olmo_sparsity.folders import locked
+from olmo_sparsity.io import write_atomically, writing
 from olmo_sparsity.training.run_folder import read_metrics
 
 GROUP = 32768
@@ -35,8 +35,10 @@ GROUP = 32768
 def keep(found: Path, name: str, with_rows: bool = True) -> None:
     if found.suffix == ".csv":
         table = pd.read_csv(found)
-        columns = {column: table[column].astype(object).where(table[column].notna(), None).tolist()
-                   for column in table}  # fmt: skip
+        columns = {
+            column: table[column].astype(object).where(table[column].notna(), None).tolist()
+            for column in table
+        }
         keep_other(name, columns)
     elif found.suffix == ".json":
         record, before = json.loads(found.read_text()), stored.others().get(name)
@@ -47,8 +49,9 @@ def keep(found: Path, name: str, with_rows: bool = True) -> None:
         keep_lines("evaluations.jsonl", "run", {name: rows})
     elif (found / "accuracy.parquet").is_file():
         keep_rows(RESULTS / "tasks.parquet", "result", {name: read(found / "accuracy.parquet")})
-        about = {part: json.loads((found / f"{part}.json").read_text())
-                 for part in ("meta", "manifest")}  # fmt: skip
+        about = {
+            part: json.loads((found / f"{part}.json").read_text()) for part in ("meta", "manifest")
+        }
         keep_lines("tasks.jsonl", "result", {name: [about]})
     else:
         keep_measurements({name: tables_of(found, with_rows)})
@@ -83,8 +86,11 @@ def tables_of(found: Path, with_rows: bool) -> tuple[dict[str, pd.DataFrame], di
 def keep_measurements(found: dict[str, tuple[dict[str, pd.DataFrame], dict[str, Any]]]) -> None:
     for table in (*ROWS, *FINAL):
         some = {name: tables[table] for name, (tables, _) in found.items() if table in tables}
-        as_arrow = {name: pa.Table.from_pandas(rows, preserve_index=False) for name, rows in some.items()}
-        keep_rows(RESULTS / f"{table}.parquet", "measurement", as_arrow)
+        as_arrow = {
+            name: pa.Table.from_pandas(rows, preserve_index=False) for name, rows in some.items()
+        }
+        if as_arrow:
+            keep_rows(RESULTS / f"{table}.parquet", "measurement", as_arrow)
     lines = {}
     for name, (tables, about) in found.items():
         types = {table: types_to_tell(table, rows) for table, rows in tables.items()}
@@ -119,7 +125,8 @@ def keep_rows(path: Path, column: str, tables: dict[str, pa.Table]) -> None:
     new = [tables[name].add_column(0, column, pa.repeat(name, len(tables[name]))) for name in names]
     in_order = sorted(new, key=lambda rows: -rows.num_columns)  # the order of most columns
     schema = pa.unify_schemas(
-        [rows.schema.remove_metadata() for rows in (*groups, *in_order)], promote_options="permissive"
+        [rows.schema.remove_metadata() for rows in (*groups, *in_order)],
+        promote_options="permissive",
     )
     added = pa.concat_tables([schema.empty_table(), *new], promote_options="permissive")
     groups += [added.slice(start, GROUP) for start in range(0, len(added), GROUP)]
@@ -128,11 +135,18 @@ def keep_rows(path: Path, column: str, tables: dict[str, pa.Table]) -> None:
         for field in schema
         if field.type in (pa.float32(), pa.int32(), pa.int64())
     }
-    with writing(path) as partial, pq.ParquetWriter(
-        partial, schema, compression="zstd", compression_level=19, write_statistics=[column],
-        use_dictionary=[name for name in schema.names if name not in encodings],
-        column_encoding=encodings,
-    ) as file:  # fmt: skip
+    with (
+        writing(path) as partial,
+        pq.ParquetWriter(
+            partial,
+            schema,
+            compression="zstd",
+            compression_level=19,
+            write_statistics=[column],
+            use_dictionary=[name for name in schema.names if name not in encodings],
+            column_encoding=encodings,
+        ) as file,
+    ):
         for group in groups:
             rows = pa.concat_tables([schema.empty_table(), group], promote_options="permissive")
             if len(rows):
@@ -142,7 +156,7 @@ def keep_rows(path: Path, column: str, tables: dict[str, pa.Table]) -> None:
 def keep_lines(file: str, key: str, rows: dict[str, list[dict[str, Any]]]) -> None:
     """`rows`: the lines of each name; they replace those that are stored."""
     path = RESULTS / file
-    lines = stored.read_lines(path) if path.exists() else []
+    lines = stored.read_lines(path)
     lines = [line for line in lines if line[key] not in rows]
     lines += [{key: name, **line} for name, of_name in rows.items() for line in of_name]
     lines.sort(key=lambda line: line[key])
@@ -163,5 +177,10 @@ if __name__ == "__main__":
     parser.add_argument("name", nargs="?", help="default: the name of FOUND")
     parser.add_argument("--no-rows", action="store_true")
     options = parser.parse_args()
-    with locked(RESULTS):
-        keep(options.found, options.name or options.found.stem, not options.no_rows)
+    with locked(RESULTS, waits=True):
+        found = options.found
+        keep(
+            found,
+            options.name or (found.stem if found.is_file() else found.name),
+            not options.no_rows,
+        )

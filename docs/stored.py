@@ -2,13 +2,13 @@
 
 docs/results holds, written by keep_results.py:
 
-    losses, targets, recovery, influence .parquet     rows of the measured targets
-    summary, dependencies .parquet                    the final tables, rounded to four digits
-    meta.jsonl                                        a line for each measurement: provenance, mean losses
-    tasks.parquet, tasks.jsonl                        accuracy of each task result; provenance
-    evaluations.jsonl                                 a line for each evaluation of a training run
-    others.json                                       small tables and records of benchmarks, by name
-    models/                                           trained models
+    losses, targets, recovery, influence .parquet    rows of the measured targets
+    summary, dependencies .parquet                   the final tables, rounded to four digits
+    meta.jsonl                                       provenance and mean losses of measurements
+    tasks.parquet, tasks.jsonl                       accuracy and provenance of task results
+    evaluations.jsonl                                evaluations of training runs
+    others.json                                      tables and records of benchmarks, by name
+    models/                                          trained models
 
 The first column of a Parquet file names the measurement, or the task result.
 """
@@ -55,6 +55,8 @@ def read_rows(path: Path, name: str) -> pa.Table:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -72,7 +74,7 @@ def read_table(table: str, name: str) -> pd.DataFrame:
     """
     found = read_rows(RESULTS / f"{table}.parquet", name)
     types = measurements()[name]["columns"].get(table, {})
-    if not len(found) and not types:
+    if not len(found) and not types:  # of an empty table, the types of all columns are stored
         raise FileNotFoundError(f"no {table} are stored of measurement {name}")
     here = [c for c in found.schema.names if c in types or found[c].null_count < len(found)]
     return found.select(here).to_pandas().astype(types)
@@ -100,7 +102,8 @@ def task_rows(name: str) -> list[Row]:
 @cache
 def others() -> dict[str, Any]:
     """Records of benchmarks by name; of a table, a list for each column."""
-    return json.loads((RESULTS / "others.json").read_text(encoding="utf-8"))
+    path = RESULTS / "others.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def other_table(name: str) -> pd.DataFrame:

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 import yaml
 
+from docs.stored import evaluations, measurements, other_table, others, tasks
 from docs.write_figures import DRAWN
 from olmo_sparsity import explain
 from olmo_sparsity.analysis.selectors.influence import SELECTORS
@@ -112,6 +112,8 @@ def test_the_report_is_made_by_commands_that_parse(evidence: list[Experiment]) -
         assert program in ("olmo-sparsity", "python", "torchrun", "make", "cp", "pip", "chromium")
         if program in ("python", "torchrun"):
             script = next(word for word in words if not word.startswith("--nproc"))
+            if script == "-m":
+                script = words[1].replace(".", "/") + ".py"
             assert (ROOT / script).is_file()
 
 
@@ -132,23 +134,26 @@ def test_the_stored_models_copy_names(name: str) -> None:
 
 
 def test_the_report_makes_every_stored_result(evidence: list[Experiment]) -> None:
-    made = {name for job in evidence for name in job.outputs}
-    commands = {" ".join(sorted(text.split())) for job in evidence for text in job.commands}
-    for folder in (ROOT / "docs/results").glob("*/*/"):
-        if "_again" in folder.name:  # the same command on another machine
-            continue
-        if folder.parent.name == "models":
-            continue
-        assert str(folder.relative_to(ROOT)) in made
-        if folder.parent.name == "tasks":
-            words = json.loads((folder / "meta.json").read_text())["command"].split()
-            asked = [word for word in words if not word.startswith("--num_workers")]
-            assert " ".join(sorted(asked)) in commands, folder.name
-    made |= {f"docs/figures/{name}.svg" for name in DRAWN}  # from stored results
-    made.add("docs/figures/house.svg")  # from the imports: python docs/draw_house.py
+    commands = [text for job in evidence for text in job.commands]
+    kept = [
+        text.removesuffix(" --no-rows").split()[-1]
+        for text in commands
+        if "docs.keep_results" in text
+    ]
+    made = {name.rpartition("/")[2].removesuffix(".csv").removesuffix(".json") for name in kept}
+    by_hand = {"gpu_check_h200", "scaling"}  # scripts/gpu_check.sh, tests/gpu/scaling.py
+    names = {*measurements(), *tasks(), *evaluations(), *others()}  # again: on another machine
+    assert not {name for name in names - by_hand - made if "_again" not in name}
+    asked = {" ".join(sorted(text.split())) for text in commands}
+    for name, of in tasks().items():
+        words = [w for w in of["meta"]["command"].split() if not w.startswith("--num_workers")]
+        assert " ".join(sorted(words)) in asked, name
+    drawn = {name for job in evidence for name in job.outputs}
+    drawn |= {f"docs/figures/{name}.svg" for name in DRAWN}  # from stored results
+    drawn.add("docs/figures/house.svg")  # from the imports: python docs/draw_house.py
     pictures = (ROOT / "docs/figures").glob("*.*g")
     for figure in (path for path in pictures if not path.with_suffix(".md").exists()):
-        assert str(figure.relative_to(ROOT)) in made, figure.name
+        assert str(figure.relative_to(ROOT)) in drawn, figure.name
 
 
 # --- code -----------------------------------------------------------------------------------------
@@ -290,7 +295,7 @@ def test_the_tables_of_sources_are_those_of_the_stored_runs() -> None:
             shown = (f"{run[name]:.{digits}f}" if name in run else "–" for run in runs)
             assert f"| {line} | {' | '.join(shown)} |\n" in text
 
-    stored = json.loads((ROOT / "docs/results/sources.json").read_text())
+    stored = others()["sources"]
     check([*stored.values()], 3, of_now, "docs/sources.md")
     text, runs = (ROOT / "docs/sources.md").read_text(), [*stored.values()]
     for number, name, most in [
@@ -309,14 +314,14 @@ def test_the_tables_of_sources_are_those_of_the_stored_runs() -> None:
     first, second, third = (f"{run['right_source']:.2f}" for run in runs)
     readme = " ".join((ROOT / "README.md").read_text().split())
     assert f"named for {first}, {second} and {third} of the statements on one source" in readme
-    earlier = json.loads((ROOT / "docs/results/sources_earlier.json").read_text())
+    earlier = others()["sources_earlier"]
     first = {name for name in earlier if "_seed" in name}  # all statements counted
     check([earlier[name] for name in earlier if name in first], 2, (*whole, *kinds), "docs/log.md")
     check([earlier[name] for name in earlier if name not in first], 3, of_later, "docs/log.md")
 
 
 def test_the_rivals_on_sources_are_those_of_the_stored_run() -> None:
-    rows = pd.read_csv(ROOT / "docs/results/source_rivals.csv", index_col="rival")
+    rows = other_table("source_rivals").set_index("rival")
     text = (ROOT / "benchmarks/README.md").read_text()
     assert len(rows) > 8
     for name, row in rows.iterrows():
@@ -325,7 +330,7 @@ def test_the_rivals_on_sources_are_those_of_the_stored_run() -> None:
 
 
 def test_the_speeds_of_a_gpu_are_those_of_the_stored_check() -> None:
-    rows = json.loads((ROOT / "docs/results/gpu_check_h200.json").read_text())["rows"]
+    rows = others()["gpu_check_h200"]["rows"]
     text = (ROOT / "docs/scaling.md").read_text()
     speeds = [row for row in rows if row["check"].startswith("speed") and row["holds"]]
     assert len(speeds) == 2

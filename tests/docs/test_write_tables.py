@@ -5,25 +5,22 @@ from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
 
-import numpy as np
-import pandas as pd
 import pytest
 
 from docs.stored import (
     PAGES,
-    RESULTS,
     ROOT,
     SHOWN,
     by_distance,
+    measurements,
     read_by_part,
-    read_meta,
     read_summary,
+    task_rows,
+    tasks,
 )
 from docs.write_tables import KINDS, ends, net_excess, write_page
 from olmo_sparsity.tasks.experiment import fixed_settings, list_trials, with_defaults
-from olmo_sparsity.tasks.results import read_results
 from olmo_sparsity.tasks.settings import load_settings
 
 
@@ -141,7 +138,7 @@ def test_as_many_models_pass_on_novels_as_the_pages_say() -> None:
         for name in ("thirds", "code_first")
         for seed in ("", "_seed2", "_seed3")
     ]
-    there = [name for name in (*names, *beside) if (RESULTS / "measurements" / name).exists()]
+    there = [name for name in (*names, *beside) if name in measurements()]
     rows = [read_summary(name).loc["add_one", 1] for name in there]
     pass_it = [row.net >= 0.3 and row.net_low > 0.2 for row in rows]
     above, equal = (sum(row[name] > 0 for row in rows) for name in ("net_low", "net_equal_low"))
@@ -155,74 +152,25 @@ def test_as_many_models_pass_on_novels_as_the_pages_say() -> None:
 
 # --- tasks ----------------------------------------------------------------------------------------
 
-STORED_TASKS = sorted((RESULTS / "tasks").glob("*/accuracy.parquet"))
+
+def test_the_page_says_how_each_task_result_was_made() -> None:
+    page = (PAGES / "commands.md").read_text(encoding="utf-8")
+    for name, of in tasks().items():
+        # How many at a time changes nothing in what comes out.
+        command = re.sub(r" --num_workers=[0-9]+", "", of["meta"]["command"])
+        assert f"\n{command}\n" in page
+        few = {"long_rope": 2, "k10": 1, "k12": 1, "k12_longer": 1}  # as its page says
+        seeds = {row.seed for row in task_rows(name)}
+        assert len(seeds) >= few.get(name.removeprefix("sparse_parity_neox_"), 3)
+        assert min(seeds) > 0, "settings were chosen on seed 0"
 
 
-@pytest.mark.parametrize("path", STORED_TASKS, ids=lambda path: path.parent.name)
-def test_the_page_says_how_each_task_result_was_made(path: Path) -> None:
-    rows, meta = read_results(path.parent)
-    # How many at a time changes nothing in what comes out.
-    command = re.sub(r" --num_workers=[0-9]+", "", meta["command"])
-    assert f"\n{command}\n" in (PAGES / "commands.md").read_text(encoding="utf-8")
-    few = {"long_rope": 2, "k10": 1, "k12": 1, "k12_longer": 1}  # as its page says
-    name = path.parent.name.removeprefix("sparse_parity_neox_")
-    assert len({row.seed for row in rows}) >= few.get(name, 3)
-    assert all(row.seed > 0 for row in rows), "settings were chosen on seed 0"
-
-
-@pytest.mark.parametrize("path", STORED_TASKS, ids=lambda path: path.parent.name)
-def test_the_command_of_a_stored_result_still_asks_for_it(path: Path) -> None:
-    rows, meta = read_results(path.parent)
+@pytest.mark.parametrize("name", tasks())
+def test_the_command_of_a_stored_result_still_asks_for_it(name: str) -> None:
+    meta = tasks()[name]["meta"]
     program, command, config, *overrides = shlex.split(meta["command"])
     settings = load_settings(config, overrides)
     assert (program, command) == ("olmo-sparsity", "task")
     assert fixed_settings(settings) == with_defaults(meta["settings"])
-    found = {(row.scheme, row.train_k, row.seed) for row in rows}
+    found = {(row.scheme, row.train_k, row.seed) for row in task_rows(name)}
     assert found == {(t.scheme, t.train_k, t.seed) for t in list_trials(settings)}
-
-
-# --- the headline, from the rows of its targets ---------------------------------------------------
-
-
-MEASURED = sorted(
-    {
-        name
-        for page in SHOWN["pages"].values()
-        for table in page["tables"]
-        if "net_excess" in table
-        for name in table["net_excess"]["of"]
-    }
-)
-
-
-@pytest.mark.parametrize(
-    ("name", "units"),
-    [(n, units) for n in MEASURED if " + " not in n for units in read_meta(n)["units"]],
-)
-def test_the_headline_follows_from_the_stored_rows(name: str, units: str) -> None:
-    """Net excess of add_one from four stored tables, with no code of the package."""
-    folder = RESULTS / "measurements" / name
-    losses, targets, recovery = (
-        pd.read_parquet(folder / f"{table}.parquet") for table in ("losses", "targets", "recovery")
-    )
-    key, rows = ["document", "target"], recovery[recovery.units == units]
-    rows = rows[(rows.selector == "add_one")].merge(losses, on=key)
-    rows = rows.merge(targets[targets.target_set == "gap"], on=[*key, "far_part"])
-    for k, at_k in rows.groupby("k"):
-        excess, parts = {}, {}
-        for part, long in (("document", "loss_long"), ("placebo", "placebo_loss_long")):
-            some = at_k[at_k.far_part == part]
-            # Three foreign draws of a target are one third each.
-            lost = some.groupby(["control", *key]).loss_set.mean().unstack("control")
-            gap = some.set_index(key).eval(f"loss_short - {long}").groupby(level=key).first()
-            excess[part] = (lost.foreign - lost.own).sum() / gap.sum()
-            parts[part] = pd.DataFrame({"gap": gap, "nats": lost.foreign - lost.own})
-        stored = read_summary(name, "gap", units).loc["add_one", k]
-        assert excess["document"] == pytest.approx(stored.excess, abs=1e-4)
-        assert excess["document"] - excess["placebo"] == pytest.approx(stored.net, abs=1e-4)
-        # At equal gaps: to each target of the placebo the five own ones around it.
-        own = parts["document"].sort_values("gap", kind="stable")
-        below = own.gap.searchsorted(parts["placebo"].gap) - 2
-        around = own.iloc[np.add.outer(below.clip(0, len(own) - 5), np.arange(5)).ravel()]
-        of_equal = around.nats.sum() / around.gap.sum()
-        assert of_equal - excess["placebo"] == pytest.approx(stored.net_equal, abs=1e-3)

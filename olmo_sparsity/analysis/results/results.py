@@ -221,10 +221,6 @@ def read_results(folder: str | Path) -> Results:
             f"{folder} holds answers to questions; pandas reads {folder}/statements.parquet"
         )
     if not (folder / "identity.json").exists() and not (folder / MANIFEST).exists():
-        if (folder / "summary.csv").exists():
-            raise DataError(
-                f"{folder} holds only the summary of a measurement; measure again to get its rows"
-            )
         if (folder / "accuracy.parquet").exists():
             raise DataError(f"{folder} holds results of a task; only `figure` draws them")
         raise DataError(f"{folder} holds no results (identity.json is missing); measure into it")
