@@ -25,7 +25,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
-from olmo_sparsity.analysis.kernels.attention import find_documents, kernel_in_training
+from olmo_sparsity.analysis.kernels.attention import (
+    find_documents,
+    keep_out_of_graphs,
+    kernel_in_training,
+)
 from olmo_sparsity.analysis.kernels.losses import compile_losses, mean_loss, token_losses
 from olmo_sparsity.config.sections import Precision, RunConfig
 from olmo_sparsity.data.batches import Batch
@@ -81,6 +85,7 @@ class Engine:
             # one of any shape, which PyTorch otherwise makes when it sees a second, would depend on
             # where a run begins.
             torch._dynamo.config.recompile_limit = 64
+            keep_out_of_graphs()
             model.hidden = torch.compile(model.hidden, dynamic=False)
         self.prepare()
 

@@ -14,8 +14,6 @@ import pytest
 import torch
 from olmo.model import RMSLayerNorm
 from torch import nn
-from torch._dynamo.testing import CompileCounterWithBackend
-from torch._inductor.graph import GraphLowering
 
 from olmo_sparsity.analysis.inputs.vocabulary import IGNORED
 from olmo_sparsity.analysis.kernels import losses
@@ -134,6 +132,12 @@ def test_the_step_is_that_of_plain_pytorch(make_config: MakeConfig, batch: Batch
         torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
 
 
+def count_graphs(backend: str) -> Any:
+    from torch._dynamo.testing import CompileCounterWithBackend  # imports the compiler
+
+    return CompileCounterWithBackend(backend)
+
+
 @pytest.mark.parametrize(
     "changes",
     [
@@ -152,7 +156,7 @@ def test_a_compiled_step_is_two_graphs(
     """Of the model and of a chunk of its losses. Where the compiler breaks off, what follows runs
     uncompiled, and says nothing."""
     torch.compiler.reset()
-    graphs = CompileCounterWithBackend("aot_eager")
+    graphs = count_graphs("aot_eager")
     compiler = partial(torch.compile, backend=graphs, fullgraph=True)
     monkeypatch.setattr(torch, "compile", compiler)
     monkeypatch.setattr(losses, "rows_per_chunk", lambda *_: 200)  # the last one has 112
@@ -202,7 +206,7 @@ def test_with_ddp_a_compiled_step_is_two_graphs(
 ) -> None:
     """Of more weights than one of DDP's buckets."""
     torch.compiler.reset()
-    graphs = CompileCounterWithBackend("eager")
+    graphs = count_graphs("eager")
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=graphs, fullgraph=True))
     config = make_config(model__d_model=256, training__compile=True, training__batch_size=12)
     with alike(2) as processes:
@@ -240,7 +244,7 @@ def test_compiled_equals_eager_and_goes_on_to_the_bit(
 ) -> None:
     monkeypatch.setattr(losses, "rows_per_chunk", lambda *_: 40)  # the last one has 16
     generated: list[str] = []
-    monkeypatch.setattr(GraphLowering, "save_output_code", generated.append)
+    monkeypatch.setattr("torch._inductor.graph.GraphLowering.save_output_code", generated.append)
     changes = {"training__batch_size": 6, "model__n_layers": 1}
     eager = engine_for(make_config(**changes))
     config = make_config(**changes, training__compile=True)

@@ -207,7 +207,6 @@ def _packs(device: torch.device, dtype: torch.dtype, head_width: int) -> bool:
     )
 
 
-@torch.compiler.disable  # a graph for each set of lengths would be compiled
 def _attend_one_by_one(
     q: Tensor, k: Tensor, v: Tensor, starts: Tensor, bias: Tensor | None, dropout_p: float
 ) -> Tensor:
@@ -225,6 +224,13 @@ def _attend_one_by_one(
         out = attend(own_q, own_k, own_v, own_bias, own_bias is None, dropout_p, grouped)
         mixed.append(out[0].transpose(0, 1))
     return torch.cat(mixed).unflatten(0, (num_rows, length)).transpose(1, 2)
+
+
+def keep_out_of_graphs() -> None:
+    """Call before compiling: `_attend_one_by_one` would get a graph for each set of lengths. The
+    decorator would import the compiler, half of the time that the tool takes to start."""
+    global _attend_one_by_one
+    _attend_one_by_one = torch.compiler.disable(_attend_one_by_one)
 
 
 def _slices(starts: Tensor, length: int) -> list[tuple[slice, slice, slice]]:

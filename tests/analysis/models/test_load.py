@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import peft
 import pytest
 import torch
 import torch.nn.functional as F
@@ -362,6 +361,8 @@ quietly = pytest.mark.filterwarnings("ignore::FutureWarning")  # PEFT's calls of
 
 def with_lora(model: PreTrainedModel, **settings: Any) -> Any:
     torch.manual_seed(1)
+    import peft
+
     config = peft.LoraConfig(r=4, init_lora_weights=False, task_type="CAUSAL_LM", **settings)
     return peft.get_peft_model(model, config).eval()
 
@@ -393,6 +394,8 @@ def test_the_fingerprint_knows_how_far_an_adapter_counts() -> None:
 
 @quietly
 def test_adapters_that_are_no_part_of_the_layers_are_refused() -> None:
+    import peft
+
     prompt = peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)
     with pytest.raises(ConfigError, match=r"PromptTuningConfig\) puts places of its own before"):
         wrap_model(peft.get_peft_model(llama(), prompt))
