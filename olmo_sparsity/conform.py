@@ -63,6 +63,8 @@ def conform(value: Any, kind: Any, where: str = "", fill: Fill | None = None) ->
         return value
     if origin in (Union, UnionType):
         for choice in inner:
+            if get_origin(choice) is Literal and value not in get_args(choice):
+                continue
             if isinstance(value, _outer(choice)) and (value is None) == (choice is type(None)):
                 return conform(value, choice, where, fill)
     elif origin is dict and isinstance(value, dict):
@@ -95,7 +97,7 @@ def _outer(kind: Any) -> Any:
 def _called(kind: Any) -> str:
     origin, inner = get_origin(kind), get_args(kind)
     if origin is Literal or (isinstance(kind, type) and issubclass(kind, Enum)):
-        return f"one of {', '.join(map(str, inner or kind.__members__))}"
+        return ("one of " * (len(inner) != 1)) + ", ".join(map(str, inner or kind.__members__))
     if origin in (Union, UnionType):
         return " or ".join(map(_called, inner))
     names = {int: "a whole number", float: "a number", str: "a string", bool: "true or false",

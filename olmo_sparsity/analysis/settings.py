@@ -10,11 +10,13 @@ import difflib
 import inspect
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import Field, dataclass, field, fields
-from numbers import Integral, Real
-from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+from dataclasses import dataclass
+from numbers import Integral
+from typing import TYPE_CHECKING, Any, Literal
 
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.settings import Schema, kinds_of, option, validate
+from olmo_sparsity.settings import build as fill
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.inputs.windows import Windows
@@ -24,14 +26,14 @@ Control = Literal["unrelated", "matched", "shuffled"]
 SplitAt = Literal["whole", "blank-lines"]
 Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 
-CHOSEN_SETS = ("gap", "kl", "recurs", "new")
-"""Target sets that are chosen by default: `gap` by the gap (in total and by stratum), `kl` by the
-change of the prediction, `recurs` and `new` by the text alone."""
+TargetSet = Literal["gap", "kl", "recurs", "new", "bigram", "names", "every"]
+"""How targets are chosen. `gap`: by the gap (in total and by stratum); `kl`: by the change of the
+prediction; the others by the text alone. `bigram`: the token and the one before it stand together
+among the far tokens and not in the short window; `names`: the token's word is a name that stands
+there; `every`: drawn evenly from all tokens."""
 
-SETS = (*CHOSEN_SETS, "bigram", "names", "every")
-"""More by the text alone: `bigram`, the token and the one before it stand together among the far
-tokens and not in the short window; `names`, the token's word is a name that stands there; `every`,
-drawn evenly from all tokens."""
+CHOSEN_SETS: tuple[TargetSet, ...] = ("gap", "kl", "recurs", "new")
+"""Target sets that are chosen by default."""
 
 KS = (1, 2, 4, 8, 16)
 MIN_GAP = 0.1
@@ -49,12 +51,6 @@ SCREENED = ("add_one_screened", "random")
 ranks highest."""
 
 
-def option(default: Any, help: str, **about: Any) -> Any:
-    """A field of an options class. `about`: `metavar` on the command line; `parse`, which reads a
-    text; `hidden`, if the field is no option."""
-    return field(default=default, metadata={"help": help, **about})
-
-
 def parse_share(text: str) -> float:
     """`all` → 1.0, `top10%` → 0.1."""
     if text == "all":
@@ -66,10 +62,6 @@ def parse_share(text: str) -> float:
     if not (text.startswith("top") and text.endswith("%") and 0 < share <= 1):
         raise ConfigError(f"share={text} is neither `all` nor like `top10%`")
     return share
-
-
-def parse_long(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text
 
 
 def parse_sample(text: str) -> float:
@@ -107,7 +99,7 @@ class ModelOptions:
         "text",
         metavar="WHAT",
     )
-    batch_tokens: int | None = option(None, "tokens of a forward; 4096 on CPU, else 16384")
+    batch_tokens: int | None = option(None, "tokens of a forward; 4096 on CPU, else 16384", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,7 +118,9 @@ class TextOptions:
         "whole", "a file of plain text is one document, or each part between blank lines"
     )
     max_documents: int | None = option(
-        None, "read no more than this many; of a prepared folder, spread over it"
+        None,
+        "read no more than this many; of a prepared folder, spread over it",
+        least=1,
     )
     planted: bool = option(False, "ground truth: plant a far dependency into each document")
 
@@ -140,25 +134,34 @@ class Settings:
         "tokens of the long window; all: the document so far, up to the model's limit, which costs "
         "one pass of a document for all targets",
         metavar="N",
-        parse=parse_long,
+        least=1,
     )
     short: int = option(
-        None, "tokens of the local window; 128, or a quarter of a shorter `long`", metavar="N"
+        None,
+        "tokens of the local window; 128, or a quarter of a shorter `long`",
+        metavar="N",
+        least=1,
     )
     stride: int = option(
         None,
         "neighbouring targets that share windows, which are computed once: a target sees the last "
         "`short` tokens and those of its block before it; 64 with long=all, else 1",
         metavar="N",
+        least=1,
     )
     sample: float = option(
         1.0,
         "the share of all blocks of neighbouring targets to measure, drawn at random, like 5%",
         metavar="SHARE",
         parse=parse_sample,
+        least=1e-6,
+        most=1,
     )
     blocks: int | None = option(
-        None, "the same as a number: N random blocks a document, on average", metavar="N"
+        None,
+        "the same as a number: N random blocks a document, on average",
+        metavar="N",
+        least=1,
     )
     budget: str | None = option(
         None,
@@ -167,33 +170,44 @@ class Settings:
     )
     prefix_ids: tuple[int, ...] = option((), "tokens in front of every window", hidden=True)
     units: tuple[str, ...] = option(
-        ("tokens",), "what is ranked and counted: tokens, words, sentences, span:W, or several"
+        ("tokens",),
+        "what is ranked and counted: tokens, words, sentences, span:W, or several",
+        distinct=True,
     )
     selectors: tuple[str, ...] = option(
         (),
         "the rules that rank far units; add_one_screened,random with long=all, else "
         "add_one,divergence,random,nearest",
+        distinct=True,
     )
-    ks: tuple[int, ...] = option(KS, "numbers of far units")
+    ks: tuple[int, ...] = option(KS, "numbers of far units", least=1, distinct=True)
     share: float = option(
         0.1,
         "the targets with the largest gaps that are evaluated, as a share of all: all, or like "
         "top10%",
         metavar="SHARE",
         parse=parse_share,
+        least=1e-6,
+        most=1,
     )
     min_gap: float = option(
         MIN_GAP,
         "nats: targets with a smaller gap are not chosen by it; of all, and of given targets, none "
         "is left out",
+        least=0,
+        most=1e6,
     )
-    sets: tuple[str, ...] = option(
+    sets: tuple[TargetSet, ...] = option(
         CHOSEN_SETS,
         "target sets: by their gap, by the change of the prediction (kl), by the text alone "
         "(recurs, new, bigram, names, every); gap alone costs a quarter",
+        distinct=True,
     )
     max_targets: int | None = option(
-        None, "at most N of each set and document, drawn at random", metavar="N"
+        None,
+        "at most N of each set and document, drawn at random",
+        metavar="N",
+        least=1,
     )
     far_states: Reading = option(
         "contextual", "far tokens keep their states in the long window, or are shown alone"
@@ -203,17 +217,20 @@ class Settings:
         "what stands in the far part of the foreign control: text of another document, text around "
         "the target's token, or the own far part in another order",
     )
-    draws: int = option(3, "draws of the foreign control")
+    draws: int = option(3, "draws of the foreign control", least=1)
     halves: int = option(
-        16, "random halves of the far units that LDS is computed from; 0: none", metavar="N"
+        16,
+        "random halves of the far units that LDS is computed from; 0: none",
+        metavar="N",
+        least=0,
     )
-    seed: int = option(0, "of all random draws")
+    seed: int = option(0, "of all random draws", least=0)
 
     def __post_init__(self) -> None:
         """Fill in what depends on the long window."""
         is_all = self.long == "all"
         if self.short is None:
-            quarter = self.long // 4 if _is_whole(self.long, 1) else LOCAL
+            quarter = self.long // 4 if isinstance(self.long, Integral) else LOCAL
             object.__setattr__(self, "short", max(1, min(LOCAL, quarter)))
         if self.stride is None:
             object.__setattr__(self, "stride", LOCAL // 2 if is_all else 1)
@@ -229,20 +246,9 @@ class Settings:
         return Windows(self.long, self.short, self.stride, self.prefix_ids, least=least)
 
     def check(self) -> None:
-        _check_kinds(self)
-        _check_numbers(self, short=1, stride=1, seed=0, max_targets=1, draws=1, halves=0, blocks=1)
-        if self.long != "all":
-            _check_numbers(self, long=1)
+        validate(self)
         self.windows.check()
         self._check_sample()
-        if not 0 < self.share <= 1:
-            raise ConfigError(f"share={self.share} of targets must be in (0, 1]")
-        if not 0 <= self.min_gap < float("inf"):
-            raise ConfigError(f"min_gap={self.min_gap} must be a number of nats, 0 or more")
-        for name in ("ks", "selectors", "units", "sets"):
-            _check_list(name, getattr(self, name))
-        if not {*self.sets} <= {*SETS}:
-            raise ConfigError(f"sets={','.join(self.sets)} must be any of {', '.join(SETS)}")
         if self.halves != 0 and self.halves < MIN_HALVES:
             raise ConfigError(
                 f"halves={self.halves}: a rank correlation needs at least {MIN_HALVES}; 0 for none"
@@ -250,8 +256,6 @@ class Settings:
         self._check_ks()
 
     def _check_sample(self) -> None:
-        if not 0 < self.sample <= 1:
-            raise ConfigError(f"sample={self.sample} of all blocks must be in (0, 1]")
         if self.budget is not None:
             parse_budget(self.budget)
         named = {"sample": self.sample != 1, "blocks": self.blocks, "budget": self.budget}
@@ -264,8 +268,6 @@ class Settings:
     def _check_ks(self) -> None:
         from olmo_sparsity.analysis.inputs.windows import span_width
 
-        if not all(_is_whole(k, 1) for k in self.ks):
-            raise ConfigError(f"ks={','.join(map(str, self.ks))} must be numbers from 1 up")
         for units in self.units:
             width = span_width(units)
             num_far = self.windows.least_far
@@ -289,7 +291,7 @@ QUICK: dict[str, Any] = {
 class AskSettings:
     """What an explanation computes."""
 
-    k: int = option(8, "far units for each target")
+    k: int = option(8, "far units for each target", least=1)
     units: str = option(
         "tokens",
         "what is ranked and counted: tokens, words, sentences, paragraphs or span:W; of sources, "
@@ -302,13 +304,14 @@ class AskSettings:
         "all",
         "at most so many tokens before a target; all: as many as the model takes",
         metavar="N",
-        parse=parse_long,
+        least=1,
     )
     short: int | None = option(
         None,
         "of those, the last N are no candidates; 32, less for a short prompt, at least what a "
         "chat template appends",
         metavar="N",
+        least=1,
     )
     far_states: Reading = option(
         "contextual",
@@ -316,17 +319,17 @@ class AskSettings:
     )
     chat: bool = option(False, "put the prompt into the tokenizer's chat template")
     max_new_tokens: int | None = option(
-        None, "longest answer to generate; 32, about sources 256", metavar="N"
+        None,
+        "longest answer to generate; 32, about sources 256",
+        metavar="N",
+        least=1,
     )
-    seed: int = option(0, "of all random draws")
+    seed: int = option(0, "of all random draws", least=0)
 
     def check(self) -> None:
         from olmo_sparsity.analysis.inputs.windows import span_width
 
-        _check_kinds(self)
-        _check_numbers(self, k=1, seed=0, short=1, max_new_tokens=1)
-        if self.long != "all":
-            _check_numbers(self, long=1)
+        validate(self)
         span_width(self.units)
 
 
@@ -334,26 +337,30 @@ class AskSettings:
 class SourceSettings:
     """What is computed of the sources of an answer."""
 
-    draws: int = option(8, "decoys of each source")
+    draws: int = option(8, "decoys of each source", least=4)
     units: str = option(
         "sources", "what is judged: sources, or paragraphs, sentences, words, … of each"
     )
-    orders: int = option(1, "orders of the sources, all but the first shuffled", metavar="N")
+    orders: int = option(
+        1, "orders of the sources, all but the first shuffled", metavar="N", least=1
+    )
     rate: float = option(
-        0.05, "of the sources that verdicts name, the share expected to be named by chance"
+        0.05,
+        "of the sources that verdicts name, the share expected to be named by chance",
+        least=1e-6,
+        most=0.999999,
     )
     far_states: Reading = option(
         "isolated", "hidden sources are left out of the text, or hidden from the answer alone"
     )
     chat: bool = option(False, "put the prompt into the tokenizer's chat template")
-    max_new_tokens: int | None = option(None, "longest answer to generate; 256", metavar="N")
-    seed: int = option(0, "of all random draws")
+    max_new_tokens: int | None = option(
+        None, "longest answer to generate; 256", metavar="N", least=1
+    )
+    seed: int = option(0, "of all random draws", least=0)
 
     def check(self) -> None:
-        _check_kinds(self)
-        _check_numbers(self, draws=4, orders=1, max_new_tokens=1, seed=0)
-        if not 0 < self.rate < 1:
-            raise ConfigError(f"rate={self.rate} must be between 0 and 1")
+        validate(self)
         if self.units != "sources":
             from olmo_sparsity.analysis.inputs.windows import span_width
 
@@ -364,66 +371,13 @@ class SourceSettings:
                 )
 
 
-def _check_kinds(settings: object) -> None:
-    """That texts are texts, and choices among those there are."""
-    for name, (_, kind) in kinds_of(type(settings)).items():
-        value = getattr(settings, name)
-        if get_origin(kind) is Literal and value not in get_args(kind):
-            raise ConfigError(f"{name}={value} is none of {', '.join(get_args(kind))}")
-        is_list = get_origin(kind) is tuple
-        kind = get_args(kind)[0] if is_list else kind
-        for item in value if is_list else (value,):
-            if kind in (str, bool) and not isinstance(item, kind):
-                raise ConfigError(f"{name}={item!r} must be a {kind.__name__}")
-            if kind is float and (isinstance(item, bool) or not isinstance(item, Real)):
-                raise ConfigError(f"{name}={item!r} must be a number")
-
-
-def _check_numbers(settings: object, **least: int) -> None:
-    for name, smallest in least.items():
-        value = getattr(settings, name)
-        if value is not None and not _is_whole(value, smallest):
-            raise ConfigError(f"{name}={value!r} must be a whole number from {smallest} up")
-
-
-def _is_whole(value: Any, least: int) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
-
-
-def _check_list(name: str, values: tuple) -> None:
-    if not values:
-        raise ConfigError(f"{name} names none; name at least one")
-    if len(set(values)) < len(values):
-        raise ConfigError(f"{name}: {', '.join(map(str, values))} names one twice")
-
-
 # --- options from keyword arguments ---------------------------------------------------------------
-
-Schema = TypeVar("Schema")
-
-
-def kinds_of(schema: type) -> dict[str, tuple[Field, Any]]:
-    """Each option's field and type."""
-    kinds = get_type_hints(schema)
-    return {item.name: (item, kinds[item.name]) for item in fields(schema)}
 
 
 def build(schema: type[Schema], given: Mapping[str, Any]) -> Schema:
-    """The options of a class among those given. One value stands for a list of it."""
-    values = {}
-    for name, (item, kind) in kinds_of(schema).items():
-        if name not in given:
-            continue
-        value = given[name]
-        if isinstance(value, str) and "parse" in item.metadata:
-            value = item.metadata["parse"](value)
-        if get_origin(kind) is tuple:
-            is_list = isinstance(value, Iterable) and not isinstance(value, str)
-            value = tuple(value) if is_list else (value,)
-        values[name] = value
-    options = schema(**values)
-    _check_kinds(options)
-    return options
+    """The options of a class among those given."""
+    names = set[str](kinds_of(schema))  # type: ignore[arg-type]
+    return fill(schema, {n: v for n, v in given.items() if n in names})
 
 
 def refuse_unknown(function: str, given: Iterable[str], *schemas: type) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NoReturn, get_args, get_origin
+from typing import Any, NoReturn
 
 from olmo_sparsity import __version__
 from olmo_sparsity.analysis.settings import (
@@ -17,9 +17,9 @@ from olmo_sparsity.analysis.settings import (
     Settings,
     SourceSettings,
     TextOptions,
-    kinds_of,
 )
 from olmo_sparsity.errors import ConfigError, printable
+from olmo_sparsity.settings import add_options, spell
 
 
 class Parser(argparse.ArgumentParser):
@@ -212,7 +212,7 @@ def _add_measure(sub: Parser) -> None:
         help="i/n: the i-th (from 0) of n processes that measure "
         "into one folder; the last writes the results",
     )
-    quick = " ".join(f"--{name.replace('_', '-')} {_spell(value)}" for name, value in QUICK.items())
+    quick = " ".join(f"--{name.replace('_', '-')} {spell(value)}" for name, value in QUICK.items())
     sub.add(
         "--quick", action="store_true", help=f"a first look at the beginnings of documents: {quick}"
     )
@@ -273,64 +273,8 @@ def _add_experiments(command: Commands) -> None:
     sub.add("config", metavar="CONFIG")
 
 
-# --- options of the functions ---------------------------------------------------------------------
-
-
-def add_options(sub: Parser, *schemas: type) -> None:
-    """An option of the command line for each of these classes'; of a name that several have, the
-    first. What is not given is absent from the parsed options, so that defaults stand in one
-    place."""
-    known = set[str]()
-    for schema in schemas:
-        for name, (item, kind) in kinds_of(schema).items():
-            about = dict(item.metadata)
-            if about.get("hidden") or name in known:
-                continue
-            known.add(name)
-            default = _spell(item.default)
-            text = (about["help"] + (f" ({default})" if default else "")).replace("%", "%%")
-            flag = f"--{name.replace('_', '-')}" if len(name) > 1 else f"-{name}"
-            words = {"dest": name, "default": argparse.SUPPRESS, "help": text}
-            sub.add(flag, **words | _reading_of(kind, about))
-
-
-def _reading_of(kind: Any, about: dict[str, Any]) -> dict[str, Any]:
-    """How argparse reads an option of this type."""
-    named = {"metavar": about["metavar"]} if "metavar" in about else {}
-    kinds = (kind, *get_args(kind))
-    if kind is bool:
-        return {"action": "store_true"}
-    if "parse" in about:
-        return named
-    if get_origin(kind) is Literal:
-        return {"choices": get_args(kind)}
-    if get_origin(kind) is tuple:
-        return {"type": _whole_numbers if int in kinds else _words, "metavar": "A,B,…"}
-    number = int if int in kinds else float if float in kinds else str
-    return {"type": number} | named
-
-
-def _spell(value: Any) -> str:
-    if value is None or isinstance(value, bool):
-        return ""
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-
-
 def _words(text: str) -> tuple[str, ...]:
     return tuple(text.split(","))
-
-
-def _whole_numbers(text: str) -> tuple[int, ...]:
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        message = f"{text} must be whole numbers with ',' between"
-        raise argparse.ArgumentTypeError(message) from None
-
-
-def given_options(options: argparse.Namespace, *schemas: type) -> dict[str, Any]:
-    known = {name for schema in schemas for name in kinds_of(schema)}
-    return {name: value for name, value in vars(options).items() if name in known}
 
 
 def parse_shard(text: str) -> tuple[int, int]:

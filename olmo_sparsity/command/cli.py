@@ -32,6 +32,7 @@ from olmo_sparsity.command.ending import (
 from olmo_sparsity.command.with_sources import measure_questions_file, source_options
 from olmo_sparsity.errors import ConfigError, naming_extras
 from olmo_sparsity.io import refuse_suffix, write_atomically
+from olmo_sparsity.settings import given_options
 
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 
@@ -232,7 +233,7 @@ def explain(options: argparse.Namespace) -> int:
         foreign=options.foreign or "embedded",
         judge=options.judge,
         **of_sources,
-        **arguments.given_options(options, AskSettings, SourceSettings, ModelOptions),
+        **given_options(options, AskSettings, SourceSettings, ModelOptions),
     )
     if options.dry_run:
         print(result)
@@ -280,7 +281,7 @@ def measure(options: argparse.Namespace) -> int:
         losses=options.losses,
         at=options.at and [parse_at(words) for words in options.at],
         quick=options.quick,
-        **arguments.given_options(options, Settings, TextOptions, SourceSettings, ModelOptions),
+        **given_options(options, Settings, TextOptions, SourceSettings, ModelOptions),
     )
     if options.dry_run:
         print(estimate(planned, shard))

@@ -14,6 +14,7 @@ from typing import Any
 from olmo_sparsity.command import arguments
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.runtime import say
+from olmo_sparsity.settings import given_options
 
 
 def _named_files(source: str) -> list[tuple[str, str]]:
@@ -76,7 +77,7 @@ def measure_questions_file(options: argparse.Namespace) -> int:
     for name in ("text", "targets", "choices", "losses", "at", "quick", "partial"):
         if getattr(options, name):
             raise ConfigError(f"--{name} does not go with --questions; leave it out")
-    given = arguments.given_options(options, Settings, TextOptions, SourceSettings, ModelOptions)
+    given = given_options(options, Settings, TextOptions, SourceSettings, ModelOptions)
     if "units" in given:  # of sources there is one kind at a time
         given["units"] = ",".join(given["units"])
     known = build(ModelOptions, given)

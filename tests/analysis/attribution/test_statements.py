@@ -119,7 +119,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"candidates": ["z"]}, "no source is named z"),
         ({"question": " "}, "need a question"),
         ({"k": 3}, "explain with sources has no option k"),
-        ({"draws": 3}, "draws=3 must be a whole number from 4 up"),
+        ({"draws": 3}, "draws=3 must be at least 4"),
         ({"orders": 7}, "3 sources have fewer orders"),
         ({"rate": 1.5}, "rate=1.5 must be between 0 and 1"),
         ({"units": "pages"}, "units=pages is none of tokens, words, sentences, paragraphs"),
