@@ -121,7 +121,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"k": 3}, "explain with sources has no option k"),
         ({"draws": 3}, "draws=3 must be at least 4"),
         ({"orders": 7}, "3 sources have fewer orders"),
-        ({"rate": 1.5}, "rate=1.5 must be between 0 and 1"),
+        ({"rate": 1.5}, "rate=1.5 must be at most 0.999999"),
         ({"units": "pages"}, "units=pages is none of tokens, words, sentences, paragraphs"),
         ({"units": "words", "orders": 2}, "orders=2 moves whole sources; leave units=words out"),
         ({"text": "w1"}, "text does not go with the rest"),
