@@ -25,6 +25,7 @@ class ReportedElsewhere(UserError):
 EXTRAS = {
     "train": ("training, and what was trained here,", "accelerate deepspeed olmo"),
     "data": ("text of the hub", "datasets zstandard"),
+    "gguf": ("a GGUF file", "gguf"),
     "peft": ("a PEFT adapter", "peft"),
     "tensorboard": ("logging.tensorboard=true", "tensorboard"),
     "wandb": ("logging.wandb_project", "wandb"),

@@ -232,6 +232,7 @@ class Attribution:
     def to_dict(self) -> dict[str, Any]:
         return {
             "model": self.prompt.model.name,
+            "fingerprint": self.prompt.model.weights_sha256,
             "settings": asdict(self.settings),
             "token_forwards": self.token_forwards,
             "statements": self.statements.to_dict("records"),

