@@ -81,6 +81,17 @@ class PositionedBlock(OLMoSequentialBlock):
         h = self.ff_out(self.act(self.ff_proj(x if norm_after else self.ff_norm(x))))
         return x + self.dropout(self.ff_norm(h) if norm_after else h), (k, v)
 
+    def output(
+        self,
+        x: Tensor,
+        tables: RotaryTables | None,
+        bias: Tensor | None,
+        documents: Documents | None = None,
+    ) -> Tensor:
+        """Return the block's output alone: a compiled block would add up gradients of zero for keys
+        and values that it also returns."""
+        return self(x, tables, bias, None, documents)[0]
+
     def _project(self, h: Tensor, tables: RotaryTables | None) -> tuple[Tensor, Tensor, Tensor]:
         """q_BHLK, k_BHLK and v_BHLK; queries and keys normed and rotated."""
         config = self.config

@@ -139,10 +139,10 @@ class PositionedOLMo(OLMo):
             if cache is not None:
                 x, cache.layers[index] = block(x, tables, attention_bias, cache.layers[index])
             elif torch.is_grad_enabled() and self.recomputes(tokens_BL.numel()):
-                given = (x, tables, attention_bias, None, documents)
-                x = checkpoint(block, *given, use_reentrant=False)[0]
+                given = (x, tables, attention_bias, documents)
+                x = checkpoint(block.output, *given, use_reentrant=False)
             else:
-                x = block(x, tables, attention_bias, None, documents)[0]
+                x = block.output(x, tables, attention_bias, documents)
         return self.transformer.ln_f(x if last is None else x[:, -last:])
 
     def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:

@@ -40,6 +40,10 @@ from olmo_sparsity.training.distributed import Processes, start_alone
 from olmo_sparsity.training.moments import KEYS, MomentSlice, SavedMoments, copy_moments
 from olmo_sparsity.training.optim import build_optimizer
 
+COMPILED_BY_BLOCK = 16
+"""Layers from which each is compiled by itself. A graph of all of them takes a minute of a core, in
+place of seconds; and DDP and ZeRO would send no gradients before the last are computed."""
+
 
 class Losses(nn.Module):
     """The model as a module whose forward returns losses, because DDP and DeepSpeed hook the
@@ -86,7 +90,12 @@ class Engine:
             # where a run begins.
             torch._dynamo.config.recompile_limit = 64
             keep_out_of_graphs()
-            model.hidden = torch.compile(model.hidden, dynamic=False)
+            blocks = getattr(model, "blocks", ())
+            if len(blocks) < COMPILED_BY_BLOCK:
+                model.hidden = torch.compile(model.hidden, dynamic=False)
+            else:
+                for block in blocks:  # which share one graph
+                    block.output = torch.compile(block.output, dynamic=False)
         self.prepare()
 
     def prepare(self) -> None:

@@ -146,8 +146,18 @@ def count_graphs(backend: str) -> Any:
         {"data__mask_documents": True},
         {"model__rope": False, "model__alibi": True},
         {"model__attention_layer_norm": True, "model__norm_after": True, "model__n_kv_heads": 1},
+        {"model__n_layers": 16},
+        {"model__n_layers": 16, "training__activation_checkpointing": False},
     ],
-    ids=["nothing computed again", "rope", "document masks", "alibi", "OLMo 2"],
+    ids=[
+        "nothing computed again",
+        "rope",
+        "document masks",
+        "alibi",
+        "OLMo 2",
+        "blocks, again",
+        "blocks",
+    ],
 )
 @pytest.mark.filterwarnings("ignore")  # the compiler warns about what it does itself
 def test_a_compiled_step_is_two_graphs(
