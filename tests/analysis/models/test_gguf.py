@@ -158,7 +158,7 @@ def test_tokens_are_those_of_the_tokenizer_it_was_written_from(pre: str, tmp_pat
         expected = original.encode(text).ids
         assert loaded.encode([text])[0] == expected
         assert loaded.tokenizer.decode(expected, False) == text
-    assert loaded.bos_prefix == ([0] if pre == "llama-bpe" else [])
+    assert loaded.prefix_ids("auto", "A") == ([0] if pre == "llama-bpe" else [])
     if pre != "smollm":  # of which transformers knows nothing, and keeps numbers together
         theirs = AutoTokenizer.from_pretrained(tmp_path, gguf_file="tiny.gguf")
         for text in TEXTS:
@@ -169,7 +169,7 @@ def test_tokens_are_those_of_the_tokenizer_it_was_written_from(pre: str, tmp_pat
 def test_bos_is_put_where_the_file_says(tokenizer: Tokenizer, tmp_path: Path) -> None:
     entries = {"tokenizer.ggml.add_bos_token": True}
     write_gguf(tmp_path / "tiny.gguf", llama(tokenizer), tokenizer, entries=entries)
-    assert load_model(tmp_path).bos_prefix == [0]
+    assert load_model(tmp_path).prefix_ids("auto", "A") == [0]
 
 
 def test_llama_3_scales_its_angles(tokenizer: Tokenizer, tmp_path: Path) -> None:
