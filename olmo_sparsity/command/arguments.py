@@ -143,7 +143,7 @@ def _add_explain(sub: Parser) -> None:
     sub.add(
         "--decoys",
         metavar="TEXT",
-        help="texts to compare sources with, in any form that --text of `measure` reads (embedded)",
+        help="texts to compare sources with, in any form of --text of `measure` (builtin:embedded)",
     )
     sub.add("--dry-run", action="store_true", help="count the cost")
     add_options(sub, AskSettings, SourceSettings, ModelOptions)
@@ -151,7 +151,7 @@ def _add_explain(sub: Parser) -> None:
     sub.add(
         "--foreign",
         metavar="TEXT",
-        help="unrelated texts, in any form that --text of `measure` reads (embedded)",
+        help="unrelated texts, in any form that --text of `measure` reads (builtin:embedded)",
     )
     sub.add(
         "--judge",

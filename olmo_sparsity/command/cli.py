@@ -230,7 +230,7 @@ def explain(options: argparse.Namespace) -> int:
         at=options.at and [parse_at(at) for at in options.at],
         prompt=None if options.prompt is None else read_text(options.prompt, inline=True),
         target=options.target,
-        foreign=options.foreign or "embedded",
+        foreign=options.foreign or "builtin:embedded",
         judge=options.judge,
         **of_sources,
         **given_options(options, AskSettings, SourceSettings, ModelOptions),

@@ -297,7 +297,7 @@ def explain_sources(
         unknown = [prompt.near_ids[:1] * num_new]
         ids = unknown if answer is None else prompt.answer_ids(answer, num_new)
         return estimate(prompt, [prompt.lay_out(ids, order) for order in orders], settings)
-    decoys = "embedded" if asked.decoys is None else asked.decoys
+    decoys = "builtin:embedded" if asked.decoys is None else asked.decoys
     texts = read_decoys(model, prompt, decoys)
     drawn = draw_decoys(prompt, texts, settings.draws, settings.seed)
     ids = prompt.answer_ids(answer, num_new, asked.quiet)

@@ -68,7 +68,7 @@ def explain(
     at: At | None = None,
     prompt: str | None = None,
     target: str | None = None,
-    foreign: Any = "embedded",
+    foreign: Any = "builtin:embedded",
     judge: Any = None,
     sources: Sources | None = None,
     question: str | None = None,
@@ -94,7 +94,7 @@ def explain(
     sources with, as `foreign`. `dry_run`: return the cost instead.
     """
     if sources is not None:
-        texts = None if isinstance(foreign, str) and foreign == "embedded" else foreign
+        texts = None if isinstance(foreign, str) and foreign == "builtin:embedded" else foreign
         _refuse_given(text=text, at=at, prompt=prompt, target=target, foreign=texts, judge=judge)
         from olmo_sparsity.analysis.attribution.statements import Question
 

@@ -46,7 +46,7 @@ class Explanation:
     tables: dict[str, pd.DataFrame] = field(repr=False)
     """The tables of `recover`, as in a measurement (docs/formats.md)."""
 
-    foreign: Any = field(repr=False, default="embedded")
+    foreign: Any = field(repr=False, default="builtin:embedded")
     checked: Check | None = None
     token_forwards: int = 0
     """What it cost, without the check."""

@@ -33,6 +33,7 @@ from olmo_sparsity.analysis.inputs.records import (
     LeftOut,
     Record,
     check_field,
+    is_records,
     is_text,
     parse_line,
     parse_row,
@@ -41,6 +42,7 @@ from olmo_sparsity.analysis.inputs.records import (
     read_text,
 )
 from olmo_sparsity.errors import DataError, naming_extras
+from olmo_sparsity.runtime import say
 from olmo_sparsity.settings import option
 
 CHECK_EVERY_RECORDS = 100_000
@@ -95,7 +97,7 @@ class Tally:
     num_records: int = 0
     bad: dict[str, int] = option({})
     first: dict[str, str] = option({})
-    """For each kind, the place of the first one."""
+    """For each kind, the place of the first one, and what stands there."""
 
     left_out: dict[str, int] = option({})
 
@@ -104,7 +106,8 @@ class Tally:
         if not isinstance(record, Document):
             counts = self.bad if isinstance(record, BadRecord) else self.left_out
             counts[record.kind] = counts.get(record.kind, 0) + 1
-            self.first.setdefault(record.kind, record.where)
+            found = f", {record.found}" if isinstance(record, BadRecord) and record.found else ""
+            self.first.setdefault(record.kind, record.where + found)
 
     def merge(self, later: Tally) -> None:
         self.num_records += later.num_records
@@ -258,7 +261,7 @@ def _read_c4(config: CorpusConfig, skip: int) -> Iterator[Record]:
 def _list_files(config: CorpusConfig) -> list[Path]:
     assert config.path is not None
     if config.source == "text" or (config.source == "files" and Path(config.path).is_dir()):
-        return _list_text_files(Path(config.path))
+        return _list_folder(Path(config.path), config.source == "files")
     is_file = Path(config.path).is_file()
     names = [config.path] if is_file else glob.glob(config.path, recursive=True)
     paths = sorted(path for path in map(Path, names) if path.is_file())
@@ -292,23 +295,37 @@ def _read_c4_files(config: CorpusConfig, skip: int) -> Iterator[Record]:
                 yield parse_line(line, path, place, fields_of(config))
 
 
-def _list_text_files(path: Path) -> list[Path]:
+def _list_folder(path: Path, with_records: bool) -> list[Path]:
+    """The files of plain text in it; where there is none but about the data, those of records."""
     if path.is_file():
         return [path]
     if not path.is_dir():
         raise DataError(f"{path} does not exist; correct the path")
     hidden = ("__pycache__", ".")
-    paths = [
+    every = [
         inner
         for inner in sorted(path.rglob("*"))
         if not any(part.startswith(hidden) for part in inner.relative_to(path).parts)
-        if inner.is_file() and is_text(inner)
+        if inner.is_file()
     ]
-    if not paths:
+    texts = [inner for inner in every if is_text(inner)]
+    tables = [inner for inner in every if is_records(inner)] if with_records else []
+    about = ("readme", "license", "_", "dataset_info", "state.json")
+    if tables and all(inner.name.lower().startswith(about) for inner in texts):
+        shards = [inner for inner in tables if not inner.name.lower().startswith(about)]
+        return shards or tables
+    if not texts:
         raise DataError(
-            f"{path} holds no file of plain text; name other files by a glob, '{path}/*.jsonl'"
+            f"{path} holds no file of plain text"
+            + (" or records" if with_records else "")
+            + f"; name other files by a glob, '{path}/*.jsonl'"
         )
-    return paths
+    if tables:
+        say(
+            f"{path}: {len(texts):,} files of plain text are read, and {len(tables):,} with "
+            f"records ({tables[0].relative_to(path)}) are not; a glob names them"
+        )
+    return texts
 
 
 # --- Python -------------------------------------------------------------------------------------

@@ -72,6 +72,9 @@ class BadRecord:
     fields: tuple[str, ...] = dataclass_field(default=(), compare=False)
     """The fields of the record, if a requested one is missing."""
 
+    found: str = dataclass_field(default="", compare=False)
+    """What stands there instead, and what to do."""
+
 
 @dataclass(frozen=True)
 class LeftOut:
@@ -99,7 +102,7 @@ class Fields:
 
 
 def check_field(where: str | Path, field: str, fields: Sequence[str]) -> None:
-    if field not in fields:
+    if field not in fields and field.partition(".")[0] not in fields:
         names = printable(", ".join(fields)[:300])
         raise DataError(f"{where} has no field '{field}'; name one that it has: {names}")
 
@@ -110,27 +113,89 @@ def check_field(where: str | Path, field: str, fields: Sequence[str]) -> None:
 def parse_line(line: bytes, path: Path, number: int, fields: Fields) -> Record:
     if len(line) > LARGEST_DOCUMENT:
         return BadRecord(f"longer than {LARGEST_DOCUMENT:,} bytes", f"{path}:{number}")
+    if not line.strip():  # as many files end
+        return LeftOut("blank line", f"{path}:{number}")
     try:
-        row = json.loads(line.removeprefix(codecs.BOM_UTF8).decode())
+        row = parse_json(line)
     except UnicodeDecodeError:
-        return BadRecord("wrong encoding", f"{path}:{number}")
+        return BadRecord("wrong encoding", f"{path}:{number}", found=encoding_of(line))
     except (ValueError, RecursionError):
-        if not line.strip():  # as many files end
-            return LeftOut("blank line", f"{path}:{number}")
-        return BadRecord("malformed line", f"{path}:{number}")
+        return BadRecord("malformed line", f"{path}:{number}", found=what_is(line))
     return parse_row(row, f"{path}:{number}", fields)
+
+
+def parse_json(line: bytes, **how: Any) -> Any:
+    """`how`: arguments of `json.loads`. A key that stands twice in an object is a ValueError."""
+    text = line.removeprefix(codecs.BOM_UTF8).decode()
+    return json.loads(text, object_pairs_hook=_object, **how)
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        raise ValueError(f"the key '{next(k for k in keys if keys.count(k) > 1)}' stands twice")
+    return found
+
+
+def what_is(line: bytes) -> str:
+    """Say what a line that is no JSON object holds, and what to do."""
+    text = line.removeprefix(codecs.BOM_UTF8).decode(errors="replace").strip()
+    try:
+        row = parse_json(line)
+    except RecursionError:
+        return "too many brackets within each other"
+    except ValueError as error:
+        if "\0" in text[:100]:
+            return encoding_of(line)
+        if text.startswith(("//", "/*", "#")):
+            return "a comment, which JSON has not: delete it"
+        if text.startswith("{'"):
+            return "single quotes, as Python writes: write it with json.dumps"
+        return printable(str(error)[:100])
+    return _no_object(row)
+
+
+def _no_object(row: Any) -> str:
+    kind = "a JSON array" if isinstance(row, list) else f"JSON of type {type(row).__name__}"
+    return f"{kind}: write one object a line"
+
+
+def encoding_of(raw: bytes) -> str:
+    """Guess which encoding bytes that are not UTF-8 have, and say how to convert them."""
+    few, many = sorted(raw[first:200:2].count(0) for first in (0, 1))
+    marks = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
+    if raw.startswith(marks) or many > max(2, len(raw[:200]) // 4, 8 * few):
+        return "UTF-16; convert it with iconv -f UTF-16 -t UTF-8"
+    if b"\0" in raw:
+        return "zero bytes, so no text"
+    return "not UTF-8, perhaps Latin-1; convert it with iconv -f LATIN1 -t UTF-8"
 
 
 def parse_row(row: Any, where: str, fields: Fields) -> Record:
     if not isinstance(row, dict):
-        return BadRecord("malformed line", where)
-    for name in fields.names:
-        if name not in row:
+        return BadRecord("malformed line", where, found=_no_object(row))
+    values = {name: _value(row, name) for name in fields.names}
+    for name, value in values.items():
+        if value is _MISSING:
             return BadRecord(f"no {name} field", where, tuple(map(str, row)))
-    record = parse_text(row[fields.text], where, fields.text)
+    record = parse_text(values[fields.text], where, fields.text)
     if fields.prompt is not None and isinstance(record, Document):
-        record = _after(parse_text(row[fields.prompt], where, fields.prompt), record)
-    return record if fields.group is None else grouped(record, row[fields.group])
+        record = _after(parse_text(values[fields.prompt], where, fields.prompt), record)
+    return record if fields.group is None else grouped(record, values[fields.group])
+
+
+_MISSING = object()
+
+
+def _value(row: Any, name: str) -> Any:
+    """`a.b` names the field b of the field a, where none is named `a.b` itself."""
+    if isinstance(row, dict) and name in row:
+        return row[name]
+    first, dot, rest = name.partition(".")
+    if dot and isinstance(row, dict) and first in row:
+        return None if row[first] is None else _value(row[first], rest)
+    return _MISSING
 
 
 def _after(prompt: Record, target: Document) -> Record:
@@ -158,12 +223,17 @@ def parse_text(text: Any, where: str, field: str = "text") -> Record:
         try:
             text = text.decode("utf-8-sig")  # drops the byte order mark that some editors write
         except UnicodeDecodeError:
-            return BadRecord("wrong encoding", where)
+            return BadRecord("wrong encoding", where, found=encoding_of(text))
     text = "" if text is None else text
     if not isinstance(text, str):
-        return BadRecord(f"no {field} field", where)
+        return BadRecord(
+            f"no {field} field", where, found=f"it is of type {type(text).__name__}, no text"
+        )
     if not text or text.isspace():
         return LeftOut("empty document", where)
+    if "\0" in text[:200]:
+        found = encoding_of(text[:200].encode(errors="replace"))
+        return BadRecord("wrong encoding", where, found=found)
     try:
         text.encode()
     except UnicodeEncodeError:  # JSON can spell half of a surrogate pair, which is not a character.
@@ -176,6 +246,9 @@ def parse_text(text: Any, where: str, field: str = "text") -> Record:
 
 def read_file(path: Path, fields: Fields, split_at: SplitAt = "whole") -> Iterator[Record]:
     """Read a file by its suffix; what has none of `SUFFIXES` is plain text."""
+    if path != STDIN and path.exists() and not path.stat().st_size:
+        yield LeftOut("empty document", str(path))  # such as a shard of no rows
+        return
     reader = next((_READERS[suffix] for suffix in SUFFIXES if path.name.endswith(suffix)), None)
     named = {"field": fields.text, "group_field": fields.group, "prompt_field": fields.prompt}
     for name, value in named.items():
@@ -183,7 +256,11 @@ def read_file(path: Path, fields: Fields, split_at: SplitAt = "whole") -> Iterat
             raise ConfigError(f"{name}={value}: {path} is plain text, without fields; leave it out")
     if reader is not None and split_at != "whole":
         raise ConfigError(f"split_at={split_at} cuts plain text, and {path} is none; leave it out")
-    return read_text(path, split_at) if reader is None else reader(path, fields)
+    yield from read_text(path, split_at) if reader is None else reader(path, fields)
+
+
+def is_records(path: Path) -> bool:
+    return any(path.name.endswith(suffix) for suffix, reader in _READERS.items() if reader)
 
 
 def is_text(path: Path) -> bool:
@@ -247,9 +324,12 @@ def _read_json(path: Path, fields: Fields) -> Iterator[Record]:
 
 def _read_csv(path: Path, fields: Fields) -> Iterator[Record]:
     csv.field_size_limit(LARGEST_DOCUMENT)
+    head = next(read_lines(path), b"")
+    if b"\0" in head[:200]:
+        raise DataError(f"{path}: {encoding_of(head)}")
     # A byte that is not UTF-8 becomes half a surrogate pair, which `parse_text` refuses.
     lines = (line.decode("utf-8-sig", "surrogateescape") for line in read_lines(path))
-    delimiter = "\t" if ".tsv" in path.suffixes else ","
+    delimiter = _delimiter(head.decode("utf-8-sig", "surrogateescape"), path, fields)
     # Strict: an unclosed quote is damage.
     rows, number = filter(None, csv.reader(lines, delimiter=delimiter, strict=True)), 0
     try:
@@ -266,6 +346,16 @@ def _read_csv(path: Path, fields: Fields) -> Iterator[Record]:
         raise _damaged(path, f" after row {number:,}", error, "write it again") from None
 
 
+def _delimiter(header: str, path: Path, fields: Fields) -> str:
+    """The first with which the header names the fields: a comma, or what some programs write."""
+    usual = "\t" if ".tsv" in path.suffixes else ","
+    header = header.split("\r")[0].rstrip("\n")
+    for delimiter in (usual, ";", "\t", ","):
+        if set(fields.names) <= set(next(csv.reader([header], delimiter=delimiter), ())):
+            return delimiter
+    return usual
+
+
 def _read_parquet(path: Path, fields: Fields) -> Iterator[Record]:
     import pyarrow
     from pyarrow import parquet
@@ -274,7 +364,8 @@ def _read_parquet(path: Path, fields: Fields) -> Iterator[Record]:
     try:
         with parquet.ParquetFile(path) as file:
             for name in fields.names:
-                check_field(path, name, file.schema_arrow.names)
+                leaves = [file.schema.column(i).path for i in range(len(file.schema))]
+                check_field(path, name, leaves if name in leaves else file.schema_arrow.names)
                 _check_pages(path, name, file.metadata)
             for batch in file.iter_batches(batch_size=16, columns=fields.names):
                 for row in batch.to_pylist():

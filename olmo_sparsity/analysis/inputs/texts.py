@@ -45,9 +45,13 @@ Rows = Iterable[str | Mapping[str, Any]]
 
 FORMS = (
     "a file or glob (.json, .jsonl, .csv, .tsv, .parquet, or any plain text), a folder of plain "
-    "text, one that save_to_disk wrote or a prepared one, owner/name or hub:NAME:CONFIG:SPLIT on "
-    "the hub, - (standard input), embedded, python, c4, c4_files:GLOB or text:PATH"
+    "text or of these, one that save_to_disk wrote or a prepared one, owner/name or "
+    "hub:NAME:CONFIG:SPLIT on the hub, - (standard input), builtin:embedded, builtin:python, "
+    "builtin:c4, c4_files:GLOB or text:PATH"
 )
+
+BUILT_IN = "builtin:"
+"""Before the name of a corpus that is no path; the bare name is read where no such path exists."""
 
 MOST_TOKENS = 2**28
 """All documents are kept in memory, 8 bytes a token: 2 GiB."""
@@ -161,9 +165,10 @@ def _pair(prompt: str, target: str, field: str) -> tuple[str, str]:
 
 def _corpus(text: str, options: dict[str, Any]) -> CorpusConfig:
     kind, _, path = text.partition(":")
+    named = text.removeprefix(BUILT_IN)
     # mypy does not narrow a string to the literals it is compared with.
-    if text in ("embedded", "python", "c4"):
-        return CorpusConfig(text, **options)  # type: ignore[arg-type]
+    if named in ("embedded", "python", "c4") and (named != text or not os.path.exists(text)):
+        return CorpusConfig(named, **options)  # type: ignore[arg-type]
     if kind in ("c4_files", "text") and path:
         return CorpusConfig(kind, path=path, **options)  # type: ignore[arg-type]
     is_name = "\n" not in text

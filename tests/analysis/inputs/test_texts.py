@@ -164,6 +164,64 @@ def test_another_field_holds_the_text(model: LoadedModel) -> None:
             open_documents(text, model, field="bdy")
 
 
+def test_a_field_within_a_field_holds_the_text(model: LoadedModel) -> None:
+    rows = [{"doc": {"text": text, "by": {"name": "Ada"}}, "doc.x": text} for text in TEXTS]
+    packed("a.jsonl", lines(rows))
+    pd.DataFrame(rows).to_parquet("a.parquet")
+    datasets.Dataset.from_list(rows).save_to_disk("saved")
+    for text in ("a.jsonl", "a.parquet", "saved", rows):
+        documents = open_documents(text, model, field="doc.text", group_field="doc.by.name")
+        assert read(documents) == TEXTS
+        assert {d.group for d in documents} == {"Ada"}
+        assert read(open_documents(text, model, field="doc.x")) == TEXTS
+        with pytest.raises(DataError, match=r"no (field 'doc\.y'|doc\.y field)"):
+            open_documents(text, model, field="doc.y")
+
+
+@pytest.mark.parametrize("separator", [";", "\t", ","])
+@pytest.mark.parametrize("path", ["a.csv", "a.tsv", "a.csv.gz"])
+def test_the_header_says_what_separates_columns(
+    path: str, separator: str, model: LoadedModel
+) -> None:
+    rows = [{"a,b;c": number, "text": text} for number, text in enumerate(TEXTS)]
+    packed(path, pd.DataFrame(rows).to_csv(index=False, sep=separator).encode())
+    assert read(open_documents(path, model)) == TEXTS
+
+
+def test_a_folder_of_shards_is_their_records(
+    model: LoadedModel, capsys: pytest.CaptureFixture
+) -> None:
+    for number, row in enumerate(ROWS):
+        folder = Path(f"data/lang={'de' if number < 2 else 'en'}")
+        folder.mkdir(parents=True, exist_ok=True)
+        if number % 2:
+            pd.DataFrame([row]).to_parquet(folder / f"part-{number}.parquet")
+        else:
+            packed(f"{folder}/part-{number}.jsonl", lines([row]))
+    for about in ("README.md", "_SUCCESS", "LICENSE", "lang=de/_SUCCESS"):
+        Path(f"data/{about}").write_text("about the data")
+    packed("data/lang=de/part-9.parquet", b"")  # of a task that had no rows
+    documents = open_documents("data", model)
+    assert read(documents) == TEXTS
+    assert names(documents)[1] == "data/lang=de/part-1.parquet:1"
+    assert "are not" not in capsys.readouterr().err
+    Path("data/notes.txt").write_text("a text")
+    Path("data/more.txt").write_text("more text")
+    assert len(open_documents("data", model)) == 6  # the files about the data, too
+    assert "and 5 with records (lang=de/part-0.jsonl) are not" in capsys.readouterr().err
+
+
+def test_a_folder_named_as_a_corpus_is_read(model: LoadedModel) -> None:
+    assert open_documents("python", model, limit=2)[0].group
+    for name in ("embedded", "python", "c4"):
+        Path(name).mkdir()
+        Path(f"{name}/a.txt").write_text("mine")
+        assert read(open_documents(name, model)) == ["mine"]
+    assert open_documents("builtin:python", model, limit=2)[0].group
+    with pytest.raises(ConfigError, match=r"text=builtin:x is not .* builtin:embedded"):
+        open_documents("builtin:x", model)
+
+
 PAIRS = pd.DataFrame(
     [{"q": f"{text}? ", "a": f"it is {i}", "by": f"author {i % 2}"} for i, text in enumerate(TEXTS)]
 )
@@ -290,12 +348,13 @@ def test_bad_records_are_counted_and_said(
     packed("a.jsonl", lines(good) + b"{\n" + b'{"text": 3}\n')
     assert len(open_documents("a.jsonl", model)) == 300
     said = capsys.readouterr().err
-    assert "left out 1 x malformed line (first: a.jsonl:301), 1 x no text field" in said
+    assert "left out 1 x malformed line (first: a.jsonl:301, Expecting property name" in said
+    assert "1 x no text field (first: a.jsonl:302, it is of type int, no text)" in said
     table = pd.DataFrame(good).to_csv().encode()
     packed("a.csv", table + b"1,2,3\n300,caf\xe9\n")
     assert names(open_documents("a.csv", model))[-1] == "a.csv:300"
     said = capsys.readouterr().err
-    assert "1 x malformed row (first: a.csv:301), 1 x wrong encoding (first: a.csv:302)" in said
+    assert "1 x malformed row (first: a.csv:301), 1 x wrong encoding (first: a.csv:302" in said
     packed("a.csv", table.replace(b"7,text 7\n", b"7\n", 1) + b"3\n")
     documents = open_documents("a.csv", model)
     assert names(documents)[6:8] == ["a.csv:7", "a.csv:9"]
@@ -303,6 +362,41 @@ def test_bad_records_are_counted_and_said(
     packed("a.jsonl", lines(good) + b"{\n" * 9)
     with pytest.raises(DataError, match=r"9 of the first 309 records are bad.*a\.jsonl:301"):
         open_documents("a.jsonl", model)
+
+
+JSON = json.dumps(ROWS[0]).encode()
+SAID: dict[str, tuple[bytes, str]] = {
+    "utf16.jsonl": (lines().decode().encode("utf-16"), "UTF-16; convert it with iconv -f UTF-16"),
+    "utf16-le.jsonl": (lines().decode().encode("utf-16-le"), "UTF-16; convert it with iconv"),
+    "utf16.txt": ("some text".encode("utf-16"), "UTF-16; convert it with iconv -f UTF-16 -t UTF-8"),
+    "utf16-be.txt": ("some text".encode("utf-16-be"), "UTF-16; convert it with iconv"),
+    "utf16.csv": ("id,text\n1,one".encode("utf-16"), "utf16.csv: UTF-16; convert it with iconv"),
+    "latin1.txt": ("Übung".encode("latin-1"), "perhaps Latin-1; convert it with iconv -f LATIN1"),
+    "latin1.jsonl": (b'{"text": "\xdcbung"}', "perhaps Latin-1; convert it with iconv"),
+    "zeros.txt": (b"\0\0\0\0\xff", "zero bytes, so no text"),
+    "arrays.jsonl": (b'"a"\n["one", "two"]\n', "JSON of type str: write one object a line"),
+    "array.c4.json": (b"{}\n[1]\n", r"no text field \(first: array\.c4\.json:1\)"),
+    "comment.jsonl": (b"// one a line\n" + JSON, "a comment, which JSON has not: delete it"),
+    "python.jsonl": (b"{'text': 'one'}\n", "single quotes, as Python writes: write it with json"),
+    "twice.jsonl": (b'{"text": "one", "text": "two"}\n', "the key 'text' stands twice"),
+    "number.jsonl": (b'{"text": 3}\n', "it is of type int, no text"),
+    "one.parquet": (b"", "holds no documents: left out 1 x empty document"),
+}
+
+
+@pytest.mark.parametrize("path", SAID)
+def test_what_a_bad_file_holds_instead_is_said(path: str, model: LoadedModel) -> None:
+    content, message = SAID[path]
+    packed(path, content)
+    with pytest.raises(DataError, match=message) as caught:
+        open_documents(path, model)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_list_of_lists_is_said(model: LoadedModel) -> None:
+    packed("arrays.jsonl", b'{"text": "a"}\n["one"]\n')
+    with pytest.raises(DataError, match="a JSON array: write one object a line"):
+        open_documents("c4_files:arrays.jsonl", model)
 
 
 DAMAGED: dict[str, tuple[bytes, str]] = {
@@ -358,7 +452,7 @@ def test_a_saved_data_set_that_is_none_or_several(model: LoadedModel) -> None:
         ("hub:a:b:c:d", {}, "is not"),
         ("nowhere.jsonl", {}, r"nowhere\.jsonl matches no file"),
         ("*.parquet", {}, r"\*\.parquet matches no file"),
-        ("folder", {}, "folder holds no file of plain text; name other files by a glob"),
+        ("folder", {}, "folder holds no file of plain text or records; name other files"),
         ("notes.txt", {"field": "body"}, r"field=body: notes\.txt is plain text"),
         ("text:notes.txt", {"field": "body"}, "field=body means nothing to text:notes"),
         ("-", {"field": "body"}, "field=body means nothing to -; leave it out"),
