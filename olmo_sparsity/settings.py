@@ -41,7 +41,7 @@ def option(default: Any, help: str = "", **about: Any) -> Any:
     """A field with more than a type and a default. `about`:
 
     least, most   range of the value, or of each value of a list
-    distinct      of a list: it has at least one value, and none twice
+    some, distinct   a list has at least one value, and none twice
     only_if       (sibling, *values): the field has an effect only if its sibling has such a value
     refused       why setting the field has no effect
     required      there is no default
@@ -161,11 +161,10 @@ def _value(value: Any, item: Field, kind: Any, place: str) -> Any:
                 raise ValueError(f"{place}={shown} must be at least {least}")
             if most is not None and number > most:
                 raise ValueError(f"{place}={shown} must be at most {most}")
-    if "distinct" in item.metadata:
-        if not value:
-            raise ValueError(f"{place} is empty; list at least one")
-        if any(value.count(one) > 1 for one in value):
-            raise ValueError(f"{place}={shown} holds one value twice")
+    if "some" in item.metadata and not value:
+        raise ValueError(f"{place} is empty; list at least one")
+    if "distinct" in item.metadata and any(value.count(one) > 1 for one in value):
+        raise ValueError(f"{place}={shown} holds one value twice")
     return value
 
 

@@ -172,15 +172,17 @@ class Settings:
     units: tuple[str, ...] = option(
         ("tokens",),
         "what is ranked and counted: tokens, words, sentences, span:W, or several",
+        some=True,
         distinct=True,
     )
     selectors: tuple[str, ...] = option(
         (),
         "the rules that rank far units; add_one_screened,random with long=all, else "
         "add_one,divergence,random,nearest",
+        some=True,
         distinct=True,
     )
-    ks: tuple[int, ...] = option(KS, "numbers of far units", least=1, distinct=True)
+    ks: tuple[int, ...] = option(KS, "numbers of far units", least=1, some=True, distinct=True)
     share: float = option(
         0.1,
         "the targets with the largest gaps that are evaluated, as a share of all: all, or like "
@@ -201,6 +203,7 @@ class Settings:
         CHOSEN_SETS,
         "target sets: by their gap, by the change of the prediction (kl), by the text alone "
         "(recurs, new, bigram, names, every); gap alone costs a quarter",
+        some=True,
         distinct=True,
     )
     max_targets: int | None = option(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 from olmo_sparsity.config.run import check_model
 from olmo_sparsity.config.sections import ModelConfig, OptimizerConfig
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.settings import build, load, option
+from olmo_sparsity.settings import build, enforce, load, option
 from olmo_sparsity.tasks.addition import Addition
 from olmo_sparsity.tasks.end_token import EndToken
 from olmo_sparsity.tasks.needle import Needle
@@ -88,17 +88,17 @@ class ExperimentSettings:
     end_token: bool = False
     """Whether responses end with a token of its own; without it their length is given at test."""
 
-    schemes: list[str] = option(None, required=True)
-    seeds: list[int] = option([1, 2, 3], least=0)
+    schemes: list[str] = option(None, required=True, some=True, distinct=True)
+    seeds: list[int] = option([1, 2, 3], least=0, some=True, distinct=True)
     train_lengths: list[int] = option(None, required=True)
     """Shortest and longest; lengths between are drawn uniformly."""
 
-    test_lengths: list[int] = option(None, required=True)
-    train_ks: list[int] = option([])
+    test_lengths: list[int] = option(None, required=True, some=True, distinct=True)
+    train_ks: list[int] = option([], distinct=True)
     """For tasks with k: a model for each, trained on k uniform in 1 … train_k (or as many as fit
     into a sample)."""
 
-    test_ks: list[int] = option([])
+    test_ks: list[int] = option([], distinct=True)
     num_test_samples: int = option(500, least=1)
     """Test samples per length and k."""
 
@@ -171,85 +171,63 @@ def _read_class(name: str) -> type:
 
 def check(settings: ExperimentSettings, origin: str) -> None:
     """Check everything before training; each length and k is drawn once."""
-
-    def require(holds: bool, message: str) -> None:
-        if not holds:
-            raise ConfigError(f"{origin}: {message}")
-
-    for name in ("schemes", "seeds", "test_lengths"):
-        values = getattr(settings, name)
-        require(bool(values), f"{name} is empty; list at least one")
-    for name in ("schemes", "seeds", "test_lengths", "train_ks", "test_ks"):
-        values = getattr(settings, name)
-        require(len(set(values)) == len(values), f"{name}={values} holds one value twice")
-    for scheme in settings.schemes:
-        require(
-            scheme in SCHEMES, f"scheme {scheme} is not known; choose among {', '.join(SCHEMES)}"
-        )
-    rate = settings.optimizer.learning_rate
-    require(rate > 0, f"optimizer.learning_rate={rate} trains nothing; raise it")
-    require(
-        len(settings.train_lengths) == 2
-        and 1 <= settings.train_lengths[0] <= settings.train_lengths[1],
-        f"train_lengths={settings.train_lengths} must be [shortest, longest]",
-    )
-    _refuse_unused(settings, origin)
-    require(
-        settings.coupling.embed_ids or not set(settings.schemes) & set(PREDICTED),
-        f"coupling.embed_ids=false: {' and '.join(PREDICTED)} cannot predict IDs that they see by "
-        "their differences alone; remove it",
-    )
+    enforce(origin, _rules(settings))
     check_model(settings.model, origin)
     task = build_task(settings)  # first, as `test_task` adds to it
     test_task = build_task(settings, test=True)
-    require(
-        task.vocabulary == test_task.vocabulary,
-        f"test_task={settings.test_task} changes the vocabulary, which must be that of training; "
-        "change something else",
-    )
+    if task.vocabulary != test_task.vocabulary:
+        raise ConfigError(
+            f"{origin}: test_task={settings.test_task} changes the vocabulary, which must be that "
+            "of training; change something else"
+        )
     for scheme in settings.schemes:
         sizes(settings, task, test_task, scheme)
     _draw_once(settings, task, test_task)
 
 
-def _refuse_unused(settings: ExperimentSettings, origin: str) -> None:
-    """Refuse a setting that would have no effect."""
-    schemes, has_k = set(settings.schemes), bool(settings.train_ks)
-    chunked = bool(schemes & set(CHUNKED)), f"no scheme cuts chunks ({', '.join(CHUNKED)} do)"
-    for name, (used, reason) in {
-        "positions.num_chunks": chunked,
-        "positions.aligned_cuts": chunked,
-        "positions.num_ids": (
-            bool(schemes & set(SPREAD)),
-            f"no scheme spreads IDs ({', '.join(SPREAD)} do)",
-        ),
-        "coupling.embed_ids": (
-            bool(schemes & set(EMBEDDED)),
-            f"no scheme embeds IDs ({', '.join(EMBEDDED)} do)",
-        ),
-        "coupling.id_loss_weight": (
-            bool(schemes & set(PREDICTED)),
-            f"only {' and '.join(PREDICTED)} have this loss",
-        ),
-        "positions.published": (
-            chunked[0]
-            and settings.positions.num_chunks > 1
-            and not settings.positions.aligned_cuts,
-            f"it means {', '.join(CHUNKED)} with several chunks, cut anywhere",
-        ),
-        "training.grow_k_steps": (has_k, "train_ks is empty"),
-        "model.vocab_size": (False, "the task decides it"),
-        "model.embedding_size": (False, "the task decides it"),
-        "model.max_sequence_length": (False, "the longest test and positions.num_ids decide it"),
-        "model.rope": (False, "the scheme decides it"),
-        "model.alibi": (False, "the scheme decides it"),
-        "model.rope_scaling": (False, "the scheme decides all position IDs"),
-    }.items():
-        value, default = attrgetter(name)(settings), attrgetter(name)(ExperimentSettings())
-        if value != default and not used:
-            raise ConfigError(f"{origin}: {name}={value} is set, but {reason}; remove it")
-    if has_k and not settings.test_ks:
-        raise ConfigError(f"{origin}: train_ks is set, but test_ks is empty; set both")
+def _rules(settings: ExperimentSettings) -> Iterator[tuple[Any, str]]:
+    schemes, lengths = set(settings.schemes), settings.train_lengths
+    for scheme in settings.schemes:
+        yield (
+            scheme in SCHEMES,
+            f"scheme {scheme} is not known; choose among {', '.join(SCHEMES)}",
+        )
+    rate = settings.optimizer.learning_rate
+    yield rate > 0, f"optimizer.learning_rate={rate} trains nothing; raise it"
+    yield (
+        len(lengths) == 2 and 1 <= lengths[0] <= lengths[1],
+        f"train_lengths={lengths} must be [shortest, longest]",
+    )
+    chunked, spread, positions = schemes & {*CHUNKED}, schemes & {*SPREAD}, settings.positions
+    cut_anywhere = chunked and positions.num_chunks > 1 and not positions.aligned_cuts
+    no_chunks = f"no scheme cuts chunks ({', '.join(CHUNKED)} do)"
+    defaults = ExperimentSettings()
+
+    def needs(is_used: object, name: str, reason: str) -> tuple[Any, str]:
+        value = attrgetter(name)(settings)
+        is_default = value == attrgetter(name)(defaults)
+        return is_used or is_default, f"{name}={value} is set, but {reason}; remove it"
+
+    yield needs(chunked, "positions.num_chunks", no_chunks)
+    yield needs(chunked, "positions.aligned_cuts", no_chunks)
+    yield needs(spread, "positions.num_ids", f"no scheme spreads IDs ({', '.join(SPREAD)} do)")
+    yield needs(cut_anywhere, "positions.published", "it means several chunks, cut anywhere")
+    yield needs(schemes & {*EMBEDDED}, "coupling.embed_ids", "no scheme embeds IDs")
+    yield needs(schemes & {*PREDICTED}, "coupling.id_loss_weight", "no scheme has this loss")
+    yield needs(settings.train_ks, "training.grow_k_steps", "train_ks is empty")
+    for name in ("vocab_size", "embedding_size", "max_sequence_length"):
+        yield needs(False, f"model.{name}", "the task and positions.num_ids decide it")
+    for name in ("rope", "alibi"):
+        yield needs(False, f"model.{name}", "the scheme decides it")
+    yield (
+        settings.test_ks or not settings.train_ks,
+        "train_ks is set, but test_ks is empty; set both",
+    )
+    yield (
+        settings.coupling.embed_ids or not schemes & set(PREDICTED),
+        f"coupling.embed_ids=false: {' and '.join(PREDICTED)} cannot predict IDs that they see by "
+        "their differences alone; remove it",
+    )
 
 
 def sizes(settings: ExperimentSettings, task: Task, test_task: Task, scheme: str) -> Sizes:
@@ -351,25 +329,24 @@ def _draw(task: Task, field_names: str, length: int, k: Ks) -> Samples:
 def _check_samples(task: Task, samples: Samples, length: int) -> None:
     """Check samples of a user's own task before training on them."""
 
-    def require(holds: bool, message: str) -> None:
-        if not holds:
-            raise ConfigError(f"the task's samples of length {length}: {message}")
+    def rules() -> Iterator[tuple[Any, str]]:
+        tokens = np.concatenate((samples.prompt_BP, samples.response_BR), axis=1)
+        size = len(task.vocabulary)
+        yield (
+            tokens.min() >= 0 and tokens.max() < size,
+            f"tokens {tokens.min()} to {tokens.max()}, but the vocabulary has {size} words",
+        )
+        yield (
+            np.array_equal(task.solve(samples), samples.response_BR),
+            "solve() does not give the response that sample() gives",
+        )
+        if samples.prompt_ids_BP is not None and samples.response_ids_BR is not None:
+            ids = np.concatenate((samples.prompt_ids_BP, samples.response_ids_BR), axis=1)
+            largest = task.largest_id(length)
+            yield (
+                largest is not None and ids.min() >= 1 and ids.max() <= largest,
+                f"position IDs {ids.min()} to {ids.max()}, but the first is 1 and largest_id() "
+                f"{largest}",
+            )
 
-    tokens = np.concatenate((samples.prompt_BP, samples.response_BR), axis=1)
-    size = len(task.vocabulary)
-    require(
-        tokens.min() >= 0 and tokens.max() < size,
-        f"tokens {tokens.min()} to {tokens.max()}, but the vocabulary has {size} words",
-    )
-    require(
-        np.array_equal(task.solve(samples), samples.response_BR),
-        "solve() does not give the response that sample() gives",
-    )
-    if samples.prompt_ids_BP is None or samples.response_ids_BR is None:
-        return
-    ids = np.concatenate((samples.prompt_ids_BP, samples.response_ids_BR), axis=1)
-    largest = task.largest_id(length)
-    require(
-        largest is not None and ids.min() >= 1 and ids.max() <= largest,
-        f"position IDs {ids.min()} to {ids.max()}, but the first is 1 and largest_id() {largest}",
-    )
+    enforce(f"the task's samples of length {length}", rules())

@@ -6,13 +6,12 @@ anything is computed.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.settings import load, option
+from olmo_sparsity.settings import enforce, load, option
 
 
 @dataclass
@@ -37,10 +36,10 @@ class CaseConfig:
     setting: str = option(None, required=True)
     """A name in cases.SETTINGS: local, nonlocal, coupled …"""
 
-    num_places: int = option(None, required=True)
+    num_places: int = option(None, required=True, least=1)
     """k of the data."""
 
-    attention_places: int | None = None
+    attention_places: int | None = option(None, least=1)
     """k of the attention class; None: the same as that of the data."""
 
     objective: Literal["mixture", "minimax"] = "mixture"
@@ -72,8 +71,8 @@ class BridgeConfig:
     num_strings: int = option(512, least=1)
     """Strings measured per length."""
 
-    seeds: list[int] = option([0], least=0)
-    schemes: list[str] = option(["rope", "pose"])
+    seeds: list[int] = option([0], least=0, some=True, distinct=True)
+    schemes: list[Literal["rope", "pose"]] = option(["rope", "pose"], some=True, distinct=True)
     """rope: plain position IDs; pose: spread in training up to those of the longest test."""
 
     cases: list[CaseConfig] = option([])
@@ -85,7 +84,7 @@ class WorstCaseConfig:
     """The search for the hypothesis with the fastest growth of risk (worst_case.py), over pairs
     within L/4, which is at least 2."""
 
-    seeds: list[int] = option([], least=0)
+    seeds: list[int] = option([], least=0, distinct=True)
     """Seeds of the starting points. Empty: no search."""
 
     train_length: int = option(8, least=8, most=27)
@@ -107,7 +106,7 @@ class TheoryConfig:
     train_length: int = option(16, least=1, most=10**5)
     """L: training mixes all lengths from L/2 to L."""
 
-    test_multiples: list[int] = option([1, 2, 4, 8], least=1)
+    test_multiples: list[int] = option([1, 2, 4, 8], least=1, some=True, distinct=True)
     """L̄ as multiples of L."""
 
     local_span: int = option(4, least=1)
@@ -116,7 +115,7 @@ class TheoryConfig:
     coupled_window: int = option(1, least=1)
     """The widest span, in position IDs, of a key function in the coupled settings."""
 
-    seeds: list[int] = option([0, 1, 2, 3, 4], least=0)
+    seeds: list[int] = option([0, 1, 2, 3, 4], least=0, some=True, distinct=True)
     num_strings: int = option(2000, least=1, most=10**7)
     """Strings sampled per length and seed, if a risk has no exact value."""
 
@@ -124,38 +123,26 @@ class TheoryConfig:
     """Replaces the unknown constant in each O(·)."""
 
     learning: LearningConfig = field(default_factory=LearningConfig)
-    cases: list[CaseConfig] = option([])
+    cases: list[CaseConfig] = option([], some=True, required=True)
     worst_case: WorstCaseConfig = field(default_factory=WorstCaseConfig)
     bridge: BridgeConfig = field(default_factory=BridgeConfig)
 
 
 def load_theory_config(path: str | Path, overrides: list[str]) -> TheoryConfig:
     config = load(TheoryConfig, path, overrides)
-    _check(config, str(path))
+    enforce(str(path), _rules(config))
     return config
 
 
-def _check(config: TheoryConfig, origin: str) -> None:
-    def require(holds: bool, message: str) -> None:
-        if not holds:
-            raise ConfigError(f"{origin}: {message}")
-
+def _rules(config: TheoryConfig) -> Iterator[tuple[Any, str]]:
     for name in ("output", "figure"):
         value = getattr(config, name)
-        require(Path(value).name != "", f"{name}='{value}' must be a path with a name")
-    for name in ("seeds", "test_multiples", "bridge.seeds", "bridge.schemes", "worst_case.seeds"):
-        values = attrgetter(name)(config)
-        is_used = name != "worst_case.seeds" and (config.bridge.cases or "bridge" not in name)
-        require(bool(values) or not is_used, f"{name} is empty; list at least one")
-        require(len(set(values)) == len(values), f"{name}={values} holds one value twice")
-    schemes = config.bridge.schemes
-    require(set(schemes) <= {"rope", "pose"}, f"bridge.schemes={schemes} must be among rope, pose")
-    require(bool(config.cases), "cases is empty; list at least one {setting, num_places}")
+        yield Path(value).name, f"{name}='{value}' must be a path with a name"
     for index, case in enumerate(config.bridge.cases):
         for name in ("attention_places", "objective", "train_length"):
             value = getattr(case, name)
-            require(
-                value == getattr(CaseConfig(), name),
+            yield (
+                value == getattr(CaseConfig, name),
                 f"bridge.cases[{index}].{name}={value} has no effect on a transformer; remove it",
             )
     for where, cases in (("cases", config.cases), ("bridge.cases", config.bridge.cases)):
@@ -165,11 +152,11 @@ def _check(config: TheoryConfig, origin: str) -> None:
             shortest = (longest + 1) // 2
             for name in ("num_places", "attention_places"):
                 k = getattr(case, name)
-                require(
-                    k is None or 1 <= k <= shortest,
+                yield (
+                    k is None or k <= shortest,
                     f"{where}[{index}].{name}={k} must lie between 1 and the shortest training "
                     f"length L/2={shortest}; raise train_length or lower it",
                 )
             places = case.attention_places or case.num_places
             known.append(replace(case, train_length=longest, attention_places=places))
-            require(known[-1] not in known[:-1], f"{where}[{index}] is there twice; remove one")
+            yield known[-1] not in known[:-1], f"{where}[{index}] is there twice; remove one"

@@ -69,14 +69,14 @@ K = {
         ({"schemes": ["rope"], "positions": {"published": True}}, "positions.published=True is"),
         (
             {"schemes": ["pose"], "positions": {"published": True, "aligned_cuts": True}},
-            "with several chunks, cut anywhere",
+            "it means several chunks, cut anywhere",
         ),
         ({"model": {"alibi": True}}, "model.alibi=True is set, but the scheme decides it"),
-        ({"model": {"vocab_size": 9}}, "model.vocab_size=9 is set, but the task decides it"),
+        ({"model": {"vocab_size": 9}}, "model.vocab_size=9 is set, but the task"),
         ({"model": {"d_model": 32, "n_heads": 2, "mlp_hidden_size": 3}}, "model.mlp_hidden_size=3"),
         ({"schemes": ["ppc"], "positions": {"aligned_cuts": True}}, "units are single tokens"),
-        ({"model": {"embedding_size": 9}}, "model.embedding_size=9 is set, but the task decides"),
-        ({"model": {"max_sequence_length": 9}}, "model.max_sequence_length=9 is set, but the long"),
+        ({"model": {"embedding_size": 9}}, "model.embedding_size=9 is set, but the task"),
+        ({"model": {"max_sequence_length": 9}}, "model.max_sequence_length=9 is set, but the task"),
         (
             {"task": {"name": "variable_assignment"}, "train_ks": [2], "test_ks": [2]},
             "takes one k for all samples; leave train_ks empty",

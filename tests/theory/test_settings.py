@@ -52,7 +52,7 @@ def config_path(tmp_path: Path) -> Path:
         ("cases=[{setting: local, num_places: 1, marker_rate: 1}]", r"must lie in \[0, 1\)"),
         ("cases=[{setting: local, num_place: 1}]", "num_place"),
         ("cases=[{setting: nonlocal_token_keys, num_places: 4}]", "GiB"),
-        ("bridge.schemes=[alibi]", "must be among rope, pose"),
+        ("bridge.schemes=[alibi]", r"bridge.schemes\[0\] must be one of rope, pose"),
         ("bridge.cases=[{setting: nowhere, num_places: 1}]", "'nowhere' is not one of local"),
         ("train_length", "nor a setting with a value"),
         ("--figure=''", "figure='' must be a path with a name"),
