@@ -69,19 +69,3 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
         return posixpath.relpath(page, posixpath.dirname(on_site))
 
     return _LINK.sub(rewrite, markdown)
-
-
-def on_post_page(output: str, page: Page, **_: Any) -> str:
-    return _mended(output, page.file.dest_uri)
-
-
-def on_post_template(output: str, template_name: str, **_: Any) -> str:
-    return _mended(output, template_name)
-
-
-def _mended(output: str, page: str) -> str:
-    """Ours stands in for the script that the theme fetches to search without a server; and the
-    theme's search has no name for who hears the page."""
-    there = posixpath.relpath("search_from_disk.js", posixpath.dirname(page) or ".")
-    output = re.sub(r'"https://\S+/iframe-worker/shim"', f'"{there}"', output)
-    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')

@@ -225,7 +225,7 @@ def read_kinds(name: str, k: int) -> pd.DataFrame:
 
 
 def read_ladder(name: str, k: int) -> pd.DataFrame:
-    rows = pd.read_csv(FIGURES / f"{name}.csv")
+    rows = other_table(name)
     return rows[(rows.selector == "add_one") & (rows.k == k)]
 
 

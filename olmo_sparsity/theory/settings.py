@@ -101,7 +101,7 @@ class TheoryConfig:
     """Folder for settings.json, table.parquet and meta.json."""
 
     figure: str = "docs/figures/theory"
-    """Path of figure and summary, without .svg, .png, .csv and .meta.json."""
+    """Path of figure and summary, without .png, .csv, .md and .meta.json."""
 
     train_length: int = option(16, least=1, most=10**5)
     """L: training mixes all lengths from L/2 to L."""

@@ -6,14 +6,9 @@ import os
 import re
 import subprocess
 import sys
-import time
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-
-from tests.integration import needs
-from tests.integration.browser import Browser
 
 ROOT = Path(__file__).parents[2]
 pytest.importorskip("material", reason="pip install -c constraints.txt -e '.[docs]'")
@@ -60,18 +55,3 @@ def test_nothing_is_fetched_from_elsewhere(site: Path) -> None:
         assert not re.findall(tags, page.read_text()), page.name
     for sheet in site.glob("**/*.css"):
         assert not re.findall(r"(?:url\(|@import\s+)[\"']?(?:https?:)?//", sheet.read_text())
-
-
-@needs(("chromium", "chromedriver"), "chromium chromium-driver", "OLMO_SPARSITY_REQUIRE_BROWSER")
-def test_search_works_in_a_page_that_is_opened_from_the_disk(site: Path, tmp_path: Path) -> None:
-    with closing(Browser(tmp_path / "profile", 1280)) as browser:
-        browser.open(site / "tables" / "prose.html")
-        browser.run("""const field = document.querySelector('input.md-search__input');
-            field.focus(); field.value = 'decoys';
-            field.dispatchEvent(new Event('keyup', {bubbles: true}));""")
-        found = "return document.querySelectorAll('.md-search-result__item').length"
-        deadline = time.monotonic() + 60
-        while not browser.run(found) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        assert browser.run(found) > 1
-        assert browser.console() == []
