@@ -303,15 +303,22 @@ def _interpolate(node: Any, root: dict[str, Any], origin: str, above: tuple[str,
     if isinstance(node, list):
         return [_interpolate(value, root, origin, above) for value in node]
 
-    def replaced(match: re.Match[str]) -> str:
+    def value_of(match: re.Match[str]) -> Any:
         value: Any = root
         for name in match[1].split("."):
             value = value.get(name) if isinstance(value, dict) else None
         if match[1] in above or value is None or isinstance(value, dict | list):
             raise ConfigError(f"{origin}: '{match[0]}' must name another key that has one value")
-        return str(_interpolate(value, root, origin, (*above, match[1])))
+        return _interpolate(value, root, origin, (*above, match[1]))
 
-    return re.sub(r"\$\{([^{}]*)\}", replaced, node) if isinstance(node, str) else node
+    if not isinstance(node, str):
+        return node
+    if whole := _REFERENCE.fullmatch(node):
+        return value_of(whole)
+    return _REFERENCE.sub(lambda match: str(value_of(match)), node)
+
+
+_REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 
 
 def _yaml() -> Any:

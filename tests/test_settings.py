@@ -67,6 +67,30 @@ def test_a_base_file_lies_beneath(tmp_path: Path) -> None:
     assert (config.seed, config.training.length, config.training.batch_size) == (1, 32, 8)
 
 
+def test_numbers_dates_and_references_in_yaml(tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text("""
+        run_folder: runs/${optimizer.learning_rate}
+        seed: ${training.batch_size}
+        optimizer: {learning_rate: 1e-3}
+        training: {batch_size: 8}
+        data: {folder: 2026-01-01, tokenizer: {train_vocab: 300}}
+    """)
+    config = load_config(path, ["--training.batch_size=4", "--optimizer.eps=1e-6"])
+    assert (config.run_folder, config.seed, config.optimizer.eps) == ("runs/0.001", 4, 1e-6)
+    assert config.data.folder == "2026-01-01"
+    save_config(config, tmp_path / "saved.yaml")
+    assert load_saved_config(tmp_path / "saved.yaml") == config
+    for text, message in (
+        ("seed: ${seed}", "'${seed}' must name another key"),
+        ("seed: ${nothing.there}", "'${nothing.there}' must name another key"),
+        ("seed: 1\nseed: 2", "it has seed twice"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            load_config(path)
+
+
 DEEP = "a: " + "[" * 50_000 + "]" * 50_000
 # Nine billion of the letter, when it is read.
 BOMB = "a: &a [x, x]\n" + "".join(
