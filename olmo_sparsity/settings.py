@@ -44,7 +44,7 @@ def option(default: Any, help: str = "", **about: Any) -> Any:
     some, distinct   a list has at least one value, and none twice
     only_if       (sibling, *values): the field has an effect only if its sibling has such a value
     refused       why setting the field has no effect
-    required      there is no default
+    required      it must be set, or with only_if: where it has an effect
     several       the sibling key that holds a section, or as here a list of sections
     metavar, parse, hidden   on the command line: its placeholder, what reads its text, not there
     """
@@ -121,19 +121,19 @@ def _fill(given: dict, schema: type, where: str) -> Any:
         if key != name and not value:
             names = ", ".join(kinds_of(get_args(kind)[0]))
             raise ValueError(f"{place}=[] must be a list of sections with {names}")
-    for name, (item, _) in known.items():
-        if "required" in item.metadata and values.get(name) is None:
-            raise ValueError(f"{where}.{name} is missing; set it".lstrip("."))
     section = schema(**values)
-    for name in values:
-        item = known[name][0]
-        if values[name] is not None and not applies(section, item):
-            sibling, *uses = item.metadata["only_if"]
-            place, beside = (f"{where}.{n}".lstrip(".") for n in (name, sibling))
+    for name, (item, _) in known.items():
+        sibling, *uses = item.metadata.get("only_if", ("",))
+        place, beside = (f"{where}.{one}".lstrip(".") for one in (name, sibling))
+        beside_it = f"{beside}={getattr(section, sibling)}" if sibling else ""
+        if values.get(name) is not None and not applies(section, item):
             raise ValueError(
-                f"{place} is set, but {beside}={getattr(section, sibling)} does not use it; remove "
-                f"it, unset it with --{place}=null, or set {beside} to {' or '.join(uses)}"
+                f"{place} is set, but {beside_it} does not use it; remove it, unset it with "
+                f"--{place}=null, or set {beside} to {' or '.join(uses)}"
             )
+        is_missing = "required" in item.metadata and getattr(section, name) is None
+        if is_missing and applies(section, item):
+            raise ValueError(f"{beside_it} needs {place}" if sibling else f"{place} is missing")
     return section
 
 

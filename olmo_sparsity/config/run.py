@@ -109,10 +109,6 @@ def _positions(config: RunConfig) -> Rules:
     training, positions, model = config.training, config.positions, config.model
     if positions.scheme != "contiguous":
         yield (
-            positions.target_length is not None,
-            f"{positions.scheme=!s} needs positions.target_length",
-        )
-        yield (
             config.largest_length >= training.length,
             f"{positions.target_length=} is below {training.length=}; raise the first or lower the "
             "second",
@@ -141,8 +137,6 @@ def _scaling(config: RunConfig) -> Rules:
         config.model.rope,
         f"{positions.scaling=!s} changes RoPE, but model.rope=false; remove one",
     )
-    for name in ["factor"] + ["original_length"] * (positions.scaling in ("yarn", "llama3")):
-        yield getattr(positions, name) is not None, f"{positions.scaling=!s} needs positions.{name}"
     yield (
         positions.beta_slow < positions.beta_fast,
         f"{positions.beta_slow=} must be below {positions.beta_fast=}",
@@ -197,12 +191,6 @@ def _data(config: RunConfig) -> Rules:
 
 def _corpora(config: RunConfig) -> Rules:
     data = config.data
-    for number, part in enumerate(data.parts()):
-        key = f"data.corpus[{number}]" if data.corpora else "data.corpus"
-        yield (
-            part.corpus.path is not None or part.corpus.source not in ("c4_files", "files", "text"),
-            f"{key}.source={part.corpus.source} needs {key}.path",
-        )
     names, total = [part.name for part in data.corpora], sum(part.weight for part in data.corpora)
     for number, one in enumerate(data.corpora):
         yield (

@@ -102,7 +102,10 @@ class DataConfig:
         ] or [self]
 
 
-_SCALED = ("linear", "ntk", "yarn", "llama3")
+_SPREAD = ("scheme", "pose", "randomized")
+_YARN, _LLAMA3 = ("scaling", "yarn"), ("scaling", "llama3")
+_TURNS = ("scaling", "yarn", "llama3")
+_SCALED = ("scaling", "linear", "ntk", "yarn", "llama3")
 
 
 @dataclass
@@ -111,7 +114,7 @@ class PositionsConfig:
 
     scheme: Literal["contiguous", "pose", "randomized"] = "contiguous"
 
-    target_length: int | None = option(None, only_if=("scheme", "pose", "randomized"))
+    target_length: int | None = option(None, only_if=_SPREAD, required=True)
     """Position IDs are drawn below this, the length that the model is trained to reach."""
 
     num_chunks: int = option(2, least=1, only_if=("scheme", "pose"))
@@ -128,25 +131,25 @@ class PositionsConfig:
     that only the lowest is; yarn: those of few turns within original_length are, with a
     temperature; llama3: as Llama 3.1. To raise the base by hand: model.rope_theta."""
 
-    factor: float | None = option(None, least=1, most=1e6, only_if=("scaling", *_SCALED))
+    factor: float | None = option(None, least=1, most=1e6, only_if=_SCALED, required=True)
     """How many times the length of pretraining the model is to reach."""
 
-    original_length: int | None = option(None, least=1, only_if=("scaling", "yarn", "llama3"))
+    original_length: int | None = option(None, least=1, only_if=_TURNS, required=True)
     """The length of pretraining, in whose turns yarn and llama3 tell frequencies apart."""
 
-    beta_fast: float = option(32.0, least=1e-3, most=1e6, only_if=("scaling", "yarn"))
+    beta_fast: float = option(32.0, least=1e-3, most=1e6, only_if=_YARN)
     """Frequencies of more turns than this within original_length stay."""
 
-    beta_slow: float = option(1.0, least=1e-3, most=1e6, only_if=("scaling", "yarn"))
+    beta_slow: float = option(1.0, least=1e-3, most=1e6, only_if=_YARN)
     """Frequencies of fewer turns are divided by the factor; between the two, in part."""
 
-    attention_factor: float | None = option(None, least=1e-3, most=1e3, only_if=("scaling", "yarn"))
+    attention_factor: float | None = option(None, least=1e-3, most=1e3, only_if=_YARN)
     """Rotated queries and keys are multiplied by this. None: 0.1 ln(factor) + 1."""
 
-    low_frequency_factor: float = option(1.0, least=1e-3, most=1e6, only_if=("scaling", "llama3"))
+    low_frequency_factor: float = option(1.0, least=1e-3, most=1e6, only_if=_LLAMA3)
     """Frequencies of fewer turns than this within original_length are divided by the factor."""
 
-    high_frequency_factor: float = option(4.0, least=1e-3, most=1e6, only_if=("scaling", "llama3"))
+    high_frequency_factor: float = option(4.0, least=1e-3, most=1e6, only_if=_LLAMA3)
     """Frequencies of more turns stay."""
 
     @property

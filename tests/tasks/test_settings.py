@@ -50,7 +50,7 @@ K = {
         ({**K, "task": {"name": "sparse_parity", "max_k": 3}}, "task: unknown key 'max_k'$"),
         ({"seeds": [1, 1]}, "holds one value twice"),
         ({"task": "addition"}, "task=addition must be a section"),
-        ({"task": None}, "task is missing; set it"),
+        ({"task": None}, "task is missing"),
         ({"task": {"name": "subtraction"}}, "task.name=subtraction is not known"),
         ({"task": {"name": ["addition"]}}, "is not known"),
         ({"task": {"name": "addition", "base": 8}}, "base"),

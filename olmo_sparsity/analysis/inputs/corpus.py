@@ -59,7 +59,7 @@ class CorpusConfig:
     a folder of plain text; python: the Python sources of the standard library and of the installed
     packages."""
 
-    path: str | None = option(None, only_if=("source", "c4_files", "files", "text"))
+    path: str | None = option(None, required=True, only_if=("source", "c4_files", "files", "text"))
     """c4_files: a glob of .json.gz, .jsonl, .jsonl.zst; files: a file or glob of .txt, .md,
     .json, .jsonl, .csv, .tsv, .parquet, or a folder of .txt files; text: a .txt file or a folder of
     them."""
