@@ -22,8 +22,7 @@ from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from olmo_sparsity.command.cli import build_parser, main
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import RunConfig
-from olmo_sparsity.jobs.experiments import Experiment, read_jobs
-from olmo_sparsity.jobs.job import Job
+from olmo_sparsity.jobs import Experiment, Job, read_jobs
 from olmo_sparsity.tasks.experiment import run_settings
 from olmo_sparsity.tasks.schemes import SCHEMES
 from olmo_sparsity.tasks.settings import build_task, load_settings

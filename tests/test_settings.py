@@ -19,8 +19,7 @@ from olmo_sparsity.config.run import (
     save_config,
 )
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.jobs.experiments import read_jobs
-from olmo_sparsity.jobs.sweep import expand
+from olmo_sparsity.jobs import expand, read_jobs
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.settings import CONFIGS, copy_config, read_given, shipped_configs
 from olmo_sparsity.tasks.settings import load_settings

@@ -160,11 +160,9 @@ def give_back_freed_memory() -> None:
 
 
 def sweep(options: argparse.Namespace) -> int:
-    from olmo_sparsity.jobs import experiments
-    from olmo_sparsity.jobs import job as jobs
-    from olmo_sparsity.jobs.sweep import Run
+    from olmo_sparsity import jobs
 
-    all_jobs = experiments.read_jobs(options.config, options.overrides)
+    all_jobs = jobs.read_jobs(options.config, options.overrides)
     if options.list:
         print(jobs.format_states(all_jobs))
         return 0
@@ -177,11 +175,11 @@ def sweep(options: argparse.Namespace) -> int:
         raise ConfigError(f"--only={options.only}: {options.config} has runs 0 to {last}")
     job = all_jobs[options.only]
     with jobs.recording_failure(job):
-        if isinstance(job, Run):
+        if isinstance(job, jobs.Run):
             return train(
                 argparse.Namespace(config=job.config, overrides=job.overrides, dry_run=False)
             )
-        assert isinstance(job, experiments.Experiment)
+        assert isinstance(job, jobs.Experiment)
         if missing := jobs.unfinished_needs(job, all_jobs):
             raise ConfigError(f"{job.name} needs {', '.join(missing)}; run that first")
         return job.run()
