@@ -99,7 +99,9 @@ class ModelOptions:
         "text",
         metavar="WHAT",
     )
-    batch_tokens: int | None = option(None, "tokens of a forward; 4096 on CPU, else 16384", least=1)
+    batch_tokens: int | None = option(
+        None, "tokens of a forward; 4096 on CPU, 16384 to 131072 on a GPU", least=1
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

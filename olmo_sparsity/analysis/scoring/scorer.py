@@ -127,8 +127,6 @@ class Scorer:
             raise ConfigError(f"batch_tokens={batch_tokens} must be at least 1")
         device = device or model.device
         self.model, self.device, self.far_states = model, device, far_states
-        # On CPU the states of a batch should stay in cache: 2,048 and 4,096 were fastest.
-        self.batch_tokens = batch_tokens or (4096 if device.type == "cpu" else 16384)
         if device.type == "cpu":
             # After freeing one block of this size, glibc keeps freed memory instead of returning
             # it after each layer, which would cost a tenth of the time in page faults.
@@ -136,9 +134,16 @@ class Scorer:
         self.num_parameters = sum(
             p.numel() for p in (model.parameters() if isinstance(model, nn.Module) else ())
         )
+        self.batch_tokens = batch_tokens or self._tokens_at_once()
         self.token_forwards = 0
         self.after_batch: Callable[[], None] = lambda: None
         self._last: tuple[np.ndarray, FarStates] | None = None
+
+    def _tokens_at_once(self) -> int:
+        if self.device.type == "cpu":
+            return 4096  # the states of a batch should stay in cache; 2,048 was as fast
+        # A forward of a small model would be shorter than its launches.
+        return int(16384 * min(max(1e9 / max(self.num_parameters, 1), 1), 8))
 
     def context(self, block: Block, states: FarStates | None = None) -> Context:
         """Prepare a block for evaluation: the states of its far places are computed once, here.
@@ -174,23 +179,24 @@ class Scorer:
     def losses(self, rows: Sequence[Row]) -> list[np.ndarray]:
         """nll_W of each row's targets, in nats."""
 
-        def nll(hidden_BWD: Tensor, batch: Sequence[Row]) -> np.ndarray:
+        def nll(hidden_BWD: Tensor, batch: Sequence[Row]) -> Tensor:
             targets_BW = np.stack([row.targets for row in batch])
-            loss_N = self.nll(hidden_BWD.flatten(0, 1), targets_BW.ravel())
-            return loss_N.reshape(targets_BW.shape)
+            return self._nll(hidden_BWD.flatten(0, 1), targets_BW.ravel()).view(targets_BW.shape)
 
-        return self._run(rows, nll)
+        return self._run(rows, nll, to_host)
 
     @torch.no_grad()
     def divergences(self, rows: Sequence[Row], log_p_WV: Tensor) -> list[np.ndarray]:
         """KL(p ‖ p_row) of each row's targets; `log_p_WV` is log p of these targets."""
 
-        def kl(hidden_BWD: Tensor, _: Sequence[Row]) -> np.ndarray:
+        def kl(hidden_BWD: Tensor, _: Sequence[Row]) -> Tensor:
             size = max(1, self.chunk // hidden_BWD.shape[1])
-            parts = [self.kl(log_p_WV, hidden_CWD) for hidden_CWD in hidden_BWD.split(size)]
-            return np.concatenate(parts)
+            kl_BW = torch.empty(hidden_BWD.shape[:2], device=self.device)  # see `_nll`
+            for kl_CW, hidden_CWD in zip(kl_BW.split(size), hidden_BWD.split(size), strict=True):
+                kl_CW.copy_(divergence(log_p_WV, self.log_probabilities(hidden_CWD)))
+            return kl_BW
 
-        return self._run(rows, kl)
+        return self._run(rows, kl, to_host)
 
     @torch.no_grad()
     def log_probabilities(self, hidden: Tensor) -> Tensor:
@@ -205,30 +211,42 @@ class Scorer:
     @torch.no_grad()
     def nll(self, hidden_ND: Tensor, targets_N: np.ndarray) -> np.ndarray:
         """−log p of one target from each state."""
+        return self._nll(hidden_ND, targets_N).cpu().numpy()
+
+    def _nll(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:
         (labels_N,) = to_device([targets_N], self.device)
-        loss_N = torch.empty(len(labels_N), device=self.device)  # one: see `context_losses`
+        # One: small tensors made between chunks would keep the memory of logits from being reused.
+        loss_N = torch.empty(len(labels_N), device=self.device)
         for part in (slice(i, i + self.chunk) for i in range(0, len(labels_N), self.chunk)):
             logits_CV = self.model.unembed(hidden_ND[part]).float()
             loss_N[part] = F.cross_entropy(logits_CV, labels_N[part], reduction="none")
-        return loss_N.cpu().numpy()
+        return loss_N
 
     @torch.no_grad()
     def kl(self, log_p: Tensor, hidden: Tensor) -> np.ndarray:
         """KL(p ‖ ·) of the prediction from each state."""
         return divergence(log_p, self.log_probabilities(hidden)).cpu().numpy()
 
-    def _run(self, rows: Sequence[Row], read: Callable[[Tensor, Sequence[Row]], Any]) -> list[Any]:
-        """Rows of equal shape share forwards; results are in the order of the rows."""
-        results: list[Any] = [None] * len(rows)
+    def _run(
+        self,
+        rows: Sequence[Row],
+        read: Callable[[Tensor, Sequence[Row]], Tensor],
+        finish: Callable[[list[Tensor]], Sequence[Any]] = lambda parts: parts,
+    ) -> list[Any]:
+        """Return what `read` computes for each row; rows of equal shape share forwards. `finish`
+        gets the outputs of all batches at the end, so that the host waits for a GPU once."""
+        order, parts = list[int](), list[Tensor]()
         for indices, hides, num_keys in self._groups(rows):
 
-            def outputs(batch: Sequence[Row], hides: bool = hides) -> list[Any]:
-                return list(read(self._hidden(batch, hides), batch))
+            def output(batch: Sequence[Row], hides: bool = hides) -> Tensor:
+                return read(self._hidden(batch, hides), batch)
 
             with threads_for(self.num_parameters):
-                parts = self.in_batches([rows[index] for index in indices], num_keys, outputs)
-            for index, output in zip(indices, chain(*parts), strict=True):
-                results[index] = output
+                parts += self.in_batches([rows[index] for index in indices], num_keys, output)
+            order += indices
+        results: list[Any] = [None] * len(rows)
+        for index, result in zip(order, chain(*finish(parts)), strict=True):
+            results[index] = result
         return results
 
     def _groups(self, rows: Sequence[Row]) -> Iterator[tuple[list[int], bool, int]]:
@@ -332,6 +350,18 @@ def as_tensors(
     return to_device([np.stack(of_rows) for of_rows in (tokens, places, *others)], device)
 
 
+def to_host(parts: Sequence[Tensor]) -> list[np.ndarray]:
+    """Copy all at once."""
+    if not parts:
+        return []
+    numbers = torch.cat([part.flatten() for part in parts]).cpu().numpy()
+    ends = np.cumsum([part.numel() for part in parts])
+    return [
+        part_N.reshape(part.shape)
+        for part_N, part in zip(np.split(numbers, ends[:-1]), parts, strict=True)
+    ]
+
+
 def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
     """KL(p ‖ q) over the last axis."""
     return (log_p.exp() * (log_p - log_q)).sum(-1)
@@ -367,11 +397,12 @@ def context_losses(
     short_TD = torch.cat(scorer.hidden(short_rows))
     long_TD = {name: _long_hidden(scorer, windows, group) for name, group in groups.items()}
     targets_T1 = torch.from_numpy(table["token_id"].astype(np.int64)).to(scorer.device)[:, None]
-    # Arrays: small tensors kept between chunks would keep the memory of logits from being reused.
-    columns: dict[str, np.ndarray] = defaultdict(lambda: np.empty(len(targets), np.float32))
+    columns: dict[str, Tensor] = defaultdict(  # see `_nll`
+        lambda: torch.empty(len(targets), device=scorer.device)
+    )
 
     def write(column: str, chunk: slice, values: Tensor) -> None:
-        columns[column][chunk] = values.flatten().float().cpu().numpy()
+        columns[column][chunk] = values.flatten()
 
     for start in range(0, len(targets), scorer.chunk):
         chunk = slice(start, start + scorer.chunk)
@@ -382,7 +413,7 @@ def context_losses(
             write(f"{name}loss_long", chunk, -log_p_CV.gather(1, targets_T1[chunk]))
             if controls is not None:
                 write(f"{name}kl", chunk, divergence(log_p_CV, log_q_CV))
-    table |= columns
+    table |= dict(zip(columns, to_host(list(columns.values())), strict=True))
     if controls is not None:
         for name, group in groups.items():
             table[f"{name}stratum"] = np.concatenate([strata(block) for block in group])
