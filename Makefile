@@ -24,6 +24,7 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	$(BIN)/mypy --strict --follow-imports=silent tests/typed_user.py
 
 # A process for each core and one more, as some wait for others, each with one thread. The tests of a file share what they
 # prepare.

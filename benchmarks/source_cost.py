@@ -2,8 +2,8 @@
 
     python benchmarks/source_cost.py
 
-Token-forwards are counted by `dry_run` and do not depend on the model; parameters are those of
-Llama 3.2 1B. Seconds are at 40% of the bf16 peak of an H100.
+Token-forwards are counted by `estimate_cost` and do not depend on the model; parameters are those
+of Llama 3.2 1B. Seconds are at 40% of the bf16 peak of an H100.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from olmo_sparsity import explain
+from olmo_sparsity import attribute, estimate_cost
 
 SOURCES, LENGTH, STATEMENTS = 20, 8000, 5
 USED = 0.4 * 989e12
@@ -49,7 +49,8 @@ def main() -> None:
     with torch.device("meta"):
         parameters = sum(of.numel() for of in llama(2048, 16, 32, 128_256).parameters())
     for options in ({}, {"draws": 4}, {"orders": 3}):
-        counted = explain(llama(32, 1, 4, 2), tokenizer, **given, **options, dry_run=True)
+        tiny = llama(32, 1, 4, 2)
+        counted = estimate_cost(attribute, tiny, tokenizer, **given, **options)
         cost = replace(counted, num_parameters=parameters)
         print(
             f"{options or 'defaults'}: {cost.token_forwards:,} token-forwards of "

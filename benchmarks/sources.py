@@ -56,7 +56,7 @@ from safetensors.torch import save_file
 from source_explainers import CONTESTANTS, SourceQuestion, read_model
 from transformers import PreTrainedTokenizerFast
 
-from olmo_sparsity import explain, load_model
+from olmo_sparsity import attribute, load_model
 from olmo_sparsity.analysis.attribution.segments import draw_decoys, read_decoys
 from olmo_sparsity.analysis.attribution.statements import Attribution
 from olmo_sparsity.analysis.models.load import LoadedModel, find_folder
@@ -105,7 +105,7 @@ def asked(
     model: LoadedModel, one: Exercise, decoys: list[str], draws: int, seed: int
 ) -> Attribution:
     with redirect_stderr(StringIO()):
-        found = explain(
+        return attribute(
             model,
             sources=one.sources,
             question=one.question,
@@ -114,8 +114,6 @@ def asked(
             draws=draws,
             seed=seed,
         )
-    assert isinstance(found, Attribution)
-    return found
 
 
 def beside_others(one: Exercise, number: int, drawn: list[Exercise]) -> Exercise:

@@ -11,14 +11,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from olmo_sparsity.analysis.api import attribute, estimate_cost, explain, measure
     from olmo_sparsity.analysis.attribution.segments import Segment
-    from olmo_sparsity.analysis.explain.ask import explain
     from olmo_sparsity.analysis.explain.explanation import read_explanation
     from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
     from olmo_sparsity.analysis.inputs.texts import open_documents
     from olmo_sparsity.analysis.inputs.windows import Windows
-    from olmo_sparsity.analysis.measurement.estimate import estimate
-    from olmo_sparsity.analysis.measurement.measurement import measure
     from olmo_sparsity.analysis.measurement.plan import plan
     from olmo_sparsity.analysis.measurement.recovery import recover
     from olmo_sparsity.analysis.models.load import load_model
@@ -30,10 +28,11 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
-    "explain": "analysis.explain.ask",
-    "measure": "analysis.measurement.measurement",
+    "explain": "analysis.api",
+    "attribute": "analysis.api",
+    "measure": "analysis.api",
+    "estimate_cost": "analysis.api",
     "plan": "analysis.measurement.plan",
-    "estimate": "analysis.measurement.estimate",
     "load_model": "analysis.models.load",
     "open_documents": "analysis.inputs.texts",
     "Windows": "analysis.inputs.windows",
@@ -60,9 +59,10 @@ __all__ = [
     "Segment",
     "Windows",
     "__version__",
+    "attribute",
     "compare",
     "context_losses",
-    "estimate",
+    "estimate_cost",
     "explain",
     "influence_map",
     "load_model",

@@ -6,11 +6,9 @@ arguments of the functions. Imports nothing large, because `--help` reads it.
 
 from __future__ import annotations
 
-import difflib
-import inspect
 import re
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -232,7 +230,10 @@ class Settings:
     seed: int = option(0, "of all random draws", least=0)
 
     def __post_init__(self) -> None:
-        """Fill in what depends on the long window."""
+        """Fill in what depends on the long window, and keep which options were given."""
+        given = {f.name: getattr(self, f.name) for f in fields(self)}
+        given = {f.name: given[f.name] for f in fields(self) if given[f.name] != f.default}
+        object.__setattr__(self, "_given", given)
         is_all = self.long == "all"
         if self.short is None:
             quarter = self.long // 4 if isinstance(self.long, Integral) else LOCAL
@@ -241,6 +242,12 @@ class Settings:
             object.__setattr__(self, "stride", LOCAL // 2 if is_all else 1)
         if not self.selectors:
             object.__setattr__(self, "selectors", SCREENED if is_all else EXHAUSTIVE)
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The options whose values are not the defaults."""
+        given: dict[str, Any] = getattr(self, "_given")  # noqa: B009 (no field, so not in asdict)
+        return given
 
     @property
     def windows(self) -> Windows:
@@ -383,41 +390,3 @@ def build(schema: type[Schema], given: Mapping[str, Any]) -> Schema:
     """The options of a class among those given."""
     names = set[str](kinds_of(schema))  # type: ignore[arg-type]
     return fill(schema, {n: v for n, v in given.items() if n in names})
-
-
-def refuse_unknown(function: str, given: Iterable[str], *schemas: type) -> None:
-    known = [name for schema in schemas for name in kinds_of(schema)]
-    for name in given:
-        if name not in known:
-            close = difflib.get_close_matches(name, known, n=1)
-            hint = f"; did you mean {close[0]}?" if close else f"; it has {', '.join(known)}"
-            if name in kinds_of(SourceSettings) and name not in kinds_of(AskSettings):
-                hint = ", which belongs to questions about sources"
-            raise ConfigError(f"{function} has no option {name}{hint}")
-
-
-def takes(*schemas: type) -> Callable[[Callable], Callable]:
-    """Give a function with `**options` their names, types and defaults, for completion and help."""
-
-    def decorate(function: Callable) -> Callable:
-        signature = inspect.signature(function)
-        named = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-        lines, known = [], {p.name for p in named}
-        for schema in schemas:
-            for name, (item, kind) in kinds_of(schema).items():
-                if item.metadata.get("hidden") or name in known:
-                    continue
-                known.add(name)
-                named.append(
-                    inspect.Parameter(
-                        name, inspect.Parameter.KEYWORD_ONLY, default=item.default, annotation=kind
-                    )
-                )
-                lines.append(f"`{name}`: {item.metadata['help']} ({item.default}).")
-        # Of a name that several classes have, the first one's help counts. A function's type has no
-        # signature to set.
-        function.__signature__ = signature.replace(parameters=named)  # type: ignore[attr-defined]
-        function.__doc__ = f"{function.__doc__}\n\n    " + "\n    ".join(lines)
-        return function
-
-    return decorate

@@ -57,6 +57,7 @@ def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
     )
     _add_training(command)
     _add_explain(command("explain", "show which far tokens one prediction depends on"))
+    _add_attribute(command("attribute", "show which source each statement of an answer relies on"))
     _add_measure(
         command("measure", "measure which far tokens the losses on many documents depend on")
     )
@@ -112,13 +113,6 @@ def _add_explain(sub: Parser) -> None:
     what = sub.add_mutually_exclusive_group(required=True)
     what.add_argument("--text", metavar="FILE", help="one document; - is standard input")
     what.add_argument("--prompt", metavar="TEXT", help="@FILE reads it from a file")
-    what.add_argument(
-        "--source",
-        action="extend",
-        nargs="+",
-        metavar="NAME=FILE",
-        help="texts that an answer to --question may rest on: files, folders, or globs of them",
-    )
     sub.add(
         "--at",
         action="append",
@@ -128,25 +122,8 @@ def _add_explain(sub: Parser) -> None:
         "the tokens with the largest gaps)",
     )
     sub.add("--target", metavar="TEXT", help="the answer (default: generate one)")
-    sub.add("--question", metavar="TEXT", help="about the sources; @FILE reads it from a file")
-    sub.add(
-        "--answer",
-        metavar="TEXT",
-        help="whose sentences are asked about; @FILE reads it from a file (default: generate one)",
-    )
-    sub.add(
-        "--candidates",
-        type=_words,
-        metavar="NAME,…",
-        help="of the sources, those to choose from; the others stay in view (all)",
-    )
-    sub.add(
-        "--decoys",
-        metavar="TEXT",
-        help="texts to compare sources with, in any form of --text of `measure` (builtin:embedded)",
-    )
     sub.add("--dry-run", action="store_true", help="count the cost")
-    add_options(sub, AskSettings, SourceSettings, ModelOptions)
+    add_options(sub, AskSettings, ModelOptions)
     sub.add("--check", action="store_true", help="compare with unrelated texts")
     sub.add(
         "--foreign",
@@ -163,6 +140,53 @@ def _add_explain(sub: Parser) -> None:
     sub.add("--json", action="store_true", help="print JSON")
 
 
+def _add_attribute(sub: Parser) -> None:
+    sub.add("model", metavar="MODEL", help=MODEL)
+    what = sub.add_mutually_exclusive_group(required=True)
+    what.add_argument(
+        "--source",
+        action="extend",
+        nargs="+",
+        metavar="NAME=FILE",
+        help="the sources: files, folders, or globs of them",
+    )
+    what.add_argument(
+        "--questions",
+        metavar="FILE",
+        help="many questions: a .jsonl file with the fields sources, question and answer "
+        "(docs/sources.md)",
+    )
+    sub.add("--question", metavar="TEXT", help="about the sources; @FILE reads it from a file")
+    sub.add(
+        "--answer",
+        metavar="TEXT",
+        help="the answer, split into sentences; @FILE reads it from a file (default: the model "
+        "generates one)",
+    )
+    sub.add(
+        "--candidates",
+        type=_words,
+        metavar="NAME,…",
+        help="the sources to choose from; the others stay in view (all)",
+    )
+    sub.add(
+        "--decoys",
+        metavar="TEXT",
+        help="unrelated texts that replace sources, in any form that --text of `measure` reads "
+        "(embedded; with --questions: the sources of other questions)",
+    )
+    sub.add("--dry-run", action="store_true", help="count the cost")
+    add_options(sub, SourceSettings, ModelOptions)
+    sub.add("--html", metavar="FILE", help="write a page to read in a browser")
+    sub.add("--json", action="store_true", help="print JSON")
+    sub.add(
+        "--out", metavar="FOLDER", help="with --questions: the results; the same command resumes"
+    )
+    sub.add(
+        "--shard", default="0/1", help="with --questions: i/n, the i-th (from 0) of n processes"
+    )
+
+
 def _add_measure(sub: Parser) -> None:
     sub.add("model", metavar="MODEL", help=MODEL)
     sub.add("--out", required=True, help="folder of the results; the same command resumes")
@@ -172,18 +196,6 @@ def _add_measure(sub: Parser) -> None:
         "of plain text, a saved data set, a prepared folder, a name on the hub, - for standard "
         "input, … (all in docs/train.md; default: the run's own held-out "
         "documents)",
-    )
-    sub.add(
-        "--questions",
-        metavar="FILE",
-        help="instead of --text: a .jsonl file with the fields "
-        "sources, question and answer; which source does each statement rest on? "
-        "(docs/sources.md)",
-    )
-    sub.add(
-        "--decoys",
-        metavar="TEXT",
-        help="texts to compare these sources with (those of other questions)",
     )
     sub.add(
         "--targets", metavar="FOLDER", help="results of the same text, to evaluate their targets"
@@ -205,7 +217,7 @@ def _add_measure(sub: Parser) -> None:
         help="targets: words, /a regular "
         "expression/, or tokens FIRST:END; may be given several times",
     )
-    add_options(sub, Settings, TextOptions, SourceSettings, ModelOptions)
+    add_options(sub, Settings, TextOptions, ModelOptions)
     sub.add(
         "--shard",
         default="0/1",

@@ -29,7 +29,6 @@ from olmo_sparsity.command.ending import (
     name_streams,
     print_error,
 )
-from olmo_sparsity.command.with_sources import measure_questions_file, source_options
 from olmo_sparsity.errors import ConfigError, naming_extras
 from olmo_sparsity.io import refuse_suffix, write_atomically
 from olmo_sparsity.settings import given_options
@@ -211,31 +210,29 @@ def demo(options: argparse.Namespace) -> int:
 
 
 def explain(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.explain import ask
+    from olmo_sparsity.analysis import api
     from olmo_sparsity.analysis.explain.explanation import to_json
     from olmo_sparsity.analysis.explain.prompt import read_text
     from olmo_sparsity.analysis.measurement.targets import parse_at
-    from olmo_sparsity.analysis.settings import AskSettings, ModelOptions, SourceSettings
+    from olmo_sparsity.analysis.settings import AskSettings, ModelOptions
 
     if options.html is not None:
         refuse_suffix("--html", options.html, ".html")
-    of_sources = source_options(options)
     if options.foreign is not None and not options.check:
         raise ConfigError("--foreign is text for --check; add it, or leave --foreign out")
-    result = ask.explain(
-        options.model,
-        text=None if options.text is None else read_text(options.text),
-        at=options.at and [parse_at(at) for at in options.at],
-        prompt=None if options.prompt is None else read_text(options.prompt, inline=True),
-        target=options.target,
-        foreign=options.foreign or "builtin:embedded",
-        judge=options.judge,
-        **of_sources,
-        **given_options(options, AskSettings, SourceSettings, ModelOptions),
-    )
+    given = {
+        "text": None if options.text is None else read_text(options.text),
+        "at": options.at and [parse_at(at) for at in options.at],
+        "prompt": None if options.prompt is None else read_text(options.prompt, inline=True),
+        "target": options.target,
+        "foreign": options.foreign or "builtin:embedded",
+        "judge": options.judge,
+        **given_options(options, AskSettings, ModelOptions),
+    }
     if options.dry_run:
-        print(result)
+        print(api.estimate_cost(api.explain, options.model, **given))
         return 0
+    result = api.explain(options.model, **given)
     if not options.json:
         print(result.describe(bold=sys.stdout.isatty()), flush=True)
     try:
@@ -252,6 +249,12 @@ def explain(options: argparse.Namespace) -> int:
     return 0
 
 
+def attribute(options: argparse.Namespace) -> int:
+    from olmo_sparsity.command import with_sources
+
+    return with_sources.attribute(options)
+
+
 def measure(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.measurement.estimate import estimate
     from olmo_sparsity.analysis.measurement.measurement import run, sum_up_partial
@@ -260,15 +263,9 @@ def measure(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.measurement.targets import parse_at
     from olmo_sparsity.analysis.results.results import Results
     from olmo_sparsity.analysis.results.summary import describe
-    from olmo_sparsity.analysis.settings import ModelOptions, Settings, SourceSettings, TextOptions
+    from olmo_sparsity.analysis.settings import ModelOptions, Settings, TextOptions, build
     from olmo_sparsity.runtime import typed_command
 
-    if options.questions is not None:
-        return measure_questions_file(options)
-    if options.decoys is not None:
-        raise ConfigError(
-            "--decoys belong to --questions; of a text, --control says what stands in"
-        )
     shard, out = arguments.parse_shard(options.shard), Path(options.out)
     results_folder(out).refuse_others()
     planned = plan(
@@ -279,7 +276,9 @@ def measure(options: argparse.Namespace) -> int:
         losses=options.losses,
         at=options.at and [parse_at(words) for words in options.at],
         quick=options.quick,
-        **given_options(options, Settings, TextOptions, SourceSettings, ModelOptions),
+        settings=build(Settings, given_options(options, Settings)),
+        text=build(TextOptions, given_options(options, TextOptions)),
+        options=build(ModelOptions, given_options(options, ModelOptions)),
     )
     if options.dry_run:
         print(estimate(planned, shard))

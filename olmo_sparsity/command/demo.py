@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from olmo_sparsity.analysis.explain.ask import explain
+from olmo_sparsity.analysis.api import explain
 from olmo_sparsity.analysis.models.load import DEMO
 
 NEXT = """\
 Next, with a model of yours (a folder, a run, or a name on the hub; FILES: unrelated texts):
   olmo-sparsity explain MODEL --text FILE --at "some words of it" --check --foreign FILES
-  olmo-sparsity explain MODEL --source a.txt --source b.txt --question "When?" --decoys FILES
+  olmo-sparsity attribute MODEL --source a.txt --source b.txt --question "When?" --decoys FILES
   olmo-sparsity measure MODEL --text FOLDER --quick --out results/first"""
 
 

@@ -1,4 +1,4 @@
-"""`explain` and `measure` where the far text is named sources.
+"""The command `attribute`: which source each statement of an answer relies on.
 
 Place in the flow: beneath cli.py.
 """
@@ -6,15 +6,102 @@ Place in the flow: beneath cli.py.
 from __future__ import annotations
 
 import argparse
+import json
+import sys
 from glob import glob, has_magic
 from os.path import isfile
 from pathlib import Path
-from typing import Any
 
+from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings, build
 from olmo_sparsity.command import arguments
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.io import refuse_suffix
 from olmo_sparsity.runtime import say
 from olmo_sparsity.settings import given_options
+
+
+def attribute(options: argparse.Namespace) -> int:
+    if options.questions is not None:
+        return _attribute_questions(options)
+    from olmo_sparsity.analysis import api
+    from olmo_sparsity.analysis.explain.prompt import read_text
+    from olmo_sparsity.analysis.results.tables import plain
+
+    if options.out is not None or options.shard != "0/1":
+        raise ConfigError("--out and --shard belong to --questions; one question has --json")
+    if options.html is not None:
+        refuse_suffix("--html", options.html, ".html")
+    if options.question is None:
+        raise ConfigError("--question is missing; it follows the sources of --source")
+    for name in ("question", "answer"):
+        if (text := getattr(options, name)) and isfile(text):
+            say(f"--{name}: the words '{text}' themselves; --{name} @{text} reads the file")
+    given = {
+        "sources": _read_sources(options.source),
+        "question": read_text(options.question, inline=True),
+        "answer": options.answer and read_text(options.answer, inline=True),
+        "candidates": options.candidates,
+        "decoys": options.decoys,
+        **given_options(options, SourceSettings, ModelOptions),
+    }
+    if options.dry_run:
+        print(api.estimate_cost(api.attribute, options.model, **given))
+        return 0
+    result = api.attribute(options.model, **given)
+    if options.json:
+        print(json.dumps(plain(result.to_dict()), ensure_ascii=False, indent=1))
+    else:
+        print(result.describe(bold=sys.stdout.isatty()), flush=True)
+    if options.html is not None:
+        result.to_html(options.html)
+        print(options.html, file=sys.stderr)
+    return 0
+
+
+def _attribute_questions(options: argparse.Namespace) -> int:
+    from olmo_sparsity.analysis.attribution.questions import (
+        count_questions,
+        describe,
+        measure_questions,
+    )
+    from olmo_sparsity.analysis.models.load import load_model
+
+    for name in ("question", "answer", "candidates", "html", "json"):
+        if getattr(options, name):
+            raise ConfigError(f"--{name} cannot be combined with --questions; leave it out")
+    settings = build(SourceSettings, given_options(options, SourceSettings))
+    known = build(ModelOptions, given_options(options, ModelOptions))
+    model = load_model(
+        options.model, device=known.device, dtype=known.dtype, device_map=known.device_map
+    )
+    if options.dry_run:
+        print(count_questions(model, options.questions, settings, known, options.decoys))
+        return 0
+    if options.out is None:
+        raise ConfigError("--questions needs --out, the folder of the results")
+    found = measure_questions(
+        model,
+        options.questions,
+        options.out,
+        settings,
+        known,
+        decoys=options.decoys,
+        shard=arguments.parse_shard(options.shard),
+    )
+    if found is not None:
+        print(describe(found))
+        print(f"tables: {options.out}/statements.parquet, matrix.parquet")
+    return 0
+
+
+def _read_sources(sources: list[str]) -> dict[str, str]:
+    from olmo_sparsity.analysis.explain.prompt import read_text
+
+    named = [pair for source in sources for pair in _named_files(source)]
+    names = [name for name, _ in named]
+    if len(set(names)) < len(names):
+        raise ConfigError(f"--source: two have one name: {', '.join(names)}")
+    return {name: read_text(path) for name, path in named}
 
 
 def _named_files(source: str) -> list[tuple[str, str]]:
@@ -29,72 +116,3 @@ def _named_files(source: str) -> list[tuple[str, str]]:
         return [(path.name, str(path)) for path in files]
     name, _, path = source.partition("=")
     return [(name, path) if path else (Path(source).name, source)]
-
-
-def source_options(options: argparse.Namespace) -> dict[str, Any]:
-    """What belongs to sources, refused by `explain` without them."""
-    from olmo_sparsity.analysis.explain.prompt import read_text
-
-    texts = {name: getattr(options, name) for name in ("question", "answer")}
-    for name, text in texts.items():
-        if text and isfile(text):
-            say(f"--{name}: the words '{text}' themselves; --{name} @{text} reads the file")
-    return {
-        **{name: text and read_text(text, inline=True) for name, text in texts.items()},
-        "sources": None if options.source is None else _read_sources(options),
-        "candidates": options.candidates,
-        "decoys": options.decoys,
-        "dry_run": options.dry_run,
-    }
-
-
-def _read_sources(options: argparse.Namespace) -> dict[str, str]:
-    from olmo_sparsity.analysis.explain.prompt import read_text
-
-    if options.check or options.foreign is not None or options.judge is not None:
-        raise ConfigError(
-            "--check, --foreign and --judge are for a text or prompt; sources have --decoys"
-        )
-    named = [pair for source in options.source for pair in _named_files(source)]
-    names = [name for name, _ in named]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"--source: two have one name: {', '.join(names)}")
-    return {name: read_text(path) for name, path in named}
-
-
-def measure_questions_file(options: argparse.Namespace) -> int:
-    from olmo_sparsity.analysis.attribution.questions import describe, measure_questions
-    from olmo_sparsity.analysis.attribution.statements import Cost
-    from olmo_sparsity.analysis.models.load import load_model
-    from olmo_sparsity.analysis.settings import (
-        ModelOptions,
-        Settings,
-        SourceSettings,
-        TextOptions,
-        build,
-    )
-
-    for name in ("text", "targets", "choices", "losses", "at", "quick", "partial"):
-        if getattr(options, name):
-            raise ConfigError(f"--{name} does not go with --questions; leave it out")
-    given = given_options(options, Settings, TextOptions, SourceSettings, ModelOptions)
-    if "units" in given:  # of sources there is one kind at a time
-        given["units"] = ",".join(given["units"])
-    known = build(ModelOptions, given)
-    model = load_model(
-        options.model, device=known.device, dtype=known.dtype, device_map=known.device_map
-    )
-    found = measure_questions(
-        model,
-        options.questions,
-        options.out,
-        decoys=options.decoys,
-        shard=arguments.parse_shard(options.shard),
-        dry_run=options.dry_run,
-        **given,
-    )
-    if found is not None:
-        print(found if isinstance(found, Cost) else describe(found))
-        if not options.dry_run:
-            print(f"tables: {options.out}/statements.parquet, matrix.parquet")
-    return 0

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from olmo_sparsity.analysis.measurement.measurement import measure
+from olmo_sparsity import measure
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.config.sections import RunConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.inputs.documents import Documents
+from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.measurement import run
-from olmo_sparsity.analysis.measurement.plan import Plan
+from olmo_sparsity.analysis.measurement.plan import Plan, plan
 from olmo_sparsity.analysis.models.load import LoadedModel
-from olmo_sparsity.analysis.settings import Settings
+from olmo_sparsity.analysis.settings import ModelOptions, Settings, TextOptions, build
 
 VOCAB = 40
 SETTINGS = Settings(
@@ -46,6 +47,19 @@ def measured_into(
     folder: Path, model: Any, documents: Documents, settings: Settings = SETTINGS, **options: Any
 ) -> Any:
     return run(Plan.of(loaded(model), documents, settings), folder, **options)
+
+
+def planned(
+    model: Any, documents: Any = None, windows: Windows | None = None, **given: Any
+) -> Plan:
+    """A plan by keyword arguments, as `measure` takes them."""
+    known = {
+        item.name for schema in (Settings, TextOptions, ModelOptions) for item in fields(schema)
+    }
+    others = {name: value for name, value in given.items() if name not in known}
+    schemas = {"settings": Settings, "text": TextOptions, "options": ModelOptions}
+    built = {name: build(schema, given) for name, schema in schemas.items()}
+    return plan(model, documents, windows, **built, **others)
 
 
 def losses_table(**columns: Any) -> pd.DataFrame:

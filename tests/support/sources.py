@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from olmo_sparsity import explain
+from olmo_sparsity import attribute
 from olmo_sparsity.analysis.attribution.statements import Attribution
 from olmo_sparsity.analysis.attribution.verdicts import Losses
 from tests.support.explanations import WORDS, make_tokenizer
@@ -41,7 +41,7 @@ def model_of(family: str = FAMILIES[0]) -> Any:
 
 
 def asked(family: str = FAMILIES[0], **changed: Any) -> Any:
-    return explain(model_of(family), make_tokenizer(), **GIVEN | changed)
+    return attribute(model_of(family), make_tokenizer(), **GIVEN | changed)
 
 
 class Plain:

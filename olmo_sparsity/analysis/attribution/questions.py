@@ -16,18 +16,13 @@ from typing import Any
 import pandas as pd
 
 from olmo_sparsity.analysis.attribution.segments import Segment
-from olmo_sparsity.analysis.attribution.statements import Cost, Question, explain_sources
-from olmo_sparsity.analysis.explain.prompt import evaluating, read_text
+from olmo_sparsity.analysis.attribution.statements import Attributing, Question
+from olmo_sparsity.analysis.explain.prompt import read_text
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.tables import plain, write_json
-from olmo_sparsity.analysis.settings import (
-    ModelOptions,
-    SourceSettings,
-    build,
-    refuse_unknown,
-    takes,
-)
+from olmo_sparsity.analysis.scoring.cost import Cost
+from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
 from olmo_sparsity.conform import with_crc
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.folders import WorkFolder
@@ -38,54 +33,59 @@ MOST_DECOYS = 200
 """Sources of so many other texts are decoys of a question, where none are given."""
 
 
-@takes(SourceSettings, ModelOptions)
 def measure_questions(
     model: LoadedModel,
     questions: str | Path,
     out: str | Path,
+    settings: SourceSettings,
+    options: ModelOptions,
     *,
     decoys: Any = None,
     shard: tuple[int, int] = (0, 1),
-    dry_run: bool = False,
-    **options: Any,
-) -> pd.DataFrame | Cost | None:
+) -> pd.DataFrame | None:
     """Explain each question of a .jsonl file, a line for each: `sources`, {name: text, …} or a list
-    of texts, or as in `explain`, a Segment being {"name": …, "text": …}; `question`; `answer`, a
-    text or a list of statements, or none. Writes
-    statements.parquet and matrix.parquet into `out`, and returns the first; None: other processes
-    have questions left. `decoys`: as in `explain`, by default the sources of other questions.
+    of texts, or as in `attribute`, a Segment being {"name": …, "text": …}; `question`; `answer`, a
+    text or a list of statements, or none. Writes statements.parquet and matrix.parquet into `out`,
+    and returns the first; None: other processes have questions left. `decoys`: as in `attribute`;
+    default: the sources of other questions.
     """
-    refuse_unknown("measure with questions", options, SourceSettings, ModelOptions)
-    settings, of_model = build(SourceSettings, options), build(ModelOptions, options)
     settings.check()
     asked = _with_decoys(read_questions(questions), decoys)
-    with evaluating(model.model):
-        if dry_run:
-            dry = (replace(one, dry_run=True) for one in asked)
-            costs = [_explain(model, one, settings, of_model) for one in dry]
-            return Cost(sum(cost.token_forwards for cost in costs), model.num_parameters)
-        folder = WorkFolder(Path(out), "out", "identity.json")
-        folder.create("questions")
-        identity = folder.identify(
-            {
-                "model": model.fingerprint,
-                "questions": sha256_of(Path(questions)),
-                "decoys": _fingerprint(decoys, model),
-                "settings": asdict(settings),
-                "prefix": of_model.prefix,
-                "dtype": model.dtype,
-            }
-        )
-        files = [folder.path / "questions" / f"{number:06d}.json" for number in range(len(asked))]
-        mine = range(len(asked))[shard[0] :: shard[1]]
-        with Progress("explaining", len(mine), "questions") as progress:
-            progress.resume_at(sum(files[number].exists() for number in mine))
-            for number in (number for number in mine if not files[number].exists()):
-                found = _explain(model, asked[number], settings, of_model)
-                answered = {"question": number, "identity": identity} | found.to_dict()
-                write_json(files[number], with_crc(plain(answered)))
-                progress.update(progress.done + 1)
+    folder = WorkFolder(Path(out), "out", "identity.json")
+    folder.create("questions")
+    identity = folder.identify(
+        {
+            "model": model.fingerprint,
+            "questions": sha256_of(Path(questions)),
+            "decoys": _fingerprint(decoys, model),
+            "settings": asdict(settings),
+            "prefix": options.prefix,
+            "dtype": model.dtype,
+        }
+    )
+    files = [folder.path / "questions" / f"{number:06d}.json" for number in range(len(asked))]
+    mine = range(len(asked))[shard[0] :: shard[1]]
+    with Progress("explaining", len(mine), "questions") as progress:
+        progress.resume_at(sum(files[number].exists() for number in mine))
+        for number in (number for number in mine if not files[number].exists()):
+            found = Attributing(model, asked[number], settings, options, quiet=True).run()
+            answered = {"question": number, "identity": identity} | found.to_dict()
+            write_json(files[number], with_crc(plain(answered)))
+            progress.update(progress.done + 1)
     return _sum_up(folder.path, files, identity) if all(file.exists() for file in files) else None
+
+
+def count_questions(
+    model: LoadedModel,
+    questions: str | Path,
+    settings: SourceSettings,
+    options: ModelOptions,
+    decoys: Any = None,
+) -> Cost:
+    """Count what `measure_questions` costs in all."""
+    asked = _with_decoys(read_questions(questions), decoys)
+    costs = [Attributing(model, one, settings, options, quiet=True).cost() for one in asked]
+    return Cost(sum(cost.token_forwards for cost in costs), model.num_parameters)
 
 
 def describe(statements: pd.DataFrame) -> str:
@@ -115,7 +115,7 @@ def read_questions(path: str | Path) -> list[Question]:
                 f"{path}:{number} is no JSON object with sources and question "
                 f"({type(error).__name__}: {error}); correct the line"
             ) from None
-        found.append(Question(_as_sources(sources), question, record.get("answer"), quiet=True))
+        found.append(Question(_as_sources(sources), question, record.get("answer")))
     return found
 
 
@@ -141,12 +141,6 @@ def _texts(sources: Any) -> list[str]:
     if isinstance(parts, list):
         return [text for part in parts for text in _texts(part)]
     return [parts.text] if isinstance(parts, Segment) else []
-
-
-def _explain(
-    model: LoadedModel, asked: Question, settings: SourceSettings, options: ModelOptions
-) -> Any:
-    return explain_sources(model, asked, settings, options)
 
 
 def _with_decoys(asked: Sequence[Question], decoys: Any) -> list[Question]:

@@ -1,7 +1,7 @@
 """Say which source each statement of an answer rests on, or that it rests on none.
 
-from olmo_sparsity import explain
-e = explain(model, tokenizer, sources={"report.pdf": text, …}, question="…", answer=None)
+from olmo_sparsity import attribute
+e = attribute(model, tokenizer, sources={"report.pdf": text, …}, question="…", answer=None)
 e.statements
 
 Place in the flow: tokens of sources, question and answer (segments.py) → losses → **verdicts**.
@@ -40,11 +40,11 @@ from olmo_sparsity.analysis.attribution.verdicts import (
     in_words,
     judge,
 )
-from olmo_sparsity.analysis.explain.cost import Cost
 from olmo_sparsity.analysis.explain.prompt import evaluating
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.summary import describe_noise
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
+from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
 from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
 from olmo_sparsity.errors import ConfigError, printable
@@ -263,58 +263,83 @@ class Attribution:
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of sources: the arguments of `explain` that belong to them."""
-
     sources: Sources
     question: str | None
     answer: str | Sequence[str] | None = None
     candidates: Sequence[str] | None = None
     decoys: Any = None
-    dry_run: bool = False
+
+
+@dataclass(frozen=True)
+class Attributing:
+    """A call of `attribute`, to run or to count."""
+
+    model: LoadedModel
+    question: Question
+    settings: SourceSettings
+    options: ModelOptions
     quiet: bool = False
     """Show no progress."""
 
+    def run(self) -> Attribution:
+        settings, asked, model = self.settings, self.question, self.model
+        with evaluating(model.model):
+            prompt, orders = self._prompt, self._orders()
+            texts = read_decoys(
+                model, prompt, "builtin:embedded" if asked.decoys is None else asked.decoys
+            )
+            drawn = draw_decoys(prompt, texts, settings.draws, settings.seed)
+            ids = prompt.answer_ids(asked.answer, self._num_new, self.quiet)
+            layouts = [prompt.lay_out(ids, order) for order in orders]
+            scorer = Scorer(
+                model.model,
+                far_states=settings.far_states,
+                batch_tokens=self.options.batch_tokens,
+            )
+            losses, num_sources = list[Losses](), len(prompt.names)
+            total = num_sources * len(layouts)
+            with Progress("explaining", total, "sources", enabled=not self.quiet) as progress:
 
-def explain_sources(
-    model: LoadedModel, asked: Question, settings: SourceSettings, options: ModelOptions
-) -> Attribution | Cost:
-    """`explain` with sources."""
-    question, answer = asked.question, asked.answer
-    if not isinstance(question, str) or not question.strip():
-        raise ConfigError("sources need a question, which stands between them and the answer")
-    prompt = SourcePrompt.of(
-        model,
-        asked.sources,
-        question,
-        asked.candidates,
-        options.prefix,
-        settings.chat,
-        settings.units,
-    )
-    num_sources, num_new = len(prompt.names), settings.max_new_tokens or NEW_TOKENS
-    orders = _orders(num_sources, settings)
-    if asked.dry_run:
-        unknown = [prompt.near_ids[:1] * num_new]
-        ids = unknown if answer is None else prompt.answer_ids(answer, num_new)
-        return estimate(prompt, [prompt.lay_out(ids, order) for order in orders], settings)
-    decoys = "builtin:embedded" if asked.decoys is None else asked.decoys
-    texts = read_decoys(model, prompt, decoys)
-    drawn = draw_decoys(prompt, texts, settings.draws, settings.seed)
-    ids = prompt.answer_ids(answer, num_new, asked.quiet)
-    layouts = [prompt.lay_out(ids, order) for order in orders]
-    scorer = Scorer(model.model, far_states=settings.far_states, batch_tokens=options.batch_tokens)
-    losses = list[Losses]()
-    total = num_sources * len(layouts)
-    with Progress("explaining", total, "sources", enabled=not asked.quiet) as progress:
+                def done(source: int) -> None:
+                    progress.update(len(losses) * num_sources + source)
 
-        def done(source: int) -> None:
-            progress.update(len(losses) * num_sources + source)
+                for layout in layouts:
+                    losses += [measure_losses(scorer, layout, drawn, done)]
+        forwards, own_decoys = scorer.token_forwards, asked.decoys is not None
+        return Attribution(prompt, layouts[0], settings, losses, forwards, own_decoys)
 
-        for layout in layouts:
-            losses += [measure_losses(scorer, layout, drawn, done)]
-    return Attribution(
-        prompt, layouts[0], settings, losses, scorer.token_forwards, asked.decoys is not None
-    )
+    def cost(self) -> Cost:
+        prompt, answer = self._prompt, self.question.answer
+        unknown = [prompt.near_ids[:1] * self._num_new]
+        ids = unknown if answer is None else prompt.answer_ids(answer, self._num_new)
+        layouts = [prompt.lay_out(ids, order) for order in self._orders()]
+        return estimate(prompt, layouts, self.settings)
+
+    @property
+    def _num_new(self) -> int:
+        return self.settings.max_new_tokens or NEW_TOKENS
+
+    @cached_property
+    def _prompt(self) -> SourcePrompt:
+        question = self.question.question
+        if not isinstance(question, str) or not question.strip():
+            raise ConfigError(
+                f"question must be a text, which stands between sources and answer, not "
+                f"{question!r}"
+            )
+        self.settings.check()
+        return SourcePrompt.of(
+            self.model,
+            self.question.sources,
+            question,
+            self.question.candidates,
+            self.options.prefix,
+            self.settings.chat,
+            self.settings.units,
+        )
+
+    def _orders(self) -> list[list[int]]:
+        return _orders(len(self._prompt.names), self.settings)
 
 
 def _orders(num_sources: int, settings: SourceSettings) -> list[list[int]]:

@@ -11,16 +11,17 @@ measurement does (recovery.py), with targets that are named instead of chosen.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pandas as pd
 from torch import nn
 
-from olmo_sparsity.analysis.explain.cost import Cost, count_explanation
+from olmo_sparsity.analysis.explain.cost import count_explanation
 from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.explain.prompt import (
     Asked,
@@ -35,22 +36,12 @@ from olmo_sparsity.analysis.measurement.plan import refuse_for_loaded
 from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, recover
 from olmo_sparsity.analysis.measurement.targets import At, first_place, largest_gaps
 from olmo_sparsity.analysis.models.load import LoadedModel, load_model, wrap_model
+from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
 from olmo_sparsity.analysis.selectors.influence import check_can_run, check_names
-from olmo_sparsity.analysis.settings import (
-    AskSettings,
-    ModelOptions,
-    SourceSettings,
-    build,
-    refuse_unknown,
-    takes,
-)
+from olmo_sparsity.analysis.settings import AskSettings, ModelOptions
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.runtime import Progress, say
-
-if TYPE_CHECKING:
-    from olmo_sparsity.analysis.attribution.segments import Sources
-    from olmo_sparsity.analysis.attribution.statements import Attribution, Question
 
 EXHAUSTIVE = ("add_one", "drop_one", "divergence", "greedy")
 """Selectors that evaluate every unit."""
@@ -59,119 +50,81 @@ MANY_UNITS = 4096
 """With more of them, a cheaper selector is recommended."""
 
 
-@takes(AskSettings, SourceSettings, ModelOptions)
-def explain(
-    model: Any,
-    tokenizer: Any = None,
-    *,
-    text: str | Path | None = None,
-    at: At | None = None,
-    prompt: str | None = None,
-    target: str | None = None,
-    foreign: Any = "builtin:embedded",
-    judge: Any = None,
-    sources: Sources | None = None,
-    question: str | None = None,
-    answer: str | Sequence[str] | None = None,
-    candidates: Sequence[str] | None = None,
-    decoys: Any = None,
-    dry_run: bool = False,
-    **options: Any,
-) -> Any:
-    """Find the k far units that matter most to each target, and the loss given the first 1 … k.
+@dataclass(frozen=True)
+class Explaining:
+    """A call of `explain`, to run or to count."""
 
-    `model`: a folder or hub name, or a causal LM in memory with its `tokenizer`.
-    `text`: one document, or a `Path` to read it from. `at` names targets in it: words (every
-    occurrence), a regular expression (`re.compile`), a token's number, a slice of tokens, or
-    several of these. Without it, the tokens with the largest gaps are taken.
-    `prompt` and `target`: the target is an answer to the prompt; without one the model generates
-    it, greedily. `foreign`: text for `check`, in any form that `open_documents` reads. `judge`:
-    another model, of the same tokenizer, whose losses are told of what `model` chooses.
-    `sources`, `question` and `answer`: which source each statement of the answer rests on
-    (statements.py). `sources` is {name: text, …}, or a list of Segment(name, text), of texts, which
-    stay in view, as sources do that are not among `candidates`, and of messages with these. The
-    answer is split into sentences; a list gives statements as they are. `decoys`: texts to compare
-    sources with, as `foreign`. `dry_run`: return the cost instead.
-    """
-    if sources is not None:
-        texts = None if isinstance(foreign, str) and foreign == "builtin:embedded" else foreign
-        _refuse_given(text=text, at=at, prompt=prompt, target=target, foreign=texts, judge=judge)
-        from olmo_sparsity.analysis.attribution.statements import Question
+    model: Any
+    tokenizer: Any
+    text: str | Path | None
+    at: At | None
+    prompt: str | None
+    target: str | None
+    foreign: Any
+    judge: Any
+    settings: AskSettings
+    options: ModelOptions
 
-        about = Question(sources, question, answer, candidates, decoys, dry_run)
-        return _with_sources(model, tokenizer, about, options)
-    _refuse_given(question=question, answer=answer, candidates=candidates, decoys=decoys)
-    refuse_unknown("explain", options, AskSettings, ModelOptions)
-    settings, of_model = build(AskSettings, options), build(ModelOptions, options)
-    settings.check()
-    check_names([settings.selector])
-    _refuse_misfits(text, at, prompt, target, settings, of_model.prefix)
-    if isinstance(text, Path):
-        text = read_text(str(text))
-    elif isinstance(text, str) and os.path.isfile(text):
-        raise ConfigError(f"text={text} is the name of a file; give Path('{text}') or its content")
-    with _evaluating(model), _evaluating(judge):
-        loaded = _load(model, tokenizer, of_model)
-        check_can_run([settings.selector], loaded.model)
-        texts = [text] if text is not None else [str(prompt), target or ""]
-        if settings.chat:
-            texts[0] = through_template(loaded, [{"role": "user", "content": str(prompt)}])
-        other = None if judge is None else _load_judge(judge, tokenizer, loaded, of_model, texts)
-        read = (
-            Prompt.of_text(loaded, text, of_model.prefix)
-            if text is not None
-            else Prompt.with_answer(loaded, str(prompt), target, of_model.prefix, settings)
+    def run(self) -> Explanation:
+        with self._asked() as (asked, spans):
+            return _answer(asked, spans, self.foreign)
+
+    def cost(self) -> Cost:
+        with self._asked() as (asked, spans):
+            return count_explanation(asked, spans)
+
+    @contextmanager
+    def _asked(self) -> Iterator[tuple[Asked, Spans]]:
+        settings, options, text = self.settings, self.options, self.text
+        settings.check()
+        check_names([settings.selector])
+        _refuse_misfits(text, self.at, self.prompt, self.target, settings, options.prefix)
+        if isinstance(text, Path):
+            text = read_text(str(text))
+        elif isinstance(text, str) and os.path.isfile(text):
+            raise ConfigError(f"text={text} is the name of a file; pass Path('{text}') or its text")
+        with _evaluating(self.model), _evaluating(self.judge):
+            loaded = load(self.model, self.tokenizer, options)
+            check_can_run([settings.selector], loaded.model)
+            texts = [text] if text is not None else [str(self.prompt), self.target or ""]
+            if settings.chat:
+                texts[0] = through_template(loaded, [{"role": "user", "content": str(self.prompt)}])
+            judge = None if self.judge is None else self._load_judge(loaded, texts)
+            read = (
+                Prompt.of_text(loaded, text, options.prefix)
+                if text is not None
+                else Prompt.with_answer(
+                    loaded, str(self.prompt), self.target, options.prefix, settings
+                )
+            )
+            asked = Asked.of(loaded, read, self.at, settings, options.batch_tokens, judge)
+            yield asked, _targets_with_far_part(asked)
+
+    def _load_judge(self, model: LoadedModel, texts: list[str]) -> LoadedModel:
+        """Load the judge, which must read `texts` as the same tokens."""
+        tokenizer = self.tokenizer if isinstance(self.judge, nn.Module) else None
+        loaded = load(self.judge, tokenizer, self.options)
+        (one, of_one), (other, of_other) = (
+            (m.tokenizer.get_vocab() if m.tokenizer else None, m.encode(texts))
+            for m in (model, loaded)
         )
-        asked = Asked.of(loaded, read, at, settings, of_model.batch_tokens, other)
-        spans = _targets_with_far_part(asked)
-        return count_explanation(asked, spans) if dry_run else _answer(asked, spans, foreign)
+        if one != other or of_one != of_other:
+            raise DataError(
+                f"judge: '{loaded.name}' has another tokenizer than '{model.name}': it turns this "
+                "text into other tokens, so their losses cannot be compared; pass a model with the "
+                "same one"
+            )
+        ours, theirs = (m.prefix_ids(self.options.prefix, texts[0]) for m in (model, loaded))
+        if ours != theirs:
+            raise DataError(
+                f"judge: '{loaded.name}' puts {theirs} (token IDs) before this text, and "
+                f"'{model.name}' puts {ours}; give prefix=none, bos or a text, for both the same"
+            )
+        return loaded
 
 
 def _evaluating(model: Any) -> AbstractContextManager[Any]:
     return evaluating(model) if isinstance(model, nn.Module) else nullcontext()
-
-
-def _load_judge(
-    judge: Any, tokenizer: Any, model: LoadedModel, options: ModelOptions, texts: list[str]
-) -> LoadedModel:
-    """`texts`: what both read, which must be the same tokens to both."""
-    loaded = _load(judge, tokenizer if isinstance(judge, nn.Module) else None, options)
-    (one, of_one), (other, of_other) = (
-        (m.tokenizer.get_vocab() if m.tokenizer else None, m.encode(texts)) for m in (model, loaded)
-    )
-    if one != other or of_one != of_other:
-        raise DataError(
-            f"judge: '{loaded.name}' has another tokenizer than '{model.name}': it turns this text "
-            "into other tokens, so their losses cannot be compared; give a model with the same one"
-        )
-    ours, theirs = (m.prefix_ids(options.prefix, texts[0]) for m in (model, loaded))
-    if ours != theirs:
-        raise DataError(
-            f"judge: '{loaded.name}' puts {theirs} (token IDs) before this text, and "
-            f"'{model.name}' puts {ours}; give prefix=none, bos or a text, for both the same"
-        )
-    return loaded
-
-
-def _with_sources(
-    model: Any, tokenizer: Any, question: Question, options: dict[str, Any]
-) -> Attribution | Cost:
-    from olmo_sparsity.analysis.attribution.statements import explain_sources
-
-    refuse_unknown("explain with sources", options, SourceSettings, ModelOptions)
-    settings, of_model = build(SourceSettings, options), build(ModelOptions, options)
-    settings.check()
-    with _evaluating(model):
-        return explain_sources(_load(model, tokenizer, of_model), question, settings, of_model)
-
-
-def _refuse_given(**given: Any) -> None:
-    for name, value in given.items():
-        if value is not None:
-            raise ConfigError(
-                f"{name} does not go with the rest: of a text or prompt, give text, at, prompt, "
-                "target, foreign and judge; of sources question, answer, candidates and decoys"
-            )
 
 
 def _refuse_misfits(
@@ -196,7 +149,7 @@ def _refuse_misfits(
         )
 
 
-def _load(model: Any, tokenizer: Any, options: ModelOptions) -> LoadedModel:
+def load(model: Any, tokenizer: Any, options: ModelOptions) -> LoadedModel:
     if isinstance(model, str | Path):
         if tokenizer is not None:
             raise ConfigError(f"'{model}' brings its own tokenizer; leave yours out")

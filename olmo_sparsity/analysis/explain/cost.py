@@ -1,31 +1,13 @@
 """Count what an explanation costs, without running it.
 
-Place in the flow: beneath `explain(…, dry_run=True)`.
+Place in the flow: beneath `estimate_cost(explain, …)`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from olmo_sparsity.analysis.explain.prompt import Asked
 from olmo_sparsity.analysis.inputs.windows import Spans
-
-
-@dataclass(frozen=True)
-class Cost:
-    token_forwards: int
-    num_parameters: int
-
-    @property
-    def flops(self) -> float:
-        return 2.0 * self.num_parameters * self.token_forwards
-
-    def __str__(self) -> str:
-        return (
-            f"token-forwards  {self.token_forwards:,}\n"
-            f"FLOPs           {self.flops:.2e} (2 per parameter): {self.flops / 4e14:,.1f} s of a "
-            "GPU that does 400 TFLOP/s"
-        )
+from olmo_sparsity.analysis.scoring.cost import Cost
 
 
 def count_explanation(asked: Asked, spans: Spans) -> Cost:

@@ -18,6 +18,7 @@ from olmo_sparsity.analysis.measurement.plan import Plan, share_of
 from olmo_sparsity.analysis.results.statistics import half_of
 from olmo_sparsity.analysis.results.summary import describe_induction
 from olmo_sparsity.analysis.results.tables import Columns, joined
+from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.runtime import format_duration
 
@@ -28,7 +29,7 @@ MANY_TARGETS, FEW_TARGETS = 256, 10
 """The most targets of a document that get losses; below so many chosen ones a warning is given."""
 
 
-def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
+def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> Cost:
     """Runs the induction check, the losses of some targets, and the recovery of a few."""
     ours = share_of(plan.measured, *shard)
     losses, of_losses = _try_losses(plan)
@@ -62,7 +63,7 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> str:
         f"memory          {_peak_memory(device)} at the peak of a short trial",
         f"time            about {format_duration(seconds)} in one process",
     ]
-    return "\n".join(lines)
+    return Cost(round(forwards), model.num_parameters, "\n".join(lines))
 
 
 def _num_targets(plan: Plan, numbers: list[int]) -> int:

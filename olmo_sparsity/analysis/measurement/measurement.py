@@ -17,17 +17,16 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.measurement.estimate import estimate
 from olmo_sparsity.analysis.measurement.parts import Parts, results_folder
 from olmo_sparsity.analysis.measurement.plan import Plan, plan, share_of, targets_meta
 from olmo_sparsity.analysis.measurement.targets import check_all_evaluated
-from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.dependencies import measure_dependencies
 from olmo_sparsity.analysis.results.results import FILES, Meta, Results, read_results
 from olmo_sparsity.analysis.results.statistics import (
@@ -39,7 +38,8 @@ from olmo_sparsity.analysis.results.statistics import (
     summarize,
 )
 from olmo_sparsity.analysis.results.summary import describe_induction
-from olmo_sparsity.analysis.settings import ModelOptions, Settings, TextOptions, takes
+from olmo_sparsity.analysis.scoring.cost import Cost
+from olmo_sparsity.analysis.settings import ModelOptions, Settings, TextOptions, build
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.folders import locked, remove_left_lock
 from olmo_sparsity.io import MANIFEST, verify_manifest
@@ -49,44 +49,44 @@ PATIENCE_S = 60.0
 """Without progress of another process for so long, its documents are measured here."""
 
 
-@takes(Settings, TextOptions, ModelOptions)
-def measure(
-    model: LoadedModel | str | Path,
-    documents: Any = None,
-    windows: Windows | None = None,
-    *,
-    out: str | Path | None = None,
-    shard: tuple[int, int] = (0, 1),
-    partial: bool = False,
-    **options: Any,
-) -> Results | None:
-    """Measure the documents that are not finished yet in `out` (default: a temporary folder).
-    Returns None if documents are left to other processes; the last of them gets the results.
+@dataclass(frozen=True)
+class Measuring:
+    """A call of `measure`, to run or to estimate."""
 
-    `model`, `documents`, `windows`, and `targets`, `choices`, `losses`, `at` and `quick` among the
-    options: as in `plan`. `shard=(i, n)`: the i-th of n processes that measure into one folder.
-    `partial`: measure nothing, and write results of the documents finished so far to `out`/partial.
-    """
-    index, of = shard if isinstance(shard, tuple) and len(shard) == 2 else (0, 0)
-    if not 0 <= index < of or (out is None and of > 1):
-        raise ConfigError(
-            f"shard={shard} must be (i, n) with 0 <= i < n, and needs a folder, `out`"
+    given: dict[str, Any]
+
+    @property
+    def plan(self) -> Plan:
+        names = ("model", "documents", "windows", "targets", "choices", "losses", "at", "quick")
+        return plan(
+            **{name: self.given[name] for name in names},
+            settings=build(Settings, self.given),
+            text=build(TextOptions, self.given),
+            options=build(ModelOptions, self.given),
         )
-    if partial and out is None:
-        raise ConfigError("partial results are of a folder; name it with `out`")
-    if out is not None:
-        results_folder(out).refuse_others()
-    planned = plan(model, documents, windows, **options)
-    if partial:
-        return sum_up_partial(planned, Path(str(out)))
-    with tempfile.TemporaryDirectory() if out is None else nullcontext(out) as folder:
-        return run(planned, Path(folder), shard)
+
+    def run(self) -> Results:
+        out = self.given["out"]
+        if out is not None:
+            results_folder(out).refuse_others()
+        planned = self.plan
+        with tempfile.TemporaryDirectory() if out is None else nullcontext(out) as folder:
+            found = run(planned, Path(folder))
+        if found is None:
+            raise DataError(f"{out}: other processes have documents of it left; call again later")
+        return found
+
+    def cost(self) -> Cost:
+        return estimate(self.plan)
 
 
 def run(
     plan: Plan, out: Path, shard: tuple[int, int] = (0, 1), command: Sequence[str] = ()
 ) -> Results | None:
-    """`measure`, with a plan made before."""
+    """Measure what is planned. Return None if documents are left to other processes."""
+    index, of = shard if isinstance(shard, tuple) and len(shard) == 2 else (0, 0)
+    if not 0 <= index < of:
+        raise ConfigError(f"shard={shard} must be (i, n) with 0 <= i < n")
     return _Measuring(plan, out, shard, read_launch()).run(command)
 
 

@@ -5,7 +5,6 @@ Place in the flow: model + text + options → **plan** → measurement, which ru
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -45,78 +44,61 @@ from olmo_sparsity.analysis.results.tables import PHASES, Columns
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import TOGETHER, Scorer, context_losses
 from olmo_sparsity.analysis.selectors.influence import check_can_run, check_names
-from olmo_sparsity.analysis.settings import (
-    QUICK,
-    ModelOptions,
-    Settings,
-    TextOptions,
-    build,
-    kinds_of,
-    refuse_unknown,
-    takes,
-)
+from olmo_sparsity.analysis.settings import QUICK, ModelOptions, Settings, TextOptions
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.runtime import say
 
+DEFAULTS, READ_WHOLE, LOADED = Settings(), TextOptions(), ModelOptions()
 
-@takes(Settings, TextOptions, ModelOptions)
+
 def plan(
     model: LoadedModel | str | Path,
     documents: Any = None,
     windows: Windows | None = None,
     *,
+    settings: Settings = DEFAULTS,
+    text: TextOptions = READ_WHOLE,
+    options: ModelOptions = LOADED,
     targets: Results | str | Path | None = None,
     choices: Results | str | Path | None = None,
     losses: Results | str | Path | None = None,
     at: At | None = None,
     quick: bool = False,
-    **options: Any,
 ) -> Plan:
-    """What a measurement will compute: `measure` runs it, and so does the command line.
+    """Plan what a measurement computes; `Plan.run` computes it, also in several processes.
 
-    `model`: loaded, or what `load_model` reads. `documents`: read, or what `open_documents` reads.
-    `windows`: in place of long, short and stride. `targets`: another measurement of the same text,
-    or its folder, to evaluate its targets. `choices`: the same, and also the units that it ranked,
-    with its settings (but for `ks`): what one model chooses is evaluated by another. `losses`: a
-    measurement by the same model, whose losses are taken. `at` names targets, as in `explain`.
-    `quick`: a first look at the beginnings of documents.
+    `windows` replaces long, short and stride of `settings`. The other arguments: see `measure`.
     """
-    refuse_unknown("measure", options, Settings, TextOptions, ModelOptions)
     targets, choices, known = (
         read_other(name, given)
         for name, given in (("targets", targets), ("choices", choices), ("losses", losses))
     )
     if windows is not None:
-        options = _window_options(windows, options)
+        settings = _with_windows(settings, windows, options)
     if quick:
-        options = _quick(options, documents)
-    if choices is None:
-        settings = build(Settings, options)
-    else:
-        settings = settings_of(
-            choices, {n: v for n, v in options.items() if n in kinds_of(Settings)}
-        )
-    of_text, of_model = build(TextOptions, options), build(ModelOptions, options)
+        settings, text = _for_quick(settings, text, documents)
+    if choices is not None:
+        settings = settings_of(choices, settings.given)
     settings.check()
     check_names(settings.selectors)
     given = {"at": at, "targets": targets, "choices": choices}
-    _check_one_says({name for name, one in given.items() if one is not None}, documents, of_text)
+    _check_one_says({name for name, one in given.items() if one is not None}, documents, text)
     if quick and choices is not None:
         raise ConfigError("quick chooses other targets than choices: leave one of them out")
-    loaded = _load(model, of_model)
-    opened = _open(documents, loaded, of_text)
-    settings = fit_to_limit(settings, loaded.max_positions, options)
+    loaded = _load(model, options)
+    opened = _open(documents, loaded, text)
+    settings = fit_to_limit(settings, loaded.max_positions)
     if opened.have_targets:
         opened = cut_to_targets(opened, settings.windows)
     elif settings.long == "all":
         opened = within_limit(opened, loaded, len(settings.prefix_ids))
     else:
         say_how_much_is_seen(opened, settings)
-    if of_text.planted:
+    if text.planted:
         opened = plant_dependencies(opened, loaded, settings.windows, settings.seed)
     elif quick:
         opened = first_look(opened, settings)
-    ids = tuple(loaded.prefix_ids(of_model.prefix, _beginning(opened, loaded)))
+    ids = tuple(loaded.prefix_ids(options.prefix, _beginning(opened, loaded)))
     if choices is not None and loaded.tokenizer is not None and ids != settings.prefix_ids:
         raise DataError(
             f"choices: {choices.meta.model.get('name')} was measured with the prefix "
@@ -126,7 +108,7 @@ def plan(
     settings = replace(settings, prefix_ids=settings.prefix_ids or ids)
     named = next((given for given in (choices, targets, at) if given is not None), None)
     transfers = choices is not None
-    made = Plan.of(loaded, opened, settings, named, of_model.batch_tokens, transfers)
+    made = Plan.of(loaded, opened, settings, named, options.batch_tokens, transfers)
     return made if known is None else made.with_losses(known)
 
 
@@ -135,10 +117,14 @@ def _beginning(documents: Documents, model: LoadedModel) -> str:
     return "" if model.tokenizer is None else model.tokenizer.decode(ids, False)
 
 
-def _quick(options: dict[str, Any], documents: Any) -> dict[str, Any]:
-    """Of documents that are read, none is left out."""
-    is_read = isinstance(documents, Documents)
-    return {n: v for n, v in QUICK.items() if not (is_read and n == "max_documents")} | options
+def _for_quick(
+    settings: Settings, text: TextOptions, documents: Any
+) -> tuple[Settings, TextOptions]:
+    """Replace the defaults by the options of a first look. No document in memory is left out."""
+    of_settings = {name: value for name, value in QUICK.items() if name != "max_documents"}
+    if not isinstance(documents, Documents) and text.max_documents is None:
+        text = replace(text, max_documents=QUICK["max_documents"])
+    return Settings(**of_settings | settings.given), text
 
 
 def _check_one_says(named: set[str], documents: Any, options: TextOptions) -> None:
@@ -154,22 +140,23 @@ def _check_one_says(named: set[str], documents: Any, options: TextOptions) -> No
             raise ConfigError(f"{' and '.join(says)} each say which targets: leave all but one out")
 
 
-def _window_options(windows: Any, options: dict[str, Any]) -> dict[str, Any]:
+def _with_windows(settings: Settings, windows: Any, options: ModelOptions) -> Settings:
     if not isinstance(windows, Windows):
         raise ConfigError(f"windows={windows} must be Windows(long, short, stride)")
     if windows.long == "all":
         raise ConfigError('with long="all", give long, short and stride as options of measure')
-    twice = {"long", "short", "stride"} & options.keys()
-    if windows.prefix:
-        twice |= {"prefix"} & options.keys()
+    twice = {"long", "short", "stride"} & settings.given.keys()
+    if windows.prefix and options.prefix != "auto":
+        twice |= {"prefix"}
     if twice:
         raise ConfigError(f"{', '.join(sorted(twice))}: the windows have their own; leave it out")
-    return options | {
+    of_windows = {
         "long": windows.long,
         "short": windows.short,
         "stride": windows.stride,
         "prefix_ids": windows.prefix,
     }
+    return Settings(**settings.given | of_windows)
 
 
 def _load(model: Any, options: ModelOptions) -> LoadedModel:
@@ -290,6 +277,13 @@ class Plan:
         elif documents.have_targets:
             plan.given = targets_of_records(documents, windows)
         return plan
+
+    def run(self, out: str | Path, shard: tuple[int, int] = (0, 1)) -> Results | None:
+        """Measure what is not finished in `out`. `shard=(i, n)`: compute the i-th of n parts, and
+        return None if documents are left to other processes; the last of them gets the results."""
+        from olmo_sparsity.analysis.measurement.measurement import run
+
+        return run(self, Path(out), shard)
 
     def with_losses(self, given: Results) -> Plan:
         known = losses_of(given, self.model, self.documents, self.settings)
@@ -419,13 +413,13 @@ def share_of_blocks(documents: Documents, settings: Settings) -> float:
     return min(1.0, settings.blocks * len(num_blocks) / max(num_blocks.sum(), 1))
 
 
-def fit_to_limit(settings: Settings, limit: int | None, options: Mapping[str, Any]) -> Settings:
+def fit_to_limit(settings: Settings, limit: int | None) -> Settings:
     """With long="all", windows that are not given are at most a quarter of what the model takes."""
     if settings.long != "all" or limit is None or limit >= 4 * settings.short:
         return settings
-    if "short" in options:
+    if "short" in settings.given:
         return settings
-    stride = settings.stride if "stride" in options else max(1, limit // 8)
+    stride = settings.stride if "stride" in settings.given else max(1, limit // 8)
     return replace(settings, short=max(1, limit // 4), stride=stride)
 
 

@@ -9,11 +9,11 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from olmo_sparsity import Segment, explain
-from olmo_sparsity.analysis.attribution.questions import measure_questions
-from olmo_sparsity.analysis.attribution.statements import Cost
+from olmo_sparsity import Segment, attribute
+from olmo_sparsity.analysis.attribution.questions import count_questions, measure_questions
 from olmo_sparsity.analysis.models.load import LoadedModel, wrap_model
 from olmo_sparsity.analysis.results.results import read_results
+from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings, build
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.explanations import make_tokenizer
@@ -37,8 +37,16 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "q.jsonl"
 
 
+def measured(
+    model: LoadedModel, questions: Path, out: Path, *, decoys: Any = None,
+    shard: tuple[int, int] = (0, 1), **given: Any,
+) -> Any:  # fmt: skip
+    settings, options = build(SourceSettings, given), build(ModelOptions, given)
+    return measure_questions(model, questions, out, settings, options, decoys=decoys, shard=shard)
+
+
 def test_each_question_is_explained(model: LoadedModel, path: Path, tmp_path: Path) -> None:
-    found = measure_questions(model, path, tmp_path / "out", decoys=GIVEN["decoys"], orders=2)
+    found = measured(model, path, tmp_path / "out", decoys=GIVEN["decoys"], orders=2)
     assert isinstance(found, pd.DataFrame)
     matrix = pd.read_parquet(tmp_path / "out" / "matrix.parquet")
     assert found.question.tolist() == [0, 0, 1, 2]
@@ -46,7 +54,7 @@ def test_each_question_is_explained(model: LoadedModel, path: Path, tmp_path: Pa
         sources = record["sources"]
         if isinstance(sources, list):
             sources = {f"source {i}": text for i, text in enumerate(sources, 1)}
-        one = explain(model, **record | {"sources": sources}, decoys=GIVEN["decoys"], orders=2)
+        one = attribute(model, **record | {"sources": sources}, decoys=GIVEN["decoys"], orders=2)
         rows = found[found.question == number]
         assert rows.verdict.tolist() == one.statements.verdict.tolist()
         cells = matrix[matrix.question == number]
@@ -58,17 +66,15 @@ def test_each_question_is_explained(model: LoadedModel, path: Path, tmp_path: Pa
 def test_other_questions_give_decoys_and_the_cost_is_counted(
     model: LoadedModel, path: Path, tmp_path: Path
 ) -> None:
-    cost = measure_questions(model, path, tmp_path / "out", draws=4, dry_run=True)
-    assert isinstance(cost, Cost)
-    assert not (tmp_path / "out").exists()
-    measure_questions(model, path, tmp_path / "out", draws=4)
+    cost = count_questions(model, path, SourceSettings(draws=4), ModelOptions())
+    measured(model, path, tmp_path / "out", draws=4)
     files = sorted((tmp_path / "out" / "questions").iterdir())
     spent = [json.loads(file.read_text())["token_forwards"] for file in files]
     assert sum(spent) == cost.token_forwards
     own = [text for record in RECORDS[1:] for text in dict(enumerate(record["sources"])).values()]
     assert len(own) == 4
     texts = [*RECORDS[1]["sources"], *RECORDS[2]["sources"].values()]
-    one = explain(model, **RECORDS[0], decoys=texts, draws=4)
+    one = attribute(model, **RECORDS[0], decoys=texts, draws=4)
     found = pd.read_parquet(tmp_path / "out" / "statements.parquet")
     assert found[found.question == 0].nats.tolist() == one.statements.nats.tolist()
 
@@ -79,7 +85,7 @@ def test_answers_are_generated_in_silence(
     """Only the progress of all questions is shown."""
     lines = [{"sources": one["sources"], "question": one["question"]} for one in RECORDS]
     path.write_text("\n".join(map(json.dumps, lines)))
-    found = measure_questions(model, path, tmp_path / "out", draws=4, max_new_tokens=4)
+    found = measured(model, path, tmp_path / "out", draws=4, max_new_tokens=4)
     assert isinstance(found, pd.DataFrame)
     assert found.question.unique().tolist() == [0, 1, 2]
     shown = capsys.readouterr().err
@@ -95,16 +101,16 @@ def test_a_line_may_hold_messages(model: LoadedModel, path: Path, tmp_path: Path
     turns = [{"role": "system", "content": "w30"}, {"role": "tool", "content": named[:2]}, named[2]]
     lines = [{"sources": turns, "question": "w20", "answer": "w1 w2"}, *RECORDS[1:]]
     path.write_text("\n".join(map(json.dumps, lines)))
-    found = measure_questions(model, path, tmp_path / "out", draws=4)
+    found = measured(model, path, tmp_path / "out", draws=4)
     a, b, c = (Segment(*item) for item in SOURCES.items())
     given = [turns[0], {"role": "tool", "content": [a, b]}, c]
     first, second = RECORDS[1]["sources"], list(RECORDS[2]["sources"].values())
-    one = explain(
+    one = attribute(
         model, sources=given, question="w20", answer="w1 w2", decoys=[*first, *second], draws=4
     )
     assert isinstance(found, pd.DataFrame)
     assert found.verdict.tolist()[:1] == one.statements.verdict.tolist()
-    third = explain(model, **RECORDS[2], decoys=[*SOURCES.values(), *first], draws=4)
+    third = attribute(model, **RECORDS[2], decoys=[*SOURCES.values(), *first], draws=4)
     assert found.nats.tolist()[-1:] == third.statements.nats.tolist()
 
 
@@ -112,19 +118,19 @@ def test_it_resumes_and_processes_share_it(
     model: LoadedModel, path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    assert measure_questions(model, path, out, shard=(0, 2)) is None
+    assert measured(model, path, out, shard=(0, 2)) is None
     finished = {file.name: file.read_text() for file in (out / "questions").iterdir()}
     assert set(finished) == {"000000.json", "000002.json"}
-    shared = measure_questions(model, path, out, shard=(1, 2))
+    shared = measured(model, path, out, shard=(1, 2))
     assert {name: (out / "questions" / name).read_text() for name in finished} == finished
-    whole = measure_questions(model, path, tmp_path / "whole")
+    whole = measured(model, path, tmp_path / "whole")
     pd.testing.assert_frame_equal(shared, whole)
-    monkeypatch.setattr("olmo_sparsity.analysis.attribution.questions._explain", None)
-    pd.testing.assert_frame_equal(measure_questions(model, path, out), whole)
+    monkeypatch.setattr("olmo_sparsity.analysis.attribution.questions.Attributing", None)
+    pd.testing.assert_frame_equal(measured(model, path, out), whole)
     with pytest.raises(ConfigError, match="draws"):
-        measure_questions(model, path, out, draws=5)
+        measured(model, path, out, draws=5)
     with pytest.raises(ConfigError, match="prefix"):
-        measure_questions(model, path, out, prefix="none")
+        measured(model, path, out, prefix="none")
 
 
 def test_a_file_of_another_question_or_measurement_is_refused(
@@ -132,7 +138,7 @@ def test_a_file_of_another_question_or_measurement_is_refused(
 ) -> None:
     out, decoys = tmp_path / "out", tmp_path / "decoys.txt"
     decoys.write_text("\n".join(GIVEN["decoys"]))
-    measure_questions(model, path, out, decoys=str(decoys))
+    measured(model, path, out, decoys=str(decoys))
     first, second = sorted((out / "questions").iterdir())[:2]
     whole = second.read_bytes()
     for content, said in (
@@ -141,11 +147,11 @@ def test_a_file_of_another_question_or_measurement_is_refused(
     ):
         second.write_bytes(content)
         with pytest.raises(DataError, match=said):
-            measure_questions(model, path, out, decoys=str(decoys))
+            measured(model, path, out, decoys=str(decoys))
     second.write_bytes(whole)
     decoys.write_text("\n".join(reversed(GIVEN["decoys"])))  # another text of that name
     with pytest.raises(ConfigError, match="decoys"):
-        measure_questions(model, path, out, decoys=str(decoys))
+        measured(model, path, out, decoys=str(decoys))
 
 
 def test_lines_that_are_no_questions_are_named(
@@ -154,14 +160,14 @@ def test_lines_that_are_no_questions_are_named(
     for line in ("{", '{"question": "w1"}', "[1]"):
         path.write_text(json.dumps(RECORDS[0]) + "\n" + line)
         with pytest.raises(DataError, match=r"q.jsonl:2 is no JSON object with sources"):
-            measure_questions(model, path, tmp_path / "out")
+            measured(model, path, tmp_path / "out")
 
 
 def test_the_command(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = str(tmp_path / "model")
     model_of().save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
-    words = ["measure", folder, "--questions", str(path), "--out", str(tmp_path / "out")]
+    words = ["attribute", folder, "--questions", str(path), "--out", str(tmp_path / "out")]
     assert main([*words, "--dry-run"]) == 0
     assert "\ntoken-forwards  " in "\n" + capsys.readouterr().out
     assert main([*words, "--draws", "4"]) == 0
@@ -175,12 +181,7 @@ def test_the_command(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert "4 statements of 3 questions\n" in capsys.readouterr().out
     for more, said in [
         (["--units", "words,sentences"], "words,sentences"),
-        (["--text", "embedded"], "--text does not go with"),
-        (["--selectors", "add_one"], "no option selectors"),
+        (["--question", "w1"], "--question cannot be combined with --questions"),
     ]:
         assert main([*words, *more]) == 2
         assert said in capsys.readouterr().err
-    text = ["measure", folder, "--text", str(path), "--out", str(tmp_path / "text")]
-    assert main([*text, "--decoys", "x"]) == 2
-    assert main([*text, "--orders", "2"]) == 2
-    assert "no option orders" in capsys.readouterr().err

@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from olmo_sparsity import Segment, explain
+from olmo_sparsity import Segment, attribute
 from olmo_sparsity.analysis.attribution.segments import draw_decoys, read_decoys
 from olmo_sparsity.errors import DataError
 from tests.support.explanations import make_tokenizer
@@ -37,14 +37,14 @@ def test_statements_are_sentences_or_as_given() -> None:
     changed = read.backend_tokenizer.to_str().replace('"w39"', '"w39."')
     dotted = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(changed))
     given = GIVEN | {"question": "w1 w2", "answer": "w1 w39. w3 w4 w39. w5"}
-    found = explain(model_of(), dotted, **given)
+    found = attribute(model_of(), dotted, **given)
     assert [text.strip() for text in found.texts] == ["w1 w39.", "w3 w4 w39.", "w5"]
     assert "".join(found.texts) == "".join(found.layout.document.texts[found.layout.block.start :])
     assert [text.strip() for text in asked().texts] == GIVEN["answer"]
     # By itself: code that a source leaves open does not reach into the answer.
     fenced = changed.replace('"w38"', '"```"')
     open_code = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(fenced))
-    found = explain(model_of(), open_code, **given | {"sources": {"a": "``` w1 w2"}})
+    found = attribute(model_of(), open_code, **given | {"sources": {"a": "``` w1 w2"}})
     assert len(found.texts) == 3
 
 
@@ -102,7 +102,7 @@ def test_turns_go_through_the_chat_template() -> None:
         {"role": "assistant", "content": "w32 w33"},
         {"role": "user", "content": [named[2]]},
     ]
-    found = explain(model_of(), read, **GIVEN | {"sources": turns})
+    found = attribute(model_of(), read, **GIVEN | {"sources": turns})
     block, layout = found.layout.block, found.layout
     before = "<s> A: w30 Q: w1 w2 w3 w4 w31 w5 w6 w7 A: w32 w33 Q: w8 w9 w10 w11 w12 w20 w21 A:"
     ids = make_tokenizer(bos=False)(before).input_ids
@@ -114,7 +114,7 @@ def test_turns_go_through_the_chat_template() -> None:
         assert "".join(texts[first:end]).strip() == SOURCES[name]
     read.chat_template = "{{ messages[0]['content'] | upper }}"
     with pytest.raises(DataError, match="template changes the messages"):
-        explain(model_of(), read, **GIVEN | {"chat": True})
+        attribute(model_of(), read, **GIVEN | {"chat": True})
 
 
 def test_decoys_are_as_long_as_the_source_and_say_something_else() -> None:

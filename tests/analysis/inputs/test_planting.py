@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
+from olmo_sparsity import measure
 from olmo_sparsity.analysis.inputs.planting import PlantedConfig, Planting
 from olmo_sparsity.analysis.inputs.texts import open_documents, plant_dependencies
 from olmo_sparsity.analysis.inputs.windows import Windows
-from olmo_sparsity.analysis.measurement.measurement import measure
 from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.analysis.results.summary import describe
 from olmo_sparsity.config.sections import RunConfig

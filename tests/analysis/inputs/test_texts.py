@@ -18,12 +18,12 @@ import pytest
 import zstandard
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from olmo_sparsity import measure
 from olmo_sparsity.analysis.inputs import texts
 from olmo_sparsity.analysis.inputs.corpus import CorpusConfig, is_heldout, read_documents
 from olmo_sparsity.analysis.inputs.documents import Controls, Documents
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.inputs.windows import Windows
-from olmo_sparsity.analysis.measurement.measurement import measure
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.tables import read_table
 from olmo_sparsity.config.run import config_from_dict

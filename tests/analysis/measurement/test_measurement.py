@@ -15,10 +15,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
+from olmo_sparsity import measure
 from olmo_sparsity.analysis.inputs.documents import Document, Documents
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.inputs.windows import Windows
-from olmo_sparsity.analysis.measurement.measurement import measure, run, sum_up_partial
+from olmo_sparsity.analysis.measurement.measurement import run, sum_up_partial
 from olmo_sparsity.analysis.measurement.parts import Parts
 from olmo_sparsity.analysis.measurement.plan import Plan, share_of
 from olmo_sparsity.analysis.measurement.recovery import recover

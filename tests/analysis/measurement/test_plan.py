@@ -13,11 +13,11 @@ import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from olmo_sparsity import measure
 from olmo_sparsity.analysis.inputs.documents import Document, Documents
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.inputs.windows import Windows
-from olmo_sparsity.analysis.measurement.measurement import measure
-from olmo_sparsity.analysis.measurement.plan import Plan, first_look, plan
+from olmo_sparsity.analysis.measurement.plan import Plan, first_look
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.scoring.scorer import Scorer
@@ -25,7 +25,7 @@ from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.build import build_model
-from tests.support.measurements import SETTINGS, SHAPE, VOCAB, loaded
+from tests.support.measurements import SETTINGS, SHAPE, VOCAB, loaded, planned
 
 
 @pytest.fixture(scope="module")
@@ -176,18 +176,18 @@ def test_what_does_not_go_with_records_of_prompt_and_target_is_said(
     records = open_documents(pairs, letters, prompt_field="prompt")
     for text, options in ((pairs, {"prompt_field": "prompt"}), (records, {})):
         with pytest.raises(ConfigError, match=r"at and .*prompt.* each say which targets"):
-            plan(letters, text, **OPTIONS | options, at="e")
+            planned(letters, text, **OPTIONS | options, at="e")
         with pytest.raises(ConfigError, match=r"planted and .*prompt.* each say which targets"):
-            plan(letters, text, **OPTIONS | {"planted": True} | options)
+            planned(letters, text, **OPTIONS | {"planted": True} | options)
         with pytest.raises(ConfigError, match="share: for chosen targets, and these are given"):
-            plan(letters, text, **OPTIONS | options, share=1.0)
+            planned(letters, text, **OPTIONS | options, share=1.0)
         with pytest.raises(DataError, match="1 of 12 prompts have long=26 tokens or more"):
-            plan(letters, text, **OPTIONS | options | {"long": 26})
-    quick = plan(letters, records, **OPTIONS, quick=True)
+            planned(letters, text, **OPTIONS | options | {"long": 26})
+    quick = planned(letters, records, **OPTIONS, quick=True)
     assert quick.given is not None
     assert len(quick.given) == sum(len(d.tokens) - 18 for d in quick.documents)
     with pytest.raises(ConfigError, match=r"prompt_field, target_field, .* leave them out"):
-        plan(letters, records, **OPTIONS, prompt_field="prompt")
+        planned(letters, records, **OPTIONS, prompt_field="prompt")
 
 
 def test_choices_on_records_of_prompt_and_target_are_of_their_targets(

@@ -17,7 +17,6 @@ from olmo_sparsity import measure, transfer
 from olmo_sparsity.analysis.inputs.documents import Documents
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.estimate import estimate
-from olmo_sparsity.analysis.measurement.plan import plan
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.summary import describe
@@ -26,6 +25,7 @@ from olmo_sparsity.command.cli import EXIT_BAD_INPUT, main
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.build import build_model
+from tests.support.measurements import planned
 
 VOCAB, WINDOWS = 40, Windows(16, 6, 8)
 AT: dict[str, Any] = {"long": WINDOWS.long, "short": WINDOWS.short, "stride": WINDOWS.stride}
@@ -248,8 +248,8 @@ def test_losses_that_another_measurement_lacks_are_computed(
 ) -> None:
     losses, read = found[0].losses, []
     some = replace(found[0], losses=losses[losses.document != 3])
-    planned = plan(model_of(0), documents, WINDOWS, losses=some, **OPTIONS)
-    compute = planned.known[4]
+    some_known = planned(model_of(0), documents, WINDOWS, losses=some, **OPTIONS)
+    compute = some_known.known[4]
 
     def count(_: Any, document: Any, *__: Any) -> pd.DataFrame:
         read.append(document.number)
@@ -257,7 +257,7 @@ def test_losses_that_another_measurement_lacks_are_computed(
 
     monkeypatch.setattr("olmo_sparsity.analysis.measurement.plan.context_losses", count)
     for document in documents:
-        planned.losses(document.number)
+        some_known.losses(document.number)
     assert read == [3]
 
 
@@ -268,7 +268,7 @@ def test_losses_of_anything_else_are_refused(
 
     def refused(what: str, model: LoadedModel = one, texts: Documents = documents, **others: Any):
         with pytest.raises(DataError, match=f"are of another {what};"):
-            plan(model, texts, losses=found[0], **AT | OPTIONS | others)
+            planned(model, texts, losses=found[0], **AT | OPTIONS | others)
 
     refused("model", model_of(1))
     refused("dtype", replace(one, model=model_of(0).model.bfloat16()))
@@ -279,7 +279,7 @@ def test_losses_of_anything_else_are_refused(
     refused("seed, draws", seed=1, draws=1)
     refused("model, long", model_of(1), long=18)
     with pytest.raises(ConfigError, match="losses=3 must be another measurement"):
-        plan(one, documents, losses=3, **OPTIONS)
+        planned(one, documents, losses=3, **OPTIONS)
 
 
 def test_the_dry_run_counts_no_losses_that_are_known(
@@ -289,7 +289,7 @@ def test_the_dry_run_counts_no_losses_that_are_known(
     costs = [
         re.search(
             r"token-forwards  about (\S+),",
-            estimate(plan(model_of(0), documents, WINDOWS, losses=losses, **options)),
+            str(estimate(planned(model_of(0), documents, WINDOWS, losses=losses, **options))),
         )
         for losses in (None, found[0])
     ]

@@ -1,0 +1,287 @@
+"""The entry points: `explain`, `attribute`, `measure`, and `estimate_cost` of a call to one.
+
+Place in the flow: on top of the tool. Each function checks its options and hands them to the
+package that does the work, which is imported only then: importing this module imports no torch.
+Options have the names, types and defaults of settings.py, which also holds their help on the
+command line.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, ParamSpec
+
+from olmo_sparsity.analysis.settings import (
+    CHOSEN_SETS,
+    KS,
+    MIN_GAP,
+    AskSettings,
+    Control,
+    Dtype,
+    ModelOptions,
+    Reading,
+    SourceSettings,
+    SplitAt,
+    build,
+)
+from olmo_sparsity.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from olmo_sparsity.analysis.attribution.segments import Sources
+    from olmo_sparsity.analysis.attribution.statements import Attribution
+    from olmo_sparsity.analysis.explain.cost import Cost
+    from olmo_sparsity.analysis.explain.explanation import Explanation
+    from olmo_sparsity.analysis.inputs.documents import Documents
+    from olmo_sparsity.analysis.inputs.windows import Windows
+    from olmo_sparsity.analysis.measurement.targets import At
+    from olmo_sparsity.analysis.models.load import LoadedModel
+    from olmo_sparsity.analysis.results.results import Results
+
+    Model = str | Path | LoadedModel | nn.Module
+    Tokenizer = Any  # of transformers or of tokenizers, which type none of their own in common
+    Text = str | PathLike[str] | Iterable[str | Mapping[str, Any]]
+
+P = ParamSpec("P")
+
+
+def explain(
+    model: Model,
+    tokenizer: Tokenizer = None,
+    *,
+    text: str | Path | None = None,
+    at: At | None = None,
+    prompt: str | None = None,
+    target: str | None = None,
+    foreign: Text = "builtin:embedded",
+    judge: Model | None = None,
+    k: int = 8,
+    units: str = "tokens",
+    selector: str = "add_one",
+    long: int | Literal["all"] = "all",
+    short: int | None = None,
+    far_states: Reading = "contextual",
+    chat: bool = False,
+    max_new_tokens: int | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    dtype: Dtype = "auto",
+    device_map: str | None = None,
+    prefix: str = "auto",
+    batch_tokens: int | None = None,
+) -> Explanation:
+    """Find the k distant units that reduce the loss of each target most.
+
+    Args:
+        model: A folder or hub name, or a causal LM in memory.
+        tokenizer: The tokenizer of a model in memory.
+        text: One document, or a `Path` to read it from.
+        at: Targets in the text: words (every occurrence), a regular expression (`re.compile`), a
+            token's number, a slice of tokens, or several of these. Default: the tokens with the
+            largest gaps.
+        prompt: A prompt, in place of `text`. Its answer is the target.
+        target: The answer to the prompt. Default: the model generates one, greedily.
+        foreign: Unrelated texts for `Explanation.check`, in any form that `open_documents` reads.
+        judge: Optional second model with the same tokenizer. Units are selected with `model`;
+            reported losses are computed with `judge`.
+        k: Number of distant units for each target.
+        units: What is ranked: tokens, words, sentences, paragraphs or span:W.
+        selector: The rule that ranks units; `add_one_nested` is faster on long texts.
+        long: The most tokens before a target that the model sees; "all": as many as it takes.
+        short: The size of the local window. Default: 32, or less for a short prompt.
+        far_states: "contextual": distant tokens keep their states in the long window; "isolated":
+            they are shown alone.
+        chat: Put the prompt into the tokenizer's chat template.
+        max_new_tokens: Length limit of a generated answer. Default: 32.
+        seed: Seed of all random draws.
+        device, dtype, device_map: How to load a model that is not in memory.
+        prefix: Tokens in front of the text: auto (what the tokenizer adds), bos, none, or a text.
+        batch_tokens: Tokens of one forward. Default: 4,096 on CPU, 16,384 on a GPU.
+    """
+    return _explain(locals()).run()
+
+
+def attribute(
+    model: Model,
+    tokenizer: Tokenizer = None,
+    *,
+    sources: Sources,
+    question: str,
+    answer: str | Sequence[str] | None = None,
+    candidates: Sequence[str] | None = None,
+    decoys: Text | Mapping[str, str] | None = None,
+    draws: int = 8,
+    units: str = "sources",
+    orders: int = 1,
+    rate: float = 0.05,
+    far_states: Reading = "isolated",
+    chat: bool = False,
+    max_new_tokens: int | None = None,
+    seed: int = 0,
+    device: str = "auto",
+    dtype: Dtype = "auto",
+    device_map: str | None = None,
+    prefix: str = "auto",
+    batch_tokens: int | None = None,
+) -> Attribution:
+    """Report which source each statement of an answer relies on, or that it relies on none.
+
+    Args:
+        model: A folder or hub name, or a causal LM in memory.
+        tokenizer: The tokenizer of a model in memory.
+        sources: `{name: text, …}`; or a list of `Segment(name, text)` and of texts without a name,
+            which stay in view; or chat messages that contain these.
+        question: The question, which follows the sources.
+        answer: The answer, which is split into sentences, or a list of statements. Default: the
+            model generates one, greedily.
+        candidates: Names of the sources to choose from; the others stay in view. Default: all.
+        decoys: Unrelated texts that replace sources, about ten from the same collection as the
+            sources, in any form that `open_documents` reads.
+        draws: Number of decoys of each source.
+        units: What is judged: sources, or paragraphs, sentences, words, … of each.
+        orders: Number of orders of the sources, all but the first shuffled.
+        rate: Of the sources that verdicts name, the share that is expected to be named by chance.
+        far_states: "isolated": hidden sources are left out; "contextual": they are hidden from the
+            answer alone.
+        chat: Put the prompt into the tokenizer's chat template.
+        max_new_tokens: Length limit of a generated answer. Default: 256.
+        seed: Seed of all random draws.
+        device, dtype, device_map, prefix, batch_tokens: As in `explain`.
+    """
+    return _attribute(locals()).run()
+
+
+def measure(
+    model: LoadedModel | str | Path,
+    documents: Documents | Text | None = None,
+    windows: Windows | None = None,
+    *,
+    out: str | Path | None = None,
+    targets: Results | str | Path | None = None,
+    choices: Results | str | Path | None = None,
+    losses: Results | str | Path | None = None,
+    at: At | None = None,
+    quick: bool = False,
+    long: int | Literal["all"] = "all",
+    short: int | None = None,
+    stride: int | None = None,
+    sample: float | str = 1.0,
+    blocks: int | None = None,
+    budget: str | None = None,
+    units: str | Sequence[str] = ("tokens",),
+    selectors: str | Sequence[str] = (),
+    ks: int | Iterable[int] = KS,
+    share: float | str = 0.1,
+    min_gap: float = MIN_GAP,
+    sets: str | Sequence[str] = CHOSEN_SETS,
+    max_targets: int | None = None,
+    far_states: Reading = "contextual",
+    control: Control = "unrelated",
+    draws: int = 3,
+    halves: int = 16,
+    seed: int = 0,
+    field: str = "text",
+    group_field: str | None = None,
+    prompt_field: str | None = None,
+    target_field: str | None = None,
+    split_at: SplitAt = "whole",
+    max_documents: int | None = None,
+    planted: bool = False,
+    device: str = "auto",
+    dtype: Dtype = "auto",
+    device_map: str | None = None,
+    prefix: str = "auto",
+    batch_tokens: int | None = None,
+) -> Results:
+    """Measure which distant tokens the losses on many documents depend on.
+
+    To share a measurement among processes, make a `plan` and call `Plan.run(out, shard)`.
+
+    Args:
+        model: A loaded model, or a folder or hub name.
+        documents: Documents, or text in any form that `open_documents` reads. Default: the held-out
+            documents of the run that the model comes from.
+        windows: `Windows(long, short, stride)`, in place of these three options.
+        out: The folder of the results. The same call resumes. Default: a temporary folder.
+        targets: Another measurement of the same text, or its folder: evaluate its targets.
+        choices: The same, and also the units that it ranked, with its settings.
+        losses: A measurement with the same model, text and windows: reuse its losses.
+        at: Targets, as in `explain`.
+        quick: Measure the beginnings of at most 30 documents.
+        long: Size of the long window in tokens; "all": the document so far, which costs one pass of
+            a document for all its targets.
+        short: Size of the local window. Default: 128, or a quarter of a shorter `long`.
+        stride: Number of neighbouring targets that share windows. Default: 64 with long="all",
+            else 1.
+        sample: The share of all blocks of neighbouring targets to measure, drawn at random, or like
+            5%.
+        blocks: The same as a number: random blocks of each document, on average.
+        budget: The same as a time, like 30min or 8h: the share that fits, chosen after a trial.
+        units: What is ranked: tokens, words, sentences, span:W, or several of these.
+        selectors: The rules that rank units. Default: add_one_screened and random with long="all",
+            else add_one, divergence, random and nearest.
+        ks: Numbers of units.
+        share: The share of tokens, those with the largest gaps, that are targets: all, or like
+            top10%.
+        min_gap: Nats; tokens with a smaller gap are not targets.
+        sets: Target sets: gap, kl, recurs, new, bigram, names, every.
+        max_targets: The most targets of each set and document, drawn at random.
+        far_states: As in `explain`.
+        control: What replaces the distant text of the control: unrelated, matched or shuffled.
+        draws: Number of unrelated texts for each target.
+        halves: Number of random halves of the units for LDS; 0: none.
+        seed: Seed of all random draws.
+        field, group_field, prompt_field, target_field, split_at, max_documents, planted: How to
+            read the text; see `open_documents`.
+        device, dtype, device_map, prefix, batch_tokens: As in `explain`.
+    """
+    return _measure(locals()).run()
+
+
+def estimate_cost(function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Cost:
+    """Return what a call of `explain`, `attribute` or `measure` costs, without making it.
+
+    `estimate_cost(explain, model, text=text)` counts exactly. The cost of a measurement is
+    estimated from a trial of a few seconds, which its `details` describe.
+    """
+    jobs: dict[Any, Any] = {explain: _explain, attribute: _attribute, measure: _measure}
+    if function not in jobs:
+        names = ", ".join(entry.__name__ for entry in jobs)
+        raise ConfigError(f"estimate_cost takes one of {names}, not {function!r}")
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    bound.apply_defaults()
+    cost: Cost = jobs[function](bound.arguments).cost()
+    return cost
+
+
+# --- one job for each entry point -----------------------------------------------------------------
+
+
+def _explain(given: dict[str, Any]) -> Any:
+    from olmo_sparsity.analysis.explain.ask import Explaining
+
+    settings, options = build(AskSettings, given), build(ModelOptions, given)
+    names = ("model", "tokenizer", "text", "at", "prompt", "target", "foreign", "judge")
+    return Explaining(**{name: given[name] for name in names}, settings=settings, options=options)
+
+
+def _attribute(given: dict[str, Any]) -> Any:
+    from olmo_sparsity.analysis.attribution.statements import Attributing, Question
+    from olmo_sparsity.analysis.explain.ask import load
+
+    settings, options = build(SourceSettings, given), build(ModelOptions, given)
+    names = ("sources", "question", "answer", "candidates", "decoys")
+    question = Question(*(given[name] for name in names))
+    return Attributing(
+        load(given["model"], given["tokenizer"], options), question, settings, options
+    )
+
+
+def _measure(given: dict[str, Any]) -> Any:
+    from olmo_sparsity.analysis.measurement.measurement import Measuring
+
+    return Measuring(given)
