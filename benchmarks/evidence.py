@@ -52,7 +52,7 @@ def cut(folder: Path, out: Path, num_characters: int) -> int:
 
 
 def exchange(texts: list[str], tokenizer: Tokenizer, length: int, seed: int) -> Iterator[str]:
-    """Exchange stretches of `length` tokens between texts: a control, where distant text is of no use.
+    """Exchange stretches of `length` tokens between texts: a control without useful distant text.
 
     Each text keeps its number of stretches, drawn without replacement from all; what is left at its
     end is dropped.
