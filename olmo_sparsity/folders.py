@@ -118,12 +118,16 @@ def holder(folder: Path) -> tuple[Owner | None, bool]:
 
 def _take(path: Path, own: Owner, waits: bool) -> None:
     said_at = time.monotonic() + _SAID_AFTER_S
+    seen, since = None, time.monotonic()
     while True:
         try:
             descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
         except FileExistsError:
             owner = _read(path)
-            alive = owner is not None and not _is_gone(owner, path, own)
+            if (now := _time_of(path)) != seen:
+                seen, since = now, time.monotonic()
+            unchanged_s = time.monotonic() - since
+            alive = owner is not None and not _is_gone(owner, path, own, unchanged_s)
             if owner is not None and alive and not waits:
                 raise _in_use(path, owner) from None
             if owner is None and path.exists() and not path.is_file():
@@ -147,13 +151,22 @@ def _take(path: Path, own: Owner, waits: bool) -> None:
         return
 
 
-def _is_gone(owner: Owner, path: Path, own: Owner) -> bool:
+def _time_of(path: Path) -> int | None:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _is_gone(owner: Owner, path: Path, own: Owner, unchanged_s: float = 0) -> bool:
+    """`unchanged_s`: for how long the file has kept its time. A time in the future, by a wrong
+    clock, makes no age."""
     here = (owner.host, owner.machine) == (own.host, own.machine)
     if here and own.started is not None:
         return process_start(owner.pid) != owner.started
     if owner.slurm_job is not None and owner.slurm_job == own.slurm_job:
         return True
-    return age_s(path) > STALE_S
+    return max(age_s(path), unchanged_s) > STALE_S
 
 
 def _remove(path: Path, owner: Owner | None) -> None:
@@ -270,14 +283,21 @@ class WorkFolder:
         self,
         settings: Mapping[str, Any],
         complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda stored: stored,
+        versions: Mapping[str, str | None] | None = None,
     ) -> str:
         """Write the identity, or refuse other settings than it states, which `complete` completes.
-        Returns its SHA-256: files that state it are of this work, and not copied from another."""
+        Returns its SHA-256: files that state it are of this work, and not copied from another.
+        `versions` of packages are stated, too; where they differ, a line says so."""
         if not self.identity.exists():
-            text = json.dumps(with_crc(dict(settings)), ensure_ascii=False, indent=2)
+            stated = dict(settings) | ({"versions": dict(versions)} if versions else {})
+            text = json.dumps(with_crc(stated), ensure_ascii=False, indent=2)
             write_atomically(self.identity, text + "\n")
         # Read in any case: another process may have written it just now.
         stored = read_json(self.identity, dict, "restore it, or name a new folder")
+        before = stored.pop("versions", None)
+        if versions and before and (others := differences(before, dict(versions))):
+            said = f"{self.path} was begun with {', '.join(others)}"
+            say(f"{said}: numbers of two versions may differ by rounding")
         changed = differences(complete(stored), dict(settings))
         refuse_changes(f"{self.setting}={self.path}", changed)
         return sha256_of(self.identity)

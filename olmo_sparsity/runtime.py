@@ -216,6 +216,11 @@ def versions() -> dict[str, str | None]:
     return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
 
 
+def versions_of_numbers() -> dict[str, str | None]:
+    """Those that numbers may depend on."""
+    return {name: _version(name) for name in ("olmo-sparsity", "torch", "transformers")}
+
+
 def code_version(folder: Path = Path(__file__).parents[1]) -> str | None:
     """The commit of the running code, marked -dirty if it has uncommitted changes outside docs/,
     which results are written to; None if the folder is no clone: a repository around it is another.

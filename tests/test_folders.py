@@ -163,6 +163,17 @@ def test_who_waits_says_for_whom(
     assert re.match(rf"waiting: {tmp_path} is being written by process \d+ on other", line)
 
 
+def test_a_time_in_the_future_does_not_keep_a_folder_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path, age_s=-9999, host="other")
+    with pytest.raises(UserError, match=f"delete {path} if it is certainly gone"), locked(tmp_path):
+        pass
+    monkeypatch.setattr(lock, "STALE_S", 0.3)
+    with locked(tmp_path, waits=True):
+        assert json.loads(path.read_text())["host"] != "other"
+
+
 def test_the_owner_keeps_it_fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lock, "REFRESH_S", 0.02)
     earlier = tmp_path / "earlier"
@@ -352,7 +363,9 @@ def test_what_a_start_leaves_that_is_killed_at_once_is_no_hindrance(folder: Work
         assert names == {"settings.json", f"trials/{alive.name}"}
 
 
-def test_other_settings_are_refused_by_name(folder: WorkFolder) -> None:
+def test_other_settings_are_refused_by_name(
+    folder: WorkFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder.create()
     first = folder.identify(SETTINGS)
     assert folder.identify(SETTINGS) == first
@@ -360,6 +373,11 @@ def test_other_settings_are_refused_by_name(folder: WorkFolder) -> None:
     with pytest.raises(ConfigError, match=message):
         folder.identify(SETTINGS | {"windows": {"long": 64, "short": 8}})
     assert folder.identify(SETTINGS | {"new": 1}, lambda stored: stored | {"new": 1}) == first
+    folder.identity.unlink()
+    folder.identify(SETTINGS, versions={"torch": "2.12", "transformers": None})
+    assert not capsys.readouterr().err
+    folder.identify(SETTINGS, versions={"torch": "2.13", "transformers": None})
+    assert "was begun with torch=2.12 (now 2.13): numbers" in capsys.readouterr().err
     text = folder.identity.read_text()
     folder.identity.write_text(text.replace("64", "65"))
     with pytest.raises(DataError, match=r"settings\.json: it is not what was written"):

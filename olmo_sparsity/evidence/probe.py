@@ -14,7 +14,7 @@ from olmo_sparsity.analysis.inputs.documents import Document, Documents
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.recovery import DOCUMENT
-from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.models.load import LoadedModel, using
 from olmo_sparsity.analysis.results.statistics import summarize
 from olmo_sparsity.analysis.results.tables import joined
 from olmo_sparsity.analysis.settings import Settings
@@ -45,7 +45,10 @@ class SparsityProbe:
         fill(model, weights, "the weights of the engine")
         name, tokenizer = self.config.run_folder, self.heldout.tokenizer
         loaded = LoadedModel(model.to(self.device).eval(), tokenizer, name, 0, None, None)
-        plan = Plan.of(loaded, self.documents, self.settings)
+        with using(loaded):
+            return self._measure(Plan.of(loaded, self.documents, self.settings))
+
+    def _measure(self, plan: Plan) -> dict[str, dict[str, float]]:
         losses = joined({number: plan.losses(number)["losses"] for number in plan.measured})
         targets = plan.targets(losses)
         if DOCUMENT not in set(targets.far_part):  # none, or of the placebo alone

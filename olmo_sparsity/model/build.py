@@ -9,6 +9,7 @@ from dataclasses import MISSING, fields
 from typing import TYPE_CHECKING
 
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
+from olmo_sparsity.analysis.models.use import forget
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.rope import to_rope_parameters
@@ -31,7 +32,9 @@ def build_model(config: ModelConfig) -> PositionedOLMo | HuggingFaceLM:
         return PositionedOLMo(config)
     from transformers import GPTNeoXForCausalLM
 
-    return HuggingFaceLM(GPTNeoXForCausalLM(gpt_neox_config(config)))
+    model = HuggingFaceLM(GPTNeoXForCausalLM(gpt_neox_config(config)))
+    forget(model)  # its random weights, with which it was tried
+    return model
 
 
 # All other fields of ModelConfig must have their default, or one of the values in _GPT_NEOX_IS,

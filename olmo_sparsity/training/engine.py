@@ -31,6 +31,7 @@ from olmo_sparsity.analysis.kernels.attention import (
     kernel_in_training,
 )
 from olmo_sparsity.analysis.kernels.losses import compile_losses, mean_loss, token_losses
+from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.config.sections import Precision, RunConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.errors import ConfigError
@@ -89,6 +90,8 @@ class Engine:
             # one of any shape, which PyTorch otherwise makes when it sees a second, would depend on
             # where a run begins.
             torch._dynamo.config.recompile_limit = 64
+            if isinstance(model, HuggingFaceLM):
+                model.keep_own_attention()
             keep_out_of_graphs()
             blocks = getattr(model, "blocks", ())
             if len(blocks) < COMPILED_BY_BLOCK:

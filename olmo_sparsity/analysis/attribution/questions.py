@@ -19,7 +19,7 @@ from olmo_sparsity.analysis.attribution.segments import Segment
 from olmo_sparsity.analysis.attribution.statements import Attributing, Question
 from olmo_sparsity.analysis.explain.prompt import read_text
 from olmo_sparsity.analysis.inputs.texts import open_documents
-from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.models.load import LoadedModel, using
 from olmo_sparsity.analysis.results.tables import plain, write_json
 from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
@@ -27,7 +27,7 @@ from olmo_sparsity.conform import with_crc
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.folders import WorkFolder
 from olmo_sparsity.io import read_json, sha256_of, writing
-from olmo_sparsity.runtime import Progress
+from olmo_sparsity.runtime import Progress, versions_of_numbers
 
 MOST_DECOYS = 200
 """Sources of so many other texts are decoys of a question, where none are given."""
@@ -51,7 +51,21 @@ def measure_questions(
     """
     settings.check()
     asked = _with_decoys(read_questions(questions), decoys)
-    folder = WorkFolder(Path(out), "out", "identity.json")
+    with using(model):
+        return _measure(model, questions, asked, Path(out), decoys, shard, settings, options)
+
+
+def _measure(
+    model: LoadedModel,
+    questions: str | Path,
+    asked: Sequence[Question],
+    out: Path,
+    decoys: Any,
+    shard: tuple[int, int],
+    settings: SourceSettings,
+    options: ModelOptions,
+) -> pd.DataFrame | None:
+    folder = WorkFolder(out, "out", "identity.json")
     folder.create("questions")
     identity = folder.identify(
         {
@@ -61,7 +75,8 @@ def measure_questions(
             "settings": asdict(settings),
             "prefix": options.prefix,
             "dtype": model.dtype,
-        }
+        },
+        versions=versions_of_numbers(),
     )
     files = [folder.path / "questions" / f"{number:06d}.json" for number in range(len(asked))]
     mine = range(len(asked))[shard[0] :: shard[1]]

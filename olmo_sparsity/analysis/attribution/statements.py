@@ -17,7 +17,7 @@ Dimension key: T statements, S sources, D decoys of a source, W tokens of the an
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import factorial
 from pathlib import Path
@@ -40,12 +40,13 @@ from olmo_sparsity.analysis.attribution.verdicts import (
     in_words,
     judge,
 )
-from olmo_sparsity.analysis.explain.prompt import evaluating
-from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.models.identity import State
+from olmo_sparsity.analysis.models.load import LoadedModel, using
+from olmo_sparsity.analysis.models.use import refuse_changed, state_of
 from olmo_sparsity.analysis.results.summary import describe_noise
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
 from olmo_sparsity.analysis.scoring.cost import Cost
-from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
+from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer, refuse_no_numbers
 from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
 from olmo_sparsity.errors import ConfigError, printable
 from olmo_sparsity.runtime import Progress
@@ -131,6 +132,13 @@ class Attribution:
     token_forwards: int
     own_decoys: bool
     """Decoys were given; without, they are prose."""
+
+    state: State | None = field(default=None, repr=False)
+    """What the model was."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        prompt = replace(self.prompt, model=self.prompt.model.without_weights())
+        return vars(self) | {"prompt": prompt, "state": None}
 
     @property
     def names(self) -> list[str]:
@@ -218,7 +226,10 @@ class Attribution:
         every = np.arange(layout.num_far)
         shown = [layout.in_view, every, *(np.union1d(layout.in_view, run) for run in runs)]
         shown += [np.delete(every, run) for run in runs]
-        with evaluating(model):
+        if model is None:
+            raise ConfigError("an attribution that was read back has no model: attribute again")
+        with using(self.prompt.model):
+            refuse_changed(model, self.state, "attribute")
             context = scorer.context(layout.block)
             losses_TR = _losses(scorer, layout, [context.set_row(far) for far in shown])
         alone_TU, without_TU = np.split(losses_TR[:, 2:], 2, axis=1)
@@ -283,7 +294,7 @@ class Attributing:
 
     def run(self) -> Attribution:
         settings, asked, model = self.settings, self.question, self.model
-        with evaluating(model.model):
+        with using(model):
             prompt, orders = self._prompt, self._orders()
             texts = read_decoys(
                 model, prompt, "builtin:embedded" if asked.decoys is None else asked.decoys
@@ -305,8 +316,11 @@ class Attributing:
 
                 for layout in layouts:
                     losses += [measure_losses(scorer, layout, drawn, done)]
+                    for values in vars(losses[-1]).values():
+                        refuse_no_numbers(values, "statements, with these sources and decoys")
+            state = state_of(model.model)
         forwards, own_decoys = scorer.token_forwards, asked.decoys is not None
-        return Attribution(prompt, layouts[0], settings, losses, forwards, own_decoys)
+        return Attribution(prompt, layouts[0], settings, losses, forwards, own_decoys, state)
 
     def cost(self) -> Cost:
         prompt, answer = self._prompt, self.question.answer

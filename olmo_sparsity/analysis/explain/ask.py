@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.explain.prompt import (
     Asked,
     Prompt,
-    evaluating,
     read_text,
     through_template,
 )
@@ -35,9 +34,9 @@ from olmo_sparsity.analysis.inputs.windows import Spans, Windows
 from olmo_sparsity.analysis.measurement.plan import refuse_for_loaded
 from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, recover
 from olmo_sparsity.analysis.measurement.targets import At, first_place, largest_gaps
-from olmo_sparsity.analysis.models.load import LoadedModel, load_model, wrap_model
+from olmo_sparsity.analysis.models.load import LoadedModel, load_model, using, wrap_model
 from olmo_sparsity.analysis.scoring.cost import Cost
-from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
+from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses, refuse_no_numbers
 from olmo_sparsity.analysis.selectors.influence import check_can_run, check_names
 from olmo_sparsity.analysis.settings import AskSettings, ModelOptions
 from olmo_sparsity.errors import ConfigError, DataError
@@ -45,6 +44,8 @@ from olmo_sparsity.runtime import Progress, say
 
 EXHAUSTIVE = ("add_one", "drop_one", "divergence", "greedy")
 """Selectors that evaluate every unit."""
+
+BOTH = ["loss_short", "loss_long"]
 
 MANY_UNITS = 4096
 """With more of them, a cheaper selector is recommended."""
@@ -83,13 +84,13 @@ class Explaining:
             text = read_text(str(text))
         elif isinstance(text, str) and os.path.isfile(text):
             raise ConfigError(f"text={text} is the name of a file; pass Path('{text}') or its text")
-        with _evaluating(self.model), _evaluating(self.judge):
-            loaded = load(self.model, self.tokenizer, options)
+        loaded = load(self.model, self.tokenizer, options)
+        texts = [text] if text is not None else [str(self.prompt), self.target or ""]
+        if settings.chat:
+            texts[0] = through_template(loaded, [{"role": "user", "content": str(self.prompt)}])
+        judge = None if self.judge is None else self._load_judge(loaded, texts)
+        with using(loaded, judge):
             check_can_run([settings.selector], loaded.model)
-            texts = [text] if text is not None else [str(self.prompt), self.target or ""]
-            if settings.chat:
-                texts[0] = through_template(loaded, [{"role": "user", "content": str(self.prompt)}])
-            judge = None if self.judge is None else self._load_judge(loaded, texts)
             read = (
                 Prompt.of_text(loaded, text, options.prefix)
                 if text is not None
@@ -121,10 +122,6 @@ class Explaining:
                 f"'{model.name}' puts {ours}; give prefix=none, bos or a text, for both the same"
             )
         return loaded
-
-
-def _evaluating(model: Any) -> AbstractContextManager[Any]:
-    return evaluating(model) if isinstance(model, nn.Module) else nullcontext()
 
 
 def _refuse_misfits(
@@ -171,7 +168,7 @@ def _targets_with_far_part(asked: Asked) -> Spans:
     document, windows, units = asked.document, asked.windows, asked.settings.units
     if asked.spans is None:
         losses = context_losses(asked.scorer, document, windows)
-        _refuse_no_numbers(losses)
+        refuse_no_numbers(losses[BOTH].to_numpy(), "targets")
         spans = largest_gaps(losses[losses.target >= first_place(windows, units)])
     else:
         spans = asked.spans
@@ -230,7 +227,7 @@ def _answer(asked: Asked, spans: Spans, foreign: Any) -> Explanation:
     no_units = rows.xs(0, level="k").loc[targets.target]
     targets["loss_short"] = no_units.loss_set.to_numpy()
     targets["loss_long"] = no_units.loss_without.to_numpy(float)
-    _refuse_no_numbers(targets)
+    refuse_no_numbers(targets[BOTH].to_numpy(), "targets")
     far = tables["influence"].rename(
         columns={"far_first": "first", "far_end": "end", "far_text": "text"}
     )[["target", "rank", "first", "end", "text"]]
@@ -238,15 +235,6 @@ def _answer(asked: Asked, spans: Spans, foreign: Any) -> Explanation:
     targets["gap"] = targets.loss_short - targets.loss_long
     far = far.merge(rows.rename_axis(index={"k": "rank"}).reset_index(), on=["target", "rank"])
     return Explanation(asked, targets, far, tables, foreign, token_forwards=scorer.token_forwards)
-
-
-def _refuse_no_numbers(losses: pd.DataFrame) -> None:
-    finite = np.isfinite(losses[["loss_short", "loss_long"]].to_numpy(float)).all(axis=1)
-    if not finite.all():
-        raise DataError(
-            f"the loss of {(~finite).sum()} of {len(finite)} targets is no finite number: the "
-            "model's weights hold NaN, or its dtype overflows; look at them, or try dtype=fp32"
-        )
 
 
 def _falls_alone(

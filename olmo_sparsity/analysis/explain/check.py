@@ -21,7 +21,7 @@ from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.statistics import interval, resample_weights
 from olmo_sparsity.analysis.results.view import places, quoted
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
-from olmo_sparsity.analysis.scoring.scorer import context_losses
+from olmo_sparsity.analysis.scoring.scorer import context_losses, refuse_no_numbers
 from olmo_sparsity.analysis.settings import MIN_GAP
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.runtime import Progress
@@ -154,6 +154,7 @@ def check(asked: Asked, targets: pd.DataFrame, foreign: Any, draws: int = 8) -> 
             done=progress.update,
         )
     rows = tables["recovery"]
+    refuse_no_numbers(rows[rows.control == "foreign"].loss_set.to_numpy(), "unrelated texts")
     falls = rows.pivot_table("loss_set", ["far_part", "target", "control", "draw"], "k")
     falls_N = falls[0] - falls[k]
     own, unrelated = (falls_N.xs(control, level="control") for control in ("own", "foreign"))

@@ -15,10 +15,10 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.explain.check import Check, check
-from olmo_sparsity.analysis.explain.prompt import Asked, evaluating
+from olmo_sparsity.analysis.explain.prompt import Asked
 from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.inputs.windows import Spans, Windows
-from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.models.load import LoadedModel, using
 from olmo_sparsity.analysis.results.results import Meta, Results
 from olmo_sparsity.analysis.results.summary import describe_noise
 from olmo_sparsity.analysis.results.tables import SCHEMAS
@@ -127,7 +127,8 @@ class Explanation:
             self.foreign = foreign
         if self.asked.scorer is None:
             raise ConfigError("an explanation that was read back has no model: explain again")
-        with evaluating(self.model.model), evaluating((self.asked.judge or self.model).model):
+        with using(self.model, self.asked.judge):
+            self.asked.refuse_changed_models()
             self.checked = check(self.asked, self.targets, self.foreign, draws)
         return self.checked
 

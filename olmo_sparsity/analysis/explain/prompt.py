@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.inputs.records import LARGEST_DOCUMENT
 from olmo_sparsity.analysis.inputs.windows import Spans, Windows
 from olmo_sparsity.analysis.measurement.targets import At, find_spans
+from olmo_sparsity.analysis.models.identity import State
 from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.models.use import refuse_changed, state_of
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.settings import AskSettings
 from olmo_sparsity.errors import ConfigError, DataError
@@ -86,6 +87,8 @@ class Asked:
     """Another model, whose losses are told with the units that `model` ranks."""
 
     judging: Scorer | None = None
+    states: tuple[State | None, ...] = ()
+    """What the models were."""
 
     @staticmethod
     def of(
@@ -120,7 +123,12 @@ class Asked:
                 Scorer(one.model, far_states=settings.far_states, batch_tokens=batch_tokens)
             )
         judging = None if judge is None else scorers[1]
-        return Asked(model, scorers[0], document, windows, settings, spans, judge, judging)
+        states = tuple(state_of(scorer.model) for scorer in scorers)
+        return Asked(model, scorers[0], document, windows, settings, spans, judge, judging, states)
+
+    def refuse_changed_models(self) -> None:
+        for scorer, state in zip((self.scorer, self.evaluating), self.states, strict=True):
+            refuse_changed(scorer.model, state, "explain")
 
     @property
     def evaluating(self) -> Scorer:
@@ -129,11 +137,8 @@ class Asked:
     def without_model(self) -> Asked:
         """What a file or another process keeps: enough to show an answer, not to ask again. Its
         type still promises a model, which none of what shows an answer touches."""
-        named, judge = (
-            one and replace(one, model=None, find_transformers_tokenizer=type(None))
-            for one in (self.model, self.judge)
-        )
-        return replace(self, model=named, scorer=None, judge=judge, judging=None)  # type: ignore[arg-type]
+        named, judge = (one and one.without_weights() for one in (self.model, self.judge))
+        return replace(self, model=named, scorer=None, judge=judge, judging=None, states=())  # type: ignore[arg-type]
 
 
 def read_text(path: str, inline: bool = False) -> str:
@@ -155,18 +160,6 @@ def read_text(path: str, inline: bool = False) -> str:
     if not text.strip():
         raise DataError(f"{path} is empty")
     return text
-
-
-@contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
-    """In evaluation mode, and as it was afterwards."""
-    training = [module for module in model.modules() if module.training]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module in training:
-            module.training = True
 
 
 # --- tokens ---------------------------------------------------------------------------------------

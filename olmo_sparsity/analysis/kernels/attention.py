@@ -8,15 +8,21 @@ Dimension key: B batch, L length (K keys: with a cache longer than L), H heads, 
 from __future__ import annotations
 
 import functools
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention import SDPBackend
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from olmo_sparsity.errors import is_out_of_memory
+
+OWN_ATTENTION = "olmo_sparsity"
+"""The name of our attention function in the registry of transformers."""
 
 
 def attend(
@@ -121,9 +127,10 @@ def far_error(device: torch.device, dtype: torch.dtype, head_width: int) -> floa
     rounding allows. A kernel that does not take these sizes raises RuntimeError."""
     queries, far = 40, 300  # several blocks of any kernel
     generator = torch.Generator().manual_seed(0)
-    numbers = torch.randn(2, 1, far + queries, 2, head_width, generator=generator)
+    shape = (2, 1, far + queries, 2, head_width)
+    numbers = torch.randn(shape, generator=generator, dtype=torch.float)
     k_1HLK, v_1HLK = numbers.to(dtype).transpose(2, 3)
-    bias_BF = torch.zeros(4, far)
+    bias_BF = torch.zeros(4, far, dtype=torch.float)
     lowest = torch.finfo(torch.float).min
     bias_BF[1, :160], bias_BF[2, 160:], bias_BF[3] = lowest, lowest, lowest
     bias_BHLK = torch.cat(
@@ -316,6 +323,27 @@ _attend_by_document.register_autograd(_gradients, setup_context=_keep_for_backwa
 
 # --- which kernel, how much memory ----------------------------------------------------------------
 
+# Not cuDNN's, which plans for tens of milliseconds for each of the hundreds of shapes.
+_KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+_choosing = threading.RLock()
+
+
+@contextmanager
+def fast_kernels(device: torch.device, differentiate_bias: bool = False) -> Iterator[None]:
+    """Choose attention kernels on a GPU. This is a setting of the whole process, so one thread at a
+    time changes it, and puts it back.
+
+    `differentiate_bias`: of the kernels that a GPU may choose, cuDNN's does not differentiate a
+    bias, and the memory-efficient one reads memory that it never wrote if only the bias wants a
+    gradient.
+    """
+    if device.type == "cpu":
+        yield
+        return
+    with _choosing, sdpa_kernel(SDPBackend.MATH if differentiate_bias else _KERNELS):
+        yield
+
+
 MAX_ACTIVATIONS_B = 2**31
 """What a backward pass of an evaluation may keep; beyond, layers are computed again."""
 
@@ -378,7 +406,8 @@ def _attend_by_blocks(
 ) -> Tensor:
     """Attention of `size` queries at a time to the keys up to their own, with a mask."""
     length = q.shape[-2]
-    bias = torch.full((size, length), torch.finfo(torch.float).min, device=q.device)
+    lowest = torch.finfo(torch.float).min
+    bias = torch.full((size, length), lowest, dtype=torch.float, device=q.device)
     bias = bias.triu_(length - size + 1).to(q.dtype)
     mixed = []
     for start in range(0, length, size):
@@ -406,5 +435,6 @@ def _future(q: Tensor, k: Tensor) -> Tensor:
 def causal_bias(num_keys: int, device: torch.device, num_queries: int | None = None) -> Tensor:
     """bias_11LK of the last queries: 0 for visible places, the most negative number for others."""
     num_queries = num_keys if num_queries is None else num_queries
-    bias_LK = torch.full((num_queries, num_keys), torch.finfo(torch.float).min, device=device)
+    lowest = torch.finfo(torch.float).min
+    bias_LK = torch.full((num_queries, num_keys), lowest, dtype=torch.float, device=device)
     return bias_LK.triu_(diagonal=1 + num_keys - num_queries)[None, None]

@@ -1,31 +1,51 @@
-"""Let the rows of a transformers model attend to the same far states without copies of them.
+"""Our attention in models of transformers: to far states without copies of them, with weights that
+can be read, and within the documents of a training sequence.
 
-Place in the flow: far states → **attention of every layer to them** → `HuggingFaceLM.hidden`.
-Without gradients, for models whose attention runs through transformers' AttentionInterface. With
-gradients, documents of a training sequence are kept apart at the same place.
+Place in the flow: far states → **attention of every layer to them** → `HuggingFaceLM.hidden`. For
+models whose attention runs through transformers' AttentionInterface, where ours has a name of its
+own, which a model is given only inside `own_attention`. Other threads, which may run the model
+meanwhile, get what is registered under the model's usual name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import sys
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AttentionInterface, DynamicCache
+from transformers import AttentionInterface, AttentionMaskInterface, DynamicCache
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from olmo_sparsity.analysis.kernels.attention import attend_to_far, attend_within
+from olmo_sparsity.analysis.kernels.attention import OWN_ATTENTION, attend_to_far, attend_within
 from olmo_sparsity.analysis.kernels.far_states import FarStates
 
 _HARMLESS = frozenset({"dropout", "is_causal", "sliding_window", "position_ids", "use_cache"})
 """Arguments that change nothing here: the own places of a row are causal, and a text that is longer
 than a sliding window is refused."""
 
-_sdpa = ALL_ATTENTION_FUNCTIONS["sdpa"]
-_shared: ContextVar[tuple[FarStates, Tensor, set[torch.device]]] = ContextVar("shared")
+USUAL = "sdpa"
+"""The only attention that ours takes the place of."""
+
+
+@dataclass
+class _Wanted:
+    """What this thread wants of the attention of a forward pass."""
+
+    far: FarStates | None = None
+    mask: Tensor | None = None
+    copied: set[torch.device] = field(default_factory=set)
+    weights: list[Tensor] = field(default_factory=list)
+    num_calls: int = 0
+
+
+_wanted: ContextVar[_Wanted | None] = ContextVar("wanted", default=None)
 
 
 class FarCache(DynamicCache):
@@ -61,15 +81,57 @@ class SharedCache(FarCache):
         return key_states, value_states
 
 
+_switching = threading.Lock()
+_users: dict[int, int] = {}
+"""How many threads want our attention of a configuration, which models may share."""
+
+
 @contextmanager
-def attending_to(far: FarStates, mask: Tensor) -> Iterator[None]:
-    """Attention of all layers to `far` and, causally, to the rows' own places, in this thread.
-    `mask`: what the model is given for the own places; a model that changes it is refused."""
-    token = _shared.set((far, mask, set()))
+def own_attention(configs: Sequence[Any]) -> Iterator[None]:
+    """Inside, the layers with these configurations, whose attention is `USUAL`, call ours."""
+    with _switching:
+        configs = [c for c in configs if c._attn_implementation == USUAL or id(c) in _users]
+        for config in configs:
+            _users[id(config)] = _users.get(id(config), 0) + 1
+            config._attn_implementation_internal = OWN_ATTENTION
     try:
         yield
     finally:
-        _shared.reset(token)
+        with _switching:
+            for config in configs:
+                _users[id(config)] -= 1
+                if not _users[id(config)]:
+                    del _users[id(config)]
+                    config._attn_implementation_internal = USUAL
+
+
+@contextmanager
+def _wanting(wanted: _Wanted, configs: Sequence[Any]) -> Iterator[_Wanted]:
+    token = _wanted.set(wanted)
+    try:
+        with own_attention(configs):
+            yield wanted
+    finally:
+        _wanted.reset(token)
+
+
+@contextmanager
+def attending_to(
+    far: FarStates, mask: Tensor, configs: Sequence[Any] = (), num_layers: int = 0
+) -> Iterator[None]:
+    """Attention of all layers to `far` and, causally, to the rows' own places, in this thread.
+    `mask`: what the model is given for the own places; a model that changes it is refused."""
+    with _wanting(_Wanted(far, mask), configs) as wanted:
+        yield
+    if wanted.num_calls < num_layers:  # the far places would be left out without a word
+        raise NotImplementedError(f"{wanted.num_calls} of {num_layers} layers attended to them")
+
+
+@contextmanager
+def reading_weights(configs: Sequence[Any]) -> Iterator[list[Tensor]]:
+    """Yields the attention weights of the layers that were called, in this thread."""
+    with _wanting(_Wanted(), configs) as wanted:
+        yield wanted.weights
 
 
 def _attend(
@@ -87,22 +149,43 @@ def _attend(
         assert scaling in (None, query.shape[-1] ** -0.5)
         mixed = attend_within(query, key, value, documents, dropout_p=more.get("dropout", 0.0))
         return mixed.transpose(1, 2).contiguous(), None
-    shared = _shared.get(None)
-    if shared is None:
-        return _sdpa(module, query, key, value, attention_mask, scaling=scaling, **more)
-    far, mask, copied = shared
+    wanted = _wanted.get()
+    if wanted is None:
+        usual = ALL_ATTENTION_FUNCTIONS[USUAL]
+        return usual(module, query, key, value, attention_mask, scaling=scaling, **more)
+    wanted.num_calls += 1
+    if wanted.far is None:
+        if attention_mask is not None and attention_mask.dtype == torch.bool:
+            lowest = torch.finfo(query.dtype).min
+            attention_mask = torch.zeros_like(attention_mask, dtype=query.dtype).masked_fill_(
+                ~attention_mask, lowest
+            )
+        scaling = module.head_dim**-0.5 if scaling is None else scaling
+        mixed, weights = _eager(module)(
+            module, query, key, value, attention_mask, scaling=scaling, **more
+        )
+        wanted.weights.append(weights)
+        return mixed, None
     unknown = [name for name, given in more.items() if given is not None and name not in _HARMLESS]
-    if unknown or not _is_same(attention_mask, mask, copied):
+    if unknown or not _is_same(attention_mask, wanted.mask, wanted.copied):
         raise NotImplementedError(f"attention with {unknown or 'another mask'}")
-    far_k, far_v = (part.transpose(1, 2) for part in far.layers[module.layer_idx])
-    mixed = attend_to_far(query, key, value, far_k, far_v, far.bias_BF, scaling)
+    far_k, far_v = (part.transpose(1, 2) for part in wanted.far.layers[module.layer_idx])
+    mixed = attend_to_far(query, key, value, far_k, far_v, wanted.far.bias_BF, scaling)
     return mixed.transpose(1, 2).contiguous(), None
 
 
-def _is_same(given: Tensor | None, mask: Tensor, copied: set[torch.device]) -> bool:
+def _eager(module: Any) -> Any:
+    """The attention with weights that the family itself has."""
+    for kind in type(module).__mro__:
+        if eager := getattr(sys.modules.get(kind.__module__), "eager_attention_forward", None):
+            return eager
+    raise NotImplementedError(f"{type(module).__name__} has no eager attention")
+
+
+def _is_same(given: Tensor | None, mask: Tensor | None, copied: set[torch.device]) -> bool:
     """With a device map, accelerate copies the mask for each layer on another device. The numbers
     of the first copy there are compared, which waits for that device."""
-    if given is mask or given is None or given.device == mask.device:
+    if given is mask or given is None or mask is None or given.device == mask.device:
         return given is mask
     if given.shape != mask.shape or given.dtype != mask.dtype:
         return False
@@ -111,5 +194,9 @@ def _is_same(given: Tensor | None, mask: Tensor, copied: set[torch.device]) -> b
     return given.device in copied
 
 
-# Under the name that models have anyway: settings of a model are not changed, not even for a while.
-AttentionInterface.register("sdpa", _attend)
+def _mask(*given: Any, **more: Any) -> Any:
+    return ALL_MASK_ATTENTION_FUNCTIONS[USUAL](*given, **more)
+
+
+AttentionInterface.register(OWN_ATTENTION, _attend)
+AttentionMaskInterface.register(OWN_ATTENTION, _mask)

@@ -27,6 +27,7 @@ from olmo_sparsity.analysis.measurement.estimate import estimate
 from olmo_sparsity.analysis.measurement.parts import Parts, results_folder
 from olmo_sparsity.analysis.measurement.plan import Plan, plan, share_of, targets_meta
 from olmo_sparsity.analysis.measurement.targets import check_all_evaluated
+from olmo_sparsity.analysis.models.load import using
 from olmo_sparsity.analysis.results.dependencies import measure_dependencies
 from olmo_sparsity.analysis.results.results import FILES, Meta, Results, read_results
 from olmo_sparsity.analysis.results.statistics import (
@@ -87,7 +88,9 @@ def run(
     index, of = shard if isinstance(shard, tuple) and len(shard) == 2 else (0, 0)
     if not 0 <= index < of:
         raise ConfigError(f"shard={shard} must be (i, n) with 0 <= i < n")
-    return _Measuring(plan, out, shard, read_launch()).run(command)
+    with using(plan.model):
+        plan.refuse_changed_model()
+        return _Measuring(plan, out, shard, read_launch()).run(command)
 
 
 class _Measuring:
@@ -285,6 +288,7 @@ def _meta(plan: Plan, losses: pd.DataFrame, left: int, about: dict[str, Any]) ->
             "fingerprint": model.fingerprint,
             "num_parameters": model.num_parameters,
             "batch_noise": model.batch_noise,
+            "foreign_code": model.foreign_code,
             "trained": model.trained,
         },
         data={"source": documents.name, "fingerprint": documents.fingerprint}

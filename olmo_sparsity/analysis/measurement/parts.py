@@ -50,7 +50,7 @@ from olmo_sparsity.io import (
     writing,
     writing_folder,
 )
-from olmo_sparsity.runtime import say
+from olmo_sparsity.runtime import say, versions_of_numbers
 
 
 def results_folder(out: str | Path) -> WorkFolder:
@@ -82,7 +82,7 @@ class Parts:
         self.flush_every_s, self.part_size = flush_every_s, part_size
         work = results_folder(folder)
         work.create(*(f"parts/{phase}" for phase in PHASES))
-        self._identity = work.identify(plain(identity))
+        self._identity = work.identify(plain(identity), versions=versions_of_numbers())
         self._buffer: dict[str, dict[int, dict[str, pa.Table]]] = {phase: {} for phase in PHASES}
         self._known: dict[str, dict[Path, _Contents | None]] = {phase: {} for phase in PHASES}
         """Contents of each part; None: it is damaged. Only `finished` looks for new parts, so that

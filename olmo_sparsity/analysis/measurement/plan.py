@@ -37,7 +37,8 @@ from olmo_sparsity.analysis.measurement.targets import (
     targets_fingerprint,
     targets_of_records,
 )
-from olmo_sparsity.analysis.models.load import LoadedModel, load_model
+from olmo_sparsity.analysis.models.load import LoadedModel, load_model, using
+from olmo_sparsity.analysis.models.use import refuse_changed, state_of
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import half_of
 from olmo_sparsity.analysis.results.tables import PHASES, Columns
@@ -243,6 +244,13 @@ class Plan:
     """Losses of documents, of another measurement by this model."""
 
     known_from: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        with using(self.model):
+            self._state = state_of(self.model.model)
+
+    def refuse_changed_model(self) -> None:
+        refuse_changed(self.model.model, self._state, "plan")
 
     @staticmethod
     def of(

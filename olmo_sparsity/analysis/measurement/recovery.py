@@ -23,6 +23,7 @@ from torch import Tensor
 from olmo_sparsity.analysis.inputs.documents import Controls, Document, FarText
 from olmo_sparsity.analysis.inputs.windows import Block, Spans, Units, Windows
 from olmo_sparsity.analysis.measurement.reuse import Choices
+from olmo_sparsity.analysis.models.use import with_model_in_use
 from olmo_sparsity.analysis.results.statistics import rank_correlations
 from olmo_sparsity.analysis.results.tables import PHASES
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
@@ -82,6 +83,7 @@ class _Chosen:
     num_tokens_TK: np.ndarray
 
 
+@with_model_in_use
 def recover(
     scorer: Scorer,
     document: Document,

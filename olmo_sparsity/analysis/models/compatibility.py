@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from olmo_sparsity.analysis.kernels.attention import causal_bias
+from olmo_sparsity.analysis.kernels.attention import OWN_ATTENTION, causal_bias
 from olmo_sparsity.analysis.kernels.far_states import FarStates
 from olmo_sparsity.analysis.kernels.losses import LanguageModel
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.errors import ConfigError, UserError, is_out_of_memory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -144,16 +144,42 @@ def refuse_unfit(wrapped: Wrapped, original: nn.Module) -> tuple[LogitMap, bool,
             raise ConfigError(f"{family} is not supported: {problem}")
 
     _check_kind(wrapped, original, require)
-    was_training = original.training
-    original.eval()
     try:
         tried = _try(wrapped, original)
-        if not all(bool(found.isfinite().all()) for found in (tried.counted, tried.logits)):
-            raise ConfigError(f"{family}: eight tokens give no numbers{_not_finite(original)}")
-        found = _check_answers(tried, _logit_maps(config), require)
-        return *found, _batch_noise(wrapped, found[0])
-    finally:
-        original.train(was_training)
+    except UserError:
+        raise
+    except Exception as error:  # unknown families may raise almost any
+        raise ConfigError(_cause(family, wrapped, original, error)) from None
+    if not all(bool(found.isfinite().all()) for found in (tried.counted, tried.logits)):
+        raise ConfigError(f"{family}: eight tokens give no numbers{_not_finite(original)}")
+    found = _check_answers(tried, _logit_maps(config), require)
+    return *found, _batch_noise(wrapped, found[0])
+
+
+def _cause(family: str, wrapped: Wrapped, original: nn.Module, error: Exception) -> str:
+    """Whether it is this model that cannot be used, or a setting of this moment."""
+    moment = _moment(wrapped.device)
+    try:
+        original(input_ids=torch.arange(8, device=wrapped.device)[None])
+    except Exception as own:
+        return f"{family} does not run: its own forward pass raises {reason_of(own)}{moment}"
+    failed = f"eight tokens with position IDs do not pass through it ({reason_of(error)})"
+    return f"{family} is not supported: {failed}{moment}"
+
+
+def _moment(device: torch.device) -> str:
+    said = ""
+    if torch.get_default_dtype() != torch.float32:
+        said += f"; torch's default dtype is {torch.get_default_dtype()}: try it with float32"
+    if torch.is_autocast_enabled(device.type):
+        said += "; autocast is on: try it without"
+    return said
+
+
+def reason_of(error: Exception) -> str:
+    if is_out_of_memory(error):
+        raise error
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
 Require = Callable[[bool, str], None]
@@ -184,7 +210,7 @@ def _check_kind(wrapped: Wrapped, original: nn.Module, require: Require) -> None
     )
     kernel = getattr(text, "_attn_implementation", None)
     require(
-        kernel in (None, "eager", "sdpa"),
+        kernel in (None, "eager", "sdpa", OWN_ATTENTION),
         f"its attention ({kernel}) takes a gap in position IDs for the start of another text; "
         'first model.set_attn_implementation("sdpa")',
     )

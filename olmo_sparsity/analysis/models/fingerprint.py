@@ -1,4 +1,4 @@
-"""Identify the weights of a model, in files and in memory.
+"""Identify the weights of a model in files; identity.py does so in memory.
 
 Place in the flow: beneath `load_model`; independent of the architecture.
 """
@@ -6,12 +6,8 @@ Place in the flow: beneath `load_model`; independent of the architecture.
 from __future__ import annotations
 
 import hashlib
-import io
 from collections.abc import Collection
 from pathlib import Path
-
-import torch
-from torch import Tensor, nn
 
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.io import sha256_of
@@ -46,31 +42,4 @@ def _fingerprint_file(path: Path) -> str:
         for block in range(_NUM_BLOCKS):
             file.seek(block * (size - _BLOCK_BYTES) // (_NUM_BLOCKS - 1))
             digest.update(file.read(_BLOCK_BYTES))
-    return digest.hexdigest()
-
-
-def fingerprint_weights(model: nn.Module) -> str:
-    """Identifies the weights of a model in memory: the SHA-256 of the names and bytes of its state
-    dict, and of the scaling of PEFT adapters. It differs from that of files."""
-    state = model.state_dict()
-    if any(isinstance(value, Tensor) and value.is_meta for value in state.values()):
-        from accelerate.utils.modeling import get_state_dict_offloaded_model
-
-        state = get_state_dict_offloaded_model(model)
-    digest = hashlib.sha256()
-    for name, value in sorted(state.items()):
-        digest.update(
-            f"{name} {getattr(value, 'dtype', '')} {getattr(value, 'shape', '')}".encode()
-        )
-        if type(value) is Tensor:
-            raw = value.detach().cpu().contiguous().flatten().view(torch.uint8)
-            digest.update(raw.numpy().data)
-        else:  # a quantized type of another library
-            buffer = io.BytesIO()
-            torch.save(value, buffer)
-            digest.update(buffer.getvalue())
-    for name, module in model.named_modules():
-        if isinstance(getattr(module, "scaling", None), dict):
-            used = (module.scaling, module.active_adapters, module.disable_adapters, module.merged)
-            digest.update(f"{name} {used}".encode())
     return digest.hexdigest()

@@ -8,7 +8,7 @@ Dimension key: B batch, L length, D width, H heads, V vocabulary.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property, partial
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from olmo_sparsity.analysis.kernels.attention import (
+    OWN_ATTENTION,
     Documents,
     can_share_far,
     causal_bias,
@@ -26,6 +27,7 @@ from olmo_sparsity.analysis.kernels.attention import (
 )
 from olmo_sparsity.analysis.kernels.far_states import FarStates
 from olmo_sparsity.analysis.models.compatibility import position_limit, refuse_unfit
+from olmo_sparsity.analysis.models.use import in_this_thread, in_use
 from olmo_sparsity.errors import ConfigError
 
 if TYPE_CHECKING:  # importing transformers takes two seconds, so only its models do
@@ -41,10 +43,36 @@ class HuggingFaceLM(nn.Module):
         super().__init__()
         get_base: Callable[[], Any] = getattr(model, "get_base_model", lambda: model)
         self.model: PreTrainedModel = get_base()
-        self.limit = position_limit(self.model.config)
-        self.wrong_beyond = position_limit(self.model.config, only_wrong_beyond=True)
+        self._original = (model,)  # no module of this one
+        self.has_own_attention = False
+        with in_use(self):
+            self.fit()
+
+    def keep_own_attention(self) -> None:
+        """For training: compiled code enters no context."""
+        from olmo_sparsity.analysis.kernels import sharing  # noqa: F401 (which registers it)
+
+        self.has_own_attention = True
+        for config in self._usual_configs:
+            config._attn_implementation_internal = OWN_ATTENTION
+
+    def fit(self) -> None:
+        """Read and try what the model is now; again when it has changed."""
+        config = self.model.config
+        self.limit = position_limit(config)
+        self.wrong_beyond = position_limit(config, only_wrong_beyond=True)
+        configs = [getattr(module, "config", None) for module in self.model.modules()]
+        self._configs = list({id(config): config for config in configs if config}.values())
         self.can_share_far = False  # while the next line asks
-        self.logit_map, self.can_share_far, self.batch_noise = refuse_unfit(self, original=model)
+        self.logit_map, self.can_share_far, self.batch_noise = refuse_unfit(
+            self, original=self._original[0]
+        )
+
+    @property
+    def _usual_configs(self) -> list[Any]:
+        """Those of layers whose attention ours may take the place of."""
+        usual = ("sdpa", OWN_ATTENTION)
+        return [c for c in self._configs if getattr(c, "_attn_implementation", None) in usual]
 
     @property
     def vocab_size(self) -> int:
@@ -122,15 +150,17 @@ class HuggingFaceLM(nn.Module):
         else:
             mask = _additive(attention_bias, self.model.dtype).expand(len(tokens_BL), -1, -1, -1)
         more = {}
-        if documents is not None:  # our attention under transformers' name must be there
-            from olmo_sparsity.analysis.kernels import sharing  # noqa: F401
-
-            more = {"documents": documents}
         num_keys = 0 if far is None else mask.shape[-1]
         with ExitStack() as stack:
+            if documents is not None:
+                from olmo_sparsity.analysis.kernels.sharing import own_attention
+
+                more = {"documents": documents}
+                if not self.has_own_attention:
+                    stack.enter_context(own_attention(self._usual_configs))
             if added_BLD is not None:  # not inputs_embeds: some families look up more by token
-                add = self.embedding.register_forward_hook(lambda *called: called[-1] + added_BLD)
-                stack.enter_context(add)
+                add = in_this_thread(lambda *called: called[-1] + added_BLD)
+                stack.enter_context(self.embedding.register_forward_hook(add))
             if torch.is_grad_enabled() and self.recomputes(tokens_BL.numel(), num_keys):
                 stack.enter_context(_recomputing(self.body))
             return self._last_hidden(tokens_BL, positions_BL, mask, cache, last, more)
@@ -146,7 +176,7 @@ class HuggingFaceLM(nn.Module):
         dtype, head_width = self.embedding.weight.dtype, 64  # its own was tried when it was loaded
         return (
             self.can_share_far
-            and kernel == "sdpa"
+            and kernel in ("sdpa", OWN_ATTENTION)
             and can_share_far(self.device, dtype, head_width, num_far, length)
         )
 
@@ -160,7 +190,8 @@ class HuggingFaceLM(nn.Module):
         self._refuse_beyond(positions_BL, far.num_places + length)
         mask = _additive(causal_bias(length, self.device), self.model.dtype)
         mask = mask.expand(num_rows, -1, -1, -1)
-        with attending_to(far, mask):
+        num_layers = self.model.config.get_text_config().num_hidden_layers
+        with attending_to(far, mask, self._usual_configs, num_layers):
             cache = SharedCache(far)
             return self._last_hidden(tokens_BL, positions_BL, mask, cache, last)
 
@@ -220,27 +251,42 @@ class HuggingFaceLM(nn.Module):
     def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
         self._refuse_beyond(positions_BL, far.num_places + tokens_BL.shape[1])
         assert far.bias_BF is None
+        from olmo_sparsity.analysis.kernels.sharing import reading_weights
+
+        attentions: Sequence[Tensor] = ()
+        if self._usual_configs:  # the fused kernels keep no weights, so ours computes them
+            before = self._before_last(tokens_BL, positions_BL, far)
+            with reading_weights(self._usual_configs) as attentions:
+                self._last_place(tokens_BL, positions_BL, before)
+        if len(attentions) < self.model.config.get_text_config().num_hidden_layers:
+            before, more = (
+                self._before_last(tokens_BL, positions_BL, far),
+                {"output_attentions": True},
+            )
+            with _no_hook_stays(self.body):
+                attentions = self._last_place(tokens_BL, positions_BL, before, **more).attentions
+        return torch.cat(
+            [weights_BH1K[:, :, 0].to(tokens_BL.device) for weights_BH1K in attentions], 1
+        )
+
+    def _before_last(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Cache:
         cache = _as_cache(far)
         if tokens_BL.shape[1] > 1:
             self.hidden(tokens_BL[:, :-1], positions_BL[:, :-1], cache=cache)
-        before = self.model.config._attn_implementation
-        self.model.set_attn_implementation("eager")  # the fused kernels keep no weights
-        try:
-            attentions = self.body(
-                input_ids=tokens_BL[:, -1:],
-                position_ids=positions_BL[:, -1:],
-                attention_mask=tokens_BL.new_ones(
-                    len(tokens_BL), far.num_places + tokens_BL.shape[1]
-                ),
-                use_cache=True,
-                output_attentions=True,
-                return_dict=True,
-                **{self._cache_name: cache},
-            ).attentions
-        finally:
-            self.model.set_attn_implementation(before)
-        return torch.cat(
-            [weights_BH1K[:, :, 0].to(tokens_BL.device) for weights_BH1K in attentions], 1
+        return cache
+
+    def _last_place(
+        self, tokens_BL: Tensor, positions_BL: Tensor, cache: Cache, **more: Any
+    ) -> Any:
+        """The body's own output."""
+        return self.body(
+            input_ids=tokens_BL[:, -1:],
+            position_ids=positions_BL[:, -1:],
+            attention_mask=tokens_BL.new_ones(len(tokens_BL), cache.get_seq_length() + 1),
+            use_cache=True,
+            return_dict=True,
+            **{self._cache_name: cache},
+            **more,
         )
 
     def unembed(self, hidden: Tensor) -> Tensor:
@@ -268,6 +314,22 @@ def _recomputing(body: nn.Module) -> Iterator[None]:
                 stack.callback(setattr, layer, "forward", layer.forward)
                 layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
         yield
+
+
+@contextmanager
+def _no_hook_stays(body: nn.Module) -> Iterator[None]:
+    """Asked for attention weights, transformers installs hooks for good."""
+    flag, modules = "_output_capturing_hooks_installed", list(body.modules())
+    before = [(set(module._forward_hooks), flag in vars(module)) for module in modules]
+    try:
+        yield
+    finally:
+        for module, (hooks, flagged) in zip(modules, before, strict=True):
+            for key, hook in list(module._forward_hooks.items()):
+                if key not in hooks and "output_captur" in getattr(hook, "__module__", ""):
+                    del module._forward_hooks[key]
+            if not flagged:
+                vars(module).pop(flag, None)
 
 
 def _as_cache(far: FarStates) -> Cache:

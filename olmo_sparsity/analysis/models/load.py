@@ -11,8 +11,9 @@ Dimension key: B batch, L length, D width, H heads, V vocabulary.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -21,15 +22,17 @@ import torch
 from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.inputs.runs import TrainingText, run_loaders
-from olmo_sparsity.analysis.models.compatibility import SHORTER, PositionLimit
-from olmo_sparsity.analysis.models.fingerprint import fingerprint, fingerprint_weights
+from olmo_sparsity.analysis.models.compatibility import SHORTER, PositionLimit, reason_of
+from olmo_sparsity.analysis.models.fingerprint import fingerprint
 from olmo_sparsity.analysis.models.gguf import convert_gguf, find_gguf, find_origin
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
+from olmo_sparsity.analysis.models.identity import State
 from olmo_sparsity.analysis.models.pretrained_tokenizer import (
     as_tokenizer,
     find_tokenizer,
     has_tokenizer,
     inserted_tokens,
+    mark_of,
     read_transformers_tokenizer,
     tokens_before,
 )
@@ -44,11 +47,11 @@ from olmo_sparsity.analysis.models.transformers_folder import (
     is_hugging_face,
     read_hugging_face,
 )
+from olmo_sparsity.analysis.models.use import fingerprint_of, in_use, state_of
 from olmo_sparsity.errors import (
     ConfigError,
     DataError,
     UserError,
-    is_out_of_memory,
     naming_extras,
     naming_panics,
 )
@@ -66,7 +69,7 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 @dataclass(repr=False)
 class LoadedModel:
     model: Any
-    """In evaluation mode, on its device, in its dtype."""
+    """On its device, in its dtype. `using` puts it in evaluation mode."""
 
     tokenizer: Tokenizer | None
     name: str
@@ -87,6 +90,13 @@ class LoadedModel:
     """The text of the run that the model comes from."""
 
     find_transformers_tokenizer: Callable[[], Any | None] = field(default=type(None))
+    given_tokenizer: Any = field(default=None)
+    """That of `wrap_model`, which its owner may change."""
+
+    def __post_init__(self) -> None:
+        self._state = state_of(self.model)
+        self._counts = _counts(self._state)
+        self._tokenizer_mark = mark_of(self.given_tokenizer)
 
     def __repr__(self) -> str:
         family = type(getattr(self.model, "model", self.model)).__name__
@@ -132,10 +142,43 @@ class LoadedModel:
             found.append(ids[len(inserted) :] if ids[: len(inserted)] == inserted else ids)
         return found
 
-    @cached_property
+    @property
     def fingerprint(self) -> str:
-        """Identifies the weights; see `checkpoint_files`."""
-        return self.weights_sha256 or fingerprint_weights(self.model)
+        """Identifies what the model is now: the files' SHA-256 (see `checkpoint_files`), unless it
+        was changed since they were read."""
+        if self._state is None:
+            return self.weights_sha256 or ""
+        with using(self):
+            state = state_of(self.model)
+            as_loaded = state is self._state and _counts(state) == self._counts
+            if self.weights_sha256 is not None and as_loaded:
+                return self.weights_sha256
+            return fingerprint_of(self.model)
+
+    @property
+    def foreign_code(self) -> list[str]:
+        """Hooks and replaced functions that compute with the model; see identity.py."""
+        state = state_of(self.model)
+        return [] if state is None else list(state.foreign)
+
+    def without_weights(self) -> LoadedModel:
+        """What a file or another process keeps of it: name, tokenizer and limits."""
+        no: Any = {
+            "model": None,
+            "given_tokenizer": None,
+            "find_transformers_tokenizer": type(None),
+        }
+        return replace(self, **no)
+
+    def notice_changes(self) -> None:
+        """Called with the model in use."""
+        if mark_of(self.given_tokenizer) != self._tokenizer_mark:
+            raise ConfigError(
+                f"'{self.name}': its tokenizer was changed after the model was wrapped; wrap it "
+                "again: wrap_model(model, tokenizer)"
+            )
+        if self._state is not None and state_of(self.model) is not self._state:
+            vars(self).update(_measured(self.model))
 
     @property
     def max_positions(self) -> int | None:
@@ -155,6 +198,20 @@ class LoadedModel:
         """Refuse more positions than the model supports, with the cause."""
         if self.limit is not None:
             self.limit.check(num_positions, self.name, remedy)
+
+
+@contextmanager
+def using(*models: LoadedModel | None) -> Iterator[None]:
+    """Inside, these models are used by this thread alone; see `in_use`."""
+    given = [model for model in models if model is not None]
+    with in_use(*(model.model for model in given)):
+        for model in given:
+            model.notice_changes()
+        yield
+
+
+def _counts(state: State | None) -> list[int]:
+    return [] if state is None else [count for _, count in state.versions]
 
 
 @naming_extras()
@@ -191,26 +248,38 @@ def load_model(
 
 
 def wrap_model(model: Any, tokenizer: Any = None, name: str | None = None) -> LoadedModel:
-    """Wrap a causal LM of transformers in memory, also if it is quantized, spread over devices by
-    `accelerate`, or has PEFT adapters (applied, not merged), or a model of this project. It is put
-    in evaluation mode. `tokenizer`: one of transformers or of tokenizers."""
+    """Wrap a causal LM of transformers in memory, also if it is compiled, quantized, spread over
+    devices by `accelerate`, or has PEFT adapters (applied, not merged), or a model of this project.
+    It stays as it is, and may be trained on: each call measures what it is then. `tokenizer`: one
+    of transformers or of tokenizers."""
     if isinstance(model, LoadedModel):
         if tokenizer is not None or name is not None:
             raise ConfigError(f"'{model.name}' is loaded already: leave tokenizer and name out")
         return model
+    model = _unwrapped(model)
     if not hasattr(type(model), "far_states"):  # one of this project has it
         model = _wrap_transformers(model)
     theirs = None if isinstance(tokenizer, Tokenizer) else tokenizer
     inner = model.model if isinstance(model, HuggingFaceLM) else model
     return _with_room_for_tokens(
         describe_model(
-            model.eval(),
+            model,
             tokenizer=None if tokenizer is None else as_tokenizer(tokenizer),
+            given_tokenizer=tokenizer,
             name=name or getattr(inner.config, "_name_or_path", "") or type(inner).__name__,
             weights_sha256=None,
             find_transformers_tokenizer=partial(_given, theirs),
         )
     )
+
+
+def _unwrapped(model: Any) -> Any:
+    """Without what torch.compile (`_orig_mod`), DataParallel and DDP (`module`) put around it."""
+    inner = getattr(model, "_modules", {})
+    for name in ("_orig_mod", "module"):
+        if name in inner:
+            return _unwrapped(inner[name])
+    return model
 
 
 def _given(tokenizer: Any) -> Any:
@@ -227,15 +296,7 @@ def _wrap_transformers(model: Any) -> HuggingFaceLM:
             f"{type(model).__name__} is no model of transformers; give one that "
             "AutoModelForCausalLM made, or a PeftModel of one"
         )
-    try:
-        return HuggingFaceLM(model)
-    except UserError:
-        raise
-    except Exception as error:  # unknown families may raise almost any
-        raise ConfigError(
-            f"{type(model).__name__} is not supported: eight tokens with position IDs do not pass "
-            f"through it ({_reason(error)})"
-        ) from None
+    return HuggingFaceLM(model)
 
 
 def _with_room_for_tokens(loaded: LoadedModel) -> LoadedModel:
@@ -300,7 +361,7 @@ def _load_hugging_face(
         raise
     except Exception as error:  # a damaged config.json raises almost any
         raise DataError(
-            f"transformers cannot load '{folder}' (config.json): {_reason(error)}; correct it, "
+            f"transformers cannot load '{folder}' (config.json): {reason_of(error)}; correct it, "
             "install the library it needs, or download the folder again (code in the folder is "
             "never run)"
         ) from None
@@ -317,13 +378,11 @@ def _load_hugging_face(
     )
 
 
-def _reason(error: Exception) -> str:
-    if is_out_of_memory(error):
-        raise error
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
 def describe_model(model: Any, **others: Any) -> LoadedModel:
+    return LoadedModel(model=model, **_measured(model), **others)
+
+
+def _measured(model: Any) -> dict[str, Any]:
     limit: PositionLimit | None
     if isinstance(model, HuggingFaceLM):  # transformers counts packed 4-bit weights correctly
         limit, num_parameters = model.limit, model.model.num_parameters()
@@ -331,9 +390,7 @@ def describe_model(model: Any, **others: Any) -> LoadedModel:
         limit = PositionLimit(model.config.max_sequence_length, "max_sequence_length")
         num_parameters = count_parameters(model)
     noise = getattr(model, "batch_noise", 0.0)
-    return LoadedModel(
-        model=model, num_parameters=num_parameters, limit=limit, batch_noise=noise, **others
-    )
+    return {"num_parameters": num_parameters, "limit": limit, "batch_noise": noise}
 
 
 def _download(name: str, revision: str | None) -> Path:

@@ -118,13 +118,9 @@ def tokens_before(tokenizer: Any, text: str) -> list[int]:
     The post-processor says which; the text itself, encoded with and without them, must agree.
     """
 
-    def encode(special: bool) -> list[int]:
-        encoded = tokenizer.encode(text, add_special_tokens=special)
-        return list(getattr(encoded, "ids", encoded))
-
     before = _said_before(tokenizer)
     try:
-        plain, complete = encode(False), encode(True)
+        plain, complete = _ids(tokenizer, text, False), _ids(tokenizer, text, True)
     except Exception as error:  # tokenizers raises bare Exception, for a word that it does not know
         if before is None:
             raise DataError(
@@ -187,3 +183,25 @@ def inserted_tokens(tokenizer: Any, text: str) -> list[int]:
         normal = normal.removeprefix(content).lstrip()
         found.append(special[content])
     return found
+
+
+_SAMPLE = "The 3rd “café”,\n\tdéjà-vu: 東京 don't "
+
+
+def mark_of(tokenizer: Any) -> Any:
+    """What changes when a tokenizer is changed: its parts, its numbers of tokens, and what it makes
+    of a sample. Reading all of its vocabulary would take as long as a measurement."""
+    if tokenizer is None:
+        return None
+    fast = getattr(tokenizer, "backend_tokenizer", tokenizer)
+    names = ("normalizer", "pre_tokenizer", "post_processor", "decoder")
+    parts = [part and part.__getstate__() for name in names if (part := getattr(fast, name, None))]
+    named = getattr(tokenizer, "special_tokens_map", None)
+    sizes = [len(getattr(tokenizer, "added_tokens_decoder", ()))]
+    sizes.append(fast.get_vocab_size() if isinstance(fast, Tokenizer) else len(tokenizer))
+    return parts, named, sizes, _ids(tokenizer, _SAMPLE, True)
+
+
+def _ids(tokenizer: Any, text: str, special: bool) -> list[int]:
+    encoded = tokenizer.encode(text, add_special_tokens=special)
+    return list(getattr(encoded, "ids", encoded))

@@ -13,10 +13,12 @@ from torch import Tensor
 
 from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.kernels.losses import repetition_losses, token_losses
+from olmo_sparsity.analysis.models.use import with_model_in_use
 from olmo_sparsity.analysis.results.statistics import INDUCTION_SHARE
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 
 
+@with_model_in_use
 def repetition_drop(
     scorer: Scorer, documents: Sequence[Document], length: int, max_passages: int = 64
 ) -> dict[str, float | bool | int]:

@@ -28,21 +28,20 @@ import pandas as pd
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from olmo_sparsity.analysis.inputs.documents import Controls, Document
 from olmo_sparsity.analysis.inputs.windows import NOTHING, Block, Windows
+from olmo_sparsity.analysis.kernels.attention import fast_kernels
 from olmo_sparsity.analysis.kernels.far_states import FarStates, to_device
 from olmo_sparsity.analysis.kernels.losses import LanguageModel, rows_per_chunk
+from olmo_sparsity.analysis.models.identity import State
+from olmo_sparsity.analysis.models.use import in_use, state_of, with_model_in_use
 from olmo_sparsity.analysis.settings import Reading
-from olmo_sparsity.errors import ConfigError, is_out_of_memory
+from olmo_sparsity.errors import ConfigError, DataError, is_out_of_memory
 from olmo_sparsity.runtime import say, threads_for
 
 Item = TypeVar("Item")
 Output = TypeVar("Output")
-
-KERNELS = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Not cuDNN's, which plans for tens of milliseconds for each of the hundreds of shapes."""
 
 TOGETHER = 16
 """Targets within one run of this many share row lengths, so that their rows share forwards."""
@@ -127,17 +126,13 @@ class Scorer:
             raise ConfigError(f"batch_tokens={batch_tokens} must be at least 1")
         device = device or model.device
         self.model, self.device, self.far_states = model, device, far_states
-        if device.type == "cpu":
-            # After freeing one block of this size, glibc keeps freed memory instead of returning
-            # it after each layer, which would cost a tenth of the time in page faults.
-            torch.empty(31 * 2**20, dtype=torch.uint8)
         self.num_parameters = sum(
             p.numel() for p in (model.parameters() if isinstance(model, nn.Module) else ())
         )
         self.batch_tokens = batch_tokens or self._tokens_at_once()
         self.token_forwards = 0
         self.after_batch: Callable[[], None] = lambda: None
-        self._last: tuple[np.ndarray, FarStates] | None = None
+        self._last: tuple[np.ndarray, FarStates, State | None] | None = None
 
     def _tokens_at_once(self) -> int:
         if self.device.type == "cpu":
@@ -155,20 +150,24 @@ class Scorer:
             return Context(block, states.first(num_earlier))
         return Context(block, self.states(block.tokens[:num_earlier]))
 
-    @sdpa_kernel(KERNELS)
     def states(self, tokens: np.ndarray) -> FarStates:
         """States of a text from its beginning, each token seeing those before it, computed a few
         thousand tokens at a time. The last ones are kept, as they serve every beginning of the
-        text."""
-        if self._last is not None and np.array_equal(self._last[0][: len(tokens)], tokens):
-            return self._last[1].first(len(tokens))
-        self._last = None  # two may not fit in memory
-        (tokens_BL,) = to_device([tokens[None]], self.device)
-        positions_BL = torch.arange(len(tokens), device=self.device)[None]
-        self.token_forwards += len(tokens)
-        with threads_for(self.num_parameters):
-            self._last = tokens, self.model.far_states(tokens_BL, positions_BL, self.batch_tokens)
-        return self._last[1]
+        text, for as long as the model stays the same."""
+        with in_use(self.model), fast_kernels(self.device):
+            state = state_of(self.model)
+            if self._last is not None and self._last[2] is not state:
+                self._last = None
+            if self._last is not None and np.array_equal(self._last[0][: len(tokens)], tokens):
+                return self._last[1].first(len(tokens))
+            self._last = None  # two may not fit in memory
+            (tokens_BL,) = to_device([tokens[None]], self.device)
+            positions_BL = torch.arange(len(tokens), device=self.device)[None]
+            self.token_forwards += len(tokens)
+            with threads_for(self.num_parameters):
+                states = self.model.far_states(tokens_BL, positions_BL, self.batch_tokens)
+            self._last = tokens, states, state
+            return self._last[1]
 
     @torch.no_grad()
     def hidden(self, rows: Sequence[Row]) -> list[Tensor]:
@@ -216,7 +215,7 @@ class Scorer:
     def _nll(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:
         (labels_N,) = to_device([targets_N], self.device)
         # One: small tensors made between chunks would keep the memory of logits from being reused.
-        loss_N = torch.empty(len(labels_N), device=self.device)
+        loss_N = torch.empty(len(labels_N), dtype=torch.float, device=self.device)
         for part in (slice(i, i + self.chunk) for i in range(0, len(labels_N), self.chunk)):
             logits_CV = self.model.unembed(hidden_ND[part]).float()
             loss_N[part] = F.cross_entropy(logits_CV, labels_N[part], reduction="none")
@@ -281,6 +280,12 @@ class Scorer:
     ) -> list[Output]:
         """The output of `compute` for each batch of items with `num_tokens` tokens each. If a batch
         runs out of memory, batches are halved from it on."""
+        with in_use(self.model), fast_kernels(self.device):
+            return self._in_batches(items, num_tokens, compute)
+
+    def _in_batches(
+        self, items: Sequence[Item], num_tokens: int, compute: Callable[[Sequence[Item]], Output]
+    ) -> list[Output]:
         outputs, first = list[Output](), 0
         while first < len(items):
             batch = items[first : first + max(1, self.batch_tokens // num_tokens)]
@@ -310,7 +315,6 @@ class Scorer:
         states = context.states
         return states is not None and 2 * num_seen > states.num_places and not counts_keys
 
-    @sdpa_kernel(KERNELS)
     def _hidden(self, batch: Sequence[Row], hides: bool) -> Tensor:
         """hidden_BWD at the places that predict targets. `hides`: rows are given all far states,
         and what they do not see is hidden; else copies of those that they see."""
@@ -332,7 +336,8 @@ class Scorer:
             elif visible_BF.all():
                 far = states.expand(len(batch))
             else:
-                bias_BF = torch.zeros(len(batch), states.num_places, device=self.device)
+                shape = (len(batch), states.num_places)
+                bias_BF = torch.zeros(shape, dtype=torch.float, device=self.device)
                 bias_BF.masked_fill_(seen_BK == 0, torch.finfo(torch.float).min)
                 far = states.expand(len(batch), bias_BF)
         hidden_BWD = self.model.hidden(tokens_BL, positions_BL, far=far, last=batch[0].num_targets)
@@ -367,9 +372,21 @@ def divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
     return (log_p.exp() * (log_p - log_q)).sum(-1)
 
 
+def refuse_no_numbers(losses: np.ndarray, of: str) -> None:
+    """`losses`: a row, or a number, for each of them."""
+    finite = np.isfinite(losses.astype(float))
+    if not finite.all():
+        raise DataError(
+            f"{(~finite).sum()} of {finite.size} losses of {of} are no finite numbers: the model's "
+            "weights hold NaN, perhaps in the embedding of one token, or its dtype overflows; look "
+            "at them, or try dtype=fp32"
+        )
+
+
 # --- the losses of a document ---------------------------------------------------------------------
 
 
+@with_model_in_use
 def context_losses(
     scorer: Scorer,
     document: Document,

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from olmo_sparsity.analysis.inputs.windows import NOTHING, Spans, Units
 from olmo_sparsity.analysis.kernels.losses import LanguageModel
+from olmo_sparsity.analysis.models.use import with_model_in_use
 from olmo_sparsity.analysis.scoring.scorer import Context, Scorer
 from olmo_sparsity.analysis.selectors.relevance import attn_lrp, check_has_rules
 from olmo_sparsity.analysis.selectors.saliency import (
@@ -68,6 +69,7 @@ class Choice:
     """The scores of all units; 0 for those that the selector did not evaluate."""
 
 
+@with_model_in_use
 def influence_map(scorer: Scorer, context: Context, units: Units) -> np.ndarray:
     """I_UW in nats: L_short − L_set(unit) of every far unit on every target of the block.
 

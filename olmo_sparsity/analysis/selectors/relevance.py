@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
+from olmo_sparsity.analysis.models.use import in_this_thread
 from olmo_sparsity.errors import ConfigError
 
 Rule = Callable[[nn.Module, Any, Tensor], Tensor]
@@ -44,7 +45,7 @@ def attn_lrp(model: Any) -> Iterator[None]:
     rules = list(_rules(model))
     with ExitStack() as stack:
         for module, rule in rules:
-            stack.callback(module.register_forward_hook(rule).remove)
+            stack.callback(module.register_forward_hook(in_this_thread(rule)).remove)
         yield
 
 
@@ -74,7 +75,7 @@ def _rules_of_olmo(model: Any) -> Iterator[tuple[nn.Module, Rule]]:
         if rule := rules.get(type(module).__name__):
             yield module, rule
     for block in model.blocks:
-        q, k, v = (torch.ones(width) for width in block.fused_dims)
+        q, k, v = (torch.ones(width, dtype=torch.float) for width in block.fused_dims)
         factors = torch.cat((q / 4, k / 4, v / 2))
         yield block.att_proj, _factor(factors.to(block.att_proj.weight))
 
@@ -86,14 +87,18 @@ def _rules_of_llama(model: nn.Module) -> Iterator[tuple[nn.Module, Rule]]:
         if name == "act_fn" or type(module).__name__.endswith("RMSNorm"):
             yield module, _identity
         if name in factors:
-            yield module, _factor(torch.tensor(factors[name]))
+            yield module, _factor(torch.tensor(factors[name], dtype=torch.float))
 
 
 def _rules_of_gpt_neox(model: Any) -> Iterator[tuple[nn.Module, Rule]]:
     num_heads = model.config.num_attention_heads
     head_width = model.config.hidden_size // num_heads
     # Query, key and value of the first head, then those of the next.
-    factors = torch.tensor([1 / 4, 1 / 4, 1 / 2]).repeat_interleave(head_width).repeat(num_heads)
+    factors = (
+        torch.tensor([1 / 4, 1 / 4, 1 / 2], dtype=torch.float)
+        .repeat_interleave(head_width)
+        .repeat(num_heads)
+    )
     for name, module in model.named_modules():
         if isinstance(module, nn.LayerNorm):
             yield module, _norm
@@ -145,7 +150,7 @@ def _norm(module: Any, inputs: Any, output: Tensor) -> Tensor:
 def _swiglu(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
     up, gate = inputs[0].chunk(2, dim=-1)
     activated = _as_linear(F.silu(gate), gate, gate.sigmoid())
-    return _as_linear(output, activated * up, torch.tensor(1 / 2))
+    return _as_linear(output, activated * up, torch.tensor(1 / 2, dtype=torch.float))
 
 
 def _factor(factor: Tensor) -> Rule:

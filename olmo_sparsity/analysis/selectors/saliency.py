@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from olmo_sparsity.analysis.inputs.windows import NOTHING, Spans
+from olmo_sparsity.analysis.kernels.attention import fast_kernels
 from olmo_sparsity.analysis.kernels.far_states import FarStates, to_device
-from olmo_sparsity.analysis.scoring.scorer import KERNELS, Context, Row, Scorer, as_tensors
+from olmo_sparsity.analysis.models.use import in_this_thread, in_use
+from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer, as_tensors
 
 
-@sdpa_kernel(KERNELS)
 def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray:
     """attention_THF: of each head, from the places that predict the target to the far places."""
     block, states = context.block, context.states
@@ -36,7 +36,8 @@ def head_attention(scorer: Scorer, context: Context, spans: Spans) -> np.ndarray
             window = Row(context, block.near(target + 1), 1)
             tokens_BL, positions_BL = as_tensors([window], scorer.device)
             scorer.token_forwards += tokens_BL.numel()
-            weights_BHK = scorer.model.last_attention(tokens_BL, positions_BL, states)
+            with in_use(scorer.model), fast_kernels(scorer.device):
+                weights_BHK = scorer.model.last_attention(tokens_BL, positions_BL, states)
             far = slice(block.num_prefix, block.num_prefix + block.num_far)
             of_span.append(weights_BHK[0, :, far].float().cpu().numpy())
         attention.append(sum(of_span))
@@ -93,7 +94,6 @@ def _frozen(model: Any) -> Iterator[None]:
             weight.requires_grad_()
 
 
-@sdpa_kernel(KERNELS)
 def _saliency_batch(
     scorer: Scorer, context: Context, objective: Objective, spans: Spans
 ) -> np.ndarray:
@@ -108,9 +108,9 @@ def _saliency_batch(
         kept.append(output.detach().requires_grad_())
         return kept[0]
 
-    hook = model.embedding.register_forward_hook(keep)
+    hook = model.embedding.register_forward_hook(in_this_thread(keep))
     try:
-        with _frozen(model), torch.enable_grad():
+        with _frozen(model), torch.enable_grad(), fast_kernels(scorer.device):
             hidden_BLD = model.hidden(tokens_BL, positions_BL)
             total = _of_targets(scorer, hidden_BLD, context, spans, objective)
             (gradient_BLD,) = torch.autograd.grad(total, kept)
@@ -176,10 +176,10 @@ def _gate_batch(
     num_keys = states.num_places + tokens_BL.shape[1]
     num_passes = 3 + scorer.model.recomputes(tokens_BL.numel(), num_keys)
     scorer.token_forwards += num_passes * tokens_BL.numel()
-    # Of the kernels that a GPU may choose, cuDNN's does not differentiate its bias, and the
-    # memory-efficient one reads memory that it never wrote if only the bias wants a gradient.
-    with _frozen(scorer.model), torch.enable_grad(), sdpa_kernel(SDPBackend.MATH):
-        gate_BF = torch.full((len(spans), block.num_far), float(np.log(gate)), device=device)
+    kernels = fast_kernels(device, differentiate_bias=True)
+    with _frozen(scorer.model), torch.enable_grad(), kernels:
+        shape = (len(spans), block.num_far)
+        gate_BF = torch.full(shape, float(np.log(gate)), dtype=torch.float, device=device)
         (opened_N,) = to_device([np.concatenate(opened)], device)
         gate_BF.view(-1).index_fill_(0, opened_N, 0.0)
         gate_BF.requires_grad_()

@@ -408,7 +408,7 @@ def test_a_weight_that_is_no_number_is_not_explained_away(at: str | None) -> Non
     with torch.no_grad():  # of a word that stands among the far ones
         model.model.embed_tokens.weight[make_tokenizer().convert_tokens_to_ids("w5")] = torch.nan
     text = "w5 " + " ".join(f"w{i}" for i in range(6, 24)) + " w7 w8 w9"
-    with pytest.raises(DataError, match="targets is no finite number"):
+    with pytest.raises(DataError, match="losses of targets are no finite numbers"):
         asked(model, text=text, at=at)
 
 

@@ -57,7 +57,7 @@ def test_other_threads_and_types_are_not_affected_by_sharing() -> None:
     model, near = wrap(find("Llama 1, 2, 3")), (TOKENS[:, NUM_FAR:], COUNTED[:, NUM_FAR:])
     far = model.far_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
     alone = model.hidden(*near)
-    with attending_to(far, torch.zeros(1)), ThreadPoolExecutor() as pool:
+    with attending_to(far, torch.zeros(1), model._usual_configs), ThreadPoolExecutor() as pool:
         assert torch.equal(pool.submit(torch.no_grad()(model.hidden), *near).result(), alone)
         with pytest.raises(NotImplementedError, match="another mask"):
             model.hidden(*near)
