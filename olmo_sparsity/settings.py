@@ -357,17 +357,20 @@ def _dialect() -> tuple[Any, Any]:
 
 @lru_cache(maxsize=64)  # the runs of a sweep share theirs
 def _parse_yaml(text: str, at_depth: int = 0) -> Any:
-    """Refuses what is nested so deep that it exhausts the stack of the library, which ends the
-    process, and what refers to itself many times over and fills the memory."""
-    yaml, depth, num_aliases = _yaml(), at_depth, 0
+    """Refuses what exhausts the stack of the library, which ends the process, or fills the memory:
+    deep nesting, and texts that refer to themselves or many times over."""
+    yaml, opened, num_aliases = _yaml(), [None] * at_depth, 0
     for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
-        depth += isinstance(event, yaml.CollectionStartEvent)
-        depth -= isinstance(event, yaml.CollectionEndEvent)
-        num_aliases += isinstance(event, yaml.AliasEvent)
-        if depth > 50 or at_depth > 50:
+        if isinstance(event, yaml.CollectionStartEvent):
+            opened.append(event.anchor)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            opened.pop()
+        elif isinstance(event, yaml.AliasEvent):
+            num_aliases += 1
+        if len(opened) > 50 or at_depth > 50:
             raise ValueError("it is nested too deep")
-        if num_aliases > 20:
-            raise ValueError("it has more than 20 aliases (*name)")
+        if num_aliases > 20 or (isinstance(event, yaml.AliasEvent) and event.anchor in opened):
+            raise ValueError("an alias (*name) is part of itself, or there are more than 20")
     return yaml.load(text, _dialect()[0])
 
 

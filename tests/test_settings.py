@@ -98,7 +98,8 @@ BOMB = "a: &a [x, x]\n" + "".join(
 
 
 @pytest.mark.parametrize(
-    "text", ["a: [", "- 1\n- 2\n", "\x00", "base: nowhere.yaml", DEEP, "- " * 50_000, BOMB]
+    "text",
+    ["a: [", "- 1\n- 2\n", "\x00", "base: nowhere.yaml", "a: &a [*a]", DEEP, "- " * 50_000, BOMB],
 )
 def test_unreadable_files_are_named(tmp_path: Path, text: str) -> None:
     path = tmp_path / "bad.yaml"
