@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.api import attribute, estimate_cost, explain, measure
-    from olmo_sparsity.analysis.attribution.segments import Segment
+    from olmo_sparsity.analysis.attribution.segments import Answer, Segment
     from olmo_sparsity.analysis.explain.explanation import read_explanation
     from olmo_sparsity.analysis.inputs.documents import Controls, Document, Documents
     from olmo_sparsity.analysis.inputs.texts import open_documents
@@ -44,6 +44,7 @@ _MODULES = {
     "Document": "analysis.inputs.documents",
     "Documents": "analysis.inputs.documents",
     "Controls": "analysis.inputs.documents",
+    "Answer": "analysis.attribution.segments",
     "Segment": "analysis.attribution.segments",
     "Scorer": "analysis.scoring.scorer",
     "context_losses": "analysis.scoring.scorer",
@@ -52,6 +53,7 @@ _MODULES = {
 }
 
 __all__ = [
+    "Answer",
     "Controls",
     "Document",
     "Documents",

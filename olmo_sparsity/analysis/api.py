@@ -32,7 +32,7 @@ from olmo_sparsity.errors import ConfigError
 if TYPE_CHECKING:
     from torch import nn
 
-    from olmo_sparsity.analysis.attribution.segments import Sources
+    from olmo_sparsity.analysis.attribution.segments import Answer, Sources
     from olmo_sparsity.analysis.attribution.statements import Attribution
     from olmo_sparsity.analysis.explain.cost import Cost
     from olmo_sparsity.analysis.explain.explanation import Explanation
@@ -111,7 +111,7 @@ def attribute(
     *,
     sources: Sources,
     question: str,
-    answer: str | Sequence[str] | None = None,
+    answer: str | Sequence[str] | Answer | None = None,
     candidates: Sequence[str] | None = None,
     decoys: Text | Mapping[str, str] | None = None,
     draws: int = 8,
@@ -136,8 +136,9 @@ def attribute(
         sources: `{name: text, …}`; or a list of `Segment(name, text)` and of texts without a name,
             which stay in view; or chat messages that contain these.
         question: The question, which follows the sources.
-        answer: The answer, which is split into sentences, or a list of statements. Default: the
-            model generates one, greedily.
+        answer: The answer, which is split into sentences; a list of statements; or
+            `Answer(text, spans)`, whose spans of characters are the statements. Default: the model
+            generates one, greedily.
         candidates: Names of the sources to choose from; the others stay in view. Default: all.
         decoys: Unrelated texts that replace sources, about ten from the same collection as the
             sources, in any form that `open_documents` reads.

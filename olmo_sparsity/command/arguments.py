@@ -173,7 +173,7 @@ def _add_attribute(sub: Parser) -> None:
         "--decoys",
         metavar="TEXT",
         help="unrelated texts that replace sources, in any form that --text of `measure` reads "
-        "(embedded; with --questions: the sources of other questions)",
+        "(builtin:embedded; with --questions: the sources of other questions)",
     )
     sub.add("--dry-run", action="store_true", help="count the cost")
     add_options(sub, SourceSettings, ModelOptions)

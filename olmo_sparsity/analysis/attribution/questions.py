@@ -15,9 +15,10 @@ from typing import Any
 
 import pandas as pd
 
-from olmo_sparsity.analysis.attribution.segments import Segment
+from olmo_sparsity.analysis.attribution.segments import Answer, Segment
 from olmo_sparsity.analysis.attribution.statements import Attributing, Question
 from olmo_sparsity.analysis.explain.prompt import read_text
+from olmo_sparsity.analysis.inputs.records import parse_json, what_is
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.models.load import LoadedModel, using
 from olmo_sparsity.analysis.results.tables import plain, write_json
@@ -119,19 +120,37 @@ def describe(statements: pd.DataFrame) -> str:
 
 def read_questions(path: str | Path) -> list[Question]:
     found = []
-    for number, line in enumerate(read_text(str(path)).splitlines(), start=1):
+    # Not splitlines: a text in JSON may hold U+2028.
+    for number, line in enumerate(read_text(str(path)).encode().split(b"\n"), start=1):
         if not line.strip():
             continue
+        where = f"{path}:{number}"
         try:
-            record = json.loads(line)
-            sources, question = record["sources"], record["question"]
-        except (ValueError, TypeError, KeyError) as error:
-            raise DataError(
-                f"{path}:{number} is no JSON object with sources and question "
-                f"({type(error).__name__}: {error}); correct the line"
-            ) from None
-        found.append(Question(_as_sources(sources), question, record.get("answer")))
+            record, as_written = parse_json(line), parse_json(line, parse_int=str, parse_float=str)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, dict):
+            raise DataError(f"{where} is no JSON object: {what_is(line)}")
+        if missing := [name for name in ("sources", "question") if name not in record]:
+            raise DataError(f"{where} has no {missing[0]}; it has {', '.join(record)}")
+        answer = _as_answer(as_written.get("answer"), where)
+        sources = _as_sources(record["sources"])
+        found.append(Question(sources, record["question"], answer))
     return found
+
+
+def _as_answer(answer: Any, where: str) -> str | list[str] | Answer | None:
+    """Of JSON, whose numbers are texts as they are written."""
+    texts = answer if isinstance(answer, list) else [answer]
+    if answer is None or all(isinstance(text, str) for text in texts):
+        return answer  # type: ignore[no-any-return]
+    if isinstance(answer, dict) and set(answer) == {"text", "spans"}:
+        return Answer(answer["text"], [(int(first), int(end)) for first, end in answer["spans"]])
+    raise DataError(
+        f"{where}: answer={json.dumps(answer)[:80]} must be a text, a number, a list of these (its "
+        'statements), {"text": …, "spans": [[first, end], …]}, or null for the model\'s own; write '
+        "other values as text"
+    )
 
 
 def _as_sources(sources: Any) -> Any:

@@ -25,7 +25,7 @@ from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.inputs.windows import Block, Spans, Units, Windows, span_width
 from olmo_sparsity.analysis.models.load import LoadedModel
-from olmo_sparsity.errors import ConfigError, DataError, UserError
+from olmo_sparsity.errors import ConfigError, DataError, UserError, printable
 from olmo_sparsity.runtime import Progress, say
 
 AFTER_SOURCE, AFTER_QUESTION = "\n\n", "\n"
@@ -43,8 +43,55 @@ class Segment:
 
 
 Sources = Mapping[str, str] | Sequence[Segment | str | Mapping[str, Any]]
-Turn = tuple[str, list[Segment]]
-"""Role and parts of a message."""
+Turn = tuple[str, list[Segment], dict[str, Any]]
+"""Role and parts of a message, and what else it has, such as `tool_calls`."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer of which these spans of characters, (first, end), are the statements. The rest of
+    it stays in view."""
+
+    text: str
+    spans: Sequence[tuple[int, int]]
+
+    def pieces(self) -> list[tuple[str, bool]]:
+        """Texts that together are the answer, and whether each is a statement. White space belongs
+        to the piece behind it, as tokens hold it."""
+        found, at, space = list[tuple[str, bool]](), 0, ""
+        for first, end in [*self._checked(), (len(self.text), len(self.text))]:
+            for text, is_statement in ((self.text[at:first], False), (self.text[first:end], True)):
+                words = (space + text).rstrip()
+                space = (space + text)[len(words) :]
+                found += [(words, is_statement)] if words else []
+            at = end
+        if space:
+            found[-1] = (found[-1][0] + space, found[-1][1])
+        return found
+
+    def _checked(self) -> list[tuple[int, int]]:
+        spans, last = sorted((int(first), int(end)) for first, end in self.spans), 0
+        for first, end in spans:
+            if not last <= first < end <= len(self.text) or not self.text[first:end].strip():
+                raise ConfigError(
+                    f"answer: the span ({first}, {end}) is empty, overlaps another, or ends behind "
+                    f"the {len(self.text)} characters; give (first, end) of each statement"
+                )
+            last = end
+        if not spans:
+            raise ConfigError(
+                "answer: it has no spans; give (first, end) of each statement, or a text"
+            )
+        return spans
+
+
+@dataclass(frozen=True)
+class AnswerIds:
+    """Tokens of the pieces of an answer."""
+
+    pieces: list[list[int]]
+    are_statements: list[bool] | None = None
+    """None: there is one piece, which is split into sentences."""
 
 
 @dataclass(frozen=True)
@@ -117,11 +164,11 @@ class SourcePrompt:
     ) -> SourcePrompt:
         """`units`: what is judged, sources or parts of each."""
         turns = _turns(sources)
-        names = _candidates([part for _, parts in turns for part in parts], candidates)
-        if chat or any(role for role, _ in turns):
+        names = _candidates([part for _, parts, _ in turns for part in parts], candidates)
+        if chat or any(role for role, _, _ in turns):
             parts, closing, prefix_ids = *_through_template(model, turns, question), list[int]()
         else:
-            parts = [(part, AFTER_SOURCE) for _, inside in turns for part in inside]
+            parts = [(part, AFTER_SOURCE) for _, inside, _ in turns for part in inside]
             closing, prefix_ids = (
                 question + AFTER_QUESTION,
                 model.prefix_ids(prefix, parts[0][0].text),
@@ -165,8 +212,7 @@ class SourcePrompt:
         moved = iter([by_source[source] for source in order])
         return [piece if piece.source is None else next(moved) for piece in self.pieces]
 
-    def lay_out(self, answer: Sequence[Sequence[int]], order: Sequence[int]) -> Layout:
-        """`answer`: tokens of each statement, or of all as one, which is split into sentences."""
+    def lay_out(self, answer: AnswerIds, order: Sequence[int]) -> Layout:
         first, end, text_ends = dict[int, int](), dict[int, int](), dict[int, int]()
         tokens, in_view = list[int](), list[int]()
         last = max(i for i, piece in enumerate(self.pieces) if piece.source is not None)
@@ -181,7 +227,7 @@ class SourcePrompt:
         num_far = max(end.values())
         tokens += self.near_ids
         start = len(tokens)
-        tokens += [token for statement in answer for token in statement]
+        tokens += [token for piece in answer.pieces for token in piece]
         document = Document(np.array(tokens, dtype=np.int64), tokenizer=self.model.tokenizer)
         windows = Windows("all", start - num_far, len(tokens) - start, tuple(self.prefix_ids))
         windows.check()
@@ -193,25 +239,33 @@ class SourcePrompt:
         return Layout(
             document,
             windows,
-            _statements(document, start, [len(ids) for ids in answer]),
+            _statements(document, start, answer),
             units,
             np.array([text_ends[s] for s in sources]),
             np.array(in_view, dtype=np.int64),
         )
 
-    def answer_ids(
-        self, answer: str | Sequence[str] | None, max_new_tokens: int, quiet: bool = False
-    ) -> list[list[int]]:
-        """Tokens of the answer in one piece, or of each given statement; None: generated."""
+    def answer_ids(self, answer: Any, max_new_tokens: int, quiet: bool = False) -> AnswerIds:
+        """`answer`: a text, a list of statements, or an `Answer`; None: generated."""
         if answer is None:
-            ids = [self._generate(max_new_tokens, quiet)]
+            found = AnswerIds([self._generate(max_new_tokens, quiet)])
         elif isinstance(answer, str):
-            ids = self.model.encode([answer])
-        else:  # a space between statements belongs to the later one
-            ids = self.model.encode([" " * (i > 0) + text.strip() for i, text in enumerate(answer)])
-        if not ids or not all(ids):
+            found = AnswerIds(self.model.encode([answer]))
+        elif isinstance(answer, Answer):
+            texts, are = zip(*answer.pieces(), strict=True)
+            found = AnswerIds(self.model.encode(list(texts)), list(are))
+        elif isinstance(answer, Sequence) and all(isinstance(text, str) for text in answer):
+            # A space between statements belongs to the later one.
+            texts = [" " * (i > 0) + text.strip() for i, text in enumerate(answer)]
+            found = AnswerIds(self.model.encode(texts), [True] * len(texts))
+        else:
+            raise ConfigError(
+                f"answer={printable(repr(answer))[:80]} must be a text, a list of texts (its "
+                "statements), or Answer(text, spans); quote a number"
+            )
+        if not found.pieces or not all(found.pieces):
             raise DataError("the answer is empty, or the model ends the text at once; give one")
-        return ids
+        return found
 
     def _generate(self, max_new_tokens: int, quiet: bool) -> list[int]:
         """The model's own answer, each sentence said when the next one begins."""
@@ -245,44 +299,68 @@ def _turns(sources: Sources) -> list[Turn]:
     turns: list[Turn] = []
     for item in sources:
         if isinstance(item, Mapping):
-            content = item.get("content")
-            parts = content if isinstance(content, list) else [content]
-            turns.append((str(item.get("role")), [_part(part) for part in parts]))
+            others = {key: item[key] for key in item if key not in ("role", "content")}
+            role, content = item.get("role"), item.get("content")
+            if not isinstance(role, str) or not role or (content is None and not others):
+                raise ConfigError(
+                    f"sources: {printable(repr(item))[:80]} is no message with role and content; "
+                    "a source in a list is Segment(name, text)"
+                )
+            parts = content if isinstance(content, list) else [content] if content else []
+            turns.append((role, [_part(part) for part in parts], others))
         else:
             if not turns or turns[-1][0]:
-                turns.append(("", []))
+                turns.append(("", [], {}))
             turns[-1][1].append(_part(item))
     return turns
 
 
 def _part(item: Any) -> Segment:
-    part = Segment("", item) if isinstance(item, str) else item
-    if not isinstance(part, Segment) or not all(isinstance(x, str) for x in (part.name, part.text)):
+    if isinstance(item, str):
+        return Segment("", item)
+    if not isinstance(item, Segment) or not all(isinstance(x, str) for x in (item.name, item.text)):
         raise ConfigError(f"sources: {item!r} is neither a text nor a Segment of name and text")
-    return part
+    if not item.name.strip():
+        raise ConfigError(
+            f"sources: '{printable(item.text)[:40]}' has an empty name, so no verdict could name "
+            "it; give a name, or the text alone, which stays in view"
+        )
+    return item
 
 
 def _through_template(
     model: LoadedModel, turns: Sequence[Turn], question: str
 ) -> tuple[list[tuple[Segment, str]], str]:
     """Parts with what separates each from the next, and the question with what stands behind it.
-    The question ends the last message of the user. What the template writes stays in view."""
-    turns = [(role or "user", [Segment(p.name, p.text.strip()) for p in ps]) for role, ps in turns]
+    The question ends the last message of the user. What the template writes stays in view, calls of
+    tools too; what it leaves out of a message is said."""
+    turns = [
+        (role or "user", [Segment(p.name, p.text.strip()) for p in inside], others)
+        for role, inside, others in turns
+    ]
     if not turns or turns[-1][0] != "user":
-        turns.append(("user", []))
+        turns.append(("user", [], {}))
     turns[-1][1].append(Segment("", question.strip()))
-    parts, marks = [part for _, parts in turns for part in parts], iter(range(10**6))
+    parts, marks = [part for _, parts, _ in turns for part in parts], iter(range(10**6))
 
-    def shown(spell: Callable[[Segment], str]) -> str:
-        contents = [(role, AFTER_SOURCE.join(map(spell, inside))) for role, inside in turns]
-        messages = [{"role": role, "content": content} for role, content in contents]
+    def shown(spell: Callable[[Segment], str], without: str = "") -> str:
+        messages = [
+            {key: value for key, value in others.items() if key != without}
+            | {"role": role, "content": AFTER_SOURCE.join(map(spell, inside))}
+            for role, inside, others in turns
+        ]
         return through_template(model, messages)
 
     # Unique placeholders show where the template puts the parts.
     first, *between = re.split(r"⟦\d+⟧", shown(lambda _: f"⟦{next(marks)}⟧"))
-    found = [part.text + after for part, after in zip(parts, between, strict=False)]
-    if len(between) != len(parts) or first + "".join(found) != shown(lambda part: part.text):
+    found, whole = [part.text + after for part, after in zip(parts, between, strict=False)], ""
+    if len(between) == len(parts):
+        whole = shown(lambda part: part.text)
+    if not whole or first + "".join(found) != whole:
         raise DataError("the chat template changes the messages; write its text into `sources`")
+    keys = sorted({key for _, _, others in turns for key in others})
+    if unseen := [key for key in keys if shown(lambda part: part.text, key) == whole]:
+        say(f"the chat template leaves out what messages say as {', '.join(unseen)}")
     pairs = [(Segment("", first), "")]
     for part, after in zip(parts[:-1], between, strict=False):
         own = AFTER_SOURCE if after.startswith(AFTER_SOURCE) else ""
@@ -330,14 +408,14 @@ def _parted(
     return new_names, new_pieces
 
 
-def _statements(document: Document, start: int, lengths: list[int]) -> Spans:
-    """Of an answer in one piece, its sentences."""
-    if len(lengths) > 1:
-        ends = np.cumsum(lengths)
-        return list(zip((ends - lengths).tolist(), ends.tolist(), strict=True))
+def _statements(document: Document, start: int, answer: AnswerIds) -> Spans:
+    if answer.are_statements is not None:
+        ends = np.cumsum([len(ids) for ids in answer.pieces]).tolist()
+        pairs = zip([0, *ends], ends, answer.are_statements, strict=False)
+        return [(first, end) for first, end, is_statement in pairs if is_statement]
     # By itself, so that an open quotation or code of a source does not reach into it.
-    answer = Document(document.tokens[start:], tokenizer=document.tokenizer)
-    units = answer.units("sentences", 0, len(answer.tokens))
+    whole = Document(document.tokens[start:], tokenizer=document.tokenizer)
+    units = whole.units("sentences", 0, len(whole.tokens))
     return list(zip(units.first.tolist(), units.end.tolist(), strict=True))
 
 

@@ -16,6 +16,7 @@ Dimension key: T statements, S sources, D decoys of a source, W tokens of the an
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -27,6 +28,8 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.attribution.segments import (
+    Answer,
+    AnswerIds,
     Layout,
     SourcePrompt,
     Sources,
@@ -44,6 +47,7 @@ from olmo_sparsity.analysis.models.identity import State
 from olmo_sparsity.analysis.models.load import LoadedModel, using
 from olmo_sparsity.analysis.models.use import refuse_changed, state_of
 from olmo_sparsity.analysis.results.summary import describe_noise
+from olmo_sparsity.analysis.results.tables import plain
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
 from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer, refuse_no_numbers
@@ -52,6 +56,9 @@ from olmo_sparsity.errors import ConfigError, printable
 from olmo_sparsity.runtime import Progress
 
 NEW_TOKENS = 256
+
+JSON_VERSION = 1
+"""Of `to_json`. It grows when a key is removed or changes its meaning, not when one is added."""
 
 
 def measure_losses(
@@ -144,11 +151,23 @@ class Attribution:
     def names(self) -> list[str]:
         return self.prompt.names
 
+    @cached_property
+    def pieces(self) -> list[tuple[str, int | None]]:
+        """Texts that together are the answer, and the number of the statement that each is; None:
+        it is part of no statement."""
+        start, texts, found, at = self.layout.block.start, self.layout.document.texts, [], 0
+        num_tokens = len(texts) - start
+        for number, (first, end) in enumerate([*self.layout.statements, (num_tokens, num_tokens)]):
+            between = "".join(texts[start + at : start + first])
+            found += [(between, None)] if between else []
+            found += [("".join(texts[start + first : start + end]), number)] if first < end else []
+            at = end
+        return found
+
     @property
     def texts(self) -> list[str]:
-        """Of the statements; joined they are the answer."""
-        start, texts = self.layout.block.start, self.layout.document.texts
-        return ["".join(texts[start + a : start + b]) for a, b in self.layout.statements]
+        """Of the statements."""
+        return [text for text, number in self.pieces if number is not None]
 
     @property
     def error_rate(self) -> str:
@@ -240,15 +259,71 @@ class Attribution:
         columns = {"alone": losses_TR[:, :1] - alone_TU, "left_out": without_TU - losses_TR[:, 1:2]}
         return pd.DataFrame({name: of.ravel() for name, of in columns.items()}, index)
 
+    def text(self, citations: str = "[1]", references: bool = True) -> str:
+        """Return the answer with a citation behind each statement that relies on a source.
+
+        `citations` is how the first source is cited: `[1]`, `(1)`, `[^1]`, or with its name:
+        `[name]`. Sources that each suffice share a citation (`[1/2]`); of sources that are needed
+        together each has one. `references`: add a line for each source that is cited.
+        """
+        if (citations.count("1"), citations.count("name")) not in ((1, 0), (0, 1)):
+            raise ConfigError(
+                f"citations={citations} must hold 1 or name once, such as [1], (1), [^1] or [name]"
+            )
+        by_name, cited = "name" in citations, list[str]()
+
+        def mark(*names: str) -> str:
+            cited.extend(name for name in dict.fromkeys(names) if name not in cited)
+            labels = names if by_name else [str(cited.index(name) + 1) for name in names]
+            return citations.replace("name" if by_name else "1", "/".join(labels))
+
+        found = ""
+        for text, number in self.pieces:
+            groups: list[tuple[str, ...]] = []
+            if number is not None:
+                names, kind = self.statements.sources[number], self.statements.kind[number]
+                groups = [names] if kind == "either" else [(name,) for name in names]
+            body = text.rstrip()
+            before = "\n" if body.endswith(("```", "~~~")) else " "  # a fence is alone in its line
+            marks = "".join(mark(*names) for names in groups)
+            found += body + (before + marks if marks else "") + text[len(body) :]
+        if references and cited and not by_name:
+            colon = ":" if citations.startswith("[^") else ""
+            lines = [
+                f"{citations.replace('1', str(i + 1))}{colon} {n}" for i, n in enumerate(cited)
+            ]
+            found = "\n".join([found.rstrip() + "\n", *lines])
+        return found.strip()
+
     def to_dict(self) -> dict[str, Any]:
+        """Return what `to_json` writes (docs/formats.md)."""
+        first, spans = 0, list[tuple[int, int]]()
+        for text, number in self.pieces:
+            if number is not None:
+                inner = text.strip()
+                begin = first + text.find(inner)
+                spans.append((begin, begin + len(inner)))
+            first += len(text)
+        statements = self.statements.to_dict("records")
         return {
+            "schema": "olmo-sparsity/attribution",
+            "version": JSON_VERSION,
             "model": self.prompt.model.name,
             "fingerprint": self.prompt.model.weights_sha256,
             "settings": asdict(self.settings),
             "token_forwards": self.token_forwards,
-            "statements": self.statements.to_dict("records"),
+            "error_rate": self.error_rate,
+            "answer": "".join(text for text, _ in self.pieces),
+            "sources": self.names,
+            "statements": [
+                {"first": a, "end": b} | row for (a, b), row in zip(spans, statements, strict=True)
+            ],
             "matrix": self.matrix.reset_index().to_dict("records"),
         }
+
+    def to_json(self) -> str:
+        """Return the answer, its statements and verdicts as JSON, in a versioned schema."""
+        return json.dumps(plain(self.to_dict()), ensure_ascii=False, indent=1)
 
     def to_html(self, path: str | Path) -> None:
         from olmo_sparsity.analysis.report.statements_page import write_page
@@ -276,7 +351,7 @@ class Attribution:
 class Question:
     sources: Sources
     question: str | None
-    answer: str | Sequence[str] | None = None
+    answer: str | Sequence[str] | Answer | None = None
     candidates: Sequence[str] | None = None
     decoys: Any = None
 
@@ -324,7 +399,7 @@ class Attributing:
 
     def cost(self) -> Cost:
         prompt, answer = self._prompt, self.question.answer
-        unknown = [prompt.near_ids[:1] * self._num_new]
+        unknown = AnswerIds([prompt.near_ids[:1] * self._num_new])
         ids = unknown if answer is None else prompt.answer_ids(answer, self._num_new)
         layouts = [prompt.lay_out(ids, order) for order in self._orders()]
         return estimate(prompt, layouts, self.settings)

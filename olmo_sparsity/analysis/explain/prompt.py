@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from olmo_sparsity.analysis.inputs.documents import Document
-from olmo_sparsity.analysis.inputs.records import LARGEST_DOCUMENT
+from olmo_sparsity.analysis.inputs.records import LARGEST_DOCUMENT, encoding_of
 from olmo_sparsity.analysis.inputs.windows import Spans, Windows
 from olmo_sparsity.analysis.measurement.targets import At, find_spans
 from olmo_sparsity.analysis.models.identity import State
@@ -156,9 +156,11 @@ def read_text(path: str, inline: bool = False) -> str:
         reason = error.strerror or error
         raise DataError(f"{path} cannot be read: {reason}; give one file of text") from None
     except UnicodeDecodeError:
-        raise DataError(f"{path} is not text in UTF-8; convert it first") from None
+        raise DataError(f"{path} is not text in UTF-8: {encoding_of(raw)}") from None
     if not text.strip():
         raise DataError(f"{path} is empty")
+    if "\0" in text[:200]:
+        raise DataError(f"{path} is not text in UTF-8: {encoding_of(raw)}")
     return text
 
 
@@ -180,7 +182,7 @@ def chat_ids(model: LoadedModel, prompt: str) -> tuple[list[int], list[int], lis
     return model.encode([before])[0], model.encode([inside])[0], model.encode([after])[0]
 
 
-def through_template(model: LoadedModel, messages: list[dict[str, str]]) -> str:
+def through_template(model: LoadedModel, messages: Sequence[Mapping[str, Any]]) -> str:
     """The messages as the tokenizer's chat template writes them, up to where the answer begins."""
     tokenizer = model.transformers_tokenizer
     if not getattr(tokenizer, "chat_template", None):

@@ -68,7 +68,11 @@ def lit_answer(found: Attribution) -> str:
         "#e4e0d8",
     )
     spans, rows = [], []
-    for text, row in zip(found.texts, found.statements.itertuples(), strict=True):
+    for text, number_of in found.pieces:
+        if number_of is None:
+            spans.append(escape(text))
+            continue
+        row = found.statements.iloc[number_of]
         tints = [colours[found.names.index(name) % NUM_COLOURS] for name in row.sources]
         stops = ", ".join([*tints, *tints][: max(2, len(tints))]) or "transparent, transparent"
         style = f"background:linear-gradient(90deg, {stops});color:#1d1b18" if tints else ""
@@ -114,7 +118,11 @@ def _key(found: Attribution) -> str:
 
 def _answer(found: Attribution) -> str:
     parts = []
-    for i, (text, row) in enumerate(zip(found.texts, found.statements.itertuples(), strict=True)):
+    for text, i in found.pieces:
+        if i is None:
+            parts.append(escape(text))
+            continue
+        row = found.statements.iloc[i]
         chosen = _chosen(found, row)
         classes = f"{_colour(chosen[0])} {'several' if len(chosen) > 1 else ''}" if chosen else "no"
         second = f' data-second="{_colour(chosen[1])}"' if len(chosen) > 1 else ""

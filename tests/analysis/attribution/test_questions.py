@@ -9,8 +9,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from olmo_sparsity import Segment, attribute
-from olmo_sparsity.analysis.attribution.questions import count_questions, measure_questions
+from olmo_sparsity import Answer, Segment, attribute
+from olmo_sparsity.analysis.attribution.questions import count_questions, measure_questions, read_questions
 from olmo_sparsity.analysis.models.load import LoadedModel, wrap_model
 from olmo_sparsity.analysis.results.results import read_results
 from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings, build
@@ -154,13 +154,57 @@ def test_a_file_of_another_question_or_measurement_is_refused(
         measured(model, path, out, decoys=str(decoys))
 
 
-def test_lines_that_are_no_questions_are_named(
-    model: LoadedModel, path: Path, tmp_path: Path
-) -> None:
-    for line in ("{", '{"question": "w1"}', "[1]"):
-        path.write_text(json.dumps(RECORDS[0]) + "\n" + line)
-        with pytest.raises(DataError, match=r"q.jsonl:2 is no JSON object with sources"):
-            measured(model, path, tmp_path / "out")
+GOOD = json.dumps(RECORDS[0], ensure_ascii=False)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", r"q.jsonl:2 is no JSON object: Expecting property name"),
+        ("[" + GOOD + "]", "q.jsonl:2 is no JSON object: a JSON array: write one object a line"),
+        ("// two", "q.jsonl:2 is no JSON object: a comment, which JSON has not: delete it"),
+        ("{'sources': {}}", "single quotes, as Python writes"),
+        (GOOD.replace('"b"', '"a"'), "q.jsonl:2 is no JSON object: the key 'a' stands twice"),
+        ('{"question": "w1"}', "q.jsonl:2 has no sources; it has question"),
+        *(
+            (GOOD.replace('["w1 w2 w3", "w8 w9"]', answer), f"q.jsonl:2: answer={said} must be a")
+            for answer, said in [
+                ("true", "true"),
+                ('["w1", null]', r'\["w1", null\]'),
+                ("{}", "{}"),
+            ]
+        ),
+    ],
+    ids=lambda value: value[:12],
+)
+def test_lines_that_are_no_questions_are_named(line: str, message: str, path: Path) -> None:
+    path.write_text(GOOD + "\n" + line)
+    with pytest.raises(DataError, match=message) as caught:
+        read_questions(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_in_another_encoding_is_named(path: Path) -> None:
+    path.write_text(GOOD, encoding="utf-16")
+    with pytest.raises(DataError, match=r"q.jsonl is not text in UTF-8: UTF-16; convert it with"):
+        read_questions(path)
+
+
+@pytest.mark.parametrize(
+    ("answer", "read"),
+    [
+        ("1921", "1921"),
+        ("[3, 1.50, 1e3]", ["3", "1.50", "1e3"]),
+        ("null", None),
+        ('"a\u2028b\x85c"', "a\u2028b\x85c"),
+        ('{"text": "w1 w2", "spans": [[0, 2]]}', Answer("w1 w2", [(0, 2)])),
+    ],
+)
+def test_an_answer_is_read_as_it_is_written(answer: str, read: Any, path: Path) -> None:
+    """Numbers as their digits, and marks of line ends within a text."""
+    path.write_text(GOOD.replace('["w1 w2 w3", "w8 w9"]', answer) + "\n" + GOOD)
+    found = read_questions(path)
+    assert [one.answer for one in found] == [read, ["w1 w2 w3", "w8 w9"]]
 
 
 def test_the_command(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from olmo_sparsity import Segment, attribute
+from olmo_sparsity import Answer, Segment, attribute
 from olmo_sparsity.analysis.attribution.segments import draw_decoys, read_decoys
-from olmo_sparsity.errors import DataError
+from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.explanations import make_tokenizer
 from tests.support.sources import GIVEN, SOURCES, asked, model_of
 
@@ -46,6 +51,77 @@ def test_statements_are_sentences_or_as_given() -> None:
     open_code = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(fenced))
     found = attribute(model_of(), open_code, **given | {"sources": {"a": "``` w1 w2"}})
     assert len(found.texts) == 3
+
+
+def test_spans_of_an_answer_are_its_statements() -> None:
+    """The rest of the answer stays in view, as in an answer whose statements are all given."""
+    whole = asked(answer=["w1 w2", "w3", "w8 w9", "w30"])
+    text = "w1 w2 w3  w8 w9 w30"
+    found = asked(answer=Answer(text, [(9, 15), (0, 5)]))
+    assert [text.strip() for text in found.texts] == ["w1 w2", "w8 w9"]
+    assert [(text.strip(), number) for text, number in found.pieces] == [
+        ("w1 w2", 0), ("w3", None), ("w8 w9", 1), ("w30", None),
+    ]  # fmt: skip
+    assert found.layout.block.targets_W.tolist() == whole.layout.block.targets_W.tolist()
+    cells = whole.matrix.loc[[0, 2], ["alone", "left_out", "gives", "lost"]]
+    np.testing.assert_allclose(found.matrix[cells.columns], cells, atol=1e-6)
+    html = found._repr_html_()
+    assert html.index("w1 w2") < html.index("w3") < html.index("w8 w9") < html.index("w30")
+    for spans in ([(0, 5), (4, 8)], [(3, 3)], [(8, 9)], [(0, 99)], []):
+        with pytest.raises(ConfigError, match=r"answer: (the span|it has no spans)"):
+            asked(answer=Answer(text, spans))
+
+
+@given(st.text("ab .\n", min_size=1, max_size=12), st.lists(st.integers(0, 12), max_size=6))
+def test_pieces_of_an_answer_are_the_answer(text: str, at: list[int]) -> None:
+    ends = sorted({0, *at, len(text)} & set(range(len(text) + 1)))
+    spans = [(a, b) for a, b in pairwise(ends) if text[a:b].strip()][::2]
+    if spans:
+        pieces = Answer(text, spans).pieces()
+        assert "".join(piece for piece, _ in pieces) == text
+        assert [piece.strip() for piece, is_one in pieces if is_one] == [
+            text[a:b].strip() for a, b in spans
+        ]
+
+
+@pytest.mark.parametrize("answer", [1921, True, [1, 2], ["w1", None], {"a": "w1"}, b"w1"])
+def test_an_answer_that_is_no_text_is_refused(answer: Any) -> None:
+    with pytest.raises(ConfigError, match=r"answer=.* must be a text, a list of texts"):
+        asked(answer=answer)
+
+
+@pytest.mark.parametrize(
+    ("sources", "message"),
+    [
+        ({"": "w1", "b": "w2"}, "'w1' has an empty name"),
+        ([Segment(" ", "w1"), Segment("b", "w2")], "'w1' has an empty name"),
+        ([{"name": "a", "text": "w1"}], r"is no message with role and content; .* Segment"),
+        ([{"role": "user", "content": None}], "is no message with role and content"),
+        ([{"content": "w1"}], "is no message with role and content"),
+    ],
+)
+def test_a_source_that_no_verdict_could_name_is_refused(sources: Any, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        asked(sources=sources)
+
+
+def test_what_a_message_calls_is_written_or_said(capsys: pytest.CaptureFixture[str]) -> None:
+    read = make_tokenizer()
+    written = "{% for c in m.tool_calls or [] %} {{ c.function.name }}{% endfor %}"
+    template = "{{ bos_token }}{% for m in messages %} {{ m.content }}WRITTEN Q:{% endfor %}"
+    call = {"id": "7", "function": {"name": "w33", "arguments": {"n": 1}}}
+    turns = [
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "content": [Segment("a", "w1 w2")], "tool_call_id": "7"},
+    ]
+    for put, said in ((written, "tool_call_id\n"), ("", "tool_call_id, tool_calls\n")):
+        read.chat_template = template.replace("WRITTEN", put)
+        found = attribute(model_of(), read, **GIVEN | {"sources": turns})
+        assert (
+            f"the chat template leaves out what messages say as {said}" in capsys.readouterr().err
+        )
+        in_view = "".join(found.layout.document.texts[: found.layout.block.start])
+        assert ("w33" in in_view) == bool(put)
 
 
 def test_parts_of_sources_are_judged_as_sources_of_their_own() -> None:

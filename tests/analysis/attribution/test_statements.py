@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from olmo_sparsity import Segment, attribute, estimate_cost
+from olmo_sparsity import Answer, Segment, attribute, estimate_cost
 from olmo_sparsity.analysis.attribution.segments import draw_decoys, read_decoys
 from olmo_sparsity.analysis.attribution.statements import Attribution
 from olmo_sparsity.analysis.attribution.verdicts import chances_of_all
@@ -18,7 +19,7 @@ from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import ConfigError
 from tests.support.explanations import WORDS, make_tokenizer
 from tests.support.families import SUPPORTED, build, find
-from tests.support.sources import FAMILIES, GIVEN, SOURCES, Plain, asked, model_of
+from tests.support.sources import FAMILIES, GIVEN, SOURCES, Plain, asked, model_of, with_verdicts
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -138,6 +139,46 @@ def test_it_prints_each_statement_with_its_verdict() -> None:
     loud = replace(found.prompt, model=replace(found.prompt.model, batch_noise=0.1))
     assert "up to 0.10 nats with the rows beside them" in repr(replace(found, prompt=loud))
     assert found.to_dict()["statements"][0]["text"] == "w1 w2 w3"
+
+
+@pytest.mark.parametrize(
+    ("citations", "shown"),
+    [
+        ("[1]", "w1 w2 w3 [1] w8 w9 [1/2] w30 [1][3] w5\n\n[1] a\n[2] c\n[3] b"),
+        ("[^1]", "w1 w2 w3 [^1] w8 w9 [^1/2] w30 [^1][^3] w5\n\n[^1]: a\n[^2]: c\n[^3]: b"),
+        ("(name)", "w1 w2 w3 (a) w8 w9 (a/c) w30 (a)(b) w5"),
+    ],
+)
+def test_the_answer_is_shown_with_citations(citations: str, shown: str) -> None:
+    answer = Answer("w1 w2 w3 w8 w9 w30 w5", [(0, 8), (9, 14), (15, 18)])
+    found = with_verdicts(asked(answer=answer))
+    assert found.text(citations=citations) == shown
+    if citations == "[1]":
+        assert found.text() == shown
+    assert found.text(citations, references=False) == shown.split("\n")[0]
+    for wrong in ("", "[]", "[11]", "[1 name]"):
+        with pytest.raises(ConfigError, match="must hold 1 or name once"):
+            found.text(citations=wrong)
+    assert asked(answer=answer).text() == answer.text  # none is named
+
+
+def test_json_has_the_schema_that_the_page_says() -> None:
+    found = with_verdicts(
+        asked(answer=Answer("w1 w2 w3  w8 w9 w30 w5", [(0, 8), (10, 15), (16, 19)]))
+    )
+    told = json.loads(found.to_json())
+    page = Path("docs/formats.md").read_text().split("## One answer")[1].split("\n## ")[0]
+    documented = set(re.findall(r"^\| `(\S+)` \|", page, re.M))
+    assert documented == {
+        *told,
+        *(f"statements[].{key}" for key in told["statements"][0]),
+        *(f"matrix[].{key}" for key in told["matrix"][0]),
+    }
+    assert (told["schema"], told["version"]) == ("olmo-sparsity/attribution", 1)
+    for row in told["statements"]:
+        assert told["answer"][row["first"] : row["end"]] == row["text"]
+    assert [row["sources"] for row in told["statements"]] == [["a"], ["a", "c"], ["a", "b"]]
+    assert len(told["matrix"]) == 9
 
 
 # --- from a shell ---------------------------------------------------------------------------------
