@@ -143,7 +143,7 @@ def _as_answer(answer: Any, where: str) -> str | list[str] | Answer | None:
     """Of JSON, whose numbers are texts as they are written."""
     texts = answer if isinstance(answer, list) else [answer]
     if answer is None or all(isinstance(text, str) for text in texts):
-        return answer  # type: ignore[no-any-return]
+        return answer
     if isinstance(answer, dict) and set(answer) == {"text", "spans"}:
         return Answer(answer["text"], [(int(first), int(end)) for first, end in answer["spans"]])
     raise DataError(

@@ -252,8 +252,9 @@ class SourcePrompt:
         elif isinstance(answer, str):
             found = AnswerIds(self.model.encode([answer]))
         elif isinstance(answer, Answer):
-            texts, are = zip(*answer.pieces(), strict=True)
-            found = AnswerIds(self.model.encode(list(texts)), list(are))
+            pieces = answer.pieces()
+            ids = self.model.encode([text for text, _ in pieces])
+            found = AnswerIds(ids, [is_statement for _, is_statement in pieces])
         elif isinstance(answer, Sequence) and all(isinstance(text, str) for text in answer):
             # A space between statements belongs to the later one.
             texts = [" " * (i > 0) + text.strip() for i, text in enumerate(answer)]

@@ -155,14 +155,13 @@ class Attribution:
     def pieces(self) -> list[tuple[str, int | None]]:
         """Texts that together are the answer, and the number of the statement that each is; None:
         it is part of no statement."""
-        start, texts, found, at = self.layout.block.start, self.layout.document.texts, [], 0
-        num_tokens = len(texts) - start
-        for number, (first, end) in enumerate([*self.layout.statements, (num_tokens, num_tokens)]):
-            between = "".join(texts[start + at : start + first])
-            found += [(between, None)] if between else []
-            found += [("".join(texts[start + first : start + end]), number)] if first < end else []
+        texts = self.layout.document.texts[self.layout.block.start :]
+        found, at = list[tuple[str, int | None]](), 0
+        for number, (first, end) in enumerate(self.layout.statements):
+            found += [("".join(texts[at:first]), None), ("".join(texts[first:end]), number)]
             at = end
-        return found
+        found.append(("".join(texts[at:]), None))
+        return [(text, number) for text, number in found if text or number is not None]
 
     @property
     def texts(self) -> list[str]:
