@@ -10,7 +10,11 @@ import pandas as pd
 import pytest
 
 from olmo_sparsity import Answer, Segment, attribute
-from olmo_sparsity.analysis.attribution.questions import count_questions, measure_questions, read_questions
+from olmo_sparsity.analysis.attribution.questions import (
+    count_questions,
+    measure_questions,
+    read_questions,
+)
 from olmo_sparsity.analysis.models.load import LoadedModel, wrap_model
 from olmo_sparsity.analysis.results.results import read_results
 from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings, build
