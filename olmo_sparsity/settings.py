@@ -11,8 +11,9 @@ from __future__ import annotations
 import argparse
 import difflib
 import fnmatch
+import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import Field, field, fields, is_dataclass
 from enum import Enum
 from functools import cache, lru_cache
@@ -430,16 +431,29 @@ def _closest_file(path: Path) -> str:
 # --- options of the command line ------------------------------------------------------------------
 
 
-def add_options(parser: argparse.ArgumentParser, *schemas: type) -> None:
-    """Add an option for each field; of a name that several schemas have, the first. Options that
-    are not given are absent from the parsed ones, so that defaults are in one place."""
+def arguments_of(function: Callable[..., Any]) -> dict[str, str]:
+    """Return what the docstring of a function says of each of its arguments (`Args:`)."""
+    found: dict[str, str] = {}
+    for part in re.split(r"\n    (?=\w)", (inspect.getdoc(function) or "").partition("Args:")[2]):
+        names, _, text = part.partition(": ")
+        found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+    return found
+
+
+def add_options(
+    parser: argparse.ArgumentParser, *schemas: type, help: Mapping[str, str] | None = None
+) -> None:
+    """Add an option for each field; of a name that several schemas have, the first. `help` is for
+    fields that have none. Options that are not given are absent from the parsed ones, so that
+    defaults are in one place."""
     known = set[str]()
     for name, (item, kind) in (pair for schema in schemas for pair in kinds_of(schema).items()):
         if item.metadata.get("hidden") or name in known:
             continue
         known.add(name)
         default = spell(item.default)
-        text = item.metadata["help"] + (f" ({default})" if default else "")
+        text = item.metadata.get("help") or (help or {})[name]
+        text = text[0].lower() + text[1:].rstrip(".") + (f" ({default})" if default else "")
         words: dict[str, Any] = {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
         if kind is bool:
             words["action"] = "store_true"

@@ -1,7 +1,7 @@
-"""The options of `measure` and `explain`, each declared once: its type, default and help.
+"""The options of `explain`, `attribute` and `measure`: their types, defaults and ranges.
 
-Place in the flow: first. The command line is derived from these classes, and so are the keyword
-arguments of the functions. Imports nothing large, because `--help` reads it.
+Place in the flow: first. The command line is derived from these classes; what it says of an option
+is in the docstrings of api.py, or here. Imports nothing large, because `--help` reads it.
 """
 
 from __future__ import annotations
@@ -129,105 +129,25 @@ class TextOptions:
 class Settings:
     """What a measurement computes. Processes with equal settings, model and text share one."""
 
-    long: int | Literal["all"] = option(
-        "all",
-        "tokens of the long window; all: the document so far, up to the model's limit, which costs "
-        "one pass of a document for all targets",
-        metavar="N",
-        least=1,
-    )
-    short: int = option(
-        None,
-        "tokens of the local window; 128, or a quarter of a shorter `long`",
-        metavar="N",
-        least=1,
-    )
-    stride: int = option(
-        None,
-        "neighbouring targets that share windows, which are computed once: a target sees the last "
-        "`short` tokens and those of its block before it; 64 with long=all, else 1",
-        metavar="N",
-        least=1,
-    )
-    sample: float = option(
-        1.0,
-        "the share of all blocks of neighbouring targets to measure, drawn at random, like 5%",
-        metavar="SHARE",
-        parse=parse_sample,
-        least=1e-6,
-        most=1,
-    )
-    blocks: int | None = option(
-        None,
-        "the same as a number: N random blocks a document, on average",
-        metavar="N",
-        least=1,
-    )
-    budget: str | None = option(
-        None,
-        "the same as a time, like 30min or 8h: the share that fits, chosen after a short trial",
-        metavar="TIME",
-    )
-    prefix_ids: tuple[int, ...] = option((), "tokens in front of every window", hidden=True)
-    units: tuple[str, ...] = option(
-        ("tokens",),
-        "what is ranked and counted: tokens, words, sentences, span:W, or several",
-        some=True,
-        distinct=True,
-    )
-    selectors: tuple[str, ...] = option(
-        (),
-        "the rules that rank far units; add_one_screened,random with long=all, else "
-        "add_one,divergence,random,nearest",
-        some=True,
-        distinct=True,
-    )
-    ks: tuple[int, ...] = option(KS, "numbers of far units", least=1, some=True, distinct=True)
-    share: float = option(
-        0.1,
-        "the targets with the largest gaps that are evaluated, as a share of all: all, or like "
-        "top10%",
-        metavar="SHARE",
-        parse=parse_share,
-        least=1e-6,
-        most=1,
-    )
-    min_gap: float = option(
-        MIN_GAP,
-        "nats: targets with a smaller gap are not chosen by it; of all, and of given targets, none "
-        "is left out",
-        least=0,
-        most=1e6,
-    )
-    sets: tuple[TargetSet, ...] = option(
-        CHOSEN_SETS,
-        "target sets: by their gap, by the change of the prediction (kl), by the text alone "
-        "(recurs, new, bigram, names, every); gap alone costs a quarter",
-        some=True,
-        distinct=True,
-    )
-    max_targets: int | None = option(
-        None,
-        "at most N of each set and document, drawn at random",
-        metavar="N",
-        least=1,
-    )
-    far_states: Reading = option(
-        "contextual", "far tokens keep their states in the long window, or are shown alone"
-    )
-    control: Control = option(
-        "unrelated",
-        "what stands in the far part of the foreign control: text of another document, text around "
-        "the target's token, or the own far part in another order",
-    )
-    draws: int = option(3, "draws of the foreign control", least=1)
-    halves: int = option(
-        16,
-        "random halves of the far units that LDS is computed from; 0: none",
-        metavar="N",
-        least=0,
-    )
-    seed: int = option(0, "of all random draws", least=0)
+    long: int | Literal["all"] = option("all", metavar="N", least=1)
+    short: int = option(None, metavar="N", least=1)
+    stride: int = option(None, metavar="N", least=1)
+    sample: float = option(1.0, metavar="SHARE", parse=parse_sample, least=1e-06, most=1)
+    blocks: int | None = option(None, metavar="N", least=1)
+    budget: str | None = option(None, metavar="TIME")
+    prefix_ids: tuple[int, ...] = option((), hidden=True)
+    units: tuple[str, ...] = option(("tokens",), some=True, distinct=True)
+    selectors: tuple[str, ...] = option((), some=True, distinct=True)
+    ks: tuple[int, ...] = option(KS, least=1, some=True, distinct=True)
+    share: float = option(0.1, metavar="SHARE", parse=parse_share, least=1e-06, most=1)
+    min_gap: float = option(MIN_GAP, least=0, most=1000000.0)
+    sets: tuple[TargetSet, ...] = option(CHOSEN_SETS, some=True, distinct=True)
+    max_targets: int | None = option(None, metavar="N", least=1)
+    far_states: Reading = "contextual"
+    control: Control = "unrelated"
+    draws: int = option(3, least=1)
+    halves: int = option(16, metavar="N", least=0)
+    seed: int = option(0, least=0)
 
     def __post_init__(self) -> None:
         """Fill in what depends on the long window, and keep which options were given."""
@@ -303,40 +223,15 @@ QUICK: dict[str, Any] = {
 class AskSettings:
     """What an explanation computes."""
 
-    k: int = option(8, "far units for each target", least=1)
-    units: str = option(
-        "tokens",
-        "what is ranked and counted: tokens, words, sentences, paragraphs or span:W; of sources, "
-        "these of each or, by default, sources",
-    )
-    selector: str = option(
-        "add_one", "the rule that ranks far units; add_one_nested for long texts"
-    )
-    long: int | Literal["all"] = option(
-        "all",
-        "at most so many tokens before a target; all: as many as the model takes",
-        metavar="N",
-        least=1,
-    )
-    short: int | None = option(
-        None,
-        "of those, the last N are no candidates; 32, less for a short prompt, at least what a "
-        "chat template appends",
-        metavar="N",
-        least=1,
-    )
-    far_states: Reading = option(
-        "contextual",
-        "far tokens keep their states in the long window, or are shown alone; sources: isolated",
-    )
-    chat: bool = option(False, "put the prompt into the tokenizer's chat template")
-    max_new_tokens: int | None = option(
-        None,
-        "longest answer to generate; 32, about sources 256",
-        metavar="N",
-        least=1,
-    )
-    seed: int = option(0, "of all random draws", least=0)
+    k: int = option(8, least=1)
+    units: str = "tokens"
+    selector: str = "add_one"
+    long: int | Literal["all"] = option("all", metavar="N", least=1)
+    short: int | None = option(None, metavar="N", least=1)
+    far_states: Reading = "contextual"
+    chat: bool = False
+    max_new_tokens: int | None = option(None, metavar="N", least=1)
+    seed: int = option(0, least=0)
 
     def check(self) -> None:
         from olmo_sparsity.analysis.inputs.windows import span_width
@@ -349,27 +244,14 @@ class AskSettings:
 class SourceSettings:
     """What is computed of the sources of an answer."""
 
-    draws: int = option(8, "decoys of each source", least=4)
-    units: str = option(
-        "sources", "what is judged: sources, or paragraphs, sentences, words, … of each"
-    )
-    orders: int = option(
-        1, "orders of the sources, all but the first shuffled", metavar="N", least=1
-    )
-    rate: float = option(
-        0.05,
-        "of the sources that verdicts name, the share expected to be named by chance",
-        least=1e-6,
-        most=0.999999,
-    )
-    far_states: Reading = option(
-        "isolated", "hidden sources are left out of the text, or hidden from the answer alone"
-    )
-    chat: bool = option(False, "put the prompt into the tokenizer's chat template")
-    max_new_tokens: int | None = option(
-        None, "longest answer to generate; 256", metavar="N", least=1
-    )
-    seed: int = option(0, "of all random draws", least=0)
+    draws: int = option(8, least=4)
+    units: str = "sources"
+    orders: int = option(1, metavar="N", least=1)
+    rate: float = option(0.05, least=1e-06, most=0.999999)
+    far_states: Reading = "isolated"
+    chat: bool = False
+    max_new_tokens: int | None = option(None, metavar="N", least=1)
+    seed: int = option(0, least=0)
 
     def check(self) -> None:
         validate(self)

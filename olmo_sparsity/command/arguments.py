@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 from olmo_sparsity import __version__
+from olmo_sparsity.analysis import api
 from olmo_sparsity.analysis.settings import (
     QUICK,
     AskSettings,
@@ -19,7 +20,7 @@ from olmo_sparsity.analysis.settings import (
     TextOptions,
 )
 from olmo_sparsity.errors import ConfigError, printable
-from olmo_sparsity.settings import add_options, spell
+from olmo_sparsity.settings import add_options, arguments_of, spell
 
 
 class Parser(argparse.ArgumentParser):
@@ -123,7 +124,7 @@ def _add_explain(sub: Parser) -> None:
     )
     sub.add("--target", metavar="TEXT", help="the answer (default: generate one)")
     sub.add("--dry-run", action="store_true", help="count the cost")
-    add_options(sub, AskSettings, ModelOptions)
+    add_options(sub, AskSettings, ModelOptions, help=arguments_of(api.explain))
     sub.add("--check", action="store_true", help="compare with unrelated texts")
     sub.add(
         "--foreign",
@@ -176,7 +177,7 @@ def _add_attribute(sub: Parser) -> None:
         "(builtin:embedded; with --questions: the sources of other questions)",
     )
     sub.add("--dry-run", action="store_true", help="count the cost")
-    add_options(sub, SourceSettings, ModelOptions)
+    add_options(sub, SourceSettings, ModelOptions, help=arguments_of(api.attribute))
     sub.add("--html", metavar="FILE", help="write a page to read in a browser")
     sub.add("--json", action="store_true", help="print JSON")
     sub.add(
@@ -217,7 +218,12 @@ def _add_measure(sub: Parser) -> None:
         help="targets: words, /a regular "
         "expression/, or tokens FIRST:END; may be given several times",
     )
-    add_options(sub, Settings, TextOptions, ModelOptions)
+    help = arguments_of(api.explain) | {
+        name: text
+        for name, text in arguments_of(api.measure).items()
+        if not text.startswith("As in")
+    }
+    add_options(sub, Settings, TextOptions, ModelOptions, help=help)
     sub.add(
         "--shard",
         default="0/1",
