@@ -1,14 +1,14 @@
 """The pages of docs/tables, written from the stored results: `python -m docs.write_tables`.
 
-What stands on them is said in tables.yaml: titles, captions, and which results a table shows. Here
-is one function for each kind of table. A test says when a page no longer follows from the results.
+tables.yaml gives titles, captions, and which results a table shows. Here is a function for each kind
+of table, of that name. A test fails when a page no longer follows from the results.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from itertools import pairwise, product
 from typing import Any
 
@@ -57,7 +57,7 @@ def write_page(name: str) -> str:
         written += [
             f"## {of['title']}",
             *filter(None, [of.get("caption")]),
-            KINDS[kind](**of[kind]),
+            globals()[kind](**of[kind]),
         ]
     return "\n\n".join(written) + "\n"
 
@@ -720,44 +720,6 @@ def engines() -> str:
     return table(
         " | ".join(["config", *(f"{n} GPU{'s' if n > 1 else ''}" for n in sizes)]), lines, left=5
     )
-
-
-KINDS: dict[str, Callable[..., str]] = {
-    function.__name__: function
-    for function in (
-        *(
-            net_excess,
-            transfer,
-            parts_of_words,
-            transfer_pairs,
-            differences,
-            far_part,
-            distance,
-            checks,
-            course,
-            appears,
-            training,
-            kinds,
-            selectors,
-            rules,
-        ),
-        *(
-            reviews,
-            planted,
-            planted_8k,
-            planted_pairs,
-            ladder,
-            beyond,
-            pose_pays,
-            task,
-            reach,
-            by_seed,
-            counting,
-        ),
-        *(nats, calibration, by_position, schemes, ablations, scratchpad, task_commands),
-        *(theory, bridge, scaling, engines),
-    )
-}
 
 
 if __name__ == "__main__":
