@@ -21,6 +21,8 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
+import yaml
+
 from olmo_sparsity.conform import conform
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.io import read_bounded, write_atomically
@@ -220,7 +222,7 @@ def _plain(value: Any) -> Any:
 
 
 def to_yaml(section: Any) -> str:
-    return _yaml().dump(used(section), Dumper=_dialect()[1], allow_unicode=True, sort_keys=False)
+    return yaml.dump(used(section), Dumper=_Dumper, allow_unicode=True, sort_keys=False)
 
 
 # --- read YAML ------------------------------------------------------------------------------------
@@ -322,57 +324,50 @@ def _interpolate(node: Any, root: dict[str, Any], origin: str, above: tuple[str,
 _REFERENCE = re.compile(r"\$\{([^{}]*)\}")
 
 
-def _yaml() -> Any:
-    import yaml  # here, as `--help` needs none
-
-    return yaml
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
-@cache
-def _dialect() -> tuple[Any, Any]:
-    """Loader and dumper: 1e-3 is a number, a date is a text, and no key comes twice."""
-    yaml = _yaml()
+class _Loader(_SafeLoader):
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
+        if twice := {str(key) for key in keys if keys.count(key) > 1}:
+            raise ValueError(f"it has {', '.join(twice)} twice")
+        return super().construct_mapping(node, deep)
 
-    class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            keys = [key.value for key, _ in node.value if key.tag != "tag:yaml.org,2002:merge"]
-            if twice := {str(key) for key in keys if keys.count(key) > 1}:
-                raise ValueError(f"it has {', '.join(twice)} twice")
-            return super().construct_mapping(node, deep)
 
-    class Dumper(yaml.SafeDumper):  # type: ignore[name-defined]
-        pass
+class _Dumper(yaml.SafeDumper):
+    pass
 
-    number = re.compile(
-        r"[-+]?(\d[\d_]*(\.[\d_]*([eE][-+]?\d+)?|[eE][-+]?\d+)|\.\d[\d_]*([eE][-+]?\d+)?"
-        r"|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$"
-    )
-    for dialect in (Loader, Dumper):
-        dialect.yaml_implicit_resolvers = {
-            first: [pair for pair in pairs if not pair[0].endswith((":timestamp", ":float"))]
-            for first, pairs in dialect.yaml_implicit_resolvers.items()
-        }
-        dialect.add_implicit_resolver("tag:yaml.org,2002:float", number, list("-+0123456789."))
-    return Loader, Dumper
+
+_NUMBER = re.compile(
+    r"[-+]?(\d[\d_]*(\.[\d_]*([eE][-+]?\d+)?|[eE][-+]?\d+)|\.\d[\d_]*([eE][-+]?\d+)?"
+    r"|\.(inf|Inf|INF))$|\.(nan|NaN|NAN)$"
+)
+for _dialect in (_Loader, _Dumper):  # 1e-3 is a number, and a date is a text
+    _dialect.yaml_implicit_resolvers = {
+        first: [pair for pair in pairs if not pair[0].endswith((":timestamp", ":float"))]
+        for first, pairs in _dialect.yaml_implicit_resolvers.items()
+    }
+    _dialect.add_implicit_resolver("tag:yaml.org,2002:float", _NUMBER, list("-+0123456789."))
 
 
 @lru_cache(maxsize=64)  # the runs of a sweep share theirs
 def _parse_yaml(text: str, at_depth: int = 0) -> Any:
     """Refuses what exhausts the stack of the library, which ends the process, or fills the memory:
     deep nesting, and texts that refer to themselves or many times over."""
-    yaml, opened, num_aliases = _yaml(), [None] * at_depth, 0
-    for event in yaml.parse(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+    opened, num_aliases = [None] * at_depth, 0
+    for event in yaml.parse(text, _SafeLoader):
         if isinstance(event, yaml.CollectionStartEvent):
             opened.append(event.anchor)
         elif isinstance(event, yaml.CollectionEndEvent):
             opened.pop()
         elif isinstance(event, yaml.AliasEvent):
             num_aliases += 1
+            if event.anchor in opened or num_aliases > 20:
+                raise ValueError("an alias (*name) is part of itself, or there are more than 20")
         if len(opened) > 50 or at_depth > 50:
             raise ValueError("it is nested too deep")
-        if num_aliases > 20 or (isinstance(event, yaml.AliasEvent) and event.anchor in opened):
-            raise ValueError("an alias (*name) is part of itself, or there are more than 20")
-    return yaml.load(text, _dialect()[0])
+    return yaml.load(text, _Loader)
 
 
 # --- installed configs ----------------------------------------------------------------------------
