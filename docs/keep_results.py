@@ -1,4 +1,4 @@
-"""Store a result in docs/results: python docs/keep_results.py FOUND [NAME] [--no-rows]
+"""Store a result in docs/results: python -m docs.keep_results FOUND [NAME] [--no-rows]
 
 FOUND is a measurement, a task result or a training run, each a folder, or a table (.csv) or record
 (.json) of a benchmark. NAME is what the pages call it; by default the name of FOUND. A result of

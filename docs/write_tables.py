@@ -1,7 +1,7 @@
 """The pages of docs/tables, written from the stored results: `python -m docs.write_tables`.
 
-tables.yaml gives titles, captions, and which results a table shows. Here is a function for each kind
-of table, of that name. A test fails when a page no longer follows from the results.
+tables.yaml gives titles, captions, and which results a table shows. Here is a function for each
+kind of table, of that name. A test fails when a page no longer follows from the results.
 """
 
 from __future__ import annotations
