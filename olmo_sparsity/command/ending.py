@@ -16,7 +16,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Iterator
 from typing import Any, TextIO
 
 from olmo_sparsity.errors import ReportedElsewhere, UserError, is_out_of_memory, printable
@@ -73,7 +72,7 @@ def exit_code_of(error: BaseException, *, again: str | None) -> int:
 
 
 def _exit_code_of_os_error(error: OSError) -> int:
-    if isinstance(error, BrokenPipeError) and error.filename in STREAMS:
+    if isinstance(error, BrokenPipeError):
         return EXIT_BROKEN_PIPE
     if error.filename is not None:
         return print_error(f"{error.filename}: {error.strerror}")
@@ -84,42 +83,26 @@ def _exit_code_of_os_error(error: OSError) -> int:
 
 # --- standard output and error ------------------------------------------------------------------
 
-STREAMS = ("stdout", "stderr")
 
+class ResultStream:
+    """Standard output: shows what a terminal would execute, or cannot show, as JSON does."""
 
-class NamedStream:
-    """A stream whose errors have a file name, as those of files do. Standard output shows what a
-    terminal would execute, or cannot show, as JSON does."""
-
-    def __init__(self, stream: TextIO, name: str) -> None:
-        self._stream, self._name = stream, name
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
 
     def write(self, text: str) -> int:
-        with self._naming():
-            return self._stream.write(_shown(text) if self._name == "stdout" else text)
-
-    def flush(self) -> None:
-        with self._naming():
-            self._stream.flush()
+        return self._stream.write(_shown(text))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)
 
-    @contextlib.contextmanager
-    def _naming(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            error.filename = self._name
-            raise
 
-
-def name_streams() -> None:
+def prepare_streams() -> None:
     codecs.register_error("as JSON", _escape_unencodable)
-    for name in STREAMS:
+    for name in ("stdout", "stderr"):
         stream = getattr(sys, name) or open(os.devnull, "w")  # noqa: SIM115 (it may be closed)
         stream.reconfigure(errors="as JSON")  # of what ASCII and Latin-1 lack
-        setattr(sys, name, NamedStream(stream, name))
+        setattr(sys, name, ResultStream(stream) if name == "stdout" else stream)
 
 
 _OURS = re.compile("(\x1b\\[[01]m|[\n\t])")

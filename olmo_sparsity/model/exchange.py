@@ -33,7 +33,6 @@ from olmo_sparsity.model.families import (
     from_hugging_face,
     to_hugging_face,
 )
-from olmo_sparsity.model.official import is_official, read_official_config, read_official_weights
 from olmo_sparsity.model.olmo import PositionedOLMo
 from olmo_sparsity.model.rope import from_rope_parameters, to_rope_parameters
 
@@ -125,8 +124,8 @@ def _save_tokenizer(tokenizer: Tokenizer, config: ModelConfig, out: Path) -> Non
 
 
 def import_weights(source: str, config: ModelConfig) -> dict[str, Tensor]:
-    """A state dict for `build_model(config)`, from an official OLMo checkpoint folder, a checkpoint
-    or run of ours, or a Hugging Face folder of one of FAMILIES."""
+    """A state dict for `build_model(config)`, from a checkpoint or run of ours, or a Hugging Face
+    folder of one of FAMILIES."""
     implied = ModelConfig(**config_of(source))
     _check_angles(implied, config, source)
     theirs, ours = _essence(implied), _essence(config)
@@ -136,14 +135,11 @@ def import_weights(source: str, config: ModelConfig) -> dict[str, Tensor]:
                 f"init_from='{source}' has model.{name}={theirs.get(name)}, this run "
                 f"model.{name}={value}; set the model's fields as they are there"
             )
-    if is_official(source):
-        weights = read_official_weights(Path(source))
-    else:
-        model = load_model(source, dtype="fp32").model
-        weights = dict(model.state_dict())
-        if isinstance(model, HuggingFaceLM) and config.architecture == "olmo":
-            family = FAMILIES[model.model.config.model_type]
-            weights = from_hugging_face(dict(model.model.state_dict()), family, config)
+    model = load_model(source, dtype="fp32").model
+    weights = dict(model.state_dict())
+    if isinstance(model, HuggingFaceLM) and config.architecture == "olmo":
+        family = FAMILIES[model.model.config.model_type]
+        weights = from_hugging_face(dict(model.model.state_dict()), family, config)
     check_fit(_expected(config), weights, source)
     return weights
 
@@ -178,8 +174,6 @@ def _in_words(config: ModelConfig) -> str:
 
 def config_of(source: str) -> dict[str, Any]:
     """The fields of ModelConfig that a source of weights implies."""
-    if is_official(source):
-        return dict(vars(read_official_config(Path(source))))
     folder = find_folder(source)
     if not (folder / "config.json").is_file():
         return dict(vars(load_saved_config(folder / "config.yaml").model))

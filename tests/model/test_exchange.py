@@ -10,11 +10,6 @@ import pytest
 import torch
 import transformers
 from olmo.config import LayerNormType
-from olmo.config import ModelConfig as UpstreamConfig
-from olmo.config import TrainConfig as UpstreamTrainConfig
-from olmo.model import OLMo
-from olmo.safetensors_util import state_dict_to_safetensors_file
-from safetensors.torch import save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -23,7 +18,7 @@ from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.config.run import load_config
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.config.text import PositionsConfig
-from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.checkpoint_files import fill
 from olmo_sparsity.model.exchange import (
@@ -245,53 +240,6 @@ def test_a_refused_export_writes_nothing(tmp_path: Path) -> None:
 # --- import -------------------------------------------------------------------------------------
 
 
-OFFICIAL: dict[str, dict[str, Any]] = {
-    "olmo 1": OLMO_1 | {"weight_tying": False, "layer_norm_type": LayerNormType.low_precision},
-    "olmo 2": OLMO_2 | {"n_kv_heads": 2, "embedding_size": 384},
-    "with biases": {"include_bias": True},
-    "alibi": {"rope": False, "alibi": True},
-    "in groups": OLMO_1 | {"block_group_size": 2},
-}
-
-
-def write_official(folder: Path, kind: str, changes: dict[str, Any]) -> OLMo:
-    """As OLMo's trainer leaves it: its whole config, its names, in any of three kinds of file."""
-    folder.mkdir()
-    config = UpstreamConfig(
-        **({"rope": True, "include_bias": False, "embedding_size": None} | TINY | changes)
-    )
-    UpstreamTrainConfig(model=config).save(folder / "config.yaml")
-    torch.manual_seed(0)
-    upstream = OLMo(config).eval()
-    state = upstream.state_dict()
-    if kind == "encoded":
-        state_dict_to_safetensors_file(state, folder / "model.safetensors")
-    elif kind == "plain":
-        save_file(state, folder / "model.safetensors")
-    else:
-        torch.save(
-            {f"_fsdp_wrapped_module.{name}": t for name, t in state.items()}, folder / "model.pt"
-        )
-    return upstream
-
-
-@torch.no_grad()
-@pytest.mark.parametrize(
-    ("changes", "kind"),
-    [*zip(OFFICIAL.values(), ("encoded", "plain", "pickled", "encoded", "plain"), strict=True)],
-    ids=OFFICIAL,
-)
-def test_a_run_begins_where_an_official_checkpoint_is(
-    tmp_path: Path, changes: dict[str, Any], kind: str
-) -> None:
-    upstream = write_official(tmp_path / "official", kind, changes)
-    ours = {name: value for name, value in changes.items() if name != "block_group_size"}
-    model = begin_from(tmp_path / "official", **ours)
-    theirs = upstream(draw_tokens()).logits
-    found = model(draw_tokens(), COUNTED)
-    torch.testing.assert_close(found, theirs, atol=1e-5, rtol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("field", "value", "expected"),
     [
@@ -313,7 +261,7 @@ def test_a_run_begins_where_an_official_checkpoint_is(
         ("architecture", "gpt_neox", "olmo"),
     ],
 )
-@pytest.mark.parametrize("kind", ["ours", "official", "hugging face"])
+@pytest.mark.parametrize("kind", ["ours", "hugging face"])
 def test_the_first_field_that_differs_is_named_with_both_values(
     sources: dict[str, Path], kind: str, field: str, value: Any, expected: Any
 ) -> None:
@@ -328,37 +276,8 @@ def test_the_first_field_that_differs_is_named_with_both_values(
 def sources(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("sources")
     write_checkpoint(folder / "ours", **OLMO_1)
-    write_official(folder / "official", "plain", OLMO_1)
     export(folder / "ours", folder / "hugging face")
     return {path.name: path for path in folder.iterdir()}
-
-
-def test_sources_that_cannot_be_read_are_named(tmp_path: Path) -> None:
-    config = ModelConfig(**(TINY | OLMO_1))
-
-    def refused(kind: type[Exception], match: str) -> None:
-        with pytest.raises(kind, match=match):
-            import_weights(str(tmp_path / "official"), config)
-
-    write_official(tmp_path / "official", "pickled", OLMO_1)
-    weights = tmp_path / "official" / "model.pt"
-    torch.save({"transformer.wte.weight": Path}, weights)  # more than tensors: not run
-    refused(DataError, "model.pt' cannot be read")
-    torch.save({"transformer.wte.weight": torch.ones(259, 32)}, weights)
-    refused(DataError, r"lacks weights .*transformer.blocks.0")
-    weights.unlink()
-    refused(DataError, r"neither model.safetensors nor model.pt")
-    config_file = tmp_path / "official" / "config.yaml"
-    config_file.write_text("model: {d_model: 32, unheard_of: 1}\n")
-    refused(ConfigError, r"config.yaml: model: unknown key 'unheard_of'")
-    config_file.write_text("model: {d_model: '${oc.env:HOME}'}\n")
-    refused(ConfigError, r"model: d_model must be a whole number, not '\${oc.env:HOME}'")
-    config_file.write_text("model: " + "[" * 50_000)
-    refused(ConfigError, r"config.yaml' is not readable YAML: it is nested too deep")
-    config_file.write_text("model: {d_model: 32}\n")
-    refused(ConfigError, "learned position embeddings")
-    config_file.write_text("training: {}\n")
-    refused(ConfigError, "config.yaml: model: it must be a mapping, not None")
 
 
 @pytest.mark.parametrize(

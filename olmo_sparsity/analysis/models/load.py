@@ -338,7 +338,7 @@ def find_folder(path_or_hub_name: str) -> Path:
     raise DataError(
         f"'{path}' is not a model folder: it has neither config.json (Hugging Face), nor a "
         ".gguf file, nor manifest.json (a checkpoint of ours), nor checkpoints/ (a run of "
-        "ours); official OLMo checkpoints can only start a run (init_from)"
+        "ours); convert a checkpoint of OLMo's own trainer with its scripts for transformers"
     )
 
 
