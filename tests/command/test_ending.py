@@ -122,6 +122,14 @@ def test_a_command_may_have_no_output() -> None:
     assert (done.returncode, done.stderr) == (0, b"")
 
 
+def test_python_without_docstrings_is_named() -> None:
+    done = subprocess.run(
+        [sys.executable, "-OO", "-m", "olmo_sparsity", "demo"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert "python -OO (PYTHONOPTIMIZE=2) removes docstrings" in done.stderr
+
+
 def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     out = tmp_path / "copy.yaml"
     done = subprocess.run(

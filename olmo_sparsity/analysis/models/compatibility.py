@@ -9,6 +9,7 @@ Dimension key: B batch, L length, V vocabulary.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
@@ -179,6 +180,11 @@ def _moment(device: torch.device) -> str:
 def reason_of(error: Exception) -> str:
     if is_out_of_memory(error):
         raise error
+    if sys.flags.optimize > 1:
+        raise ConfigError(
+            "python -OO (PYTHONOPTIMIZE=2) removes docstrings, and transformers builds its models "
+            "from them; run python, or python -O"
+        )
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
 
 
