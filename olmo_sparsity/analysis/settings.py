@@ -137,7 +137,7 @@ class Settings:
     budget: str | None = option(None, metavar="TIME")
     prefix_ids: tuple[int, ...] = option((), hidden=True)
     units: tuple[str, ...] = option(("tokens",), some=True, distinct=True)
-    selectors: tuple[str, ...] = option((), some=True, distinct=True)
+    selectors: tuple[str, ...] = option((), distinct=True)
     ks: tuple[int, ...] = option(KS, least=1, some=True, distinct=True)
     share: float = option(0.1, metavar="SHARE", parse=parse_share, least=1e-06, most=1)
     min_gap: float = option(MIN_GAP, least=0, most=1000000.0)

@@ -544,10 +544,8 @@ def test_measured_documents_keep_their_names(measurable: LoadedModel) -> None:
         with pytest.raises(ConfigError, match=r"ks\[0\] must be a whole number"):
             measure("nowhere", "a.jsonl", Windows(8, 4), ks=ks)  # type: ignore[arg-type] # wrong
     for wrong, message in (
-        ({"shard": 1}, "shard=1 must be"),
         ({"share": "ten"}, "share=ten is neither"),
         ({"targets": 0.1}, "targets=0.1 must be another measurement"),
-        ({"chare": 0.1}, "has no option chare; did you mean share"),
         ({"out": "a.jsonl"}, "is a file"),
     ):
         with pytest.raises(ConfigError, match=message):
