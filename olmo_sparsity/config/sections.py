@@ -124,8 +124,11 @@ class TrainingConfig:
     """Sequences per optimizer step, all processes together. In a stage of shorter ones, each of
     these is cut: a step always has as many tokens."""
 
-    micro_batch_size: int | None = option(None, least=1)
-    """Sequences per forward on one process, of the longest; None: no gradient accumulation."""
+    micro_batch_size: int | None = option(
+        None, least=0, parse=lambda text: 0 if text == "auto" else text
+    )
+    """Sequences per forward on one process, of the longest; None: no gradient accumulation. auto
+    (or 0): as many as fit into memory by the formulas of `--dry-run`, up to 65,536 tokens."""
 
     num_steps: int = option(1000, least=1, most=10**12)
     max_grad_norm: float | None = option(1.0, least=1e-12, most=1e12)

@@ -48,7 +48,7 @@ def check_engine(config: RunConfig, processes: Processes) -> None:
         )
     share = training.batch_size // world_size
     micro = training.micro_batch_size
-    if micro is not None and share % micro:
+    if micro and share % micro:
         raise ConfigError(
             f"training.batch_size={training.batch_size} leaves {share} sequences for each of "
             f"{world_size} processes, no multiple of training.micro_batch_size={micro}; set that "

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from packaging.version import Version
 from torch import Tensor
 
 from olmo_sparsity.config.sections import RunConfig
@@ -151,6 +152,9 @@ class ZeroEngine(Engine):
         }
 
 
+OLDEST = "0.19.7"
+
+
 def import_deepspeed(device: torch.device) -> Any:
     if device.type == "cpu":
         os.environ["DS_ACCELERATOR"] = "cpu"
@@ -163,6 +167,12 @@ def import_deepspeed(device: torch.device) -> Any:
             f"engine.name asks for DeepSpeed, which cannot be imported ({error}): pip install "
             "deepspeed"
         ) from None
+    if Version(deepspeed.__version__) < Version(OLDEST):
+        raise ConfigError(
+            f"engine.name asks for DeepSpeed, and {deepspeed.__version__} is installed. Older "
+            f"versions divide gradients by the number of micro-batches: pip install "
+            f"'deepspeed>={OLDEST}'"
+        )
     if device.type == "cpu":
         # Disables shared-memory collectives, which are for inference. They would be compiled on
         # first use, under a lock that a killed process never releases.

@@ -15,6 +15,7 @@ import re
 import socket
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -22,6 +23,10 @@ import torch.distributed as dist
 
 from olmo_sparsity.errors import ConfigError, ReportedElsewhere, UserError
 from olmo_sparsity.runtime import Launch, read_launch
+
+PATIENCE = timedelta(hours=2)
+"""How long processes wait for each other; longer than the first of them measures sparsity alone
+(evaluation.sparsity_targets). A process that died is noticed at once."""
 
 
 class LostProcess(Exception):
@@ -109,7 +114,11 @@ def connect() -> Iterator[Processes]:
 
 def among(launch: Launch) -> Processes:
     """The processes of an initialised group."""
-    group = dist.group.WORLD if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+    group = (
+        dist.group.WORLD
+        if dist.get_backend() == "gloo"
+        else dist.new_group(backend="gloo", timeout=PATIENCE)
+    )
     return Processes(**asdict(launch), group=group)
 
 
@@ -131,7 +140,7 @@ def _meet(launch: Launch) -> None:
         "MASTER_PORT": port,
     }
     try:
-        dist.init_process_group(_backend())
+        dist.init_process_group(_backend(), timeout=PATIENCE)
     except (dist.DistError, RuntimeError, ValueError) as error:
         reason = str(error).strip().splitlines()[0][:200]
         raise UserError(

@@ -38,7 +38,13 @@ from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.checkpoint_files import unique_weights
 from olmo_sparsity.runtime import choose_device, multiplies
 from olmo_sparsity.training.distributed import Processes, start_alone
-from olmo_sparsity.training.moments import KEYS, MomentSlice, SavedMoments, copy_moments
+from olmo_sparsity.training.moments import (
+    KEYS,
+    MomentSlice,
+    SavedMoments,
+    copy_moments,
+    to_main_memory,
+)
 from olmo_sparsity.training.optim import build_optimizer
 
 COMPILED_BY_BLOCK = 16
@@ -162,7 +168,7 @@ class Engine:
         if not self.processes.is_first:
             return {}
         weights = unique_weights(self.model.state_dict())
-        return {name: tensor.to("cpu", copy=True) for name, tensor in weights.items()}
+        return to_main_memory(weights)
 
     def copy_moments(self) -> Callable[[Path], None]:
         """Copy this process's part of the optimizer state; returns a function that writes it into a
@@ -198,7 +204,10 @@ class Engine:
             return "as transformers chooses"
         dtype = torch.bfloat16 if config.training.precision == "bf16" else torch.float32
         length, masked = config.training.length, config.data.mask_documents
-        return kernel_in_training(config.model, length, self.device, dtype, masked)
+        kernel = kernel_in_training(config.model, length, self.device, dtype, masked)
+        # An older cuDNN costs a tenth of a step, and is chosen silently.
+        version = torch.backends.cudnn.version() if kernel.startswith("cudnn") else None
+        return kernel if version is None else f"{kernel} of cuDNN {version}"
 
 
 class DDPEngine(Engine):

@@ -5,6 +5,7 @@ Place in the flow: `train --dry-run`, and the throughput in the log.
 
 from __future__ import annotations
 
+import os
 import re
 import resource
 from dataclasses import replace
@@ -19,9 +20,10 @@ from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.model.build import build_model
 
 
-def flops_per_token(model: nn.Module, config: RunConfig) -> float:
+def flops_per_token(model: nn.Module, config: RunConfig, whole_attention: bool = False) -> float:
     """Forward and backward: 6 per weight of a matmul, and 6·L·D per layer for attention scores and
-    sums, over half of L keys because of causality."""
+    sums, over half of L keys because of causality. `whole_attention`: over all L, as OLMo-core,
+    nanochat and torchtitan count."""
     weight_VD, _ = cast(LanguageModel, model).unembedding
     embeddings = sum(m.weight.numel() for m in model.modules() if isinstance(m, nn.Embedding))
     matmul_weights = sum(p.numel() for p in model.parameters() if p.ndim > 1) - embeddings
@@ -29,7 +31,7 @@ def flops_per_token(model: nn.Module, config: RunConfig) -> float:
         matmul_weights += weight_VD.numel()  # tied: looked up once, multiplied once
     of_queries = config.model.n_heads * config.model.effective_head_width
     attention = config.model.n_layers * config.training.length * of_queries
-    return 6.0 * matmul_weights + 6.0 * attention
+    return 6.0 * matmul_weights + (12.0 if whole_attention else 6.0) * attention
 
 
 # Dense bf16, from the data sheets; the longer of names with a common beginning comes first.
@@ -76,16 +78,46 @@ def activation_bytes(config: RunConfig, micro_batch_size: int, device: str = "cp
     return (kept * layers + 10) * of_width + loss
 
 
-def estimate(config: RunConfig, device: torch.device) -> dict[str, str]:
-    """Lines for `--dry-run`. The model is built on PyTorch's meta device, without memory."""
+def state_bytes(config: RunConfig, num_parameters: int) -> int:
+    """Weights, gradients and two moments in fp32; bf16 adds a cast copy of the weights."""
+    return num_parameters * (16 + (2 if config.training.precision == "bf16" else 0))
+
+
+MOST_TOKENS = 65_536
+"""Of a micro-batch. Larger ones gain little: what is done once for each is below 2% of a step."""
+
+
+def fitting_micro_batch_size(config: RunConfig, share: int, device: torch.device) -> int:
+    """Return the largest divisor of `share`, the sequences of a process, that needs at most 85% of
+    the memory of its GPU; without a GPU, half of the machine's."""
+    if device.type == "cuda":
+        room = 0.85 * torch.cuda.get_device_properties(device).total_memory - CUDA_CONTEXT_BYTES
+    else:
+        room = 0.5 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    room -= state_bytes(config, count_parameters(_without_memory(config)))
+    fitting = [
+        size
+        for size in range(1, share + 1)
+        if share % size == 0
+        and size * config.training.length <= MOST_TOKENS
+        and activation_bytes(config, size, device.type) <= room
+    ]
+    return max(fitting, default=1)
+
+
+def _without_memory(config: RunConfig) -> nn.Module:
     with torch.device("meta"):
-        model = build_model(replace(config.model))
+        return build_model(replace(config.model))
+
+
+def estimate(config: RunConfig, device: torch.device) -> dict[str, str]:
+    """Return lines for `--dry-run`."""
+    model = _without_memory(config)
     training = config.training
     parameters = count_parameters(model)
     tokens = training.batch_size * training.length
     micro = training.micro_batch_size or training.batch_size
-    # Weights, gradients and two moments in fp32; bf16 adds a cast copy of the weights.
-    state = parameters * (16 + (2 if training.precision == "bf16" else 0))
+    state = state_bytes(config, parameters)
     activations = activation_bytes(config, micro, device.type)
     context = CUDA_CONTEXT_BYTES if device.type == "cuda" else 0
     total = tokens * training.num_steps

@@ -117,6 +117,7 @@ def log_step(
     speed["peak_memory_gib"] = peak_memory_gib(start.engine.device)
     if start.stated_flops:
         speed["mfu"] = steps_per_s * start.flops_per_step / start.stated_flops
+        speed["mfu_whole_attention"] = steps_per_s * start.whole_flops_per_step / start.stated_flops
     with start.engine.processes.agree():
         shown = metrics.flush(**speed)
     progress.update(

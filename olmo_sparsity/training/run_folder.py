@@ -258,6 +258,7 @@ class _Row:
     tokens_per_s: float = 0.0
     peak_memory_gib: float = 0.0
     mfu: float = 0.0
+    mfu_whole_attention: float = 0.0
     heldout: list[dict[str, float | str]] = field(default_factory=list)
     induction_drop: float = 0.0
     induction_drops: dict[str, float] = field(default_factory=dict)

@@ -35,6 +35,7 @@ from olmo_sparsity.training.engine import Engine, choose_precision, measure_matm
 from olmo_sparsity.training.estimate import (
     count_parameters,
     estimate,
+    fitting_micro_batch_size,
     flops_per_token,
     stated_flops,
 )
@@ -74,6 +75,9 @@ class Start:
 
     tokens_per_step: int
     flops_per_step: float
+    whole_flops_per_step: float
+    """With attention counted whole."""
+
     peak_flops: float
     """FLOP/s of a plain matmul on all devices, measured."""
 
@@ -95,7 +99,7 @@ def prepare(
         device = own_device(config.training.device, processes)
         share = processes.rank, processes.world_size
         shards, heldout = (open_shards(config.data, split, share) for split in SPLITS)
-        config = resolve(config, shards, device)
+        config = resolve(config, shards, device, processes.world_size)
         if config.evaluation.sparsity_targets and probe is not None and processes.is_first:
             sparsity_of = probe(config, heldout, device)
         check_heldout(heldout, config)
@@ -105,7 +109,9 @@ def prepare(
         torch.manual_seed(config.seed)
         model = build_model(config.model)
         tokens_per_step = config.training.batch_size * config.training.length
-        flops_per_step = tokens_per_step * flops_per_token(model, config)
+        flops_per_step, whole_flops_per_step = (
+            tokens_per_step * flops_per_token(model, config, whole) for whole in (False, True)
+        )
     check_devices(config.training.device, device, processes)
     check_same_config(config, processes)
     check_shared(Path(config.run_folder), processes)
@@ -121,6 +127,7 @@ def prepare(
         sparsity_of=sparsity_of,
         tokens_per_step=tokens_per_step,
         flops_per_step=flops_per_step,
+        whole_flops_per_step=whole_flops_per_step,
         peak_flops=peak * processes.world_size,
         stated_flops=(stated_flops(device_name(device)) or 0) * processes.world_size,
         report=report,
@@ -179,7 +186,10 @@ def restore(
     if latest is not None:
         with processes.agree():
             engine.load_moments(latest / ENGINE_FOLDER, step)
-    report(f"{config.run_folder}: {num_parameters:,} parameters on {engine.device}, {engine.title}")
+    report(
+        f"{config.run_folder}: {num_parameters:,} parameters on {engine.device}, {engine.title}, "
+        f"attention: {engine.attention_kernel()}"
+    )
     if latest is not None:
         report(f"resuming from {latest}")
     elif config.init_from is not None:
@@ -225,7 +235,9 @@ def restore_weights(
 # --- what hardware and tokenizer determine --------------------------------------------------------
 
 
-def resolve(config: RunConfig, shards: TokenShards, device: torch.device) -> RunConfig:
+def resolve(
+    config: RunConfig, shards: TokenShards, device: torch.device, world_size: int = 1
+) -> RunConfig:
     """A copy with the fields set that hardware and tokenizer determine; refuses what does not fit
     the shards."""
     refuse_other_settings(config.data)
@@ -237,12 +249,18 @@ def resolve(config: RunConfig, shards: TokenShards, device: torch.device) -> Run
         )
     check_model(model, "config")  # the embedding may be too small for the vocabulary
     model = replace(model, eos_token_id=shards.eos_id, pad_token_id=shards.eos_id)
-    return replace(with_precision(config, device), model=model)
+    return for_hardware(replace(config, model=model), device, world_size)
 
 
-def with_precision(config: RunConfig, device: torch.device) -> RunConfig:
-    precision = choose_precision(config.training.precision, device)
-    return replace(config, training=replace(config.training, precision=precision))
+def for_hardware(config: RunConfig, device: torch.device, world_size: int = 1) -> RunConfig:
+    """A copy with the precision and the micro-batches of this device."""
+    training = config.training
+    training = replace(training, precision=choose_precision(training.precision, device))
+    config = replace(config, training=training)
+    if training.micro_batch_size == 0:
+        share = training.batch_size // world_size
+        training.micro_batch_size = fitting_micro_batch_size(config, share, device)
+    return config
 
 
 def with_vocabulary(model: ModelConfig, size: int) -> ModelConfig:
@@ -263,7 +281,7 @@ def dry_run(config: RunConfig) -> None:
         name = config.data.tokenizer.name
         size = count_vocabulary(load_tokenizer(name)) if name else config.data.tokenizer.train_vocab
         model = with_vocabulary(config.model, size or 0)
-        config = replace(with_precision(config, device), model=model)
+        config = for_hardware(replace(config, model=model), device)
     print(to_yaml(config))
     for name, value in estimate(config, device).items():
         print(f"# {name}: {value}")

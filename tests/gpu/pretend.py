@@ -137,6 +137,7 @@ class Machine(TorchDispatchMode):
         target = kwargs.get("device") or (ours[0].device if ours else None)
         target = torch.device("cpu" if target is None else target)
         if not ours and target.type != "cuda":
+            kwargs.pop("pin_memory", None)
             return func(*args, **kwargs)
         if target.type == "cuda":
             target = torch.device("cuda", target.index or 0)

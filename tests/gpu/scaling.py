@@ -32,6 +32,7 @@ from olmo_sparsity.training.start import with_vocabulary
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results/scaling.json"
 SIZES = ("20m", "60m", "150m", "300m", "1b")
+MICRO_BATCHES = {"20m": 64, "60m": 32, "150m": 16, "300m": 8, "1b": 4}
 ENGINES = ("ddp", "zero1", "zero2", "zero3")
 WORLD_SIZES = (8, 64, 512)
 
@@ -48,7 +49,7 @@ def measure(size: str, engine: str, world_size: int) -> dict[str, Any]:
     """Each further micro-batch gives collectives as many bytes as the second does."""
     config = config_of(size, engine)
     share = config.training.batch_size // world_size
-    micro = min(config.training.micro_batch_size or share, share)
+    micro = min(MICRO_BATCHES[size], share)
     config = replace(config, training=replace(config.training, micro_batch_size=micro))
     steps = [training_step(config, world_size, 1 + i) for i in range(min(2, share // micro))]
     first, last = steps[0].given, steps[-1].given

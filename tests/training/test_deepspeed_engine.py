@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.settings import CONFIGS
-from olmo_sparsity.training.deepspeed_engine import deepspeed_settings
+from olmo_sparsity.training.deepspeed_engine import deepspeed_settings, import_deepspeed
 from olmo_sparsity.training.distributed import Processes
 
 MakeConfig = Callable[..., RunConfig]
@@ -77,3 +80,9 @@ def test_the_shipped_files_say_nothing_but_engine_settings(
     assert set(given) == {"zero_optimization"}
     settings = deepspeed_settings(make_config(engine__name=name), TWO)
     assert settings["zero_optimization"] == given["zero_optimization"]
+
+
+def test_a_deepspeed_that_divides_gradients_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(__version__="0.18.3"))
+    with pytest.raises(ConfigError, match=r"0\.18\.3 is installed.* 'deepspeed>=0\.19\.7'"):
+        import_deepspeed(torch.device("cuda"))

@@ -190,6 +190,8 @@ def test_a_compiled_step_is_two_graphs(
         found, expected = compiled.step(batch, 1e-3), eager.step(batch, 1e-3)
         torch.testing.assert_close(found, expected)
     assert graphs.frame_count == 2
+    for graph in graphs.graphs:  # PyTorch 2.11 compiles wrong gradients of these
+        assert "autograd_function_apply" not in str(graph.graph)
 
 
 @pytest.mark.parametrize("world_size", [8, 64])

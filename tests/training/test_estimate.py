@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 
+import pytest
 import torch
 
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.training.estimate import (
+    CUDA_CONTEXT_BYTES,
+    activation_bytes,
     count_parameters,
     estimate,
     flops_per_token,
+    state_bytes,
     stated_flops,
 )
+from olmo_sparsity.training.start import for_hardware
 
 MakeConfig = Callable[..., RunConfig]
 
@@ -26,6 +32,7 @@ def test_estimates_count_what_is_built(make_config: MakeConfig) -> None:
     weights = sum(p.numel() for name, p in model.named_parameters() if "proj" in name)
     weights += sum(p.numel() for n, p in model.named_parameters() if "out" in n)
     assert flops_per_token(model, config) == 6 * weights + 6 * 2 * 16 * 32
+    assert flops_per_token(model, config, whole_attention=True) == 6 * weights + 12 * 2 * 16 * 32
 
 
 def test_of_several_lengths_the_longest_is_estimated(make_config: MakeConfig) -> None:
@@ -34,6 +41,25 @@ def test_of_several_lengths_the_longest_is_estimated(make_config: MakeConfig) ->
     stages = [{"tokens": 4, "until": 2}, {"tokens": 16}]
     config = make_config(model__vocab_size=512, training__length=stages)
     assert estimate(config, torch.device("cpu")) == plain
+
+
+def test_micro_batches_are_as_large_as_memory_allows(
+    make_config: MakeConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = make_config(
+        model__vocab_size=512, training__batch_size=48, training__micro_batch_size="auto"
+    )
+    for num_sequences, expected in ((48, 48), (17, 16), (15, 12), (0, 1)):
+        needed = state_bytes(config, count_parameters(build_model(config.model)))
+        needed += activation_bytes(config, num_sequences, "cuda") + CUDA_CONTEXT_BYTES
+        gpu = SimpleNamespace(total_memory=needed / 0.85 + 1)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _, gpu=gpu: gpu)
+        resolved = for_hardware(config, torch.device("cuda"))
+        assert resolved.training.micro_batch_size == expected
+    assert config.training.micro_batch_size == 0
+    monkeypatch.undo()
+    alone = for_hardware(config, torch.device("cpu"), world_size=2)
+    assert alone.training.micro_batch_size == 24, "the share of a process"
 
 
 def test_stated_peaks_go_by_the_device_name() -> None:

@@ -293,4 +293,5 @@ def test_the_share_of_the_stated_peak_is_logged_where_it_is_known(
     model = load_model(config.run_folder, device="cpu").model
     expected = row["tokens_per_s"] * flops_per_token(model, config) / 312e12
     assert row["mfu"] == pytest.approx(expected)
+    assert row["mfu"] < row["mfu_whole_attention"] < 2 * row["mfu"]
     assert 0.1 < row["peak_memory_gib"] < 100
