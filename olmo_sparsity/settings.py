@@ -97,7 +97,11 @@ def validate(section: Any) -> None:
     build(type(section), {item.name: getattr(section, item.name) for item in fields(section)})
 
 
-def enforce(origin: str, rules: Iterable[tuple[Any, str]]) -> None:
+Rules = Iterator[tuple[Any, str]]
+"""What must hold, and the message if it does not: field, value and remedy."""
+
+
+def enforce(origin: str, rules: Rules) -> None:
     """Raise the message of the first rule that does not hold."""
     for holds, message in rules:
         if not holds:

@@ -6,7 +6,6 @@ Place in the flow: YAML → **a checked config** → everything else. Nothing is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,10 +14,7 @@ from olmo_sparsity.config.sections import ModelConfig, RunConfig
 from olmo_sparsity.config.text import LEAST_SHARE, RepeatedConfig
 from olmo_sparsity.folders import leaves
 from olmo_sparsity.io import write_atomically
-from olmo_sparsity.settings import build, enforce, read_given, read_yaml, to_yaml, used
-
-Rules = Iterator[tuple[Any, str]]
-"""What must hold, and the message if it does not: field, value and remedy."""
+from olmo_sparsity.settings import Rules, build, enforce, read_given, read_yaml, to_yaml, used
 
 
 def load_config(path: str | Path, overrides: list[str] | None = None) -> RunConfig:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from operator import attrgetter
 from pathlib import Path
@@ -21,7 +21,7 @@ import numpy as np
 from olmo_sparsity.config.run import check_model
 from olmo_sparsity.config.sections import ModelConfig, OptimizerConfig
 from olmo_sparsity.errors import ConfigError
-from olmo_sparsity.settings import build, enforce, load, option
+from olmo_sparsity.settings import Rules, build, enforce, load, option
 from olmo_sparsity.tasks.addition import Addition
 from olmo_sparsity.tasks.end_token import EndToken
 from olmo_sparsity.tasks.needle import Needle
@@ -185,7 +185,7 @@ def check(settings: ExperimentSettings, origin: str) -> None:
     _draw_once(settings, task, test_task)
 
 
-def _rules(settings: ExperimentSettings) -> Iterator[tuple[Any, str]]:
+def _rules(settings: ExperimentSettings) -> Rules:
     schemes, lengths = set(settings.schemes), settings.train_lengths
     for scheme in settings.schemes:
         yield (
@@ -329,7 +329,7 @@ def _draw(task: Task, field_names: str, length: int, k: Ks) -> Samples:
 def _check_samples(task: Task, samples: Samples, length: int) -> None:
     """Check samples of a user's own task before training on them."""
 
-    def rules() -> Iterator[tuple[Any, str]]:
+    def rules() -> Rules:
         tokens = np.concatenate((samples.prompt_BP, samples.response_BR), axis=1)
         size = len(task.vocabulary)
         yield (

@@ -6,12 +6,11 @@ anything is computed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-from olmo_sparsity.settings import enforce, load, option
+from olmo_sparsity.settings import Rules, enforce, load, option
 
 
 @dataclass
@@ -134,7 +133,7 @@ def load_theory_config(path: str | Path, overrides: list[str]) -> TheoryConfig:
     return config
 
 
-def _rules(config: TheoryConfig) -> Iterator[tuple[Any, str]]:
+def _rules(config: TheoryConfig) -> Rules:
     for name in ("output", "figure"):
         value = getattr(config, name)
         yield Path(value).name, f"{name}='{value}' must be a path with a name"
