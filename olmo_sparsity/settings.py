@@ -435,7 +435,8 @@ def arguments_of(function: Callable[..., Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for part in re.split(r"\n    (?=\w)", (inspect.getdoc(function) or "").partition("Args:")[2]):
         names, _, text = part.partition(": ")
-        found |= dict.fromkeys(names.split(", "), " ".join(text.split()))
+        text = " ".join(text.split()).removesuffix(".")
+        found |= dict.fromkeys(names.split(", "), text[:1].lower() + text[1:])
     return found
 
 
@@ -452,7 +453,7 @@ def add_options(
         known.add(name)
         default = spell(item.default)
         text = item.metadata.get("help") or (help or {})[name]
-        text = text[0].lower() + text[1:].rstrip(".") + (f" ({default})" if default else "")
+        text += f" ({default})" if default else ""
         words: dict[str, Any] = {"help": text.replace("%", "%%"), "default": argparse.SUPPRESS}
         if kind is bool:
             words["action"] = "store_true"

@@ -32,6 +32,9 @@ class Parser(argparse.ArgumentParser):
 
 MODEL = "run, checkpoint, Hugging Face folder or hub name (NAME@REVISION); demo: the installed one"
 
+AT = "targets: words, /a regular expression/ or tokens FIRST:END; may be given several times"
+AT_FILE = "@FILE reads it from a file"
+
 Commands = Callable[[str, str], Parser]
 """Adds a command: its name and help."""
 
@@ -110,138 +113,70 @@ def _add_training(command: Commands) -> None:
 
 
 def _add_explain(sub: Parser) -> None:
+    help = arguments_of(api.explain)
     sub.add("model", metavar="MODEL", help=MODEL)
     what = sub.add_mutually_exclusive_group(required=True)
     what.add_argument("--text", metavar="FILE", help="one document; - is standard input")
-    what.add_argument("--prompt", metavar="TEXT", help="@FILE reads it from a file")
-    sub.add(
-        "--at",
-        action="append",
-        metavar="WORDS",
-        help="targets: words, /a regular "
-        "expression/, or tokens FIRST:END, without END; may be given several times (default: "
-        "the tokens with the largest gaps)",
-    )
-    sub.add("--target", metavar="TEXT", help="the answer (default: generate one)")
+    what.add_argument("--prompt", metavar="TEXT", help=f"{help['prompt']}. {AT_FILE}")
+    sub.add("--at", action="append", metavar="WORDS", help=AT)
+    _add(sub, help, target="TEXT")
     sub.add("--dry-run", action="store_true", help="count the cost")
-    add_options(sub, AskSettings, ModelOptions, help=arguments_of(api.explain))
+    add_options(sub, AskSettings, ModelOptions, help=help)
     sub.add("--check", action="store_true", help="compare with unrelated texts")
-    sub.add(
-        "--foreign",
-        metavar="TEXT",
-        help="unrelated texts, in any form that --text of `measure` reads (builtin:embedded)",
-    )
-    sub.add(
-        "--judge",
-        metavar="MODEL",
-        help="another model with the same tokenizer, whose losses "
-        "are told: MODEL chooses, this one has not seen the choice",
-    )
+    _add(sub, help, foreign="TEXT", judge="MODEL")
     sub.add("--html", metavar="FILE", help="write a page to read in a browser")
     sub.add("--json", action="store_true", help="print JSON")
 
 
 def _add_attribute(sub: Parser) -> None:
+    help = arguments_of(api.attribute)
     sub.add("model", metavar="MODEL", help=MODEL)
     what = sub.add_mutually_exclusive_group(required=True)
-    what.add_argument(
-        "--source",
-        action="extend",
-        nargs="+",
-        metavar="NAME=FILE",
-        help="the sources: files, folders, or globs of them",
-    )
-    what.add_argument(
-        "--questions",
-        metavar="FILE",
-        help="many questions: a .jsonl file with the fields sources, question and answer "
-        "(docs/sources.md)",
-    )
-    sub.add("--question", metavar="TEXT", help="about the sources; @FILE reads it from a file")
-    sub.add(
-        "--answer",
-        metavar="TEXT",
-        help="the answer, split into sentences; @FILE reads it from a file (default: the model "
-        "generates one)",
-    )
-    sub.add(
-        "--candidates",
-        type=_words,
-        metavar="NAME,…",
-        help="the sources to choose from; the others stay in view (all)",
-    )
-    sub.add(
-        "--decoys",
-        metavar="TEXT",
-        help="unrelated texts that replace sources, in any form that --text of `measure` reads "
-        "(builtin:embedded; with --questions: the sources of other questions)",
-    )
+    files = "the sources: files, folders, or globs of them"
+    what.add_argument("--source", action="extend", nargs="+", metavar="NAME=FILE", help=files)
+    many = "many questions: a .jsonl file with the fields sources, question and answer"
+    what.add_argument("--questions", metavar="FILE", help=f"{many}; decoys are others' sources")
+    sub.add("--question", metavar="TEXT", help=f"{help['question']}. {AT_FILE}")
+    answer = "the answer, which is split into sentences (default: the model generates one)"
+    sub.add("--answer", metavar="TEXT", help=f"{answer}. {AT_FILE}")
+    sub.add("--candidates", type=_words, metavar="NAME,…", help=help["candidates"])
+    _add(sub, help, decoys="TEXT")
     sub.add("--dry-run", action="store_true", help="count the cost")
-    add_options(sub, SourceSettings, ModelOptions, help=arguments_of(api.attribute))
+    add_options(sub, SourceSettings, ModelOptions, help=help)
     sub.add("--html", metavar="FILE", help="write a page to read in a browser")
     sub.add("--json", action="store_true", help="print JSON")
-    sub.add(
-        "--out", metavar="FOLDER", help="with --questions: the results; the same command resumes"
-    )
-    sub.add(
-        "--shard", default="0/1", help="with --questions: i/n, the i-th (from 0) of n processes"
-    )
+    sub.add("--out", metavar="FOLDER", help="of --questions; the same command resumes")
+    sub.add("--shard", default="0/1", help="of --questions: i/n, the i-th (from 0) of n processes")
 
 
 def _add_measure(sub: Parser) -> None:
+    help = {n: t for n, t in arguments_of(api.measure).items() if not t.startswith("as in")}
+    help = arguments_of(api.explain) | help
     sub.add("model", metavar="MODEL", help=MODEL)
     sub.add("--out", required=True, help="folder of the results; the same command resumes")
     sub.add(
         "--text",
-        help="a file or glob of .jsonl, .csv, .tsv, .parquet or plain text, a folder "
-        "of plain text, a saved data set, a prepared folder, a name on the hub, - for standard "
-        "input, … (all in docs/train.md; default: the run's own held-out "
-        "documents)",
+        help="a file or glob of .jsonl, .csv, .tsv, .parquet or plain text, a folder of plain "
+        "text, a saved data set, a prepared folder, a name on the hub, - for standard input, … "
+        "(all in docs/train.md; default: the run's own held-out documents)",
     )
-    sub.add(
-        "--targets", metavar="FOLDER", help="results of the same text, to evaluate their targets"
-    )
-    sub.add(
-        "--choices",
-        metavar="FOLDER",
-        help="the same, and the far units that were ranked there, by another model",
-    )
-    sub.add(
-        "--losses",
-        metavar="FOLDER",
-        help="results of the same model, text and windows, whose losses are taken",
-    )
-    sub.add(
-        "--at",
-        action="append",
-        metavar="WORDS",
-        help="targets: words, /a regular "
-        "expression/, or tokens FIRST:END; may be given several times",
-    )
-    help = arguments_of(api.explain) | {
-        name: text
-        for name, text in arguments_of(api.measure).items()
-        if not text.startswith("As in")
-    }
+    _add(sub, help, targets="FOLDER", choices="FOLDER", losses="FOLDER")
+    sub.add("--at", action="append", metavar="WORDS", help=AT)
     add_options(sub, Settings, TextOptions, ModelOptions, help=help)
-    sub.add(
-        "--shard",
-        default="0/1",
-        help="i/n: the i-th (from 0) of n processes that measure "
-        "into one folder; the last writes the results",
-    )
+    several = "i/n: the i-th (from 0) of n processes that measure into one folder"
+    sub.add("--shard", default="0/1", help=f"{several}; the last writes the results")
     quick = " ".join(f"--{name.replace('_', '-')} {spell(value)}" for name, value in QUICK.items())
-    sub.add(
-        "--quick", action="store_true", help=f"a first look at the beginnings of documents: {quick}"
-    )
+    sub.add("--quick", action="store_true", help=f"the beginnings of documents, with {quick}")
     how = sub.add_mutually_exclusive_group()
     how.add_argument("--dry-run", action="store_true", help="estimate the cost")
-    how.add_argument(
-        "--partial",
-        action="store_true",
-        help="measure nothing: write results of the "
-        "finished documents, of all shards, to OUT/partial",
-    )
+    partial = "measure nothing: write results of the finished documents, of all shards, to"
+    how.add_argument("--partial", action="store_true", help=f"{partial} OUT/partial")
+
+
+def _add(sub: Parser, help: Mapping[str, str], **metavars: str) -> None:
+    """Add arguments of a function, with what its docstring says of them."""
+    for name, metavar in metavars.items():
+        sub.add(f"--{name}", metavar=metavar, help=help[name].replace("%", "%%"))
 
 
 def _add_results(command: Commands) -> None:

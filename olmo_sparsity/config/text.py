@@ -1,7 +1,7 @@
 """The sections of text and of position IDs.
 
-Place in the flow: first, beside sections.py. Imports nothing of OLMo, so that processes that prepare
-text start without it.
+Place in the flow: first, beside sections.py. Imports nothing of OLMo, so that
+processes that prepare text start without it.
 """
 
 from __future__ import annotations
