@@ -43,6 +43,7 @@ from olmo_sparsity.analysis.attribution.verdicts import (
     in_words,
     judge,
 )
+from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.models.identity import State
 from olmo_sparsity.analysis.models.load import LoadedModel, using
 from olmo_sparsity.analysis.models.use import refuse_changed, state_of
@@ -239,7 +240,8 @@ class Attribution:
         layout, number, model = self.layout, self.names.index(source), self.prompt.model.model
         scorer = Scorer(model, far_states=self.settings.far_states)
         first, end = int(layout.units.first[number]), int(layout.text_ends[number])
-        parts = layout.document.units(units, first, end)
+        text = Document(layout.document.tokens[first:end], tokenizer=layout.document.tokenizer)
+        parts = text.units(units, 0, end - first)
         runs = [first + parts.places(part) for part in range(len(parts))]
         every = np.arange(layout.num_far)
         shown = [layout.in_view, every, *(np.union1d(layout.in_view, run) for run in runs)]
