@@ -30,7 +30,10 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, f"olmo-sparsity: {printable(message)} ({self.prog} --help says more)\n")
 
 
-MODEL = "run, checkpoint, Hugging Face folder or hub name (NAME@REVISION); demo: the installed one"
+MODEL = (
+    "run, checkpoint, Hugging Face folder, .gguf file or hub name (NAME@REVISION); smollm2: a model "
+    "of 135M parameters, downloaded once; demo: a tiny one that is installed"
+)
 
 AT = "targets: words, /a regular expression/ or tokens FIRST:END; may be given several times"
 AT_FILE = "@FILE reads it from a file"
@@ -56,7 +59,7 @@ def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
         sub.set_defaults(run=runs[name], command=name)
         return sub
 
-    command("demo", "explain a prediction of the small model that is installed").add(
+    command("demo", "explain a prediction of SmolLM2, a model of 135M parameters").add(
         "--html", metavar="PAGE", help="also write a page"
     )
     _add_training(command)
