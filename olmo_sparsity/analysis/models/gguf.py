@@ -367,15 +367,18 @@ def _entries_read(architecture: str) -> dict[str, Any] | None:
     return None if name in _REFUSED else mapping.get(name)
 
 
+def supported_architectures() -> list[str]:
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    spelled = {theirs: name for name, theirs in _SPELLED.items()}
+    return sorted(spelled.get(name, name) for name in set(GGUF_CONFIG_MAPPING) - _REFUSED)
+
+
 def _check_architecture(header: Header) -> None:
     if _entries_read(header.architecture) is None:
-        from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
-
-        theirs = {name: spelled for spelled, name in _SPELLED.items()}
-        known = sorted(theirs.get(name, name) for name in set(GGUF_CONFIG_MAPPING) - _REFUSED)
         raise DataError(
             f"'{header.path}': GGUF of architecture '{header.architecture}' is not supported; "
-            f"supported are {', '.join(known)}; of others load the safetensors"
+            f"supported are {', '.join(supported_architectures())}; of others load the safetensors"
         )
 
 
