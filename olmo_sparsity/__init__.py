@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from olmo_sparsity.analysis.models.load import load_model
     from olmo_sparsity.analysis.results.results import compare, read_results, transfer
     from olmo_sparsity.analysis.results.statistics import summarize
+    from olmo_sparsity.analysis.scoring.score import score
     from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
     from olmo_sparsity.analysis.selectors.influence import influence_map
 
@@ -50,6 +51,7 @@ _MODULES = {
     "context_losses": "analysis.scoring.scorer",
     "influence_map": "analysis.selectors.influence",
     "recover": "analysis.measurement.recovery",
+    "score": "analysis.scoring.score",
 }
 
 __all__ = [
@@ -74,6 +76,7 @@ __all__ = [
     "read_explanation",
     "read_results",
     "recover",
+    "score",
     "summarize",
     "transfer",
 ]

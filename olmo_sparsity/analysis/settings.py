@@ -211,6 +211,39 @@ class Settings:
                 )
 
 
+def parse_lengths(text: str) -> tuple[int, ...]:
+    """`1k,4k` → (1024, 4096)."""
+    found = [re.fullmatch(r"(\d+)(k?)", part.strip().lower()) for part in text.split(",")]
+    if not all(found):
+        raise ConfigError(f"contexts={text} must be numbers of tokens, like 1k,4k or 1000,4000")
+    return tuple(int(one[1]) * (1024 if one[2] else 1) for one in found if one)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreSettings:
+    """What is computed of each document to choose long-context training text."""
+
+    contexts: tuple[int, ...] = option(
+        (1024, 4096),
+        "numbers of tokens before a scored token, 1k being 1024; of a document, those that it is "
+        "long enough for",
+        parse=parse_lengths,
+        metavar="N,N",
+    )
+    local: int = option(
+        512, "tokens before a scored token that count as local, and tokens of a scored block"
+    )
+    blocks: int = option(1, "scored blocks of a document, at random places", metavar="N")
+    seed: int = option(0, "of all random draws")
+
+    def check(self) -> None:
+        _check_numbers(self, local=1, blocks=1, seed=0)
+        _check_list("contexts", self.contexts)
+        for context in self.contexts:
+            if not _is_whole(context, self.local + 1):
+                raise ConfigError(f"contexts: {context} must be more than local={self.local}")
+
+
 QUICK: dict[str, Any] = {
     "selectors": ("add_one_screened", "random"),
     "draws": 1,

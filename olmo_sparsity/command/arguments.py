@@ -15,6 +15,7 @@ from olmo_sparsity.analysis.settings import (
     QUICK,
     AskSettings,
     ModelOptions,
+    ScoreSettings,
     Settings,
     SourceSettings,
     TextOptions,
@@ -67,6 +68,9 @@ def build_parser(runs: Mapping[str, Any]) -> argparse.ArgumentParser:
     _add_attribute(command("attribute", "show which source each statement of an answer relies on"))
     _add_measure(
         command("measure", "measure which far tokens the losses on many documents depend on")
+    )
+    _add_score(
+        command("score", "score documents for long-context training by what distant text adds")
     )
     _add_results(command)
     _add_experiments(command)
@@ -180,6 +184,25 @@ def _add(sub: Parser, help: Mapping[str, str], **metavars: str) -> None:
     """Add arguments of a function, with what its docstring says of them."""
     for name, metavar in metavars.items():
         sub.add(f"--{name}", metavar=metavar, help=help[name].replace("%", "%%"))
+
+
+def _add_score(sub: Parser) -> None:
+    sub.add("model", metavar="MODEL", help=MODEL)
+    sub.add("--text", required=True, help="a file or glob of .parquet, .jsonl, .csv or plain text")
+    sub.add(
+        "--out",
+        required=True,
+        help="a .parquet or .jsonl file: a row for each document, with all its fields; the same "
+        "command resumes",
+    )
+    sub.add("--field", default="text", help="the field that holds the text (%(default)s)")
+    add_options(sub, ScoreSettings, ModelOptions)
+    sub.add(
+        "--shard",
+        default="0/1",
+        help="i/n: the i-th (from 0) of n processes; the last one writes OUT",
+    )
+    sub.add("--dry-run", action="store_true", help="estimate the cost")
 
 
 def _add_results(command: Commands) -> None:

@@ -36,7 +36,7 @@ from olmo_sparsity.settings import given_options
 __all__ = ["EXIT_BAD_INPUT", "entry", "main"]
 
 # What a command that was stopped does when it is given again.
-AGAIN = dict.fromkeys(("prepare", "train", "sweep", "measure", "task"), "goes on")
+AGAIN = dict.fromkeys(("prepare", "train", "sweep", "measure", "score", "task"), "goes on")
 AGAIN["theory"] = "starts over"
 
 
@@ -302,6 +302,34 @@ def measure(options: argparse.Namespace) -> int:
     if results is not None:
         print(describe(results))
         print(f"tables: {out}/*.parquet; to read: olmo-sparsity report {out} --out {out}.html")
+    return 0
+
+
+def score(options: argparse.Namespace) -> int:
+    from olmo_sparsity.analysis.models.load import load_model
+    from olmo_sparsity.analysis.scoring.score import estimate_score, score_files
+    from olmo_sparsity.analysis.settings import ModelOptions, ScoreSettings, build
+
+    refuse_suffix("--out", options.out, ".parquet", ".jsonl")
+    settings = build(ScoreSettings, arguments.given_options(options, ScoreSettings))
+    settings.check()
+    of_model = build(ModelOptions, arguments.given_options(options, ModelOptions))
+    shard = arguments.parse_shard(options.shard)
+    model = load_model(
+        options.model,
+        device=of_model.device,
+        dtype=of_model.dtype,
+        device_map=of_model.device_map,
+    )
+    read = {
+        "field": options.field,
+        "prefix": of_model.prefix,
+        "batch_tokens": of_model.batch_tokens,
+    }
+    if options.dry_run:
+        print(estimate_score(model, options.text, settings, **read))
+    elif score_files(model, options.text, options.out, settings, shard=shard, **read):
+        print(options.out)
     return 0
 
 

@@ -16,7 +16,7 @@ import io
 import json
 import re
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
 from functools import cached_property
@@ -55,6 +55,9 @@ class Document:
 
     target: int | None = dataclass_field(default=None, compare=False)
     """Of a record of prompt and target: where in the text the target begins."""
+
+    row: Mapping[str, Any] | None = dataclass_field(default=None, compare=False, repr=False)
+    """All fields of its record, if these are asked for."""
 
     @cached_property
     def group_hash(self) -> int:
@@ -95,6 +98,9 @@ class Fields:
     group: str | None = None
     prompt: str | None = None
     """What stands before the text."""
+
+    keeps_all: bool = False
+    """Whether a document keeps all fields of its record."""
 
     @property
     def names(self) -> list[str]:
@@ -182,6 +188,8 @@ def parse_row(row: Any, where: str, fields: Fields) -> Record:
     record = parse_text(values[fields.text], where, fields.text)
     if fields.prompt is not None and isinstance(record, Document):
         record = _after(parse_text(values[fields.prompt], where, fields.prompt), record)
+    if fields.keeps_all and isinstance(record, Document):
+        record = replace(record, row=row)
     return record if fields.group is None else grouped(record, values[fields.group])
 
 
@@ -363,11 +371,12 @@ def _read_parquet(path: Path, fields: Fields) -> Iterator[Record]:
     number = 0
     try:
         with parquet.ParquetFile(path) as file:
+            columns = None if fields.keeps_all else fields.names
             for name in fields.names:
                 leaves = [file.schema.column(i).path for i in range(len(file.schema))]
                 check_field(path, name, leaves if name in leaves else file.schema_arrow.names)
                 _check_pages(path, name, file.metadata)
-            for batch in file.iter_batches(batch_size=16, columns=fields.names):
+            for batch in file.iter_batches(batch_size=16, columns=columns):
                 for row in batch.to_pylist():
                     number += 1
                     yield parse_row(row, f"{path}:{number}", fields)

@@ -12,7 +12,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -119,6 +119,16 @@ def open_documents(
         raise DataError(f"{name} holds no documents{held_out}{without}")
     _check_vocabulary(name, documents, model)
     return Documents(name, documents, num_training, grouped_by=group_field or "")
+
+
+def read_rows(text: str, field: str = "text") -> Iterator[records.Record]:
+    """The documents of files with all fields of their records, or of another input that `FORMS`
+    names."""
+    corpus = _corpus(text, {"field": field})
+    if corpus.source != "files":
+        return read_records(corpus)
+    every = records.Fields(field, keeps_all=True)
+    return chain.from_iterable(records.read_file(path, every) for path in list_inputs(corpus))
 
 
 # --- which source a text names --------------------------------------------------------------------
