@@ -1,149 +1,422 @@
-"""Estimate the cost of a measurement by running a small part of it for a few seconds.
+"""Estimate the cost of a measurement: count its token-forwards, and time a few of them.
 
-Place in the flow: before the measurement. `olmo-sparsity measure … --dry-run`.
+Place in the flow: before the measurement. `olmo-sparsity measure … --dry-run` and `--budget`.
+
+Losses cost what their windows hold, which is counted. The targets of a few documents run through
+the measurement with a model that computes nothing, so that any selector, control and unit is
+counted as it runs. The real model computes a few losses, for its speed and for how many targets an
+unrelated text seems to help.
 """
 
 from __future__ import annotations
 
 import resource
 import time
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from torch import Tensor, nn
 
-from olmo_sparsity.analysis.inputs.windows import Windows
+from olmo_sparsity.analysis.inputs.windows import Block
+from olmo_sparsity.analysis.kernels.far_states import FarStates
+from olmo_sparsity.analysis.kernels.losses import LanguageModel
+from olmo_sparsity.analysis.measurement.parts import Parts, results_folder
 from olmo_sparsity.analysis.measurement.plan import Plan, share_of
-from olmo_sparsity.analysis.results.statistics import half_of
+from olmo_sparsity.analysis.measurement.targets import COLUMNS, places_of, sampled_blocks
+from olmo_sparsity.analysis.results.statistics import PARTS, half_of
 from olmo_sparsity.analysis.results.summary import describe_induction
-from olmo_sparsity.analysis.results.tables import Columns, joined
+from olmo_sparsity.analysis.results.tables import joined
 from olmo_sparsity.analysis.scoring.cost import Cost
+from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.runtime import format_duration
+from olmo_sparsity.analysis.settings import parse_budget
+from olmo_sparsity.folders import locked
+from olmo_sparsity.io import read_json
+from olmo_sparsity.runtime import format_duration, read_launch, say
 
-LOSSES_S, RECOVERY_S = 1.2, 2.0
-"""For how long losses and recovery are computed, at least for two documents and for a target."""
+TRIED_S = 5.0
+"""Seconds of losses, at least a block of two documents, unless these would take twice as long."""
 
-MANY_TARGETS, FEW_TARGETS = 256, 10
-"""The most targets of a document that get losses; below so many chosen ones a warning is given."""
+TRIED_DOCUMENTS, TRIED_TARGETS, TRIED_TOKENS = 4, 24, 512
+"""Documents whose targets are counted, and the most targets of each; and how many tokens of a
+document get losses at most."""
+
+PASSAGES, PASSAGE = 8, 64
+"""Of the induction check of a dry run."""
+
+FEW_TARGETS = 10
+"""Below so many chosen targets in the trial a warning is given."""
+
+PLACEBO_RATE = 0.5
+"""Targets of the placebo for each own one, where no losses are computed."""
+
+LEAST_SAMPLE = 1e-3
+
+
+@dataclass(frozen=True)
+class _Counts:
+    """Of the documents of one process."""
+
+    num_losses: int
+    """Targets with both losses."""
+
+    num_evaluated: float
+    """Targets, own and placebo, that are evaluated."""
+
+    losses: float
+    recovery: float
+    """Token-forwards."""
+
+    @property
+    def forwards(self) -> float:
+        return self.losses + self.recovery
 
 
 def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> Cost:
-    """Runs the induction check, the losses of some targets, and the recovery of a few."""
+    """Count and time a measurement; runs the model for a few seconds."""
+    trial = _Trial.of(plan)
+    cost, model, documents = trial.cost(plan, shard), plan.model, plan.documents
     ours = share_of(plan.measured, *shard)
-    losses, of_losses = _try_losses(plan)
-    scale = _num_targets(plan, [n for n in ours if n not in plan.known]) / len(losses)
-    seconds, forwards = of_losses.seconds * scale, of_losses.forwards * scale
-    if plan.fits_thresholds:
-        sample = _beginnings(plan, _blocks_of(losses, plan.settings.windows))
-        reported = [number for number in ours if half_of(number) == "report"]
-        sizes = [_num_targets(plan, [number]) for number in reported]
-        evaluated, targets = _chosen_targets(sample, losses, sizes)
-    else:  # they may lie anywhere in a document
-        sample, targets = plan, _distinct(plan.targets(pd.DataFrame()))
-        evaluated = float(targets.document.isin(ours).sum())
-    num_tried, of_recovery = _try_recovery(sample, targets)
-    per_target = of_recovery.forwards / max(num_tried, 1)
-    seconds += of_recovery.seconds * evaluated / max(num_tried, 1)
-    forwards += per_target * evaluated
-    chosen = f"about {evaluated:,.0f} evaluated"
-    if len(targets) < FEW_TARGETS:
-        chosen += f" (uncertain: {len(targets)} in the sample)"
-    model, documents, device = plan.model, plan.documents, plan.scorer.device
     skipped = documents.num_too_short + len(documents) - len(plan.measured)
-    num_losses = _num_targets(plan, ours)
+    device, per_target = plan.scorer.device, cost.recovery / max(cost.num_evaluated, 1e-9)
+    chosen = f"about {cost.num_evaluated:,.0f} evaluated"
+    if plan.fits_thresholds and trial.num_chosen < FEW_TARGETS:
+        chosen += f" (uncertain: {trial.num_chosen} in the sample)"
     lines = [
-        describe_induction(plan.induction(), plan.settings.far_states, documents.are_planted),
+        describe_induction(trial.induction, plan.settings.far_states, documents.are_planted),
         f"model           {model.name}, {model.num_parameters:,} parameters, on {device}",
         f"documents       {len(ours):,} to measure, {skipped:,} too short for the long window",
-        f"targets         {num_losses:,} with both losses, {chosen}",
-        f"token-forwards  about {forwards:.2e}, {per_target:,.0f} for each evaluated target",
-        f"FLOPs           about {forwards * 2 * model.num_parameters:.2e} (2 per parameter)",
+        f"targets         {cost.num_losses:,} with both losses, {chosen}",
+        f"token-forwards  about {cost.forwards:.2e}, {per_target:,.0f} for each evaluated target",
+        f"FLOPs           about {cost.forwards * 2 * model.num_parameters:.2e} (2 per parameter)",
         f"memory          {_peak_memory(device)} at the peak of a short trial",
-        f"time            about {format_duration(seconds)} in one process",
+        f"time            about {format_duration(cost.forwards / trial.speed)} in one process "
+        f"({trial.speed:,.0f} token-forwards a second)",
     ]
-    return Cost(round(forwards), model.num_parameters, "\n".join(lines))
+    cheaper = [
+        f"{option} {trial.cost(other, shard).forwards / cost.forwards:.0%}"
+        for option, other in _cheaper(plan)
+    ]
+    if cheaper:
+        lines.append(f"cheaper         {', '.join(cheaper)} of the token-forwards")
+    return Cost(round(cost.forwards), model.num_parameters, "\n".join(lines))
 
 
-def _num_targets(plan: Plan, numbers: list[int]) -> int:
-    first = plan.settings.windows.first_target
-    return sum(len(plan.documents[number].tokens) - first for number in numbers)
+def within_budget(plan: Plan, out: Path, shard: tuple[int, int] = (0, 1)) -> Plan:
+    """With `budget`, the largest sample of blocks whose cost fits into this time, for all processes
+    of `shard` together. Processes that share a folder, and later starts, take the first one's."""
+    budget = plan.settings.budget
+    if budget is None:
+        return plan
+    work, launch = results_folder(out), read_launch()
+    work.create()
+    while launch.rank > 0 and not work.identity.exists():
+        time.sleep(0.1)
+    with locked(out, waits=True):
+        if work.identity.exists():
+            stored = read_json(work.identity, dict, "name a new folder")
+            sample = float(stored.get("settings", {}).get("sample", 1.0))
+            return _sampled(plan, sample)
+        fitted = _fitted(plan, parse_budget(budget), shard[1] * launch.world_size)
+        Parts(out, fitted.identity())
+        return fitted
 
 
-def _beginnings(plan: Plan, num_blocks: int) -> Plan:
-    windows = plan.settings.windows
-    size = windows.first_target + num_blocks * windows.stride
-    items = [replace(d, tokens=d.tokens[:size]) for d in plan.documents.items]
-    return replace(plan, documents=replace(plan.documents, items=items), known={})
+def _fitted(plan: Plan, seconds: float, num_processes: int) -> Plan:
+    trial = _Trial.of(_sampled(plan, 1.0))
+    low, high, most = LEAST_SAMPLE, 1.0, seconds * num_processes * trial.speed
+    if trial.cost(_sampled(plan, 1.0)).forwards <= most:
+        low = 1.0
+    while high / low > 1.02:
+        middle = (low * high) ** 0.5
+        fits = trial.cost(_sampled(plan, middle)).forwards <= most
+        low, high = (middle, high) if fits else (low, middle)
+    sample = float(f"{low:.3g}")
+    say(f"budget={plan.settings.budget}: {sample:.1%} of all blocks are measured (--sample)")
+    return _sampled(plan, sample)
 
 
-def _blocks_of(losses: pd.DataFrame, windows: Windows) -> int:
-    """How many blocks of a document got losses."""
-    return -(-int(losses.groupby("document").size().max()) // windows.stride)
+def _sampled(plan: Plan, sample: float) -> Plan:
+    return replace(plan, settings=replace(plan.settings, sample=sample, budget=None))
 
 
-def _try_losses(plan: Plan) -> tuple[pd.DataFrame, _Spent]:
-    """Losses of the beginnings of several documents, of both halves; several blocks of each, which
-    share forwards."""
-    for _ in range(2):  # the first is slower
-        a_block = _Spent(plan.scorer)
-        with a_block:
-            _beginnings(plan, 1).losses(plan.measured[0])
-    num_blocks = min(LOSSES_S / 4 / a_block.seconds, MANY_TARGETS / plan.settings.stride)
-    sample = _beginnings(plan, max(int(num_blocks), 1))
-    tables: dict[int, Columns] = {}
-    spent = _Spent(plan.scorer)
-    for number in sorted(plan.measured, key=lambda number: (number // 2, number % 2)):
-        with spent:
-            tables[number] = sample.losses(number)["losses"]
-        if spent.seconds > LOSSES_S and {half_of(n) for n in tables} == {"threshold", "report"}:
-            break
-    return joined(tables), spent
+def _cheaper(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """Options that lower the cost, each with its plan."""
+    settings = plan.settings
+    if plan.fits_thresholds and settings.sets != ("gap",) and "gap" in settings.sets:
+        yield "--sets gap", replace(plan, settings=replace(settings, sets=("gap",)))
+    if settings.halves:
+        yield "--halves 0", replace(plan, settings=replace(settings, halves=0))
+    if settings.draws > 1:
+        yield "--draws 1", _with_draws(plan, 1)
+    if plan.fits_thresholds and settings.sample > 0.1:
+        yield "--sample 10%", _sampled(plan, 0.1)
 
 
-def _try_recovery(plan: Plan, targets: pd.DataFrame) -> tuple[int, _Spent]:
-    """Some targets of several documents; returns their number."""
-    windows, spent, num_tried = plan.settings.windows, _Spent(plan.scorer), 0
-    for number, rows in targets.groupby("document"):
-        # Targets of a block share costs, and few that are drawn from a document stand alone.
-        start = pd.Series(windows.start_of(rows.target.to_numpy()), index=rows.index)
-        alike = ~start.duplicated() if plan.settings.max_targets else start == start.min()
-        room = int((RECOVERY_S - spent.seconds) * num_tried / max(spent.seconds, 1e-9))
-        few = rows[alike].head(max(room, 1))
-        with spent:
-            plan.recovery(int(number), few)
-        num_tried += len(few)
-        if spent.seconds > RECOVERY_S:
-            break
-    return num_tried, spent
+def _with_draws(plan: Plan, draws: int) -> Plan:
+    controls = replace(plan.controls, num_draws=draws)
+    return replace(plan, settings=replace(plan.settings, draws=draws), controls=controls)
 
 
-def _peak_memory(device: torch.device) -> str:
-    if device.type == "cuda":
-        return f"{torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB of {device}"
-    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB"
+# --- losses ---------------------------------------------------------------------------------------
 
 
-def _chosen_targets(
-    plan: Plan, losses: pd.DataFrame, num_targets: list[int]
-) -> tuple[float, pd.DataFrame]:
-    """The targets that are chosen among those with losses, and how many come of `num_targets` in
-    the documents that results come from."""
-    unlimited = replace(plan, settings=replace(plan.settings, max_targets=None))
-    chosen = unlimited.targets(losses)
-    # The sets gap_recurs and gap_new are part of the set gap.
-    chosen = chosen[~chosen.target_set.str.startswith("gap_")]
-    # Each set has the same density in all documents, and at most `max_targets` of each. A share of
-    # few targets is rounded up.
-    most = plan.settings.max_targets or np.inf
-    known = int((losses.document.map(half_of) == "report").sum())
-    density = chosen.groupby(["far_part", "target_set"]).size() / max(known, 1)
-    by_share = density.index.isin(["recurs", "new"], level="target_set")
-    density[by_share] = density[by_share].clip(upper=plan.settings.share)
-    evaluated = sum(np.minimum(density * n, most).sum() for n in num_targets)
-    targets = _distinct(chosen)
-    return evaluated * len(targets) / max(len(chosen), 1), targets
+def losses_forwards(plan: Plan, blocks: Sequence[Block]) -> int:
+    """Token-forwards of the losses of these blocks of one document."""
+    if not blocks:
+        return 0
+    short, num_prefix = plan.settings.short, len(plan.settings.prefix_ids)
+    near = sum(short + block.num_targets - 1 for block in blocks)
+    if plan.settings.long != "all":
+        long = sum(len(block.tokens) - 1 for block in blocks)
+        return near + num_prefix * len(blocks) + 2 * long
+    last = blocks[-1]
+    own, placebo = len(last.tokens) - 1, num_prefix + last.num_far
+    return near + num_prefix * len(blocks) + own + placebo + near
+
+
+# --- a short trial --------------------------------------------------------------------------------
+
+
+@dataclass
+class _Trial:
+    """How fast the model is, and which share of all targets is chosen."""
+
+    induction: dict[str, Any]
+    speed: float
+    """Token-forwards a second."""
+
+    losses: pd.DataFrame | None
+    """Of a few blocks; None: computing them would take too long."""
+
+    num_chosen: int = 0
+
+    @staticmethod
+    def of(plan: Plan) -> _Trial:
+        scorer = plan.scorer
+        length = max(1, min(PASSAGE, plan.settings.windows.first_target // 2))
+        documents = [plan.documents[number] for number in plan.measured]
+        for num_passages in (1, PASSAGES):  # the first forward is slower
+            began = time.perf_counter()
+            induction = repetition_drop(scorer, documents, length, num_passages)
+            seconds = time.perf_counter() - began
+        speed = 2 * length * max(induction["num_passages"], 1) / seconds
+        trial = _Trial(induction, speed, None)
+        if plan.fits_thresholds:
+            trial._try_losses(plan)
+        return trial
+
+    def _try_losses(self, plan: Plan) -> None:
+        """Losses of the first blocks of several documents, of both halves."""
+        windows, scorer, tables = plan.settings.windows, plan.scorer, {}
+        before, began = scorer.token_forwards, time.perf_counter()
+        numbers = sorted(plan.measured, key=lambda number: (number // 2, number % 2))
+        most = TRIED_S * self.speed
+        for number in numbers:
+            document = plan.documents[number]
+            blocks = list(windows.blocks(document.tokens[: windows.first_target + TRIED_TOKENS]))
+            costs = [losses_forwards(plan, blocks[: n + 1]) for n in range(len(blocks))]
+            if not tables and costs[0] > most:
+                return
+            num_blocks = max(1, int(np.searchsorted(costs, most / TRIED_DOCUMENTS, "right")))
+            size = blocks[num_blocks - 1].start + windows.stride
+            cut = replace(document, tokens=document.tokens[:size])
+            items = [cut if d.number == number else d for d in plan.documents.items]
+            one = replace(plan, documents=replace(plan.documents, items=items), known={})
+            tables[number] = _sampled(one, 1.0).losses(number)["losses"]
+            is_long = time.perf_counter() - began > TRIED_S
+            if is_long and {half_of(n) for n in tables} == {"threshold", "report"}:
+                break
+        # Forwards of several rows, as in the measurement, say more than those of passages.
+        self.speed = (scorer.token_forwards - before) / (time.perf_counter() - began)
+        self.losses = joined(tables)
+
+    # --- the cost of a plan, of this model and text ---
+
+    def cost(self, plan: Plan, shard: tuple[int, int] = (0, 1)) -> _Counts:
+        ours = share_of(plan.measured, *shard)
+        blocks = {n: sampled_blocks(plan.documents[n], plan.settings) for n in ours}
+        num_losses = {n: sum(b.num_targets for b in blocks[n]) for n in ours}
+        losses = sum(losses_forwards(plan, blocks[n]) for n in ours if n not in plan.known)
+        if plan.fits_thresholds:
+            expected = self._expected(
+                plan, {n: num_losses[n] for n in ours if half_of(n) == "report"}
+            )
+            places = {n: places_of(blocks[n]) for n in expected}
+            targets = _drawn(places, expected)
+        else:
+            chosen = _distinct(plan.targets(pd.DataFrame()))
+            targets = chosen[chosen.document.isin(ours)]
+            sizes = targets.groupby(["document", "far_part"]).size()
+            expected = {
+                int(n): {part: float(sizes.get((n, part), 0)) for part in PARTS}
+                for n in targets.document.unique()
+            }
+        num_evaluated = sum(sum(of.values()) for of in expected.values())
+        recovery = _recovery_forwards(plan, targets, expected)
+        return _Counts(sum(num_losses.values()), num_evaluated, losses, recovery)
+
+    def _expected(self, plan: Plan, sizes: dict[int, int]) -> dict[int, dict[str, float]]:
+        """document → far part → the number of its targets that are evaluated. Each set has the same
+        density in all documents, and at most `max_targets` of each."""
+        settings = plan.settings
+        most = settings.max_targets or np.inf
+        if self.losses is None:
+            rates = {"document": 1.0, "placebo": PLACEBO_RATE}
+            num_sets = len(settings.sets)
+            return {
+                n: {
+                    p: rate * num_sets * min(settings.share * size, most)
+                    for p, rate in rates.items()
+                }
+                for n, size in sizes.items()
+                if size
+            }
+        unlimited = replace(_sampled(plan, 1.0).settings, max_targets=None)
+        chosen = replace(plan, settings=unlimited).targets(self.losses)
+        # The sets gap_recurs and gap_new are part of the set gap.
+        chosen = chosen[~chosen.target_set.str.startswith("gap_")]
+        distinct = _distinct(chosen)
+        self.num_chosen = len(distinct)
+        known = int((self.losses.document.map(half_of) == "report").sum())
+        density = chosen.groupby(["far_part", "target_set"]).size() / max(known, 1)
+        by_share = density.index.isin(["recurs", "new"], level="target_set")
+        density[by_share] = density[by_share].clip(upper=settings.share)
+        overlap = len(distinct) / max(len(chosen), 1)
+        return {
+            n: {
+                part: float(np.minimum(density[part] * size, most).sum()) * overlap
+                if part in density.index.get_level_values(0)
+                else 0.0
+                for part in PARTS
+            }
+            for n, size in sizes.items()
+            if size
+        }
+
+
+def _drawn(places: dict[int, np.ndarray], expected: dict[int, dict[str, float]]) -> pd.DataFrame:
+    """Targets at random places, as many of each document as are expected, up to `TRIED_TARGETS`."""
+    parts = [pd.DataFrame(columns=COLUMNS)]
+    for number, of_parts in expected.items():
+        draws = np.random.default_rng(number)
+        total = sum(of_parts.values())
+        for part, num in of_parts.items():
+            num = int(np.ceil(min(num, TRIED_TARGETS * num / max(total, 1e-9))))
+            chosen = draws.permutation(places[number])[:num]
+            rows = {"document": number, "target": np.sort(chosen), "far_part": part}
+            parts.append(pd.DataFrame(rows | {"target_set": "every"}))
+    drawn = pd.concat(parts, ignore_index=True)
+    return drawn.astype({"document": int, "target": int})
+
+
+def _recovery_forwards(
+    plan: Plan, targets: pd.DataFrame, expected: dict[int, dict[str, float]]
+) -> float:
+    """Count the targets of a few documents, and a third of them: what a document costs by its
+    length, and what a target costs."""
+    numbers = [number for number, of in expected.items() if sum(of.values()) > 0]
+    if not numbers or not len(targets):
+        return 0.0
+    numbers.sort(key=lambda number: len(plan.documents[number].tokens))
+    spread = np.unique(np.linspace(0, len(numbers) - 1, TRIED_DOCUMENTS).round().astype(int))
+    counting, rows = _counting(plan), []
+    for number in (numbers[index] for index in spread):
+        of_document = targets[targets.document == number]
+        num_tokens = len(plan.documents[number].tokens)
+        of_document = of_document.sample(min(len(of_document), TRIED_TARGETS), random_state=0)
+        for num in sorted({len(of_document), -(-len(of_document) // 3)}):
+            before = counting.scorer.token_forwards
+            counting.recovery(number, of_document[:num])
+            counting.scorer._last = None
+            rows.append((num_tokens, num, counting.scorer.token_forwards - before))
+    tokens_N, num_N, forwards_N = np.array(rows, dtype=float).T
+    (of_token, of_target), *_ = np.linalg.lstsq(
+        np.stack([tokens_N, num_N], 1), forwards_N, rcond=None
+    )
+    if of_token < 0 or of_target < 0:
+        of_token, of_target = 0.0, forwards_N.sum() / num_N.sum()
+    total = 0.0
+    for number in numbers:
+        num = sum(expected[number].values())
+        total += min(num, 1.0) * of_token * len(plan.documents[number].tokens) + num * of_target
+    return float(total)
+
+
+# --- a model that computes nothing ----------------------------------------------------------------
+
+
+def _counting(plan: Plan) -> Plan:
+    """The plan with a scorer that counts token-forwards. The rules of `lrp` need layers; it costs
+    what `gradient` costs."""
+    selectors = tuple({"lrp": "gradient"}.get(name, name) for name in plan.settings.selectors)
+    settings = replace(plan.settings, selectors=tuple(dict.fromkeys(selectors)))
+    scorer = _CountingScorer(
+        _Nothing(plan.model.model), torch.device("cpu"), far_states=settings.far_states
+    )
+    return replace(plan, scorer=scorer, settings=settings)
+
+
+class _CountingScorer(Scorer):
+    """Gives random losses."""
+
+    def nll(self, hidden_ND: Tensor, targets_N: np.ndarray) -> np.ndarray:
+        return np.random.default_rng(0).random(len(targets_N), dtype=np.float32)
+
+    def log_probabilities(self, hidden: Tensor) -> Tensor:
+        return torch.zeros(*hidden.shape[:-1], 1)
+
+    def kl(self, log_p: Tensor, hidden: Tensor) -> np.ndarray:
+        return np.zeros(hidden.shape[:-1], dtype=np.float32)
+
+
+class _Nothing(nn.Module):
+    """A LanguageModel of width 1 without layers."""
+
+    def __init__(self, real: LanguageModel) -> None:
+        super().__init__()
+        self.real, self.vocab_size, self.device = [real], real.vocab_size, torch.device("cpu")
+        self.embedding = nn.Embedding(real.vocab_size, 1)
+
+    def hidden(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        attention_bias: Tensor | None = None,
+        *,
+        far: FarStates | None = None,
+        last: int | None = None,
+        **_: Any,
+    ) -> Tensor:
+        hidden_BL1 = self.embedding(tokens_BL)
+        if far is not None and far.bias_BF is not None:  # so that its gates have gradients
+            hidden_BL1 = hidden_BL1 + far.bias_BF.clamp(min=-1).sum(-1)[:, None, None]
+        return hidden_BL1 if last is None else hidden_BL1[:, -last:]
+
+    def unembed(self, hidden: Tensor) -> Tensor:
+        return hidden.expand(*hidden.shape[:-1], self.vocab_size)
+
+    def far_states(
+        self, tokens_BL: Tensor, positions_BL: Tensor, at_once: int | None = None
+    ) -> FarStates:
+        shape = (*tokens_BL.shape, 1, 1)
+        layers = [(torch.zeros(shape), torch.zeros(shape))]
+        states_BF1 = torch.zeros(*tokens_BL.shape, 1)
+        return FarStates(positions_BL.expand_as(tokens_BL), layers, hidden_BFD=states_BF1)
+
+    def shares_far(self, num_far: int, length: int) -> bool:
+        return False
+
+    def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
+        return torch.zeros(len(tokens_BL), 1, far.num_places + tokens_BL.shape[1])
+
+    def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
+        return self.real[0].recomputes(num_tokens, num_keys)
 
 
 def _distinct(targets: pd.DataFrame) -> pd.DataFrame:
@@ -151,16 +424,7 @@ def _distinct(targets: pd.DataFrame) -> pd.DataFrame:
     return targets.drop_duplicates(["document", "target", "far_part"])
 
 
-class _Spent:
-    """Counts the seconds and token-forwards of `with` blocks."""
-
-    def __init__(self, scorer: Scorer) -> None:
-        self.scorer, self.seconds, self.forwards = scorer, 0.0, 0
-
-    def __enter__(self) -> None:
-        self.seconds -= time.perf_counter()
-        self.forwards -= self.scorer.token_forwards
-
-    def __exit__(self, *_: object) -> None:
-        self.seconds += time.perf_counter()
-        self.forwards += self.scorer.token_forwards
+def _peak_memory(device: torch.device) -> str:
+    if device.type == "cuda":
+        return f"{torch.cuda.max_memory_allocated(device) / 2**30:.1f} GiB of {device}"
+    return f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB"

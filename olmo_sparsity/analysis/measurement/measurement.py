@@ -23,7 +23,7 @@ from typing import Any
 
 import pandas as pd
 
-from olmo_sparsity.analysis.measurement.estimate import estimate
+from olmo_sparsity.analysis.measurement.estimate import estimate, within_budget
 from olmo_sparsity.analysis.measurement.parts import Parts, results_folder
 from olmo_sparsity.analysis.measurement.plan import Plan, plan, share_of, targets_meta
 from olmo_sparsity.analysis.measurement.targets import check_all_evaluated
@@ -90,6 +90,7 @@ def run(
         raise ConfigError(f"shard={shard} must be (i, n) with 0 <= i < n")
     with using(plan.model):
         plan.refuse_changed_model()
+        plan = within_budget(plan, out, shard)
         return _Measuring(plan, out, shard, read_launch()).run(command)
 
 
@@ -182,6 +183,7 @@ def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Result
     """Write results of the documents finished so far to `out/partial`; runs no model."""
     if not results_folder(out).identity.exists():
         raise DataError(f"{out} holds no measurement yet; start it without --partial")
+    plan = within_budget(plan, out)
     parts = Parts(out, plan.identity())
     finished, missing = parts.finished("recovery"), set(plan.measured) - parts.finished("losses")
     nothing_yet = DataError(

@@ -82,9 +82,12 @@ def score(
     blocks × (Σ contexts + largest context + local · (number of contexts + 3)) token-forwards.
     """
     settings = ScoreSettings(contexts=tuple(contexts), local=local, blocks=blocks, seed=seed)
-    scoring = _Scoring(_loaded(model), settings, prefix, batch_tokens)
     texts = _of_rows(documents, field)
-    for part in scoring.parts(texts):
+    first = next(texts, None)
+    if first is None:
+        return
+    scoring = _Scoring(_loaded(model), settings, prefix, batch_tokens, first.text)
+    for part in scoring.parts(chain([first], texts)):
         yield from scoring.rows(part)
 
 
@@ -112,12 +115,14 @@ class _Scoring:
         self,
         model: LoadedModel,
         settings: ScoreSettings,
-        prefix: str = "auto",
-        batch_tokens: int | None = None,
+        prefix: str,
+        batch_tokens: int | None,
+        beginning: str,
     ) -> None:
+        """`beginning`: a text, before which the tokenizer puts its prefix."""
         settings.check()
         self.model, self.settings = model, settings
-        self.prefix = tuple(model.prefix_ids(prefix))
+        self.prefix = tuple(model.prefix_ids(prefix, beginning))
         longest = len(self.prefix) + max(settings.contexts) + settings.local
         model.check_positions(longest, "give smaller contexts")
         if model.tokenizer is None:
@@ -284,7 +289,8 @@ def score_files(
     processes. Returns None if parts are left to other processes; the last one joins them."""
     out = Path(out)
     refuse_suffix("out", out, ".parquet", ".jsonl")
-    scoring = _Scoring(_loaded(model), settings, prefix, batch_tokens)
+    first, texts = _first_of(text, field)
+    scoring = _Scoring(_loaded(model), settings, prefix, batch_tokens, first.text)
     work = WorkFolder(out.with_name(f"{out.name}.parts"), "out", "identity.json")
     work.create()
     work.identify(
@@ -300,7 +306,7 @@ def score_files(
     names, missing, done = list[str](), list[str](), 0
     index, of = shard
     with Progress("scoring", None, "documents") as progress:
-        for number, part in enumerate(scoring.parts(_of_files(text, field))):
+        for number, part in enumerate(scoring.parts(texts)):
             name = f"{number:07d}{out.suffix}"
             path = work.path / name
             names.append(name)
@@ -311,8 +317,6 @@ def score_files(
                 missing.append(name)
             done += len(part)
             progress.update(done, token_forwards=f"{scoring.scorer.token_forwards:.2e}")
-    if not names:
-        raise DataError(f"{text} holds no documents")
     if missing := [name for name in missing if not (work.path / name).exists()]:
         say(f"shard {index}/{of} is done; {len(missing)} of {len(names)} parts are left to others")
         return None
@@ -336,8 +340,9 @@ def estimate_score(
     batch_tokens: int | None = None,
 ) -> str:
     """What scoring costs: counted over the first documents, and timed on a few."""
-    scoring = _Scoring(_loaded(model), settings, prefix, batch_tokens)
-    parts, tried, num_forwards, num_short = scoring.parts(_of_files(text, field)), [], 0, 0
+    first, texts = _first_of(text, field)
+    scoring = _Scoring(_loaded(model), settings, prefix, batch_tokens, first.text)
+    parts, tried, num_forwards, num_short = scoring.parts(texts), [], 0, 0
     for part in parts:
         for one, tokens in zip(part, scoring._tokens(part), strict=True):
             plan = scoring._plan(one, tokens)
@@ -346,8 +351,6 @@ def estimate_score(
             tried.append(plan)
         if len(tried) >= TRIED_DOCUMENTS:
             break
-    if not tried:
-        raise DataError(f"{text} holds no documents")
     is_all, scorer, began = next(parts, None) is None, scoring.scorer, time.perf_counter()
     for plan in sorted(filter(None, tried), key=_num_forwards):
         scorer.losses(list(plan.values()))
@@ -369,6 +372,15 @@ def estimate_score(
 
 def _num_forwards(plan: dict[tuple[int, int | str], Row]) -> int:
     return sum(len(row.places) for row in plan.values())
+
+
+def _first_of(text: str, field: str) -> tuple[_Text, Iterator[_Text]]:
+    """The first document, and all of them."""
+    texts = _of_files(text, field)
+    first = next(texts, None)
+    if first is None:
+        raise DataError(f"{text} holds no documents")
+    return first, chain([first], texts)
 
 
 def _of_files(text: str, field: str) -> Iterator[_Text]:

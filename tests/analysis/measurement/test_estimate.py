@@ -1,4 +1,4 @@
-"""What a measurement will cost, tried on the beginnings of its documents."""
+"""What a measurement will cost: counted exactly, and timed on a few blocks."""
 
 from __future__ import annotations
 
@@ -14,9 +14,17 @@ import torch
 
 from olmo_sparsity import estimate_cost, measure
 from olmo_sparsity.analysis.inputs.documents import Documents
-from olmo_sparsity.analysis.measurement.estimate import MANY_TARGETS, estimate
+from olmo_sparsity.analysis.measurement import estimate as module
+from olmo_sparsity.analysis.measurement.estimate import (
+    _counting,
+    estimate,
+    losses_forwards,
+    within_budget,
+)
 from olmo_sparsity.analysis.measurement.measurement import run
 from olmo_sparsity.analysis.measurement.plan import Plan
+from olmo_sparsity.analysis.measurement.targets import sampled_blocks
+from olmo_sparsity.analysis.settings import Settings
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.model.build import build_model
 from tests.support.measurements import FEW, SHAPE, VOCAB, loaded
@@ -28,71 +36,98 @@ def model() -> Any:
     return build_model(ModelConfig(**SHAPE, n_layers=2)).eval()
 
 
-@pytest.fixture
-def short_trials(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is tried ends with the beginnings of the documents, and not by a clock."""
-    for name, value in {"LOSSES_S": 1e6, "RECOVERY_S": 1e6, "MANY_TARGETS": 48}.items():
-        monkeypatch.setattr(f"olmo_sparsity.analysis.measurement.estimate.{name}", value)
+def documents(*lengths: int, seed: int = 0) -> Documents:
+    draws = np.random.default_rng(seed)
+    return Documents.of([draws.integers(0, VOCAB, length) for length in lengths])
 
 
-@pytest.mark.usefixtures("short_trials")
-def test_the_estimate_of_long_documents_asks_few_of_their_targets(
-    model: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rng = np.random.default_rng(0)
-    texts = Documents.of([rng.integers(0, VOCAB, 3000) for _ in range(6)])
-    settings = FEW
-    asked, read = [], []
-    recovery, losses = Plan.recovery, Plan.losses
-
-    def count(self: Plan, number: int, targets: pd.DataFrame) -> Any:
-        asked.append(np.unique(targets.target))
-        return recovery(self, number, targets)
-
-    def follow(self: Plan, number: int) -> Any:
-        read.append(len(self.documents[number].tokens))
-        return losses(self, number)
-
-    monkeypatch.setattr(Plan, "recovery", count)
-    monkeypatch.setattr(Plan, "losses", follow)
-    text = str(estimate(Plan.of(loaded(model), texts, settings)))
-    assert asked
-    assert max(map(len, asked)) <= settings.windows.stride
-    assert max(read) <= settings.windows.first_target + MANY_TARGETS
-    (said,) = re.findall(r"targets +([\d,]+) with both losses", text)
-    assert said.replace(",", "") == str(6 * (3000 - settings.windows.long))
-    # A third of them in each reported document, and as many of the placebo: of whole documents.
-    (said,) = re.findall(r"about ([\d,]+) evaluated", text)
-    assert int(said.replace(",", "")) > 0.3 * 3 * (3000 - settings.windows.long)
-    few = replace(settings, max_targets=5, sets=("gap",))
-    rare = replace(few, max_targets=None, min_gap=100.0)
-    assert "about 0 evaluated (uncertain: 0 in the sample)" in str(
-        estimate(Plan.of(loaded(model), texts, rare))
-    )
-    said_of_few = str(estimate(Plan.of(loaded(model), texts, few)))
-    (said,) = re.findall(r"about ([\d,]+) evaluated", said_of_few)
-    assert int(said) == 3 * 5 * 2  # documents, targets, own and placebo
-
-
-@pytest.mark.usefixtures("short_trials")
-@pytest.mark.parametrize(
-    "changed",
-    [{"share": 0.02}, {"max_targets": 3}, {}],
+WHOLE = Settings(
+    long="all", short=6, stride=4, ks=(1, 4), share=0.3, min_gap=0.0, draws=1, halves=4
 )
-def test_the_estimate_of_token_forwards_is_within_a_factor_of_two(
-    model: Any, tmp_path: Path, changed: dict[str, Any]
+KINDS = {
+    "windows": replace(FEW, prefix_ids=(3,)),
+    "whole documents": replace(WHOLE, prefix_ids=(3, 4)),
+    "isolated": replace(WHOLE, far_states="isolated", halves=0),
+    "every rule": replace(
+        FEW, selectors=("add_one", "gradient", "attention", "divergence", "greedy", "nearest")
+    ),
+}
+
+
+@pytest.mark.parametrize("settings", KINDS.values(), ids=KINDS)
+def test_token_forwards_are_counted_exactly(model: Any, settings: Settings) -> None:
+    plan = Plan.of(loaded(model), documents(60, 45, 52, 60, 48), replace(settings, sample=0.6))
+    targets = pd.DataFrame(
+        {"document": 1, "target": [22, 25, 40], "far_part": ["document", "placebo", "document"]}
+    )
+    for number in plan.measured:
+        before = plan.scorer.token_forwards
+        plan.scorer._last = None
+        plan.losses(number)
+        blocks = sampled_blocks(plan.documents[number], plan.settings)
+        assert losses_forwards(plan, blocks) == plan.scorer.token_forwards - before
+    counting, before = _counting(plan), plan.scorer.token_forwards
+    plan.scorer._last = None
+    plan.recovery(1, targets)
+    counting.recovery(1, targets)
+    assert counting.scorer.token_forwards == plan.scorer.token_forwards - before > 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "changed"),
+    [
+        (FEW, {"long": 24, "short": 8, "share": 0.05}),
+        (WHOLE, {}),
+        (WHOLE, {"sample": 0.4, "sets": ("gap",)}),
+    ],
+)
+def test_the_estimate_is_near_what_is_spent(
+    model: Any,
+    settings: Settings,
+    changed: dict[str, Any],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    rng = np.random.default_rng(1)
-    texts = Documents.of([rng.integers(0, VOCAB, length) for length in (*[150] * 6, 10)])
-    settings = replace(FEW, long=24, short=8, stride=8, **changed)
+    """The trial ends with the documents, and not by a clock."""
+    monkeypatch.setattr(module, "TRIED_S", 1e6)
+    texts = documents(*[80] * 6, 10, seed=1)
+    settings = replace(settings, **changed)
     plan, tried = (Plan.of(loaded(model), texts, settings) for _ in range(2))
     text = str(estimate(tried))
     options = asdict(settings) | {"prefix": "none"}
     del options["prefix_ids"]
     again = str(estimate_cost(measure, loaded(model), texts, **options))
-    assert again.splitlines()[1:4] == text.splitlines()[1:4]
+    assert again.splitlines()[1:5] == text.splitlines()[1:5]
     assert text.startswith("induction: loss ")
     assert "1 too short" in text
+    found = run(plan, tmp_path)
+    (said,) = re.findall(r"targets +([\d,]+) with both losses", text)
+    assert int(said.replace(",", "")) == len(found.losses)
     (said,) = re.findall(r"token-forwards +about ([\d.e+]+), [\d,]+ for each evaluated", text)
-    run(plan, tmp_path)
-    assert 0.5 < float(said) / plan.scorer.token_forwards < 2
+    assert 0.7 < float(said) / plan.scorer.token_forwards < 1.3
+    cheaper = re.findall(r"--(\w+ [\w%]+) (\d+)%", text)
+    assert all(0 < int(share) < 100 for _, share in cheaper)
+    assert ("sets gap" in dict(cheaper)) == (settings.sets != ("gap",))
+
+
+def test_a_budget_chooses_the_sample_once_for_all_processes(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = documents(*[200] * 8, seed=2)
+    # A machine of known speed.
+    really = module._Trial.of
+    monkeypatch.setattr(module._Trial, "of", lambda plan: replace(really(plan), speed=1000.0))
+    every = Plan.of(loaded(model), texts, WHOLE)
+    whole = module._Trial.of(every).cost(every).forwards
+    plan = Plan.of(loaded(model), texts, replace(WHOLE, budget=f"{whole / 1000 / 5:.1f}s"))
+    first = within_budget(plan, tmp_path / "a", (0, 1))
+    assert 0.02 < first.settings.sample < 0.3
+    two = within_budget(plan, tmp_path / "b", (1, 2))
+    assert first.settings.sample < two.settings.sample < 0.6
+    monkeypatch.setattr(module._Trial, "of", None)  # not asked again
+    assert within_budget(plan, tmp_path / "b", (0, 2)).settings == two.settings
+    results = run(plan, tmp_path / "a")
+    assert results.meta.windows["sample"] == first.settings.sample
+    assert len(results.losses) < 0.4 * 8 * 188
+    spent = plan.scorer.token_forwards
+    assert spent < 1.4 * whole / 5
