@@ -229,18 +229,22 @@ class ScoreSettings:
         "long enough for",
         parse=parse_lengths,
         metavar="N,N",
+        least=1,
+        some=True,
+        distinct=True,
     )
     local: int = option(
-        512, "tokens before a scored token that count as local, and tokens of a scored block"
+        512,
+        "tokens before a scored token that count as local, and tokens of a scored block",
+        least=1,
     )
-    blocks: int = option(1, "scored blocks of a document, at random places", metavar="N")
-    seed: int = option(0, "of all random draws")
+    blocks: int = option(1, "scored blocks of a document, at random places", metavar="N", least=1)
+    seed: int = option(0, "of all random draws", least=0)
 
     def check(self) -> None:
-        _check_numbers(self, local=1, blocks=1, seed=0)
-        _check_list("contexts", self.contexts)
+        validate(self)
         for context in self.contexts:
-            if not _is_whole(context, self.local + 1):
+            if context <= self.local:
                 raise ConfigError(f"contexts: {context} must be more than local={self.local}")
 
 

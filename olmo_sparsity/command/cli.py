@@ -311,9 +311,9 @@ def score(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.settings import ModelOptions, ScoreSettings, build
 
     refuse_suffix("--out", options.out, ".parquet", ".jsonl")
-    settings = build(ScoreSettings, arguments.given_options(options, ScoreSettings))
+    settings = build(ScoreSettings, given_options(options, ScoreSettings))
     settings.check()
-    of_model = build(ModelOptions, arguments.given_options(options, ModelOptions))
+    of_model = build(ModelOptions, given_options(options, ModelOptions))
     shard = arguments.parse_shard(options.shard)
     model = load_model(
         options.model,

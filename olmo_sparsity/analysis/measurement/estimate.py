@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -30,7 +30,7 @@ from olmo_sparsity.analysis.measurement.plan import Plan, share_of
 from olmo_sparsity.analysis.measurement.targets import COLUMNS, places_of, sampled_blocks
 from olmo_sparsity.analysis.results.statistics import PARTS, half_of
 from olmo_sparsity.analysis.results.summary import describe_induction
-from olmo_sparsity.analysis.results.tables import joined
+from olmo_sparsity.analysis.results.tables import Columns, joined
 from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import Scorer
@@ -213,7 +213,7 @@ class _Trial:
 
     def _try_losses(self, plan: Plan) -> None:
         """Losses of the first blocks of several documents, of both halves."""
-        windows, scorer, tables = plan.settings.windows, plan.scorer, {}
+        windows, scorer, tables = plan.settings.windows, plan.scorer, dict[int, Columns]()
         before, began = scorer.token_forwards, time.perf_counter()
         numbers = sorted(plan.measured, key=lambda number: (number // 2, number % 2))
         most = TRIED_S * self.speed
@@ -343,8 +343,9 @@ def _recovery_forwards(
         of_token, of_target = 0.0, forwards_N.sum() / num_N.sum()
     total = 0.0
     for number in numbers:
-        num = sum(expected[number].values())
-        total += min(num, 1.0) * of_token * len(plan.documents[number].tokens) + num * of_target
+        wanted = sum(expected[number].values())
+        of_texts = of_token * len(plan.documents[number].tokens)
+        total += min(wanted, 1.0) * of_texts + wanted * of_target
     return float(total)
 
 
@@ -357,7 +358,9 @@ def _counting(plan: Plan) -> Plan:
     selectors = tuple({"lrp": "gradient"}.get(name, name) for name in plan.settings.selectors)
     settings = replace(plan.settings, selectors=tuple(dict.fromkeys(selectors)))
     scorer = _CountingScorer(
-        _Nothing(plan.model.model), torch.device("cpu"), far_states=settings.far_states
+        cast(LanguageModel, _Nothing(plan.model.model)),
+        torch.device("cpu"),
+        far_states=settings.far_states,
     )
     return replace(plan, scorer=scorer, settings=settings)
 
