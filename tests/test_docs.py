@@ -52,6 +52,7 @@ GUIDES = ["README.md", "slurm/README.md"] + [
         "explain",
         "sources",
         "measure",
+        "long_documents",
         "results",
         "tables/commands",
         "theory",

@@ -91,15 +91,15 @@ def plan(
     settings = fit_to_limit(settings, loaded.max_positions)
     if opened.have_targets:
         opened = cut_to_targets(opened, settings.windows)
-    elif settings.long == "all":
-        opened = within_limit(opened, loaded, len(settings.prefix_ids))
-    else:
+    elif settings.long != "all":
         say_how_much_is_seen(opened, settings)
     if text.planted:
         opened = plant_dependencies(opened, loaded, settings.windows, settings.seed)
     elif quick:
         opened = first_look(opened, settings)
     ids = tuple(loaded.prefix_ids(options.prefix, _beginning(opened, loaded)))
+    if settings.long == "all":
+        opened = within_limit(opened, loaded, len(ids))
     if choices is not None and loaded.tokenizer is not None and ids != settings.prefix_ids:
         raise DataError(
             f"choices: {choices.meta.model.get('name')} was measured with the prefix "

@@ -28,6 +28,9 @@ FAR_STATES = {"isolated": "shown alone", "contextual": "with their context"}
 BEYOND = {"net": "net excess", "excess": "excess"}
 """Readable names of the headline columns; without a placebo it is the excess."""
 
+BY_OUTCOME = ("gap", "gap_recurs", "gap_new", "kl")
+"""Target sets that are selected by what the distant text does to the prediction."""
+
 ENOUGH = 0.9
 """Recovery from which k far units are said to be enough."""
 
@@ -73,15 +76,27 @@ def describe(results: Results) -> str:
         lines.append(describe_enough(main))
     # Of the other sets, the first selector with the smallest k.
     beside = summary[(summary.selector == meta.selectors[0]) & (summary.k == summary.k.min())]
-    has_placebo = main.net.notna().any()
+    has_placebo = has_net(main)
     for target_set in SETS:
         rows = beside[beside.target_set == target_set]
         if len(rows) and target_set != name:
-            header, has_placebo = rows.net.notna().any() != has_placebo, rows.net.notna().any()
+            header, has_placebo = has_net(rows) != has_placebo, has_net(rows)
             lines.append(format_summary(rows, results.spell_set(target_set), header))
+    without = sorted(set(summary.target_set[summary.net.notna()]) - set(BY_OUTCOME))
+    if without:
+        lines.append(
+            f"no net excess of {', '.join(without)}: these targets were not selected by their gap, "
+            "so there is no effect of that selection to subtract"
+        )
     every = beside[beside.target_set == "every"]
     lines += [describe_every(row) for row in every.itertuples()]
-    return "\n".join([*lines, "", conclude(results)])
+    return "\n".join([conclude(results), "", *lines])
+
+
+def has_net(rows: pd.DataFrame) -> bool:
+    """Whether net excess means something. The placebo of targets that were not selected by their
+    outcome shows no effect of selection, and their net excess would be below 0 by construction."""
+    return bool(rows.net.notna().any()) and set(rows.target_set) <= set(BY_OUTCOME)
 
 
 def describe_enough(rows: pd.DataFrame) -> str:
@@ -127,7 +142,7 @@ def conclude(results: Results) -> str:
         f"{meta.model['name']}: {row.k} far {units} by {spell(row.selector)}{chooser} {give} back "
         f"{row.recovery:.2f} of the gap of {row.num_targets:,} targets"
     )
-    headline = "net" if pd.notna(row.net) else "excess"
+    headline = "net" if has_net(rows) and pd.notna(row.net) else "excess"
     low, high = row[f"{headline}_low"], row[f"{headline}_high"]
     if pd.isna(low):
         return f"{text}; there is no interval to judge it by."
@@ -253,12 +268,12 @@ def describe_induction(found: dict[str, Any], far_states: str, planted: bool) ->
 
 
 def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
-    """Rows of one target set. `net`: excess over the foreign control, minus that of the placebo;
-    `equal gaps`: the same, own targets weighted to gaps as the placebo's targets have; `nats`: net
-    in nats a target. Without a placebo: `excess`, also in `nats`, and `removal`. The other columns
-    are in the table `summary`."""
+    """Format the rows of one target set. `excess`: recovery minus that of an unrelated text; `net`:
+    excess minus that of the placebo; `equal gaps`: the same, own targets weighted to gaps as the
+    placebo's targets have. Where net excess means nothing: `removal`, and excess in `nats`. The
+    other columns are in the table `summary`."""
     first = rows.iloc[0]
-    has_placebo = rows.net.notna().any()
+    has_placebo = has_net(rows)
     lines = [
         f"{title}: {first.num_targets:,} targets in {first.num_documents:,} documents, mean gap "
         f"{first.gap:.2f} nats"
@@ -272,7 +287,7 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
     few_placebo = are_few or first.num_placebo_targets < FEW_DOCUMENTS
     columns: dict[str, tuple[int, Callable[[Any], str]]] = {
         "recovery": (19, lambda row: with_interval(row.recovery, row.low, row.high, "")),
-        "foreign": (7, lambda row: _number(row.foreign)),
+        "excess": (21, lambda row: with_interval(row.excess, row.excess_low, row.excess_high)),
     }
     columns |= (
         {
@@ -285,11 +300,9 @@ def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
                     else with_interval(row.net_equal, row.net_equal_low, row.net_equal_high)
                 ),
             ),
-            "nats": (6, lambda row: _number(row.net_nats, "+")),
         }
         if has_placebo
         else {
-            "excess": (22, lambda row: with_interval(row.excess, row.excess_low, row.excess_high)),
             "removal": (
                 19,
                 lambda row: with_interval(row.removal, row.removal_low, row.removal_high, ""),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pandas as pd
@@ -164,3 +165,14 @@ def test_parts_of_words_are_told_apart() -> None:
     without = of_words(["A", " sta", " of", " sta", "tion"])
     without.tokens = without.tokens[:0]
     assert describe_words(without) == ""
+
+
+def test_targets_that_were_not_selected_by_their_gap_have_no_net_excess() -> None:
+    rows = pd.DataFrame(
+        [ROW | {"target_set": "bigram", "removal": 0.5, "removal_low": 0.4, "removal_high": 0.6}]
+    )
+    shown = format_summary(rows, "a pair that recurs")
+    assert "+0.83 [+0.80, +0.90]" in shown
+    assert "+0.48" not in shown
+    said = conclude(replace(results(), summary=rows))
+    assert "+0.83 [+0.80, +0.90] (+1.10 nats) beyond the controls" in said
