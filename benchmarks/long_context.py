@@ -27,7 +27,8 @@ import torch
 from olmo_sparsity.analysis.inputs.windows import Units, Windows
 from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.analysis.selectors.influence import AIMED, SELECTORS, Question
+from olmo_sparsity.analysis.selectors.influence import SELECTORS
+from olmo_sparsity.analysis.selectors.selector import Question
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.model.build import build_model
 from olmo_sparsity.runtime import choose_device
@@ -65,7 +66,7 @@ def measure_row(model_name: str, selector: str, length: int, cpu_seconds: int) -
     prefilled, prefill_s = scorer.token_forwards, time.perf_counter() - started
     units = Units.of_tokens(block.num_far)
     aim_WV = None
-    if selector in AIMED:
+    if SELECTORS[selector].needs_aim:
         (hidden_WD,) = scorer.hidden([context.long_row()])
         aim_WV = scorer.log_probabilities(hidden_WD)
     question = Question(context, units, [(0, 1)], K, np.random.default_rng(0), aim_WV)

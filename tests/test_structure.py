@@ -16,12 +16,13 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "olmo_sparsity"
 MODULES = sorted(PACKAGE.glob("**/*.py"))
 
-GROUND = {"errors", "conform", "runtime", "io", "folders", "drawing", "settings"}
+GROUND = {"errors", "extend", "conform", "runtime", "io", "folders", "drawing", "settings"}
 TOOL = {*GROUND, "analysis"}
 MODELS = {*TOOL, "config", "data", "model"}
 # What each package may import, besides itself. The command line may import everything.
 ALLOWED = {
     "errors": set(),
+    "extend": {"errors"},
     "conform": set(),
     "runtime": {"errors"},
     "io": {"errors", "conform", "runtime"},

@@ -8,8 +8,6 @@ Dimension key: P prompt length, R response length.
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from operator import attrgetter
@@ -21,6 +19,7 @@ import numpy as np
 from olmo_sparsity.config.run import check_model
 from olmo_sparsity.config.sections import ModelConfig, OptimizerConfig
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.extend import read_object
 from olmo_sparsity.settings import Rules, build, enforce, load, option
 from olmo_sparsity.tasks.addition import Addition
 from olmo_sparsity.tasks.end_token import EndToken
@@ -147,18 +146,10 @@ def build_task(settings: ExperimentSettings, *, test: bool = False) -> Task:
 
 def _read_class(name: str) -> type:
     """A user's own task: `path/to/file.py:Class`."""
+    kind = read_object(name, "task.name")
     path, _, class_name = name.rpartition(":")
-    if not Path(path).is_file():
-        raise ConfigError(f"task.name={name}: '{path}' does not exist")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"task.name={name}: '{path}' is no Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look up types there
-    spec.loader.exec_module(module)
-    kind = getattr(module, class_name, None)
     if not isinstance(kind, type) or not is_dataclass(kind):
-        raise ConfigError(f"task.name={name}: '{path}' has no dataclass {class_name}")
+        raise ConfigError(f"task.name={name}: '{path}' defines no dataclass {class_name}")
     members = [member for member in vars(Task) if not member.startswith("_")]
     given = {*dir(kind), *(item.name for item in fields(kind))}
     if missing := [member for member in members if member not in given]:

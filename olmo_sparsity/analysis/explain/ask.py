@@ -37,13 +37,10 @@ from olmo_sparsity.analysis.measurement.targets import At, first_place, largest_
 from olmo_sparsity.analysis.models.load import LoadedModel, load_model, using, wrap_model
 from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses, refuse_no_numbers
-from olmo_sparsity.analysis.selectors.influence import check_can_run, check_names
+from olmo_sparsity.analysis.selectors.selector import find_selector
 from olmo_sparsity.analysis.settings import AskSettings, ModelOptions
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.runtime import Progress, say
-
-EXHAUSTIVE = ("add_one", "drop_one", "divergence", "greedy")
-"""Selectors that evaluate every unit."""
 
 BOTH = ["loss_short", "loss_long"]
 
@@ -78,7 +75,7 @@ class Explaining:
     def _asked(self) -> Iterator[tuple[Asked, Spans]]:
         settings, options, text = self.settings, self.options, self.text
         settings.check()
-        check_names([settings.selector])
+        rule = find_selector(settings.selector)
         _refuse_misfits(text, self.at, self.prompt, self.target, settings, options.prefix)
         if isinstance(text, Path):
             text = read_text(str(text))
@@ -90,7 +87,7 @@ class Explaining:
             texts[0] = through_template(loaded, [{"role": "user", "content": str(self.prompt)}])
         judge = None if self.judge is None else self._load_judge(loaded, texts)
         with using(loaded, judge):
-            check_can_run([settings.selector], loaded.model)
+            rule.check_model(loaded.model)
             read = (
                 Prompt.of_text(loaded, text, options.prefix)
                 if text is not None
@@ -198,14 +195,15 @@ def _answer(asked: Asked, spans: Spans, foreign: Any) -> Explanation:
     """Evaluate the targets, each from its first token to one past its last."""
     settings, windows, document = asked.settings, asked.windows, asked.document
     num_far = windows.of_all(max(first for first, _ in spans)) - windows.short
-    if settings.selector in EXHAUSTIVE and num_far > MANY_UNITS:
+    evaluates_every = find_selector(settings.selector).evaluates_every_unit
+    if evaluates_every and num_far > MANY_UNITS:
         say(
             f"{settings.selector} evaluates each of up to {num_far:,} far tokens; add_one_nested "
             "evaluates a few hundred"
         )
     scorer, before = asked.scorer, asked.scorer.token_forwards
     cost = count_explanation(asked, spans).token_forwards
-    total = cost if settings.selector in EXHAUSTIVE else None  # others cost less than is counted
+    total = cost if evaluates_every else None  # others cost less than is counted
     with Progress("explaining", total, "token-forwards") as progress:
         scorer.after_batch = lambda: progress.update(scorer.token_forwards - before)
         tables = recover(

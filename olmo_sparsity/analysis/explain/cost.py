@@ -8,6 +8,7 @@ from __future__ import annotations
 from olmo_sparsity.analysis.explain.prompt import Asked
 from olmo_sparsity.analysis.inputs.windows import Spans
 from olmo_sparsity.analysis.scoring.cost import Cost
+from olmo_sparsity.analysis.selectors.selector import Rows, find_selector
 
 
 def count_explanation(asked: Asked, spans: Spans) -> Cost:
@@ -25,12 +26,8 @@ def count_explanation(asked: Asked, spans: Spans) -> Cost:
             width, every = float(widths.mean()), near + block.num_prefix + block.num_far
             near += block.num_prefix
         row = near + width
-        if settings.selector == "drop_one":
-            total += every * len(units)
-        elif settings.selector == "greedy":  # each round beside those chosen before
-            total += int((near + width * (settings.k + 1) / 2) * len(units) * settings.k)
-        else:
-            total += int(row * len(units))
+        rows = Rows(row, every, width, len(units), settings.k)
+        total += int(find_selector(settings.selector).cost(rows))
         # The long window, the first 0 … k units, without them, and each alone.
         total += int(every * (settings.k + 1) + row * (2 * settings.k + 1))
     total += longest if is_contextual else 0

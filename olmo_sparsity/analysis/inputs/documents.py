@@ -20,6 +20,7 @@ from olmo_sparsity.analysis.inputs.sentences import sentence_starts
 from olmo_sparsity.analysis.inputs.windows import Block, Spans, Units, Windows, span_width
 from olmo_sparsity.analysis.settings import Control
 from olmo_sparsity.errors import DataError
+from olmo_sparsity.extend import find_added
 
 _BEGINNINGS = {"words": r"(?<!\S)\S", "paragraphs": r"(?:^|\n\s*\n)\s*\S"}
 """A word or paragraph begins with the last character of a match."""
@@ -76,11 +77,12 @@ class Document:
             )
         if kind not in self._found:
             text = "".join(self.texts)
-            starts = (
-                sentence_starts(text)
-                if kind == "sentences"
-                else [match.end() - 1 for match in re.finditer(_BEGINNINGS[kind], text)]
-            )
+            if kind == "sentences":
+                starts = sentence_starts(text)
+            elif kind in _BEGINNINGS:
+                starts = [match.end() - 1 for match in re.finditer(_BEGINNINGS[kind], text)]
+            else:
+                starts = sorted(find_added(kind, "olmo_sparsity.units", "units")(text))
             inside_L = first_characters(self.texts)
             self._found[kind] = np.searchsorted(starts, inside_L, side="right")
         return self._found[kind]

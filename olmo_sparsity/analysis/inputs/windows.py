@@ -22,6 +22,7 @@ from typing import Any, Literal
 import numpy as np
 
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.extend import find_added
 
 NOTHING = np.empty(0, dtype=np.int64)
 """No far places."""
@@ -232,8 +233,11 @@ def span_width(units: str) -> int | None:
         return None
     kind, _, width = units.partition(":")
     if kind != "span" or not width.isdecimal() or int(width) < 2:
+        if find_added(units, "olmo_sparsity.units", "units") is not None:
+            return None
         raise ConfigError(
             f"units={units} is none of tokens, words, sentences, paragraphs and span:W with W of 2 "
-            "or more"
+            "or more; units of your own: your_file.py:your_function, from a text to the numbers of "
+            "the characters where units begin"
         )
     return int(width)

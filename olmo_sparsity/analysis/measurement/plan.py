@@ -44,9 +44,10 @@ from olmo_sparsity.analysis.results.statistics import half_of
 from olmo_sparsity.analysis.results.tables import PHASES, Columns
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import TOGETHER, Scorer, context_losses
-from olmo_sparsity.analysis.selectors.influence import check_can_run, check_names
+from olmo_sparsity.analysis.selectors.selector import check_can_run, find_selector
 from olmo_sparsity.analysis.settings import QUICK, ModelOptions, Settings, TextOptions
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.extend import fingerprint_of_files
 from olmo_sparsity.runtime import say
 
 DEFAULTS, READ_WHOLE, LOADED = Settings(), TextOptions(), ModelOptions()
@@ -81,7 +82,8 @@ def plan(
     if choices is not None:
         settings = settings_of(choices, settings.given)
     settings.check()
-    check_names(settings.selectors)
+    for name in settings.selectors:
+        find_selector(name)
     given = {"at": at, "targets": targets, "choices": choices}
     _check_one_says({name for name, one in given.items() if one is not None}, documents, text)
     if quick and choices is not None:
@@ -392,12 +394,14 @@ class Plan:
 
     def identity(self) -> dict[str, Any]:
         """Processes that measure into one folder must agree in all of this."""
+        files = fingerprint_of_files((*self.settings.selectors, *self.settings.units))
         return {
             "model": self.model.fingerprint,
             "dtype": self.model.dtype,
             "data": self.documents.fingerprint,
             "num_documents": len(self.documents),
             "settings": asdict(self.settings),
+            **({"files": files} if files else {}),
             "targets": None if self.given is None else targets_fingerprint(self.given),
             "choices": None if self.choices is None else self.choices.fingerprint,
         }

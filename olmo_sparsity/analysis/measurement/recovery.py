@@ -27,21 +27,14 @@ from olmo_sparsity.analysis.models.use import with_model_in_use
 from olmo_sparsity.analysis.results.statistics import rank_correlations
 from olmo_sparsity.analysis.results.tables import PHASES
 from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer
-from olmo_sparsity.analysis.selectors.influence import (
-    AIMED,
-    SELECTORS,
-    Choice,
-    Question,
-    falls_of_sets,
-)
+from olmo_sparsity.analysis.selectors.influence import falls_of_sets
+from olmo_sparsity.analysis.selectors.selector import Choice, Question, find_selector
 from olmo_sparsity.analysis.settings import KS
 from olmo_sparsity.errors import DataError
 
 DOCUMENT, PLACEBO = "document", "placebo"
 """Far parts."""
 
-NUM_DRAWS = {"random": 3}
-"""Draws of own units; the other selectors are deterministic."""
 
 COLUMNS = {
     name: [column for column in PHASES["recovery"][name].names if column != "document"]
@@ -204,7 +197,7 @@ class _Evaluation:
     ) -> None:
         block, before = self._block(bounds), self.scorer.token_forwards
         text = self._text(block, self._own(block, part), "own", 0, {part: targets})
-        if self.choices is None and AIMED & set(self.selectors):
+        if self.choices is None and any(find_selector(name).needs_aim for name in self.selectors):
             (aims[part],) = self.scorer.hidden([text.asked.long_row()])
         self._cost("all", "shared", before, len(targets))
         self._select(text, aims)
@@ -263,13 +256,14 @@ class _Evaluation:
             for selector in self.selectors:
                 # The aim differs between far parts; other selectors serve all at once.
                 groups = [(all_targets, text.targets)]
-                if selector in AIMED and self.choices is None:
+                rule = find_selector(selector)
+                if rule.needs_aim and self.choices is None:
                     groups = [(targets, {part: targets}) for part, targets in text.targets.items()]
-                num_draws = NUM_DRAWS.get(selector, 1) if text.control == "own" else 1
+                num_draws = rule.draws if text.control == "own" else 1
                 for draw in range(text.draw, text.draw + num_draws):
                     about = {"units": kind, "selector": selector, "control": text.control}
                     for targets, parts in groups:
-                        aim = aims.get(next(iter(parts))) if selector in AIMED else None
+                        aim = aims.get(next(iter(parts))) if rule.needs_aim else None
                         chosen = self._choose(
                             text, units, about | {"draw": draw}, targets, parts, aim
                         )
@@ -335,7 +329,7 @@ class _Evaluation:
         question = Question(text.asked, units, targets, max(self.ks), generator, aim_WV)
         before = self.scorer.token_forwards
         if self.choices is None:
-            choice = SELECTORS[about["selector"]](self.scorer, question)
+            choice = find_selector(about["selector"])(self.scorer, question)
         else:
             starts = [block.start + first for first, _ in targets]
             number = self.document.number

@@ -24,7 +24,7 @@ from olmo_sparsity.analysis.measurement.targets import given_targets
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.results.results import Results, read_results
 from olmo_sparsity.analysis.results.tables import plain
-from olmo_sparsity.analysis.selectors.influence import Choice
+from olmo_sparsity.analysis.selectors.selector import Choice, find_selector
 from olmo_sparsity.analysis.settings import Settings
 from olmo_sparsity.errors import ConfigError, DataError
 
@@ -165,7 +165,7 @@ def settings_of(results: Results, given: dict[str, Any]) -> Settings:
         prefix_ids=tuple(windows["prefix"]),
         far_states=windows["far_states"],
         units=tuple(meta.units),
-        selectors=tuple(name for name in meta.selectors if name != "random"),  # of several draws
+        selectors=tuple(name for name in meta.selectors if find_selector(name).draws == 1),
         sample=windows.get("sample", 1.0),
         ks=tuple(meta.ks),
         control=meta.controls["control"],

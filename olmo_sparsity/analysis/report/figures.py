@@ -55,6 +55,9 @@ _SELECTORS = {
     "nearest": (drawing.GREY, "+"),
     "random": (drawing.GREY, "x"),
 }
+_ADDED = "dhH8<>"
+"""Markers of selectors that users add."""
+
 # Line style and marker fill of single tokens, then of the other kinds of units.
 _UNITS: Any = [("-", "full"), ("-.", "left"), ((0, (9, 2)), "top"), ((0, (4, 1, 1, 1)), "right")]
 _FOREIGN: Any = (0, (3, 1.6))
@@ -418,8 +421,10 @@ def _styles(results: list[Results]) -> Styles:
     selectors = dict.fromkeys([*_SELECTORS, *curves.selector])
     units = list(dict.fromkeys(["tokens", *sorted(curves.units)]))
     styles: Styles = {}
+    added = [name for name in selectors if name not in _SELECTORS]
+    known = _SELECTORS | {name: (_INK, _ADDED[n % len(_ADDED)]) for n, name in enumerate(added)}
     for selector, unit in (pair for pair in product(selectors, units) if pair in pairs):
-        color, marker = _SELECTORS.get(selector, (_INK, "."))
+        color, marker = known[selector]
         line, fill = _UNITS[min(units.index(unit), len(_UNITS) - 1)]
         styles[selector, unit] = {
             "color": color,

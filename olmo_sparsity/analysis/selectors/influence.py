@@ -11,14 +11,12 @@ Dimension key: T chosen targets, F far places, U far units, K ranks, W targets o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
-from torch import Tensor
 
-from olmo_sparsity.analysis.inputs.windows import NOTHING, Spans, Units
-from olmo_sparsity.analysis.kernels.losses import LanguageModel
+from olmo_sparsity.analysis.inputs.windows import NOTHING, Units
 from olmo_sparsity.analysis.models.use import with_model_in_use
 from olmo_sparsity.analysis.scoring.scorer import Context, Scorer
 from olmo_sparsity.analysis.selectors.relevance import attn_lrp, check_has_rules
@@ -30,43 +28,7 @@ from olmo_sparsity.analysis.selectors.saliency import (
     loss,
     negative_logit,
 )
-from olmo_sparsity.errors import ConfigError
-
-
-@dataclass(frozen=True)
-class Question:
-    """The targets and candidates that a selector ranks."""
-
-    context: Context
-    """Its far part holds the candidates."""
-
-    units: Units
-    spans: Spans
-    """The targets, as indices into the block."""
-
-    k: int
-    generator: np.random.Generator
-    """For random selectors."""
-
-    aim_WV: Tensor | None = None
-    """log p of the block's targets with the document's own long window, which `divergence` aims at
-    even if the candidates are of another text."""
-
-    def total(self, score_UW: np.ndarray) -> np.ndarray:
-        """score_TU: sums over the tokens of each target."""
-        return np.stack([score_UW[:, first:end].sum(1) for first, end in self.spans])
-
-
-@dataclass(frozen=True)
-class Choice:
-    unit_TK: np.ndarray
-    """The chosen units, the most influential first."""
-
-    influence_TK: np.ndarray
-    """Their scores by the selector."""
-
-    score_TU: np.ndarray
-    """The scores of all units; 0 for those that the selector did not evaluate."""
+from olmo_sparsity.analysis.selectors.selector import SELECTORS, Choice, Question, Rows, Selector
 
 
 @with_model_in_use
@@ -336,40 +298,31 @@ def most_frequent(scorer: Scorer, question: Question) -> Choice:
     return _best(scores_TU, question.k)
 
 
-Selector = Callable[[Scorer, Question], Choice]
+def _each_unit_dropped(rows: Rows) -> float:
+    return rows.without_unit * rows.num_units
 
-SELECTORS: dict[str, Selector] = {
-    "add_one": add_one,
-    "add_one_screened": add_one_screened,
-    "add_one_nested": add_one_nested,
-    "drop_one": drop_one,
-    "greedy": greedy,
-    "pairs": pairs,
-    "gradient": gradient,
-    "lrp": lrp,
-    "attention": attention,
-    "divergence": divergence,
-    "nearest": nearest,
-    "random": random,
-    "most_frequent": most_frequent,
+
+def _each_unit_in_each_round(rows: Rows) -> float:
+    """Each round adds every unit to those that were chosen before."""
+    local, chosen = rows.with_unit - rows.unit, rows.unit * (rows.k + 1) / 2
+    return float(int((local + chosen) * rows.num_units * rows.k))
+
+
+SELECTORS |= {
+    "add_one": Selector(add_one, evaluates_every_unit=True),
+    "add_one_screened": Selector(add_one_screened, needs_gradients=True),
+    "add_one_nested": Selector(add_one_nested, needs_gradients=True),
+    "drop_one": Selector(drop_one, evaluates_every_unit=True, cost=_each_unit_dropped),
+    "greedy": Selector(greedy, evaluates_every_unit=True, cost=_each_unit_in_each_round),
+    "pairs": Selector(pairs, needs_gradients=True),
+    "gradient": Selector(gradient, needs_gradients=True),
+    "lrp": Selector(lrp, needs_gradients=True, check_model=check_has_rules),
+    "attention": Selector(attention),
+    "divergence": Selector(divergence, evaluates_every_unit=True, needs_aim=True),
+    "nearest": Selector(nearest),
+    "random": Selector(random, draws=3),
+    "most_frequent": Selector(most_frequent),
 }
-
-
-def check_names(selectors: Sequence[str]) -> None:
-    for name in selectors:
-        if name not in SELECTORS:
-            raise ConfigError(f"selectors: '{name}' is unknown; choose from {', '.join(SELECTORS)}")
-
-
-def check_can_run(selectors: Sequence[str], model: LanguageModel) -> None:
-    """Refuse before the losses are computed what would fail after them."""
-    check_names(selectors)
-    if "lrp" in selectors:
-        check_has_rules(model)
-
-
-AIMED = frozenset({"divergence"})
-"""Selectors that use `aim_WV`."""
 
 
 def _best(influence_TU: np.ndarray, k: int) -> Choice:

@@ -14,9 +14,7 @@ from olmo_sparsity.analysis.inputs.documents import Controls, Documents, FarText
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
-from olmo_sparsity.analysis.selectors.influence import (
-    SELECTORS,
-)
+from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from olmo_sparsity.analysis.settings import Reading
 from tests.support.brute import (
     CPU,

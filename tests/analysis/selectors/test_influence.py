@@ -12,10 +12,7 @@ import pytest
 from olmo_sparsity.analysis.inputs.windows import Block, Windows
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.selectors import influence
-from olmo_sparsity.analysis.selectors.influence import (
-    SELECTORS,
-    influence_map,
-)
+from olmo_sparsity.analysis.selectors.influence import SELECTORS, influence_map
 from olmo_sparsity.analysis.selectors.saliency import gate_gradients
 from olmo_sparsity.analysis.settings import Reading
 from tests.support.brute import (

@@ -18,8 +18,9 @@ from olmo_sparsity.analysis.inputs.windows import Units, Windows
 from olmo_sparsity.analysis.kernels import attention
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.analysis.selectors.influence import SELECTORS, Question
+from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from olmo_sparsity.analysis.selectors.relevance import LIKE_LLAMA, attn_lrp
+from olmo_sparsity.analysis.selectors.selector import Question
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.build import build_model

@@ -11,9 +11,7 @@ import torch
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.analysis.selectors.influence import (
-    SELECTORS,
-)
+from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from olmo_sparsity.analysis.selectors.saliency import gate_gradients
 from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.config.sections import ModelConfig
