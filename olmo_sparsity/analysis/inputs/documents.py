@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -82,7 +83,8 @@ class Document:
             elif kind in _BEGINNINGS:
                 starts = [match.end() - 1 for match in re.finditer(_BEGINNINGS[kind], text)]
             else:
-                starts = sorted(find_added(kind, "olmo_sparsity.units", "units")(text))
+                added: Any = find_added(kind, "olmo_sparsity.units", "units")
+                starts = sorted(added(text))
             inside_L = first_characters(self.texts)
             self._found[kind] = np.searchsorted(starts, inside_L, side="right")
         return self._found[kind]
