@@ -48,10 +48,14 @@ def _words(text: str) -> frozenset[str]:
 # Abbreviations in lower case, without their last dot.
 _MONTHS = _words("jan feb mar apr jun jul aug sep sept oct nov dec")
 _ENDS_NONE = _words(
-    "adj adm adv approx bros ca capt cf cmdr col dept dipl dott dr dra drs e.g ed eds est gen gov "
-    "hon hr hrsg i.e lt maj mgr mlle mme mmes mr mrs ms mt mx p.ej prof prop rep rev sen sgt sig "
-    "sra srta st vgl viz vs z.b d.h bzw ggf evtl mevr dhr bijv т.е т.д ул им"
+    "adv approx bzw ca cf d.h e.g ggf evtl hrsg i.e p.ej viz vgl vs z.b т.е т.д ул им डॉ"
 )
+_TITLES = _words(
+    "adj adm bros bijv capt cmdr col dept dhr dipl dott dr dra drs ed eds est gen gov hon hr lt "
+    "maj mevr mgr mlle mme mmes mr mrs ms mt mx prof prop rep rev sen sgt sig sra srta st"
+)
+"""They end no sentence, or in lower case, where some are words, as the next ones."""
+
 _ENDS_BEFORE_BEGINNER = (
     _words(
         "al assn ave blvd bldg co corp ct esq etc inc jr llc ltd ph.d rd sr usw "
@@ -114,7 +118,7 @@ def _is_end(text: str, match: re.Match[str], inside: int, last: int, has_no_case
     head = text[max(inside, match.start() - 40) : match.start()].split()
     before = re.sub(rf"^[{_OPENING}]+", "", head[-1]) if head else ""
     if match["joined"]:
-        return re.fullmatch(r"[a-z]+|\d+", before) is not None
+        return re.fullmatch(r"[a-z]+|\d+" if match["joined"] == "." else r"\w+", before) is not None
     if mark is None:
         near = text[max(inside, at - 80) : at]
         in_title = near.rfind("《") > near.rfind("》")
@@ -127,9 +131,11 @@ def _is_end(text: str, match: re.Match[str], inside: int, last: int, has_no_case
     short = before.lower()
     if short in _ENDS_NONE or (before.isdecimal() and len(before) < 3 and word in _GERMAN_MONTHS):
         return False
-    if short in _ENDS_NONE_BEFORE_NUMBER and re.match(r"\d|[IVXLC]+\b", word):
+    if short in _ENDS_NONE_BEFORE_NUMBER and re.match(r"\d|[IVXLC]{2,}\b", word):
         return False
-    if short in _ENDS_BEFORE_BEGINNER or _DOTTED.fullmatch(before):
+    if short in _TITLES and not before.islower():
+        return False
+    if short in _TITLES | _ENDS_BEFORE_BEGINNER or _DOTTED.fullmatch(before):
         return word in _BEGINNERS and following["behind"] != "."
     return True
 
@@ -137,7 +143,7 @@ def _is_end(text: str, match: re.Match[str], inside: int, last: int, has_no_case
 def _blocks(text: str) -> Iterator[tuple[int, int, int]]:
     """Yield the first character of each block, where its sentences are looked for, and its end."""
     first = inside = at = 0
-    is_open, fence, above = False, "", ""
+    is_open, is_item, fence, above = False, False, "", ""
     for line in text.splitlines(keepends=True):
         begin, at, bare = at, at + len(line), line.strip()
         if fence:
@@ -147,7 +153,7 @@ def _blocks(text: str) -> Iterator[tuple[int, int, int]]:
             continue
         whole, opens = False, not is_open or (bare.startswith(">") and not above.startswith(">"))
         marker = _BULLET.match(line)
-        if marker is None and (not is_open or above[-1:] in ".:;!?…。：*"):
+        if marker is None and (not is_open or is_item or above[-1:] in ".:;!?…。：*"):
             marker = _NUMBER.match(line)
         if not bare or _RULE.fullmatch(bare):
             if is_open:
@@ -162,7 +168,7 @@ def _blocks(text: str) -> Iterator[tuple[int, int, int]]:
             if is_open:
                 yield first, inside, begin
             first, is_open = begin + len(line) - len(line.lstrip()), not whole
-            inside = begin + marker.end() if marker else begin
+            inside, is_item = begin + marker.end() if marker else begin, marker is not None
             if whole:
                 yield first, at, at
         above = bare

@@ -9,13 +9,13 @@ from hypothesis import strategies as st
 from olmo_sparsity.analysis.inputs.sentences import sentence_starts
 
 CASES = {
-    "titles": "Dr. Smith met Mrs. Jones. ¦They talked to St. Clair, viz. Ann.",
+    "titles": "Dr. Smith met Mrs. Jones. ¦They saw St. Clair do one rep. ¦Then he left.",
     "e.g.": "Use a colour, e.g. Red or blue. ¦Then i.e. Rarely, stop.",
     "initials": "J. K. Rowling wrote it. ¦George W. Bush did not. ¦Plan B. ¦It works.",
     "U.S.": "The U.S. Senate voted. ¦He moved to the U.S. ¦He was ten.",
     "decimals": "It is 3.5 miles, v2.0 said. ¦$1,000.50 is enough.",
     "years": "He was born in 1921. ¦She came in 1930.",
-    "numbered things": "See No. 5 and Fig. 3 on p. 7. ¦See Vol. II. ¦He said no. ¦Then left.",
+    "numbered things": "See No. 5 and Fig. 3 on p. 7. ¦See Vol. II. ¦He said no. ¦I left.",
     "times": "It began at 5 p.m. and ended at 6 a.m. on Monday. ¦Nobody slept.",
     "[1] behind": "It opened in 1921. [1] ¦It closed in 1930.[2] ¦The end.[3][4]",
     "[1] before": "It opened in 1921 [1]. ¦It closed [2, 3]. ¦The end (Smith, 2020). ¦“So.” (Ada).",
@@ -23,7 +23,7 @@ CASES = {
     "parentheses": "It rained. ¦(It often does.) ¦We left.",
     "ellipses": "Nobody knew … until then. ¦Well... maybe. ¦He wondered… ¦She . . . came. ¦So.",
     "bullets": "We need:\n¦- bread\n¦- two eggs\n¦* milk\n¦• oil",
-    "numbers": "Steps:\n¦1. Open the door.\n¦2. Go in. ¦Sit down.\n¦3) Eat. ¦4. Drink. ¦5. Sleep.",
+    "numbers": "Steps:\n¦1. Open the door.\n¦2. Go in. ¦Sit down.\n¦3) Eat\n¦4) Drink. ¦5. Sleep.",
     "headings": "# 1. The bridge\n¦It opened in 1921.\n\n¦## Later\n¦It closed.\n¦**Now**\n¦It is.",
     "plain headings": "Introduction\n\n¦The bridge opened. ¦It closed.\n\n¦Title\n===\n¦Text.",
     "tables": "| a | b |\n|---|---|\n¦| 1. X | 2. Y |\n¦| 3 | 4 |\n",
@@ -45,7 +45,7 @@ CASES = {
     "etc.": "Apples, pears, etc. are fruit. ¦We eat bread, cheese, etc. ¦Then we sleep.",
     "et al.": "Smith et al. (2020) say so. ¦Cf. Jones et al. 2021 vs. Lee.",
     "degrees": "She has a Ph.D. in physics. ¦He has none.",
-    "marks in a row": "Yahoo! is a company. ¦Really?! ¦Yes!!! ¦No.",
+    "marks in a row": "Yahoo! is a company. ¦Really?! ¦Yes!!! ¦Stop!¦No way.",
     "German": "Das ist z. B. ein Satz. ¦Am 3. Oktober war frei. ¦„Nein.“ ¦Über Nacht regnete es.",
     "French": "M. Dupont est venu. ¦Il a dit « Non ! » et partit. ¦Fin.",
     "Spanish": "¿Qué? ¦¡No! ¦El Sr. García vino.",
