@@ -236,7 +236,15 @@ def recipe(bench: Bench) -> Job:
     options = ("--sets", "gap", "--draws", "1", "--halves", "0", "--min-gap", "0", "--ks", "1,2")
     options += ("--short", "64", "--selectors", "random,nearest", "--budget", "10min")
     texts, out = f"{bench.folder}/texts", f"{bench.folder}/recipe"
-    array = ("--array=0-1", "--exclusive", "slurm/measure.sbatch", "demo", "--text", texts)
+    array = (
+        "--array=0-1",
+        "--ntasks=1",
+        "--cpus-per-task=40",
+        "slurm/measure.sbatch",
+        "demo",
+        "--text",
+        texts,
+    )
     job = bench.sbatch("recipe", *array, *options, "--out", out, OMP_NUM_THREADS="1")
     # Of an array each element has its own state.
     squeue = ("squeue", "-h", "-j", job.number)
