@@ -77,7 +77,7 @@ def explain(
     """Find the k distant units that reduce the loss of each target most.
 
     Args:
-        model: A folder or hub name, or a causal LM in memory.
+        model: A folder, GGUF file or hub name, or a causal LM in memory.
         tokenizer: The tokenizer of a model in memory.
         text: One document, or a `Path` to read it from.
         at: Targets in the text: words (every occurrence), a regular expression (`re.compile`), a
@@ -131,7 +131,7 @@ def attribute(
     """Report which source each statement of an answer relies on, or that it relies on none.
 
     Args:
-        model: A folder or hub name, or a causal LM in memory.
+        model: A folder, GGUF file or hub name, or a causal LM in memory.
         tokenizer: The tokenizer of a model in memory.
         sources: `{name: text, …}`; or a list of `Segment(name, text)` and of texts without a name,
             which stay in view; or chat messages that contain these.
@@ -203,7 +203,7 @@ def measure(
     To share a measurement among processes, make a `plan` and call `Plan.run(out, shard)`.
 
     Args:
-        model: A loaded model, or a folder or hub name.
+        model: A loaded model, or a folder, GGUF file or hub name.
         documents: Documents, or text in any form that `open_documents` reads. Default: the held-out
             documents of the run that the model comes from.
         windows: `Windows(long, short, stride)`, in place of these three options.
