@@ -14,6 +14,8 @@ vocabulary.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,6 +53,19 @@ class KeyValueCache:
         return positions_BL
 
 
+@contextmanager
+def _same_kernels() -> Iterator[None]:
+    """OLMo: switches one off for the process; here: it is as before, since memory-efficient
+    attention is the only fused one that takes a bias (ALiBi)."""
+    cuda = torch.backends.cuda
+    flash, efficient = cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled()
+    try:
+        yield
+    finally:
+        cuda.enable_flash_sdp(flash)
+        cuda.enable_mem_efficient_sdp(efficient)
+
+
 class PositionedOLMo(OLMo):
     """A LanguageModel: `model(tokens_BL, positions_BL)` → logits_BLV, `unembed` of `hidden`."""
 
@@ -61,16 +76,17 @@ class PositionedOLMo(OLMo):
         refuse_unsupported(config)
         # Upstream builds everything but the blocks. Its one block is replaced, and these arguments
         # avoid its position caches and learned position embeddings.
-        super().__init__(config.update_with(n_layers=1, rope=True, alibi=False), init_params=False)
-        # OLMo: switches this kernel off for the process; here: it is on, as the only fused one that
-        # takes a bias (ALiBi).
-        torch.backends.cuda.enable_mem_efficient_sdp(True)
+        with _same_kernels():
+            frame = config.update_with(n_layers=1, rope=True, alibi=False)
+            super().__init__(frame, init_params=False)
         self.config = config
         blocks = [PositionedBlock(i, config) for i in range(config.n_layers)]
         self.transformer.update({"blocks": nn.ModuleList(blocks)})
-        for module in self.modules():
-            if type(module) is RMSLayerNorm:
-                module.__class__ = RMSNorm  # the same parameters, another forward
+        for parent in list(self.modules()):
+            for name, norm in parent.named_children():
+                if type(norm) is RMSLayerNorm:  # the same parameters, another forward
+                    (size,), affine = norm.normalized_shape, norm.weight is not None
+                    parent.add_module(name, RMSNorm(config, size, affine))
         if init_params:
             self.reset_parameters()
 

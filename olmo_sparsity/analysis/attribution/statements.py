@@ -237,6 +237,8 @@ class Attribution:
         is shown, and when it alone is left out of everything. They have no decoys."""
         if source not in self.names:
             raise ConfigError(f"no source is named {source}; there are {', '.join(self.names)}")
+        if self.prompt.model.model is None:
+            raise ConfigError("an attribution that was read back has no model: attribute again")
         layout, number, model = self.layout, self.names.index(source), self.prompt.model.model
         scorer = Scorer(model, far_states=self.settings.far_states)
         first, end = int(layout.units.first[number]), int(layout.text_ends[number])
@@ -246,8 +248,6 @@ class Attribution:
         every = np.arange(layout.num_far)
         shown = [layout.in_view, every, *(np.union1d(layout.in_view, run) for run in runs)]
         shown += [np.delete(every, run) for run in runs]
-        if model is None:
-            raise ConfigError("an attribution that was read back has no model: attribute again")
         with using(self.prompt.model):
             refuse_changed(model, self.state, "attribute")
             context = scorer.context(layout.block)

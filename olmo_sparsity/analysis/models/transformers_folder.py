@@ -74,10 +74,8 @@ def read_hugging_face(
     device_map: str | None,
 ) -> PreTrainedModel:
     from transformers import AutoConfig, AutoModelForCausalLM
-    from transformers.utils import logging
 
     read_json(folder / "config.json", dict, _REMEDY)  # refuses deep nesting too
-    logging.disable_progress_bar()
     config = AutoConfig.from_pretrained(folder, **NO_CODE)
     # The folder may name a kernel that is not installed, or one on the hub.
     config._attn_implementation = "eager"
@@ -112,12 +110,15 @@ def read_hugging_face(
 def _without_warnings() -> Iterator[None]:
     from transformers.utils import logging
 
-    before = logging.get_verbosity()
+    before, shows_progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
+    logging.disable_progress_bar()
     try:
         yield
     finally:
         logging.set_verbosity(before)
+        if shows_progress:
+            logging.enable_progress_bar()
 
 
 def _check_keys(folder: Path, of: str, missing: set[str], unexpected: set[str]) -> None:

@@ -145,13 +145,13 @@ def _recognize(model: nn.Module, inner: nn.Module) -> None:
             known.versions = state.versions
             return
         differences = "weights"
-    _states[model] = state
-    if known is None:
-        return
-    say(f"{type(inner).__name__} has changed since its last use ({differences}): used as it is now")
     fit: Any = getattr(model, "fit", None)
-    if fit is not None:
-        fit()
+    if known is not None:
+        changed = f"{type(inner).__name__} has changed since its last use ({differences})"
+        say(f"{changed}: used as it is now")
+        if fit is not None:
+            fit()
+    _states[model] = state  # of a model that fits
 
 
 def _versions(inner: nn.Module) -> list[tuple[int, int]]:

@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import pickle
+import random
 import re
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import AttentionInterface
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama import modeling_llama
+from transformers.utils import logging as their_logging
 
-from olmo_sparsity import measure
-from olmo_sparsity.analysis.models.load import wrap_model
+from olmo_sparsity import attribute, explain, load_model, measure
+from olmo_sparsity.analysis.kernels.attention import OWN_ATTENTION
+from olmo_sparsity.analysis.models import identity
+from olmo_sparsity.analysis.models.identity import fingerprint_weights, read_state
+from olmo_sparsity.analysis.models.load import using, wrap_model
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.explanations import (
+    FOREIGN,
+    SHORT,
     TEXT,
     WORDS,
     asked,
     make_model,
     make_tokenizer,
 )
+from tests.support.families import SUPPORTED, build, find
+from tests.support.models import tiny_olmo
+from tests.support.sources import GIVEN, model_of
 
 WHERE = re.compile("w7 w8")
 TEXTS = [" ".join(np.random.default_rng(i).choice(WORDS, 80).tolist()) for i in range(10, 16)]
@@ -35,8 +61,7 @@ def model() -> Any:
 
 
 @pytest.fixture
-def documents(tmp_path: Path) -> Any:
-    """A folder of texts, which `measure` reads."""
+def documents(tmp_path: Path) -> Path:
     folder = tmp_path / "texts"
     folder.mkdir()
     for number, text in enumerate(TEXTS):
@@ -44,15 +69,16 @@ def documents(tmp_path: Path) -> Any:
     return folder
 
 
-def loss_of(model: Any, text: str = TEXT) -> float:
-    """By plain transformers: of the words "w7 w8" with everything before them."""
-    ids = torch.tensor([make_tokenizer()(text).input_ids])
-    (first,) = (
-        i for i in range(ids.shape[1] - 1) if ids[0, i : i + 2].tolist() == ids[0, -3:-1].tolist()
-    )
+def loss_of(model: Any) -> float:
+    """Of "w7 w8" with everything before it, by plain transformers."""
+    ids = make_tokenizer()([TEXT], return_tensors="pt").input_ids
     with torch.no_grad():
-        log_p = model(input_ids=ids).logits.log_softmax(-1)[0]
-    return -sum(float(log_p[i - 1, ids[0, i]]) for i in (first, first + 1))
+        log_p = model(input_ids=ids).logits.float().log_softmax(-1)[0]
+    return -sum(float(log_p[i - 1, ids[0, i]]) for i in (-3, -2))
+
+
+def long_loss(model: Any, **changed: Any) -> float:
+    return float(asked(model, at=WHERE, **changed).targets.loss_long.iloc[-1])
 
 
 def train(model: Any, steps: int = 3) -> None:
@@ -93,17 +119,445 @@ def test_a_notebook_that_trains_explains_trains_on_generates_and_measures(
     # %% measure, train on, measure again into the same folder
     kept = wrap_model(model, make_tokenizer())
     first = measure(kept, documents, out=tmp_path / "out", **MEASURED)
-    assert first is not None
     train(model)
     with pytest.raises(ConfigError, match="holds work with model"):
         measure(kept, documents, out=tmp_path / "out", **MEASURED)
-    with pytest.raises(DataError, match=r"losses .* of another model"):
+    with pytest.raises(DataError, match="are of another model"):
         measure(kept, documents, losses=first, **MEASURED)
     assert "has changed since its last use" in capsys.readouterr().err
     second = measure(kept, documents, **MEASURED)
     fresh = measure(wrap_model(model, make_tokenizer()), documents, **MEASURED)
-    assert second is not None
-    assert fresh is not None
     np.testing.assert_array_equal(second.losses.loss_long, fresh.losses.loss_long)
     assert float((second.losses.loss_long - first.losses.loss_long).abs().max()) > 0.1
     assert model.training
+
+
+# --- identity -------------------------------------------------------------------------------------
+
+
+def steering(vector: Tensor, strength: float = 1.0) -> Callable[..., Any]:
+    return lambda module, given, output: output + strength * vector
+
+
+def edits(model: Any, generator: random.Random) -> Iterator[None]:
+    """Changes of a model in memory, one after another, without end."""
+    config, layers = model.config, model.model.layers
+    vector, hooked = torch.ones(32), list[Any]()
+
+    def in_place() -> None:
+        weight = generator.choice(list(model.parameters())).flatten()
+        weight[generator.randrange(len(weight))] += 0.1
+
+    def through_data() -> None:
+        weight = generator.choice(list(model.parameters())).data.view(-1)
+        weight[generator.randrange(len(weight))] *= 1.1
+
+    def exchanged() -> None:
+        weight = generator.choice(layers).mlp.up_proj.lora_A.default.weight
+        weight[0, [3, 5]] = weight[0, [5, 3]]
+
+    def rows() -> None:
+        weight = generator.choice(layers).self_attn.k_proj.weight
+        weight.data = weight.data.roll(1, generator.randrange(2))
+
+    def frequencies() -> None:
+        model.model.rotary_emb.inv_freq[generator.randrange(1, 4)] *= 1.5
+
+    def configured() -> None:
+        name = generator.choice(["rms_norm_eps", "hidden_act", "attention_bias"])
+        new = {"rms_norm_eps": generator.random(), "hidden_act": str(generator.random())}
+        setattr(config, name, new.get(name, not config.attention_bias))
+
+    def base() -> None:
+        config.rope_parameters["rope_theta"] += 1
+
+    def epsilon() -> None:
+        generator.choice(layers).input_layernorm.variance_epsilon += 1e-3
+
+    def scaled() -> None:
+        generator.choice(layers).self_attn.scaling *= 1.01
+
+    def activated() -> None:
+        mlp = generator.choice(layers).mlp
+        mlp.act_fn = nn.GELU() if not isinstance(mlp.act_fn, nn.GELU) else nn.SiLU()
+
+    def hook() -> None:
+        module = generator.choice([model, layers[0].mlp, layers[1].mlp, model.lm_head])
+        hooked.append(module.register_forward_hook(steering(vector)))
+
+    def unhook() -> None:
+        hook() if not hooked else hooked.pop().remove()
+
+    def steered() -> None:
+        hook()
+        vector.mul_(1.1)
+
+    def forward() -> None:
+        mlp, factor = generator.choice(layers).mlp, generator.random()
+        mlp.forward = lambda x: type(mlp).forward(mlp, x) * factor
+
+    def disabled() -> None:
+        part = generator.choice(layers).mlp.up_proj
+        part.enable_adapters(part.disable_adapters)
+
+    def strength() -> None:
+        generator.choice(layers).mlp.up_proj.scaling["default"] *= 1.1
+
+    def merged() -> None:
+        part = generator.choice(layers).mlp.up_proj
+        part.unmerge() if part.merged else part.merge()
+
+    def rounded() -> None:
+        part = generator.choice(layers).self_attn.v_proj
+        part.to(torch.float64 if part.weight.dtype == torch.float32 else torch.float32)
+
+    every = [in_place, through_data, exchanged, rows, frequencies, configured, base, epsilon]
+    every += [scaled, activated, hook, unhook, steered, forward, disabled, strength, merged]
+    every += [rounded]
+    while True:
+        generator.choice(every)()
+        yield
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("size", [0, 2**16])  # tensors from which sums are taken
+def test_a_hundred_edits_are_each_noticed(size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from peft import LoraConfig, inject_adapter_in_model
+
+    monkeypatch.setattr(identity, "WHOLE_B", size)
+    model = make_model()
+    config = LoraConfig(target_modules=["up_proj"], init_lora_weights=False)
+    inject_adapter_in_model(config, model)
+    state, first = read_state(model), fingerprint_weights(model)
+    assert not state.differences(read_state(model))
+    changing = edits(model, random.Random(0))
+    for _ in range(100):
+        next(changing)
+        now, found = read_state(model), fingerprint_weights(model)
+        assert found != first
+        # A sum may miss what is exchanged within its block; the versions then ask for all bytes.
+        assert state.differences(now) or (size == 0 and now.versions != state.versions)
+        state, first = now, found
+
+
+def with_hook(model: Any) -> Any:
+    model.model.layers[0].register_forward_hook(steering(torch.ones(32), 0.5))
+    return model
+
+
+OTHERS: list[Callable[[], Any]] = [
+    lambda: llama(rope_parameters={"rope_type": "default", "rope_theta": 500.0}),
+    lambda: llama(rope_parameters={"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}),
+    lambda: llama(rms_norm_eps=0.1),
+    lambda: llama(hidden_act="relu"),
+    lambda: with_hook(llama()),
+]
+
+
+def llama(**changes: Any) -> Any:
+    sizes = {"vocab_size": 45, "max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": 2}
+    return build(SUPPORTED[find("Llama 1, 2, 3")], initializer_range=0.3, **sizes | changes)
+
+
+def test_models_that_differ_in_settings_or_hooks_are_not_one(
+    documents: Path, tmp_path: Path
+) -> None:
+    models = [wrap_model(make(), make_tokenizer()) for make in (llama, *OTHERS)]
+    assert len({one.fingerprint for one in models}) == len(models)
+    assert wrap_model(llama()).fingerprint == models[0].fingerprint
+    first = measure(models[0], documents, out=tmp_path / "out", **MEASURED)
+    for other in models[1:]:
+        with pytest.raises(DataError, match="are of another model"):
+            measure(other, documents, losses=first, **MEASURED)
+    with pytest.raises(ConfigError, match="holds work with model"):
+        measure(models[-1], documents, out=tmp_path / "out", **MEASURED)
+    found = measure(models[-1], documents, **MEASURED)
+    (said,) = found.meta.model["foreign_code"]
+    assert re.match(r"the hook .*steering.*<lambda> on model\.layers\.0", said)
+
+
+def test_a_hook_after_wrapping_counts_or_is_refused(model: Any) -> None:
+    kept, plain = wrap_model(model, make_tokenizer()), loss_of(model)
+    with model.model.layers[1].register_forward_hook(steering(torch.ones(32))):
+        assert abs(loss_of(model) - plain) > 0.1
+        found = explain(kept, text=TEXT, at=WHERE, short=SHORT, k=2)
+        assert found.targets.loss_long.iloc[-1] == pytest.approx(loss_of(model), abs=1e-4)
+    explain(kept, text=TEXT, at=WHERE, short=SHORT, k=2)
+    seen = lambda module, given, output: type(output)(logits=output.logits.square())  # noqa: E731
+    with model.register_forward_hook(seen):
+        for _ in range(2):
+            with pytest.raises(ConfigError, match="its logits are not the last linear map"):
+                explain(kept, text=TEXT, at=WHERE, short=SHORT, k=2)
+    assert long_loss(model) == pytest.approx(plain, abs=1e-4)
+
+
+@pytest.mark.parametrize("selector", ["add_one", "attention"])
+def test_attention_that_another_library_registers_is_the_model_s(
+    model: Any, selector: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, usual = loss_of(model), ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def sharper(module: Any, query: Tensor, *given: Any, **more: Any) -> Any:
+        return usual(module, 2 * query, *given, **more)
+
+    kept = wrap_model(model, make_tokenizer())
+    monkeypatch.setitem(AttentionInterface._global_mapping, "sdpa", sharper)
+    assert abs(loss_of(model) - plain) > 0.05
+    given = {"text": TEXT, "at": WHERE, "short": SHORT, "k": 2, "selector": selector}
+    for asks in (kept, model):
+        tokenizer = None if asks is kept else make_tokenizer()
+        found = explain(asks, tokenizer, **given).targets.loss_long.iloc[-1]
+        assert found == pytest.approx(loss_of(model), abs=1e-4)
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is sharper
+
+
+# --- threads --------------------------------------------------------------------------------------
+
+
+def test_threads_take_turns_and_do_not_disturb_generation(model: Any) -> None:
+    selectors = ["attention", "gradient", "lrp", "add_one_nested"] * 2
+    alone = [asked(model, selector=selector).far for selector in selectors]
+    prompt = make_tokenizer()(["w1 w2 w3"], return_tensors="pt").input_ids
+    generate = partial(model.generate, prompt, max_new_tokens=24, do_sample=False)
+    expected, ended, wrong = generate(), threading.Event(), list[Tensor]()
+
+    def generating() -> None:
+        while not ended.is_set():
+            found = generate()
+            if not torch.equal(found, expected):
+                wrong.append(found)
+
+    other = threading.Thread(target=generating)
+    other.start()
+    try:
+        with ThreadPoolExecutor(4) as pool:  # each of them also wraps the model, which probes it
+            found = list(pool.map(lambda one: asked(model, selector=one).far, selectors))
+    finally:
+        ended.set()
+        other.join()
+    assert not wrong
+    for ours, theirs in zip(found, alone, strict=True):
+        assert ours.text.tolist() == theirs.text.tolist()
+        np.testing.assert_allclose(ours.nats, theirs.nats, atol=1e-5)
+
+
+def test_two_threads_with_two_models_do_not_wait_for_each_other(model: Any) -> None:
+    other = make_model()
+    with ThreadPoolExecutor(2) as pool:
+        futures = [
+            pool.submit(asked, one, judge=two, k=1) for one, two in ((model, other), (other, model))
+        ]
+        for future in futures:
+            future.result(timeout=100)
+
+
+def test_who_waits_says_so(model: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    kept, inside = wrap_model(model), threading.Event()
+    with pytest.MonkeyPatch.context() as patch, using(kept), using(kept):
+        patch.setattr("olmo_sparsity.analysis.models.use._SAID_AFTER_S", 0.01)
+        waiting = threading.Thread(target=lambda: (inside.set(), long_loss(model)))
+        waiting.start()
+        inside.wait()
+        while "waiting: another thread uses this Llama" not in capsys.readouterr().err:
+            assert waiting.is_alive()
+    waiting.join()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_an_event_loop_and_another_default_dtype_change_nothing(
+    model: Any, dtype: torch.dtype
+) -> None:
+    plain = long_loss(model)
+    torch.set_default_dtype(dtype)
+    try:
+
+        async def ask() -> list[float]:
+            here = long_loss(model, selector="gradient")
+            there = await asyncio.gather(*(asyncio.to_thread(long_loss, model) for _ in range(2)))
+            return [here, *there]
+
+        found = asyncio.run(ask())
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found == pytest.approx([plain] * 3, abs=1e-6)
+
+
+def test_the_cause_of_a_failed_trial_is_the_model_or_the_moment(model: Any) -> None:
+    model.model.layers[0].mlp = nn.Linear(3, 3)
+    with pytest.raises(ConfigError, match=r"does not run: its own forward pass raises RuntimeErr"):
+        wrap_model(model)
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        with pytest.raises(ConfigError, match=r"default dtype is torch\.bfloat16: try it with fl"):
+            wrap_model(model)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.parametrize("wrapper", [partial(torch.compile, backend="eager"), nn.DataParallel])
+def test_what_is_around_a_model_is_taken_off(model: Any, wrapper: Callable[..., Any]) -> None:
+    assert long_loss(wrapper(model)) == long_loss(model)
+
+
+# --- nothing stays --------------------------------------------------------------------------------
+
+
+REGISTRIES = (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)
+
+
+def about(model: Any) -> dict[str, Any]:
+    """Everything that a call must leave as it was."""
+    modules = dict(model.named_modules())
+    cuda = torch.backends.cuda
+    return {
+        "weights": {n: (w.data_ptr(), w._version, w.clone()) for n, w in model.named_parameters()},
+        "buffers": {n: b.clone() for n, b in model.named_buffers()},
+        "wanting": [p.requires_grad for p in model.parameters()],
+        "gradients": [p.grad for p in model.parameters()],
+        "config": model.config.to_dict() | {"kernel": model.config._attn_implementation},
+        "modes": {n: m.training for n, m in modules.items()},
+        "hooks": [(*m._forward_hooks, *m._forward_pre_hooks) for m in modules.values()],
+        "attributes": {n: set(vars(m)) for n, m in modules.items()},
+        "registry": [dict(one._global_mapping) for one in REGISTRIES],
+        "functions": {n: f for n, f in vars(modeling_llama).items() if callable(f)},
+        "random": (torch.get_rng_state(), random.getstate(), str(np.random.get_state())),
+        "dtype": torch.get_default_dtype(),
+        "kernels": (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(),
+                    cuda.math_sdp_enabled(), cuda.cudnn_sdp_enabled()),
+        "gradient": (torch.is_grad_enabled(), torch.is_inference_mode_enabled()),
+        "threads": (torch.get_num_threads(), torch.get_num_interop_threads()),
+        "alive": {thread.name for thread in threading.enumerate() if not thread.daemon},
+        "signals": [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR2)],
+        "filters": list(warnings.filters),
+        "logging": (logging.getLogger().level, their_logging.get_verbosity(),
+                    their_logging.is_progress_bar_enabled()),
+    }  # fmt: skip
+
+
+def same(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[k], other[k]) for k in one)
+    if isinstance(one, tuple | list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return bool(one == other)
+
+
+@contextmanager
+def raising_at(step: int) -> Iterator[list[int]]:
+    """KeyboardInterrupt at the n-th call of torch from Python. Yields the number of calls."""
+    calls = [0]
+
+    class Counting(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            calls[0] += 1
+            if calls[0] == step:
+                raise KeyboardInterrupt
+            return func(*args, **kwargs or {})
+
+    with Counting():
+        yield calls
+
+
+CALLS: dict[str, Callable[[Any, Path], Any]] = {
+    **{
+        name: partial(lambda model, path, name: asked(model, selector=name).check(2), name=name)
+        for name in ("add_one_nested", "gradient", "lrp", "attention")
+    },
+    "attribute": lambda model, path: attribute(model, make_tokenizer(), **GIVEN, draws=4),
+    "measure": lambda model, path: measure(
+        wrap_model(model, make_tokenizer()), path, **MEASURED | {"max_targets": 1}
+    ),
+    "load": lambda model, path: load_model(path.parent / "model", device="cpu"),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_after_any_call_everything_is_as_before(
+    model: Any, call: str, documents: Path, tmp_path: Path
+) -> None:
+    """Also after one that is interrupted at a random point."""
+    make_tokenizer().save_pretrained(tmp_path / "model")
+    model.save_pretrained(tmp_path / "model")
+    model.train()
+    model.model.layers[1].eval()  # as its owner has it
+    model.lm_head.weight.requires_grad_(False)
+    CALLS[call](model, documents)  # registers our name, once
+    before = about(model)
+    with raising_at(0) as calls:
+        CALLS[call](model, documents)
+    generator = random.Random(call)
+    for step in (0, *(generator.randrange(1, calls[0]) for _ in range(6))):
+        if step:
+            with pytest.raises(KeyboardInterrupt), raising_at(step):
+                CALLS[call](model, documents)
+        after = about(model)
+        assert not [name for name in before if not same(before[name], after[name])], step
+    assert OWN_ATTENTION in ALL_ATTENTION_FUNCTIONS
+
+
+@pytest.mark.parametrize("name", ["GPT-NeoX, Pythia", "Falcon (RoPE)", "GPT-J"])
+def test_no_hook_stays_where_transformers_itself_reads_attention(name: str) -> None:
+    model = build(SUPPORTED[find(name)], vocab_size=45, bos_token_id=1, eos_token_id=2)
+    before = about(model)
+    asked(model, selector="attention", text=" ".join(TEXT.split()[-20:]), long=10)
+    after = about(model)
+    assert not [key for key in before if key != "registry" and not same(before[key], after[key])]
+
+
+def test_building_a_model_of_ours_leaves_kernels_alone() -> None:
+    cuda = torch.backends.cuda
+    for enabled in (True, False):
+        cuda.enable_mem_efficient_sdp(enabled)
+        try:
+            tiny_olmo(layer_norm_type="rms")
+            assert cuda.mem_efficient_sdp_enabled() == enabled
+        finally:
+            cuda.enable_mem_efficient_sdp(True)
+
+
+def test_no_answer_holds_weights(model: Any) -> None:
+    big = build(SUPPORTED[find("Llama 1, 2, 3")], vocab_size=60_000, bos_token_id=1, eos_token_id=2)
+    size = len(pickle.dumps(big.state_dict()))
+    found = explain(big, make_tokenizer(), text=TEXT, at=WHERE, short=SHORT, long=40, k=2)
+    attributed = attribute(big, make_tokenizer(), **GIVEN, draws=4)
+    for answer in (found, attributed):
+        assert len(pickle.dumps(answer)) < size / 20
+        assert str(pickle.loads(pickle.dumps(answer))) == str(answer)
+    with pytest.raises(ConfigError, match="has no model: attribute again"):
+        pickle.loads(pickle.dumps(attributed)).within("a")
+
+
+# --- what else changes in a notebook --------------------------------------------------------------
+
+
+def test_a_tokenizer_that_was_changed_after_wrapping_is_noticed(model: Any) -> None:
+    tokenizer = make_tokenizer()
+    kept = wrap_model(model, tokenizer)
+    explain(kept, text=TEXT, at=WHERE, short=SHORT, k=1)
+    tokenizer.chat_template = "{{ messages[0]['content'] }}"  # is read when it is used
+    explain(kept, text=TEXT, at=WHERE, short=SHORT, k=1)
+    tokenizer.backend_tokenizer.post_processor = make_tokenizer(
+        bos=False
+    ).backend_tokenizer.post_processor
+    with pytest.raises(ConfigError, match="its tokenizer was changed after the model was wrapped"):
+        explain(kept, text=TEXT, at=WHERE, short=SHORT, k=1)
+
+
+def test_nan_in_an_unrelated_text_is_said(model: Any) -> None:
+    there = {*TEXT.split(), *WORDS[:8], *WORDS[11::7], *WORDS[1::7]}  # or of the trial's
+    words = [word for word in WORDS if word not in there]
+    with torch.no_grad():
+        model.model.embed_tokens.weight[make_tokenizer()(words[0]).input_ids[-1]] = float("nan")
+    found = asked(model)
+    with pytest.raises(DataError, match=r"losses of unrelated texts are no finite numbers"):
+        found.check(draws=4, foreign=[f"{text} {words[0]}" * 2 for text in FOREIGN])
+    decoys = [f"{text} {words[0]}" for text in GIVEN["decoys"]]
+    clean = {name: text for name, text in GIVEN["sources"].items() if words[0] not in text.split()}
+    given = GIVEN | {"sources": clean, "decoys": decoys, "answer": "w1 w2", "question": "w3"}
+    with pytest.raises(DataError, match="losses of statements, with these sources and decoys"):
+        attribute(model, make_tokenizer(), **given, draws=4)
+    assert model_of() is not model
