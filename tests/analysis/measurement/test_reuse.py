@@ -196,7 +196,7 @@ def test_settings_are_those_of_the_other_measurement(
     documents: Documents, found: dict[int, Results], tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="share, units: with `choices` those of the other"):
-        evaluated(1, documents, found[0], share=0.1, units="tokens")
+        evaluated(1, documents, found[0], share=0.2, units="words")
     with pytest.raises(ConfigError, match="the other measurement ranked 2 units"):
         evaluated(1, documents, found[0], ks=(1, 4))
     with pytest.raises(ConfigError, match="at and choices each say which targets"):
@@ -271,7 +271,7 @@ def test_losses_of_anything_else_are_refused(
             planned(model, texts, losses=found[0], **AT | OPTIONS | others)
 
     refused("model", model_of(1))
-    refused("dtype", replace(one, model=model_of(0).model.bfloat16()))
+    refused("model", replace(one, model=model_of(0).model.bfloat16()))
     refused("text", texts=replace(documents, items=[*documents.items[1:]]))
     refused("text", quick=True, texts=replace(documents, grouped_by="author"))
     refused("long, stride", long=18, stride=4)
