@@ -27,6 +27,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map
 
+from olmo_sparsity.analysis.models import identity, use
 from olmo_sparsity.config.sections import RunConfig
 from olmo_sparsity.data.batches import Batch
 from olmo_sparsity.model.build import build_model
@@ -128,6 +129,8 @@ def shapes() -> Iterator[Memory]:
         exchange(torch.cuda, reset_peak_memory_stats=nothing())
         exchange(torch.cuda.nvtx, range_push=nothing(), range_pop=nothing())
         exchange(torch.nn.Module, _apply=_apply)
+        for module in (identity, use):  # a fake tensor has no address
+            exchange(module, version_of=lambda weight: (id(weight), weight._version))
         exchange(Tensor, pin_memory=lambda tensor: tensor, record_stream=nothing())
         stack.enter_context(memory.fake)
         stack.enter_context(memory)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import os
 import re
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -165,30 +163,3 @@ def test_what_others_set_reaches_no_pretended_gpu(monkeypatch: pytest.MonkeyPatc
     given = process._environment()
     assert not {*names} & given.keys()
     assert given["PATH_OF_MINE"] == "kept"
-
-
-@on_pretended_gpus
-def test_what_fails_in_a_copy_of_the_process_is_said() -> None:
-    from tests.gpu.process import Failed, apart
-
-    assert apart(lambda: [1, "two"]) == [1, "two"]
-    with pytest.raises(Failed, match="ZeroDivisionError"):
-        apart(lambda: 1 / 0)
-    with pytest.raises(Failed, match="it ended with status 9"):
-        apart(lambda: os.kill(os.getpid(), signal.SIGKILL))
-
-
-@on_pretended_gpus
-def _end_the_process() -> None:
-    os.kill(os.getppid(), signal.SIGKILL)
-
-
-@on_pretended_gpus
-def _do_nothing() -> None: ...
-
-
-@pytest.mark.skipif(bool(process._what_is_missing()), reason=process._what_is_missing())
-def test_one_that_is_cut_short_does_not_disturb_the_next() -> None:
-    with pytest.raises(EOFError):
-        _end_the_process()
-    _do_nothing()

@@ -198,10 +198,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def in_this_thread(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """A forward hook that leaves alone what other threads compute."""
+    """A forward hook that leaves alone what other threads compute; but for the thread in which
+    PyTorch computes layers again for a backward pass on a GPU."""
     own = threading.get_ident()
 
     def only_here(*given: Any) -> Any:
-        return hook(*given) if threading.get_ident() == own else None
+        is_backward: bool = torch._C._current_graph_task_id() != -1
+        return hook(*given) if is_backward or threading.get_ident() == own else None
 
     return only_here
