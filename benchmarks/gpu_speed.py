@@ -229,7 +229,7 @@ def host(bench: Bench) -> None:
             for made in loader:
                 yield made.pinned() if ON_GPU else made
 
-        with closing(in_background(pinned(), depth=1)) as batches:  # type: ignore[arg-type]
+        with closing(in_background(pinned(), depth=1)) as batches:
             next(batches)
             began = time.perf_counter()
             for one in batches:
@@ -281,7 +281,7 @@ def kernels(bench: Bench) -> None:
             m, inner, n = (min(x, 64) if bench.small else x for x in (m, inner, n))
             a = torch.randn(m, inner, device=DEVICE, dtype=torch.bfloat16)
             b = torch.randn(inner, n, device=DEVICE, dtype=torch.bfloat16)
-            taken = median_s(lambda a=a, b=b: a @ b)  # type: ignore[misc]
+            taken = median_s(lambda a=a, b=b: a @ b)
             bench.row("product", width=width, what=what, tflops=2 * m * inner * n / taken / 1e12)
 
 
