@@ -13,7 +13,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,14 +27,14 @@ from olmo_sparsity.analysis.kernels.far_states import FarStates
 from olmo_sparsity.analysis.kernels.losses import LanguageModel
 from olmo_sparsity.analysis.measurement.parts import Parts, results_folder
 from olmo_sparsity.analysis.measurement.plan import Plan, share_of
-from olmo_sparsity.analysis.measurement.targets import COLUMNS, places_of, sampled_blocks
+from olmo_sparsity.analysis.measurement.targets import places_of, sampled_blocks
 from olmo_sparsity.analysis.results.statistics import PARTS, half_of
 from olmo_sparsity.analysis.results.summary import describe_induction
 from olmo_sparsity.analysis.results.tables import Columns, joined
 from olmo_sparsity.analysis.scoring.cost import Cost
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.analysis.settings import parse_budget
+from olmo_sparsity.analysis.settings import Settings, parse_budget
 from olmo_sparsity.folders import locked
 from olmo_sparsity.io import read_json
 from olmo_sparsity.runtime import format_duration, read_launch, say
@@ -42,11 +42,11 @@ from olmo_sparsity.runtime import format_duration, read_launch, say
 TRIED_S = 5.0
 """Seconds of losses, at least a block of two documents, unless these would take twice as long."""
 
-TRIED_DOCUMENTS, TRIED_TARGETS, TRIED_TOKENS = 4, 24, 512
+TRIED_DOCUMENTS, TRIED_TARGETS, TRIED_TOKENS = 3, 9, 512
 """Documents whose targets are counted, and the most targets of each; and how many tokens of a
 document get losses at most."""
 
-PASSAGES, PASSAGE = 8, 64
+PASSAGES, PASSAGE = 4, 64
 """Of the induction check of a dry run."""
 
 FEW_TARGETS = 10
@@ -150,17 +150,14 @@ def _cheaper(plan: Plan) -> Iterator[tuple[str, Plan]]:
     settings = plan.settings
     if plan.fits_thresholds and settings.sets != ("gap",) and "gap" in settings.sets:
         yield "--sets gap", replace(plan, settings=replace(settings, sets=("gap",)))
-    if settings.halves:
-        yield "--halves 0", replace(plan, settings=replace(settings, halves=0))
-    if settings.draws > 1:
-        yield "--draws 1", _with_draws(plan, 1)
+    if plan.fits_thresholds and settings.max_targets is None:
+        yield "--max-targets 10", replace(plan, settings=replace(settings, max_targets=10))
+    if settings.draws > 1 or settings.halves:
+        fewer = replace(settings, draws=1, halves=0)
+        controls = replace(plan.controls, num_draws=1)
+        yield "--draws 1 --halves 0", replace(plan, settings=fewer, controls=controls)
     if plan.fits_thresholds and settings.sample > 0.1:
         yield "--sample 10%", _sampled(plan, 0.1)
-
-
-def _with_draws(plan: Plan, draws: int) -> Plan:
-    controls = replace(plan.controls, num_draws=draws)
-    return replace(plan, settings=replace(plan.settings, draws=draws), controls=controls)
 
 
 # --- losses ---------------------------------------------------------------------------------------
@@ -195,6 +192,7 @@ class _Trial:
     """Of a few blocks; None: computing them would take too long."""
 
     num_chosen: int = 0
+    prices: dict[Settings, _Prices] = field(default_factory=dict)
 
     @staticmethod
     def of(plan: Plan) -> _Trial:
@@ -244,22 +242,24 @@ class _Trial:
         num_losses = {n: sum(b.num_targets for b in blocks[n]) for n in ours}
         losses = sum(losses_forwards(plan, blocks[n]) for n in ours if n not in plan.known)
         if plan.fits_thresholds:
-            expected = self._expected(
-                plan, {n: num_losses[n] for n in ours if half_of(n) == "report"}
-            )
+            reported = {n: size for n, size in num_losses.items() if half_of(n) == "report"}
+            expected = self._expected(plan, reported)
             places = {n: places_of(blocks[n]) for n in expected}
-            targets = _drawn(places, expected)
         else:
             chosen = _distinct(plan.targets(pd.DataFrame()))
-            targets = chosen[chosen.document.isin(ours)]
-            sizes = targets.groupby(["document", "far_part"]).size()
-            expected = {
-                int(n): {part: float(sizes.get((n, part), 0)) for part in PARTS}
-                for n in targets.document.unique()
-            }
+            targets = chosen[chosen.document.isin(ours)].groupby("document").target
+            places = {int(n): of.to_numpy() for n, of in targets}
+            expected = {n: {"document": float(len(of))} for n, of in places.items()}
         num_evaluated = sum(sum(of.values()) for of in expected.values())
-        recovery = _recovery_forwards(plan, targets, expected)
+        recovery = self._prices(plan, places).total(plan, expected) if expected else 0.0
         return _Counts(sum(num_losses.values()), num_evaluated, losses, recovery)
+
+    def _prices(self, plan: Plan, places: dict[int, np.ndarray]) -> _Prices:
+        """The sample and the sets of targets do not change them."""
+        one = replace(plan.settings, sample=1.0, sets=("gap",), max_targets=None)
+        if one not in self.prices:
+            self.prices[one] = _Prices.of(plan, places)
+        return self.prices[one]
 
     def _expected(self, plan: Plan, sizes: dict[int, int]) -> dict[int, dict[str, float]]:
         """document → far part → the number of its targets that are evaluated. Each set has the same
@@ -300,53 +300,50 @@ class _Trial:
         }
 
 
-def _drawn(places: dict[int, np.ndarray], expected: dict[int, dict[str, float]]) -> pd.DataFrame:
-    """Targets at random places, as many of each document as are expected, up to `TRIED_TARGETS`."""
-    parts = [pd.DataFrame(columns=COLUMNS)]
-    for number, of_parts in expected.items():
-        draws = np.random.default_rng(number)
-        total = sum(of_parts.values())
-        for part, num in of_parts.items():
-            num = int(np.ceil(min(num, TRIED_TARGETS * num / max(total, 1e-9))))
-            chosen = draws.permutation(places[number])[:num]
-            rows = {"document": number, "target": np.sort(chosen), "far_part": part}
-            parts.append(pd.DataFrame(rows | {"target_set": "every"}))
-    drawn = pd.concat(parts, ignore_index=True)
-    return drawn.astype({"document": int, "target": int})
+@dataclass(frozen=True)
+class _Prices:
+    """Token-forwards of the targets of a document: for each of its tokens, whose states are
+    computed, and for each own target and each of the placebo."""
 
+    token: float
+    own: float
+    placebo: float
 
-def _recovery_forwards(
-    plan: Plan, targets: pd.DataFrame, expected: dict[int, dict[str, float]]
-) -> float:
-    """Count the targets of a few documents, and a third of them: what a document costs by its
-    length, and what a target costs."""
-    numbers = [number for number, of in expected.items() if sum(of.values()) > 0]
-    if not numbers or not len(targets):
-        return 0.0
-    numbers.sort(key=lambda number: len(plan.documents[number].tokens))
-    spread = np.unique(np.linspace(0, len(numbers) - 1, TRIED_DOCUMENTS).round().astype(int))
-    counting, rows = _counting(plan), []
-    for number in (numbers[index] for index in spread):
-        of_document = targets[targets.document == number]
-        num_tokens = len(plan.documents[number].tokens)
-        of_document = of_document.sample(min(len(of_document), TRIED_TARGETS), random_state=0)
-        for num in sorted({len(of_document), -(-len(of_document) // 3)}):
-            before = counting.scorer.token_forwards
-            counting.recovery(number, of_document[:num])
-            counting.scorer._last = None
-            rows.append((num_tokens, num, counting.scorer.token_forwards - before))
-    tokens_N, num_N, forwards_N = np.array(rows, dtype=float).T
-    (of_token, of_target), *_ = np.linalg.lstsq(
-        np.stack([tokens_N, num_N], 1), forwards_N, rcond=None
-    )
-    if of_token < 0 or of_target < 0:
-        of_token, of_target = 0.0, forwards_N.sum() / num_N.sum()
-    total = 0.0
-    for number in numbers:
-        wanted = sum(expected[number].values())
-        of_texts = of_token * len(plan.documents[number].tokens)
-        total += min(wanted, 1.0) * of_texts + wanted * of_target
-    return float(total)
+    @staticmethod
+    def of(plan: Plan, places: dict[int, np.ndarray]) -> _Prices:
+        """Count own targets of a few documents, a third of them, and as many of the placebo."""
+        numbers = sorted(places, key=lambda number: len(plan.documents[number].tokens))
+        spread = np.linspace(0, len(numbers) - 1, TRIED_DOCUMENTS).round().astype(int)
+        counting, rows = _counting(plan), []
+        for number in (numbers[index] for index in np.unique(spread)):
+            draws = np.random.default_rng(number)
+            drawn = draws.permutation(places[number])[:TRIED_TARGETS]
+            parts = [("document", drawn), ("document", drawn[: -(-len(drawn) // 3)])]
+            if plan.fits_thresholds:
+                parts.append(("placebo", drawn))
+            for part, chosen in parts:
+                targets = {"document": number, "target": np.sort(chosen), "far_part": part}
+                before = counting.scorer.token_forwards
+                counting.recovery(number, pd.DataFrame(targets))
+                counting.scorer._last = None
+                spent = counting.scorer.token_forwards - before
+                num = len(chosen) * np.array([part == "document", part == "placebo"])
+                rows.append((len(plan.documents[number].tokens), *num, spent))
+        *counts, spent_N = np.array(rows, dtype=float).T
+        token, own, placebo = np.linalg.lstsq(np.stack(counts, 1), spent_N, rcond=None)[0]
+        if token < 0:  # targets that share much
+            token = 0.0
+            own, placebo = np.linalg.lstsq(np.stack(counts[1:], 1), spent_N, rcond=None)[0]
+        return _Prices(float(token), float(own), float(placebo))
+
+    def total(self, plan: Plan, expected: dict[int, dict[str, float]]) -> float:
+        """Of all targets that are expected in each document."""
+        spent = 0.0
+        for number, of_parts in expected.items():
+            own, placebo = (of_parts.get(part, 0.0) for part in PARTS)
+            of_texts = self.token * len(plan.documents[number].tokens)
+            spent += min(own + placebo, 1.0) * of_texts + own * self.own + placebo * self.placebo
+        return spent
 
 
 # --- a model that computes nothing ----------------------------------------------------------------
@@ -368,14 +365,11 @@ def _counting(plan: Plan) -> Plan:
 class _CountingScorer(Scorer):
     """Gives random losses."""
 
-    def nll(self, hidden_ND: Tensor, targets_N: np.ndarray) -> np.ndarray:
-        return np.random.default_rng(0).random(len(targets_N), dtype=np.float32)
+    def _nll(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:
+        return torch.rand(len(targets_N))
 
     def log_probabilities(self, hidden: Tensor) -> Tensor:
         return torch.zeros(*hidden.shape[:-1], 1)
-
-    def kl(self, log_p: Tensor, hidden: Tensor) -> np.ndarray:
-        return np.zeros(hidden.shape[:-1], dtype=np.float32)
 
 
 class _Nothing(nn.Module):
