@@ -39,8 +39,9 @@ from olmo_sparsity.folders import locked
 from olmo_sparsity.io import read_json
 from olmo_sparsity.runtime import format_duration, read_launch, say
 
-TRIED_S = 5.0
-"""Seconds of losses, at least a block of two documents, unless these would take twice as long."""
+TRIED_S, TRIED_FORWARDS = 5.0, 1024
+"""Seconds of losses, at least a block of two documents, unless a block takes longer than that and
+more token-forwards."""
 
 TRIED_DOCUMENTS, TRIED_TARGETS, TRIED_TOKENS = 3, 9, 512
 """Documents whose targets are counted, and the most targets of each; and how many tokens of a
@@ -214,7 +215,7 @@ class _Trial:
         windows, scorer, tables = plan.settings.windows, plan.scorer, dict[int, Columns]()
         before, began = scorer.token_forwards, time.perf_counter()
         numbers = sorted(plan.measured, key=lambda number: (number // 2, number % 2))
-        most = TRIED_S * self.speed
+        most = max(TRIED_S * self.speed, TRIED_FORWARDS)
         for number in numbers:
             document = plan.documents[number]
             blocks = list(windows.blocks(document.tokens[: windows.first_target + TRIED_TOKENS]))
