@@ -164,6 +164,7 @@ def _read_weights(folder: Path) -> PreTrainedModel:
     import gguf
     import transformers
 
+    transformers.utils.logging.disable_progress_bar()  # one of three remains
     # transformers builds this table again for each module of the model.
     gguf.get_tensor_name_map = functools.cache(gguf.get_tensor_name_map)
     options: dict[str, Any] = dict(NO_CODE)
