@@ -22,6 +22,11 @@ class ReportedElsewhere(UserError):
     """Another process of the same run has reported the error; this one exits silently."""
 
 
+NO_DOCSTRINGS = (
+    "python -OO (PYTHONOPTIMIZE=2) removes docstrings, and transformers builds its models from "
+    "them; run python, or python -O"
+)
+
 EXTRAS = {
     "train": ("training, and what was trained here,", "accelerate deepspeed olmo"),
     "data": ("text of the hub", "datasets zstandard"),

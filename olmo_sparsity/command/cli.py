@@ -29,7 +29,7 @@ from olmo_sparsity.command.ending import (
     prepare_streams,
     print_error,
 )
-from olmo_sparsity.errors import ConfigError, naming_extras
+from olmo_sparsity.errors import NO_DOCSTRINGS, ConfigError, naming_extras
 from olmo_sparsity.io import refuse_suffix, write_atomically
 from olmo_sparsity.settings import given_options
 
@@ -72,6 +72,8 @@ def _complete() -> NoReturn:
 
 
 def main(arguments: list[str] | None = None) -> int:
+    if sys.flags.optimize > 1:  # the help of options, too, is made of docstrings
+        return print_error(NO_DOCSTRINGS)
     parser = build_parser()
     options, rest = parser.parse_known_args(arguments)
     # Only commands that read a config take further `--key.sub=value` words.
