@@ -54,7 +54,9 @@ def test_selectors_find_what_they_find_on_cpu(name: str, far: str) -> None:
     from tests.gpu.pretend import pretend
 
     model = build(name)
-    selectors = None if far == "contextual" else ("add_one", "add_one_screened", "attention")
+    selectors: tuple[str, ...] | None = ("add_one", "add_one_screened", "attention")
+    if far == "contextual":  # all of them with one model of ours and one of transformers
+        selectors = None if name in ("olmo", THEIRS[0]) else (*selectors, "gradient", "lrp")
     expected = ask(model, selectors, far)
     with pretend() as gpus:
         model.to("cuda:0")
@@ -71,6 +73,7 @@ def test_selectors_find_what_they_find_on_cpu(name: str, far: str) -> None:
 @pytest.mark.parametrize("name", [*OURS, "LlamaForCausalLM"])
 @on_pretended_gpus
 def test_the_host_does_not_wait_for_batches(name: str) -> None:
+    from olmo_sparsity.analysis.models.use import in_use
     from olmo_sparsity.analysis.scoring.scorer import Scorer
     from tests.gpu.pretend import pretend
 
@@ -85,6 +88,8 @@ def test_the_host_does_not_wait_for_batches(name: str) -> None:
 
     with pretend() as gpus, pytest.MonkeyPatch.context() as patch:
         model = build(name).to("cuda:0")
+        with in_use(model):  # tries it, once
+            pass
         patch.setattr(Scorer, "_hidden", count)
         patch.setattr(Scorer, "_tokens_at_once", lambda _: 30)
         gpus.waits.clear()
@@ -180,10 +185,13 @@ def test_analysis_never_asks_for_cudnns_attention(selector: str) -> None:
     """It plans for each shape of rows, of which there are hundreds."""
     import torch
 
+    from olmo_sparsity.analysis.models.use import in_use
     from tests.gpu.pretend import pretend
 
     with pretend(kernel="cudnn") as gpus:
         model = build("LlamaForCausalLM").to("cuda:0", dtype=torch.bfloat16)
+        with in_use(model):  # tries it, once
+            pass
         gpus.kernels.clear()
         ask(model, [selector])
     assert gpus.kernels.total() > 0
