@@ -112,20 +112,20 @@ def large_llama(num_layers: int) -> HuggingFaceLM:
 @on_pretended_gpus
 def test_every_selector_fits_a_model_of_8b_parameters_on_one_gpu() -> None:
     """With 32,768 far tokens, of 80 GB, with 4 GiB for CUDA and what the allocator cannot use. What
-    each layer adds is measured between two and three of them."""
+    each layer adds is measured between one and two of them."""
     from olmo_sparsity.analysis.inputs.windows import Units, Windows
     from olmo_sparsity.analysis.scoring.scorer import Scorer
     from olmo_sparsity.analysis.selectors.influence import SELECTORS
 
     # The others take rows as these do.
-    names = ("add_one_screened", "drop_one", "gradient", "lrp", "attention")
+    names = ("add_one_screened", "drop_one", "gradient", "lrp")
     from tests.gpu.shapes import shapes
     from tests.support.brute import question
 
     num_far = 32768
     tokens = np.random.default_rng(0).integers(3, 1000, num_far + 512 + 8)
     peaks: dict[int, dict[str, float]] = {}
-    for num_layers in (2, 3):
+    for num_layers in (1, 2):
         with shapes() as memory:
             model = large_llama(num_layers)
             peaks[num_layers] = {}
@@ -137,8 +137,8 @@ def test_every_selector_fits_a_model_of_8b_parameters_on_one_gpu() -> None:
                 SELECTORS[name](scorer, asked)
                 peaks[num_layers][name] = memory.peak / GIB
                 del scorer, asked
-    for name, least in peaks[2].items():
-        of_layer = peaks[3][name] - least
-        found = least + 30 * of_layer
+    for name, least in peaks[1].items():
+        of_layer = peaks[2][name] - least
+        found = least + 31 * of_layer
         print(f"{name}, {num_far:,} far tokens: {found:.1f} GiB, {of_layer:.2f} a layer")
         assert found < 80e9 / GIB - 4
