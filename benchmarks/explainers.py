@@ -297,9 +297,18 @@ class TokenForwards:
     """Batch × length of every forward of a model; a backward through it counts as two more."""
 
     def __init__(self, model: Any) -> None:
-        self.count = 0
+        # An array, as a hook whose own numbers change makes the model another one.
+        self._count = np.zeros(1, dtype=int)
         # What all of them call, with the head or without.
         model.base_model.register_forward_hook(self._add, with_kwargs=True)
+
+    @property
+    def count(self) -> int:
+        return int(self._count[0])
+
+    @count.setter
+    def count(self, count: int) -> None:
+        self._count[0] = count
 
     def _add(self, module: Any, inputs: Any, named: dict[str, Any], output: Any) -> None:
         hidden_BLD = output.last_hidden_state
