@@ -1,6 +1,7 @@
 """Open the runs of this package for the tool: their weights, and the text that they held out.
 
-Place in the flow: the entry point `olmo_sparsity.runs` → `load_model` and `open_documents`.
+Place in the flow: the entry point `olmo_sparsity.runs` → `load_model` and `open_documents`. It is
+imported without [train], too, so that what needs OLMo is imported in `_load_checkpoint`.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from olmo_sparsity.analysis.models.pretrained_tokenizer import read_tokenizer
 from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.io import MANIFEST, verify_manifest
-from olmo_sparsity.model.build import build_model
 from olmo_sparsity.model.checkpoint_files import (
     WEIGHTS,
     load_weights,
@@ -87,6 +87,7 @@ def _latest_or_fail(run_folder: Path) -> Path:
 def _load_checkpoint(folder: Path, dtype: torch.dtype, device: str) -> LoadedModel:
 
     from olmo_sparsity.config.run import load_saved_config  # needs what [train] installs
+    from olmo_sparsity.model.build import build_model
 
     config = load_saved_config(folder / "config.yaml")
     number = re.fullmatch(r"step(\d+)", folder.name)
