@@ -26,12 +26,20 @@ def read_object(name: str, key: str) -> Any:
     path, _, wanted = name.rpartition(":")
     if not Path(path).is_file():
         raise ConfigError(f"{key}={name}: '{path}' does not exist")
-    spec = importlib.util.spec_from_file_location(Path(path).stem, path)
-    if spec is None or spec.loader is None:
-        raise ConfigError(f"{key}={name}: '{path}' is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look up types there
-    spec.loader.exec_module(module)
+    # Once for each content, under a name that replaces no other module.
+    module_name = f"olmo_sparsity_added_{_sha256(path)}"
+    module = sys.modules.get(module_name)
+    if module is None:
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        if spec is None or spec.loader is None:
+            raise ConfigError(f"{key}={name}: '{path}' is not a Python file")
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = module  # dataclasses look up types there
+        try:
+            spec.loader.exec_module(module)
+        except BaseException:
+            del sys.modules[module_name]
+            raise
     if not hasattr(module, wanted):
         raise ConfigError(f"{key}={name}: '{path}' defines no {wanted}")
     return getattr(module, wanted)
@@ -48,4 +56,8 @@ def find_added(name: str, group: str, key: str) -> Any | None:
 def fingerprint_of_files(names: Iterable[str]) -> dict[str, str]:
     """Return the SHA-256 of each file in the names: a changed rule is another measurement."""
     files = {name.rpartition(":")[0] for name in names if is_in_file(name)}
-    return {file: hashlib.sha256(Path(file).read_bytes()).hexdigest() for file in sorted(files)}
+    return {file: _sha256(file) for file in sorted(files)}
+
+
+def _sha256(file: str) -> str:
+    return hashlib.sha256(Path(file).read_bytes()).hexdigest()

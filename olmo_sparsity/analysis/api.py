@@ -246,8 +246,10 @@ def measure(
 def estimate_cost(function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Cost:
     """Return what a call of `explain`, `attribute` or `measure` costs, without making it.
 
-    `estimate_cost(explain, model, text=text)` counts exactly. The cost of a measurement is
-    estimated from a trial of a few seconds, which its `details` describe.
+    `estimate_cost(explain, model, text=text)` counts token-forwards; a selector that does not
+    evaluate every unit costs less. To count a prompt without a target, the model answers it. An
+    answer that is not given counts as long as it may become. For a measurement, `details` holds
+    documents, targets, memory and time.
     """
     jobs: dict[Any, Any] = {explain: _explain, attribute: _attribute, measure: _measure}
     if function not in jobs:

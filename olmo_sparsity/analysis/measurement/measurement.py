@@ -46,6 +46,8 @@ from olmo_sparsity.folders import locked, remove_left_lock
 from olmo_sparsity.io import MANIFEST, verify_manifest
 from olmo_sparsity.runtime import Launch, Progress, device_name, provenance, read_launch, say
 
+WAIT_S = 0.5
+
 PATIENCE_S = 60.0
 """Without progress of another process for so long, its documents are measured here."""
 
@@ -67,14 +69,20 @@ class Measuring:
         )
 
     def run(self) -> Results:
-        out = self.given["out"]
+        out, num_processes = self.given["out"], read_launch().world_size
+        if out is None and num_processes > 1:
+            raise ConfigError(f"out is None: {num_processes} processes need a folder to share")
         if out is not None:
             results_folder(out).refuse_others()
         planned = self.plan
         with tempfile.TemporaryDirectory() if out is None else nullcontext(out) as folder:
             found = run(planned, Path(folder))
-        if found is None:
-            raise DataError(f"{out}: other processes have documents of it left; call again later")
+        if found is None:  # the first process of the launch writes the results
+            say(f"{out}: waiting for the results, which another process writes")
+        while found is None:
+            time.sleep(WAIT_S)
+            if (Path(out) / MANIFEST).exists():
+                found = read_results(out)
         return found
 
     def cost(self) -> Cost:

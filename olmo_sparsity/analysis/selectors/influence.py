@@ -310,13 +310,13 @@ def _each_unit_in_each_round(rows: Rows) -> float:
 
 SELECTORS |= {
     "add_one": Selector(add_one, evaluates_every_unit=True),
-    "add_one_screened": Selector(add_one_screened, needs_gradients=True),
-    "add_one_nested": Selector(add_one_nested, needs_gradients=True),
+    "add_one_screened": Selector(add_one_screened),
+    "add_one_nested": Selector(add_one_nested),
     "drop_one": Selector(drop_one, evaluates_every_unit=True, cost=_each_unit_dropped),
     "greedy": Selector(greedy, evaluates_every_unit=True, cost=_each_unit_in_each_round),
-    "pairs": Selector(pairs, needs_gradients=True),
-    "gradient": Selector(gradient, needs_gradients=True),
-    "lrp": Selector(lrp, needs_gradients=True, check_model=check_has_rules),
+    "pairs": Selector(pairs),
+    "gradient": Selector(gradient),
+    "lrp": Selector(lrp, check_model=check_has_rules),
     "attention": Selector(attention),
     "divergence": Selector(divergence, evaluates_every_unit=True, needs_aim=True),
     "nearest": Selector(nearest),

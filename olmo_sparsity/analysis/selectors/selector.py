@@ -92,7 +92,6 @@ class Selector:
     cost: Callable[[Rows], float] = each_unit_added
     """Token-forwards for a target; at most so many, if it does not evaluate every unit."""
 
-    needs_gradients: bool = False
     needs_aim: bool = False
     """It uses `Question.aim_WV`."""
 
@@ -101,10 +100,6 @@ class Selector:
 
     check_model: Callable[[LanguageModel], None] = any_model
     """Raises a `ConfigError` for a model that it cannot rank with."""
-
-    @property
-    def summary(self) -> str:
-        return (self.call.__doc__ or "").strip().split("\n\n")[0]
 
     def __call__(self, scorer: Scorer, question: Question) -> Choice:
         return self.call(scorer, question)

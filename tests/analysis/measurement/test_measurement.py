@@ -136,6 +136,29 @@ def test_in_memory_and_in_a_folder_are_the_same(
     assert (tmp_path / "figure2.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_each_process_of_a_launch_gets_the_results(
+    model: Any, documents: Documents, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second process of two does its part and waits; here the first one runs meanwhile."""
+    given = {"long": 16, "short": 6, "stride": 8, "ks": 1, "selectors": "nearest", "share": "all"}
+    out, waited = tmp_path / "out", list[float]()
+
+    def first_process(seconds: float) -> None:
+        waited.append(seconds)
+        monkeypatch.setenv("RANK", "0")
+        monkeypatch.setattr("time.sleep", lambda _: None)
+        measure(loaded(model), documents, out=out, **given)
+
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with pytest.raises(ConfigError, match="2 processes need a folder to share"):
+        measure(loaded(model), documents, **given)
+    monkeypatch.setattr("time.sleep", first_process)
+    found = measure(loaded(model), documents, out=out, **given)
+    assert waited
+    pd.testing.assert_frame_equal(found.summary, read_results(out).summary)
+
+
 def test_a_sample_of_blocks_of_whole_documents(model: Any, documents: Documents) -> None:
     """The same numbers as in the full measurement, of fewer targets; a document is read once for
     its losses and once for its targets, and the longest gets several unrelated texts in a row."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -62,3 +64,16 @@ def test_a_changed_rule_is_another_measurement(own: Path) -> None:
     assert list(before) == [str(own)]
     own.write_text(OWN + "# changed")
     assert fingerprint_of_files(names) != before
+
+
+def test_a_file_runs_once_and_replaces_no_module(tmp_path: Path) -> None:
+    file, runs = tmp_path / "json.py", tmp_path / "runs"
+    file.write_text(
+        f"with open({str(runs)!r}, 'a') as runs: runs.write('.')\ndef rank(scorer, question): ...\n"
+    )
+    first, again = (find_selector(f"{file}:rank").call for _ in range(2))
+    assert first is again
+    assert runs.read_text() == "."
+    assert sys.modules["json"] is json
+    file.write_text(file.read_text() + "# changed\n")
+    assert find_selector(f"{file}:rank").call is not first
