@@ -1,6 +1,7 @@
 """Steps of configs/experiments/evidence.yaml that are not commands of the package:
 
 python benchmarks/evidence.py cut FOLDER OUT.jsonl
+python benchmarks/evidence.py begin TEXT OUT.jsonl
 python benchmarks/evidence.py exchange TOKENIZER OUT.jsonl TEXT…
 python benchmarks/evidence.py drop RUN OUT.csv
 python benchmarks/evidence.py losses TEXT OUT.csv MODEL…
@@ -25,7 +26,7 @@ import torch
 from tokenizers import Tokenizer
 
 from olmo_sparsity import measure, read_results
-from olmo_sparsity.analysis.inputs.records import Document, read_file
+from olmo_sparsity.analysis.inputs.records import Document, Fields, read_file
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.kernels.losses import repetition_losses, token_losses
 from olmo_sparsity.analysis.models.load import load_model
@@ -51,6 +52,19 @@ def cut(folder: Path, out: Path, num_characters: int) -> int:
     return len(long)
 
 
+def read_texts(paths: list[Path]) -> list[str]:
+    records = chain.from_iterable(read_file(path, Fields("text")) for path in paths)
+    return [record.text for record in records if isinstance(record, Document)]
+
+
+def begin(text: Path, out: Path, num_characters: int) -> int:
+    """Write the beginning of each document of a text, so that all count about equally."""
+    texts = read_texts([text])
+    rows = (json.dumps({"text": text[:num_characters]}) + "\n" for text in texts)
+    out.write_text("".join(rows), encoding="utf-8")
+    return len(texts)
+
+
 def exchange(texts: list[str], tokenizer: Tokenizer, length: int, seed: int) -> Iterator[str]:
     """Exchange stretches of `length` tokens between texts: a control without useful distant text.
 
@@ -73,8 +87,7 @@ def exchange(texts: list[str], tokenizer: Tokenizer, length: int, seed: int) -> 
 
 
 def write_exchanged(tokenizer: str, out: Path, texts: list[Path], length: int, seed: int) -> None:
-    records = [record for path in texts for record in read_file(path, "text", "whole")]
-    read = [record.text for record in records if isinstance(record, Document)]
+    read = read_texts(texts)
     with out.open("w") as file:
         for text in exchange(read, load_tokenizer(tokenizer), length, seed):
             file.write(json.dumps({"text": text}) + "\n")
@@ -274,6 +287,7 @@ def main() -> None:
         return added
 
     step("cut", "folder", "out").add_argument("--characters", type=int, default=4000)
+    step("begin", "text", "out").add_argument("--characters", type=int, default=6000)
     exchanged = step("exchange", "tokenizer", "out", "texts")
     exchanged.add_argument("--length", type=int, default=64, help="tokens of a stretch")
     exchanged.add_argument("--seed", type=int, default=0)
@@ -290,6 +304,9 @@ def main() -> None:
     out = Path(asked.out)
     if asked.step == "cut":
         print(f"{cut(Path(asked.folder), out, asked.characters)} documents")
+    elif asked.step == "begin":
+        out.parent.mkdir(parents=True, exist_ok=True)
+        print(f"{begin(Path(asked.text), out, asked.characters)} documents")
     elif asked.step == "exchange":
         texts = [Path(text) for text in asked.texts]
         write_exchanged(asked.tokenizer, out, texts, asked.length, asked.seed)

@@ -500,7 +500,7 @@ def _expand(path: str, folder: Path, name: str, given: ExperimentConfig) -> list
                 num_steps=len(given.commands),
                 needs=tuple(map(put, given.needs)),
                 part=given.part,
-                commands=tuple(" ".join(put(text).split()) for text in given.commands),
+                commands=tuple(put(text).strip() for text in given.commands),
                 outputs=tuple(map(put, given.outputs)),
             )
         )

@@ -254,7 +254,7 @@ def test_a_grid_becomes_experiments_and_needs_come_first(make: Make) -> None:
             "first": {"part": "b", "grid": {"x": [1, 2]}, "commands": ["true"]},
             "other": {"part": "c", "commands": ["false"]},
         },
-        options={"both": "-n -e"},
+        options={"both": "-n '\n'"},
     )
     jobs = {job.name: job for job in read_experiments(path, [])}
     assert list(jobs) == [
@@ -269,7 +269,7 @@ def test_a_grid_becomes_experiments_and_needs_come_first(make: Make) -> None:
     assert jobs["one_2_a-b"].commands == ("touch one_2_a b null",)
     assert jobs["one_2_a-b"].needs == ("first_2",)
     assert jobs["one_2_a-b"].outputs == ("one_2",)
-    assert jobs["last"].commands == ("cat -n -e one_*",)
+    assert jobs["last"].commands == ("cat -n '\n' one_*",)
     assert jobs["last"].needs == ("one_1_long", "one_1_a-b", "one_2_long", "one_2_a-b")
     assert [job.name for job in read_experiments(path, ["--parts=[c]"])] == ["other"]
 
