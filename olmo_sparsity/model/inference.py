@@ -138,16 +138,23 @@ def shares_far(model: Layered, num_far: int, length: int) -> bool:
 
 @torch.no_grad()
 def far_states(
-    model: Layered, tokens_BL: Tensor, positions_BL: Tensor, at_once: int | None = None
+    model: Layered,
+    tokens_BL: Tensor,
+    positions_BL: Tensor,
+    at_once: int | None = None,
+    before: FarStates | None = None,
 ) -> FarStates:
     """Keys, values and last states of all places, each seeing those before it."""
     config, (num_rows, length) = model.config, tokens_BL.shape
-    positions_BL = positions_BL.expand_as(tokens_BL)
+    positions_BL, first = positions_BL.expand_as(tokens_BL), 0
+    if before is not None:
+        first = before.num_places
+        positions_BL = torch.cat([before.positions_BF, positions_BL], 1)
     layers: list[tuple[Tensor, Tensor]] = []
     hidden: list[Tensor] = []
-    for start in range(0, length, at_once or length):
-        end = min(start + (at_once or length), length)
-        x_BLD = _embed(model, tokens_BL[:, start:end])
+    for start in range(first, first + length, at_once or length):
+        end = min(start + (at_once or length), first + length)
+        x_BLD = _embed(model, tokens_BL[:, start - first : end - first])
         turns = _turns(positions_BL[:, start:end], config, x_BLD.dtype) if config.rope else None
         bias = None
         if config.alibi:
@@ -155,16 +162,20 @@ def far_states(
         shares = start > 0 and model.shares_far(start, end - start)
         for index, block in enumerate(model.blocks):
             q, k, v = _project(block, x_BLD, turns)
-            if start == 0:
-                layers.append((
-                    k.new_empty(num_rows, length, *k.shape[2:]),
-                    v.new_empty(num_rows, length, *v.shape[2:]),
-                ))  # fmt: skip
+            if start == first:
+                every = [own.new_empty(num_rows, first + length, *own.shape[2:]) for own in (k, v)]
+                for own, earlier in zip(
+                    every, before.layers[index] if before else (), strict=False
+                ):
+                    own[:, :first] = earlier
+                layers.append((every[0], every[1]))
             past_k, past_v = layers[index]
             past = (past_k[:, :start], past_v[:, :start], None, shares) if start else None
             x_BLD = _finish(block, x_BLD, _attend(block, q, k, v, bias, end - start, past))
             past_k[:, start:end], past_v[:, start:end] = k, v
         hidden.append(model.transformer.ln_f(x_BLD))
+    if before is not None:
+        return FarStates(positions_BL, layers)
     return FarStates(positions_BL, layers, hidden_BFD=torch.cat(hidden, 1))
 
 

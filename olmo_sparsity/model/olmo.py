@@ -173,9 +173,13 @@ class PositionedOLMo(OLMo):
         return shares_far(self, num_far, length)
 
     def far_states(
-        self, tokens_BL: Tensor, positions_BL: Tensor, at_once: int | None = None
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        at_once: int | None = None,
+        before: FarStates | None = None,
     ) -> FarStates:
-        return far_states(self, tokens_BL, positions_BL, at_once)
+        return far_states(self, tokens_BL, positions_BL, at_once, before)
 
     def new_cache(self) -> KeyValueCache:
         return KeyValueCache([None] * self.config.n_layers)

@@ -51,7 +51,8 @@ from olmo_sparsity.analysis.results.summary import describe_noise
 from olmo_sparsity.analysis.results.tables import plain
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
 from olmo_sparsity.analysis.scoring.cost import Cost
-from olmo_sparsity.analysis.scoring.scorer import Context, Row, Scorer, refuse_no_numbers
+from olmo_sparsity.analysis.scoring.logprobs import LogprobModel, ModelLogprobs, Prompt
+from olmo_sparsity.analysis.scoring.scorer import Row, Scorer, refuse_no_numbers
 from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
 from olmo_sparsity.errors import ConfigError, printable
 from olmo_sparsity.runtime import Progress
@@ -63,14 +64,16 @@ JSON_VERSION = 1
 
 
 def measure_losses(
+    engine: LogprobModel,
     scorer: Scorer,
     layout: Layout,
     decoys: Sequence[np.ndarray],
     done: Callable[[int], None] = lambda source: None,
 ) -> Losses:
-    """`decoys`: decoys_DL of each source."""
+    """`engine` scores what verdicts go by, `scorer` what sources give alone and left out.
+    `decoys`: decoys_DL of each source."""
     context, every = scorer.context(layout.block), range(len(decoys))
-    sets: list[tuple[int, ...]] = [(), tuple(every), *((s,) for s in every)]
+    sets: list[tuple[int, ...]] = [(), *((s,) for s in every)]
     sets += [tuple(other for other in every if other != s) for s in every]
     losses_TR = _losses(scorer, layout, [context.set_row(layout.shown(*shown)) for shown in sets])
     far_F, num_draws = layout.block.far_F, len(decoys[0])
@@ -80,23 +83,30 @@ def measure_losses(
     decoys_DF = np.tile(far_F, (num_draws, 1))
     for places_L, decoys_DL in zip(places, decoys, strict=True):
         decoys_DF[:, places_L] = decoys_DL
-
-    def losses(far_NF: np.ndarray) -> np.ndarray:
-        blocks = [layout.block.with_far(far) for far in far_NF]
-        return _losses(scorer, layout, [Context(block).dense_row() for block in blocks])
-
-    decoys_TD, of_sources = losses(decoys_DF), list[np.ndarray]()
+    far_PF = [far_F[None], decoys_DF]
     for source, places_L in enumerate(places):
         among_DF, without_DF = decoys_DF.copy(), np.tile(far_F, (num_draws, 1))
         among_DF[:, places_L] = far_F[places_L]
         without_DF[:, places_L] = decoys[source]
-        of_sources.append(losses(np.concatenate([among_DF, without_DF])))
-        done(source + 1)
-    alone_TS, left_out_TS = np.split(losses_TR[:, 2:], 2, axis=1)
-    among_TSD, without_TSD = np.split(np.stack(of_sources, axis=1), 2, axis=2)
-    return Losses(
-        losses_TR[:, 0], losses_TR[:, 1], alone_TS, left_out_TS, decoys_TD, among_TSD, without_TSD
+        far_PF += [among_DF, without_DF]
+    losses_TP = score_far(engine, layout, np.concatenate(far_PF))
+    done(len(decoys))
+    all_T1, decoys_TD, of_sources = np.split(losses_TP, [1, 1 + num_draws], axis=1)
+    among_TSD, without_TSD = np.moveaxis(
+        of_sources.reshape(len(losses_TP), len(decoys), 2, num_draws), 2, 0
     )
+    alone_TS, left_out_TS = np.split(losses_TR[:, 1:], 2, axis=1)
+    return Losses(
+        losses_TR[:, 0], all_T1[:, 0], alone_TS, left_out_TS, decoys_TD, among_TSD, without_TSD
+    )
+
+
+def score_far(engine: LogprobModel, layout: Layout, far_PF: np.ndarray) -> np.ndarray:
+    """losses_TP: of each statement, with each of these texts in the place of all sources."""
+    blocks = [layout.block.with_far(far_F) for far_F in far_PF]
+    prompts = [Prompt(block.tokens[: block.num_before], block.targets_W) for block in blocks]
+    losses_PW = -np.stack(engine.score(prompts)).astype(float)
+    return np.stack([losses_PW[:, first:end].sum(1) for first, end in layout.statements])
 
 
 def _losses(scorer: Scorer, layout: Layout, rows: Sequence[Row]) -> np.ndarray:
@@ -109,7 +119,7 @@ def _losses(scorer: Scorer, layout: Layout, rows: Sequence[Row]) -> np.ndarray:
 
 
 def estimate(prompt: SourcePrompt, layouts: Sequence[Layout], settings: SourceSettings) -> Cost:
-    """Counted, not tried."""
+    """Count what it costs at most: as if prompts shared no beginnings."""
     total = 0
     for layout in layouts:
         block, lengths = layout.block, layout.units.end - layout.units.first
@@ -383,6 +393,7 @@ class Attributing:
                 far_states=settings.far_states,
                 batch_tokens=self.options.batch_tokens,
             )
+            engine: LogprobModel = ModelLogprobs(scorer)
             losses, num_sources = list[Losses](), len(prompt.names)
             total = num_sources * len(layouts)
             with Progress("explaining", total, "sources", enabled=not self.quiet) as progress:
@@ -391,7 +402,7 @@ class Attributing:
                     progress.update(len(losses) * num_sources + source)
 
                 for layout in layouts:
-                    losses += [measure_losses(scorer, layout, drawn, done)]
+                    losses += [measure_losses(engine, scorer, layout, drawn, done)]
                     for values in vars(losses[-1]).values():
                         refuse_no_numbers(values, "statements, with these sources and decoys")
             state = state_of(model.model)

@@ -78,10 +78,15 @@ class LanguageModel(Protocol):
 
     def new_cache(self) -> Any: ...
     def far_states(
-        self, tokens_BL: Tensor, positions_BL: Tensor, at_once: int | None = None
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        at_once: int | None = None,
+        before: FarStates | None = None,
     ) -> FarStates:
         """Keys, values and last states of all places, each seeing those before it. `at_once`: how
-        many places are computed together (default: all)."""
+        many places are computed together (default: all). `before`: states of what precedes these
+        places, which become part of the result, then without last states."""
 
     def shares_far(self, num_far: int, length: int) -> bool:
         """Whether rows of `length` places attend to `num_far` far places without copies of them."""

@@ -230,16 +230,23 @@ class HuggingFaceLM(nn.Module):
 
     @torch.no_grad()
     def far_states(
-        self, tokens_BL: Tensor, positions_BL: Tensor, at_once: int | None = None
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        at_once: int | None = None,
+        before: FarStates | None = None,
     ) -> FarStates:
         from transformers import DynamicCache
 
-        cache, positions_BL = DynamicCache(), positions_BL.expand_as(tokens_BL)
+        cache = DynamicCache() if before is None else _as_cache(before)
+        positions_BL = positions_BL.expand_as(tokens_BL)
         at_once = at_once or tokens_BL.shape[1]
         parts = zip(tokens_BL.split(at_once, 1), positions_BL.split(at_once, 1), strict=True)
         hidden_BLD = torch.cat([self.hidden(*part, cache=cache) for part in parts], 1)
         kept: list[Any] = cache.layers
         layers = [(layer.keys.transpose(1, 2), layer.values.transpose(1, 2)) for layer in kept]
+        if before is not None:
+            return FarStates(torch.cat([before.positions_BF, positions_BL], 1), layers)
         return FarStates(positions_BL, layers, hidden_BFD=hidden_BLD)
 
     def new_cache(self) -> Cache:

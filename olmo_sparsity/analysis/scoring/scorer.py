@@ -174,6 +174,29 @@ class Scorer:
             return self._last[1]
 
     @torch.no_grad()
+    def extended(self, states: FarStates | None, tokens: np.ndarray) -> FarStates:
+        """States of a text that goes on with `tokens`. `states`: of what precedes them."""
+        first = 0 if states is None else states.num_places
+        (tokens_1L,) = to_device([tokens[None]], self.device)
+        positions_1L = first + torch.arange(len(tokens), device=self.device)[None]
+        self.token_forwards += len(tokens)
+        with threads_for(self.num_parameters):
+            return self.model.far_states(tokens_1L, positions_1L, self.batch_tokens, states)
+
+    @torch.no_grad()
+    def hidden_after(self, states: FarStates | None, tokens_BL: np.ndarray, last: int) -> Tensor:
+        """hidden_BWD of the last places of texts that begin with the text of `states`."""
+        first = 0 if states is None else states.num_places
+        (given_BL,) = to_device([tokens_BL], self.device)
+        positions_BL = (first + torch.arange(tokens_BL.shape[1], device=self.device)).expand_as(
+            given_BL
+        )
+        self.token_forwards += tokens_BL.size
+        far = None if states is None else states.expand(len(tokens_BL))
+        with threads_for(self.num_parameters):
+            return self.model.hidden(given_BL, positions_BL, far=far, last=last)
+
+    @torch.no_grad()
     def hidden(self, rows: Sequence[Row]) -> list[Tensor]:
         """hidden_WD of each row, at the places that predict its targets."""
         return self._run(rows, lambda hidden_BWD, _: hidden_BWD)
@@ -184,7 +207,7 @@ class Scorer:
 
         def nll(hidden_BWD: Tensor, batch: Sequence[Row]) -> Tensor:
             targets_BW = np.stack([row.targets for row in batch])
-            return self._nll(hidden_BWD.flatten(0, 1), targets_BW.ravel()).view(targets_BW.shape)
+            return self.nll_of(hidden_BWD.flatten(0, 1), targets_BW.ravel()).view(targets_BW.shape)
 
         return self._run(rows, nll, to_host)
 
@@ -194,7 +217,7 @@ class Scorer:
 
         def kl(hidden_BWD: Tensor, _: Sequence[Row]) -> Tensor:
             size = max(1, self.chunk // hidden_BWD.shape[1])
-            kl_BW = torch.empty(hidden_BWD.shape[:2], device=self.device)  # see `_nll`
+            kl_BW = torch.empty(hidden_BWD.shape[:2], device=self.device)  # see `nll_of`
             for kl_CW, hidden_CWD in zip(kl_BW.split(size), hidden_BWD.split(size), strict=True):
                 kl_CW.copy_(divergence(log_p_WV, self.log_probabilities(hidden_CWD)))
             return kl_BW
@@ -214,9 +237,10 @@ class Scorer:
     @torch.no_grad()
     def nll(self, hidden_ND: Tensor, targets_N: np.ndarray) -> np.ndarray:
         """−log p of one target from each state."""
-        return self._nll(hidden_ND, targets_N).cpu().numpy()
+        return self.nll_of(hidden_ND, targets_N).cpu().numpy()
 
-    def _nll(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:
+    def nll_of(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:
+        """`nll`, left on the device."""
         (labels_N,) = to_device([targets_N], self.device)
         # One: small tensors made between chunks would keep the memory of logits from being reused.
         loss_N = torch.empty(len(labels_N), dtype=torch.float, device=self.device)
@@ -418,7 +442,7 @@ def context_losses(
     short_TD = torch.cat(scorer.hidden(short_rows))
     long_TD = {name: _long_hidden(scorer, windows, group) for name, group in groups.items()}
     targets_T1 = torch.from_numpy(table["token_id"].astype(np.int64)).to(scorer.device)[:, None]
-    columns: dict[str, Tensor] = defaultdict(  # see `_nll`
+    columns: dict[str, Tensor] = defaultdict(  # see `nll_of`
         lambda: torch.empty(len(targets), device=scorer.device)
     )
 

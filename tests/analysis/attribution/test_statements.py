@@ -63,7 +63,7 @@ def test_the_cost_is_counted_before(far_states: str, stays: bool) -> None:
         changed["sources"] = ["w33 w34", *(Segment(*item) for item in SOURCES.items())]
         changed["candidates"] = ["a", "c"]
     cost = estimate_cost(attribute, model_of(), make_tokenizer(), **GIVEN | changed)
-    assert cost.token_forwards == asked(**changed).token_forwards
+    assert cost.token_forwards >= asked(**changed).token_forwards  # prompts share beginnings
     assert f"{cost.flops:.2e}" in str(cost)
 
 
@@ -219,7 +219,9 @@ def test_the_command(
     assert [cell["source"] for cell in told["matrix"]] == ["a", "c"]
     code, out, err = shell(capsys, *given, "--dry-run")
     assert code == 0, err
-    assert out.startswith(f"token-forwards  {told['token_forwards']:,}\n")
+    counted = re.match(r"token-forwards  ([\d,]+)\n", out)
+    assert counted
+    assert int(counted[1].replace(",", "")) >= told["token_forwards"]
     code, out, err = shell(capsys, *shell_words, "--max-new-tokens", "5")
     assert code == 0, err
     assert "rests on" in out

@@ -1,0 +1,165 @@
+"""Return the log-probabilities of continuations of whole prompts: all that a verdict needs.
+
+Place in the flow: prompts as tokens → **log-probabilities** → verdicts on sources. What implements
+`LogprobModel` may be a server or another library; `ModelLogprobs` is the reference.
+
+Dimension key: L tokens of a prompt without its last one, W tokens of a continuation.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from olmo_sparsity.analysis.kernels.attention import fast_kernels
+from olmo_sparsity.analysis.kernels.far_states import FarStates
+from olmo_sparsity.analysis.models.use import in_use
+from olmo_sparsity.analysis.scoring.scorer import Scorer, to_host
+
+LEAST_SHARED = 16
+"""Prompts share the states of a beginning if it has at least so many more tokens; a forward of
+fewer tokens takes about as long as one of so many."""
+
+
+@dataclass(frozen=True, eq=False)
+class Prompt:
+    """Token IDs. Positions count from 0, without gaps."""
+
+    prefix: np.ndarray
+    """All tokens before the continuation, at least one."""
+
+    continuation: np.ndarray
+
+    @property
+    def inputs(self) -> np.ndarray:
+        """All tokens that predict one of the continuation, or precede one that does."""
+        return np.concatenate([self.prefix, self.continuation[:-1]])
+
+
+class LogprobModel(Protocol):
+    @property
+    def token_forwards(self) -> int:
+        """Tokens that forward passes have computed since this object was made."""
+
+    def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        """Return log p, in nats, of each token of each prompt's continuation, given all tokens
+        before it. Prompts that are given together may share what they have in common."""
+
+
+@dataclass(frozen=True)
+class _Node:
+    """Prompts that begin with the same `depth` tokens."""
+
+    indices: list[int]
+    depth: int
+    leaves: list[int]
+    """Those whose other tokens are computed for each of them."""
+
+    children: list[_Node]
+
+
+def _tree(rows: Sequence[np.ndarray], ends: Sequence[int], indices: list[int]) -> _Node:
+    """`rows`: tokens of all prompts; `ends`: how many of them may be shared; `indices`: prompts in
+    the order of their tokens."""
+    limit = min(ends[index] for index in indices)
+    first, last = rows[indices[0]][:limit], rows[indices[-1]][:limit]
+    differ = np.flatnonzero(first != last)
+    depth = int(differ[0]) if len(differ) else limit
+    leaves, children = list[int](), list[_Node]()
+    parts = [indices]
+    if len(differ):
+        parts = [list(part) for _, part in groupby(indices, lambda index: rows[index][depth])]
+    for part in parts:
+        child = _tree(rows, ends, part) if 1 < len(part) < len(indices) else None
+        if child is not None and child.depth - depth >= LEAST_SHARED:
+            children.append(child)
+        else:
+            leaves += part
+    return _Node(indices, depth, leaves, children)
+
+
+def plan(prompts: Sequence[Prompt]) -> tuple[_Node, list[np.ndarray]]:
+    """The tree of prompts, and the tokens of each."""
+    rows, ends = [prompt.inputs for prompt in prompts], [len(p.prefix) - 1 for p in prompts]
+    order = sorted(range(len(rows)), key=lambda index: rows[index].tolist())
+    return _tree(rows, ends, order), rows
+
+
+def count_forwards(prompts: Sequence[Prompt]) -> int:
+    """Return how many token-forwards `ModelLogprobs` computes for prompts given together."""
+
+    def count(node: _Node, above: int) -> int:
+        own = node.depth - above + sum(len(rows[index]) - node.depth for index in node.leaves)
+        return own + sum(count(child, node.depth) for child in node.children)
+
+    different = _different(prompts)
+    root, rows = plan(different)
+    return count(root, 0)
+
+
+def _different(prompts: Sequence[Prompt]) -> list[Prompt]:
+    return list({_key(prompt): prompt for prompt in prompts}.values())
+
+
+def _key(prompt: Prompt) -> tuple[bytes, bytes]:
+    return prompt.prefix.tobytes(), prompt.continuation.tobytes()
+
+
+class ModelLogprobs:
+    """A model of `transformers`, or of ours. Prompts are ordered as a tree: the keys and values of
+    a beginning that several of them share are computed once."""
+
+    def __init__(self, scorer: Scorer) -> None:
+        self.scorer = scorer
+
+    @property
+    def token_forwards(self) -> int:
+        return self.scorer.token_forwards
+
+    @torch.no_grad()
+    def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        different = _different(prompts)
+        root, rows = plan(different)
+        with in_use(self.scorer.model), fast_kernels(self.scorer.device):
+            pairs = list(self._descend(root, None, different, rows))
+        found = to_host([log_p for _, log_p in pairs])
+        of_key = {
+            _key(different[index]): log_p.astype(float)
+            for (index, _), log_p in zip(pairs, found, strict=True)
+        }
+        return [of_key[_key(prompt)] for prompt in prompts]
+
+    def _descend(
+        self,
+        node: _Node,
+        states: FarStates | None,
+        prompts: Sequence[Prompt],
+        rows: Sequence[np.ndarray],
+    ) -> Iterator[tuple[int, torch.Tensor]]:
+        """`states`: of a beginning that all prompts of the node share."""
+        before = 0 if states is None else states.num_places
+        if node.depth > before:
+            states = self.scorer.extended(states, rows[node.indices[0]][before : node.depth])
+        shapes = defaultdict[tuple[int, int], list[int]](list)
+        for index in node.leaves:
+            shapes[len(rows[index]), len(prompts[index].continuation)].append(index)
+        for (length, num_targets), indices in shapes.items():
+
+            def log_p(batch: Sequence[int], num: int = num_targets) -> torch.Tensor:
+                tokens_BL = np.stack([rows[index][node.depth :] for index in batch])
+                hidden_BWD = self.scorer.hidden_after(states, tokens_BL, num)
+                targets_BW = np.stack([prompts[index].continuation for index in batch])
+                nll_N = self.scorer.nll_of(hidden_BWD.flatten(0, 1), targets_BW.ravel())
+                return -nll_N.view(targets_BW.shape)
+
+            batches = self.scorer.in_batches(indices, length, log_p)
+            rows_W = [row_W for batch_BW in batches for row_W in batch_BW]
+            yield from zip(indices, rows_W, strict=True)
+        for child in node.children:
+            yield from self._descend(child, states, prompts, rows)
