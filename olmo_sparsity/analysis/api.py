@@ -102,7 +102,7 @@ def explain(
         prefix: Tokens in front of the text: auto (what the tokenizer adds), bos, none, or a text.
         batch_tokens: Tokens of one forward. Default: 4,096 on CPU, 16,384 on a GPU.
     """
-    return _explain(locals()).run()
+    return _run(_explain, locals())
 
 
 def attribute(
@@ -153,7 +153,7 @@ def attribute(
         seed: Seed of all random draws.
         device, dtype, device_map, prefix, batch_tokens: As in `explain`.
     """
-    return _attribute(locals()).run()
+    return _run(_attribute, locals())
 
 
 def measure(
@@ -179,7 +179,7 @@ def measure(
     share: float | str = 0.1,
     min_gap: float = MIN_GAP,
     sets: str | Sequence[str] = CHOSEN_SETS,
-    max_targets: int | None = None,
+    max_targets: int | Literal["all"] | None = None,
     far_states: Reading = "contextual",
     control: Control = "unrelated",
     draws: int = 3,
@@ -230,7 +230,8 @@ def measure(
             top10%.
         min_gap: Nats; tokens with a smaller gap are not targets.
         sets: Target sets: gap, kl, recurs, new, bigram, names, every.
-        max_targets: The most targets of each set and document, drawn at random.
+        max_targets: The most targets of each set and document, drawn at random, or "all". Default:
+            10 with long="all", else all.
         far_states: As in `explain`.
         control: What replaces the distant text of the control: unrelated, matched or shuffled.
         draws: Number of unrelated texts for each target.
@@ -262,6 +263,13 @@ def estimate_cost(function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwar
 
 
 # --- one job for each entry point -----------------------------------------------------------------
+
+
+def _run(make: Callable[[dict[str, Any]], Any], given: dict[str, Any]) -> Any:
+    from olmo_sparsity.analysis.models.use import in_use
+
+    with in_use(given["model"], given.get("judge")):  # each is read once, for all that follows
+        return make(given).run()
 
 
 def _explain(given: dict[str, Any]) -> Any:

@@ -43,6 +43,10 @@ LOCAL = 128
 """Tokens of the local window of long documents. The 96 tokens before it are enough for 75 to 80% of
 all tokens (arXiv 2512.08082), and each token more makes every row of a target dearer."""
 
+TARGETS_OF_DOCUMENT = 10
+"""Targets of each set in a long document. Intervals are over documents, so more of them help more
+than more targets of each; and all targets of the top 10% of 60 articles cost 100 times as much."""
+
 EXHAUSTIVE = ("add_one", "divergence", "random", "nearest")
 SCREENED = ("add_one_screened", "random")
 """Default selectors: of hundreds of far units each is evaluated, of thousands those that a gradient
@@ -142,7 +146,7 @@ class Settings:
     share: float = option(0.1, metavar="SHARE", parse=parse_share, least=1e-06, most=1)
     min_gap: float = option(MIN_GAP, least=0, most=1000000.0)
     sets: tuple[TargetSet, ...] = option(CHOSEN_SETS, some=True, distinct=True)
-    max_targets: int | None = option(None, metavar="N", least=1)
+    max_targets: int | Literal["all"] = option(None, metavar="N", least=1)
     far_states: Reading = "contextual"
     control: Control = "unrelated"
     draws: int = option(3, least=1)
@@ -160,6 +164,8 @@ class Settings:
             object.__setattr__(self, "short", max(1, min(LOCAL, quarter)))
         if self.stride is None:
             object.__setattr__(self, "stride", LOCAL // 2 if is_all else 1)
+        if self.max_targets is None:
+            object.__setattr__(self, "max_targets", TARGETS_OF_DOCUMENT if is_all else "all")
         if not self.selectors:
             object.__setattr__(self, "selectors", SCREENED if is_all else EXHAUSTIVE)
 
@@ -168,6 +174,11 @@ class Settings:
         """The options whose values are not the defaults."""
         given: dict[str, Any] = getattr(self, "_given")  # noqa: B009 (no field, so not in asdict)
         return given
+
+    @property
+    def most_targets(self) -> float:
+        """`max_targets` as a number."""
+        return float("inf") if self.max_targets == "all" else self.max_targets
 
     @property
     def windows(self) -> Windows:

@@ -10,6 +10,7 @@ unrelated text seems to help.
 
 from __future__ import annotations
 
+import math
 import resource
 import time
 from collections.abc import Iterator, Sequence
@@ -151,8 +152,8 @@ def _cheaper(plan: Plan) -> Iterator[tuple[str, Plan]]:
     settings = plan.settings
     if plan.fits_thresholds and settings.sets != ("gap",) and "gap" in settings.sets:
         yield "--sets gap", replace(plan, settings=replace(settings, sets=("gap",)))
-    if plan.fits_thresholds and settings.max_targets is None:
-        yield "--max-targets 10", replace(plan, settings=replace(settings, max_targets=10))
+    if plan.fits_thresholds and settings.most_targets > 3:
+        yield "--max-targets 3", replace(plan, settings=replace(settings, max_targets=3))
     if settings.draws > 1 or settings.halves:
         fewer = replace(settings, draws=1, halves=0)
         controls = replace(plan.controls, num_draws=1)
@@ -257,7 +258,7 @@ class _Trial:
 
     def _prices(self, plan: Plan, places: dict[int, np.ndarray]) -> _Prices:
         """The sample and the sets of targets do not change them."""
-        one = replace(plan.settings, sample=1.0, sets=("gap",), max_targets=None)
+        one = replace(plan.settings, sample=1.0, sets=("gap",), max_targets="all")
         if one not in self.prices:
             self.prices[one] = _Prices.of(plan, places)
         return self.prices[one]
@@ -266,7 +267,7 @@ class _Trial:
         """document → far part → the number of its targets that are evaluated. Each set has the same
         density in all documents, and at most `max_targets` of each."""
         settings = plan.settings
-        most = settings.max_targets or np.inf
+        most = settings.most_targets
         if self.losses is None:
             rates = {"document": 1.0, "placebo": PLACEBO_RATE}
             num_sets = len(settings.sets)
@@ -278,27 +279,34 @@ class _Trial:
                 for n, size in sizes.items()
                 if size
             }
-        unlimited = replace(_sampled(plan, 1.0).settings, max_targets=None)
+        unlimited = replace(_sampled(plan, 1.0).settings, max_targets="all")
         chosen = replace(plan, settings=unlimited).targets(self.losses)
         # The sets gap_recurs and gap_new are part of the set gap.
         chosen = chosen[~chosen.target_set.str.startswith("gap_")]
-        distinct = _distinct(chosen)
-        self.num_chosen = len(distinct)
-        known = int((self.losses.document.map(half_of) == "report").sum())
-        density = chosen.groupby(["far_part", "target_set"]).size() / max(known, 1)
-        by_share = density.index.isin(["recurs", "new"], level="target_set")
-        density[by_share] = density[by_share].clip(upper=settings.share)
-        overlap = len(distinct) / max(len(chosen), 1)
-        return {
-            n: {
-                part: float(np.minimum(density[part] * size, most).sum()) * overlap
-                if part in density.index.get_level_values(0)
-                else 0.0
-                for part in PARTS
-            }
-            for n, size in sizes.items()
-            if size
-        }
+        by_target = chosen.groupby(["far_part", "document", "target"]).target_set.agg(frozenset)
+        self.num_chosen = len(by_target)
+        known = max(int((self.losses.document.map(half_of) == "report").sum()), 1)
+        density = chosen.groupby(["far_part", "target_set"]).size() / known
+        by_share = {name: settings.share for name in ("recurs", "new")}
+
+        def kept(part: str, name: str, size: int) -> float:
+            """Which share of the targets of a set a document keeps."""
+            of_all = density[part, name]
+            return min(1.0, by_share.get(name, 1.0) / of_all, most / (of_all * size))
+
+        def expected(part: str, size: int) -> float:
+            if part not in by_target.index.get_level_values(0):
+                return 0.0
+            return (
+                size
+                / known
+                * sum(  # a target that is in several sets may be kept in any
+                    num * (1 - math.prod(1 - kept(part, name, size) for name in names))
+                    for names, num in by_target[part].value_counts().items()
+                )
+            )
+
+        return {n: {p: expected(p, size) for p in PARTS} for n, size in sizes.items() if size}
 
 
 @dataclass(frozen=True)

@@ -409,7 +409,8 @@ class Plan:
 
 def _refuse_for_given(settings: Settings, are_given: bool) -> None:
     of_chosen = ("sets", "max_targets", "share", "sample", "blocks", "budget")
-    changed = [name for name in of_chosen if getattr(settings, name) != getattr(Settings, name)]
+    usual = Settings(long=settings.long)
+    changed = [name for name in of_chosen if getattr(settings, name) != getattr(usual, name)]
     if changed and are_given:
         raise ConfigError(
             f"{', '.join(changed)}: for chosen targets, and these are given; leave it out"

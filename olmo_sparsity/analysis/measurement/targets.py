@@ -58,7 +58,7 @@ def choose_targets(
     reported = losses[losses.document.map(half_of) == "report"]
     rows = far_part_losses(reported)
     sizes = reported.groupby("document").size()
-    most = len(losses) if settings.max_targets is None else settings.max_targets
+    most = int(min(settings.most_targets, len(losses)))
     least = -np.inf if thresholds.gap is None else thresholds.gap
     least_kl = -np.inf if thresholds.kl is None else thresholds.kl
     by_gap = _sample(rows[rows.gap >= least], "gap", lambda _: most, seed)
@@ -81,10 +81,10 @@ def targets_by_text(documents: Sequence[Document], settings: Settings) -> pd.Dat
     """Targets chosen before any model, with the documents' own far parts: `names`, a `share` of all
     targets of each document at most, and no more than `max_targets`; `every`, each token with the
     same chance, so that `max_targets` holds for the mean of all documents."""
-    windows, share, max_targets = settings.windows, settings.share, settings.max_targets
+    windows, share = settings.windows, settings.share
     measured = [places_of(sampled_blocks(document, settings)) for document in documents]
     num = sum(map(len, measured))
-    most = num if max_targets is None else max_targets * len(documents)
+    most = min(num, settings.most_targets * len(documents))
     rate = min(share, most / max(num, 1))
     parts = []
     for document, places_T in zip(documents, measured, strict=True):
@@ -93,7 +93,7 @@ def targets_by_text(documents: Sequence[Document], settings: Settings) -> pd.Dat
             draws = np.random.default_rng([settings.seed, document.number, 6])
             names = recurring_names(document, windows)
             found = draws.permutation(names[np.isin(names, places_T)])
-            places["names"] = found[: min(int(np.ceil(share * size)), max_targets or size)]
+            places["names"] = found[: int(min(np.ceil(share * size), settings.most_targets))]
         if "every" in settings.sets:
             draws = np.random.default_rng([settings.seed, document.number, 5])
             drawn = draws.permutation(size)[: int(rate * size + draws.random())]

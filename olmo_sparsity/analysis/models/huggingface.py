@@ -10,9 +10,11 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -26,13 +28,28 @@ from olmo_sparsity.analysis.kernels.attention import (
     keeps_much,
 )
 from olmo_sparsity.analysis.kernels.far_states import FarStates
-from olmo_sparsity.analysis.models.compatibility import position_limit, refuse_unfit
-from olmo_sparsity.analysis.models.use import in_this_thread, in_use
+from olmo_sparsity.analysis.models.compatibility import LogitMap, position_limit, refuse_unfit
+from olmo_sparsity.analysis.models.identity import State
+from olmo_sparsity.analysis.models.use import in_this_thread, in_use, state_of
 from olmo_sparsity.errors import ConfigError
 
 if TYPE_CHECKING:  # importing transformers takes two seconds, so only its models do
     from peft import PeftModel
     from transformers import Cache, PreTrainedModel
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """What was found when a model was tried in one state."""
+
+    state: State | None
+    logit_map: LogitMap = LogitMap()
+    can_share_far: bool = False
+    batch_noise: float = 0.0
+
+
+_trials: WeakKeyDictionary[nn.Module, _Trial] = WeakKeyDictionary()
+"""So that a model in memory, wrapped anew in each call, is tried once."""
 
 
 class HuggingFaceLM(nn.Module):
@@ -45,8 +62,9 @@ class HuggingFaceLM(nn.Module):
         self.model: PreTrainedModel = get_base()
         self._original = (model,)  # no module of this one
         self.has_own_attention = False
-        with in_use(self):
-            self.fit()
+        self.fitted: State | None = None
+        with in_use(self):  # which calls `fit`
+            pass
 
     def keep_own_attention(self) -> None:
         """For training: compiled code enters no context."""
@@ -57,16 +75,23 @@ class HuggingFaceLM(nn.Module):
             config._attn_implementation_internal = OWN_ATTENTION
 
     def fit(self) -> None:
-        """Read and try what the model is now; again when it has changed."""
+        """Read and try the model as it is now, unless another wrapper has. Called in use."""
+        original, state = self._original[0], state_of(self)
+        tried = _trials.get(original)
+        if tried is None or tried.state is not state:
+            self._take(_Trial(None))  # shares nothing while it is tried
+            tried = _Trial(state, *refuse_unfit(self, original=original))
+            _trials[original] = tried
+        self._take(tried)
+
+    def _take(self, tried: _Trial) -> None:
         config = self.model.config
         self.limit = position_limit(config)
         self.wrong_beyond = position_limit(config, only_wrong_beyond=True)
         configs = [getattr(module, "config", None) for module in self.model.modules()]
         self._configs = list({id(config): config for config in configs if config}.values())
-        self.can_share_far = False  # while the next line asks
-        self.logit_map, self.can_share_far, self.batch_noise = refuse_unfit(
-            self, original=self._original[0]
-        )
+        self.logit_map, self.can_share_far = tried.logit_map, tried.can_share_far
+        self.batch_noise, self.fitted = tried.batch_noise, tried.state
 
     @property
     def _usual_configs(self) -> list[Any]:

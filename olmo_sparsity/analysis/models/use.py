@@ -35,6 +35,8 @@ R = TypeVar("R")
 _SAID_AFTER_S = 2.0
 
 _states: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
+"""What each model was at its last use, by the object that wrappers of one model share."""
+
 _turns: WeakKeyDictionary[nn.Module, _Turn] = WeakKeyDictionary()
 _making = threading.Lock()
 
@@ -80,12 +82,15 @@ def _one_in_use(model: nn.Module) -> Iterator[None]:
         if model in turn.users:
             yield
             return
-        if not turn.users:
+        is_first = not turn.users
+        if is_first:
             _refuse_while_running(inner)
         turn.users.append(model)
         try:
             with torch.inference_mode(False), evaluating(model):
-                _recognize(model, inner)
+                if is_first:
+                    _recognize(inner)
+                _fit(model, inner)
                 before = _versions(inner)
                 yield
                 if _versions(inner) != before:
@@ -101,14 +106,15 @@ def state_of(model: Any) -> State | None:
     """What the model was when it was last used; None for what is no model of torch."""
     if not isinstance(model, nn.Module):
         return None
-    if model not in _states:
-        _states[model] = read_state(_inner(model))
-    return _states[model]
+    inner = _inner(model)
+    if inner not in _states:
+        _states[inner] = read_state(inner)
+    return _states[inner]
 
 
 def forget(model: nn.Module) -> None:
-    """Its next use is its first."""
-    _states.pop(model, None)
+    """Make the next use of the model its first."""
+    _states.pop(_inner(model), None)
 
 
 def fingerprint_of(model: nn.Module) -> str:
@@ -132,8 +138,9 @@ def _inner(model: Any) -> nn.Module:
     return own if hasattr(type(model), "fit") and isinstance(own, nn.Module) else model
 
 
-def _recognize(model: nn.Module, inner: nn.Module) -> None:
-    known, state = _states.get(model), read_state(inner)
+def _recognize(inner: nn.Module) -> None:
+    """Read what the model is now, and keep its known state if it is the same."""
+    known, state = _states.get(inner), read_state(inner)
     differences = "" if known is None else known.differences(state)
     if known is not None and not differences:
         if known.versions == state.versions:
@@ -145,13 +152,21 @@ def _recognize(model: nn.Module, inner: nn.Module) -> None:
             known.versions = state.versions
             return
         differences = "weights"
-    fit: Any = getattr(model, "fit", None)
     if known is not None:
         changed = f"{type(inner).__name__} has changed since its last use ({differences})"
         say(f"{changed}: used as it is now")
-        if fit is not None:
+    _states[inner] = state
+
+
+def _fit(model: nn.Module, inner: nn.Module) -> None:
+    """Let a wrapper try the model again if it was last tried in another state."""
+    fit: Any = getattr(model, "fit", None)
+    if fit is not None and model.fitted is not _states[inner]:
+        try:
             fit()
-    _states[model] = state  # of a model that fits
+        except BaseException:
+            _states.pop(inner)  # of a model that does not fit
+            raise
 
 
 def _versions(inner: nn.Module) -> list[tuple[int, int]]:

@@ -105,7 +105,7 @@ def test_the_estimate_is_near_what_is_spent(
     assert int(said.replace(",", "")) == len(found.losses)
     (said,) = re.findall(r"token-forwards +about ([\d.e+]+), [\d,]+ for each evaluated", text)
     assert 0.7 < float(said) / plan.scorer.token_forwards < 1.3
-    cheaper = re.findall(r"--(sets gap|sample 10%|max-targets 10|draws 1 --halves 0) (\d+)%", text)
+    cheaper = re.findall(r"--(sets gap|sample 10%|max-targets 3|draws 1 --halves 0) (\d+)%", text)
     assert all(0 < int(share) <= 100 for _, share in cheaper)
     assert ("sets gap" in dict(cheaper)) == (settings.sets != ("gap",))
 
@@ -117,9 +117,10 @@ def test_a_budget_chooses_the_sample_once_for_all_processes(
     # A machine of known speed.
     really = module._Trial.of
     monkeypatch.setattr(module._Trial, "of", lambda plan: replace(really(plan), speed=1000.0))
-    every = Plan.of(loaded(model), texts, WHOLE)
+    settings = replace(WHOLE, max_targets="all")
+    every = Plan.of(loaded(model), texts, settings)
     whole = module._Trial.of(every).cost(every).forwards
-    plan = Plan.of(loaded(model), texts, replace(WHOLE, budget=f"{whole / 1000 / 5:.1f}s"))
+    plan = Plan.of(loaded(model), texts, replace(settings, budget=f"{whole / 1000 / 5:.1f}s"))
     first = within_budget(plan, tmp_path / "a", (0, 1))
     assert 0.02 < first.settings.sample < 0.3
     two = within_budget(plan, tmp_path / "b", (1, 2))

@@ -72,7 +72,9 @@ def test_each_block_has_the_same_chance_to_be_sampled(long: Any) -> None:
     assert sum(drawn.values()) / num_seeds == pytest.approx(share * len(blocks), abs=0.2)
     first = sampled_blocks(documents[2], settings)
     assert [block.start for block in first] == sorted({block.start for block in first})
-    found = targets_by_text(documents, replace(settings, sets=("every",), share=1.0))
+    found = targets_by_text(
+        documents, replace(settings, sets=("every",), share=1.0, max_targets="all")
+    )
     for document in documents:
         places = places_of(sampled_blocks(document, settings)).tolist()
         assert found.target[found.document == document.number].tolist() == places
@@ -160,7 +162,7 @@ def test_every_token_has_the_same_chance() -> None:
         counts += drawn.groupby("document").size().reindex(range(len(sizes)), fill_value=0)
     rates = counts / 40 / (np.array(sizes) - 4)
     np.testing.assert_allclose(rates, 40 / (sum(sizes) - 16), atol=0.03)
-    settings = replace(settings, share=0.1, max_targets=None)
+    settings = replace(settings, share=0.1, max_targets="all")
     drawn = targets_by_text(documents, settings)
     assert abs(len(drawn) - 41) <= 3
     assert drawn.target.min() >= 4

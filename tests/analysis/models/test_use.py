@@ -30,7 +30,7 @@ from transformers.utils import logging as their_logging
 
 from olmo_sparsity import attribute, explain, load_model, measure
 from olmo_sparsity.analysis.kernels.attention import OWN_ATTENTION
-from olmo_sparsity.analysis.models import identity
+from olmo_sparsity.analysis.models import huggingface, identity, use
 from olmo_sparsity.analysis.models.identity import fingerprint_weights, read_state
 from olmo_sparsity.analysis.models.load import using, wrap_model
 from olmo_sparsity.errors import ConfigError, DataError
@@ -238,6 +238,31 @@ def test_a_hundred_edits_are_each_noticed(size: int, monkeypatch: pytest.MonkeyP
         # A sum may miss what is exchanged within its block; the versions then ask for all bytes.
         assert state.differences(now) or (size == 0 and now.versions != state.versions)
         state, first = now, found
+
+
+def test_a_model_in_memory_is_read_once_a_call_and_tried_once(
+    model: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done = list[str]()
+
+    def counting(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*given: Any, **named: Any) -> Any:
+            done.append(name)
+            return function(*given, **named)
+
+        return counted
+
+    monkeypatch.setattr(use, "read_state", counting("read", use.read_state))
+    monkeypatch.setattr(huggingface, "refuse_unfit", counting("tried", huggingface.refuse_unfit))
+    first = long_loss(model)
+    assert sorted(done) == ["read", "tried"]
+    done.clear()
+    assert long_loss(model) == first
+    assert done == ["read"]
+    model.lm_head.weight.data[0, 0] += 1  # which no version of the tensor counts
+    done.clear()
+    assert long_loss(model) != first
+    assert sorted(done) == ["read", "tried"]
 
 
 def with_hook(model: Any) -> Any:
