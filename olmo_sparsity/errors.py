@@ -31,6 +31,7 @@ EXTRAS = {
     "train": ("training, and what was trained here,", "accelerate deepspeed olmo"),
     "data": ("text of the hub", "datasets zstandard"),
     "gguf": ("a GGUF file", "gguf"),
+    "llama": ("llama:FILE.gguf", "llama_cpp"),
     "peft": ("a PEFT adapter", "peft"),
     "tensorboard": ("logging.tensorboard=true", "tensorboard"),
     "wandb": ("logging.wandb_project", "wandb"),

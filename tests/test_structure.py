@@ -41,7 +41,7 @@ ALLOWED = {
 }
 # The packages of the tool, each of which imports only those above it.
 ORDER = [
-    *("settings", "inputs", "kernels", "models", "results", "scoring", "selectors"),
+    *("settings", "inputs", "kernels", "models", "results", "scoring", "engines", "selectors"),
     *("measurement", "explain", "attribution", "report", "api"),
 ]
 

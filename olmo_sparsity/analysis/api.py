@@ -32,6 +32,7 @@ from olmo_sparsity.errors import ConfigError
 if TYPE_CHECKING:
     from torch import nn
 
+    from olmo_sparsity.analysis.attribution.messages import Messages
     from olmo_sparsity.analysis.attribution.segments import Answer, Sources
     from olmo_sparsity.analysis.attribution.statements import Attribution
     from olmo_sparsity.analysis.explain.cost import Cost
@@ -109,8 +110,10 @@ def attribute(
     model: Model,
     tokenizer: Tokenizer = None,
     *,
-    sources: Sources,
-    question: str,
+    sources: Sources | None = None,
+    question: str | None = None,
+    messages: Messages | None = None,
+    message: int = -1,
     answer: str | Sequence[str] | Answer | None = None,
     candidates: Sequence[str] | None = None,
     decoys: Text | Mapping[str, str] | None = None,
@@ -131,11 +134,16 @@ def attribute(
     """Report which source each statement of an answer relies on, or that it relies on none.
 
     Args:
-        model: A folder, GGUF file or hub name, or a causal LM in memory.
-        tokenizer: The tokenizer of a model in memory.
+        model: A folder, GGUF file or hub name, or a causal LM in memory; or a name that computes
+            elsewhere: `llama:FILE.gguf`, or the URL of a server.
+        tokenizer: The tokenizer of a model in memory, or on a server.
         sources: `{name: text, …}`; or a list of `Segment(name, text)` and of texts without a name,
             which stay in view; or chat messages that contain these.
         question: The question, which follows the sources.
+        messages: In place of sources, question and answer: the log of an agent, as OpenAI's or
+            Anthropic's API takes it. Blocks of the system prompt, outputs of tools and earlier
+            messages of the user are sources.
+        message: The number of the message in the log that is the answer. Default: the last.
         answer: The answer, which is split into sentences; a list of statements; or
             `Answer(text, spans)`, whose spans of characters are the statements. Default: the model
             generates one, greedily.
@@ -285,8 +293,18 @@ def _attribute(given: dict[str, Any]) -> Any:
     from olmo_sparsity.analysis.explain.ask import load
 
     settings, options = build(SourceSettings, given), build(ModelOptions, given)
-    names = ("sources", "question", "answer", "candidates", "decoys")
-    question = Question(*(given[name] for name in names))
+    others = {name: given[name] for name in ("candidates", "decoys")}
+    own = {name: given[name] for name in ("sources", "question", "answer")}
+    if given["messages"] is not None:
+        if unfit := [name for name, value in own.items() if value is not None]:
+            raise ConfigError(f"{unfit[0]} cannot be combined with messages; leave it out")
+        question = Question.of_log(given["messages"], given["message"], **others)
+    elif given["sources"] is None:
+        raise ConfigError("sources is missing: give sources and a question, or messages")
+    elif given["message"] != -1:
+        raise ConfigError(f"message={given['message']} belongs to `messages`; leave it out")
+    else:
+        question = Question(**own, **others)
     return Attributing(
         load(given["model"], given["tokenizer"], options), question, settings, options
     )

@@ -137,12 +137,17 @@ def _add_explain(sub: Parser) -> None:
 
 def _add_attribute(sub: Parser) -> None:
     help = arguments_of(api.attribute)
-    sub.add("model", metavar="MODEL", help=MODEL)
+    elsewhere = "llama:FILE.gguf; or the URL of a server, or several with commas between them"
+    sub.add("model", metavar="MODEL", help=f"{MODEL}; {elsewhere}")
+    _add(sub, help, tokenizer="FOLDER")
     what = sub.add_mutually_exclusive_group(required=True)
     files = "the sources: files, folders, or globs of them"
     what.add_argument("--source", action="extend", nargs="+", metavar="NAME=FILE", help=files)
     many = "many questions: a .jsonl file with the fields sources, question and answer"
     what.add_argument("--questions", metavar="FILE", help=f"{many}; decoys are others' sources")
+    log = "the log of an agent: a .json file of messages, or a .jsonl file with one a line"
+    what.add_argument("--messages", metavar="FILE", help=log)
+    sub.add("--message", type=int, default=-1, metavar="N", help=help["message"])
     sub.add("--question", metavar="TEXT", help=f"{help['question']}. {AT_FILE}")
     answer = "the answer, which is split into sentences (default: the model generates one)"
     sub.add("--answer", metavar="TEXT", help=f"{answer}. {AT_FILE}")
@@ -154,6 +159,10 @@ def _add_attribute(sub: Parser) -> None:
     sub.add("--json", action="store_true", help="print JSON")
     sub.add("--out", metavar="FOLDER", help="of --questions; the same command resumes")
     sub.add("--shard", default="0/1", help="of --questions: i/n, the i-th (from 0) of n processes")
+    gate = "of --questions: exit with 1 if a verdict is not what the field `expect` says"
+    sub.add("--gate", action="store_true", help=f"{gate}; OUT gets gate.xml (JUnit) and gate.json")
+    before = "of --gate: the --out of an earlier run, whose verdicts are expected, too"
+    sub.add("--baseline", metavar="FOLDER", help=before)
 
 
 def _add_measure(sub: Parser) -> None:

@@ -24,21 +24,27 @@ def attribute(options: argparse.Namespace) -> int:
     if options.questions is not None:
         return _attribute_questions(options)
     from olmo_sparsity.analysis import api
+    from olmo_sparsity.analysis.attribution.messages import read_log
     from olmo_sparsity.analysis.explain.prompt import read_text
     from olmo_sparsity.analysis.results.tables import plain
 
     if options.out is not None or options.shard != "0/1":
         raise ConfigError("--out and --shard belong to --questions; one question has --json")
+    if options.gate or options.baseline is not None:
+        raise ConfigError("--gate and --baseline belong to --questions; leave them out")
     if options.html is not None:
         refuse_suffix("--html", options.html, ".html")
-    if options.question is None:
+    if options.question is None and options.messages is None:
         raise ConfigError("--question is missing; it follows the sources of --source")
     for name in ("question", "answer"):
         if (text := getattr(options, name)) and isfile(text):
             say(f"--{name}: the words '{text}' themselves; --{name} @{text} reads the file")
     given = {
-        "sources": _read_sources(options.source),
-        "question": read_text(options.question, inline=True),
+        "tokenizer": options.tokenizer,
+        "sources": None if options.source is None else _read_sources(options.source),
+        "messages": None if options.messages is None else read_log(options.messages),
+        "message": options.message,
+        "question": options.question and read_text(options.question, inline=True),
         "answer": options.answer and read_text(options.answer, inline=True),
         "candidates": options.candidates,
         "decoys": options.decoys,
@@ -59,6 +65,7 @@ def attribute(options: argparse.Namespace) -> int:
 
 
 def _attribute_questions(options: argparse.Namespace) -> int:
+    from olmo_sparsity.analysis.attribution import gate
     from olmo_sparsity.analysis.attribution.questions import (
         count_questions,
         describe,
@@ -69,10 +76,20 @@ def _attribute_questions(options: argparse.Namespace) -> int:
     for name in ("question", "answer", "candidates", "html", "json"):
         if getattr(options, name):
             raise ConfigError(f"--{name} cannot be combined with --questions; leave it out")
+    if options.message != -1:
+        raise ConfigError(f"--message={options.message} belongs to --messages; leave it out")
+    if options.baseline is not None and not options.gate:
+        raise ConfigError("--baseline is compared by --gate; add it")
+    if options.gate:
+        gate.refuse_without_expectations(options.questions, options.baseline)
     settings = build(SourceSettings, given_options(options, SourceSettings))
     known = build(ModelOptions, given_options(options, ModelOptions))
     model = load_model(
-        options.model, device=known.device, dtype=known.dtype, device_map=known.device_map
+        options.model,
+        tokenizer=options.tokenizer,
+        device=known.device,
+        dtype=known.dtype,
+        device_map=known.device_map,
     )
     if options.dry_run:
         print(count_questions(model, options.questions, settings, known, options.decoys))
@@ -88,10 +105,16 @@ def _attribute_questions(options: argparse.Namespace) -> int:
         decoys=options.decoys,
         shard=arguments.parse_shard(options.shard),
     )
-    if found is not None:
-        print(describe(found))
-        print(f"tables: {options.out}/statements.parquet, matrix.parquet")
-    return 0
+    if found is None:
+        return 0
+    print(describe(found))
+    print(f"tables: {options.out}/statements.parquet, matrix.parquet")
+    if not options.gate:
+        return 0
+    checked = gate.check(options.questions, options.out, options.baseline)
+    checked.write(Path(options.out), Path(options.questions).name)
+    print(checked.describe())
+    return int(bool(checked.failures))
 
 
 def _read_sources(sources: list[str]) -> dict[str, str]:

@@ -7,6 +7,7 @@ Each finished question is one file, so that a killed run resumes, and processes 
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
@@ -27,7 +28,7 @@ from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
 from olmo_sparsity.conform import with_crc
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.folders import WorkFolder
-from olmo_sparsity.io import read_json, sha256_of, writing
+from olmo_sparsity.io import read_json, writing
 from olmo_sparsity.runtime import Progress, versions_of_numbers
 
 MOST_DECOYS = 200
@@ -71,7 +72,7 @@ def _measure(
     identity = folder.identify(
         {
             "model": model.fingerprint,
-            "questions": sha256_of(Path(questions)),
+            "questions": _fingerprint_questions(questions),
             "decoys": _fingerprint(decoys, model),
             "settings": asdict(settings),
             "prefix": options.prefix,
@@ -120,10 +121,7 @@ def describe(statements: pd.DataFrame) -> str:
 
 def read_questions(path: str | Path) -> list[Question]:
     found = []
-    # Not splitlines: a text in JSON may hold U+2028.
-    for number, line in enumerate(read_text(str(path)).encode().split(b"\n"), start=1):
-        if not line.strip():
-            continue
+    for number, line in numbered_lines(path):
         where = f"{path}:{number}"
         try:
             record, as_written = parse_json(line), parse_json(line, parse_int=str, parse_float=str)
@@ -131,6 +129,9 @@ def read_questions(path: str | Path) -> list[Question]:
             record = None
         if not isinstance(record, dict):
             raise DataError(f"{where} is no JSON object: {what_is(line)}")
+        if "messages" in record:
+            found.append(Question.of_log(record, record.get("message", -1)))
+            continue
         if missing := [name for name in ("sources", "question") if name not in record]:
             raise DataError(f"{where} has no {missing[0]}; it has {', '.join(record)}")
         answer = _as_answer(as_written.get("answer"), where)
@@ -186,6 +187,22 @@ def _with_decoys(asked: Sequence[Question], decoys: Any) -> list[Question]:
         others = [text for of_one in (*texts[number + 1 :], *texts[:number]) for text in of_one]
         given.append(replace(one, decoys=others[:MOST_DECOYS]))
     return given
+
+
+def _fingerprint_questions(path: str | Path) -> str:
+    """Of what is measured: what a gate expects may change later."""
+    kept = []
+    for _, line in numbered_lines(path):
+        record = parse_json(line)
+        kept.append({key: record[key] for key in record if key != "expect"})
+    return hashlib.sha256(json.dumps(kept).encode()).hexdigest()
+
+
+def numbered_lines(path: str | Path) -> list[tuple[int, bytes]]:
+    """Lines that are not blank, with their numbers from 1."""
+    # Not splitlines: a text in JSON may hold U+2028.
+    lines = read_text(str(path)).encode().split(b"\n")
+    return [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
 
 
 def _fingerprint(decoys: Any, model: LoadedModel) -> str | None:

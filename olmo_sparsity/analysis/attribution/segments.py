@@ -156,7 +156,7 @@ class SourcePrompt:
     def of(
         model: LoadedModel,
         sources: Sources,
-        question: str,
+        question: str | None,
         candidates: Sequence[str] | None = None,
         prefix: str = "auto",
         chat: bool = False,
@@ -170,7 +170,7 @@ class SourcePrompt:
         else:
             parts = [(part, AFTER_SOURCE) for _, inside, _ in turns for part in inside]
             closing, prefix_ids = (
-                question + AFTER_QUESTION,
+                f"{question}{AFTER_QUESTION}",
                 model.prefix_ids(prefix, parts[0][0].text),
             )
         texts = [text for part, after in parts for text in (part.text, after)]
@@ -330,18 +330,19 @@ def _part(item: Any) -> Segment:
 
 
 def _through_template(
-    model: LoadedModel, turns: Sequence[Turn], question: str
+    model: LoadedModel, turns: Sequence[Turn], question: str | None
 ) -> tuple[list[tuple[Segment, str]], str]:
     """Parts with what separates each from the next, and the question with what stands behind it.
-    The question ends the last message of the user. What the template writes stays in view, calls of
-    tools too; what it leaves out of a message is said."""
+    The question, if there is one, ends the last message of the user. What the template writes stays
+    in view, calls of tools too; what it leaves out of a message is said."""
     turns = [
         (role or "user", [Segment(p.name, p.text.strip()) for p in inside], others)
         for role, inside, others in turns
     ]
-    if not turns or turns[-1][0] != "user":
-        turns.append(("user", [], {}))
-    turns[-1][1].append(Segment("", question.strip()))
+    if question is not None:
+        if not turns or turns[-1][0] != "user":
+            turns.append(("user", [], {}))
+        turns[-1][1].append(Segment("", question.strip()))
     parts, marks = [part for _, parts, _ in turns for part in parts], iter(range(10**6))
 
     def shown(spell: Callable[[Segment], str], without: str = "") -> str:
@@ -358,15 +359,20 @@ def _through_template(
     if len(between) == len(parts):
         whole = shown(lambda part: part.text)
     if not whole or first + "".join(found) != whole:
-        raise DataError("the chat template changes the messages; write its text into `sources`")
+        raise DataError(
+            "the chat template drops, repeats, moves or changes messages, so sources cannot be "
+            "found in its text; write that text into `sources`"
+        )
     keys = sorted({key for _, _, others in turns for key in others})
     if unseen := [key for key in keys if shown(lambda part: part.text, key) == whole]:
         say(f"the chat template leaves out what messages say as {', '.join(unseen)}")
     pairs = [(Segment("", first), "")]
-    for part, after in zip(parts[:-1], between, strict=False):
+    for part, after in zip(parts, between, strict=True):
         own = AFTER_SOURCE if after.startswith(AFTER_SOURCE) else ""
         pairs += [(part, own), (Segment("", after.removeprefix(own)), "")]
-    return pairs, parts[-1].text + between[-1]
+    if question is None:
+        return pairs[:-1], pairs[-1][0].text
+    return pairs[:-2], parts[-1].text + between[-1]
 
 
 def _candidates(parts: Sequence[Segment], candidates: Sequence[str] | None) -> list[str]:

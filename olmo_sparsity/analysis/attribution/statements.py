@@ -17,7 +17,7 @@ Dimension key: T statements, S sources, D decoys of a source, W tokens of the an
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import factorial
@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from olmo_sparsity.analysis.attribution.messages import Messages, read_messages
 from olmo_sparsity.analysis.attribution.segments import (
     Answer,
     AnswerIds,
@@ -65,17 +66,22 @@ JSON_VERSION = 1
 
 def measure_losses(
     engine: LogprobModel,
-    scorer: Scorer,
+    scorer: Scorer | None,
     layout: Layout,
     decoys: Sequence[np.ndarray],
     done: Callable[[int], None] = lambda source: None,
 ) -> Losses:
-    """`engine` scores what verdicts go by, `scorer` what sources give alone and left out.
-    `decoys`: decoys_DL of each source."""
-    context, every = scorer.context(layout.block), range(len(decoys))
+    """`engine` scores what verdicts go by, `scorer` what sources give alone and left out; without
+    one, these are NaN. `decoys`: decoys_DL of each source."""
+    every = range(len(decoys))
     sets: list[tuple[int, ...]] = [(), *((s,) for s in every)]
     sets += [tuple(other for other in every if other != s) for s in every]
-    losses_TR = _losses(scorer, layout, [context.set_row(layout.shown(*shown)) for shown in sets])
+    losses_TR = np.full((len(layout.statements), len(sets)), np.nan)
+    if scorer is not None:
+        context = scorer.context(layout.block)
+        rows = [context.set_row(layout.shown(*shown)) for shown in sets]
+        losses_TR = _losses(scorer, layout, rows)
+        refuse_no_numbers(losses_TR, "statements, with these sources")
     far_F, num_draws = layout.block.far_F, len(decoys[0])
     places = [
         first + np.arange(of.shape[1]) for first, of in zip(layout.units.first, decoys, strict=True)
@@ -125,7 +131,9 @@ def estimate(prompt: SourcePrompt, layouts: Sequence[Layout], settings: SourceSe
         block, lengths = layout.block, layout.units.end - layout.units.first
         num_sources, near = len(lengths), len(block.near())
         whole = block.num_prefix + block.num_far + near
-        if settings.far_states == "contextual":
+        if prompt.model.engine is not None:
+            total += whole
+        elif settings.far_states == "contextual":
             total += whole + near * (1 + 2 * num_sources)
         else:
             none = whole - int(lengths.sum())
@@ -206,8 +214,9 @@ class Attribution:
     def matrix(self) -> pd.DataFrame:
         """A row for each statement and source. `alone`, `left_out`: nats when it alone is shown,
         and left out. `gives`: nats when it stands among decoys of all others; `lost`: when a decoy
-        takes its place (means; no loss counts above the usual one with decoys). `beyond_…`: for how
-        many decoys they are above 0; `p_…`: how likely one more decoy would do as well."""
+        takes its place (means; no loss counts above the usual one with decoys). `se_…`: standard
+        errors of these means; `beyond_…`: for how many decoys they are above 0; `p_…`: how likely
+        one more decoy would do as well. A server and llama.cpp leave `alone` and `left_out` NaN."""
         losses, (p_2TS, _) = Losses.mean(self.losses), self._judged
         columns = {
             "alone": losses.none_T[:, None] - losses.alone_TS,
@@ -216,7 +225,9 @@ class Attribution:
         for p_TS, name in zip(p_2TS, ("gives", "lost"), strict=True):
             nats_TSD = getattr(losses, f"{name}_TSD")
             beyond_TS = (nats_TSD > 0).sum(-1)
-            columns |= {name: nats_TSD.mean(-1), f"beyond_{name}": beyond_TS, f"p_{name}": p_TS}
+            se_TS = nats_TSD.std(-1, ddof=1) / nats_TSD.shape[-1] ** 0.5
+            columns |= {name: nats_TSD.mean(-1), f"se_{name}": se_TS}
+            columns |= {f"beyond_{name}": beyond_TS, f"p_{name}": p_TS}
         keys = [range(len(self.texts)), self.names]
         index = pd.MultiIndex.from_product(keys, names=["statement", "source"])
         return pd.DataFrame({name: of.ravel() for name, of in columns.items()}, index)
@@ -249,6 +260,11 @@ class Attribution:
             raise ConfigError(f"no source is named {source}; there are {', '.join(self.names)}")
         if self.prompt.model.model is None:
             raise ConfigError("an attribution that was read back has no model: attribute again")
+        if self.prompt.model.engine is not None:
+            raise ConfigError(
+                f"within shows sources in part, and '{self.prompt.model.name}' scores whole "
+                'prompts only; use units="sentences", which replaces parts by decoys'
+            )
         layout, number, model = self.layout, self.names.index(source), self.prompt.model.model
         scorer = Scorer(model, far_states=self.settings.far_states)
         first, end = int(layout.units.first[number]), int(layout.text_ends[number])
@@ -366,6 +382,12 @@ class Question:
     candidates: Sequence[str] | None = None
     decoys: Any = None
 
+    @staticmethod
+    def of_log(messages: Messages, number: int = -1, **others: Any) -> Question:
+        """Return the question that the log of an agent asks: what did this message rely on?"""
+        sources, answer = read_messages(messages, number)
+        return Question(sources, None, answer, **others)
+
 
 @dataclass(frozen=True)
 class Attributing:
@@ -388,12 +410,8 @@ class Attributing:
             drawn = draw_decoys(prompt, texts, settings.draws, settings.seed)
             ids = prompt.answer_ids(asked.answer, self._num_new, self.quiet)
             layouts = [prompt.lay_out(ids, order) for order in orders]
-            scorer = Scorer(
-                model.model,
-                far_states=settings.far_states,
-                batch_tokens=self.options.batch_tokens,
-            )
-            engine: LogprobModel = ModelLogprobs(scorer)
+            scorer, engine = self._engines()
+            before = engine.token_forwards
             losses, num_sources = list[Losses](), len(prompt.names)
             total = num_sources * len(layouts)
             with Progress("explaining", total, "sources", enabled=not self.quiet) as progress:
@@ -403,11 +421,30 @@ class Attributing:
 
                 for layout in layouts:
                     losses += [measure_losses(engine, scorer, layout, drawn, done)]
-                    for values in vars(losses[-1]).values():
+                    for name in ("all_T", "decoys_TD", "among_TSD", "without_TSD"):
+                        values = getattr(losses[-1], name)
                         refuse_no_numbers(values, "statements, with these sources and decoys")
             state = state_of(model.model)
-        forwards, own_decoys = scorer.token_forwards, asked.decoys is not None
+        forwards, own_decoys = engine.token_forwards - before, asked.decoys is not None
         return Attribution(prompt, layouts[0], settings, losses, forwards, own_decoys, state)
+
+    def _engines(self) -> tuple[Scorer | None, LogprobModel]:
+        """What scores parts of prompts, if anything can, and what scores whole ones."""
+        settings, batch_tokens = self.settings, self.options.batch_tokens
+        if self.model.engine is None:
+            scorer = Scorer(
+                self.model.model, far_states=settings.far_states, batch_tokens=batch_tokens
+            )
+            return scorer, ModelLogprobs(scorer)
+        for name, value, default in (
+            ("far_states", settings.far_states, "isolated"),
+            ("batch_tokens", batch_tokens, None),
+        ):
+            if value != default:
+                raise ConfigError(
+                    f"{name}={value}: '{self.model.name}' scores whole prompts; leave {name} out"
+                )
+        return None, self.model.engine
 
     def cost(self) -> Cost:
         prompt, answer = self._prompt, self.question.answer
@@ -423,7 +460,8 @@ class Attributing:
     @cached_property
     def _prompt(self) -> SourcePrompt:
         question = self.question.question
-        if not isinstance(question, str) or not question.strip():
+        is_log = question is None and _ends_in_messages(self.question.sources)
+        if not is_log and (not isinstance(question, str) or not question.strip()):
             raise ConfigError(
                 f"question must be a text, which stands between sources and answer, not "
                 f"{question!r}"
@@ -441,6 +479,11 @@ class Attributing:
 
     def _orders(self) -> list[list[int]]:
         return _orders(len(self._prompt.names), self.settings)
+
+
+def _ends_in_messages(sources: Sources) -> bool:
+    """The last of which is the question."""
+    return isinstance(sources, list) and len(sources) > 0 and isinstance(sources[-1], Mapping)
 
 
 def _orders(num_sources: int, settings: SourceSettings) -> list[list[int]]:

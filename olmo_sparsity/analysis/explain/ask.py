@@ -145,10 +145,12 @@ def _refuse_misfits(
 
 def load(model: Any, tokenizer: Any, options: ModelOptions) -> LoadedModel:
     if isinstance(model, str | Path):
-        if tokenizer is not None:
-            raise ConfigError(f"'{model}' brings its own tokenizer; leave yours out")
         loaded = load_model(
-            str(model), device=options.device, dtype=options.dtype, device_map=options.device_map
+            str(model),
+            tokenizer=tokenizer,
+            device=options.device,
+            dtype=options.dtype,
+            device_map=options.device_map,
         )
     else:
         refuse_for_loaded(options)

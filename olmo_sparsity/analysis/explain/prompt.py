@@ -207,6 +207,9 @@ def generate(
     done: Callable[[list[int]], None] = lambda generated: None,
 ) -> list[int]:
     """Greedy, up to the model's end-of-text token. `done` is called after each token."""
+    if model.engine is not None:
+        answer: list[int] = model.engine.generate(tokens, max_new_tokens)
+        return answer
     lm: Any = model.model
     ends = _end_ids(model)
     cache, generated = lm.new_cache(), list[int]()

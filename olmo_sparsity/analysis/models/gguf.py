@@ -537,6 +537,11 @@ after splitting off each digit, or with words of the vocabulary taken whole."""
 _SPECIAL, _ADDED = 3, 4
 
 
+def read_gguf_tokenizer(path: Path) -> PreTrainedTokenizerFast:
+    """Return the tokenizer of a GGUF file, without its weights."""
+    return _read_tokenizer(_read_header(path))
+
+
 def _read_tokenizer(header: Header) -> PreTrainedTokenizerFast:
     from transformers import PreTrainedTokenizerFast
 

@@ -191,7 +191,14 @@ class LoadedModel:
         return self.model.device
 
     @property
+    def engine(self) -> Any | None:
+        """A `LogprobModel` that computes elsewhere than in PyTorch: a server, or llama.cpp."""
+        return self.model if hasattr(self.model, "dtype_name") else None
+
+    @property
     def dtype(self) -> str:
+        if self.engine is not None:
+            return str(self.engine.dtype_name)
         return str(next(self.model.parameters()).dtype).removeprefix("torch.")
 
     def check_positions(self, num_positions: int, remedy: str = SHORTER) -> None:
@@ -218,6 +225,7 @@ def _counts(state: State | None) -> list[int]:
 def load_model(
     path_or_hub_name: str | Path,
     *,
+    tokenizer: Any = None,
     device: str = "auto",
     dtype: str = "auto",
     device_map: str | None = None,
@@ -226,13 +234,22 @@ def load_model(
     adapter), a GGUF file or a folder that holds one, `smollm2`, or a hub name, with its branch,
     tag or commit after an @ (`EleutherAI/pythia-160m@step3000`). `dtype`: fp32, bf16, fp16 or auto,
     that of the checkpoint, or fp32 on a CPU that cannot multiply in it; for one of ours bf16 on a
-    GPU that has it, else fp32."""
+    GPU that has it, else fp32.
+
+    For `attribute` alone: `llama:FILE.gguf`, computed by llama.cpp, and the URLs of servers, with
+    the `tokenizer` of their model: a folder, a hub name, or an object."""
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype={dtype} is not known; choose auto, {', '.join(DTYPES)}")
     device = str(choose_device(device))
     if not isinstance(path_or_hub_name, str | Path):
         raise ConfigError(f"{path_or_hub_name!r} is no folder and no name on the hub")
     path_or_hub_name = str(path_or_hub_name)
+    if re.match(r"llama:|https?://", path_or_hub_name):
+        from olmo_sparsity.analysis.engines.load import load_engine
+
+        return load_engine(path_or_hub_name, tokenizer, device, dtype, device_map)
+    if tokenizer is not None:
+        raise ConfigError(f"'{path_or_hub_name}' brings its own tokenizer; leave yours out")
     folder = find_folder(path_or_hub_name)
     if is_hugging_face(folder):
         loaded = _load_hugging_face(folder, path_or_hub_name, DTYPES.get(dtype), device, device_map)

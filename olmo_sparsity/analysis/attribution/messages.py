@@ -1,0 +1,171 @@
+"""Read the log of an agent: which blocks and tool outputs did a message rely on?
+
+Place in the flow: messages as OpenAI's or Anthropic's API takes them → **sources and an answer** →
+segments.py.
+
+Sources are the blocks of the system prompt, what tools returned, and earlier messages of the user.
+What the user says last, and what the model itself wrote before, stays in view.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from olmo_sparsity.analysis.attribution.segments import Segment
+from olmo_sparsity.analysis.explain.prompt import read_text
+from olmo_sparsity.analysis.inputs.records import parse_json
+from olmo_sparsity.errors import ConfigError, DataError, printable
+
+HEADING = re.compile(r"^(?=#{1,6} |<\w[\w-]*>\s*$)", re.MULTILINE)
+
+_NAME_LENGTH = 32
+
+_OF_THE_API = {"role", "content", "id", "type", "model", "stop_reason", "stop_sequence", "refusal"}
+"""Keys that no template writes, and those that are read by themselves."""
+
+Messages = Sequence[Mapping[str, Any]] | Mapping[str, Any]
+"""A list of messages; or a request with `messages`, and with `system` as Anthropic writes it."""
+
+
+def read_messages(messages: Messages, number: int = -1) -> tuple[list[Any], str]:
+    """Return what precedes the message of this number, as sources, and its text."""
+    turns = _turns(messages)
+    numbers = range(len(turns))
+    if isinstance(number, bool) or not -len(turns) <= number < len(turns):
+        raise ConfigError(f"message={number}: the log has messages 0 to {len(turns) - 1}")
+    number = numbers[number]
+    answer = _joined(turns[number])
+    if turns[number]["role"] != "assistant" or not answer:
+        raise ConfigError(
+            f"message={number} must be text of the assistant, and is of {turns[number]['role']}"
+            f"{'' if answer else ', without text'}; give the number of a message that is"
+        )
+    before = turns[:number]
+    users = [i for i, turn in enumerate(before) if turn["role"] == "user"]
+    names, found = Counter[str](), list[Any]()
+    tools = {
+        call["id"]: call["function"]["name"]
+        for turn in before
+        for call in turn.get("tool_calls", ())
+        if "id" in call
+    }
+
+    def named(base: str, text: str) -> Segment:
+        names[base] += 1
+        return Segment(base if names[base] == 1 else f"{base} ({names[base]})", text)
+
+    for i, turn in enumerate(before):
+        role, texts = turn["role"], turn["texts"]
+        parts: list[Any] = [text for text in texts if text.strip()]
+        if role in ("system", "developer"):
+            parts = [named(f"{role}: {_title(b)}", b) for text in parts for b in blocks(text)]
+        elif role in ("tool", "function"):
+            name = turn.get("name") or tools.get(turn.get("tool_call_id")) or "result"
+            parts = [named(f"{role}: {name}", text) for text in parts]
+        elif role == "user" and i != users[-1]:
+            parts = [named(f"user: {_title(text)}", text) for text in parts]
+        found.append({key: turn[key] for key in turn if key != "texts"} | {"content": parts})
+    return found, answer
+
+
+def read_log(path: str | Path) -> Messages:
+    """Read a .json file of messages or of a request, or a .jsonl file with one message a line."""
+    text = read_text(str(path))
+    try:
+        if str(path).endswith(".jsonl"):
+            return [parse_json(line) for line in text.encode().split(b"\n") if line.strip()]
+        return parse_json(text.encode())
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{path} is not JSON ({error}); give a log as it was sent") from None
+
+
+def blocks(text: str) -> list[str]:
+    """Split a prompt at its headings (`# …` or a tag alone in its line), or at blank lines if it
+    has none. Tags and headings belong to what follows."""
+    at_headings = [part.strip() for part in HEADING.split(text)]
+    parts = at_headings if HEADING.search(text) else re.split(r"\n\s*\n", text)
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _turns(messages: Messages) -> list[dict[str, Any]]:
+    """Messages as chat templates take them, with `texts` in place of `content`."""
+    found: list[dict[str, Any]] = []
+    if isinstance(messages, Mapping):
+        if system := messages.get("system"):
+            found.append({"role": "system", "texts": _texts(system, "system")[0]})
+        messages = messages.get("messages") or ()
+    if isinstance(messages, str) or not isinstance(messages, Sequence) or not messages:
+        raise ConfigError(
+            'messages must be a list of {"role": …, "content": …}, or a request with `messages`'
+        )
+    for number, message in enumerate(messages):
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if not isinstance(role, str):
+            raise ConfigError(f"messages: number {number} has no role: {message!r:.80}")
+        texts, others = _texts(message.get("content"), f"messages: number {number}")
+        kept = {k: v for k, v in message.items() if k not in _OF_THE_API and v is not None}
+        results = others.pop("results", [])
+        calls = [*kept.pop("tool_calls", []), *others.pop("calls", [])]
+        turn = {"role": role, "texts": texts} | kept | others
+        if calls:
+            turn["tool_calls"] = [_call(call, number) for call in calls]
+        found += results
+        if texts or calls or not results:
+            found.append(turn)
+    return found
+
+
+def _texts(content: Any, where: str) -> tuple[list[str], dict[str, Any]]:
+    """Texts of a content, and what else it holds: calls of tools and what they returned."""
+    if content is None or isinstance(content, str):
+        return ([content] if content else []), {}
+    if not isinstance(content, list):
+        raise ConfigError(f"{where}: content={content!r:.60} must be a text or a list of blocks")
+    texts, others = list[str](), dict[str, Any]()
+    for block in content:
+        kind = block.get("type") if isinstance(block, Mapping) else None
+        if isinstance(block, str):
+            texts.append(block)
+        elif kind in ("text", "input_text", "output_text"):
+            texts.append(block["text"])
+        elif kind == "tool_use":
+            function = {"name": block["name"], "arguments": block.get("input", {})}
+            others.setdefault("calls", []).append({"id": block.get("id"), "function": function})
+        elif kind == "tool_result":
+            own = _texts(block.get("content"), where)[0]
+            result = {"role": "tool", "tool_call_id": block.get("tool_use_id"), "texts": own}
+            others.setdefault("results", []).append(result)
+        elif kind in ("thinking", "reasoning"):
+            others["reasoning_content"] = str(block.get("thinking") or block.get("text") or "")
+        else:
+            raise DataError(f"{where} holds {printable(str(kind or block))[:40]}; pass text only")
+    return texts, others
+
+
+def _call(call: Any, number: int) -> dict[str, Any]:
+    """With arguments as an object, which templates write as JSON."""
+    try:
+        function = dict(call["function"])
+        if isinstance(function.get("arguments"), str):
+            function["arguments"] = json.loads(function["arguments"] or "{}")
+        return {"type": "function", "id": call.get("id"), "function": function}
+    except (KeyError, TypeError, ValueError):
+        raise DataError(
+            f"messages: number {number} has a tool call without a function and JSON arguments: "
+            f"{printable(str(call))[:80]}"
+        ) from None
+
+
+def _joined(turn: Mapping[str, Any]) -> str:
+    return "\n\n".join(text.strip() for text in turn["texts"] if text.strip())
+
+
+def _title(text: str) -> str:
+    """The beginning of a text, to name it by."""
+    line = " ".join(text.strip().splitlines()[0].strip("#<> ").split()) or text.strip()[:8]
+    return line if len(line) <= _NAME_LENGTH else line[: _NAME_LENGTH - 1].rstrip() + "…"

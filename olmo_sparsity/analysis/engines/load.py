@@ -1,0 +1,104 @@
+"""Open a model that returns log-probabilities and nothing else: on a server, or in llama.cpp.
+
+Place in the flow: `http://…` or `llama:FILE.gguf` → **model** → `attribute`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+from olmo_sparsity.analysis.engines.llama import LlamaCpp
+from olmo_sparsity.analysis.engines.server import Servers
+from olmo_sparsity.analysis.models.compatibility import PositionLimit
+from olmo_sparsity.analysis.models.gguf import read_gguf_tokenizer
+from olmo_sparsity.analysis.models.load import LoadedModel, find_folder
+from olmo_sparsity.analysis.models.pretrained_tokenizer import (
+    as_tokenizer,
+    read_transformers_tokenizer,
+)
+from olmo_sparsity.analysis.models.smollm2 import find_smollm2_gguf
+from olmo_sparsity.analysis.models.transformers_folder import NO_CODE
+from olmo_sparsity.errors import ConfigError, DataError, naming_extras
+from olmo_sparsity.io import sha256_of
+
+LLAMA = "llama:"
+
+
+@naming_extras()
+def load_engine(
+    name: str,
+    tokenizer: Any = None,
+    device: str = "auto",
+    dtype: str = "auto",
+    device_map: str | None = None,
+) -> LoadedModel:
+    """`name`: `llama:FILE.gguf` or `llama:smollm2`, which bring a tokenizer; or a server's URL, or
+    several with commas between them."""
+    for option, value, default in (("dtype", dtype, "auto"), ("device_map", device_map, None)):
+        if value != default:
+            raise ConfigError(f"{option}={value}: '{name}' is loaded elsewhere; leave {option} out")
+    if name.startswith(LLAMA):
+        if tokenizer is not None:
+            raise ConfigError(f"'{name}' brings its own tokenizer; leave yours out")
+        return _load_llama(name.removeprefix(LLAMA), name, device)
+    if tokenizer is None:
+        raise ConfigError(
+            f"'{name}' needs the tokenizer of its model (tokenizer): a folder, a GGUF file, a hub "
+            "name, or an object"
+        )
+    theirs = _find_tokenizer(tokenizer)
+    ours = as_tokenizer(theirs)
+    model = Servers([url.strip() for url in name.split(",")], ours)
+    first = model.servers[0]
+    identity = {"model": first.model, "tokenizer": ours.to_str()}
+    return LoadedModel(
+        model=model,
+        tokenizer=ours,
+        name=f"{first.model} ({first.url})",
+        num_parameters=0,
+        limit=None,
+        # A server has no fingerprint: it is known by the name that it gives its model.
+        weights_sha256=hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
+        find_transformers_tokenizer=lambda: theirs,
+    )
+
+
+def _load_llama(path: str, name: str, device: str) -> LoadedModel:
+    file = find_smollm2_gguf() if path == "smollm2" else Path(path)
+    if not file.is_file():
+        raise DataError(f"'{file}' does not exist; give a GGUF file")
+    tokenizer = read_gguf_tokenizer(file)
+    model = LlamaCpp(file, device)
+    return LoadedModel(
+        model=model,
+        tokenizer=as_tokenizer(tokenizer),
+        name=name,
+        num_parameters=model.num_parameters,
+        limit=PositionLimit(model.max_positions, "context_length of the GGUF file"),
+        weights_sha256=hashlib.sha256(f"llama.cpp {sha256_of(file)}".encode()).hexdigest(),
+        find_transformers_tokenizer=lambda: tokenizer,
+    )
+
+
+def _find_tokenizer(given: Any) -> Any:
+    if not isinstance(given, str | Path):
+        return given
+    if str(given).endswith(".gguf"):
+        return read_gguf_tokenizer(Path(given))
+    if given == "smollm2" or Path(given).is_dir():
+        found = read_transformers_tokenizer(find_folder(str(given)))
+        if found is not None:
+            return found
+        raise DataError(f"tokenizer: '{given}' holds no tokenizer")
+    from transformers import AutoTokenizer
+
+    try:  # of the hub, without the weights
+        return AutoTokenizer.from_pretrained(str(given), **NO_CODE | {"local_files_only": False})
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise DataError(
+            f"tokenizer: '{given}' is no folder here, and not on the hub ({reason})"
+        ) from None

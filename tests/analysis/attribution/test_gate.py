@@ -1,0 +1,100 @@
+"""What fails a gate: an expectation, or a verdict that has changed by more than noise."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pandas as pd
+import pytest
+
+from olmo_sparsity.analysis.attribution.gate import check, refuse_without_expectations
+from olmo_sparsity.errors import ConfigError, DataError
+
+
+def written(folder: Path, *statements: dict[str, float], se: float = 0.1) -> Path:
+    """Tables of one question: for each statement, what the sources give; those above 1 are its
+    verdict."""
+    rows, cells = [], []
+    for number, gives in enumerate(statements):
+        named = tuple(name for name, nats in gives.items() if nats > 1)
+        verdict = f"rests on {', '.join(named) or 'no source'}"
+        rows.append((0, f"text {number}", named, verdict))
+        cells += [(0, number, name, nats, 0.0, se, se) for name, nats in gives.items()]
+    folder.mkdir(exist_ok=True)
+    pd.DataFrame(rows, columns=["question", "text", "sources", "verdict"]).to_parquet(
+        folder / "statements.parquet"
+    )
+    columns = ["question", "statement", "source", "gives", "lost", "se_gives", "se_lost"]
+    pd.DataFrame(cells, columns=columns).to_parquet(folder / "matrix.parquet")
+    return folder
+
+
+def asked(tmp_path: Path, expect: Any) -> Path:
+    path = tmp_path / "q.jsonl"
+    path.write_text(json.dumps({"sources": {}, "question": "q", "expect": expect}))
+    return path
+
+
+FIRST, SECOND = {"a": 4.0, "b": 0.0}, {"a": 0.2, "b": 0.1}
+
+
+@pytest.mark.parametrize(
+    ("expect", "passes"),
+    [
+        ("a", True),
+        ("b", False),
+        ("none", False),  # the first statement relies on a
+        (["a", "none"], True),
+        (["none", None], False),
+        ([None, "none"], True),
+        ([{"sources": ["a"], "nats": 3.5}], True),
+        ([{"sources": ["a"], "nats": 4.5}], False),
+        ([{"sources": ["a", "b"]}], False),
+        (["a", "none", "a"], False),  # there is no third statement
+    ],
+)
+def test_expectations(tmp_path: Path, expect: Any, passes: bool) -> None:
+    out = written(tmp_path / "out", FIRST, SECOND)
+    found = check(asked(tmp_path, expect), out)
+    assert (not found.failures) == passes, found.describe()
+
+
+def test_failures_are_written_for_people_and_machines(tmp_path: Path) -> None:
+    out = written(tmp_path / "out", FIRST, SECOND)
+    found = check(asked(tmp_path, ["b", "none"]), out)
+    said = found.describe()
+    for words in ("1 of 2 checks failed", "question 1, statement 1: text 0", "found: rests on a"):
+        assert words in said
+    found.write(out, "q.jsonl")
+    suite = ElementTree.parse(out / "gate.xml").getroot()[0]
+    assert (suite.get("tests"), suite.get("failures")) == ("2", "1")
+    assert [len(case) for case in suite] == [1, 0]
+    assert "expected b; found: rests on a" in str(suite[0][0].get("message"))
+    about = json.loads((out / "gate.json").read_text())
+    assert (about["passed"], about["cases"][0]["wanted"]) == (False, "b")
+
+
+def test_a_baseline_fails_changed_verdicts_beyond_noise(tmp_path: Path) -> None:
+    before, path = written(tmp_path / "before", FIRST, {"a": 0.9, "b": 0.0}), asked(tmp_path, None)
+    same = written(tmp_path / "same", FIRST, {"a": 1.1, "b": 0.0})  # named now, by chance
+    assert not check(path, same, before).failures
+    lost = written(tmp_path / "lost", {"a": 0.0, "b": 0.0}, {"a": 0.9, "b": 0.0})
+    found = check(path, lost, before)
+    assert [(case.statement, case.wanted) for case in found.failures] == [(1, "rests on a")]
+    gone = written(tmp_path / "gone", {"b": 0.0}, {"b": 0.0})  # the source itself is missing
+    assert len(check(path, gone, before).failures) == 1
+    assert check(path, written(tmp_path / "more", FIRST, SECOND, FIRST), before).unmatched == 1
+
+
+def test_a_gate_needs_something_to_check(tmp_path: Path) -> None:
+    out = written(tmp_path / "out", FIRST)
+    with pytest.raises(ConfigError, match="no question has the field `expect`"):
+        refuse_without_expectations(asked(tmp_path, None), None)
+    with pytest.raises(ConfigError, match="has no source c"):
+        check(asked(tmp_path, "c"), out)
+    for wrong in (3, {"source": "a"}, {"sources": ["a"], "nats": -1}, [[3]]):
+        with pytest.raises(DataError, match=r"expect=.*must be"):
+            check(asked(tmp_path, wrong), out)

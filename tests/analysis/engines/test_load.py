@@ -1,0 +1,164 @@
+"""`attribute` on a server: the same answer as in this process, resumed after a server has died."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from olmo_sparsity import attribute, estimate_cost, explain, load_model, measure
+from olmo_sparsity.analysis.attribution.questions import measure_questions
+from olmo_sparsity.analysis.engines import server as module
+from olmo_sparsity.analysis.models.load import LoadedModel, wrap_model
+from olmo_sparsity.analysis.scoring.logprobs import Prompt
+from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
+from olmo_sparsity.errors import ConfigError, DataError
+from tests.support.explanations import make_tokenizer
+from tests.support.fake_server import FakeServer
+from tests.support.sources import GIVEN, SOURCES, model_of
+
+
+class TransformersServer(FakeServer):
+    """Its numbers are those of a tiny model of transformers."""
+
+    def start(self) -> None:
+        inner = model_of()
+
+        class Model:
+            @torch.no_grad()
+            def log_p(self, ids: Any) -> np.ndarray:
+                logits_LV = inner(input_ids=torch.tensor([list(ids)])).logits[0]
+                return logits_LV.double().log_softmax(-1).numpy()
+
+        super().start()
+        self.model: Any = Model()
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeServer]:
+    monkeypatch.setattr(module, "FIRST_WAIT_S", 0.01)
+    made = TransformersServer(make_tokenizer(bos=False), "vllm")
+    yield made
+    made.stop()
+
+
+@pytest.fixture
+def model(server: FakeServer) -> LoadedModel:
+    return load_model(server.url, tokenizer=make_tokenizer())
+
+
+def test_verdicts_are_those_of_transformers(model: LoadedModel, server: FakeServer) -> None:
+    here, there = attribute(model_of(), make_tokenizer(), **GIVEN), attribute(model, **GIVEN)
+    verdict = ["gives", "lost", "se_gives", "se_lost", "p_gives", "p_lost"]
+    np.testing.assert_allclose(here.matrix[verdict], there.matrix[verdict], atol=1e-4)
+    assert here.statements.kind.tolist() == there.statements.kind.tolist()
+    assert there.matrix[["alone", "left_out"]].isna().to_numpy().all()
+    written = json.loads(there.to_json())
+    assert written["matrix"][0]["alone"] is None
+    assert (written["model"], written["fingerprint"]) == (
+        f"table ({server.url})",
+        model.weights_sha256,
+    )
+    counted = estimate_cost(attribute, model, **GIVEN)
+    assert 0 < there.token_forwards <= counted.token_forwards
+    assert "FLOPs" not in str(counted)
+
+
+def test_an_answer_is_generated_on_the_server(model: LoadedModel) -> None:
+    found = attribute(model, **GIVEN | {"answer": None, "max_new_tokens": 1})
+    ids = found.layout.document.tokens[: found.layout.block.start]
+    assert len(found.texts) == 1
+    with torch.no_grad():
+        best = model_of()(input_ids=torch.tensor([[1, *ids]])).logits[0, -1].argmax()
+    assert found.layout.document.tokens[-1] == int(best)
+
+
+def test_what_needs_states_says_so(model: LoadedModel, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="log-probabilities only"):
+        explain(model, text="w1 w2 w3 w4 w5 w6 w7 w8", at="w8", short=2)
+    with pytest.raises(ConfigError, match="log-probabilities only"):
+        measure(model, ["w1 w2 w3 w4 w5 w6 w7 w8 " * 20], out=tmp_path / "out")
+    with pytest.raises(ConfigError, match="scores whole prompts only"):
+        attribute(model, **GIVEN).within("a")
+    for option in ({"far_states": "contextual"}, {"batch_tokens": 9}):
+        with pytest.raises(ConfigError, match="scores whole prompts; leave"):
+            attribute(model, **GIVEN | option)
+
+
+def test_questions_resume_after_a_server_has_died(
+    model: LoadedModel, server: FakeServer, tmp_path: Path
+) -> None:
+    path = tmp_path / "q.jsonl"
+    lines = [
+        {"sources": SOURCES, "question": f"w{20 + i}", "answer": ["w1 w2", "w8 w9"]}
+        for i in range(3)
+    ]
+    path.write_text("\n".join(map(json.dumps, lines)))
+
+    def measured(name: str, model: LoadedModel) -> Any:
+        settings, decoys = SourceSettings(draws=4), GIVEN["decoys"]
+        return measure_questions(
+            model, path, tmp_path / name, settings, ModelOptions(), decoys=decoys
+        )
+
+    whole = measured("whole", model)
+    for one in model.model.servers:
+        one.patience_s = 0.05
+    server.fault = lambda number: "closed" if number > first + 60 else None
+    first = server.number
+    with pytest.raises(DataError, match="no server is left"):
+        measured("parts", model)
+    done = len(list((tmp_path / "parts" / "questions").glob("0*.json")))
+    assert 0 < done < 3
+    server.fault = lambda number: None
+    again = measured("parts", load_model(server.url, tokenizer=make_tokenizer()))
+    assert again.to_json() == whole.to_json()
+
+
+def test_a_log_asks_what_a_message_relied_on() -> None:
+    read = make_tokenizer(bos=False)
+    read.chat_template = (
+        "{% for m in messages %} {{ 'A:' if m.role == 'assistant' else 'Q:' }} {{ m.content }}"
+        "{% endfor %}{% if add_generation_prompt %} A:{% endif %}"
+    )
+    log = [
+        {"role": "system", "content": "w1 w2 w3 w4\n\nw5 w6 w7"},
+        {"role": "user", "content": "w20 w21"},
+        {"role": "assistant", "content": None, "tool_calls": []},
+        {"role": "tool", "name": "find", "content": "w8 w9 w10 w11 w12"},
+        {"role": "assistant", "content": "w1 w2 w3"},
+    ]
+    given = {"decoys": GIVEN["decoys"], "messages": log}
+    found = attribute(model_of(), read, **given)
+    assert found.names == ["system: w1 w2 w3 w4", "system: w5 w6 w7", "tool: find"]
+    ids = found.layout.block.tokens.tolist()
+    text = "Q: w1 w2 w3 w4 w5 w6 w7 Q: w20 w21 A: Q: w8 w9 w10 w11 w12 A: w1 w2 w3"
+    assert ids == read(text).input_ids
+    whole = attribute(wrap_model(model_of(), read), **given)
+    assert whole.matrix.equals(found.matrix)
+    for template in (
+        "{% for m in messages|reverse %} {{ m.content }}{% endfor %}",
+        "{% for m in messages[1:] %} {{ m.content }}{% endfor %}",
+        "{% for m in messages if m.role != 'tool' %} {{ m.content }}{% endfor %}",
+    ):
+        read.chat_template = template + " A:"
+        with pytest.raises(DataError, match="drops, repeats, moves or changes messages"):
+            attribute(model_of(), read, **given)
+    with pytest.raises(ConfigError, match="question cannot be combined with messages"):
+        attribute(model_of(), read, **given, question="w1")
+    with pytest.raises(ConfigError, match="sources is missing"):
+        attribute(model_of(), read, question="w1")
+
+
+def test_prompts_need_no_common_length(model: LoadedModel, server: FakeServer) -> None:
+    asked = [Prompt(np.arange(1, 3 + n), np.arange(5, 6 + n)) for n in range(4)]
+    for prompt, log_p in zip(asked, model.model.score(asked), strict=True):
+        log_p_LV = server.model.log_p([*prompt.prefix, *prompt.continuation])
+        first = len(prompt.prefix)
+        own = [log_p_LV[first - 1 + i, token] for i, token in enumerate(prompt.continuation)]
+        np.testing.assert_allclose(log_p, own, atol=1e-6)

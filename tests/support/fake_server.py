@@ -1,0 +1,167 @@
+"""A real HTTP server on loopback, whose model is a table, and which fails as servers do."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import numpy as np
+
+VOCABULARY = 45
+
+
+class TableModel:
+    """Each token depends on the two before it."""
+
+    def __init__(self, seed: int = 0) -> None:
+        generator = np.random.default_rng(seed)
+        self.last_VV, self.before_VV = generator.normal(size=(2, VOCABULARY, VOCABULARY))
+
+    def log_p(self, ids: Sequence[int]) -> np.ndarray:
+        """log_p_LV behind each token."""
+        before = [0, *ids[:-1]]
+        logits_LV = 2 * self.last_VV[list(ids)] + self.before_VV[before]
+        return logits_LV - np.log(np.exp(logits_LV).sum(1, keepdims=True))
+
+    def truth(self, prefix: Sequence[int], continuation: Sequence[int]) -> np.ndarray:
+        log_p_LV = self.log_p([*prefix, *continuation])
+        places = np.arange(len(prefix), len(prefix) + len(continuation))
+        return log_p_LV[places - 1, list(continuation)]
+
+
+class FakeServer:
+    """`fault`: what goes wrong with the request of this number, or None. Requests of a prompt are
+    counted, from 0."""
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        owner: str = "me",
+        fault: Callable[[int], str | None] = lambda number: None,
+        seed: int = 0,
+        key: str = "",
+    ) -> None:
+        self.tokenizer, self.owner, self.fault, self.key = tokenizer, owner, fault, key
+        self.model, self.number, self.delay_s = TableModel(seed), 0, 0.0
+        self.prompts, self.bodies = list[list[int]](), list[dict[str, Any]]()
+        self.port, self._lock = 0, threading.Lock()
+        self.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                listed = [{"id": "table", "owned_by": server.owner}]
+                server._reply(self, {"data": listed}, None)
+
+            def do_POST(self) -> None:
+                body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                if server.key and self.headers.get("Authorization") != f"Bearer {server.key}":
+                    given = self.headers.get("Authorization")
+                    server._reply(self, {"error": f"{given} is wrong"}, "401")
+                    return
+                with server._lock:
+                    number, server.number = server.number, server.number + 1
+                    server.prompts.append(body.get("input_ids") or body["prompt"])
+                    server.bodies.append(body)
+                server._answer(self, body, server.fault(number))
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", self.port), Handler)
+        self._http.daemon_threads = True
+        self.port = self._http.server_address[1]
+        threading.Thread(target=self._http.serve_forever, args=(0.01,), daemon=True).start()
+
+    def stop(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+
+    def restart(self, after_s: float, seed: int = 0) -> None:
+        """Stop now, and start on the same port later."""
+        self.stop()
+        self.model = TableModel(seed)
+        threading.Timer(after_s, self.start).start()
+
+    def _answer(self, handler: Any, body: dict[str, Any], fault: str | None) -> None:
+        time.sleep(self.delay_s)
+        if fault == "slow":
+            time.sleep(0.5)
+        if fault == "misplaced" or self.owner == "misplaced":
+            fault = "misplaced"
+        ids = list(body.get("input_ids") or body["prompt"])
+        log_p_LV = self.model.log_p(ids)
+        best = int(log_p_LV[-1].argmax())
+        values: list[Any] = [None, *log_p_LV[np.arange(len(ids) - 1), ids[1:]].tolist()]
+        if fault == "misplaced":
+            values = [None, *log_p_LV[np.arange(1, len(ids)), ids[1:]].tolist()]
+        wrong = {"nan": float("nan"), "positive": 0.7, "null": None, "text": "-1.0", "far": -9999.0}
+        if fault in wrong:
+            values[-1] = wrong[fault]
+        seen = list(ids)
+        if fault == "other":
+            seen[-1] = (seen[-1] + 1) % VOCABULARY
+        if fault == "fewer":
+            seen, values = seen[:-1], values[:-1]
+        generated = best, float(log_p_LV[-1, best])
+        if "logprobs" not in body and "return_logprob" not in body:
+            self._reply(handler, {"choices": [{"text": self._text(best)}]}, fault)
+            return
+        make = {"vllm": self._vllm, "sglang": self._sglang}.get(self.owner, self._echo)
+        self._reply(handler, make(body, seen, values, generated), fault)
+
+    def _text(self, token: int) -> str:
+        return str(self.tokenizer.decode([token], skip_special_tokens=False))
+
+    def _echo(self, body: Any, ids: list[int], values: list[Any], best: Any) -> dict[str, Any]:
+        if self.owner == "llamacpp":  # its own server scores what it generates
+            ids, values = [], []
+        log_p = {
+            "tokens": [self._text(token) for token in [*ids, best[0]]],
+            "token_logprobs": [*values, best[1]],
+        }
+        return {"choices": [{"text": self._text(best[0]), "logprobs": log_p}]}
+
+    def _vllm(self, body: Any, ids: list[int], values: list[Any], best: Any) -> dict[str, Any]:
+        assert body["prompt_logprobs"] == 0
+        assert body["return_tokens_as_token_ids"]
+        of_prompt: list[Any] = [
+            {str(token): {"logprob": value, "rank": 1, "decoded_token": self._text(token)}}
+            for token, value in zip(ids, values, strict=True)
+        ]
+        generated = {"tokens": [f"token_id:{best[0]}"], "token_logprobs": [best[1]]}
+        choice = {"prompt_logprobs": [None, *of_prompt[1:]], "logprobs": generated}
+        return {"choices": [choice | {"text": self._text(best[0])}]}
+
+    def _sglang(self, body: Any, ids: list[int], values: list[Any], best: Any) -> dict[str, Any]:
+        first = body["logprob_start_len"]
+        rows = [[value, token, None] for token, value in zip(ids, values, strict=True)][first:]
+        if rows:
+            rows[0][0] = None
+        about = {"prompt_tokens": len(ids), "input_token_logprobs": rows}
+        return {"meta_info": about | {"output_token_logprobs": [[best[1], best[0], None]]}}
+
+    def _reply(self, handler: Any, reply: dict[str, Any], fault: str | None) -> None:
+        raw = json.dumps(reply).encode()
+        with suppress(OSError):  # who waits no longer has closed the connection
+            if fault == "closed":
+                return
+            status = int(fault) if fault is not None and fault.isdecimal() else 200
+            handler.send_response(status)
+            if fault == "429":
+                handler.send_header("Retry-After", "0")
+            handler.send_header("Content-Length", str(len(raw)))
+            handler.end_headers()
+            handler.wfile.write(raw[: len(raw) // 2] if fault == "cut off" else raw)
+            handler.close_connection = True
