@@ -121,7 +121,7 @@ def attribute(
     units: str = "sources",
     orders: int = 1,
     rate: float = 0.05,
-    far_states: Reading = "isolated",
+    far_states: Reading = "contextual",
     chat: bool = False,
     max_new_tokens: int | None = None,
     seed: int = 0,
@@ -150,12 +150,12 @@ def attribute(
         candidates: Names of the sources to choose from; the others stay in view. Default: all.
         decoys: Unrelated texts that replace sources, about ten from the same collection as the
             sources, in any form that `open_documents` reads.
-        draws: Number of decoys of each source.
+        draws: Largest number of decoys of each source; fewer are evaluated where these tell.
         units: What is judged: sources, or paragraphs, sentences, words, … of each.
         orders: Number of orders of the sources, all but the first shuffled.
         rate: Of the sources that verdicts name, the share that is expected to be named by chance.
-        far_states: "isolated": hidden sources are left out; "contextual": they are hidden from the
-            answer alone.
+        far_states: How `alone` and `left_out` hide sources. "contextual": from question and answer
+            alone, which costs little; "isolated": they are left out.
         chat: Put the prompt into the tokenizer's chat template.
         max_new_tokens: Length limit of a generated answer. Default: 256.
         seed: Seed of all random draws.

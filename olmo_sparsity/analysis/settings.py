@@ -292,11 +292,11 @@ class AskSettings:
 class SourceSettings:
     """What is computed of the sources of an answer."""
 
-    draws: int = option(8, least=4)
+    draws: int = option(8, least=2)
     units: str = "sources"
     orders: int = option(1, metavar="N", least=1)
     rate: float = option(0.05, least=1e-06, most=0.999999)
-    far_states: Reading = "isolated"
+    far_states: Reading = "contextual"
     chat: bool = False
     max_new_tokens: int | None = option(None, metavar="N", least=1)
     seed: int = option(0, least=0)

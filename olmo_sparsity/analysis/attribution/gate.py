@@ -202,7 +202,7 @@ def _fits(one: Expectation, row: Any, matrix: pd.DataFrame) -> bool:
         return len(row.sources) == 0
     cells = matrix.loc[row.question, row.statement]
     return all(
-        name in row.sources and max(cells.gives[name], cells.lost[name]) >= one.nats
+        name in row.sources and cells.loc[name, ["gives", "lost"]].max() >= one.nats
         for name in one.sources
     )
 

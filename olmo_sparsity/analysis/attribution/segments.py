@@ -203,6 +203,12 @@ class SourcePrompt:
         ]
 
     @property
+    def part_ids(self) -> list[list[int]]:
+        """Tokens of what is judged, by number."""
+        pieces = {piece.source: piece.text_ids for piece in self.pieces}
+        return [pieces[source] for source in range(len(self.names))]
+
+    @property
     def longest(self) -> int:
         return max(map(len, self.whole_ids))
 

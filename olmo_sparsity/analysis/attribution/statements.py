@@ -6,10 +6,11 @@ e.statements
 
 Place in the flow: tokens of sources, question and answer (segments.py) → losses → **verdicts**.
 
-Each source is shown alone, and left out alone. A decoy is another text of its length. The verdict
-goes by two numbers: what a source gives among decoys of all others, and what is lost when a decoy
-takes its place. All texts stand at the same positions, so a model that has never seen a prompt with
-sources missing is not asked about one.
+A decoy is another text of a source's length. The verdict goes by two numbers: what is lost when a
+decoy takes the place of a source, and what the source gives among decoys of all others. All texts
+stand at the same positions, so a model that has never seen a prompt with sources missing is not
+asked about one. One decoy of each source says which of them may matter; these are evaluated with
+2, 4, 8, … decoys, until the verdict is clear.
 
 Dimension key: T statements, S sources, D decoys of a source, W tokens of the answer, L tokens.
 """
@@ -17,7 +18,7 @@ Dimension key: T statements, S sources, D decoys of a source, W tokens of the an
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import factorial
@@ -38,11 +39,14 @@ from olmo_sparsity.analysis.attribution.segments import (
     read_decoys,
 )
 from olmo_sparsity.analysis.attribution.verdicts import (
+    Evidence,
     Losses,
     Verdict,
-    chances_of_all,
     in_words,
     judge,
+    looks,
+    mean_of_tried,
+    sources_to_look_at,
 )
 from olmo_sparsity.analysis.inputs.documents import Document
 from olmo_sparsity.analysis.models.identity import State
@@ -52,28 +56,117 @@ from olmo_sparsity.analysis.results.summary import describe_noise
 from olmo_sparsity.analysis.results.tables import plain
 from olmo_sparsity.analysis.results.view import quoted, sentence, strong
 from olmo_sparsity.analysis.scoring.cost import Cost
-from olmo_sparsity.analysis.scoring.logprobs import LogprobModel, ModelLogprobs, Prompt
+from olmo_sparsity.analysis.scoring.logprobs import (
+    LogprobModel,
+    ModelLogprobs,
+    Prompt,
+    count_forwards,
+)
 from olmo_sparsity.analysis.scoring.scorer import Row, Scorer, refuse_no_numbers
 from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
 from olmo_sparsity.errors import ConfigError, printable
 from olmo_sparsity.runtime import Progress
 
+Wanted = tuple[str, int] | tuple[str, int, int]
+
 NEW_TOKENS = 256
 
-JSON_VERSION = 1
+JSON_VERSION = 2
 """Of `to_json`. It grows when a key is removed or changes its meaning, not when one is added."""
+
+
+class Trials:
+    """Evaluates a statement's losses with decoys in the places of sources, as far as wanted.
+
+    A prompt is wanted as (way, source, draw): `all` sources; `decoys` in place of all of them, or
+    of all others (`among`), or of the source alone (`without`).
+    """
+
+    def __init__(
+        self, engine: LogprobModel, layouts: Sequence[Layout], decoys: Sequence[np.ndarray]
+    ) -> None:
+        """`layouts`: one for each order of the sources. `decoys`: decoys_DL of each source."""
+        self.engine, self.layouts, self.decoys = engine, layouts, decoys
+        num_T, num_S, self.draws = len(layouts[0].statements), len(decoys), len(decoys[0])
+        shapes: dict[str, tuple[int, ...]] = {"all": (1,), "decoys": (self.draws,)}
+        shapes |= {"among": (num_S, self.draws), "without": (num_S, self.draws)}
+        self.found = [
+            {way: np.full((num_T, *shape), np.nan) for way, shape in shapes.items()}
+            for _ in layouts
+        ]
+
+    def evaluate(self, wanted: Iterable[Wanted]) -> None:
+        """What was not evaluated before."""
+        new = [key for key in wanted if np.isnan(self.found[0][key[0]][(0, *key[1:])])]
+        for layout, found in zip(self.layouts if new else (), self.found, strict=bool(new)):
+            far_PF = [self.far(layout, *key) for key in new]
+            losses_TP = score_far(self.engine, layout, far_PF)
+            refuse_no_numbers(losses_TP, "statements, with these sources and decoys")
+            for key, losses_T in zip(new, losses_TP.T, strict=True):
+                found[key[0]][(slice(None), *key[1:])] = losses_T
+
+    def far(self, layout: Layout, way: str, *numbers: int) -> np.ndarray:
+        """far_F: the far part of a prompt."""
+        draw, source = numbers[-1], numbers[0]
+        is_own = {"all": lambda s: True, "decoys": lambda s: False}
+        is_own |= {"among": lambda s: s == source, "without": lambda s: s != source}
+        far_F = layout.block.far_F.copy()
+        for s, (first, decoys_DL) in enumerate(zip(layout.units.first, self.decoys, strict=True)):
+            if not is_own[way](s):
+                far_F[first : first + decoys_DL.shape[1]] = decoys_DL[draw]
+        return far_F
+
+    def losses(self, states: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]]) -> list[Losses]:
+        """`states`: of each order, what sources give without decoys."""
+        return [
+            Losses(none_T, found["all"][:, 0], alone_TS, left_out_TS, *list(found.values())[1:])
+            for found, (none_T, alone_TS, left_out_TS) in zip(self.found, states, strict=True)
+        ]
+
+
+def first_round(num_sources: int) -> list[Wanted]:
+    return [("all", 0), ("decoys", 0), *(("without", s, 0) for s in range(num_sources))]
+
+
+def next_round(gives: Iterable[int], lost: Iterable[int], num: int) -> list[Wanted]:
+    """What the first `num` decoys of these sources need."""
+    draws, gives = range(num), list(gives)
+    return [
+        *(("without", source, draw) for source in lost for draw in draws),
+        *(("decoys", draw) for draw in (draws if gives else draws[:2])),
+        *(("among", source, draw) for source in gives for draw in draws),
+    ]
 
 
 def measure_losses(
     engine: LogprobModel,
     scorer: Scorer | None,
-    layout: Layout,
+    layouts: Sequence[Layout],
     decoys: Sequence[np.ndarray],
-    done: Callable[[int], None] = lambda source: None,
-) -> Losses:
-    """`engine` scores what verdicts go by, `scorer` what sources give alone and left out; without
+    rate: float,
+    done: Callable[[int], None] = lambda number: None,
+) -> list[Losses]:
+    """Losses of each order of the sources (`layouts`). `engine` scores what verdicts go by, with as
+    many of the decoys as these need, `scorer` what sources give alone and left out; without
     one, these are NaN. `decoys`: decoys_DL of each source."""
-    every = range(len(decoys))
+    states = [_without_decoys(scorer, layout) for layout in layouts]
+    trials, num_sources = Trials(engine, layouts, decoys), len(decoys)
+    trials.evaluate(first_round(num_sources))
+    for number, num in enumerate([1, *looks(trials.draws)], start=1):
+        done(number)
+        gives_S, lost_S = sources_to_look_at(Losses.mean(trials.losses(states)), rate)
+        if not (gives_S | lost_S).any():
+            break
+        gives, lost = np.flatnonzero(gives_S).tolist(), np.flatnonzero(lost_S).tolist()
+        trials.evaluate(next_round(gives, lost, num))
+    return trials.losses(states)
+
+
+def _without_decoys(
+    scorer: Scorer | None, layout: Layout
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """losses with no source, with each alone, and with each left out."""
+    every = range(len(layout.units))
     sets: list[tuple[int, ...]] = [(), *((s,) for s in every)]
     sets += [tuple(other for other in every if other != s) for s in every]
     losses_TR = np.full((len(layout.statements), len(sets)), np.nan)
@@ -82,32 +175,11 @@ def measure_losses(
         rows = [context.set_row(layout.shown(*shown)) for shown in sets]
         losses_TR = _losses(scorer, layout, rows)
         refuse_no_numbers(losses_TR, "statements, with these sources")
-    far_F, num_draws = layout.block.far_F, len(decoys[0])
-    places = [
-        first + np.arange(of.shape[1]) for first, of in zip(layout.units.first, decoys, strict=True)
-    ]
-    decoys_DF = np.tile(far_F, (num_draws, 1))
-    for places_L, decoys_DL in zip(places, decoys, strict=True):
-        decoys_DF[:, places_L] = decoys_DL
-    far_PF = [far_F[None], decoys_DF]
-    for source, places_L in enumerate(places):
-        among_DF, without_DF = decoys_DF.copy(), np.tile(far_F, (num_draws, 1))
-        among_DF[:, places_L] = far_F[places_L]
-        without_DF[:, places_L] = decoys[source]
-        far_PF += [among_DF, without_DF]
-    losses_TP = score_far(engine, layout, np.concatenate(far_PF))
-    done(len(decoys))
-    all_T1, decoys_TD, of_sources = np.split(losses_TP, [1, 1 + num_draws], axis=1)
-    among_TSD, without_TSD = np.moveaxis(
-        of_sources.reshape(len(losses_TP), len(decoys), 2, num_draws), 2, 0
-    )
     alone_TS, left_out_TS = np.split(losses_TR[:, 1:], 2, axis=1)
-    return Losses(
-        losses_TR[:, 0], all_T1[:, 0], alone_TS, left_out_TS, decoys_TD, among_TSD, without_TSD
-    )
+    return losses_TR[:, 0], alone_TS, left_out_TS
 
 
-def score_far(engine: LogprobModel, layout: Layout, far_PF: np.ndarray) -> np.ndarray:
+def score_far(engine: LogprobModel, layout: Layout, far_PF: Sequence[np.ndarray]) -> np.ndarray:
     """losses_TP: of each statement, with each of these texts in the place of all sources."""
     blocks = [layout.block.with_far(far_F) for far_F in far_PF]
     prompts = [Prompt(block.tokens[: block.num_before], block.targets_W) for block in blocks]
@@ -125,21 +197,48 @@ def _losses(scorer: Scorer, layout: Layout, rows: Sequence[Row]) -> np.ndarray:
 
 
 def estimate(prompt: SourcePrompt, layouts: Sequence[Layout], settings: SourceSettings) -> Cost:
-    """Count what it costs at most: as if prompts shared no beginnings."""
-    total = 0
+    """Count what it costs at most, and if one decoy of each source and two of the first one tell:
+    with decoys that share no token."""
+    lengths = [len(ids) for ids in prompt.part_ids]
+    first_ids = -1 - np.cumsum([0, *lengths[:-1]]) * settings.draws
+    decoys = [
+        first - np.arange(settings.draws * length).reshape(settings.draws, length)
+        for first, length in zip(first_ids, lengths, strict=True)
+    ]
+    every, counter, num_sources = range(len(lengths)), _Counter(), len(lengths)
+    trials = Trials(counter, layouts, decoys)
+    trials.evaluate(first_round(num_sources))
+    trials.evaluate(next_round([], [0], 2))
+    clear, counter.token_forwards = counter.token_forwards, 0
+    trials = Trials(counter, layouts, decoys)
+    trials.evaluate(first_round(num_sources))
+    for num in [1, *looks(settings.draws)]:
+        trials.evaluate(next_round(every, every, num))
+    states = 0
     for layout in layouts:
-        block, lengths = layout.block, layout.units.end - layout.units.first
-        num_sources, near = len(lengths), len(block.near())
-        whole = block.num_prefix + block.num_far + near
+        block, width = layout.block, int((layout.units.end - layout.units.first).sum())
+        near, whole = len(block.near()), block.num_prefix + block.num_far + len(block.near())
         if prompt.model.engine is not None:
-            total += whole
-        elif settings.far_states == "contextual":
-            total += whole + near * (1 + 2 * num_sources)
+            continue
+        if settings.far_states == "contextual":
+            states += whole + near * 2 * num_sources
         else:
-            none = whole - int(lengths.sum())
-            total += none + whole + int((none + lengths + whole - lengths).sum())
-        total += settings.draws * (1 + 2 * num_sources) * whole
-    return Cost(total, prompt.model.num_parameters)
+            none = whole - width
+            states += none + num_sources * (none + whole)  # each source is alone, and left out
+    at_most = Cost(counter.token_forwards + states, prompt.model.num_parameters)
+    said = f"{at_most}\nat most; {clear + states:,} if the first source is clear at once"
+    return replace(at_most, details=said)
+
+
+class _Counter:
+    """Counts what `ModelLogprobs` computes."""
+
+    def __init__(self) -> None:
+        self.token_forwards = 0
+
+    def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        self.token_forwards += count_forwards(prompts)
+        return [np.zeros(len(prompt.continuation)) for prompt in prompts]
 
 
 @dataclass(frozen=True, eq=False)
@@ -198,7 +297,7 @@ class Attribution:
         )
         counts = (
             f"statements: {len(self.texts)}, sources: {len(self.names)}, "
-            f"decoys of each: {self.settings.draws}"
+            f"decoys of each: {self.settings.draws} at most"
         )
         return (
             "This is what the model uses, not whether a source supports the statement. "
@@ -207,50 +306,53 @@ class Attribution:
         ) + (f" {sentence(noise)}" if noise else "")
 
     @cached_property
-    def _judged(self) -> tuple[np.ndarray, list[Verdict]]:
+    def _judged(self) -> tuple[Evidence, list[Verdict]]:
         return judge(Losses.mean(self.losses), self.settings.rate)
 
     @cached_property
     def matrix(self) -> pd.DataFrame:
         """A row for each statement and source. `alone`, `left_out`: nats when it alone is shown,
         and left out. `gives`: nats when it stands among decoys of all others; `lost`: when a decoy
-        takes its place (means; no loss counts above the usual one with decoys). `se_…`: standard
-        errors of these means; `beyond_…`: for how many decoys they are above 0; `p_…`: how likely
-        one more decoy would do as well. A server and llama.cpp leave `alone` and `left_out` NaN."""
-        losses, (p_2TS, _) = Losses.mean(self.losses), self._judged
+        takes its place (means; no loss counts above the usual one with decoys; NaN: not needed, and
+        not evaluated). `se_…`: standard errors of these means, from the spread of the statement; `beyond_…`: for how many decoys of
+        `tried_…` they are above 0; `p_…`: how likely one more decoy would do as well. A server and
+        llama.cpp leave `alone` and `left_out` NaN."""
+        losses, (evidence, _) = Losses.mean(self.losses), self._judged
         columns = {
             "alone": losses.none_T[:, None] - losses.alone_TS,
             "left_out": losses.left_out_TS - losses.all_T[:, None],
         }
-        for p_TS, name in zip(p_2TS, ("gives", "lost"), strict=True):
+        for p_TS, name in zip(evidence.p_2TS, ("gives", "lost"), strict=True):
             nats_TSD = getattr(losses, f"{name}_TSD")
-            beyond_TS = (nats_TSD > 0).sum(-1)
-            se_TS = nats_TSD.std(-1, ddof=1) / nats_TSD.shape[-1] ** 0.5
-            columns |= {name: nats_TSD.mean(-1), f"se_{name}": se_TS}
-            columns |= {f"beyond_{name}": beyond_TS, f"p_{name}": p_TS}
+            tried_TS, mean_TS = np.isfinite(nats_TSD).sum(-1), mean_of_tried(nats_TSD)
+            se_TS = evidence.spread_TS / np.where(tried_TS > 0, tried_TS, np.nan) ** 0.5
+            columns |= {name: mean_TS, f"se_{name}": se_TS}
+            columns |= {f"beyond_{name}": (nats_TSD > 0).sum(-1), f"tried_{name}": tried_TS}
+            columns[f"p_{name}"] = p_TS
         keys = [range(len(self.texts)), self.names]
         index = pd.MultiIndex.from_product(keys, names=["statement", "source"])
         return pd.DataFrame({name: of.ravel() for name, of in columns.items()}, index)
 
     @cached_property
     def statements(self) -> pd.DataFrame:
-        """text; nats that all sources give, against decoys in place of all; p: how likely one more
-        set of decoys would do as well; kind (one, either, both, none); sources; verdict; orders: in
-        how many of these the verdict is the same."""
-        losses, (_, verdicts) = Losses.mean(self.losses), self._judged
-        p_T = chances_of_all(losses)
+        """text; nats that all sources give, against decoys in place of all; spread: by how much its
+        loss varies with the text in one place; p: how likely chance would make one of its sources
+        stand out as much; kind (one, either, both, none); sources; verdict; orders: in how many of
+        these the verdict is the same."""
+        losses, (evidence, verdicts) = Losses.mean(self.losses), self._judged
+        p_T = (2 * len(self.names) * evidence.p_2TS.min((0, 2))).clip(max=1.0)
         in_orders = [judge(part, self.settings.rate)[1] for part in self.losses]
         rows = []
         for number, (kind, chosen) in enumerate(verdicts):
-            nats = losses.gap_T[number]
+            nats, spread = losses.gap_T[number], evidence.spread_TS[number].mean()
             names, cells = [self.names[s] for s in chosen], self.matrix.loc[number]
-            verdict = in_words(kind, cells.loc[names], nats, self.settings.draws)
+            verdict = in_words(kind, cells.loc[names], nats)
             agree = sum(of_order[number] == (kind, chosen) for of_order in in_orders)
             if len(self.losses) > 1:
                 verdict += f"; so do {agree} of {len(self.losses)} orders by themselves"
             text, p = self.texts[number].strip(), p_T[number]
-            rows.append((text, nats, p, kind, tuple(names), verdict, agree))
-        columns = ["text", "nats", "p", "kind", "sources", "verdict", "orders"]
+            rows.append((text, nats, spread, p, kind, tuple(names), verdict, agree))
+        columns = ["text", "nats", "spread", "p", "kind", "sources", "verdict", "orders"]
         return pd.DataFrame(rows, columns=columns)
 
     def within(self, source: str, units: str = "sentences") -> pd.DataFrame:
@@ -411,19 +513,12 @@ class Attributing:
             ids = prompt.answer_ids(asked.answer, self._num_new, self.quiet)
             layouts = [prompt.lay_out(ids, order) for order in orders]
             scorer, engine = self._engines()
-            before = engine.token_forwards
-            losses, num_sources = list[Losses](), len(prompt.names)
-            total = num_sources * len(layouts)
-            with Progress("explaining", total, "sources", enabled=not self.quiet) as progress:
-
-                def done(source: int) -> None:
-                    progress.update(len(losses) * num_sources + source)
-
-                for layout in layouts:
-                    losses += [measure_losses(engine, scorer, layout, drawn, done)]
-                    for name in ("all_T", "decoys_TD", "among_TSD", "without_TSD"):
-                        values = getattr(losses[-1], name)
-                        refuse_no_numbers(values, "statements, with these sources and decoys")
+            before, rounds = engine.token_forwards, 1 + len(looks(settings.draws))
+            with Progress("explaining", rounds, "rounds", enabled=not self.quiet) as progress:
+                losses = measure_losses(
+                    engine, scorer, layouts, drawn, settings.rate, progress.update
+                )
+                progress.update(rounds)
             state = state_of(model.model)
         forwards, own_decoys = engine.token_forwards - before, asked.decoys is not None
         return Attribution(prompt, layouts[0], settings, losses, forwards, own_decoys, state)
@@ -437,7 +532,7 @@ class Attributing:
             )
             return scorer, ModelLogprobs(scorer)
         for name, value, default in (
-            ("far_states", settings.far_states, "isolated"),
+            ("far_states", settings.far_states, "contextual"),
             ("batch_tokens", batch_tokens, None),
         ):
             if value != default:

@@ -2,10 +2,10 @@
 
 Place in the flow: losses of statements (statements.py) → **verdicts**. Never imports torch.
 
-A statement is asked about where its sources do more than decoys in place of all of them, and a
-source counts where it does more than its decoys do: two t-tests, the error rate of each held by
-Benjamini–Hochberg, over all statements, and over all statements and sources. The second alone holds
-it barely, as nats have heavier tails than a normal distribution; the first gives room.
+A source counts where it does more than a decoy in its place: a t-test of what is lost without it,
+and of what it gives, each with a variance that is part prior, part this question's. What was not
+evaluated is NaN, and counts as a test with p = 1: which sources are looked at more closely may
+depend on anything without raising the error rate.
 
 Dimension key: T statements, S sources, D decoys of a source.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import atan, cos, pi, sin, sqrt
+from math import sqrt
 
 import numpy as np
 import pandas as pd
@@ -28,11 +28,40 @@ needed if the second is lost without it."""
 REPLACED = 0.5
 """A source is not needed if the others replace more than this share of what it gives alone."""
 
-ROUNDING_NATS = 1e-3
-"""Decoys that differ by less do not differ."""
+SCREENED = 0.1
+"""Sources are looked at more closely if they give, or cost, this share of the nats after one
+decoy."""
+
+PRIOR_NATS, PRIOR_SHARE = 0.3, 0.02
+"""By how much the loss of a statement varies with the text in one place, known beforehand: the root
+of the sum of squares of the first, and of the second times the loss with decoys."""
+
+PRIOR_WEIGHT, OTHERS_WEIGHT = 3, 4
+"""How many decoys the prior is worth, and what the other sources say."""
+
+FREEDOM = 4
+"""Degrees of freedom of all tests: nats have heavy tails, however well their variance is known."""
+
+MEDIAN_OF_CHI2 = 0.455
+"""Of the square of a normal number with variance 1."""
+
+LEAST_OTHERS = 3
+"""So many other sources tell by their median how much a statement varies, although one of them may
+matter to it."""
+
+EARLY = 0.1
+"""Share of the error rate that each look before the last one may spend."""
 
 Verdict = tuple[str, list[int]]
 """Kind (one, either, both, none) and sources."""
+
+
+def looks(draws: int) -> list[int]:
+    """After how many decoys it is judged whether more are needed: 2, 4, 8, …, all."""
+    found = [2]
+    while found[-1] < draws:
+        found.append(min(2 * found[-1], draws))
+    return found
 
 
 @dataclass(frozen=True)
@@ -50,7 +79,8 @@ class Losses:
     """Without one."""
 
     decoys_TD: np.ndarray
-    """With a decoy in place of every source."""
+    """With a decoy in place of every source. These and the following are NaN where they were not
+    needed, and not computed: always the last ones of D."""
 
     among_TSD: np.ndarray
     """… of every other source."""
@@ -62,12 +92,12 @@ class Losses:
     def most_T(self) -> np.ndarray:
         """The usual loss with decoys. What raises a loss above it misleads, and does not tell what
         sources give: losses are capped here."""
-        return np.median(self.decoys_TD, -1)
+        return np.nanmedian(self.decoys_TD, -1)
 
     @property
     def gap_T(self) -> np.ndarray:
         """Nats that all sources give, against decoys in place of all."""
-        return np.minimum(self.decoys_TD, self.most_T[:, None]).mean(-1) - self.all_T
+        return np.nanmean(np.minimum(self.decoys_TD, self.most_T[:, None]), -1) - self.all_T
 
     @property
     def gives_TSD(self) -> np.ndarray:
@@ -80,42 +110,67 @@ class Losses:
         """Nats that are lost when its decoy takes its place among the other sources."""
         return np.minimum(self.without_TSD, self.most_T[:, None, None]) - self.all_T[:, None, None]
 
+    def first(self, num: int) -> Losses:
+        """With the first decoys only."""
+        parts = {
+            n: of if n.endswith(("_T", "_TS")) else of[..., :num] for n, of in vars(self).items()
+        }
+        return Losses(**parts)
+
     @staticmethod
     def mean(parts: Sequence[Losses]) -> Losses:
         columns = zip(*(vars(part).values() for part in parts), strict=True)
         return Losses(*(np.mean(column, axis=0) for column in columns))
 
 
-def tail(t: float, freedom: int) -> float:
-    """P(T > t) of Student's t with whole degrees of freedom: its finite series."""
-    angle = atan(t / sqrt(freedom))
-    term = total = 1.0 if freedom % 2 == 0 else cos(angle)
-    for i in range(2 + freedom % 2, freedom - 1, 2):
-        term *= (i - 1) / i * cos(angle) ** 2
-        total += term
-    if freedom % 2 == 0:
-        return (1 - sin(angle) * total) / 2
-    return 0.5 - (angle + (sin(angle) * total if freedom > 1 else 0.0)) / pi
+def mean_of_tried(nats_TSD: np.ndarray) -> np.ndarray:
+    """NaN where there is none."""
+    num_TS = np.isfinite(nats_TSD).sum(-1)
+    return np.nansum(nats_TSD, -1) / np.where(num_TS > 0, num_TS, np.nan)
 
 
-def chances_of_all(losses: Losses) -> np.ndarray:
-    """p_T: how likely one more set of decoys in place of all sources would do as well. What lies
-    above the usual loss misleads, so the spread is that of the half below it."""
-    most_T, num = losses.most_T, losses.decoys_TD.shape[-1]
-    below_TD = np.minimum(losses.decoys_TD - most_T[:, None], 0.0)
-    spread_T = np.sqrt(2 * (below_TD**2).sum(-1) / (num - 1)).clip(ROUNDING_NATS)
-    t_T = (most_T - losses.all_T) / (spread_T * sqrt(1 + 1 / num))
-    return np.vectorize(tail)(t_T, num // 2)
+@dataclass(frozen=True)
+class Evidence:
+    """What the tests of each statement and source say."""
+
+    p_2TS: np.ndarray
+    """How likely one more decoy would do as well: as what the source gives, and as what is lost."""
+
+    found_TS: np.ndarray
+    """Discoveries at the error rate."""
+
+    spread_TS: np.ndarray
+    """By how much the loss of the statement varies with the text in one place, in nats."""
 
 
-def chances(nats_TSD: np.ndarray) -> np.ndarray:
-    """How likely one more decoy in place of the source would do as well: a t-test of differences
-    between source and decoy. Those of all sources tell how much a statement varies; as they do not
-    vary alike, and tails are heavy, degrees of freedom are those of one source."""
-    num = nats_TSD.shape[-1]
-    spread_T = np.sqrt(nats_TSD.var(-1, ddof=1).mean(-1)).clip(ROUNDING_NATS)
-    t_TS = nats_TSD.mean(-1) / (spread_T[:, None] * sqrt(1 + 1 / num))
-    return np.vectorize(tail)(t_TS, num - 1)
+def tail(t: np.ndarray) -> np.ndarray:
+    """P(T > t) of Student's t with four degrees of freedom."""
+    sine = t / np.sqrt(t**2 + FREEDOM)
+    return (1 - sine * (1 + (1 - sine**2) / 2)) / 2
+
+
+def chances(losses: Losses) -> tuple[np.ndarray, np.ndarray]:
+    """p_2TS and spread_TS, by all decoys that there are. Sources with fewer of them have p = 1.
+
+    The variance is the mean of three, by their weights: the prior's; that of the decoys of each
+    source, on average over sources; and half the median of the squares of what is lost without each
+    other source with its first decoy, as if most of these did not matter."""
+    nats_2TSD = np.stack([losses.gives_TSD, losses.lost_TSD])
+    (num_sources, num), has_all_2TS = nats_2TSD.shape[2:], np.isfinite(nats_2TSD).all(-1)
+    prior_T1 = PRIOR_NATS**2 + (PRIOR_SHARE * losses.most_T[:, None]) ** 2
+    total_TS, weight = np.repeat(PRIOR_WEIGHT * prior_T1, num_sources, 1), PRIOR_WEIGHT
+    if num > 1 and has_all_2TS.any():
+        of_decoys_2TS = np.where(has_all_2TS, nats_2TSD.var(-1, ddof=1), np.nan)
+        total_TS = total_TS + (num - 1) * np.nanmean(of_decoys_2TS, (0, 2))[:, None]
+        weight += num - 1
+    if num_sources > LEAST_OTHERS:
+        squares_TS = losses.lost_TSD[..., 0] ** 2
+        others = [np.median(np.delete(squares_TS, s, 1), axis=1) for s in range(num_sources)]
+        total_TS = total_TS + OTHERS_WEIGHT * np.stack(others, 1) / (2 * MEDIAN_OF_CHI2)
+        weight += OTHERS_WEIGHT
+    spread_TS = np.sqrt(total_TS / weight)
+    p_2TS = tail(np.nan_to_num(nats_2TSD.mean(-1)) / (spread_TS * sqrt(1 + 1 / num)))
+    return np.where(has_all_2TS, p_2TS, 1.0), spread_TS
 
 
 def are_discoveries(p: np.ndarray, rate: float) -> np.ndarray:
@@ -130,39 +185,70 @@ def are_named(p_2TS: np.ndarray, rate: float) -> np.ndarray:
     return are_discoveries((2 * p_2TS.min(0)).clip(max=1.0), rate)
 
 
-def judge(losses: Losses, rate: float) -> tuple[np.ndarray, list[Verdict]]:
-    """p_2TS, of what each source gives and of what is lost without; kind and sources of each
-    statement's verdict."""
-    p_2TS = np.stack([chances(losses.gives_TSD), chances(losses.lost_TSD)])
-    gives_TS, lost_TS, gap_T1 = (
-        losses.gives_TSD.mean(-1),
-        losses.lost_TSD.mean(-1),
-        losses.gap_T[:, None],
-    )
+def weigh(losses: Losses, rate: float) -> Evidence:
+    """Test each source after 2, 4, 8, … decoys, as far as they were evaluated. Each look but the
+    last spends a small part of the error rate: its p-values count so many times more."""
+    stages = looks(losses.decoys_TD.shape[-1])
+    spends = [EARLY] * (len(stages) - 1) + [1 - EARLY * (len(stages) - 1)]
+    found: list[np.ndarray] = []
+    for num, spend in zip(stages, spends, strict=True):
+        p_2TS, spread_now_TS = chances(losses.first(num))
+        if not found or (p_2TS < 1).any():
+            spread_TS = spread_now_TS
+        found.append((p_2TS / spend).clip(max=1.0))
+    p_2TS = np.min(found, axis=0)
     # What is not asked about is no discovery: it would raise the share allowed to the others.
-    is_asked_T = losses.gap_T >= MIN_GAP
-    is_told_T = are_discoveries(np.where(is_asked_T, chances_of_all(losses), 1.0), rate)
-    found_TS = are_named(np.where(is_told_T[:, None], p_2TS, 1.0), rate)
-    enough_TS = found_TS & (gives_TS >= SUFFICES * gap_T1)
-    needed_TS = found_TS & (lost_TS >= NEEDED * gap_T1) & (lost_TS >= (1 - REPLACED) * gives_TS)
+    is_asked_T1 = losses.gap_T[:, None] >= MIN_GAP
+    return Evidence(p_2TS, are_named(np.where(is_asked_T1, p_2TS, 1.0), rate), spread_TS)
+
+
+def sources_to_look_at(losses: Losses, rate: float) -> tuple[np.ndarray, np.ndarray]:
+    """Sources of which more decoys may change a verdict: in all other places (gives), and in
+    theirs (lost). What a source gives matters only where what is lost without one does not already
+    tell: where no source, or more than one, costs a good part of the nats."""
+    evidence, gap_T1 = weigh(losses, rate), losses.gap_T[:, None]
+    gives_TS, lost_TS = mean_of_tried(losses.gives_TSD), mean_of_tried(losses.lost_TSD)
+    may_need_TS = lost_TS >= SCREENED * gap_T1
+    is_told_T = (may_need_TS.sum(1) == 1) & (lost_TS >= REPLACED * gap_T1).any(1)
+    is_open_TS = (gap_T1 >= MIN_GAP) & ~evidence.found_TS
+    beyond_TS = is_open_TS & may_need_TS & (lost_TS >= evidence.spread_TS)
+    least_TS = np.maximum(SCREENED * gap_T1, evidence.spread_TS)
+    is_unknown_TS = np.isnan(gives_TS) | (gives_TS >= least_TS)
+    return (is_open_TS & ~is_told_T[:, None] & is_unknown_TS).any(0), beyond_TS.any(0)
+
+
+def judge(losses: Losses, rate: float) -> tuple[Evidence, list[Verdict]]:
+    """Kind and sources of each statement's verdict, and the evidence that it goes by."""
+    evidence, gap_T1 = weigh(losses, rate), losses.gap_T[:, None]
+    gives_TS = np.nan_to_num(mean_of_tried(losses.gives_TSD), nan=-np.inf)
+    lost_TS = mean_of_tried(losses.lost_TSD)
+    enough_TS = evidence.found_TS & (gives_TS >= SUFFICES * gap_T1)
+    needed_TS = evidence.found_TS & (lost_TS >= NEEDED * gap_T1)
+    needed_TS &= lost_TS >= (1 - REPLACED) * gives_TS
     verdicts: list[Verdict] = []
     for enough_S, needed_S in zip(enough_TS, needed_TS, strict=True):
         are_needed = not (enough_S & ~needed_S).any()
         chosen = np.flatnonzero(needed_S if are_needed else enough_S).tolist()
         several = "both" if are_needed else "either"
         verdicts.append((several if len(chosen) > 1 else ("none", "one")[len(chosen)], chosen))
-    return p_2TS, verdicts
+    return evidence, verdicts
 
 
-def in_words(kind: str, cells: pd.DataFrame, nats: float, draws: int) -> str:
+def in_words(kind: str, cells: pd.DataFrame, nats: float) -> str:
     """`cells`: of the matrix, those of the statement and the named sources."""
     names = list(cells.index)
     if kind == "one":
         (cell,) = cells.itertuples()
-        gives = f"gives {cell.gives:.1f} nats", cell.beyond_gives
-        lost = f"{cell.lost:.1f} nats are lost without it", cell.beyond_lost
-        nats_of, beyond = gives if cell.gives >= cell.lost else lost
-        return f"rests on {names[0]} ({nats_of}; beats {beyond} of {draws} decoys)"
+        if cell.gives > cell.lost:  # not so where it was not evaluated
+            nats_of = (
+                f"gives {cell.gives:.1f} nats; beats {cell.beyond_gives} of {cell.tried_gives}"
+            )
+        else:
+            nats_of = (
+                f"{cell.lost:.1f} nats are lost without it; beats {cell.beyond_lost} of "
+                f"{cell.tried_lost}"
+            )
+        return f"rests on {names[0]} ({nats_of} decoys)"
     if kind == "either":
         nats_of = " and ".join(f"{own:.1f}" for own in cells.gives)
         return f"rests on either of {', '.join(names)} ({nats_of} nats)"

