@@ -259,14 +259,14 @@ def measure(
             question=asked.question, answer=[asked.answer], decoys=asked.decoys,
             draws=draws, seed=seed, prefix="\n",
         )  # fmt: skip
-    losses, (row,) = found.losses[0], [*found.statements.itertuples()]
-    cells = found.matrix.loc[0]
+    losses, row, cells = found.losses[0], found.statements.iloc[0], found.matrix.loc[0]
+    tried = cells[["tried_gives", "tried_lost"]].to_numpy().max()
     block = found.layout.block
     row_of = {
         "task": asked.task, "kind": asked.kind, "right": asked.right, "said": row.kind,
         "sources": [int(name) for name in row.sources], "nats": row.nats, "p": row.p,
         "spread": row.spread, "loss": float(losses.all_T[0]), "lost": cells.lost.tolist(),
-        "gives": cells.gives.tolist(), "tried": int(cells[["tried_gives", "tried_lost"]].max(None)),
+        "gives": cells.gives.tolist(), "tried": int(tried),
         "tokens": len(block.tokens) - 1, "answer_tokens": block.num_targets,
         "token_forwards": found.token_forwards,
     }  # fmt: skip
