@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from benchmarks.questions import make_questions
 
+from benchmarks.questions import make_questions
 from olmo_sparsity import attribute, load_model
 from olmo_sparsity.io import write_atomically
 

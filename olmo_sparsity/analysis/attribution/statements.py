@@ -314,9 +314,9 @@ class Attribution:
         """A row for each statement and source. `alone`, `left_out`: nats when it alone is shown,
         and left out. `gives`: nats when it stands among decoys of all others; `lost`: when a decoy
         takes its place (means; no loss counts above the usual one with decoys; NaN: not needed, and
-        not evaluated). `se_…`: standard errors of these means, from the spread of the statement; `beyond_…`: for how many decoys of
-        `tried_…` they are above 0; `p_…`: how likely one more decoy would do as well. A server and
-        llama.cpp leave `alone` and `left_out` NaN."""
+        not evaluated). `se_…`: standard errors of these means, from the spread of the statement;
+        `beyond_…`: for how many decoys of `tried_…` they are above 0; `p_…`: how likely one more
+        decoy would do as well. A server and llama.cpp leave `alone` and `left_out` NaN."""
         losses, (evidence, _) = Losses.mean(self.losses), self._judged
         columns = {
             "alone": losses.none_T[:, None] - losses.alone_TS,

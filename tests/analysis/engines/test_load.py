@@ -109,7 +109,7 @@ def test_questions_resume_after_a_server_has_died(
     whole = measured("whole", model)
     for one in model.model.servers:
         one.patience_s = 0.05
-    server.fault = lambda number: "closed" if number > first + 60 else None
+    server.fault = lambda number: "closed" if number > first + 8 else None
     first = server.number
     with pytest.raises(DataError, match="no server is left"):
         measured("parts", model)
