@@ -4,7 +4,7 @@ the model does without them: ours and the packages that researchers use.
     pip install -c constraints.txt -e ".[bench]"
     OMP_NUM_THREADS=1 python benchmarks/explain.py [--model FOLDER] [--other-python PYTHON]
 
-Every contestant (explainers.py) runs in a process of its own. What is not installed beside our
+Every contestant (explainers.py) runs in a process of its own. What is not installed next to our
 requirements can stand in another environment, whose Python is named by --other-python. Seconds of
 a noisy machine compare within one run only.
 """

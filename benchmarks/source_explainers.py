@@ -43,7 +43,7 @@ class SourceQuestion:
     tokenizer: Any
 
     def told(self, found: Any) -> dict[str, Any]:
-        """What is kept: score_TS, and what a contestant says beside it."""
+        """What is kept: score_TS, and what a contestant says next to it."""
         told = found if isinstance(found, dict) else {"scores": found}
         scores_TS = np.array(told["scores"], dtype=float)
         assert scores_TS.shape == (len(self.statements), len(self.sources)), scores_TS.shape

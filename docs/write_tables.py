@@ -118,7 +118,7 @@ SETS = {
 def net_excess(
     of: dict[str, str], sets: tuple[str, ...] = ("gap",), ks: tuple[int, ...] = (1,)
 ) -> str:
-    """Beyond the foreign control, and beyond the placebo: add_one over all kinds of units."""
+    """Beyond the unrelated text, and beyond the placebo: add_one over all kinds of units."""
     names = ["target set", "model", "long window", "far tokens", "units", "k"]
     numbers = ["recovery", "foreign", "excess", "placebo", "**net**"]
     numbers += ["net at equal gaps", "net in nats", "targets"]
@@ -660,7 +660,7 @@ def theory(of: str) -> str:
 
 
 def bridge(of: str) -> str:
-    """The transformers of the bridge; theory_quick has the attention class beside them."""
+    """The transformers of the bridge; theory_quick has the attention class next to them."""
     names = ["setting", "k", *(f"risk at {n}" for n in ("L", "2L", "4L", "8L")), "growth"]
     lines = (FIGURES / f"{of}.md").read_text(encoding="utf-8").splitlines()
     header, _, *rows = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines)

@@ -36,7 +36,7 @@ EXTRAS = {
     "tensorboard": ("logging.tensorboard=true", "tensorboard"),
     "wandb": ("logging.wandb_project", "wandb"),
 }
-"""What needs the packages of each extra, and their modules."""
+"""The features that need the packages of each extra, and their modules."""
 
 
 @contextmanager
@@ -56,8 +56,8 @@ def naming_extras() -> Iterator[None]:
 
 @contextmanager
 def naming_panics(origin: str) -> Iterator[None]:
-    """Name whose tokenizer has failed: a panic of the library, as of a regular expression without
-    end, is no `Exception`."""
+    """Name the tokenizer that failed: a panic of the library, such as from a regular expression
+    without end, is no `Exception`."""
     try:
         yield
     except BaseException as error:
@@ -79,7 +79,7 @@ def printable(text: str) -> str:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """PyTorch has an exception type for GPU memory. Of CPU memory, and of memory that CUDA's
-    libraries ask for by themselves, only the message differs."""
+    libraries require by themselves, only the message differs."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
     words = (

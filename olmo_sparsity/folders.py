@@ -1,15 +1,15 @@
-"""Folders that one command fills over several starts: whose work they are, and who writes now.
+"""Folders that one command fills over several starts: which work they hold, and who writes now.
 
 A file `lock` names the owner. Creating it fails if it exists, also on network disks, where flock(2)
 often does nothing. A killed owner leaves it behind, so the next launch takes the folder over if the
 owner is gone:
 
-    on the same machine     there is no such process, or its PID now belongs to another one
+    on the same machine     no such process exists, or its PID now belongs to another one
     on another machine      it was the same SLURM job, which was requeued;
                             or the file, which a running owner refreshes, is old
 
-Another file, the identity, says whose work it is. A folder with files and without an identity is
-refused, and so is a start with other settings. Imports no torch.
+Another file, the identity, names the work. A folder with files and without an identity is
+rejected, and so is a start with other settings. Imports no torch.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def locked(folder: Path, waits: bool = False) -> Iterator[None]:
 
 
 def remove_left_lock(folder: Path) -> None:
-    """Of a finished folder, whose last owner was killed before it let go. It may be read-only."""
+    """Remove the lock of a finished folder if its last owner was killed. It may be read-only."""
     owner, alive = holder(folder)
     if owner is not None and not alive:
         with contextlib.suppress(OSError):
@@ -131,7 +131,7 @@ def _take(path: Path, own: Owner, waits: bool) -> None:
             if owner is not None and alive and not waits:
                 raise _in_use(path, owner) from None
             if owner is None and path.exists() and not path.is_file():
-                raise UserError(f"{path} is no regular file; delete it") from None
+                raise UserError(f"{path} is not a regular file; delete it") from None
             if alive or (owner is None and age_s(path) < _WRITTEN_WITHIN_S):
                 if owner is not None and time.monotonic() > said_at:
                     say(f"waiting: {_in_use(path, owner)}")
@@ -234,14 +234,14 @@ def _read(path: Path) -> Owner | None:
         return None
 
 
-# --- whose work it is -----------------------------------------------------------------------------
+# --- the work that a folder holds -----------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class WorkFolder:
     path: Path
     setting: str
-    """What names it: run_folder, out, …"""
+    """Name of the option: run_folder, out, …"""
 
     identity_name: str = "settings.json"
 
@@ -250,7 +250,7 @@ class WorkFolder:
         return self.path / self.identity_name
 
     def refuse_others(self) -> None:
-        """Refuse a folder with files of other work, which this one would spoil."""
+        """Reject a folder with files of other work, which this one would spoil."""
         if self.path.is_file():
             raise ConfigError(f"{self.setting}={self.path} is a file; name a folder")
         others = [path.name for path in sorted(self.path.glob("[!.]*")) if not _may_precede(path)]
@@ -285,7 +285,7 @@ class WorkFolder:
         complete: Callable[[dict[str, Any]], dict[str, Any]] = lambda stored: stored,
         versions: Mapping[str, str | None] | None = None,
     ) -> str:
-        """Write the identity, or refuse other settings than it states, which `complete` completes.
+        """Write the identity, or reject other settings than it states, which `complete` completes.
         Returns its SHA-256: files that state it are of this work, and not copied from another.
         `versions` of packages are stated, too; where they differ, a line says so."""
         if not self.identity.exists():
@@ -304,7 +304,7 @@ class WorkFolder:
 
 
 def _may_precede(path: Path) -> bool:
-    """Whether it may stand in a folder before its identity: a log, or what a start leaves that is
+    """Whether it may be in a folder before its identity: a log, or what a start leaves that is
     killed at once."""
     if path.is_dir():
         return is_partial(path) or all(inner.is_dir() for inner in path.rglob("*"))

@@ -37,7 +37,7 @@ STALE_S = 180.0
 
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
-    """Yield a unique name beside `path` to write a file or folder to, then rename it to `path`. Of
+    """Yield a unique name next to `path` to write a file or folder to, then rename it to `path`. Of
     several processes that write the same file at once, the last one wins."""
     partial = partial_name(path)
     try:
@@ -120,7 +120,7 @@ def age_s(path: Path) -> float:
 
 
 def _stat_of_new(path: Path) -> os.stat_result:
-    """Time and mode of a file created beside `path` now."""
+    """Time and mode of a file created next to `path` now."""
     probe = partial_name(path)
     try:
         probe.touch()
@@ -162,7 +162,7 @@ def sync(path: Path) -> None:
 
 
 def follow_umask(path: Path) -> None:
-    """Give a file the mode of any new one: some libraries use mkstemp, whose files only the owner
+    """Give a file the mode of any new one: some libraries use mkstemp, so that only the owner
     can read."""
     path.chmod(_stat_of_new(path).st_mode & 0o777)
 
@@ -175,10 +175,10 @@ def read_bounded(path: Path, most: int = 2**26) -> bytes:
 
 
 def check_bounded(path: Path, most: int) -> None:
-    """Refuse a pipe or device, which may never end, and what would fill the memory."""
+    """Reject a pipe or device, which may never end, and what would fill the memory."""
     status = path.stat()
     if not stat.S_ISREG(status.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        raise OSError(errno.EINVAL, "it is not a regular file", str(path))
     if status.st_size > most:
         reason = f"it has {status.st_size:,} bytes, above the {most:,} that are read"
         raise OSError(errno.EFBIG, reason, str(path))
@@ -271,7 +271,7 @@ def verify_manifest(folder: str | Path, only: Collection[str] | None = None) -> 
 def verify_files(
     folder: Path, files: Mapping[str, Listed], hashes: Callable[[str], bool] = lambda name: True
 ) -> str | None:
-    """What is wrong with the size of a file, or with the content of one that `hashes` chooses."""
+    """Describe a wrong size of a file, or wrong content of one that `hashes` chooses."""
 
     def problem_of(name: str) -> str | None:
         path, listed = folder / name, files[name]
@@ -351,7 +351,7 @@ def read_parquet(path: Path, remedy: str) -> pa.Table:
 
 
 def markdown(lines: Sequence[Sequence[str]]) -> str:
-    """A Markdown table whose first line is the header."""
+    """Return a Markdown table with a header in its first line."""
     first, *others = lines
     rows = [first, ["---"] * len(first), *others]
     return "\n".join("| " + " | ".join(row) + " |" for row in rows)

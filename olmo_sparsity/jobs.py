@@ -11,8 +11,8 @@ stopped. A sweep is a file that expands to training runs, all configs × all cho
         pose: {}
         rope: {positions.scheme: contiguous, positions.target_length: null}
 
-In a value, `{seed}` stands for the axis's part of the run's name (seed1), so that a sweep can start
-from the runs of another: `init_from: ["runs/school/quick_{seed}"]`.
+In a value, `{seed}` is replaced by the axis's part of the run's name (seed1), so that a sweep can
+start from the runs of another: `init_from: ["runs/school/quick_{seed}"]`.
 
 An experiment has commands, dependencies and outputs. Finished commands are not run again:
 
@@ -28,15 +28,14 @@ An experiment has commands, dependencies and outputs. Finished commands are not 
         needs: [taught]
         grid:                              # one experiment for each choice of each axis:
           far: [contextual, isolated]      # values, names each with `key: value` pairs, or a sweep,
-          # run: ../sweeps/quick.yaml      # (as seen from this file) whose runs are the values
+          # run: ../sweeps/quick.yaml      # (relative to this file); its runs are the values
         commands:
           - olmo-sparsity measure runs/x ${options.windows} --far-states {far} --out results/{far}
         outputs: [results/{far}/meta.json]
 
-`{far}` stands for the value; the keys of a named value have their own names. A need without choices
-means all of them. Commands run without a shell, but `*` is expanded when the command starts, except
-in options.
-"""
+`{far}` is replaced by the value; the keys of a named value have their own names. A need without
+choices means all of them. Commands run without a shell, but `*` is expanded when the command
+starts, except in options."""
 
 from __future__ import annotations
 
@@ -102,7 +101,7 @@ class Job(ABC):
 
     @property
     def note(self) -> Path:
-        """A file beside the folder with the error message of the last failure."""
+        """A file next to the folder with the error message of the last failure."""
         return self.folder.with_name(self.folder.name + ".failed")
 
     def is_done(self) -> bool:
@@ -150,7 +149,7 @@ def recording_failure(job: Job) -> Iterator[None]:
 
 
 def run_here(path: str, overrides: list[str], jobs: Sequence[Job]) -> int:
-    """Run the unfinished jobs one after the other, each in its own process. A job whose needs
+    """Run the unfinished jobs one after the other, each in its own process. A job with needs that
     failed waits."""
     failed = []
     for number, job in enumerate(jobs):

@@ -102,7 +102,7 @@ def machine_id() -> str:
 
 def process_start(pid: int) -> str | None:
     """The start time of a process in the kernel's count, which with the PID identifies it. None if
-    there is no such process (or only a zombie), or no /proc."""
+    no such process exists (or only a zombie), or no /proc."""
     try:
         # The name, in parentheses, may hold anything.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -133,7 +133,7 @@ def device_name(device: torch.device) -> str:
 def choose_device(
     name: str, own_gpu: Callable[[int], int] | None = None, setting: str = "device"
 ) -> torch.device:
-    """A GPU always has its index: torch.cuda.set_device refuses a device without. `own_gpu`: of so
+    """A GPU always has its index: torch.cuda.set_device rejects a device without. `own_gpu`: of so
     many GPUs, the one of this process; by default, processes may share them."""
     import torch
 
@@ -170,7 +170,7 @@ def multiplies(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 SMALL = 2 * 10**6
-"""Parameters. Threads of smaller models mostly wait for each other: beside other work a model of
+"""Parameters. Threads of smaller models mostly wait for each other: next to other work a model of
 0.56M took seven times the CPU time with two threads."""
 
 
@@ -223,8 +223,8 @@ def versions_of_numbers() -> dict[str, str | None]:
 
 def code_version(folder: Path = Path(__file__).parents[1]) -> str | None:
     """The commit of the running code, marked -dirty if it has uncommitted changes outside docs/,
-    which results are written to; None if the folder is no clone: a repository around it is another.
-    """
+    which results are written to; None if the folder is not a clone: a repository around it is
+    another."""
 
     def git(*words: str) -> str:
         done = subprocess.run(

@@ -1,6 +1,6 @@
 """Declare settings once, as dataclasses; read them from YAML, the command line or keywords.
 
-Place in the flow: ground. A schema is a dataclass whose fields have types, defaults and, with
+Place in the flow: ground. A schema is a dataclass of fields with types, defaults and, with
 `option`, ranges and help. `build` fills it, `to_yaml` writes it back, `add_options` derives options
 of the command line. Nothing given is ignored: an unknown key is an error that names the closest
 one, and so is a key that would have no effect.
@@ -34,7 +34,7 @@ CONFIGS = Path(__file__).parent / "configs"
 
 _MADE_FOR = {"grid": "sweep", "experiments": "sweep", "schemes": "task", "run_folder": "train",
              "figure": "theory"}  # fmt: skip
-"""The command whose configs have this key."""
+"""The command that has this key in its configs."""
 
 
 # --- declare --------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def _lists(schema: type) -> dict[str, str]:
 
 
 def applies(section: Any, item: Field) -> bool:
-    """Whether a field has an effect beside its siblings."""
+    """Whether a field has an effect next to its siblings."""
     sibling, *values = item.metadata.get("only_if", ("",))
     return "refused" not in item.metadata and (not sibling or getattr(section, sibling) in values)
 
@@ -98,7 +98,7 @@ def validate(section: Any) -> None:
 
 
 Rules = Iterator[tuple[Any, str]]
-"""What must hold, and the message if it does not: field, value and remedy."""
+"""A condition, and the message if it does not hold: field, value and remedy."""
 
 
 def enforce(origin: str, rules: Rules) -> None:
@@ -164,7 +164,7 @@ def _value(value: Any, item: Field, kind: Any, place: str) -> Any:
     shown = spell(value) if isinstance(value, tuple) else value
     for number in value if isinstance(value, list | tuple) else [value]:
         if isinstance(number, int | float):
-            if least is not None and not number >= least:  # refuses NaN too
+            if least is not None and not number >= least:  # rejects NaN too
                 raise ValueError(f"{place}={shown} must be at least {least}")
             if most is not None and number > most:
                 raise ValueError(f"{place}={shown} must be at most {most}")
@@ -238,15 +238,15 @@ def load(schema: type[Schema], path: str | Path, overrides: list[str] | None = N
 
 
 def read_given(path: str | Path, overrides: list[str] | None = None) -> dict[str, Any]:
-    """Read a YAML file, of the user's or installed, that may name a file beneath it (`base:`).
-    `--key.sub=value` words replace its values. `${key.sub}` in a text stands for that value."""
+    """Read a YAML file, of the user's or installed, that may name a file below it (`base:`).
+    `--key.sub=value` words replace its values. `${key.sub}` in a text is replaced by that value."""
     given = _read_with_base(find_config(path))
     for override in overrides or []:
         text = override.lstrip("-")
         key, equals, value = text.partition("=")
         if not equals:
             raise ConfigError(
-                f"'{override}' is no option of this command (see --help), nor a setting with a "
+                f"'{override}' is not an option of this command (see --help), nor a setting with a "
                 f"value (--{text}=VALUE)"
             )
         try:
@@ -264,7 +264,7 @@ def read_given(path: str | Path, overrides: list[str] | None = None) -> dict[str
 def read_yaml(path: Path) -> dict[str, Any]:
     """Read one file by itself: no base, no references."""
     if not path.is_file():
-        state = "is no regular file" if path.exists() else "does not exist"
+        state = "is not a regular file" if path.exists() else "does not exist"
         state = "is a folder" if path.is_dir() else state
         raise ConfigError(f"config file '{path}' {state}{_closest_file(path)}")
     try:
@@ -292,7 +292,7 @@ def _read_with_base(path: Path, above: tuple[Path, ...] = ()) -> dict[str, Any]:
 
 
 def merge(beneath: Any, above: Any, name: str = "") -> Any:
-    """Replace values, section by section. A list replaces what is beneath it; a section over a list
+    """Replace values, section by section. A list replaces what is below it; a section over a list
     is an error."""
     if not isinstance(above, dict):
         return above
@@ -357,7 +357,7 @@ for _dialect in (_Loader, _Dumper):  # 1e-3 is a number, and a date is a text
 
 @lru_cache(maxsize=64)  # the runs of a sweep share theirs
 def _parse_yaml(text: str, at_depth: int = 0) -> Any:
-    """Refuses what exhausts the stack of the library, which ends the process, or fills the memory:
+    """Rejects what exhausts the stack of the library, which ends the process, or fills the memory:
     deep nesting, and texts that refer to themselves or many times over."""
     opened, num_aliases = [None] * at_depth, 0
     for event in yaml.parse(text, _SafeLoader):
@@ -475,7 +475,8 @@ def spell(value: Any) -> str:
 
 
 def _reader(kind: Any) -> Any:
-    """What reads the text of an option. It leaves wrong ones as they are; `build` names them."""
+    """Return the parser of an option's text. It leaves wrong values as they are; `build` names
+    them."""
 
     def read(text: str, kind: Any = kind) -> Any:
         if get_origin(kind) is tuple:

@@ -141,7 +141,7 @@ def test_a_lock_cut_short_by_a_kill_blocks_for_seconds_only(
 @pytest.mark.parametrize("make", [os.mkfifo, os.mkdir, lambda path: path.symlink_to("/dev/zero")])
 def test_a_lock_that_is_no_file_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
     make(tmp_path / LOCK)
-    with pytest.raises(UserError, match="lock is no regular file; delete it"), locked(tmp_path):
+    with pytest.raises(UserError, match="lock is not a regular file; delete it"), locked(tmp_path):
         pass
 
 

@@ -91,8 +91,8 @@ def make_sparse(path: Path) -> None:
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (make_pipe, "it is no regular file"),
-        (make_device, "it is no regular file"),
+        (make_pipe, "it is not a regular file"),
+        (make_device, "it is not a regular file"),
         (make_sparse, "it has 5,368,709,120 bytes, above the [0-9,]+ that are read"),
     ],
 )

@@ -109,7 +109,7 @@ def test_unreadable_files_are_named(tmp_path: Path, text: str) -> None:
 
 
 def test_a_device_is_no_config() -> None:
-    with pytest.raises(ConfigError, match=r"'/dev/null' is no regular file$"):
+    with pytest.raises(ConfigError, match=r"'/dev/null' is not a regular file$"):
         load_config("/dev/null")
 
 

@@ -145,8 +145,8 @@ def attribute(
             messages of the user are sources.
         message: The number of the message in the log that is the answer. Default: the last.
         answer: The answer, which is split into sentences; a list of statements; or
-            `Answer(text, spans)`, whose spans of characters are the statements. Default: the model
-            generates one, greedily.
+            `Answer(text, spans)`, with the spans of characters of its statements. Default: the
+            model generates one, greedily.
         candidates: Names of the sources to choose from; the others stay in view. Default: all.
         decoys: Unrelated texts that replace sources, about ten from the same collection as the
             sources, in any form that `open_documents` reads.

@@ -26,9 +26,9 @@ Dtype = Literal["auto", "fp32", "bf16", "fp16"]
 
 TargetSet = Literal["gap", "kl", "recurs", "new", "bigram", "names", "every"]
 """How targets are chosen. `gap`: by the gap (in total and by stratum); `kl`: by the change of the
-prediction; the others by the text alone. `bigram`: the token and the one before it stand together
-among the far tokens and not in the short window; `names`: the token's word is a name that stands
-there; `every`: drawn evenly from all tokens."""
+prediction; the others by the text alone. `bigram`: the token and the one before it occur together
+among the distant tokens and not in the local window; `names`: the token's word is a name that
+occurs there; `every`: drawn evenly from all tokens."""
 
 CHOSEN_SETS: tuple[TargetSet, ...] = ("gap", "kl", "recurs", "new")
 """Target sets that are chosen by default."""
@@ -112,12 +112,16 @@ class TextOptions:
 
     field: str = option("text", "the field of a record that holds the text")
     group_field: str | None = option(
-        None, "the field that names a document's author, title or site: foreign texts are of others"
+        None,
+        "the field that names a document's author, title or site: unrelated texts are of others",
     )
     prompt_field: str | None = option(
-        None, "of records of a prompt and a target, whose tokens are the targets: the prompt's"
+        None,
+        "in records of a prompt and a target: the field of the prompt",
     )
-    target_field: str | None = option(None, "… the target's (where one is given: prompt, target)")
+    target_field: str | None = option(
+        None, "the field of the target, the tokens of which are the targets"
+    )
     split_at: SplitAt = option(
         "whole", "a file of plain text is one document, or each part between blank lines"
     )
@@ -131,7 +135,7 @@ class TextOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What a measurement computes. Processes with equal settings, model and text share one."""
+    """The settings of a measurement. Processes with equal settings, model and text share one."""
 
     long: int | Literal["all"] = option("all", metavar="N", least=1)
     short: int = option(None, metavar="N", least=1)
@@ -171,7 +175,7 @@ class Settings:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The options whose values are not the defaults."""
+        """Options with values other than the defaults."""
         given: dict[str, Any] = getattr(self, "_given")  # noqa: B009 (no field, so not in asdict)
         return given
 
@@ -232,7 +236,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreSettings:
-    """What is computed of each document to choose long-context training text."""
+    """The settings of `score`."""
 
     contexts: tuple[int, ...] = option(
         (1024, 4096),
@@ -269,7 +273,7 @@ QUICK: dict[str, Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class AskSettings:
-    """What an explanation computes."""
+    """The settings of `explain`."""
 
     k: int = option(8, least=1)
     units: str = "tokens"
@@ -290,7 +294,7 @@ class AskSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceSettings:
-    """What is computed of the sources of an answer."""
+    """The settings of `attribute`."""
 
     draws: int = option(8, least=2)
     units: str = "sources"

@@ -42,7 +42,7 @@ AGAIN["theory"] = "starts over"
 
 def entry(arguments: list[str] | None = None) -> NoReturn:
     """Run the command and exit."""
-    if "_ARGCOMPLETE" in os.environ:  # a shell asks how to go on
+    if "_ARGCOMPLETE" in os.environ:  # a shell requests completions
         _complete()
     prepare_streams()
     interrupt_on_signals()
@@ -230,7 +230,9 @@ def explain(options: argparse.Namespace) -> int:
     if options.html is not None:
         refuse_suffix("--html", options.html, ".html")
     if options.foreign is not None and not options.check:
-        raise ConfigError("--foreign is text for --check; add it, or leave --foreign out")
+        raise ConfigError(
+            "--foreign requires --check, which uses this text: add --check or omit --foreign"
+        )
     given = {
         "text": None if options.text is None else read_text(options.text),
         "at": options.at and [parse_at(at) for at in options.at],

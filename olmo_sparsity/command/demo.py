@@ -1,6 +1,6 @@
 """Explain a prediction that anybody can check, without a model or a text of one's own.
 
-Place in the flow: beneath cli.py.
+Place in the flow: below cli.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The settings of a training run, as dataclasses with defaults.
 
 Place in the flow: first. The other modules receive one of these sections; file.py reads and writes
-them, check.py refuses values that do not fit together.
+them, check.py rejects values that do not fit together.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ModelConfig(OLMoModelConfig):
     rope: bool = True
     embedding_size: int | None = option(None, least=1)
     vocab_size: int = option(0, least=0, most=10**9)
-    """0: that of the tokenizer, rounded up to a multiple of 128 for fast matrix products."""
+    """0: the tokenizer's size, rounded up to a multiple of 128 for fast matrix products."""
 
     eos_token_id: int = 0
     pad_token_id: int = 0
@@ -77,7 +77,7 @@ class ModelConfig(OLMoModelConfig):
     # OLMo's, without effect here.
     flash_attention: bool = option(False, refused="PyTorch's own fused attention is always used")
     multi_query_attention: bool | None = option(None, refused="set model.n_kv_heads=1")
-    block_group_size: int = option(1, refused="there is no FSDP wrapping here")
+    block_group_size: int = option(1, refused="FSDP wrapping is not available here")
     precision: str | None = option(None, refused="set training.precision")
     init_device: str | None = option(None, refused="set training.device")
 
@@ -110,7 +110,7 @@ class StageConfig:
 
     tokens: int = option(128, least=2)
     until: int | None = option(None, least=1)
-    """Its last step. None: that of the run."""
+    """Its last step. None: the run's last step."""
 
 
 @dataclass

@@ -1,6 +1,6 @@
 """The sections of text and of position IDs.
 
-Place in the flow: first, beside sections.py. Imports nothing of OLMo, so that
+Place in the flow: first, next to sections.py. Imports nothing of OLMo, so that
 processes that prepare text start without it.
 """
 
@@ -14,7 +14,7 @@ from olmo_sparsity.analysis.inputs.planting import PlantedConfig
 from olmo_sparsity.settings import option
 
 LEAST_SHARE = 1e-3
-"""Of a corpus in a mixture, whose shares are kept to 1%."""
+"""Least weight of a corpus in a mixture; shares are kept to 1%."""
 
 
 @dataclass
@@ -22,7 +22,7 @@ class PartConfig(CorpusConfig):
     """One corpus of several."""
 
     name: str = ""
-    """Of its folder within data.folder, and in the metrics."""
+    """Name of its folder within data.folder, and in the metrics."""
 
     weight: float = option(1.0, least=1e-9, most=1e9)
     """Its share of the training tokens, relative to the others."""
@@ -64,7 +64,7 @@ class DataConfig:
     """Where `prepare` writes token shards and `train` reads them."""
 
     corpus: CorpusConfig = field(default_factory=CorpusConfig)
-    """Or a list, whose corpora are mixed by weight (`PartConfig`)."""
+    """One corpus, or a list of corpora that are mixed by weight (`PartConfig`)."""
 
     corpora: list[PartConfig] = option([], several="corpus")
     tokenizer: TokenizerConfig = field(default_factory=TokenizerConfig)
@@ -78,7 +78,7 @@ class DataConfig:
     heldout_files: list[str] | None = None
     mask_documents: bool = False
     """Restrict attention to the own document of a sequence, in training and held-out evaluation.
-    Position IDs are those of the sequence, if not positions.per_document."""
+    Position IDs count through the sequence, unless positions.per_document is set."""
 
     planted: PlantedConfig = field(default_factory=PlantedConfig)
     repeated: RepeatedConfig = field(default_factory=RepeatedConfig)
@@ -86,7 +86,8 @@ class DataConfig:
     """Only with train_files; a prepared folder knows its own."""
 
     def parts(self) -> list[DataConfig]:
-        """What each corpus is prepared with: of several, in a folder of its own."""
+        """Return the settings to prepare each corpus with; each of several has a folder of its
+        own."""
         names = [item.name for item in fields(CorpusConfig)]
         return [
             replace(
@@ -135,7 +136,7 @@ class PositionsConfig:
     """How many times the length of pretraining the model is to reach."""
 
     original_length: int | None = option(None, least=1, only_if=_TURNS, required=True)
-    """The length of pretraining, in whose turns yarn and llama3 tell frequencies apart."""
+    """The length of pretraining. yarn and llama3 sort frequencies by their turns within it."""
 
     beta_fast: float = option(32.0, least=1e-3, most=1e6, only_if=_YARN)
     """Frequencies of more turns than this within original_length stay."""

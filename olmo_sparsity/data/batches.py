@@ -4,11 +4,11 @@ Place in the flow: token shards + positions → **batches** → model.
 
 The sequences and their order are those of OLMo's `MemMapDataset` and `IterableDataset`, as a test
 confirms: each raw memmap is cut into sequences of equal length, and all sequences are shuffled once
-per epoch. OLMo: each sequence is read by opening the file again, beside an S3 client; here: one
+per epoch. OLMo: each sequence is read by opening the file again, next to an S3 client; here: one
 memmap per shard. A global batch is the next B sequences of that order, and each process takes every
 world-size-th of them, so the set of sequences in a batch is the same for any number of processes.
 Of several corpora (mixture.py), each has an order and epochs of its own. In steps of shorter
-sequences, those of the longest length are cut: text and order stay the same.
+sequences, the longest ones are cut: text and order stay the same.
 
 Dimension key: B batch, L length.
 """
@@ -76,7 +76,7 @@ class Sequences:
 
     def __init__(self, shards: TokenShards, length: int) -> None:
         self.length, self.paths, self.vocab_size = length, shards.paths, shards.vocab_size
-        # As plain arrays, of which a slice takes half the time.
+        # As plain arrays, as a slice of them takes half the time.
         maps = [np.memmap(path, dtype=shards.dtype, mode="r") for path in shards.paths]
         self.arrays = [np.asarray(array) for array in maps]
         self.first_of_shard = np.cumsum([0] + [len(array) // length for array in self.arrays])
@@ -154,7 +154,7 @@ class TrainingBatches:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Of a single corpus."""
+        """Batches of a single corpus."""
         return len(self.corpora[0]) // self.batch_size
 
     def from_step(self, step: int) -> Iterator[Batch]:

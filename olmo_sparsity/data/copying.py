@@ -2,10 +2,11 @@
 
 Place in the flow: token shards → a few numbers.
 
-At a place, a model that copies looks up where the token before it stood last, and predicts the
-token that followed there. This helps where that is far enough to lie outside of a short context,
-where the token is indeed the same, and where its neighbour alone (the bigram) would not say so.
-Bigrams are counted on other documents: counted on the same ones, they would know what repeats.
+At a place, a model that copies looks up the last occurrence of the token before it, and predicts
+the token that followed there. This helps where that is far enough to lie outside of a short
+context, where the token is indeed the same, and where its neighbour alone (the bigram) would not
+say so. Bigrams are counted on other documents: counted on the same ones, they would know what
+repeats.
 
 Dimension key: L tokens of a document, V vocabulary.
 """
@@ -31,17 +32,17 @@ MOST_BIGRAMS = 4_000_000
 
 @dataclass(frozen=True)
 class Copying:
-    """Of one length of context: the token before, or the two before."""
+    """Counts for one length of context: the token before, or the two before."""
 
     num_places: int
     num_earlier: int
-    """Those whose context occurred last `NEAREST` to `FARTHEST` tokens back."""
+    """Places at which the context occurred last `NEAREST` to `FARTHEST` tokens back."""
 
     num_same: int
-    """Of these, those whose token is the one that followed there."""
+    """Of these, places with the token that followed there."""
 
     num_beyond: int
-    """Of these, those where it is not the bigram's guess."""
+    """Of these, places at which it is not the bigram's guess."""
 
     def __add__(self, other: Copying) -> Copying:
         return Copying(

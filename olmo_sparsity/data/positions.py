@@ -120,7 +120,7 @@ def pose_batch(
     """`pose` for B sequences: positions_BL.
 
     The published sampler: the first chunk starts at 0. Each but the last is U{1 ... (L+1)//C} long,
-    and each total skip is uniform between that of the chunk before and T-L.
+    and each total skip is uniform between the previous chunk's and T-L.
     """
     longest = max(1, (length + 1) // num_chunks)
     cuts_BC = generator.integers(1, longest + 1, (num_sequences, num_chunks - 1)).cumsum(1)

@@ -55,7 +55,7 @@ class ShardFile:
     tokens_sha256: str
     ends_sha256: str
     groups: str = ""
-    """Empty in folders of older versions, whose documents count as unrelated."""
+    """Empty in folders of older versions; their documents count as unrelated."""
 
     groups_sha256: str = ""
 
@@ -75,7 +75,7 @@ class ShardFile:
 @dataclass
 class Manifest:
     settings: dict[str, Any]
-    """The settings that determine the content; a run with other ones is refused."""
+    """The settings that determine the content; a run with other ones is rejected."""
 
     inputs_sha256: str | None
     """Hash of the names and sizes of the source files; None for a source without files."""
@@ -86,7 +86,8 @@ class Manifest:
     dtype: Literal["uint16", "uint32"] = "uint16"
     num_shards: int = 0
     tally: Tally = field(default_factory=Tally)
-    """Counts of the records in the finished shards, which tell where a resumed run continues."""
+    """Counts of the records in the finished shards, which determine where a resumed run
+    continues."""
 
     files: list[ShardFile] = field(default_factory=list)
     complete: bool = False
@@ -163,14 +164,14 @@ class Part:
     """Empty: it is the only one."""
 
     share: float
-    """Of the training tokens."""
+    """Type of the training tokens."""
 
     shards: TokenShards
 
 
 class TokenShards:
-    """Token files of one split, as documents, which are read on access. Of a mixture, those of all
-    its corpora, one after the other; `parts` has them apart."""
+    """Token files of one split, as documents, which are read on access. For a mixture, the files of
+    all its corpora, one after the other; `parts` has them apart."""
 
     def __init__(
         self,
@@ -215,7 +216,7 @@ class TokenShards:
         return np.concatenate([np.fromfile(path, dtype="<u8") for path in self.groups_paths])
 
     def group(self, index: int) -> str:
-        """Equal for documents of one group; empty if the files do not tell."""
+        """Equal for documents of one group; empty if the files do not say."""
         return f"{self._groups[index]:016x}" if self.groups_paths else ""
 
     @cached_property
@@ -361,7 +362,7 @@ def _check_raw(path: Path, dtype: np.dtype, vocab_size: int, sample: int = 2**16
     identify it without hashing terabytes."""
     size = path.stat().st_size
     if size == 0 or size % dtype.itemsize:
-        raise DataError(f"{path} has {size:,} bytes, which is no whole number of {dtype} tokens")
+        raise DataError(f"{path} has {size:,} bytes, not a whole number of {dtype} tokens")
     tokens = np.memmap(path, dtype=dtype.newbyteorder("<"), mode="r")
     edges = np.concatenate([tokens[:sample], tokens[-sample:]])
     if edges.tobytes().startswith(b"\x93NUMPY"):

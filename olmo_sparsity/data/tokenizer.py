@@ -39,7 +39,8 @@ def load_tokenizer(name: str) -> Tokenizer:
         if path:
             raise DataError(f"{path}: not a tokenizer.json ({reason}); copy it again") from None
         raise DataError(
-            f"tokenizer '{name}' is no file and cannot be fetched from the hub ({reason}); give a "
+            f"tokenizer '{name}' is not a file and cannot be fetched from the hub ({reason}); "
+            "give a "
             f"path, or an installed one: {shipped}"
         ) from None
     return _set_plain(tokenizer)

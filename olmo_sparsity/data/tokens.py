@@ -95,7 +95,7 @@ def _prepare_mixture(data: DataConfig) -> Manifest:
         remove_left_lock(work.path)
     with contextlib.nullcontext() if is_begun else work.opened():
         if not is_begun and not any(holder(Path(part.folder))[1] for part in parts):
-            work.identity.unlink(missing_ok=True)  # There are no shards to lose.
+            work.identity.unlink(missing_ok=True)  # It has no shards to lose.
         work.identify(settings)
         if not is_begun:
             with Progress("prepare", total=None, unit="tokens") as progress:
@@ -161,7 +161,7 @@ def _begin_or_resume(data: DataConfig, folder: Path, shared: Tokenizer | None) -
     if shared and manifest.tokenizer_sha256 not in (None, tokenizer_fingerprint(shared)):
         changed.append("another tokenizer than its mixture")
     if changed and not manifest.files:
-        return _begin(data, folder, settings)  # There are no shards to lose.
+        return _begin(data, folder, settings)  # It has no shards to lose.
     refuse_changes(f"data.folder={folder}", changed)
     check_files(folder, manifest, manifest.files if manifest.complete else ())
     if manifest.complete:
@@ -176,7 +176,7 @@ def _begin(data: DataConfig, folder: Path, settings: dict[str, Any]) -> Manifest
 
 
 def refuse_other_settings(data: DataConfig) -> None:
-    """Refuse a run whose config names another text than its shards hold."""
+    """Reject a run with a config that names another text than its shards hold."""
     if data.train_files is not None:
         return
     for part in data.parts():
@@ -250,7 +250,7 @@ def _make_tokenizer(data: DataConfig, texts: Iterator[str], progress: Progress) 
 
 
 def _sample(data: DataConfig, num_corpora: int = 1) -> Iterator[str]:
-    """Of the training split."""
+    """Number of tokens of the training split."""
     left = TOKENIZER_SAMPLE_CHARACTERS // num_corpora
     for record in read_records(data.corpus):
         if isinstance(record, Document) and not is_heldout(record, data.heldout_share):

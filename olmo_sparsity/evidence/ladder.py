@@ -195,7 +195,7 @@ def _draw_by_size(
     counts = sorted(rows.num_parameters.unique())
     for axes, title, label in (
         (drops, "(a) Does it look anything up?", _DROP),
-        (recoveries, f"(b) Recovery, k = {k}; open: foreign", "recovery"),
+        (recoveries, f"(b) Recovery, k = {k}; open: unrelated text", "recovery"),
         (excesses, f"(c) Beyond the controls, k = {k}", f"{BEYOND[beyond]} recovery"),
     ):
         axes.set_title(title, loc="left", fontweight="bold")

@@ -46,7 +46,7 @@ _GPT_NEOX_READS = {
     *("embedding_size", "eos_token_id", "pad_token_id", "n_kv_heads", "rope_scaling"),
 }
 _GPT_NEOX_IS = {
-    "activation_type": ("gelu", "swiglu"),  # the default, swiglu, stands for "not set"
+    "activation_type": ("gelu", "swiglu"),  # the default, swiglu, means "not set"
     "include_bias": (True, False),  # likewise False
     "bias_for_layer_norm": (None, True),
 }

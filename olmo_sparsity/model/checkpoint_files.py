@@ -1,6 +1,6 @@
 """Read, write and verify weights and checkpoint folders on disk.
 
-Place in the flow: beneath training's checkpoints and `load_model`; independent of the architecture.
+Place in the flow: below training's checkpoints and `load_model`; independent of the architecture.
 
 A checkpoint folder `step000300/` holds `config.yaml`, `model.safetensors`, `tokenizer.json`,
 `trainer.json` and `manifest.json`, which lists the others' SHA-256.

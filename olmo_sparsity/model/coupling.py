@@ -87,7 +87,7 @@ class PositionCoupling(nn.Module):
         tokens = model.embedding
         width, where = tokens.embedding_dim, tokens.weight.device
         self.id_embedding = nn.Embedding(num_ids, width, device=where) if embed_ids else None
-        # Not tied to the embedding, whose inverse it would have to be.
+        # Not tied to the embedding: it would have to be its inverse.
         self.id_head = nn.Linear(width, num_ids, device=where) if predict_ids else None
         if self.id_embedding is not None:
             with torch.no_grad():  # on the scale of the token embedding

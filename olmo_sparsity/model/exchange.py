@@ -1,10 +1,10 @@
 """Export weights to Hugging Face format, and import them from it.
 
-Place in the flow: beside `load_model`. `export` writes a folder that transformers loads without
+Place in the flow: next to `load_model`. `export` writes a folder that transformers loads without
 this project; `import_weights` starts a run from other weights (`init_from`).
 
 The fields of a config determine the family of transformers (families.py). A field that it cannot
-express is refused by name.
+express is rejected by name.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def export(checkpoint: Path, out: Path, dtype: str = "fp32") -> str:
 
 
 def check_exportable(config: ModelConfig) -> None:
-    """Refuse a config that cannot be exported, before reading or training."""
+    """Reject a config that cannot be exported, before reading or training."""
     if config.architecture == "olmo":
         family_of(_essence(config))
 
@@ -146,7 +146,7 @@ def import_weights(source: str, config: ModelConfig) -> dict[str, Tensor]:
 
 def _check_angles(theirs: ModelConfig, ours: ModelConfig, source: str) -> None:
     """To reach a greater length, a run may scale RoPE or raise its base. What it leaves out is
-    refused, as a forgotten setting would be."""
+    rejected, as a forgotten setting would be."""
     if ours.rope and theirs.rope and ours.rope_theta < theirs.rope_theta:
         raise ConfigError(
             f"init_from='{source}' has model.rope_theta={float(theirs.rope_theta)}, this run "
@@ -160,10 +160,10 @@ def _check_angles(theirs: ModelConfig, ours: ModelConfig, source: str) -> None:
 
 
 def change_of_angles(source: str, config: ModelConfig) -> str:
-    """What a run changes of its source's RoPE, in words; empty if nothing."""
+    """Describe what a run changes of its source's RoPE; empty if nothing."""
     implied = ModelConfig(**config_of(source))
     before, after = _in_words(implied), _in_words(config)
-    return "" if before == after else f", whose RoPE is changed: {before} → {after}"
+    return "" if before == after else f"; changes its RoPE: {before} → {after}"
 
 
 def _in_words(config: ModelConfig) -> str:

@@ -1,6 +1,6 @@
 """Families of transformers that a model of this project can be, side by side.
 
-Place in the flow: beneath exchange.py. A family is a row: the values it fixes of our config, which
+Place in the flow: below exchange.py. A family is a row: the values it fixes of our config, which
 of its settings hold our fields, which of its settings must have one value, and what it calls our
 weights. A new family is a new row.
 """
@@ -24,7 +24,7 @@ class Family:
     """Of transformers."""
 
     fixed: dict[str, Any]
-    """Our fields; those that tell families apart come first."""
+    """Our fields; the fields that distinguish families come first."""
 
     settings: dict[str, str]
     """Our fields that vary, and the settings of theirs."""
@@ -164,7 +164,7 @@ REFUSED = {
     "olmo3": "three of four of its layers see only the last sliding_window places, with angles of "
     "their own, and here all layers are alike; measure it as it is, or start from an OLMo 2",
 }
-"""Families that could be expected, and why there is no row for them."""
+"""Families that could be expected, and why they have no row."""
 
 
 def family_of(essence: Mapping[str, Any]) -> Family:
@@ -218,7 +218,7 @@ def _names(family: Family, config: ModelConfig) -> dict[str, tuple[str, ...]]:
 
 
 def _biases_of_outputs(family: Family, config: ModelConfig) -> list[str]:
-    """What `attention_bias` adds beside our biases."""
+    """What `attention_bias` adds next to our biases."""
     if not config.qkv_bias or family.settings.get("qkv_bias") != "attention_bias":
         return []
     return [f"model.layers.{layer}.self_attn.o_proj.bias" for layer in range(config.n_layers)]

@@ -43,7 +43,7 @@ FarLayer = tuple[Tensor, Tensor, Tensor | None, bool]
 
 
 class Layered(Protocol):
-    """What is asked of `PositionedOLMo`."""
+    """The interface of `PositionedOLMo`."""
 
     config: ModelConfig
     transformer: Any
@@ -306,7 +306,7 @@ def _attend(
     last: int,
     past: FarLayer | None = None,
 ) -> Tensor:
-    """Attention from the last places to all places, and to those of the past."""
+    """Attention from the last places to all places, and to past places."""
     if past is not None:
         far_k, far_v, far_bias_BF, shares = past
         if shares:
@@ -332,7 +332,7 @@ def _attend_to_pairs(
     past: FarLayer | None,
 ) -> Tensor:
     """The first layer's attention. If rows differ only in their first place, that place is one more
-    key beside a softmax over the others, which is the same for all rows."""
+    key next to a softmax over the others, which is the same for all rows."""
     q_PHK, k_PHK, v_PHK = pairs
     far_B, window_L = pair_BL[:, 0], pair_BL[0, 1:]
     alike = len(far_B) > 1 and (pair_BL[:, 1:] == window_L).all()

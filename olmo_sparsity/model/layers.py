@@ -1,6 +1,6 @@
 """The arithmetic of an OLMo layer: rotation by given angles, RMSNorm, ALiBi, scaled queries.
 
-Place in the flow: beneath olmo.py and inference.py.
+Place in the flow: below olmo.py and inference.py.
 
 Dimension key: B batch, L length (K keys: with a cache longer than L), D width, H heads, R pairs
 of rotated coordinates of a head.
@@ -22,8 +22,8 @@ from olmo_sparsity.config.sections import ModelConfig
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Apply upstream's rotation to the first 2R coordinates of a head; the rest are unchanged."""
     if torch.compiler.is_compiling():
-        # The compiler finds the same gradient by itself. PyTorch 2.11 compiles that of a function
-        # whose forward ends in a `.to` which changes nothing as 0.
+        # The compiler finds the same gradient by itself. PyTorch 2.11 compiles the gradient of a
+        # function as 0 if its forward ends in a `.to` that changes nothing.
         return _turn(x, cos, sin, 1)
     return _Rotation.apply(x, cos, sin)
 

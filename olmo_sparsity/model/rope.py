@@ -60,7 +60,7 @@ def rotated_width(config: ModelConfig) -> int:
 def rotary_frequencies(config: ModelConfig, device: torch.device) -> Tensor:
     """Radians a position, one for each pair of coordinates; in fp32 what transformers computes."""
     width, scaling = rotated_width(config), config.rope_scaling or {}
-    # The frequencies are those of a head as wide as the rotated part (GPT-NeoX).
+    # Frequencies as for a head as wide as the rotated part (GPT-NeoX).
     exponents = torch.arange(0, width, 2, device=device, dtype=torch.float) / width
     powers = effective_theta(config) ** exponents
     frequencies = 1.0 / powers
@@ -103,8 +103,8 @@ def _yarn_temperature(factor: float, weight: float = 1.0) -> float:
 def _share_that_yarn_keeps(
     scaling: Mapping[str, Any], theta: float, width: int, device: torch.device
 ) -> Tensor:
-    """Of each frequency: 1 where it makes more than beta_fast turns within the original length, 0
-    below beta_slow, linear in the index between."""
+    """Return for each frequency 1 where it makes more than beta_fast turns within the original
+    length, 0 below beta_slow, linear in the index between."""
 
     def index_of(num_turns: float) -> float:
         original = scaling["original_max_position_embeddings"]

@@ -5,7 +5,7 @@ Place in the flow: a task → samples.
 A prompt of length n is hay (random words), needles `key value` at random places without overlap,
 then `?` and one of the keys; the response is that key's value. Hay uses the same words as values,
 so that only the key before a value distinguishes it. Coupled IDs: prompt tokens have their place,
-the response has that of the value it repeats.
+the response has the ID of the value it repeats.
 
 Dimension key: B samples, N needles, P prompt length, R = 1 response length.
 """

@@ -65,7 +65,7 @@ def check_rows(path: Path, rows: list[Row]) -> None:
         if not all(share is None or 0 <= share <= 1 for share in shares):  # NaN neither
             raise DataError(
                 f"{path}: {row.scheme}, seed {row.seed}, length {row.length} has an accuracy that "
-                f"is no share of 1: {shares}; make it again with `{MADE_BY}`"
+                f"is not between 0 and 1: {shares}; make it again with `{MADE_BY}`"
             )
 
 

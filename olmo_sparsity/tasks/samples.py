@@ -57,7 +57,7 @@ class Samples:
 
     @property
     def coupled_ids_BL(self) -> np.ndarray:
-        """Of prompt and response."""
+        """Number of tokens of prompt and response."""
         assert self.prompt_ids_BP is not None
         assert self.response_ids_BR is not None
         return np.concatenate((self.prompt_ids_BP, self.response_ids_BR), axis=1)
@@ -90,7 +90,7 @@ class Task(Protocol):
     def sample(
         self, generator: np.random.Generator, num_samples: int, length: int, k: Ks = None
     ) -> Samples:
-        """A task without k refuses it."""
+        """A task without k rejects it."""
 
     def largest_k(self, length: int) -> int | None:
         """None: the task has no k."""

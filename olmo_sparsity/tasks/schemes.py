@@ -5,7 +5,7 @@ Place in the flow: samples → **schemes** (data/positions.py draws) → model.
     rope, nope, alibi   IDs counted from 0; the model rotates by them, ignores them, or subtracts
                         their distance
     pose                counted from 0 at test; in training cut into chunks that skip ahead, over
-                        all IDs up to those of the longest test
+                        all IDs up to the largest of the longest test
     randomized          a sorted random sample of those IDs, in training and at test
     coupled, ppc        the task's own coupled IDs; in training spread like PoSE's chunks. Given for
                         the response as well (coupled), or predicted there (ppc)
@@ -40,7 +40,7 @@ HAVE_COUPLED_IDS = (*COUPLED, "auxiliary", "pointers")
 POSE = ("pose", "auxiliary", "pointers")
 CHUNKED = (*COUPLED, *POSE)
 SPREAD = (*CHUNKED, "randomized")
-"""Schemes whose training draws IDs up to those of the longest test."""
+"""Schemes that draw IDs in training up to the largest of the longest test."""
 
 SCHEMES = ("rope", "nope", "alibi", *SPREAD)
 
@@ -64,7 +64,7 @@ class PositionSettings:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What a scheme needs of a model."""
+    """The requirements of a scheme."""
 
     num_ids: int
     num_words: int

@@ -1,6 +1,6 @@
 """The settings of a task experiment, read from YAML and `--key.sub=value` overrides, and checked.
 
-Place in the flow: first; experiment.py receives the result. Wrong settings are refused before
+Place in the flow: first; experiment.py receives the result. Wrong settings are rejected before
 anything is trained.
 
 Dimension key: P prompt length, R response length.
@@ -64,7 +64,7 @@ class StepSettings:
     num_steps: int = option(2000, least=1)
     batch_size: int = option(128, least=1)
     lengths_per_batch: int = option(8, least=1)
-    """Number of lengths drawn for each batch, whose shorter samples are padded. 1 costs a quarter
+    """Number of lengths drawn for each batch; shorter samples are padded. 1 costs a quarter
     less CPU, and learns less per step."""
 
     max_grad_norm: float = option(1.0, least=1e-12, most=1e12)
@@ -222,7 +222,7 @@ def _rules(settings: ExperimentSettings) -> Rules:
 
 
 def sizes(settings: ExperimentSettings, task: Task, test_task: Task, scheme: str) -> Sizes:
-    """Refused if training or tests need more position IDs than are given."""
+    """Rejected if training or tests need more position IDs than are given."""
     given = settings.positions.num_ids or 0
     num_ids = num_coupled = 0
     for name, length, of in (
@@ -240,7 +240,7 @@ def sizes(settings: ExperimentSettings, task: Task, test_task: Task, scheme: str
             num_coupled = max(num_coupled, largest + 1)
             needed = largest + 1 if scheme in COUPLED else needed
         if scheme == "auxiliary":
-            _ = sample.partners_BL  # refused if there are none
+            _ = sample.partners_BL  # rejected if there are none
         if scheme in SPREAD and given and needed > given:
             raise ConfigError(
                 f"{name}: length {length} has position IDs up to {needed - 1} under {scheme}, "
@@ -273,7 +273,7 @@ def tests(settings: ExperimentSettings, test_task: Task) -> list[tuple[int, int 
 
 
 def _draw_once(settings: ExperimentSettings, task: Task, test_task: Task) -> None:
-    """Draw each length and k once, as a task refuses what it cannot draw."""
+    """Draw each length and k once, as a task rejects what it cannot draw."""
     lengths = training_lengths(settings, task)
     for name, ks, at, of in (
         ("train_ks", settings.train_ks, lengths, task),
@@ -306,7 +306,7 @@ _NUM_DRAWN = 4
 def _draw(task: Task, field_names: str, length: int, k: Ks) -> Samples:
     if length < 1 or length % task.length_step:
         raise ConfigError(
-            f"{field_names}: {length} is no length of this task, which are multiples of "
+            f"{field_names}: {length} is not a length of this task; use multiples of "
             f"{task.length_step}"
         )
     try:

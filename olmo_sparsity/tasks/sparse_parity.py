@@ -3,7 +3,7 @@
 Place in the flow: a task → samples.
 
 A sample of length 2l is l pairs (mark, bit). k of the marks, chosen uniformly, show which bits
-count. The paper names the distribution D^sp_{l,k} and the lengths; marks beside bits are our
+count. The paper names the distribution D^sp_{l,k} and the lengths; marks next to bits are our
 reading.
 
 Dimension key: B samples, l pairs, P = 2l prompt length, R = 1 response length.
@@ -61,6 +61,6 @@ class SparseParity(Task):
 
 
 def count_relevant_ones(samples: Samples) -> np.ndarray:
-    """Of each sample; the response is odd where this is."""
+    """Number of marked ones of each sample; the response is its parity."""
     marks_Bl, bits_Bl = samples.prompt_BP[:, 0::2], samples.prompt_BP[:, 1::2]
     return ((marks_Bl == _RELEVANT) & (bits_Bl == _ONE)).sum(1)

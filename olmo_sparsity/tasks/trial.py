@@ -3,7 +3,7 @@
 Place in the flow: settings + task → samples → schemes → **PositionCoupling around a model** → rows.
 
 Schemes share this code: they differ in tokens and IDs (schemes.py), in whether the model rotates by
-IDs, subtracts their distance or ignores them, and in whether it predicts those of the response.
+IDs, subtracts their distance or ignores them, and in whether it predicts the response's IDs.
 
 Dimension key: B samples, P prompt length, R response length, L = P + R.
 """
@@ -231,5 +231,5 @@ def _measure_at(bench: Bench, model: PositionCoupling, length: int, k: int | Non
 
 
 def _read_labels(written: Response) -> Response:
-    """Labels, which stand before the tokens, as the IDs they are."""
+    """Return the labels, which precede the tokens, as IDs."""
     return Response(written.tokens_BR[:, 1::2], written.tokens_BR[:, ::2])

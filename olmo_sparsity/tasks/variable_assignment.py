@@ -5,7 +5,7 @@ Place in the flow: a task → samples.
 A prompt is m statements `name = source`, written `name source` without the sign, then `?` and a
 name. A source is a constant or another name; the k statements of the chain lead from the queried
 name to a constant. Response: the source of each statement of the chain, in turn, as a scratchpad.
-Coupled IDs: prompt tokens have their place, a response token has that of the source it repeats.
+Coupled IDs: prompt tokens have their place, a response token the place of the source it repeats.
 
 Two forms:
 

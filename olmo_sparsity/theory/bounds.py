@@ -1,4 +1,4 @@
-"""Compute the paper's two bounds, and refuse lengths and risks that they do not cover.
+"""Compute the paper's two bounds, and reject lengths and risks that they do not cover.
 
 Place in the flow: last of the arithmetic; experiment.py compares risks with them.
 

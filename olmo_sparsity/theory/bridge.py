@@ -1,11 +1,11 @@
 """Train a small transformer on the planted strings, to compare it with the theory.
 
-Place in the flow: planted.py → strings + position IDs → PositionedOLMo → rows beside those of the
-idealised class. The theorems do not cover a transformer, which is not in the class of
+Place in the flow: planted.py → strings + position IDs → PositionedOLMo → rows next to the rows of
+the idealised class. The theorems do not cover a transformer, which is not in the class of
 Definition 3.3.
 
 A string is followed by one query token, where the label is predicted. The query's ID is one above
-the largest of the string. With PoSE the IDs of a training string are spread below those of the
+the largest of the string. With PoSE the IDs of a training string are spread below the IDs of the
 longest test string; tokens with equal coupled IDs keep equal ones.
 
 Dimension key: B batch, L length (with the query), Y labels.
@@ -70,7 +70,7 @@ def draw_batch(
     num_chunks: int = 2,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """tokens_BL and positions_BL, with the query, and labels_B. `spread_over`: PoSE spreads the IDs
-    below those of a string of this length."""
+    below the IDs of a string of this length."""
     sample = planted.sample(length, num_strings, rng)
     query = len(planted.background_V)
     tokens_BL = np.pad(sample.tokens_BL, ((0, 0), (0, 1)), constant_values=query)

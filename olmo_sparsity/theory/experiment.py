@@ -1,4 +1,4 @@
-"""Run a theory experiment: learn on lengths L/2 … L, measure risk up to 8L beside both bounds.
+"""Run a theory experiment: learn on lengths L/2 … L, measure risk up to 8L next to both bounds.
 
 Place in the flow: settings → planted data → learning → risks, bounds → results → figure.
 """

@@ -24,7 +24,7 @@ import numpy as np
 from olmo_sparsity.errors import ConfigError
 
 MEMORY_LIMIT_BYTES = 2 * 2**30
-"""Largest single allocation; larger ones are refused, with their size."""
+"""Largest single allocation; larger ones are rejected, with their size."""
 
 
 def check_distribution(mass: np.ndarray, name: str) -> None:

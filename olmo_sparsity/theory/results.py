@@ -90,7 +90,7 @@ _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.2
 @dataclass
 class Summary(Case):
     """A case at one length: mean over seeds with its 95% interval (Student's t over seeds). Of a
-    worst_case: the starting point whose risk grows fastest."""
+    worst_case: the starting point with the fastest growing risk."""
 
     length: int
     num_seeds: int
@@ -109,7 +109,7 @@ class Summary(Case):
 
 
 def half_width(values_N: np.ndarray) -> float:
-    """Of the 95% interval of their mean."""
+    """An end of the 95% interval of their mean."""
     freedom = len(values_N) - 1
     factor = _T[freedom - 1] if freedom <= len(_T) else 1.96
     return float(factor * values_N.std(ddof=1) / math.sqrt(len(values_N)))
@@ -212,7 +212,7 @@ def markdown_tables(summaries: list[Summary], meta: dict[str, Any]) -> str:
             ratio = s.length / s.train_length
             lines.append([f"{ratio:g}", f"{s.risk / s.delta_worst:.1f}", f"{ratio**2:g}"])
         text += f"\n{markdown(lines)}\n"
-    # The case of the first figure whose bound is taken apart.
+    # The case of the first figure that takes its bound apart.
     explained = ("attention", "local", 2, "mixture", L, L * multiples[-1])
     for s in summaries:
         case = (s.model, s.setting, s.num_places, s.objective, s.train_length, s.length)

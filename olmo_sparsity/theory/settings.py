@@ -1,6 +1,6 @@
 """The settings of a theory experiment, read from YAML and `--key.sub=value` overrides, and checked.
 
-Place in the flow: first; experiment.py receives the result. Wrong settings are refused before
+Place in the flow: first; experiment.py receives the result. Wrong settings are rejected before
 anything is computed.
 """
 
@@ -39,7 +39,7 @@ class CaseConfig:
     """k of the data."""
 
     attention_places: int | None = option(None, least=1)
-    """k of the attention class; None: the same as that of the data."""
+    """k of the attention class; None: the k of the data."""
 
     objective: Literal["mixture", "minimax"] = "mixture"
     """Eq. (3), or the largest risk over the training lengths."""
@@ -48,7 +48,7 @@ class CaseConfig:
     """Rate of background places with a token that could have been planted."""
 
     train_length: int | None = option(None, least=1)
-    """L of this case; None: that of the run."""
+    """L of this case; None: the run's L."""
 
 
 @dataclass
@@ -72,7 +72,7 @@ class BridgeConfig:
 
     seeds: list[int] = option([0], least=0, some=True, distinct=True)
     schemes: list[Literal["rope", "pose"]] = option(["rope", "pose"], some=True, distinct=True)
-    """rope: plain position IDs; pose: spread in training up to those of the longest test."""
+    """rope: plain position IDs; pose: spread in training up to the IDs of the longest test."""
 
     cases: list[CaseConfig] = option([])
     """Only setting, num_places and marker_rate apply. Empty: no bridge."""

@@ -42,7 +42,7 @@ class KeyShape:
     """k."""
 
     window: int
-    """Subsets whose IDs span at most this many have their own row; 1 means one shared ID."""
+    """Subsets with IDs that span at most this many have their own row; 1 means one shared ID."""
 
     far: Literal["zero", "initial"] = "zero"
     """The key of wider subsets. zero: 0, so the class is local; initial: always 1, as no training
@@ -79,7 +79,7 @@ class Layout:
 
 
 def build_layout(ids_L: np.ndarray, shape: KeyShape) -> Layout:
-    """All k-subsets of a string, except those whose key is always zero; IDs must not decrease."""
+    """Return all k-subsets of a string with a key that may differ from 0; IDs must not decrease."""
     k, length = shape.num_places, len(ids_L)
     if k > length:
         raise ConfigError(

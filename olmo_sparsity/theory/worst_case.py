@@ -1,6 +1,6 @@
-"""Search for the hypothesis whose risk grows fastest from lengths L/2 … L to L̄.
+"""Search for the hypothesis with the fastest growing risk from lengths L/2 … L to L̄.
 
-Place in the flow: planted.py + risks.transfer_risk_of → rows beside the learned hypotheses. The
+Place in the flow: planted.py + risks.transfer_risk_of → rows next to the learned hypotheses. The
 search is gradient ascent through the exact risk. Its result is a lower bound on the worst case; the
 paper's (L̄/L)² is an upper bound.
 
@@ -30,7 +30,7 @@ from olmo_sparsity.theory.sparse_attention import KeyShape, SparseAttention
 
 # Training risks are clamped to this. The exact risk is off by up to 2e-6, a tenth of a risk of
 # 1e-5, and a search with a lower floor finds that error: at 1e-6 it reports a growth of 18.6 at
-# 8L, of which a finer integral leaves 13.9.
+# 8L; a finer integral gives 13.9.
 _FLOOR = 1e-4
 # Log keys stay within this of 0, so that the integral behind the exact risk stays short.
 _LARGEST_LOG_KEY = 12.0

@@ -39,7 +39,7 @@ class TrainerState:
     tokens: int
     data_fingerprint: str
     metrics_crc32: str | None = None
-    """Of the line that metrics.jsonl has for this step, by which a file of another run is known."""
+    """CRC of this step's line of metrics.jsonl; identifies a file of another run."""
 
     @staticmethod
     def read(folder: Path) -> TrainerState:
@@ -155,7 +155,7 @@ def resume_point(run_folder: Path, say: Callable[[str], None]) -> Path | None:
 
 
 def refuse_other_metrics(path: Path, crc32_of: Mapping[int, str | None]) -> None:
-    """Refuse the metrics.jsonl of another run: each checkpoint knows the line of its step.
+    """Reject the metrics.jsonl of another run: each checkpoint knows the line of its step.
     `crc32_of`: of the line of each step."""
     for folder in list_checkpoints(path.parent):
         try:
@@ -176,7 +176,7 @@ def branch_point(folder: str) -> Path:
     problem = verify_manifest(folder)
     if problem is not None:
         raise ConfigError(
-            f"branch_from={folder} is no intact checkpoint ({problem}); name one like "
+            f"branch_from={folder} is not an intact checkpoint ({problem}); name one like "
             "runs/quick/checkpoints/step000200"
         )
     return Path(folder)
@@ -202,7 +202,7 @@ def _disk_errors(run_folder: Path, final: Path) -> Iterator[None]:
         if isinstance(error, RuntimeError) and "write" not in str(error):
             raise
         kept = list_checkpoints(run_folder)
-        last = f"{kept[0]} is intact" if kept else "there was no earlier one"
+        last = f"{kept[0]} is intact" if kept else "an earlier one does not exist"
         cause = "no space left on the disk" if full else str(error).splitlines()[0]
         raise UserError(
             f"could not write checkpoint {final}: {cause}; {last}. Free space (or lower "

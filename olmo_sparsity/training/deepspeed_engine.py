@@ -72,7 +72,7 @@ class ZeroEngine(Engine):
         stage = self.deepspeed.zero_optimization_stage()
         if built != (deepspeed.DeepSpeedEngine, expected) or stage != self.stage:
             raise UserError(
-                f"engine.name={self.config.engine.name} asks for DeepSpeedEngine with {expected}, "
+                f"engine.name={self.config.engine.name} requires DeepSpeedEngine with {expected}, "
                 f"DeepSpeed built {built[0].__name__} with {built[1]} (stage {stage}); "
                 "change engine.deepspeed_config or take another engine.name"
             )
@@ -164,12 +164,13 @@ def import_deepspeed(device: torch.device) -> Any:
         import deepspeed
     except ImportError as error:
         raise ConfigError(
-            f"engine.name asks for DeepSpeed, which cannot be imported ({error}): pip install "
+            f"engine.name requires DeepSpeed, which cannot be imported ({error}): pip install "
             "deepspeed"
         ) from None
     if Version(deepspeed.__version__) < Version(OLDEST):
         raise ConfigError(
-            f"engine.name asks for DeepSpeed, and {deepspeed.__version__} is installed. Older "
+            f"engine.name requires a newer DeepSpeed than the installed "
+            f"{deepspeed.__version__}. Older "
             f"versions divide gradients by the number of micro-batches: pip install "
             f"'deepspeed>={OLDEST}'"
         )
@@ -216,7 +217,7 @@ _ZERO = {
 
 
 def deepspeed_settings(config: RunConfig, processes: Processes) -> dict[str, Any]:
-    """The engine's JSON settings with the values of our config; contradictions are refused."""
+    """The engine's JSON settings with the values of our config; contradictions are rejected."""
     name = config.engine.name
     path = Path(config.engine.deepspeed_config or CONFIGS / f"deepspeed/{name}.json")
     settings = read_json(path, dict, "engine.deepspeed_config names DeepSpeed's JSON settings")
@@ -249,7 +250,8 @@ def deepspeed_settings(config: RunConfig, processes: Processes) -> dict[str, Any
                 )
         elif section not in _TOP or (section == "zero_optimization" and leaf not in _ZERO):
             raise ConfigError(
-                f"{path}: {key}={value} is no engine setting that this project passes on; remove "
+                f"{path}: {key}={value} is not an engine setting that this project passes "
+                "on; remove "
                 "it (batch, precision, clipping, optimizer, schedule belong into the run's config)"
             )
     merged: dict[str, Any] = {key: value for key, value in settings.items() if key in _TOP}

@@ -1,6 +1,6 @@
 """Connect the processes of a run: process group, small messages, and common errors.
 
-Place in the flow: beneath the training loop and its engines. Messages are small (flags, counts,
+Place in the flow: below the training loop and its engines. Messages are small (flags, counts,
 text) and go over the CPU (gloo). Engines communicate gradients themselves.
 
 An error of one process must stop all of them and be reported once: set-up runs inside

@@ -53,7 +53,7 @@ place of seconds; and DDP and ZeRO would send no gradients before the last are c
 
 
 class Losses(nn.Module):
-    """The model as a module whose forward returns losses, because DDP and DeepSpeed hook the
+    """The model as a module with a forward that returns losses, because DDP and DeepSpeed hook the
     forward pass, and our loss uses the unembedding outside of the model's own."""
 
     def __init__(self, model: Any, compiled: bool = False) -> None:
@@ -62,7 +62,7 @@ class Losses(nn.Module):
         self.compiled = compile_losses() if compiled else None
 
     def forward(self, batch: Batch, num_labels: int | None = None) -> Tensor:
-        """nll_BL; or for training its sum divided by `num_labels`, those of the whole step."""
+        """nll_BL; or for training its sum divided by `num_labels` of the whole step."""
         inputs = (self.model, batch.tokens_BL, batch.positions_BL, batch.labels_BL)
         documents = None
         if batch.documents_BL is not None:
@@ -220,7 +220,7 @@ class DDPEngine(Engine):
         self.title = f"DistributedDataParallel, {num} process{'es' * (num > 1)}"
         if self.config.training.compile:
             # Else the step is split where DDP's buckets end, to send them while the rest is
-            # computed (3% of a step on one machine). Older versions of PyTorch refuse our graphs.
+            # computed (3% of a step on one machine). Older versions of PyTorch reject our graphs.
             torch._dynamo.config.optimize_ddp = False
         on_gpu = self.device.type == "cuda"
         self.parallel = DistributedDataParallel(

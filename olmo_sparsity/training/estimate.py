@@ -84,7 +84,7 @@ def state_bytes(config: RunConfig, num_parameters: int) -> int:
 
 
 MOST_TOKENS = 65_536
-"""Of a micro-batch. Larger ones gain little: what is done once for each is below 2% of a step."""
+"""Tokens of a micro-batch. Larger ones gain little: its fixed cost is below 2% of a step."""
 
 
 def fitting_micro_batch_size(config: RunConfig, share: int, device: torch.device) -> int:

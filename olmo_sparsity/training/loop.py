@@ -156,7 +156,7 @@ def save_checkpoint(start: Start, step: int, metrics: Metrics, writer: Checkpoin
     engine = start.engine
     writer.wait()  # there is memory for one copy
     with engine.processes.agree():
-        metrics.flush()  # also refuses to save after a loss that is not a number
+        metrics.flush()  # also rejects to save after a loss that is not a number
     tokens = step * start.tokens_per_step
     state = TrainerState(step, tokens, start.shards.fingerprint, metrics.last_crc32)
     weights = engine.gather_weights()
@@ -186,7 +186,7 @@ def finish(start: Start, metrics: Metrics, processes: Processes) -> None:
 
 
 class Clock:
-    """Steps per second since it was last asked, of training alone."""
+    """Steps per second since the last call, of training alone."""
 
     def __init__(self, step: int) -> None:
         self.asked_at, self.step = time.perf_counter(), step

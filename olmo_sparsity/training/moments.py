@@ -1,6 +1,6 @@
 """Save and load Adam's moments, as slices of flat parameters in one file per process.
 
-Place in the flow: the part of a checkpoint that engines write beside the weights.
+Place in the flow: the part of a checkpoint that engines write next to the weights.
 
 A process holds the moments of slices of the flat parameters: all of each parameter without ZeRO, a
 part with it. A file lists its slices, so a run can resume with another engine or number of
@@ -123,7 +123,7 @@ class SavedMoments:
                 self.open_files.append((file, json.loads(file.metadata()["stretches"])))
             except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
                 raise DataError(
-                    f"{path} is no optimizer state of this project ({error}); delete the "
+                    f"{path} is not an optimizer state of this project ({error}); delete the "
                     "checkpoint to resume from the one before"
                 ) from None
         return self.open_files[index]

@@ -1,6 +1,6 @@
 """Read and write the files of a run folder: config, environment and metrics.
 
-Place in the flow: written by training/loop.py, beside its checkpoints.
+Place in the flow: written by training/loop.py, next to its checkpoints.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def open_run_folder(config: RunConfig) -> Iterator[Path]:
     folder = WorkFolder(Path(config.run_folder), "run_folder", "config.yaml")
     with folder.opened("checkpoints"):
         work = (folder.path / "metrics.jsonl", *(folder.path / "checkpoints").iterdir())
-        # Of a start that was refused before its first step there is nothing to lose.
+        # A start that was rejected before its first step has nothing to lose.
         if folder.identity.exists() and any(path.exists() for path in work):
             refuse_other_config(folder.identity, config)
             _refuse_other_evaluation(folder.identity, config)
@@ -82,7 +82,7 @@ def is_work_of(config: RunConfig) -> bool:
 
 
 def _refuse_other_evaluation(path: Path, config: RunConfig) -> None:
-    """Of a finished run, which evaluates nothing more."""
+    """Result of a finished run, which evaluates nothing more."""
     last = max(map(step_of, list_checkpoints(path.parent)), default=0)
     changed = differences(*_settings(path, config, lambda key: key.startswith("evaluation.")))
     if changed and last == config.training.num_steps:
@@ -169,7 +169,7 @@ class Metrics:
         self.pending: list[tuple[int, dict[str, Tensor | float]]] = []
         self.num_lines = 0
         self.last_crc32: str | None = None
-        """Of the line of the last step."""
+        """CRC of the line of the last step."""
         saved = start if list_checkpoints(run_folder) else 0  # a branch begins without rows
         if writes and (saved or self.path.exists()):
             # A killed run may have written past its last checkpoint; those steps are repeated.

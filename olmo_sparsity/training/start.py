@@ -238,7 +238,7 @@ def restore_weights(
 def resolve(
     config: RunConfig, shards: TokenShards, device: torch.device, world_size: int = 1
 ) -> RunConfig:
-    """A copy with the fields set that hardware and tokenizer determine; refuses what does not fit
+    """A copy with the fields set that hardware and tokenizer determine; rejects what does not fit
     the shards."""
     refuse_other_settings(config.data)
     model = with_vocabulary(config.model, shards.vocab_size)

@@ -53,7 +53,7 @@ def test_every_scheme_has_a_curve(tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", [float("nan"), 1.5, -0.1])
 def test_what_is_no_share_is_not_drawn(tmp_path: Path, share: float) -> None:
     folder = write(tmp_path / "run", [row(length=10), row(length=40, token_accuracy=share)])
-    with pytest.raises(DataError, match="ppc, seed 1, length 40 has an accuracy that is no share"):
+    with pytest.raises(DataError, match="ppc, seed 1, length 40 has an accuracy that is not"):
         figure.draw([folder], tmp_path / "figure.png")
 
 

@@ -42,7 +42,7 @@ K = {
         ({**K, "test_ks": [11]}, "test_ks: k=11 must lie between 1 and 10, the places of"),
         ({**K, "train_ks": [11]}, "train_ks: k=11 must lie between 1 and 10, the places of"),
         ({**K, "schemes": ["ppc"]}, "scheme ppc: this task has no coupled IDs"),
-        ({**K, "test_lengths": [21]}, "21 is no length of this task, which are multiples of 2"),
+        ({**K, "test_lengths": [21]}, "21 is not a length of this task; use multiples of 2"),
         ({**K, "train_lengths": [21, 21]}, "holds no multiple of 2"),
         ({"schemes": ["spiral"]}, "scheme spiral is not known; choose among rope"),
         ({"schemes": []}, "schemes is empty"),

@@ -314,7 +314,7 @@ def test_a_failed_write_stops_training_before_the_next_save(
 
     monkeypatch.setattr(Engine, "step", counted)
     monkeypatch.setattr(checkpoint, "write_manifest", full)
-    with pytest.raises(UserError, match=r"step000002: no space .*; there was no earlier one"):
+    with pytest.raises(UserError, match=r"step000002: no space .*; an earlier one does not exist"):
         train(config)
     assert taken < 300
     assert not any((Path(config.run_folder) / "checkpoints").iterdir())
@@ -410,7 +410,7 @@ def test_a_branch_goes_on_as_its_trunk_did(
         ({"model__n_layers": 1}, r"model\.n_layers=2 \(now 1\)"),
         ({"training__num_steps": 4}, r"is at step 4, where training\.num_steps=4 ends; raise it"),
         ({"init_from": "runs/x"}, r"exclude each other"),
-        ({"branch_from": "runs/x"}, r"branch_from=runs/x is no intact checkpoint"),
+        ({"branch_from": "runs/x"}, r"branch_from=runs/x is not an intact checkpoint"),
     ],
 )
 def test_what_a_branch_cannot_be_is_refused(

@@ -33,10 +33,10 @@ TWO = Processes(rank=0, world_size=2, local_world_size=2)
             {"optimizer": {"type": "AdamW", "params": {"lr": 1e-3}}},
             r"optimizer\.params\.lr=0\.001 .* optimizer\.learning_rate makes it 0\.01",
         ),
-        ({"scheduler": {"type": "WarmupLR"}}, r"scheduler\.type=WarmupLR is no engine setting"),
+        ({"scheduler": {"type": "WarmupLR"}}, r"scheduler\.type=WarmupLR is not an engine setting"),
         (
             {"zero_optimization": {"offload_optimizer": {"device": "cpu"}}},
-            r"offload_optimizer\.device=cpu is no engine setting",
+            r"offload_optimizer\.device=cpu is not an engine setting",
         ),
     ],
 )
@@ -84,5 +84,5 @@ def test_the_shipped_files_say_nothing_but_engine_settings(
 
 def test_a_deepspeed_that_divides_gradients_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "deepspeed", SimpleNamespace(__version__="0.18.3"))
-    with pytest.raises(ConfigError, match=r"0\.18\.3 is installed.* 'deepspeed>=0\.19\.7'"):
+    with pytest.raises(ConfigError, match=r"installed 0\.18\.3.* 'deepspeed>=0\.19\.7'"):
         import_deepspeed(torch.device("cuda"))

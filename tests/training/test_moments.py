@@ -51,7 +51,7 @@ def test_missing_optimizer_state_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="lacks moments of other"):
         SavedMoments(tmp_path, 0).fill(MomentSlice("other", 0, state["matrix"]))
     (tmp_path / "moments-00001-of-00002.safetensors").write_bytes(b"no tensors")
-    with pytest.raises(DataError, match=r"moments-00001.* is no optimizer state"):
+    with pytest.raises(DataError, match=r"moments-00001.* is not an optimizer state"):
         SavedMoments(tmp_path, 1).fill(MomentSlice("matrix", 0, state["matrix"]))
     (tmp_path / "moments-00001-of-00002.safetensors").unlink()
     with pytest.raises(DataError, match=r"holds 1 files of optimizer state .* 2 were written"):

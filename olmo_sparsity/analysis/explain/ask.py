@@ -1,4 +1,4 @@
-"""Explain a prediction in one text or prompt: which far-away tokens or words it depends on.
+"""Explain a prediction in one text or prompt: which distant tokens or words it depends on.
 
 from olmo_sparsity import explain
 e = explain("model", text=document, at="Katharina")
@@ -124,7 +124,7 @@ class Explaining:
 def _refuse_misfits(
     text: Any, at: Any, prompt: Any, target: Any, settings: AskSettings, prefix: str
 ) -> None:
-    """What does not go together."""
+    """Reject arguments that cannot be combined."""
     if (text is None) == (prompt is None):
         raise ConfigError("give either a text or a prompt")
     of_prompt = target is not None or settings.chat
@@ -180,13 +180,14 @@ def _with_far_part(document: Document, windows: Windows, spans: Spans, units: st
     kept = [span for span in spans if span[0] >= first]
     if not kept:
         raise DataError(
-            f"no target has far {units}: the text has {len(document.tokens):,} tokens, and targets "
+            f"no target has distant {units}: the text has "
+            f"{len(document.tokens):,} tokens, and targets "
             f"with a far part begin at {first:,}; name a later place, lower short={windows.short}"
             + ", or give more text"
         )
     if len(kept) < len(spans):
         left_out = f"{len(spans) - len(kept)} of {len(spans)} targets"
-        say(f"{left_out} stand before token {first:,} and have no far {units}: left out")
+        say(f"{left_out} precede token {first:,} and have no distant {units}: left out")
     return kept
 
 

@@ -1,4 +1,4 @@
-"""Check an explanation by evaluating unrelated texts in place of the far part.
+"""Check an explanation by evaluating unrelated texts in place of the distant context.
 
 Place in the flow: explanation → **check**.
 """
@@ -38,15 +38,15 @@ class Check:
     """How much k units of unrelated texts, chosen by the same selector, lower the losses."""
 
     table: pd.DataFrame
-    """One row per target. `own` and `foreign`: nats by which the k units lower its loss (foreign:
+    """A row for each target. `own`, `foreign`: nats by which k units lower its loss (foreign:
     the mean over draws; `foreign_most`: the largest). `better`: the number of draws that do at
     least as well as the own units."""
 
     draws: int
     k: int
     excess: tuple[float, float, float]
-    """Own minus foreign, in nats a target, with its 95% interval over draws. It holds for these
-    targets, which are no sample of others."""
+    """Own minus unrelated, in nats a target, with its 95% interval over draws. It holds for these
+    targets only."""
 
     share: float
     """Excess as a share of the gap; NaN if the far tokens raise the loss of a target."""
@@ -60,7 +60,7 @@ class Check:
     """How many times the unrelated text is as long as the text; if below `draws`, draws overlap."""
 
     tables: dict[str, pd.DataFrame]
-    """The tables of `recover`, of own far parts and of unrelated texts."""
+    """The tables of `recover`, with own distant tokens and with unrelated texts."""
 
     def to_dict(self) -> dict[str, Any]:
         given = asdict(replace(self, tables={})) | {"table": self.table.to_dict("records")}
@@ -111,7 +111,8 @@ class Check:
 
     def __repr__(self) -> str:
         lines = [
-            f"check: {self.draws} unrelated texts in place of the far part, {self.k} units chosen "
+            f"check: {self.draws} unrelated texts in place of the distant context, "
+            f"{self.k} units chosen "
             "in each by the same rule"
         ]
         for row in self.table.itertuples():
@@ -125,7 +126,7 @@ class Check:
 
 
 def check(asked: Asked, targets: pd.DataFrame, foreign: Any, draws: int = 8) -> Check:
-    """`targets`: those of an explanation. `foreign`: text in any form that open_documents reads."""
+    """Evaluate the targets of an explanation. `foreign`: any text that open_documents reads."""
     model, scorer, document, windows = asked.model, asked.scorer, asked.document, asked.windows
     settings, chosen_by_gap = asked.settings, asked.spans is None
     if draws < 2:
@@ -193,7 +194,7 @@ def _interval(own: pd.Series, foreign: pd.DataFrame, seed: int) -> tuple[float, 
 
 
 def _unrelated(model: LoadedModel, foreign: Any, document: Document) -> Documents:
-    """Documents joined to a text long enough to draw far parts from. Documents that share a passage
+    """Join documents to a text long enough to draw from. Documents that share a passage
     with the explained text are left out, as they may be the same text."""
     length = len(document.tokens)
     wanted, texts, num_tokens = max(20 * length, 20_000), [], 0

@@ -1,6 +1,6 @@
 """Count what an explanation costs, without running it.
 
-Place in the flow: beneath `estimate_cost(explain, …)`.
+Place in the flow: below `estimate_cost(explain, …)`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from olmo_sparsity.analysis.selectors.selector import Rows, find_selector
 
 
 def count_explanation(asked: Asked, spans: Spans) -> Cost:
-    """For a rule that evaluates every unit; others cost less. A check asks as much of each
+    """For a rule that evaluates every unit; others cost less. A check costs as much for each
     unrelated text."""
     settings, windows = asked.settings, asked.windows
     is_contextual, total, longest = settings.far_states == "contextual", 0, 0

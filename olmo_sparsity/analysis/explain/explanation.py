@@ -49,7 +49,7 @@ class Explanation:
     foreign: Any = field(repr=False, default="builtin:embedded")
     checked: Check | None = None
     token_forwards: int = 0
-    """What it cost, without the check."""
+    """Token-forwards of the explanation, without the check."""
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"asked": self.asked.without_model(), "foreign": None}
@@ -81,7 +81,7 @@ class Explanation:
         settings, check, texts = self.settings, self.checked, self.document.texts
         tokens = {"place": range(len(texts)), "token_id": self.document.tokens, "text": texts}
         tables = {"tokens": pd.DataFrame(tokens), "losses": self.targets}
-        # The tables of the check have both the own far part and the unrelated texts.
+        # The tables of the check hold the text's own distant tokens and the unrelated texts.
         tables |= {n: (check or self).tables[n] for n in ("influence", "recovery")}
         meta = Meta(
             model=self._about_model,
@@ -121,8 +121,8 @@ class Explanation:
         ]
 
     def check(self, draws: int = 8, foreign: Any = None) -> Check:
-        """Evaluate the same targets with unrelated texts in place of the far part. `foreign`: these
-        texts (default: those given to `explain`)."""
+        """Evaluate the same targets with unrelated texts in place of the distant context.
+        `foreign`: these texts (default: those given to `explain`)."""
         if foreign is not None:
             self.foreign = foreign
         if self.asked.scorer is None:
@@ -195,7 +195,7 @@ def read_explanation(path: str | Path) -> Explanation:
     try:
         document = Document(np.array(told["token_ids"], dtype=np.int64))
         document.texts = told["texts"]
-        # Of a model that was asked elsewhere, only what is shown of it is known.
+        # A file keeps only what is shown of the model.
         of_model = (told["num_parameters"], None, told.get("fingerprint"), told["batch_noise"])
         named, judge = (
             name and LoadedModel(None, None, name, *of_model)

@@ -73,7 +73,7 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Asked:
-    """What is asked: a document, its windows, and targets in it."""
+    """A question: a document, its windows, and targets in it."""
 
     model: LoadedModel
     scorer: Scorer
@@ -81,10 +81,10 @@ class Asked:
     windows: Windows
     settings: AskSettings
     spans: Spans | None
-    """None: those of the largest gaps are to be chosen."""
+    """None: the targets with the largest gaps are selected."""
 
     judge: LoadedModel | None = None
-    """Another model, whose losses are told with the units that `model` ranks."""
+    """Second model: reported losses are computed with it, units are ranked with `model`."""
 
     judging: Scorer | None = None
     states: tuple[State | None, ...] = ()
@@ -135,8 +135,8 @@ class Asked:
         return self.judging or self.scorer
 
     def without_model(self) -> Asked:
-        """What a file or another process keeps: enough to show an answer, not to ask again. Its
-        type still promises a model, which none of what shows an answer touches."""
+        """What a file or another process keeps: enough to show an answer, not to compute it again.
+        Its type still promises a model, which none of what shows an answer touches."""
         named, judge = (one and one.without_weights() for one in (self.model, self.judge))
         return replace(self, model=named, scorer=None, judge=judge, judging=None, states=())  # type: ignore[arg-type]
 
@@ -240,5 +240,8 @@ def _end_ids(model: LoadedModel) -> set[int]:
     ids: list[Any] = [getattr(source, "eos_token_id", None) for source in sources]
     found = [token for of_one in ids for token in np.atleast_1d(of_one) if token is not None]
     if wrong := [token for token in found if not isinstance(token, int | np.integer)]:
-        raise ConfigError(f"eos_token_id of '{model.name}' is {wrong[0]!r:.60}, no token; mend it")
+        raise ConfigError(
+            f"eos_token_id of '{model.name}' is {wrong[0]!r:.60}, "
+            "not a token ID of the model; correct it"
+        )
     return set(map(int, found))

@@ -68,12 +68,12 @@ class CorpusConfig:
     """The field of a record that holds the text."""
 
     group_field: str | None = option(None, only_if=("source", "c4", "c4_files", "files"))
-    """A field of the record whose equal values make a group (author, title, url: of a URL its
+    """The field of the record that makes a group of equal values (author, title, url: of a URL its
     host). Documents of a group are all trained on or all held out, and `measure` takes none of them
     for an unrelated text of another. None: each document is a group, but for equal texts."""
 
     prompt_field: str | None = option(None, only_if=("source", "c4", "c4_files", "files"))
-    """A field that stands before the text, which is then an answer, say. Both are trained on;
+    """A field that precedes the text, such as the prompt of an answer. Both are trained on;
     `measure` takes the second alone as targets."""
 
     split_at: Literal["whole", "blank-lines"] = option("whole", only_if=("source", "files", "text"))
@@ -97,7 +97,7 @@ class Tally:
     num_records: int = 0
     bad: dict[str, int] = option({})
     first: dict[str, str] = option({})
-    """For each kind, the place of the first one, and what stands there."""
+    """For each kind, the place of the first one, and what it holds."""
 
     left_out: dict[str, int] = option({})
 

@@ -34,8 +34,8 @@ class Document:
     """Its index in its source, which also seeds its random draws."""
 
     group: str = ""
-    """Documents of one group share text (passages of one article), and never serve as foreign text
-    for each other. Empty: it shares text with its copies alone."""
+    """Documents of one group share text (passages of one article), and never serve as unrelated
+    text for each other. Empty: it shares text with its copies alone."""
 
     tokenizer: Tokenizer | None = field(default=None, repr=False)
     truth: np.ndarray | None = None
@@ -46,7 +46,7 @@ class Document:
     """Its file and record number, or its title."""
 
     target: int | None = None
-    """Of a record of prompt and target: the first place of the target."""
+    """In a record of prompt and target, the first place of the target."""
 
     _found: dict[str, np.ndarray] = field(default_factory=dict, init=False, repr=False)
 
@@ -143,7 +143,7 @@ def token_texts(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
     text = tokenizer.decode(ids, skip_special_tokens=False)
     texts: list[str] = []
     # The text of a token depends on its neighbours (a space dropped at the start, bytes that join),
-    # so each is decoded after the few before it, from `first` to `done`, whose text is known.
+    # so each is decoded after the few before it, from `first` to `done`, which are decoded.
     first, done, known, at = 0, 0, 0, 0
     for end in range(1, len(ids)):
         new = tokenizer.decode(ids[first:end], skip_special_tokens=False)[known:]
@@ -172,7 +172,7 @@ def first_characters(texts: Sequence[str]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class FarText:
-    """The tokens of a far part, as places in the document they come from."""
+    """Distant tokens, as places in the document that they come from."""
 
     document: Document
     places_F: np.ndarray
@@ -204,7 +204,7 @@ class FarText:
 
 @dataclass(frozen=True)
 class Controls:
-    """Draws the texts that replace a document's far part.
+    """Draw the texts that replace a document's distant tokens.
 
     Every draw is seeded by (seed, document, block, draw), so the numbers do not depend on which
     process measures a document, or in which order. With `long="all"`, one draw serves all blocks
@@ -220,7 +220,7 @@ class Controls:
 
     @cached_property
     def _candidates(self) -> list[Document]:
-        """Documents with planted marks are no candidates."""
+        """Documents with planted marks are not candidates."""
         return [
             document
             for document in self.documents
@@ -261,9 +261,9 @@ class Controls:
     def foreign(
         self, document: Document, block: Block, own: dict[str, tuple[FarText, Spans]], draw: int
     ) -> Iterator[tuple[FarText, dict[str, Spans]]]:
-        """Foreign texts of one draw for the far parts of a block, each given with its targets; and
-        the targets of each far part that a text serves."""
-        if self.kind == "unrelated":  # one text for all far parts
+        """Unrelated texts of one draw for a block's distant tokens, each with its targets;
+        and the targets of each far part that a text serves."""
+        if self.kind == "unrelated":  # one text for the whole block
             targets = {part: spans for part, (_, spans) in own.items()}
             yield self.unrelated(document, block, draw), targets
             return

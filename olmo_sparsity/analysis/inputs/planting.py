@@ -4,7 +4,7 @@ Place in the flow: token shards → **sequences with planted dependencies** → 
 analysis, held-out documents.
 
 K marks, one of each of K alphabets of M tokens, replace tokens at random places. Later, a cue and
-the answer replace two tokens. No other token tells the answer: the true set is these K places.
+the answer replace two tokens. No other token holds the answer: the true set is these K places.
 
 - By default each of the M^K combinations of marks has its own answer token. Each mark gives 1/K of
   the answer's ln M^K nats.
@@ -44,8 +44,8 @@ class PlantedConfig:
     """Alternatives for each of them."""
 
     together: bool = False
-    """The tokens are pieces of one word: all of them tell the answer, and fewer tell nothing.
-    Otherwise each of N tells an Nth."""
+    """The tokens are pieces of one word: all of them determine the answer, fewer say nothing.
+    Otherwise each of N determines an Nth."""
 
 
 @dataclass(frozen=True)

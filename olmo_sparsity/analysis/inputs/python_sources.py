@@ -60,7 +60,7 @@ def _walk(root: Path) -> list[Path]:
     paths = []
     for folder, inner, names in os.walk(root, onerror=refuse):
         # A site-packages inside the standard library's folder is a root itself, or, in a virtual
-        # environment, that of the base interpreter, which cannot be imported.
+        # environment the base interpreter's, which cannot be imported.
         inner[:] = [name for name in inner if name not in ("site-packages", "dist-packages")]
         paths += [Path(folder, name) for name in names if name.endswith(".py")]
     return [path for path in paths if path.is_file()]  # excludes broken links

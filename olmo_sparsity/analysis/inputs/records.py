@@ -1,6 +1,6 @@
 """Parse files of several formats into documents.
 
-Place in the flow: beneath `corpus`, which lists the files.
+Place in the flow: below `corpus`, which lists the files.
 
 Every text, line or row becomes a `Document` or a `BadRecord`, so that all are counted. A damaged
 file is an error, because it is unknown how many it held.
@@ -54,10 +54,10 @@ class Document:
     """Its file and record number, or its title."""
 
     target: int | None = dataclass_field(default=None, compare=False)
-    """Of a record of prompt and target: where in the text the target begins."""
+    """In a record of prompt and target, where in the text the target begins."""
 
     row: Mapping[str, Any] | None = dataclass_field(default=None, compare=False, repr=False)
-    """All fields of its record, if these are asked for."""
+    """All fields of its record, if requested."""
 
     @cached_property
     def group_hash(self) -> int:
@@ -76,7 +76,7 @@ class BadRecord:
     """The fields of the record, if a requested one is missing."""
 
     found: str = dataclass_field(default="", compare=False)
-    """What stands there instead, and what to do."""
+    """What was found instead, and the fix."""
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,12 @@ Record = Document | BadRecord | LeftOut
 
 @dataclass(frozen=True)
 class Fields:
-    """Of a record, those that are read."""
+    """The fields of a record that are read."""
 
     text: str = "text"
     group: str | None = None
     prompt: str | None = None
-    """What stands before the text."""
+    """The text that precedes it."""
 
     keeps_all: bool = False
     """Whether a document keeps all fields of its record."""
@@ -131,7 +131,7 @@ def parse_line(line: bytes, path: Path, number: int, fields: Fields) -> Record:
 
 
 def parse_json(line: bytes, **how: Any) -> Any:
-    """`how`: arguments of `json.loads`. A key that stands twice in an object is a ValueError."""
+    """Parse JSON. `how`: arguments of `json.loads`. A duplicate key raises a ValueError."""
     text = line.removeprefix(codecs.BOM_UTF8).decode()
     return json.loads(text, object_pairs_hook=_object, **how)
 
@@ -140,12 +140,12 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         keys = [key for key, _ in pairs]
-        raise ValueError(f"the key '{next(k for k in keys if keys.count(k) > 1)}' stands twice")
+        raise ValueError(f"duplicate key '{next(k for k in keys if keys.count(k) > 1)}'")
     return found
 
 
 def what_is(line: bytes) -> str:
-    """Say what a line that is no JSON object holds, and what to do."""
+    """Describe a line that is not a JSON object, and the fix."""
     text = line.removeprefix(codecs.BOM_UTF8).decode(errors="replace").strip()
     try:
         row = parse_json(line)
@@ -335,7 +335,7 @@ def _read_csv(path: Path, fields: Fields) -> Iterator[Record]:
     head = next(read_lines(path), b"")
     if b"\0" in head[:200]:
         raise DataError(f"{path}: {encoding_of(head)}")
-    # A byte that is not UTF-8 becomes half a surrogate pair, which `parse_text` refuses.
+    # A byte that is not UTF-8 becomes half a surrogate pair, which `parse_text` rejects.
     lines = (line.decode("utf-8-sig", "surrogateescape") for line in read_lines(path))
     delimiter = _delimiter(head.decode("utf-8-sig", "surrogateescape"), path, fields)
     # Strict: an unclosed quote is damage.

@@ -1,6 +1,6 @@
 """What the tool needs of a training package to read its runs.
 
-Place in the flow: beneath `load_model` and `open_documents`. The tool imports no training code: an
+Place in the flow: below `load_model` and `open_documents`. The tool imports no training code: an
 installed package offers a `RunLoader` as an entry point of the group `olmo_sparsity.runs`, as this
 package does for its own runs.
 """

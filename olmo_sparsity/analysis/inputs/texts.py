@@ -51,7 +51,7 @@ FORMS = (
 )
 
 BUILT_IN = "builtin:"
-"""Before the name of a corpus that is no path; the bare name is read where no such path exists."""
+"""Prefix of the name of an installed corpus; the bare name works where no such path exists."""
 
 MOST_TOKENS = 2**28
 """All documents are kept in memory, 8 bytes a token: 2 GiB."""
@@ -75,7 +75,7 @@ def open_documents(
     held-out documents are read.
 
     `field` names the text of a record, `group_field` what groups records: an author, a title, a
-    site. No document is a foreign text for another of its group. A file of plain text is one
+    site. No document serves as unrelated text for another of its group. A file of plain text is one
     document; `split_at` "blank-lines" splits it there. Reading stops after `limit` documents.
 
     `prompt_field` and `target_field` name the two texts of records of a prompt and a target, whose
@@ -258,10 +258,10 @@ def _read(
     tokenizer, documents, num_tokens = model.tokenizer, list[Document](), 0
     if tokenizer is None:
         raise DataError(
-            f"'{model.name}' has no tokenizer beside it to read text with; give a prepared "
+            f"'{model.name}' has no tokenizer to read text with; give a prepared "
             "folder, or put its tokenizer.json there"
         )
-    tokenizer.no_truncation()  # a tokenizer.json may ask for silent truncation or padding
+    tokenizer.no_truncation()  # a tokenizer.json may enable truncation or padding
     tokenizer.no_padding()
     with Progress("reading", limit, "documents", enabled=read_launch().rank == 0) as progress:
         for batch in _batches(islice(texts, limit)):
@@ -284,7 +284,7 @@ def _read(
 
 
 def _in_two(one: records.Document) -> tuple[str, str]:
-    """What stands before the target, and from there on."""
+    """Split a text at its target."""
     return one.text[: one.target or 0], one.text[one.target or 0 :]
 
 
@@ -292,7 +292,7 @@ def _batches(texts: Iterator[records.Document]) -> Iterator[list[records.Documen
     batch, size = list[records.Document](), 0
     for text in texts:
         batch.append(text)
-        size += len(text.text) + 64  # what an encoding costs beside its tokens
+        size += len(text.text) + 64  # what an encoding costs next to its tokens
         if size >= BATCH_CHARACTERS:
             yield batch
             batch, size = [], 0
@@ -376,8 +376,9 @@ def _encode_alike(prepared: PreparedText, tokenizer: Tokenizer) -> bool:
 
 
 def cut_to_targets(documents: Documents, windows: Windows) -> Documents:
-    """Of records of prompt and target, what the windows of the target's tokens hold. Those whose
-    prompt is shorter than the long window are left out. With long="all", whole prompts."""
+    """Return what the windows of each target's tokens hold, for records of prompt and target.
+    Records whose prompt is shorter than the long window are left out. With long="all", whole
+    prompts."""
     long = windows.first_target
     kept = [d for d in documents if d.target is not None and d.target >= long]
     cut = kept
@@ -403,14 +404,14 @@ def plant_dependencies(
     those, without the marks."""
     if model.tokenizer is None:
         raise DataError(
-            f"'{model.name}' has no tokenizer beside it, which planting needs to choose its "
+            f"'{model.name}' has no tokenizer, which planting needs to choose its "
             "tokens; put its tokenizer.json there"
         )
     run = _run_of(model)
     config = run.planted if run is not None else PlantedConfig()  # as the model was trained
     if windows.long == "all":
         raise ConfigError(
-            "planted marks stand in a long window of fixed length: give long, like 256"
+            "planted=True requires a long window of fixed length, not 'all'; pass long, such as 256"
         )
     long, num_far = windows.first_target, windows.num_far
     if config.num_tokens > num_far:

@@ -1,6 +1,6 @@
 """Identify a tokenizer, and count its vocabulary.
 
-Place in the flow: beneath documents and token shards. Never imports torch.
+Place in the flow: below documents and token shards. Never imports torch.
 """
 
 from __future__ import annotations

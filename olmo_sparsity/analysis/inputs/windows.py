@@ -61,7 +61,7 @@ class Windows:
         return self.short + self.least if self.long == "all" else self.long
 
     def check(self) -> None:
-        """Refuse lengths that make no windows."""
+        """Reject lengths that do not form windows."""
         if self.short < 1 or self.stride < 1:
             raise ConfigError(f"short={self.short} and stride={self.stride} must be at least 1")
         longest = self.most if self.long == "all" else self.long
@@ -147,13 +147,13 @@ class Block:
         return self.tokens[self.num_prefix : self.num_prefix + self.num_far]
 
     def with_far(self, far_F: np.ndarray) -> Block:
-        """The same short window and targets after another far part."""
+        """Return the same local window and targets after other distant tokens."""
         assert far_F.shape == (self.num_far,)
         prefix, near = np.split(self.tokens, [self.num_prefix, self.num_prefix + self.num_far])[::2]
         return replace(self, tokens=np.concatenate([prefix, far_F, near]))
 
     def earlier(self, far: np.ndarray) -> np.ndarray:
-        """Position IDs of the prefix and of the far places `far` (indices into the far part,
+        """Position IDs of the prefix and of the places `far` (indices into the distant tokens,
         rising)."""
         return np.concatenate([np.arange(self.num_prefix), self.num_prefix + far])
 
@@ -186,7 +186,8 @@ class Units:
 
     @staticmethod
     def of_runs(run_F: np.ndarray) -> Units:
-        """Neighbours with equal numbers in `run_F` (that of their word, say) are one unit."""
+        """Neighbours with equal numbers in `run_F`, such as the number of their word, are one
+        unit."""
         changes = np.flatnonzero(np.diff(run_F)) + 1
         bounds = np.concatenate([[0], changes, [len(run_F)]])
         return Units(bounds[:-1], bounds[1:])
@@ -207,7 +208,7 @@ class Units:
 
     def halves(self, num_halves: int, generator: np.random.Generator) -> np.ndarray:
         """kept_AU: random halves, all with the same number of units. Of spans, which overlap, only
-        those that stand side by side are drawn."""
+        those that are adjacent are drawn."""
         apart, end = [], 0
         for unit in range(len(self)):
             if self.first[unit] >= end:
@@ -226,7 +227,7 @@ class Units:
 
 
 def span_width(units: str) -> int | None:
-    """4 for `span:4`, 1 for `tokens`, None for units whose width depends on the text."""
+    """Return 4 for `span:4`, 1 for `tokens`, None where the width depends on the text."""
     if units == "tokens":
         return 1
     if units in ("words", "sentences", "paragraphs"):

@@ -1,6 +1,6 @@
 """Attention kernels and biases of any model.
 
-Place in the flow: beneath the models. Functions of tensors, which import no model.
+Place in the flow: below the models. Functions of tensors, which import no model.
 
 Dimension key: B batch, L length (K keys: with a cache longer than L), H heads, F far places.
 """
@@ -180,7 +180,7 @@ def attend_within(
     dropout_p: float = 0.0,
 ) -> Tensor:
     """Causal attention of each document to itself. No kernel sees two documents, so time and memory
-    are those of the documents alone: there is no mask of L·L places. `bias`: causal already."""
+    equal the documents' own, without a mask of L·L places. `bias`: causal already."""
     starts_on_host, starts = documents
     q, k = q.to(v.dtype), k.to(v.dtype)
     if bias is None and dropout_p == 0:
@@ -334,7 +334,7 @@ def fast_kernels(device: torch.device, differentiate_bias: bool = False) -> Iter
     time changes it, and puts it back.
 
     `differentiate_bias`: of the kernels that a GPU may choose, cuDNN's does not differentiate a
-    bias, and the memory-efficient one reads memory that it never wrote if only the bias wants a
+    bias, and the memory-efficient one reads memory that it never wrote if only the bias needs a
     gradient.
     """
     if device.type == "cpu":
@@ -345,7 +345,7 @@ def fast_kernels(device: torch.device, differentiate_bias: bool = False) -> Iter
 
 
 MAX_ACTIVATIONS_B = 2**31
-"""What a backward pass of an evaluation may keep; beyond, layers are computed again."""
+"""Bytes that a backward pass of an evaluation may keep; beyond, layers are computed again."""
 
 
 def keeps_much(

@@ -62,7 +62,7 @@ class FarStates:
 
     def window_bias(self, length: int) -> Tensor | None:
         """bias_B1LK of a window's places: `bias_BF` for these ones, causal within the window. None
-        stands for causal attention that sees all of them."""
+        means causal attention that sees all of them."""
         if self.bias_BF is None:
             return None
         causal = causal_bias(length, self.bias_BF.device).expand(len(self.bias_BF), -1, -1, -1)

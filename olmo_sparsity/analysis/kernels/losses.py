@@ -37,7 +37,7 @@ def rows_per_chunk(vocab_size: int, device: torch.device, compiled: bool = False
 
 
 class LanguageModel(Protocol):
-    """What all models have: PositionedOLMo and HuggingFaceLM."""
+    """Common interface of PositionedOLMo and HuggingFaceLM."""
 
     @property
     def vocab_size(self) -> int:
@@ -45,7 +45,7 @@ class LanguageModel(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Of the inputs."""
+        """Device of the inputs."""
 
     @property
     def embedding(self) -> nn.Embedding: ...

@@ -2,10 +2,9 @@
 can be read, and within the documents of a training sequence.
 
 Place in the flow: far states → **attention of every layer to them** → `HuggingFaceLM.hidden`. For
-models whose attention runs through transformers' AttentionInterface, where ours has a name of its
-own, which a model is given only inside `own_attention`. Other threads, which may run the model
-meanwhile, get what is registered under the model's usual name.
-"""
+models with attention that runs through transformers' AttentionInterface, where ours has a name of
+its own, which a model is given only inside `own_attention`. Other threads, which may run the model
+meanwhile, get what is registered under the model's usual name."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ from olmo_sparsity.analysis.kernels.far_states import FarStates
 
 _HARMLESS = frozenset({"dropout", "is_causal", "sliding_window", "position_ids", "use_cache"})
 """Arguments that change nothing here: the own places of a row are causal, and a text that is longer
-than a sliding window is refused."""
+than a sliding window is rejected."""
 
 USUAL = "sdpa"
 """The only attention that ours takes the place of."""
@@ -36,7 +35,7 @@ USUAL = "sdpa"
 
 @dataclass
 class _Wanted:
-    """What this thread wants of the attention of a forward pass."""
+    """What this thread requires of the attention of a forward pass."""
 
     far: FarStates | None = None
     mask: Tensor | None = None
@@ -88,7 +87,7 @@ _users: dict[int, int] = {}
 
 @contextmanager
 def own_attention(configs: Sequence[Any]) -> Iterator[None]:
-    """Inside, the layers with these configurations, whose attention is `USUAL`, call ours."""
+    """Inside, layers with these configurations and the attention `USUAL` call ours."""
     with _switching:
         configs = [c for c in configs if c._attn_implementation == USUAL or id(c) in _users]
         for config in configs:
@@ -120,7 +119,7 @@ def attending_to(
     far: FarStates, mask: Tensor, configs: Sequence[Any] = (), num_layers: int = 0
 ) -> Iterator[None]:
     """Attention of all layers to `far` and, causally, to the rows' own places, in this thread.
-    `mask`: what the model is given for the own places; a model that changes it is refused."""
+    `mask`: what the model is given for the own places; a model that changes it is rejected."""
     with _wanting(_Wanted(far, mask), configs) as wanted:
         yield
     if wanted.num_calls < num_layers:  # the far places would be left out without a word

@@ -1,7 +1,7 @@
 """Check that a transformers model gives correct numbers here, and up to which length.
 
-Place in the flow: beneath `HuggingFaceLM`, once per model. Some properties are read from the
-config; the others are measured on eight tokens. Models that do not fit are refused.
+Place in the flow: below `HuggingFaceLM`, once per model. Some properties are read from the
+config; the others are measured on eight tokens. Models that do not fit are rejected.
 
 Dimension key: B batch, L length, V vocabulary.
 """
@@ -118,7 +118,7 @@ _ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention"}
 
 
 class Wrapped(LanguageModel, Protocol):
-    """What is asked of `HuggingFaceLM`."""
+    """The interface of `HuggingFaceLM` that the trial uses."""
 
     model: PreTrainedModel
 
@@ -136,7 +136,7 @@ def refuse_unfit(wrapped: Wrapped, original: nn.Module) -> tuple[LogitMap, bool,
     states of earlier places can replace these places, and that the logits are those of the given
     model (`original`, with its adapters). Returns how they follow from the last linear map,
     whether `hidden_sharing` gives the same as copies of the kept states, and by how many nats
-    losses change with the rows beside them."""
+    losses change with the other rows of the batch."""
     config = wrapped.model.config
     family = f"{type(wrapped.model).__name__} (model_type {config.model_type})"
 
@@ -189,7 +189,7 @@ Require = Callable[[bool, str], None]
 
 
 def _check_kind(wrapped: Wrapped, original: nn.Module, require: Require) -> None:
-    """What config and signature say."""
+    """Find what config and signature show."""
     model, text = wrapped.model, wrapped.model.config.get_text_config()
     require(not model.config.is_encoder_decoder, "it reads its text with an encoder")
     require(
@@ -234,7 +234,7 @@ class _Tried:
     """Gapped, with a causal mask."""
 
     hiding: Tensor
-    """Gapped, with a mask that hides what stands before the gap."""
+    """Gapped, with a mask that hides what precedes the gap."""
 
     looked_back: Tensor
     """The places after the gap, given kept states of those before."""
@@ -269,7 +269,7 @@ def _try(wrapped: Wrapped, original: nn.Module) -> _Tried:
     later = (tokens_BL[:, 4:], gapped_BL[:, 4:])
     try:
         shared = wrapped.hidden_sharing(*later, earlier).float()
-    except Exception:  # of the model's own code, which may ask anything of its attention
+    except Exception:  # of the model's own code, which may use its attention in any way
         shared = None
     nudge_BLD = wrapped.embedding(tokens_BL)
     nudge_BLD[..., ::2] *= -1

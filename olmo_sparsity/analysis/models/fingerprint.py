@@ -1,6 +1,6 @@
 """Identify the weights of a model in files; identity.py does so in memory.
 
-Place in the flow: beneath `load_model`; independent of the architecture.
+Place in the flow: below `load_model`; independent of the architecture.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Place in the flow: *.gguf → **folder in the cache** → `load_model`.
 
 transformers converts the weights: they equal those that its own `gguf_file=` gives. What it would
-read silently wrong is completed here (RoPE that Llama 3 scales), or refused. Its reader builds
+read silently wrong is completed here (RoPE that Llama 3 scales), or rejected. Its reader builds
 several arrays for each token and merge, several times; here the tokenizer is read once, and
 transformers gets a copy of the file without it.
 """
@@ -96,7 +96,7 @@ class Origin:
     """The GGUF file that a folder of the cache was converted from."""
 
     sha256: str
-    """Of the file; of several shards, of their SHA-256s in order."""
+    """SHA-256 of the file; with several shards, of their SHA-256s in order."""
 
     quantization: str
     """Type of most of the weights, as Q4_1."""
@@ -173,7 +173,7 @@ def _read_weights(folder: Path) -> PreTrainedModel:
     model: PreTrainedModel = transformers.AutoModelForCausalLM.from_pretrained(
         folder, gguf_file="model.gguf", dtype=torch.float32, **options
     )
-    model.hf_quantizer = None  # type: ignore[assignment] # or save_pretrained refuses
+    model.hf_quantizer = None  # type: ignore[assignment] # or save_pretrained rejects
     for config in (model.config, model.config.get_text_config()):
         vars(config).pop("quantization_config", None)
     return model
@@ -224,7 +224,7 @@ class Header:
     path: Path
     metadata: dict[str, Any]
     raw: dict[str, bytes]
-    """Each entry as it stands in the file, without the tokenizer's arrays."""
+    """Each entry as the file holds it, without the tokenizer's arrays."""
 
     tensors: list[Tensor]
 
@@ -309,12 +309,12 @@ def _read_header(path: Path) -> Header:
     except struct.error as error:
         raise DataError(f"'{path}' ends too early ({error}); download it again") from None
     except (ValueError, KeyError, OSError, OverflowError, ZeroDivisionError, TypeError) as error:
-        raise DataError(f"'{path}' is no GGUF file ({error}); download it again") from None
+        raise DataError(f"'{path}' is not a GGUF file ({error}); download it again") from None
     return Header(path, metadata, raw, tensors)
 
 
 def _check_types(shards: list[Header]) -> str:
-    """Refuse types without a dequantization; return the most frequent one, by weights."""
+    """Reject types without a dequantization; return the most frequent one, by weights."""
     from gguf import GGMLQuantizationType
 
     supported, num_of = _supported_types(), Counter[str]()
@@ -356,8 +356,8 @@ def _supported_types() -> list[str]:
 
 _SPELLED = {"qwen2moe": "qwen2_moe", "qwen3moe": "qwen3_moe", "minimax-m2": "minimax_m2"}
 _REFUSED = {"general", "tokenizer", "bloom", "t5", "umt5", "mamba", "lfm2", "gpt_oss"}
-"""No architectures, those that load_model rejects in every form, and gpt-oss, whose scaled RoPE
-transformers does not read from GGUF."""
+"""Entries that are not architectures, those that load_model always rejects, and gpt-oss, whose
+scaled RoPE transformers does not read from GGUF."""
 
 
 def _entries_read(architecture: str) -> dict[str, Any] | None:
@@ -435,7 +435,7 @@ ROPE_FACTORS = "rope_freqs.weight"
 
 
 def _complete_config(config: Any, shards: list[Header]) -> None:
-    """Set what transformers leaves out of the config, and refuse what would change the numbers."""
+    """Set what transformers leaves out of the config, and reject what would change the numbers."""
     header, theirs = shards[0], _entries_read(shards[0].architecture) or {}
     start = f"{header.architecture}."
     for key, value in header.metadata.items():
@@ -463,7 +463,7 @@ def _complete_rope(config: Any, shards: list[Header]) -> None:
     kind = header.get("rope.scaling.type", "none")
     factor = header.get("rope.scaling.factor", 0.0)
     rope = config.rope_parameters if hasattr(config, "rope_parameters") else {}
-    rope = rope.get("full_attention", rope)  # of Gemma 3 those of its wide layers are scaled
+    rope = rope.get("full_attention", rope)  # Gemma 3 scales its wide layers only
     if kind == "linear" and factor:
         rope |= {"rope_type": "linear", "factor": factor}
     elif kind != "none":
@@ -477,7 +477,7 @@ def _complete_rope(config: Any, shards: list[Header]) -> None:
 
 
 def _llama3_scaling(config: Any, factors: torch.Tensor, header: Header) -> dict[str, Any]:
-    """The settings whose angles are divided by these factors: Llama 3.1's or 3.2's."""
+    """Return the RoPE settings that divide angles by these factors: Llama 3.1's or 3.2's."""
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
     widths = torch.arange(0, config.head_dim, 2).float() / config.head_dim

@@ -53,7 +53,7 @@ _trials: WeakKeyDictionary[nn.Module, _Trial] = WeakKeyDictionary()
 
 
 class HuggingFaceLM(nn.Module):
-    """A transformers causal LM as a LanguageModel. Models that do not fit are refused."""
+    """A transformers causal LM as a LanguageModel. Models that do not fit are rejected."""
 
     def __init__(self, model: PreTrainedModel | PeftModel) -> None:
         """`model`: for a PEFT model, its base model is used, which contains the adapters."""
@@ -95,7 +95,7 @@ class HuggingFaceLM(nn.Module):
 
     @property
     def _usual_configs(self) -> list[Any]:
-        """Those of layers whose attention ours may take the place of."""
+        """Configurations of layers in which ours may replace the attention."""
         usual = ("sdpa", OWN_ATTENTION)
         return [c for c in self._configs if getattr(c, "_attn_implementation", None) in usual]
 
@@ -222,7 +222,7 @@ class HuggingFaceLM(nn.Module):
 
     @cached_property
     def _cache_name(self) -> str:
-        """Of the argument, which transformers 5.24 renames."""
+        """Name of the argument, which transformers 5.24 renames."""
         names = inspect.signature(self.body.forward).parameters
         return "cache" if "cache" in names else "past_key_values"
 
@@ -350,7 +350,7 @@ def _recomputing(body: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def _no_hook_stays(body: nn.Module) -> Iterator[None]:
-    """Asked for attention weights, transformers installs hooks for good."""
+    """If attention weights are requested, transformers installs hooks for good."""
     flag, modules = "_output_capturing_hooks_installed", list(body.modules())
     before = [(set(module._forward_hooks), flag in vars(module)) for module in modules]
     try:

@@ -81,7 +81,7 @@ class LoadedModel:
     """Fingerprint of the files, or the SHA-256 of a GGUF file; None for a model in memory."""
 
     batch_noise: float = 0.0
-    """Nats by which a loss changes with the rows beside it, as measured."""
+    """Nats by which a loss changes with the other rows of the batch, as measured."""
 
     trained: dict[str, Any] = field(default_factory=dict)
     """How a checkpoint of ours was trained: steps, position scheme, lengths, seed, init_from."""
@@ -162,7 +162,7 @@ class LoadedModel:
         return [] if state is None else list(state.foreign)
 
     def without_weights(self) -> LoadedModel:
-        """What a file or another process keeps of it: name, tokenizer and limits."""
+        """Return what a file or another process keeps: name, tokenizer and limits."""
         no: Any = {
             "model": None,
             "given_tokenizer": None,
@@ -202,7 +202,7 @@ class LoadedModel:
         return str(next(self.model.parameters()).dtype).removeprefix("torch.")
 
     def check_positions(self, num_positions: int, remedy: str = SHORTER) -> None:
-        """Refuse more positions than the model supports, with the cause."""
+        """Reject more positions than the model supports, with the cause."""
         if self.limit is not None:
             self.limit.check(num_positions, self.name, remedy)
 
@@ -233,7 +233,7 @@ def load_model(
     """Load a run or checkpoint folder of ours, a Hugging Face folder (of a model or a PEFT
     adapter), a GGUF file or a folder that holds one, `smollm2`, or a hub name, with its branch,
     tag or commit after an @ (`EleutherAI/pythia-160m@step3000`). `dtype`: fp32, bf16, fp16 or auto,
-    that of the checkpoint, or fp32 on a CPU that cannot multiply in it; for one of ours bf16 on a
+    the checkpoint's, or fp32 on a CPU that cannot multiply in it; for one of ours bf16 on a
     GPU that has it, else fp32.
 
     For `attribute` alone: `llama:FILE.gguf`, computed by llama.cpp, and the URLs of servers, with
@@ -242,7 +242,7 @@ def load_model(
         raise ConfigError(f"dtype={dtype} is not known; choose auto, {', '.join(DTYPES)}")
     device = str(choose_device(device))
     if not isinstance(path_or_hub_name, str | Path):
-        raise ConfigError(f"{path_or_hub_name!r} is no folder and no name on the hub")
+        raise ConfigError(f"{path_or_hub_name!r} is neither a folder nor a name on the hub")
     path_or_hub_name = str(path_or_hub_name)
     if re.match(r"llama:|https?://", path_or_hub_name):
         from olmo_sparsity.analysis.engines.load import load_engine
@@ -310,7 +310,7 @@ def _wrap_transformers(model: Any) -> HuggingFaceLM:
         raise ConfigError(f"wrap_model takes a model in memory; load_model reads '{model}'")
     if not isinstance(getattr(model, "get_base_model", lambda: model)(), PreTrainedModel):
         raise ConfigError(
-            f"{type(model).__name__} is no model of transformers; give one that "
+            f"{type(model).__name__} is not a transformers model; give one that "
             "AutoModelForCausalLM made, or a PeftModel of one"
         )
     return HuggingFaceLM(model)
@@ -366,7 +366,7 @@ def _load_hugging_face(
     if is_adapter:
         base = find_folder(base_of_adapter(folder))
         if (base / ADAPTER).is_file() or not is_hugging_face(base):
-            raise DataError(f"'{folder / ADAPTER}': '{base}' is no base model of transformers")
+            raise DataError(f"'{folder / ADAPTER}': '{base}' is not a base model of transformers")
     weight_files = check_weight_files(base)
     try:
         model: Any = read_hugging_face(base, weight_files, dtype, device, device_map)
@@ -422,7 +422,7 @@ def _download(name: str, revision: str | None) -> Path:
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         reason = str(error).strip().splitlines()[0][:200] if str(error).strip() else repr(error)
         raise DataError(
-            f"'{name}' is no folder here, and the hub gave no model of that name"
+            f"'{name}' is not a folder here, and the hub gave no model of that name"
             f"{f' and revision {revision}' if revision else ''} ({reason}); check the spelling, "
             "the network and HF_HUB_OFFLINE"
         ) from None

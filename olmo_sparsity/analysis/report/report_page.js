@@ -302,19 +302,19 @@
     }
     const [own, foreign] = entry;
     parts.push(
-      heading("Loss with k far units"), drawCurve(i, own, foreign),
+      heading("Loss with k distant units"), drawCurve(i, own, foreign),
       element("p", { className: "sides" }, element("b", { textContent: "● own units" }),
-        element("i", { textContent: foreign ? "○ foreign control" : "" }))
+        element("i", { textContent: foreign ? "○ unrelated text" : "" }))
     );
     if (own && own[0].length) {
       parts.push(
-        heading("Where they stand"), drawStrip(place, own),
+        heading("Positions"), drawStrip(place, own),
         heading("Influential units"), rankedList(place, own, false)
       );
     }
     if (foreign && foreign[0].length) {
       parts.push(
-        heading("Foreign control"), remark("Chosen the same way from another text."),
+        heading("Unrelated text"), remark("Selected the same way from another document."),
         rankedList(place, foreign, true)
       );
     }
@@ -324,7 +324,7 @@
 
   function drawCurve(i, own, foreign) {
     const width = 330, height = 136, left = 34, right = 44, top = 10, bottom = 22;
-    const svg = picture(width, height, "Loss against k; its numbers stand at the end of the panel");
+    const svg = picture(width, height, "Loss against k; a table of its numbers is at the end of the panel");
     const curves = [[foreign, "foreign"], [own, "own"]].filter(([side]) => side && side[3]);
     const values = [doc.short[i], doc.long[i]];
     for (const [side] of curves) values.push(...side[3].filter((value) => value !== null));
@@ -361,7 +361,7 @@
 
   function tableOfLosses(own, foreign) {
     const cell = (side, step) => number(side && side[3] ? side[3][step] : null);
-    const head = ["k", "own units", "foreign units"].map((name) =>
+    const head = ["k", "own units", "unrelated text"].map((name) =>
       element("th", { textContent: name, scope: "col" })
     );
     const rows = page.ks.map((k, step) =>

@@ -56,7 +56,7 @@ def write_page(found: Attribution, path: Path) -> None:
 
 
 def lit_answer(found: Attribution) -> str:
-    """For a notebook: the answer and its verdicts, with colours written in."""
+    """Return the answer and its verdicts as HTML for a notebook, with inline colours."""
     colours = (
         "#ffd9b3",
         "#cfe5fb",
@@ -91,7 +91,7 @@ def _subtitle(found: Attribution) -> str:
     count, settings = found.statements.kind.ne("none").sum(), found.settings
     return (
         f"{found.prompt.model.name} · {len(found.names)} sources, {settings.draws} decoys of each "
-        f"· {count} of {len(found.texts)} statements rest on a source"
+        f"· {count} of {len(found.texts)} statements rely on a source"
     )
 
 
@@ -155,7 +155,7 @@ def _panel(found: Attribution, i: int) -> str:
         f"{escape(row.text)}</p><p><strong>{escape(verdict)}</strong></p>"
         f'<div class="wide" tabindex="0" role="region" aria-label="Numbers of the statement">'
         "<table><thead><tr><th rowspan=2></th><th colspan=2>among decoys</th>"
-        "<th colspan=2>replaced by a decoy</th><th colspan=2>nothing in its place</th></tr><tr>"
+        "<th colspan=2>replaced by a decoy</th><th colspan=2>not replaced</th></tr><tr>"
         "<th>gives</th><th>beyond</th><th>lost</th><th>beyond</th><th>alone</th><th>left out</th>"
         f"</tr></thead><tbody>{lines}</tbody></table></div></section>"
     )

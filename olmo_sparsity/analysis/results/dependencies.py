@@ -7,7 +7,7 @@ The kind of a far token is relative to its target: the same token, a word of the
 else by its own word: a number, a name, a function word, other. There are also three bands of
 distance. For each kind and band, and for one and four influential tokens: its share among them, its
 share among all far tokens of the same targets (the base rate), and the excess and net excess
-recovery at that k of the targets whose first token is of that kind.
+recovery at that k of the targets with a first token of that kind.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TOP = (1, 4)
 KINDS = ("equal", "same_family", "number", "name", "function_word", "other")
 BANDS = ("near_third", "middle_third", "far_third")
 PARTS_OF_WORDS = ("later_piece", "first_piece", "function_word", "word", "no_word")
-"""What a token is: a piece of a word or number of several tokens, a word of one, or neither."""
+"""Kinds of tokens: a piece of a word or number of several tokens, a word of one, or neither."""
 
 _FUNCTION_WORDS = """
 a about after all also am an and any are as at be because been before being both but by can could
@@ -100,8 +100,8 @@ class Words:
 
 
 def parts_of_words(texts: Sequence[str]) -> np.ndarray:
-    """Of each token of a document, one of `PARTS_OF_WORDS`. What continues a word, or a number, is
-    copied more easily than a word is chosen."""
+    """Return one of `PARTS_OF_WORDS` for each token of a document. What continues a word, or a
+    number, is copied more easily than a word is chosen."""
     text = "".join(texts)
     starts = first_characters(texts)
     later = [text[max(n - 1, 0) : n].isalnum() and text[n : n + 1].isalnum() for n in starts]

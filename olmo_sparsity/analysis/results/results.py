@@ -176,8 +176,8 @@ Kept = Results | str | Path
 
 
 def compare(first: Kept, second: Kept) -> pd.DataFrame:
-    """Net excess of the first minus that of the second, measured on the same text, in the same
-    tokens, with another model or other settings: by target set, units, selector and k."""
+    """Return net excess of the first minus net excess of the second, measured on the same text, in
+    the same tokens, with another model or other settings: by target set, units, selector and k."""
     return net_differences(*_pairs(_opened(first), _opened(second)))
 
 

@@ -8,8 +8,8 @@ Place in the flow: losses, targets, recovery → **summary**. Never imports torc
     net_equal = the same at equal gaps                    own targets weighted to the placebo's gaps
     removal_k = Σ_t (L_without − L_long) / Σ_t gap        the loss without the k
 
-The placebo is the same procedure with an unrelated text in place of the far part: its targets are
-those that this text seems to help, and its excess is the effect of choosing targets by their
+The placebo is the same procedure with an unrelated text in place of the distant tokens: its targets
+are those that this text seems to help, and its excess is the effect of choosing targets by their
 outcome. Its gaps are smaller, and excess grows with the gap, even as a share: so net excess is
 given at equal gaps as well. Intervals are 95% percentile bootstraps over documents; differences are
 resampled in pairs.
@@ -48,7 +48,7 @@ KEYS = ["document", "target"]
 PARTS = ("document", "placebo")
 GROUPS = ["target_set", "units", "selector", "k"]
 SUMMED = ["own", "foreign", "removed", "gap", "targets"]
-"""What targets gain by units of the own and of a foreign text, and lose without the own."""
+"""What targets gain by units of the own and of an unrelated text, and lose without the own."""
 
 
 def half_of(document: int) -> str:
@@ -61,7 +61,7 @@ def summarize(
 ) -> pd.DataFrame:
     """One row for each target set, kind of units, selector and k."""
     rows = pair(losses, targets, recovery)
-    # Without marks there is no gap: recovery is in units of the gap with them.
+    # Texts without marks have no gap: recovery is in units of the gap with them.
     without = rows.target_set == "planted_removed"
     rows.loc[without, "gap"] = rows.gap[rows.target_set == "planted"].mean()
     summary = []
@@ -86,7 +86,8 @@ def summarize(
 
 def pair(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) -> pd.DataFrame:
     """A row for each target in each of its sets, kind of units, selector and k, with own and
-    foreign columns side by side, and the columns that are `SUMMED`. Draws are averaged."""
+    unrelated-text columns next to each other, and the columns that are `SUMMED`. Draws are
+    averaged."""
     by = [*KEYS, "far_part", "units", "selector", "k"]
     names = ["loss_set", "loss_without", "kl_set", "num_tokens"]
     sets = recovery.pivot_table(names, by, "control")
@@ -108,7 +109,7 @@ def pair(losses: pd.DataFrame, targets: pd.DataFrame, recovery: pd.DataFrame) ->
 
 
 def far_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
-    """A row for each target and far part, with its `gap` and `kl`."""
+    """Return a row for each target, own and placebo, with its `gap` and `kl`."""
     short = losses.loss_short.astype(float)
     parts = []
     for part, name in zip(PARTS, ("", "placebo_"), strict=True):
@@ -130,7 +131,7 @@ def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame, seed: int = 0) -> 
 
 
 def net_differences(first: pd.DataFrame, second: pd.DataFrame, seed: int = 0) -> pd.DataFrame:
-    """From rows of `pair` of two measurements: net excess of the first minus that of the second.
+    """From rows of `pair` of two measurements: net excess of the first minus the second's.
     Each document is resampled for both at once, which makes intervals narrower."""
     groups, others = (_own_and_placebo(rows) for rows in (first, second))
     shared = sorted(groups.keys() & others.keys())
@@ -209,7 +210,7 @@ def _with_intervals(values: dict[str, np.ndarray]) -> dict[str, float]:
 
 
 def weights_of_equal_gaps(own: pd.Series, placebo: pd.Series) -> np.ndarray:
-    """For each own target, the number of placebo targets around which it stands in order of gap."""
+    """For each own target, the number of placebo targets that it is compared with, by gap."""
     order, num = np.argsort(own.to_numpy(), kind="stable"), min(NUM_AROUND, len(own))
     ranks = np.searchsorted(own.to_numpy()[order], placebo) - num // 2
     around = np.clip(ranks, 0, len(own) - num)[:, None] + np.arange(num)
@@ -245,7 +246,7 @@ def resample_weights(num_documents: int, seed: int = 0) -> np.ndarray:
 
 
 def interval(resampled_R: np.ndarray, value: float) -> tuple[float, float, float]:
-    """The value and the ends of its 95% interval; NaN if there is no value."""
+    """Return the value and the ends of its 95% interval; NaN without a value."""
     # If too many resamples have no gap, the others are a biased sample.
     if not np.isfinite(value) or np.isfinite(resampled_R).mean() < 0.98:
         return float("nan"), float("nan"), float("nan")
@@ -253,7 +254,7 @@ def interval(resampled_R: np.ndarray, value: float) -> tuple[float, float, float
     return float(value), float(low), float(high)
 
 
-# --- beside the summary ---------------------------------------------------------------------------
+# --- in addition to the summary --------------------------------------------------------------
 
 
 def hit_rates(

@@ -1,6 +1,6 @@
 """Summarize a measurement in a few lines for a terminal. Never imports torch.
 
-Place in the flow: last, beside the figure and the page.
+Place in the flow: last, next to the figure and the page.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FEW_DOCUMENTS = 10
 FEW_NATS = 0.1
 
 LOUD_NOISE = 0.02
-"""Nats of noise from other rows, from which it is said beside the numbers."""
+"""Nats of noise from other rows of a batch; above, the summary reports it."""
 
 FAR_STATES = {"isolated": "shown alone", "contextual": "with their context"}
 """Readable names of the two far states."""
@@ -114,8 +114,8 @@ def describe_every(row: Any) -> str:
     low, high = row.excess_nats_low, row.excess_nats_high
     own = with_interval(row.excess_nats, low, high, digits=3)
     return (
-        f"all tokens: {row.k} far {row.units} by {spell(row.selector)}, {own} nats a token beyond "
-        f"the foreign control, of {row.gap:+.3f} by the whole far part"
+        f"all tokens: {row.k} distant {row.units} by {spell(row.selector)} reduce the loss by "
+        f"{own} nats a token more than an unrelated text's; all distant tokens by {row.gap:+.3f}"
     )
 
 
@@ -130,28 +130,28 @@ def conclude(results: Results) -> str:
     row = rows.sort_values("k", kind="stable").iloc[0]  # of several units, the first
     if not row.gap > 0:
         return (
-            f"{meta.model['name']}: all far tokens together do not lower the loss of these "
-            f"{row.num_targets:,} targets (mean gap {row.gap:+.2f} nats), so there is nothing for "
-            "some of them to give back."
+            f"{meta.model['name']}: all distant tokens together do not lower the loss of these "
+            f"{row.num_targets:,} targets (mean gap {row.gap:+.2f} nats), so a few of them have "
+            "nothing to recover."
         )
     units = row.units if row.k > 1 or row.units.startswith("span") else row.units.removesuffix("s")
-    give = "gives" if row.k == 1 else "give"
+    recover = "recovers" if row.k == 1 else "recover"
     chosen_by = meta.targets.get("chosen_by")
-    chooser = f", chosen in {chosen_by['name']}," if chosen_by else ""
+    chooser = f", selected with {chosen_by['name']}," if chosen_by else ""
     text = (
-        f"{meta.model['name']}: {row.k} far {units} by {spell(row.selector)}{chooser} {give} back "
-        f"{row.recovery:.2f} of the gap of {row.num_targets:,} targets"
+        f"{meta.model['name']}: {row.k} distant {units} by {spell(row.selector)}{chooser} "
+        f"{recover} {row.recovery:.2f} of the gap of {row.num_targets:,} targets"
     )
     headline = "net" if has_net(rows) and pd.notna(row.net) else "excess"
     low, high = row[f"{headline}_low"], row[f"{headline}_high"]
     if pd.isna(low):
-        return f"{text}; there is no interval to judge it by."
+        return f"{text}; too few documents for an interval."
     believed = (
-        "so they depend on it beyond chance"
+        "the targets depend on it beyond chance"
         if low > 0
-        else "less than chance"
+        else "less than by chance"
         if high < 0
-        else "which chance explains"
+        else "no more than chance explains"
     )
     doubts = []
     if row.num_documents < FEW_DOCUMENTS:
@@ -161,17 +161,18 @@ def conclude(results: Results) -> str:
     but = f"; but {' and '.join(doubts)}" if doubts else ""
     nats = row[f"{headline}_nats"]
     shown = with_interval(row[headline], low, high)
-    return f"{text}, {shown} ({nats:+.2f} nats) beyond the controls, {believed}{but}."
+    beyond = "net excess" if headline == "net" else "excess over unrelated text"
+    return f"{text}; {beyond} {shown} ({nats:+.2f} nats a target): {believed}{but}."
 
 
 def describe_noise(model: dict[str, Any]) -> str:
-    """`model`: that of meta.json."""
+    """Warn of noise between rows of a batch. `model`: from meta.json."""
     nats = model.get("batch_noise", 0.0)
     return (
         ""
         if nats < LOUD_NOISE
         else (
-            f"this model's losses change by up to {nats:.2f} nats with the rows beside them, so "
+            f"this model's losses change by up to {nats:.2f} nats with the other rows of a batch; "
             "smaller differences mean nothing"
         )
     )
@@ -190,9 +191,9 @@ def curve_name(selector: str, units: str) -> str:
 
 def describe_windows(windows: dict[str, Any]) -> list[str]:
     return [
-        f"long {windows['long']}, short {windows['short']}",
+        f"long {windows['long']}, local {windows['short']}",
         f"stride {windows['stride']}",
-        f"far units {FAR_STATES[windows['far_states']]}",
+        f"distant units {FAR_STATES[windows['far_states']]}",
     ]
 
 
@@ -216,7 +217,8 @@ def describe_gap(results: Results) -> str:
     if share < 1:
         over = f"the reported documents (estimated from {len(rows):,} targets, {share:.1%} of all)"
     return (
-        f"the far part gains {gap.sum() / share:+,.0f} nats over {over}, an unrelated text "
+        f"distant text reduces the loss by {gap.sum() / share:+,.0f} nats over "
+        f"{over}, an unrelated text "
         f"{placebo.sum() / share:+,.0f}; the {len(of_chosen) / len(rows):.1%} {chosen_by} gain "
         f"{of_chosen.sum() / share:+,.0f}{by_placebo}"
     )

@@ -1,6 +1,6 @@
 """Define the tables of a measurement, and read and write them as Parquet and JSON files.
 
-Place in the flow: beneath parts and results. Never imports torch.
+Place in the flow: below parts and results. Never imports torch.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def to_table(name: str, columns: Columns, origin: str) -> pa.Table:
             num_wrong = int((~np.isfinite(array.to_numpy(zero_copy_only=False))).sum())
         if num_wrong:
             raise DataError(
-                f"{origin}: {field.name} is no finite number in {num_wrong} of {len(array)} "
+                f"{origin}: {field.name} is not a finite number in {num_wrong} of {len(array)} "
                 "rows; if the model's loss overflows, load it with another dtype"
             )
         arrays.append(array)
@@ -128,7 +128,7 @@ def write_table(path: Path, table: pa.Table) -> None:
 
 
 def read_table(path: Path, name: str) -> pa.Table:
-    """Read a file of a folder whose manifest was verified."""
+    """Read a file of a folder with a verified manifest."""
     table = read_parquet(path, "measure again")
     check_columns(path, name, table.schema)
     return table.select(SCHEMAS[name].names)

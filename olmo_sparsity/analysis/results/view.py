@@ -1,8 +1,8 @@
 """Show targets and their far units in their text, in a terminal and a notebook; tables in HTML.
 
-Place in the flow: last, beneath explanations and results. Never imports torch.
+Place in the flow: last, below explanations and results. Never imports torch.
 
-The tables are those of an explanation: `targets` has target, end, text, loss_short, loss_long, gap;
+The tables come from an explanation: `targets` has target, end, text, loss_short, loss_long, gap;
 `far` has target, rank, first, end, text, nats.
 """
 

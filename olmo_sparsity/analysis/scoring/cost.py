@@ -1,6 +1,6 @@
 """The cost of an explanation, an attribution or a measurement.
 
-Place in the flow: beneath `estimate_cost` and `--dry-run`.
+Place in the flow: below `estimate_cost` and `--dry-run`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The induction check: whether a model copies text that it has just read.
 
-Place in the flow: beneath measurements and checks, which give its result beside their numbers.
+Place in the flow: below measurements and checks, which give its result next to their numbers.
 """
 
 from __future__ import annotations

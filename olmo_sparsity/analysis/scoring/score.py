@@ -47,7 +47,7 @@ POOL = 32
 that a document's score does not depend on which process computes it."""
 
 LOOKED_AT = 512
-"""Of so many documents at most, the pool is chosen."""
+"""Number of documents that the pool is chosen from, at most."""
 
 PART_DOCUMENTS, PART_CHARACTERS = 64, 2**17
 """A part of the output, which a killed process loses, ends after so many of either."""
@@ -191,7 +191,7 @@ class _Scoring:
                 windows = Windows(context, local, local, self.prefix)
                 block = windows.block(tokens, start, start + local)
                 plan[number, context] = Context(block).dense_row()
-            if other is not None:  # the last block is that of the longest context
+            if other is not None:  # the last block has the longest context
                 plan[number, "unrelated"] = Context(block.with_far(other)).dense_row()
         return plan
 
@@ -339,7 +339,7 @@ def estimate_score(
     prefix: str = "auto",
     batch_tokens: int | None = None,
 ) -> str:
-    """What scoring costs: counted over the first documents, and timed on a few."""
+    """Estimate what scoring costs: counted over the first documents, and timed on a few."""
     first, texts = _first_of(text, field)
     scoring = _Scoring(_loaded(model), settings, prefix, batch_tokens, first.text)
     parts, tried, num_forwards, num_short = scoring.parts(texts), [], 0, 0
@@ -405,7 +405,7 @@ def _write(rows: list[dict[str, Any]], path: Path, suffix: str) -> None:
 
 
 def _schema(rows: Sequence[Mapping[str, Any]]) -> pa.Schema:
-    """Of all fields of all rows, in order of appearance."""
+    """Names of all fields of all rows, in order of appearance."""
     names = dict.fromkeys(name for row in rows for name in row)
     columns = {name: pa.array([row.get(name) for row in rows]) for name in names}
     return pa.schema([pa.field(name, column.type) for name, column in columns.items()])

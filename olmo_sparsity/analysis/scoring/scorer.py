@@ -53,7 +53,7 @@ TOGETHER = 16
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    """A block with one text in its far part, prepared by `Scorer.context` for evaluation."""
+    """A block with one distant text, prepared by `Scorer.context` for evaluation."""
 
     block: Block
     states: FarStates | None = None
@@ -71,7 +71,7 @@ class Context:
         return Row(self, np.arange(self.block.num_before + last - 1), last)
 
     def set_row(self, far: np.ndarray, span: tuple[int, int] | None = None) -> Row:
-        """The short window and the far places `far` (indices into the far part, rising), for the
+        """The local window and the distant places `far` (indices, rising), for the
         targets `span` (default: all). The only place where the two far states differ."""
         block, wanted = self.block, None
         last = num_targets = block.num_targets
@@ -101,7 +101,7 @@ class Row:
     """Earlier places, attended to with their states of the long window."""
 
     wanted: tuple[int, int] | None = None
-    """Of the targets, only these are evaluated: from the first to one past the last."""
+    """The targets to evaluate: from the first to one past the last."""
 
     @property
     def targets(self) -> np.ndarray:
@@ -151,7 +151,7 @@ class Scorer:
 
     def context(self, block: Block, states: FarStates | None = None) -> Context:
         """Prepare a block for evaluation: the states of its far places are computed once, here.
-        `states`: those of a longer text with the same beginning, to reuse."""
+        `states`: states of a longer text with the same beginning, to reuse."""
         if self.far_states == "isolated":
             return Context(block)
         num_earlier = block.num_prefix + block.num_far
@@ -332,7 +332,7 @@ class Scorer:
                 first += len(batch)
                 self.after_batch()
                 continue
-            # Outside of `except`, whose traceback would keep the memory alive.
+            # Outside of `except`, as its traceback would keep the memory alive.
             self.batch_tokens, self.token_forwards = len(batch) // 2 * num_tokens, before
             say(f"out of memory: batches of {self.batch_tokens:,} tokens from here on")
             if self.device.type == "cuda":
@@ -410,7 +410,7 @@ def refuse_no_numbers(losses: np.ndarray, of: str) -> None:
     finite = np.isfinite(losses.astype(float))
     if not finite.all():
         raise DataError(
-            f"{(~finite).sum()} of {finite.size} losses of {of} are no finite numbers: the model's "
+            f"{(~finite).sum()} of {finite.size} losses of {of} are not finite: the model's "
             "weights hold NaN, perhaps in the embedding of one token, or its dtype overflows; look "
             "at them, or try dtype=fp32"
         )
@@ -511,8 +511,8 @@ def strata(block: Block) -> np.ndarray:
 
 
 def bigrams(block: Block) -> np.ndarray:
-    """Of each target, from the text alone: whether its token and the one before it stand together
-    among the far tokens, and nowhere in the short window."""
+    """Return for each target, from the text alone, whether its token and the one before it occur
+    together among the far tokens, and nowhere in the short window."""
     tokens = block.tokens.astype(np.int64)
     pairs = (tokens[:-1] << 32) + tokens[1:]  # the pair that ends at place i + 1
     first, before = block.num_prefix, block.num_before

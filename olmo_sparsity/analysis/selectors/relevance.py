@@ -41,7 +41,7 @@ LIKE_LLAMA = (
 
 @contextmanager
 def attn_lrp(model: Any) -> Iterator[None]:
-    """Inside, gradients of the model's outputs are those of the rules."""
+    """Inside, gradients of the model's outputs follow the rules."""
     rules = list(_rules(model))
     with ExitStack() as stack:
         for module, rule in rules:
@@ -93,7 +93,7 @@ def _rules_of_llama(model: nn.Module) -> Iterator[tuple[nn.Module, Rule]]:
 def _rules_of_gpt_neox(model: Any) -> Iterator[tuple[nn.Module, Rule]]:
     num_heads = model.config.num_attention_heads
     head_width = model.config.hidden_size // num_heads
-    # Query, key and value of the first head, then those of the next.
+    # Query, key and value of the first head, then of the next.
     factors = (
         torch.tensor([1 / 4, 1 / 4, 1 / 2], dtype=torch.float)
         .repeat_interleave(head_width)
@@ -133,7 +133,7 @@ def _as_linear(output: Tensor, x: Tensor, slope: Tensor) -> Tensor:
 
 
 def _identity(module: nn.Module, inputs: Any, output: Tensor) -> Tensor:
-    """Of activations and RMSNorm, which multiply each coordinate by a number."""
+    """The rule for activations and RMSNorm, which multiply each coordinate by a number."""
     x, bias = inputs[0], getattr(module, "bias", None)
     scaled = output if bias is None else output - bias
     # An x of 0 has no relevance, whatever its slope.

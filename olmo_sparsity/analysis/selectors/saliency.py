@@ -83,7 +83,7 @@ def embedding_saliency(
 
 @contextmanager
 def _frozen(model: Any) -> Iterator[None]:
-    """Inside, no weight wants a gradient, for which layers would keep all their inputs."""
+    """Inside, no weight needs a gradient, for which layers would keep all their inputs."""
     wanting = [weight for weight in model.parameters() if weight.requires_grad]
     try:
         for weight in wanting:
@@ -133,9 +133,9 @@ def gate_gradients(
     gate: float = GATE,
     opened: Sequence[np.ndarray] | None = None,
 ) -> np.ndarray:
-    """gradient_TF of gates that nearly mask the far places. `opened`: places for each target whose
-    gates are open. Only the window's places are computed, and attend to far states, so that there
-    are S × F scores instead of all pairs."""
+    """Return gradient_TF of gates that nearly mask the distant places. `opened`: places for each
+    target whose gates are open. Only the window's places are computed, and attend to far states, so
+    that there are S × F scores instead of all pairs."""
     block, states = context.block, context.states
     if states is None:
         states = _states_alone(scorer, context)

@@ -1,6 +1,6 @@
-"""What a selector is: a rule that ranks distant units, and what the tool must know of it.
+"""Define a selector: a rule that ranks distant units, and what the tool must know of it.
 
-Place in the flow: beneath influence.py, which has the rules of this package. A rule of your own is
+Place in the flow: below influence.py, which has the rules of this package. A rule of your own is
 a function `(scorer, question) → Choice`, or a `Selector` of one, which you name as `file.py:name`
 or offer as an entry point of the group `olmo_sparsity.selectors`.
 """
@@ -29,7 +29,7 @@ class Question:
     """The targets and candidates that a selector ranks."""
 
     context: Context
-    """Its far part holds the candidates."""
+    """Its distant tokens are the candidates."""
 
     units: Units
     spans: Spans

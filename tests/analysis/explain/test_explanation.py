@@ -309,7 +309,7 @@ def test_targets_without_a_far_part_are_named(
 ) -> None:
     found = asked(model, at=[slice(2, 3), slice(40, 41)])
     assert found.targets.target.tolist() == [40]
-    assert "1 of 2 targets stand before token" in capsys.readouterr().err
+    assert "1 of 2 targets precede token" in capsys.readouterr().err
 
 
 def test_what_would_be_ignored_is_refused(model: Any, folder: str) -> None:
@@ -408,7 +408,7 @@ def test_a_weight_that_is_no_number_is_not_explained_away(at: str | None) -> Non
     with torch.no_grad():  # of a word that stands among the far ones
         model.model.embed_tokens.weight[make_tokenizer().convert_tokens_to_ids("w5")] = torch.nan
     text = "w5 " + " ".join(f"w{i}" for i in range(6, 24)) + " w7 w8 w9"
-    with pytest.raises(DataError, match="losses of targets are no finite numbers"):
+    with pytest.raises(DataError, match="losses of targets are not finite"):
         asked(model, text=text, at=at)
 
 

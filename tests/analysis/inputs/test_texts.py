@@ -378,7 +378,7 @@ SAID: dict[str, tuple[bytes, str]] = {
     "array.c4.json": (b"{}\n[1]\n", r"no text field \(first: array\.c4\.json:1\)"),
     "comment.jsonl": (b"// one a line\n" + JSON, "a comment, which JSON has not: delete it"),
     "python.jsonl": (b"{'text': 'one'}\n", "single quotes, as Python writes: write it with json"),
-    "twice.jsonl": (b'{"text": "one", "text": "two"}\n', "the key 'text' stands twice"),
+    "twice.jsonl": (b'{"text": "one", "text": "two"}\n', "duplicate key 'text'"),
     "number.jsonl": (b'{"text": 3}\n', "it is of type int, no text"),
     "one.parquet": (b"", "holds no documents: left out 1 x empty document"),
 }
@@ -715,7 +715,7 @@ def test_a_model_of_others_is_measured_on_any_text(heldout: TokenShards, data_fo
     assert [d.number for d in prepared] == list(range(10))
     groups = [d.group for d in open_documents(str(data_folder), model)]
     assert 1 < len(set(groups)) < len(groups), "passages of one article are one group"
-    with pytest.raises(DataError, match="has no tokenizer beside it"):
+    with pytest.raises(DataError, match="has no tokenizer to read text"):
         open_documents("embedded", named("x", None))
     with pytest.raises(DataError, match="token 505, and the embedding has 9 rows"):
         open_documents("embedded", named("x", heldout.tokenizer, 9), limit=2)

@@ -228,7 +228,7 @@ def test_what_is_no_model_says_what_was_looked_for(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(DataError, match="'nobody/nothing' is no folder here, and the hub"):
+    with pytest.raises(DataError, match="'nobody/nothing' is not a folder here, and the hub"):
         load_model("nobody/nothing")
     with pytest.raises(DataError, match="/nobody/nothing' does not exist"):
         load_model("/nobody/nothing")
@@ -239,7 +239,7 @@ def test_what_is_no_model_says_what_was_looked_for(
         load_model(str(tmp_path))
     with pytest.raises(DataError, match=r"neither config\.json"):
         load_model(tmp_path / "checkpoints")
-    with pytest.raises(ConfigError, match="None is no folder"):
+    with pytest.raises(ConfigError, match="None is neither a folder"):
         load_model(None)  # type: ignore[arg-type] # wrong on purpose
     with pytest.raises(ConfigError, match="dtype=int8"):
         load_model(str(tmp_path), dtype="int8")
@@ -297,8 +297,8 @@ def test_a_model_of_ours_is_taken_too() -> None:
 def test_what_is_no_causal_model_is_refused_by_name(tmp_path: Path) -> None:
     for given, problem in (
         (str(tmp_path), "load_model reads"),
-        (nn.Linear(3, 3), "Linear is no model of transformers"),
-        (nn.DataParallel(nn.Linear(3, 3)), "Linear is no model of transformers"),
+        (nn.Linear(3, 3), "Linear is not a transformers model"),
+        (nn.DataParallel(nn.Linear(3, 3)), "Linear is not a transformers model"),
         (llama().base_model, "LlamaModel .*no last linear map"),
     ):
         with pytest.raises(ConfigError, match=problem):
@@ -445,7 +445,7 @@ def test_adapter_folders_that_cannot_be_read_are_one_line(
         ("{", "adapter_config.json: not readable JSON"),
         ("{}", "adapter_config.json: base_model_name_or_path=None"),
         (text.replace(base, "/gone"), "'/gone' does not exist"),
-        (text.replace(base, str(adapter_folder)), "is no base model of transformers"),
+        (text.replace(base, str(adapter_folder)), "is not a base model of transformers"),
     ):
         config.write_text(changed)
         with pytest.raises(DataError, match=problem):

@@ -179,7 +179,7 @@ def test_an_index_must_not_lead_to_a_pickle(tmp_path: Path) -> None:
     content["weight_map"]["model.norm.weight"] = "pytorch_model.bin"
     path.write_text(json.dumps(content))
     torch.save({"model.norm.weight": torch.ones(1)}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(DataError, match=r"names 'pytorch_model.bin', which is no safetensors"):
+    with pytest.raises(DataError, match=r"names 'pytorch_model.bin', which is not a safetensors"):
         load_model(str(tmp_path), device="cpu")
 
 

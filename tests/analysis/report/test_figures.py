@@ -173,7 +173,7 @@ def test_nats_of_all_tokens_are_drawn_where_they_are_measured(results: Results) 
     every = rows.assign(target_set="every", gap=0.0625, excess_nats=0.01 * rows.k)
     both = replace(results, summary=pd.concat([results.summary, every]))
     axes = panel(both, "(f)")
-    assert "the whole far part: +0.062" in {text.get_text() for text in axes.texts}
+    assert "all distant text: +0.062" in {text.get_text() for text in axes.texts}
     lines = [line for line in axes.lines if len(line.get_xdata()) > 2]
     assert len(lines) == len(SELECTORS) * len(UNITS)
     for line in lines:

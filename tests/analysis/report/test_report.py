@@ -313,7 +313,7 @@ def test_an_explanation_says_whether_to_believe_it(
     check = explanation.checked
     assert check is not None
     text = explained.text
-    windows = f"long window of all before a target, short window {SHORT}"
+    windows = f"long window of all tokens before a target, local window {SHORT}"
     assert f"{windows}, both behind a prefix of 1" in text
     assert f"{check.verdict}." in text
     assert f"{check.excess[0]:+.2f} nats a target".replace("-", "−") in text

@@ -60,27 +60,27 @@ def results(has_induction: bool = True, **changed: Any) -> Results:
 def test_the_last_sentence_says_how_much_and_whether_to_believe_it() -> None:
     said = conclude(results())
     assert said.startswith(
-        "small: 1 far token by add one gives back 0.99 of the gap of 200 targets"
+        "small: 1 distant token by add one recovers 0.99 of the gap of 200 targets"
     )
-    assert "+0.48 [+0.34, +0.63] (+0.73 nats) beyond the controls" in said
-    assert said.endswith("so they depend on it beyond chance.")
+    assert "; net excess +0.48 [+0.34, +0.63] (+0.73 nats a target): " in said
+    assert said.endswith(": the targets depend on it beyond chance.")
 
 
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"net_low": -0.1}, ", which chance explains."),
-        ({"net_low": -0.3, "net_high": -0.1}, ", less than chance."),
+        ({"net_low": -0.1}, ": no more than chance explains."),
+        ({"net_low": -0.3, "net_high": -0.1}, ": less than by chance."),
         ({"num_documents": 9}, "chance; but 9 documents are too few to trust the interval."),
         ({"has_induction": False}, "; but the model copies little from its context."),
-        ({"net_low": float("nan")}, "there is no interval to judge it by."),
-        ({"net": float("nan")}, "+0.83 [+0.80, +0.90] (+1.10 nats) beyond the controls"),
+        ({"net_low": float("nan")}, "too few documents for an interval."),
+        ({"net": float("nan")}, "excess over unrelated text +0.83 [+0.80, +0.90] (+1.10 nats a"),
         (
             {"gap": -0.2},
-            "small: all far tokens together do not lower the loss of these 200 targets",
+            "small: all distant tokens together do not lower the loss of these 200 targets",
         ),
-        ({"units": "words"}, "small: 1 far word by"),
-        ({"units": "span:4"}, "small: 1 far span:4 by"),
+        ({"units": "words"}, "small: 1 distant word by"),
+        ({"units": "span:4"}, "small: 1 distant span:4 by"),
     ],
 )
 def test_what_is_doubtful_is_said(changed: dict[str, Any], said: str) -> None:
@@ -175,4 +175,4 @@ def test_targets_that_were_not_selected_by_their_gap_have_no_net_excess() -> Non
     assert "+0.83 [+0.80, +0.90]" in shown
     assert "+0.48" not in shown
     said = conclude(replace(results(), summary=rows))
-    assert "+0.83 [+0.80, +0.90] (+1.10 nats) beyond the controls" in said
+    assert "excess over unrelated text +0.83 [+0.80, +0.90] (+1.10 nats a target)" in said
