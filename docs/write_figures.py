@@ -1,8 +1,8 @@
 """The figures of the results' pages, drawn from what is stored: `python -m docs.write_figures`
 
-draws all of them, `python -m docs.write_figures forest` one. Their rows stand in tables.yaml.
-Figures are as wide as a phone shows them, on white; a test says when one no longer follows from the
-results.
+draws all of them, `python -m docs.write_figures forest` one. Their rows are in tables.yaml.
+Figures are as wide as a phone shows them, on white; a test fails when one no longer follows from
+the results.
 """
 
 from __future__ import annotations
@@ -21,12 +21,16 @@ from docs.stored import (
     FIGURES,
     SHOWN,
     by_distance,
+    other_table,
+    read_all,
     read_course,
     read_evaluations,
+    read_meta,
     read_summary,
     scheme_losses,
     task_rows,
 )
+from olmo_sparsity.analysis.report.figures import Curve, draw_headline
 from olmo_sparsity.analysis.results.summary import ENOUGH, FAR_STATES
 from olmo_sparsity.drawing import (
     BLACK,
@@ -40,6 +44,7 @@ from olmo_sparsity.drawing import (
     band,
     save,
 )
+from olmo_sparsity.evidence.ladder import ladder_figure
 
 WIDTH = 4.6
 STYLE = {
@@ -52,7 +57,7 @@ STYLE = {
     "svg.fonttype": "path",
 }
 OF_K = {1: (BLUE, 0.17), 4: (ORANGE, -0.17)}
-"""A colour for each k, and how far its mark stands above the middle of its row."""
+"""A colour for each k, and the offset of its mark from the middle of its row."""
 
 
 def interval_of(axes: Axes, row: Any, column: str, at: float, color: str, marker: str) -> None:
@@ -65,7 +70,7 @@ def interval_of(axes: Axes, row: Any, column: str, at: float, color: str, marker
 
 
 def forest() -> Figure:
-    """Every headline measurement: recovery, net excess and removal of its best far units."""
+    """Every headline measurement: recovery, net excess and removal of its best distant units."""
     groups = SHOWN["figures"]["forest"]
     num_rows = sum(len(group["of"]) + 1.4 for group in groups)
     figure = Figure((WIDTH, 0.9 + 0.165 * num_rows), layout="constrained")
@@ -167,7 +172,7 @@ def appears() -> Figure:
 
 
 def distance() -> Figure:
-    """What the best far token gives, by how far back it stands."""
+    """Loss reduction by the best distant token, by its distance."""
     shown = SHOWN["figures"]["distance"]
     figure = Figure((WIDTH, 3.1), layout="constrained")
     axes = figure.subplots()
@@ -224,8 +229,8 @@ def draw_schemes(axes: Axes, losses: pd.DataFrame, how: str) -> None:
 
 
 def course() -> Figure:
-    """While models are trained: their induction check, and what all far tokens, and the one that
-    another model chose, give where a pair of tokens recurs."""
+    """While models are trained: their induction check, and the loss reduction by all distant tokens
+    and by the one that another model selected, where a pair of tokens recurs."""
     shown = SHOWN["figures"]["course"]
     figure = Figure((WIDTH, 2.8), layout="constrained")
     panels = figure.subplots(1, len(shown), squeeze=False)[0]
@@ -233,8 +238,8 @@ def course() -> Figure:
         rows = read_course(of)
         axes.plot(rows.millions, rows.check, color=GREY, label="induction check")
         for column, color, called in (
-            ("gap", BLACK, "all far tokens"),
-            ("excess_nats", BLUE, "one of them, chosen by another model"),
+            ("gap", BLACK, "all distant tokens"),
+            ("excess_nats", BLUE, "one of them, selected by another model"),
         ):
             axes.plot(rows.millions, rows[column], "o-", color=color, markersize=3, label=called)
         band(axes, rows.millions, rows.excess_nats_low, rows.excess_nats_high, BLUE)
@@ -337,7 +342,7 @@ def parity() -> Figure:
 
 
 def calibration() -> Figure:
-    """Recovery by k of words that tell by m pieces together, a line for each model."""
+    """Recovery by k of words with m pieces that determine the answer together, by model."""
     shown = SHOWN["figures"]["calibration"]
     figure = Figure((WIDTH, 2.8), layout="constrained")
     panels = figure.subplots(1, 2, sharey=True)
@@ -362,15 +367,55 @@ def calibration() -> Figure:
     return figure
 
 
+def headline(name: str, title: str) -> Figure:
+    """Recovery and removal by k, own text against unrelated text, contextual and isolated."""
+    curves = []
+    for far, label in FAR_STATES.items():
+        measurement = f"net_{name}_{far}"
+        rows = read_all(measurement).query("target_set == 'gap' and selector == 'add_one'")
+        rows = rows.rename(columns={"recovery_low": "low", "recovery_high": "high"})
+        curves.append(Curve(label, rows, read_meta(measurement)["windows"]))
+    return draw_headline(curves[::-1], f"{title}; units ranked by add_one")
+
+
+def quick() -> Figure:
+    """The quick model of Wikipedia."""
+    return headline("figure2", "Quick model, 0.56M parameters, Wikipedia")
+
+
+def code() -> Figure:
+    """A model of Python sources."""
+    return headline("figure2_code", "0.95M parameters, Python sources")
+
+
+def of_sizes(name: str) -> Figure:
+    """Models taught to copy: excess against size and against the induction check."""
+    table = other_table(name).assign(units="tokens", net=np.nan)
+    return ladder_figure(table, "add_one", 1, "tokens")
+
+
+def ladder() -> Figure:
+    """Within the training length's windows."""
+    return of_sizes("ladder_contextual")
+
+
+def beyond() -> Figure:
+    """At twice the training length."""
+    return of_sizes("beyond_contextual")
+
+
 DRAWN: dict[str, Callable[[], Figure]] = {
     f"results_{draw.__name__}": draw
-    for draw in (forest, copying, appears, distance, length, parity, calibration, schemes, course)
+    for draw in (
+        *(forest, copying, appears, distance, length, parity, calibration, schemes, course),
+        *(quick, code, ladder, beyond),
+    )
 }
 
 
 if __name__ == "__main__":
-    asked = sys.argv[1:]
+    chosen = sys.argv[1:]
     for name, draw in DRAWN.items():
-        if not asked or name.removeprefix("results_") in asked:
+        if not chosen or name.removeprefix("results_") in chosen:
             save(partial(draw), FIGURES / f"{name}.svg", **STYLE)
             print(f"docs/figures/{name}.svg")

@@ -94,7 +94,7 @@ def plain(number: float, form: str) -> str:
 
 
 def at_millions(row: dict[str, Any], millions: list[float]) -> float | None:
-    """The one of `millions` that is asked for at this evaluation."""
+    """Return the entry of `millions` that this evaluation reaches."""
     digits = 1 if any(isinstance(number, float) for number in millions) else 0
     trained = round(row["millions"], digits)
     return trained if trained in millions else None
@@ -119,8 +119,8 @@ def net_excess(
     of: dict[str, str], sets: tuple[str, ...] = ("gap",), ks: tuple[int, ...] = (1,)
 ) -> str:
     """Beyond the unrelated text, and beyond the placebo: add_one over all kinds of units."""
-    names = ["target set", "model", "long window", "far tokens", "units", "k"]
-    numbers = ["recovery", "foreign", "excess", "placebo", "**net**"]
+    names = ["target set", "model", "long window", "distant tokens", "units", "k"]
+    numbers = ["recovery", "unrelated", "excess", "placebo", "**net**"]
     numbers += ["net at equal gaps", "net in nats", "targets"]
     lines = []
     for target_set, (name, model) in product(sets, of.items()):
@@ -156,7 +156,7 @@ def transfer(of: dict[str, str], sets: tuple[str, ...], ks: tuple[int, ...] = (1
         line += [shown(row, "recovery", ".2f"), shown(row, "foreign", ".2f")]
         line += [shown(row, "removal", ".2f"), shown(row, "excess_nats")]
         lines.append([*line, plain(row.gap, ".2f"), f"{row.num_targets:.0f}"])
-    names = "target set | seeds | k | recovery | foreign | removal | own − foreign, nats"
+    names = "target set | seeds | k | recovery | unrelated | removal | own − unrelated, nats"
     return table(f"{names} | gap, nats | targets", lines, left=3)
 
 
@@ -172,7 +172,7 @@ PARTS = {
 
 
 def parts_of_words(of: dict[str, str], sets: tuple[str, ...]) -> str:
-    """What one far token gives to whole words, and to pieces of words."""
+    """Loss reduction by one distant token at whole words, and at pieces of words."""
     rows = {
         (target_set, part, model): row
         for target_set, part, (name, model) in product(sets, PARTS, of.items())
@@ -187,16 +187,16 @@ def parts_of_words(of: dict[str, str], sets: tuple[str, ...]) -> str:
         line += [shown(row, "net")] if has_placebo else []  # transfer needs none
         line += [shown(row, "excess_nats"), plain(row.gap, ".2f")]
         lines.append([*line, f"{row.num_targets:.0f} ({row.share:.0%})"])
-    names = "target set | target | models | recovery | foreign"
+    names = "target set | target | models | recovery | unrelated"
     names += " | **net**" if has_placebo else ""
-    return table(f"{names} | own − foreign, nats | gap, nats | targets", lines, left=3)
+    return table(f"{names} | own − unrelated, nats | gap, nats | targets", lines, left=3)
 
 
 def transfer_pairs(
     name: str, of: dict[str, dict[str, str]], sets: tuple[str, ...], ks: tuple[int, ...] = (1, 4)
 ) -> str:
     """Units that one model ranked, evaluated by another; a row for many ordered pairs: the least
-    and the most of those whose gap is told apart from 0, and the ends of intervals that decide.
+    and the most of those with a gap that differs from 0, and the ends of intervals that decide.
     `measurements`: a regular expression of their names."""
     all_rows = other_table(name)
     all_rows = all_rows[all_rows.selector == "add_one"]
@@ -218,19 +218,23 @@ def transfer_pairs(
             bounds = [f"{end:.2f}" for end in (low, high) if end is not None and not np.isnan(end)]
             line += [ends(rows[number].dropna(), ".2f"), ", ".join(bounds) or "–"]
         lines.append([*line, ends(rows.gap, ".2f")])
-    names = "far units | target set | k | pairs | recovery | lowest end | foreign | highest end"
-    names += " | removal | highest end | own − foreign, nats | ends | gap, nats"
+    names = (
+        "distant units | target set | k | pairs | recovery | lowest end | unrelated | highest end"
+    )
+    names += " | removal | highest end | own − unrelated, nats | ends | gap, nats"
     return table(names, lines, left=2)
 
 
 def nats(of: dict[str, str], set: str, k: int = 1) -> str:
-    """What far tokens give in nats: one of them, and all together."""
+    """Loss reduction by distant tokens in nats: one of them, and all together."""
     lines = []
     for name, called in of.items():
         row = read_summary(name, set).loc["add_one", k]
         line = [called, shown(row, "excess_nats", "+.3f"), f"{row.gap:.3f}"]
         lines.append([*line, f"{row.num_targets:.0f}"])
-    return table("model | one token, own − foreign | all far tokens (the gap) | targets", lines)
+    return table(
+        "model | one token, own − unrelated | all distant tokens (the gap) | targets", lines
+    )
 
 
 def differences(of: dict[str, list[str]], ks: tuple[int, ...] = (1,)) -> str:
@@ -247,7 +251,7 @@ def differences(of: dict[str, list[str]], ks: tuple[int, ...] = (1,)) -> str:
 
 
 def far_part(of: dict[str, str]) -> str:
-    """What all far tokens together are worth, over all targets."""
+    """Loss reduction by all distant tokens together, over all targets."""
     lines = []
     for name, called in of.items():
         meta = read_meta(name)
@@ -298,7 +302,7 @@ def checks(of: dict[str, str], millions: list[float]) -> str:
 
 
 def course(of: str) -> str:
-    """What far tokens give while a model is trained, where a pair of tokens recurs."""
+    """Loss reduction by distant tokens while a model is trained, where a pair of tokens recurs."""
     (chosen,) = (one for one in SHOWN["figures"]["course"] if one["of"] == of)
     lines = [
         [
@@ -311,7 +315,7 @@ def course(of: str) -> str:
         ]
         for _, row in read_course(chosen).iterrows()
     ]
-    header = "tokens trained | check | all far tokens, nats | one of them beyond unrelated text"
+    header = "tokens trained | check | all distant tokens, nats | one of them beyond unrelated text"
     return table(f"{header} | recovery | unrelated", lines, left=0)
 
 
@@ -375,7 +379,7 @@ def schemes(of: dict[str, str], prefix: str, seeds: list[int], longs: list[int])
     header = ["scheme", "further steps", *(f"loss, {between}" for between in losses.columns)]
     header += [f"induction check, {longs[-1]}", "… as a share"]
     header += [*(f"transfer, {long} far" for long in longs), "unrelated token"]
-    return table(" | ".join([*header, "all far tokens, nats", "one of them"]), lines, left=2)
+    return table(" | ".join([*header, "all distant tokens, nats", "one of them"]), lines, left=2)
 
 
 # --- what is chosen, and by which rule ------------------------------------------------------------
@@ -396,7 +400,7 @@ def kinds(of: str) -> str:
         line += [f"{row.share:.1%}", f"{row.base_share:.1%}"]
         line += [shown(row, "enrichment", ".2f"), shown(row, "excess_recovery")]
         lines.append([*line, str(row.num_targets)])
-    header = "first choice | of targets | of far tokens | enrichment | excess there | targets"
+    header = "first choice | of targets | of distant tokens | enrichment | excess there | targets"
     return table(header, lines)
 
 
@@ -425,7 +429,7 @@ def reviews(of: dict[str, str], seeds: list[int]) -> str:
 
 
 def share_of_own_word(name: str) -> float:
-    """Of the targets: those whose first choice is their own word or of its family."""
+    """Share of targets with a first choice of their own word or its family."""
     own = read_kinds(name, 4).num_targets[["equal", "same_family"]].sum()
     return float(own / read_summary(name).loc["add_one", 1].num_targets)
 
@@ -459,7 +463,7 @@ def planted_8k(of: dict[str, str]) -> str:
             row = read_summary(name, "planted").loc["add_one_nested", k]
             values = [shown(row, "hit_rate", ".2f"), shown(row, "recovery", ".2f")]
             lines.append([what, str(k), *values, f"{row.foreign:.2f}", shown(row, "excess")])
-    header = "planted tokens that tell the answer | k | found | recovery | foreign | excess"
+    header = "planted tokens that hold the answer | k | found | recovery | unrelated | excess"
     return table(header, lines)
 
 
@@ -487,7 +491,7 @@ def calibration(of: dict[str, str]) -> str:
             enough = recovery.index[recovery >= ENOUGH]
             line += [f"{recovery[1]:.2f}", str(enough[0]) if len(enough) else "–"]
         lines.append(line)
-    header = "pieces | seed | far states | loss with all"
+    header = "pieces | seed | distant states | loss with all"
     for selector in ("drop_one", "add_one"):
         header += f" | `{selector}`: k = 1 | k at {ENOUGH}"
     return table(header, lines, left=3)
@@ -503,7 +507,7 @@ def ladder(of: str, k: int) -> str:
         line = [f"{size / 1e6:.1f}M", POSITIONS[positions], str(len(some))]
         line += [f"{some[column].mean():.2f}" for column in ("drop", "gap", "recovery", "foreign")]
         lines.append([*line, f"{some.excess.mean():+.2f}", ends(some.excess, "+.2f")])
-    header = "parameters | positions | models | drop | gap | recovery | foreign | excess, mean"
+    header = "parameters | positions | models | drop | gap | recovery | unrelated | excess, mean"
     return table(f"{header} | excess, lowest and highest", lines, left=2)
 
 
@@ -514,7 +518,7 @@ def beyond(of: str) -> str:
         line = [str(row.seed), POSITIONS[row.positions], f"{row['drop']:+.2f}"]
         line += [f"{row[column]:.2f}" for column in ("loss_long", "gap", "recovery", "foreign")]
         lines.append([*line, shown(row, "excess"), shown(row, "excess", scale=row.gap)])
-    header = "seed | positions | drop | L_long | gap | recovery | foreign | excess"
+    header = "seed | positions | drop | L_long | gap | recovery | unrelated | excess"
     return table(f"{header} | excess × gap, nats", lines, left=2)
 
 
@@ -649,7 +653,7 @@ def scratchpad(of: dict[str, str], lengths: list[int]) -> str:
 
 
 def task_commands() -> str:
-    """Of every stored result. How many at a time changes nothing in what comes out."""
+    """Commands of every stored result. How many run at a time does not change the result."""
     asked = (task["meta"]["command"] for task in tasks().values())
     commands = sorted({re.sub(r" --num_workers=[0-9]+", "", command) for command in asked})
     return "\n".join(["```bash", *commands, "```"])

@@ -252,12 +252,12 @@ class WorkFolder:
     def refuse_others(self) -> None:
         """Reject a folder with files of other work, which this one would spoil."""
         if self.path.is_file():
-            raise ConfigError(f"{self.setting}={self.path} is a file; name a folder")
+            raise ConfigError(f"{self.setting}={self.path} is a file; pass a folder")
         others = [path.name for path in sorted(self.path.glob("[!.]*")) if not _may_precede(path)]
         # Looked for last, as another process may begin just now.
         if others and not self.identity.exists():
             raise ConfigError(
-                f"{self.setting}={self.path} holds other files ({', '.join(others[:3])}) and no "
+                f"{self.setting}={self.path} is not empty ({', '.join(others[:3])}) and no "
                 f"{self.identity_name}; name a new folder"
             )
 

@@ -413,7 +413,7 @@ def copy_config(name: str, out: Path | None) -> str:
     text = path.read_text().replace("../", "")
     if out is not None:
         if out.exists():
-            raise ConfigError(f"--out={out} exists; name another file, or delete it")
+            raise ConfigError(f"--out={out} exists; pass another file, or delete it")
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(out, text)
     return text

@@ -62,7 +62,7 @@ def parse_share(text: str) -> float:
     except ValueError:
         share = 0.0
     if not (text.startswith("top") and text.endswith("%") and 0 < share <= 1):
-        raise ConfigError(f"share={text} is neither `all` nor like `top10%`")
+        raise ConfigError(f"share={text} must be all, or a share such as top10%")
     return share
 
 
@@ -71,14 +71,14 @@ def parse_sample(text: str) -> float:
     try:
         return float(text.removesuffix("%")) / 100 if text.endswith("%") else float(text)
     except ValueError:
-        raise ConfigError(f"sample={text} must be a share of all blocks, like 5%") from None
+        raise ConfigError(f"sample={text} must be a share of all blocks, such as 5%") from None
 
 
 def parse_budget(text: str) -> float:
     """`30min` → 1800 seconds."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?) ?(s|min|h|d)", text)
     if found is None or not float(found[1]):
-        raise ConfigError(f"budget={text} must be a time with its unit, like 45s, 30min, 8h or 2d")
+        raise ConfigError(f"budget={text} must be a time with a unit, such as 45s, 30min, 8h or 2d")
     return float(found[1]) * {"s": 1, "min": 60, "h": 3600, "d": 86400}[found[2]]
 
 
@@ -208,9 +208,7 @@ class Settings:
         named = {"sample": self.sample != 1, "blocks": self.blocks, "budget": self.budget}
         if sum(map(bool, named.values())) > 1:
             names = " and ".join(name for name, is_given in named.items() if is_given)
-            raise ConfigError(
-                f"{names} each say how many blocks are measured: leave all but one out"
-            )
+            raise ConfigError(f"{names} all set the number of blocks; pass one of them")
 
     def _check_ks(self) -> None:
         from olmo_sparsity.analysis.inputs.windows import span_width
@@ -221,7 +219,8 @@ class Settings:
             num_units = num_far if width is None else num_far - width + 1
             if max(self.ks) > num_units:
                 raise ConfigError(
-                    f"ks: {max(self.ks)} is more than the {max(num_units, 0)} far units ({units}) "
+                    f"ks: {max(self.ks)} is more than the {max(num_units, 0)} distant units "
+                    f"({units}) "
                     f"of the first target with long={self.long} and short={self.short}"
                 )
 
@@ -230,7 +229,7 @@ def parse_lengths(text: str) -> tuple[int, ...]:
     """`1k,4k` → (1024, 4096)."""
     found = [re.fullmatch(r"(\d+)(k?)", part.strip().lower()) for part in text.split(",")]
     if not all(found):
-        raise ConfigError(f"contexts={text} must be numbers of tokens, like 1k,4k or 1000,4000")
+        raise ConfigError(f"contexts={text} must be numbers of tokens, such as 1k,4k or 1000,4000")
     return tuple(int(one[1]) * (1024 if one[2] else 1) for one in found if one)
 
 
@@ -313,7 +312,8 @@ class SourceSettings:
             span_width(self.units)
             if self.orders > 1:
                 raise ConfigError(
-                    f"orders={self.orders} moves whole sources; leave units={self.units} out"
+                    f"orders={self.orders} reorders whole sources and cannot be combined with "
+                    f"units={self.units} out"
                 )
 
 

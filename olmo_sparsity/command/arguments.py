@@ -174,7 +174,7 @@ def _add_measure(sub: Parser) -> None:
         "--text",
         help="a file or glob of .jsonl, .csv, .tsv, .parquet or plain text, a folder of plain "
         "text, a saved data set, a prepared folder, a name on the hub, - for standard input, … "
-        "(all in docs/train.md; default: the run's own held-out documents)",
+        "(all in docs/text.md; default: the run's own held-out documents)",
     )
     _add(sub, help, targets="FOLDER", choices="FOLDER", losses="FOLDER")
     sub.add("--at", action="append", metavar="WORDS", help=AT)
@@ -217,7 +217,11 @@ def _add_score(sub: Parser) -> None:
 def _add_results(command: Commands) -> None:
     sub = command("figure", "draw Figure 2 of measurements, or accuracy by length of tasks")
     sub.add("results", metavar="RESULTS", nargs="+")
-    sub.add("--out", required=True, help="a .png, .pdf or .svg file")
+    sub.add(
+        "--out",
+        required=True,
+        help="a .png, .pdf or .svg file; for measurements also OUT_diagnostics",
+    )
     sub.add("--labels", help="comma-separated names of the models")
 
     sub = command("ladder", "compare many models: excess against size and against induction")
@@ -225,8 +229,8 @@ def _add_results(command: Commands) -> None:
     sub.add(
         "--out",
         required=True,
-        help="a .png, .pdf or .svg file; numbers and provenance go "
-        "beside it as .csv and .meta.json",
+        help="a .png, .pdf or .svg file; numbers and provenance are written "
+        "to .csv and .meta.json files of the same name",
     )
     sub.add("--selector", default="add_one", help="(%(default)s)")
     sub.add("--units", default="tokens", help="(%(default)s)")

@@ -101,7 +101,7 @@ def configs(options: argparse.Namespace) -> int:
 
     if options.name is None:
         if options.out is not None:
-            raise ConfigError(f"--out={options.out} is for one config; name it")
+            raise ConfigError(f"--out={options.out} requires the name of one config")
         print(list_configs())
         return 0
     text = copy_config(options.name, None if options.out is None else Path(options.out))
@@ -348,7 +348,8 @@ def figure(options: argparse.Namespace) -> int:
         from olmo_sparsity.analysis.report.figures import draw_figure2
         from olmo_sparsity.analysis.results.results import read_results
 
-        draw_figure2([read_results(folder) for folder in folders], Path(options.out), labels)
+        results = [read_results(folder) for folder in folders]
+        print(draw_figure2(results, Path(options.out), labels))
     print(options.out)
     return 0
 

@@ -29,13 +29,13 @@ def attribute(options: argparse.Namespace) -> int:
     from olmo_sparsity.analysis.results.tables import plain
 
     if options.out is not None or options.shard != "0/1":
-        raise ConfigError("--out and --shard belong to --questions; one question has --json")
+        raise ConfigError("--out and --shard require --questions; for one question use --json")
     if options.gate or options.baseline is not None:
-        raise ConfigError("--gate and --baseline belong to --questions; leave them out")
+        raise ConfigError("--gate and --baseline require --questions; omit them")
     if options.html is not None:
         refuse_suffix("--html", options.html, ".html")
     if options.question is None and options.messages is None:
-        raise ConfigError("--question is missing; it follows the sources of --source")
+        raise ConfigError("--source requires --question")
     for name in ("question", "answer"):
         if (text := getattr(options, name)) and isfile(text):
             say(f"--{name}: the words '{text}' themselves; --{name} @{text} reads the file")
@@ -75,11 +75,11 @@ def _attribute_questions(options: argparse.Namespace) -> int:
 
     for name in ("question", "answer", "candidates", "html", "json"):
         if getattr(options, name):
-            raise ConfigError(f"--{name} cannot be combined with --questions; leave it out")
+            raise ConfigError(f"--{name} cannot be combined with --questions; omit it")
     if options.message != -1:
-        raise ConfigError(f"--message={options.message} belongs to --messages; leave it out")
+        raise ConfigError(f"--message={options.message} requires --messages; omit it")
     if options.baseline is not None and not options.gate:
-        raise ConfigError("--baseline is compared by --gate; add it")
+        raise ConfigError("--baseline requires --gate; add it")
     if options.gate:
         gate.refuse_without_expectations(options.questions, options.baseline)
     settings = build(SourceSettings, given_options(options, SourceSettings))
@@ -95,7 +95,7 @@ def _attribute_questions(options: argparse.Namespace) -> int:
         print(count_questions(model, options.questions, settings, known, options.decoys))
         return 0
     if options.out is None:
-        raise ConfigError("--questions needs --out, the folder of the results")
+        raise ConfigError("--questions requires --out, the folder of the results")
     found = measure_questions(
         model,
         options.questions,
@@ -123,7 +123,7 @@ def _read_sources(sources: list[str]) -> dict[str, str]:
     named = [pair for source in sources for pair in _named_files(source)]
     names = [name for name, _ in named]
     if len(set(names)) < len(names):
-        raise ConfigError(f"--source: two have one name: {', '.join(names)}")
+        raise ConfigError(f"--source: duplicate names:  {', '.join(names)}")
     return {name: read_text(path) for name, path in named}
 
 

@@ -40,7 +40,7 @@ _STYLES = {
     "pose": (BLUE, "o", "RoPE + PoSE", 1.04),
     "contiguous": (RED, "s", "RoPE", 0.96),
 }
-_DROP = "drop on a repeated passage (nats)"
+_DROP = "induction check (nats)"
 _GREY: dict[str, Any] = {"color": GREY, "marker": "x", "markersize": 3}
 
 
@@ -162,11 +162,11 @@ def _of(table: pd.DataFrame, selector: str, k: int, units: str) -> tuple[pd.Data
 def draw_ladder(
     table: pd.DataFrame, out: Path, selector: str, k: int, units: str = "tokens"
 ) -> None:
-    save(lambda: _figure(table, selector, k, units), out)
+    save(lambda: ladder_figure(table, selector, k, units), out)
 
 
-def _figure(table: pd.DataFrame, selector: str, k: int, units: str) -> Figure:
-    """With models of one size, the panels by size are left out."""
+def ladder_figure(table: pd.DataFrame, selector: str, k: int, units: str) -> Figure:
+    """Draw the figure; models of one size have no panels by size."""
     rows, beyond = _of(table, selector, k, units)
     control = table[(table.selector == "random") & (table.k == k) & (table.units == units)]
     if selector == "random" or set(control.model) != set(rows.model):
@@ -180,7 +180,7 @@ def _figure(table: pd.DataFrame, selector: str, k: int, units: str) -> Figure:
         figure = Figure(figsize=(5.5, 4.8), layout="constrained")
         *by_size, axes = figure.subplots(2, 2).flat
         _draw_by_size(by_size, rows, control, k, beyond)
-        ncols, title = 3, "(d) … against the drop, with 95%"
+        ncols, title = 3, "(d) Against induction, 95%"
     _draw_against_drop(axes, rows, control, name, beyond)
     axes.set_title(title, loc="left", fontweight="bold")
     handles = axes.get_legend_handles_labels()
@@ -194,8 +194,8 @@ def _draw_by_size(
     drops, recoveries, excesses = panels
     counts = sorted(rows.num_parameters.unique())
     for axes, title, label in (
-        (drops, "(a) Does it look anything up?", _DROP),
-        (recoveries, f"(b) Recovery, k = {k}; open: unrelated text", "recovery"),
+        (drops, "(a) Induction check", _DROP),
+        (recoveries, "(b) Recovery (open: control)", "recovery"),
         (excesses, f"(c) Beyond the controls, k = {k}", f"{BEYOND[beyond]} recovery"),
     ):
         axes.set_title(title, loc="left", fontweight="bold")

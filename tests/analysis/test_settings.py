@@ -138,9 +138,9 @@ def documents() -> Documents:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (replace(SETTINGS, selectors=("guess",)), "'guess' is unknown; choose from add_one"),
-        (replace(SETTINGS, ks=(11,)), "11 is more than the 10 far units"),
-        (replace(SETTINGS, ks=(9,)), r"9 is more than the 8 far units \(span:3\)"),
+        (replace(SETTINGS, selectors=("guess",)), "'guess' is not a selector; pass one of add_one"),
+        (replace(SETTINGS, ks=(11,)), "11 is more than the 10 distant units"),
+        (replace(SETTINGS, ks=(9,)), r"9 is more than the 8 distant units \(span:3\)"),
         (replace(SETTINGS, ks=()), "ks is empty"),
         (replace(SETTINGS, ks=(0,)), "ks=0 must be at least 1"),
         (replace(SETTINGS, units=("span:1",)), "units=span:1 is none of"),

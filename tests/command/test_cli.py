@@ -81,7 +81,7 @@ def test_no_documents(config_path: str, tmp_path: Path, capsys: pytest.CaptureFi
     empty.mkdir()
     words = ["--data.corpus.source=text", f"--data.corpus.path={empty}"]
     line = complaint(capsys, "prepare", config_path, f"--data.folder={tmp_path / 'd'}", *words)
-    assert f"{empty} holds no file of plain text" in line
+    assert f"{empty} holds no text files" in line
 
 
 def test_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -80,7 +80,10 @@ class Explaining:
         if isinstance(text, Path):
             text = read_text(str(text))
         elif isinstance(text, str) and os.path.isfile(text):
-            raise ConfigError(f"text={text} is the name of a file; pass Path('{text}') or its text")
+            raise ConfigError(
+                f"text={text} is a file name, and text is the text itself; pass "
+                f"Path('{text}') or its text"
+            )
         loaded = load(self.model, self.tokenizer, options)
         texts = [text] if text is not None else [str(self.prompt), self.target or ""]
         if settings.chat:
@@ -116,7 +119,8 @@ class Explaining:
         if ours != theirs:
             raise DataError(
                 f"judge: '{loaded.name}' puts {theirs} (token IDs) before this text, and "
-                f"'{model.name}' puts {ours}; give prefix=none, bos or a text, for both the same"
+                f"'{model.name}' puts {ours}; pass prefix=none, bos or a text, which then "
+                "holds for both"
             )
         return loaded
 
@@ -126,12 +130,14 @@ def _refuse_misfits(
 ) -> None:
     """Reject arguments that cannot be combined."""
     if (text is None) == (prompt is None):
-        raise ConfigError("give either a text or a prompt")
+        raise ConfigError("pass either text= or prompt=, not both and not neither")
     of_prompt = target is not None or settings.chat
     if (text is None and at is not None) or (prompt is None and of_prompt):
         raise ConfigError("`at` names places of a text; `target` and `chat` belong to a prompt")
     if settings.max_new_tokens is not None and (prompt is None or target is not None):
-        raise ConfigError("max_new_tokens is for an answer that is generated; leave it out")
+        raise ConfigError(
+            "max_new_tokens limits a generated answer; omit it where the target is known"
+        )
     for name, given in (("prompt", prompt), ("target", target)):
         if given is not None and not isinstance(given, str):
             raise ConfigError(f"{name} must be a string, not {type(given).__name__}")
@@ -139,7 +145,8 @@ def _refuse_misfits(
         raise ConfigError(f"text must be a string, not {type(text).__name__}")
     if settings.chat and prefix != "auto":
         raise ConfigError(
-            f"prefix={prefix}: with `chat` the template sets how the text begins; leave it out"
+            f"prefix={prefix}: cannot be combined with chat=True, whose template sets the "
+            "beginning; omit prefix"
         )
 
 
@@ -156,7 +163,10 @@ def load(model: Any, tokenizer: Any, options: ModelOptions) -> LoadedModel:
         refuse_for_loaded(options)
         loaded = wrap_model(model, tokenizer)
     if loaded.tokenizer is None:
-        raise DataError(f"'{loaded.name}' has no tokenizer; give one: explain(model, tokenizer, …)")
+        raise DataError(
+            f"'{loaded.name}' has no tokenizer; pass it as the second argument: "
+            "explain(model, tokenizer, …)"
+        )
     return loaded
 
 
@@ -182,7 +192,7 @@ def _with_far_part(document: Document, windows: Windows, spans: Spans, units: st
         raise DataError(
             f"no target has distant {units}: the text has "
             f"{len(document.tokens):,} tokens, and targets "
-            f"with a far part begin at {first:,}; name a later place, lower short={windows.short}"
+            f"with a far part begin at {first:,}; name a later target, lower short={windows.short}"
             + ", or give more text"
         )
     if len(kept) < len(spans):

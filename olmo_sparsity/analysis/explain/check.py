@@ -76,8 +76,8 @@ class Check:
     @property
     def verdict(self) -> str:
         text = (
-            f"{self.num_beyond} of {len(self.table)} targets depend on their far units more than "
-            "on those of any unrelated text"
+            f"{self.num_beyond} of {len(self.table)} targets depend on their distant units more "
+            "than on units of any unrelated text"
         )
         hurt = int((self.table.gap <= 0).sum())
         return text + (f"; {hurt} lose by all their far tokens together" if hurt else "")
@@ -208,8 +208,8 @@ def _unrelated(model: LoadedModel, foreign: Any, document: Document) -> Document
             break
     if num_tokens < length:
         raise DataError(
-            f"the check needs {length:,} tokens of unrelated text, and the text for it has "
-            f"{num_tokens:,} that share no passage with this one; give more (foreign=…)"
+            f"the check needs {length:,} tokens of unrelated text, but the given text has "
+            f"{num_tokens:,} that share no passage with this one; pass more text (foreign=…)"
         )
     return Documents(
         "unrelated text", [Document(np.concatenate(texts), number=1, tokenizer=model.tokenizer)]

@@ -110,7 +110,7 @@ class Explanation:
     def top(self, n: int | None = None) -> pd.DataFrame:
         """The first n units of every target."""
         if n is not None and n < 1:
-            raise ConfigError(f"top({n}): give a number of units from 1 up")
+            raise ConfigError(f"top({n}): pass a number of units of at least 1")
         rows = self.far[self.far["rank"] <= (n or self.settings.k)]
         rows = rows.assign(unit=rows["first"].astype(str) + "–" + (rows["end"] - 1).astype(str))
         single = rows["end"] - rows["first"] == 1
@@ -126,7 +126,10 @@ class Explanation:
         if foreign is not None:
             self.foreign = foreign
         if self.asked.scorer is None:
-            raise ConfigError("an explanation that was read back has no model: explain again")
+            raise ConfigError(
+                "check() needs the model, which a saved explanation does not hold; call "
+                "explain again"
+            )
         with using(self.model, self.asked.judge):
             self.asked.refuse_changed_models()
             self.checked = check(self.asked, self.targets, self.foreign, draws)
@@ -220,7 +223,9 @@ def read_explanation(path: str | Path) -> Explanation:
             token_forwards=told["token_forwards"],
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise DataError(f"{path} holds no explanation ({error!r}); write it again") from None
+        raise DataError(
+            f"{path} is not a saved explanation ({error!r}); save it again with Explanation.save"
+        ) from None
 
 
 def to_json(explanation: Explanation) -> str:

@@ -59,14 +59,14 @@ class Prompt:
             prefix_ids, before, closing = chat_ids(model, prompt)
             before = before + closing
         if not before:
-            raise DataError("the prompt is empty; give one for the answer to depend on")
+            raise DataError("prompt is empty; pass a text")
         if target is None:
             most = settings.max_new_tokens or NEW_TOKENS
             after = generate(model, [*prefix_ids, *before], most)
         else:
             after = model.encode([target])[0]
         if not after:
-            raise DataError("the target is empty, or the model ends the text at once; give one")
+            raise DataError("the target is empty, or the model generated nothing; pass target=")
         answer = (len(before), len(before) + len(after))
         return Prompt([*before, *after], prefix_ids, answer, len(closing))
 
@@ -150,11 +150,13 @@ def read_text(path: str, inline: bool = False) -> str:
         with nullcontext(sys.stdin.buffer) if path == "-" else Path(path).open("rb") as file:
             raw = file.read(LARGEST_DOCUMENT + 1)
         if len(raw) > LARGEST_DOCUMENT:
-            raise DataError(f"{path} has more than {LARGEST_DOCUMENT:,} bytes; give a part of it")
+            raise DataError(
+                f"{path} has more than {LARGEST_DOCUMENT:,} bytes; pass a part of the file"
+            )
         text = raw.decode("utf-8-sig")
     except OSError as error:
         reason = error.strerror or error
-        raise DataError(f"{path} cannot be read: {reason}; give one file of text") from None
+        raise DataError(f"{path} cannot be read: {reason}; pass one text file") from None
     except UnicodeDecodeError:
         raise DataError(f"{path} is not text in UTF-8: {encoding_of(raw)}") from None
     if not text.strip():

@@ -266,7 +266,9 @@ def _list_files(config: CorpusConfig) -> list[Path]:
     names = [config.path] if is_file else glob.glob(config.path, recursive=True)
     paths = sorted(path for path in map(Path, names) if path.is_file())
     if not paths:
-        raise DataError(f"{config.path} matches no file; correct the path, or mount its disk")
+        raise DataError(
+            f"{config.path} matches no file; check the path, and that its disk is mounted"
+        )
     for path in paths:
         if config.source == "c4_files" and not path.name.endswith(LINE_SUFFIXES):
             raise DataError(
@@ -316,9 +318,9 @@ def _list_folder(path: Path, with_records: bool) -> list[Path]:
         return shards or tables
     if not texts:
         raise DataError(
-            f"{path} holds no file of plain text"
+            f"{path} holds no text files"
             + (" or records" if with_records else "")
-            + f"; name other files by a glob, '{path}/*.jsonl'"
+            + f"; pass other files as a glob, '{path}/*.jsonl'"
         )
     if tables:
         say(

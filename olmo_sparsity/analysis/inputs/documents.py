@@ -74,7 +74,7 @@ class Document:
         if self.tokenizer is None:
             raise DataError(
                 "words, sentences and paragraphs need the text of each token, and the model has no "
-                "tokenizer; use units of tokens or spans"
+                "tokenizer; use units=tokens or span:W"
             )
         if kind not in self._found:
             text = "".join(self.texts)

@@ -85,13 +85,17 @@ def open_documents(
         prompt_field, field = _pair(prompt_field or "prompt", target_field or "target", field)
     if limit is not None and limit < 2:
         raise ConfigError(
-            f"limit={limit} documents (--max-documents): at least 2 are needed, one for each half"
+            f"limit={limit} documents (--max-documents): pass at least 2: one half sets the "
+            "threshold, the other is reported"
         )
     if split_at not in get_args(records.SplitAt):
         raise ConfigError(f"split_at={split_at} is none of {', '.join(get_args(records.SplitAt))}")
     run = _run_of(model)
     if text is None and run is None:
-        raise ConfigError(f"'{model.name}' is not a run of ours: say which text to read ({FORMS})")
+        raise ConfigError(
+            f"'{model.name}' was not trained here, so it has no held-out text; pass text=, in "
+            f"one of these forms ({FORMS})"
+        )
     if isinstance(text, os.PathLike):
         text = os.fspath(text)
     tally, options = Tally(), dict[str, Any](field=field, split_at=split_at)
@@ -150,7 +154,7 @@ def _open(
     rows: Any = text
     if isinstance(rows, Mapping):
         splits = ", ".join(map(str, rows))
-        raise ConfigError(f"{name} is a data set with several splits, {splits}; give one of them")
+        raise ConfigError(f"{name} has several splits,  {splits}; pass one of them")
     if isinstance(rows, pd.DataFrame):
         rows = rows.to_dict("records")
     corpus = CorpusConfig("c4", hub_name="", **options)
@@ -167,8 +171,9 @@ def _open(
 def _pair(prompt: str, target: str, field: str) -> tuple[str, str]:
     if field != "text" or prompt == target:
         raise ConfigError(
-            f"prompt_field={prompt} and target_field={target} are the two texts of a record"
-            + ("; name two fields" if prompt == target else f"; leave field={field} out")
+            f"prompt_field={prompt} and target_field={target} must name two different fields "
+            "of a record"
+            + ("; name two fields" if prompt == target else f"; omit field={field} out")
         )
     return prompt, target
 
@@ -387,7 +392,7 @@ def cut_to_targets(documents: Documents, windows: Windows) -> Documents:
     if len(cut) < 2:
         raise DataError(
             f"{documents.name}: {len(cut)} of {len(documents)} prompts have long={long} tokens or "
-            "more, and measuring needs two; give longer ones, or lower long"
+            "more, and measuring needs two; pass longer prompts, or lower long"
         )
     items = [replace(document, number=number) for number, document in enumerate(cut)]
     return replace(documents, items=items, num_too_short=len(documents) - len(cut))
@@ -416,7 +421,8 @@ def plant_dependencies(
     long, num_far = windows.first_target, windows.num_far
     if config.num_tokens > num_far:
         raise DataError(
-            f"{config.num_tokens} planted tokens are more than the far ones, {num_far}; make the "
+            f"{config.num_tokens} planted tokens are more than the distant tokens,  "
+            f"{num_far}; make the "
             "long window longer"
         )
     planting = Planting.of(config, model.tokenizer)
@@ -435,7 +441,7 @@ def plant_dependencies(
     if len(with_marks) < 2:
         raise DataError(
             f"{documents.name}: {len(with_marks)} documents are longer than long={long}, "
-            "and planting needs two; give more or longer text, or lower long"
+            "and planting needs two; pass more or longer documents, or lower long"
         )
     items = [replace(d, number=number) for number, d in enumerate([*with_marks, *without])]
     return replace(

@@ -331,7 +331,7 @@ def _check_types(shards: list[Header]) -> str:
 
 def _unknown_type(path: Path, tensor: str, kind: object) -> DataError:
     return DataError(
-        f"'{path}': '{tensor}' has quantization type {kind}, which cannot be read; supported are "
+        f"'{path}': '{tensor}' has quantization type {kind}, which cannot be read; supported: "
         f"{', '.join(_supported_types())}"
     )
 
@@ -379,7 +379,8 @@ def _check_architecture(header: Header) -> None:
     if _entries_read(header.architecture) is None:
         raise DataError(
             f"'{header.path}': GGUF of architecture '{header.architecture}' is not supported; "
-            f"supported are {', '.join(supported_architectures())}; of others load the safetensors"
+            f"supported are {', '.join(supported_architectures())}; for other architectures "
+            "load the safetensors"
         )
 
 
@@ -607,7 +608,7 @@ def _byte_level(about: dict[str, Any], path: Path) -> Tokenizer:
             known = sorted({*_GPT2, *_DIGITS, *expressions})
             raise DataError(
                 f"'{path}': its tokenizer splits text by '{pre}' (tokenizer.ggml.pre), which is "
-                f"not supported; supported are {', '.join(known)}"
+                f"not supported; supported: {', '.join(known)}"
             )
         words = pre_tokenizers.Split(Regex(expressions[pre]), "isolated")
         plain = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)

@@ -120,7 +120,10 @@ class LoadedModel:
         if prefix == "bos":
             bos = getattr(self.transformers_tokenizer, "bos_token_id", None)
             if bos is None:
-                raise ConfigError(f"prefix=bos: '{self.name}' names no beginning-of-text token")
+                raise ConfigError(
+                    f"prefix=bos: '{self.name}' its tokenizer has no beginning-of-text token; "
+                    "pass none or a text"
+                )
             return [int(bos)]
         if self.tokenizer is None:
             raise ConfigError(f"prefix={prefix}: '{self.name}' has no tokenizer to read it with")
@@ -239,7 +242,7 @@ def load_model(
     For `attribute` alone: `llama:FILE.gguf`, computed by llama.cpp, and the URLs of servers, with
     the `tokenizer` of their model: a folder, a hub name, or an object."""
     if dtype not in ("auto", *DTYPES):
-        raise ConfigError(f"dtype={dtype} is not known; choose auto, {', '.join(DTYPES)}")
+        raise ConfigError(f"dtype={dtype} is not known; pass auto, {', '.join(DTYPES)}")
     device = str(choose_device(device))
     if not isinstance(path_or_hub_name, str | Path):
         raise ConfigError(f"{path_or_hub_name!r} is neither a folder nor a name on the hub")
@@ -271,7 +274,10 @@ def wrap_model(model: Any, tokenizer: Any = None, name: str | None = None) -> Lo
     of transformers or of tokenizers."""
     if isinstance(model, LoadedModel):
         if tokenizer is not None or name is not None:
-            raise ConfigError(f"'{model.name}' is loaded already: leave tokenizer and name out")
+            raise ConfigError(
+                f"'{model.name}' is a loaded model with its tokenizer; omit the arguments "
+                "tokenizer and name"
+            )
         return model
     model = _unwrapped(model)
     if not hasattr(type(model), "far_states"):  # one of this project has it
@@ -307,7 +313,7 @@ def _wrap_transformers(model: Any) -> HuggingFaceLM:
     from transformers import PreTrainedModel
 
     if isinstance(model, str | Path):
-        raise ConfigError(f"wrap_model takes a model in memory; load_model reads '{model}'")
+        raise ConfigError(f"wrap_model requires a model in memory; call load_model for '{model}'")
     if not isinstance(getattr(model, "get_base_model", lambda: model)(), PreTrainedModel):
         raise ConfigError(
             f"{type(model).__name__} is not a transformers model; give one that "
@@ -324,7 +330,7 @@ def _with_room_for_tokens(loaded: LoadedModel) -> LoadedModel:
     if largest >= loaded.model.vocab_size:
         raise ConfigError(
             f"'{loaded.name}': its tokenizer has IDs up to {largest}, its embedding only "
-            f"{loaded.model.vocab_size} rows; give the tokenizer it was trained with"
+            f"{loaded.model.vocab_size} rows; pass the tokenizer that it was trained with"
         )
     return loaded
 
@@ -338,13 +344,13 @@ def find_folder(path_or_hub_name: str) -> Path:
         if path_or_hub_name == "smollm2":
             return find_smollm2()
         if path_or_hub_name.startswith("runs/"):  # the folder of configs/, so no hub name
-            raise DataError(
-                f"{path_or_hub_name} does not exist; train it first, or correct the path"
-            )
+            raise DataError(f"{path_or_hub_name} does not exist; train it first, or check the path")
         named = re.fullmatch(r"(\w[\w.-]*(?:/[\w.-]+)?)(?:@(\w[\w./-]*))?", path_or_hub_name)
         if named and path.suffix != ".gguf":
             return _download(named[1], revision=named[2])
-        raise DataError(f"'{path}' does not exist; give a run, a checkpoint or a model folder")
+        raise DataError(
+            f"'{path}' does not exist; pass a run, a checkpoint, a model folder or a hub name"
+        )
     if is_hugging_face(path):
         return path
     if files := find_gguf(path):

@@ -1,19 +1,19 @@
-"""Draw Figure 2: are a few far units enough, and are they needed? Never imports torch.
+"""Draw Figure 2: do a few distant units suffice, and are they needed? Never imports torch.
 
 Place in the flow: results → here, once for print (png, pdf, svg) and once inside the report page.
 
-(a) the gaps of all targets, own and with the placebo, (b) recovery: what k far units give, as a
-share of what all give, (c) removal: what is lost without these, (d) recovery minus unrelated text
-and placebo, (e) recovery minus unrelated text, by kind of token, and, where they were measured,
-(f) nats a token over all tokens. One model: panels two by two. Several models: a column each, with
-shared axes in each row.
+The headline has two panels: recovery and removal by k, own text against unrelated text. The
+diagnostics are a second figure: (a) the gaps of all targets, own and placebo, (b) recovery and (c)
+removal of every selector, (d) net excess, (e) excess by kind of token, and, where they were
+measured, (f) nats a token over all tokens. One model: panels two by two. Several models: a column
+each, with shared axes in each row.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,16 @@ _SELECTORS = {
     "nearest": (drawing.GREY, "+"),
     "random": (drawing.GREY, "x"),
 }
+_OF_CURVES = [
+    (drawing.BLUE, "o"),
+    (drawing.RED, "s"),
+    (drawing.GREEN, "^"),
+    (drawing.ORANGE, "D"),
+    (drawing.PINK, "v"),
+    (drawing.SKY, "P"),
+]
+"""Colour and marker of each curve of the headline."""
+
 _ADDED = "dhH8<>"
 """Markers of selectors that users add."""
 
@@ -85,13 +95,20 @@ Styles = dict[tuple[str, str], dict[str, Any]]
 """Style of each (selector, units), in the order of the legend."""
 
 
-def draw_figure2(results: list[Results], out: Path, labels: list[str] | None = None) -> None:
-    """`labels` name the models (default: their own names)."""
-    drawing.save(_drawing(results, labels), out, **_SETTINGS)
+def draw_figure2(results: list[Results], out: Path, labels: list[str] | None = None) -> Path:
+    """Write the headline to `out`, the diagnostics next to it, and return the path of the latter.
+
+    `labels` name the models. Default: their own names.
+    """
+    out = Path(out)
+    diagnostics = out.with_name(f"{out.stem}_diagnostics{out.suffix}")
+    drawing.save(_headline(results, labels), out, **_SETTINGS)
+    drawing.save(_drawing(results, labels), diagnostics, **_SETTINGS)
+    return diagnostics
 
 
 def figure2_svg(results: list[Results], *, dark: bool = False) -> bytes:
-    """For the report page."""
+    """Draw the diagnostics for the report page."""
     svg = drawing.render(_drawing(results), "svg", _SETTINGS).decode()
     if dark:
         svg = re.sub(r"(?<=: )#[0-9a-f]{6}", lambda color: _ON_DARK.get(color[0], color[0]), svg)
@@ -100,9 +117,89 @@ def figure2_svg(results: list[Results], *, dark: bool = False) -> bytes:
 
 def _drawing(results: list[Results], labels: list[str] | None = None) -> Callable[[], Figure]:
     if not results:
-        raise ConfigError("no results to draw; name at least one folder")
+        raise ConfigError("no results to draw; pass at least one folder")
     names = drawing.one_label_each(labels, [str(result.meta.model["name"]) for result in results])
     return lambda: _figure(results, names)
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A measurement in the headline figure: the summary's rows of one selector, by k."""
+
+    label: str
+    rows: pd.DataFrame
+    """With the columns k, units, recovery, low, high, foreign, removal, removal_low, …"""
+    windows: dict[str, Any]
+
+
+def draw_headline(curves: list[Curve], title: str = "") -> Figure:
+    """Draw recovery and removal by k, own text against unrelated text and placebo."""
+    figure = Figure(figsize=(5.5, 3.3), layout="constrained")
+    enough, needed = figure.subplots(1, 2, sharey=True)
+    sizes = [
+        f"windows {c.windows['long']} / {c.windows['short']} tokens, "
+        f"n = {c.rows.num_targets.iloc[0]:,.0f} targets, "
+        f"{c.rows.num_documents.iloc[0]:,.0f} documents"
+        for c in curves
+    ]
+    shared = len(set(sizes)) == 1
+    head = [title, sizes[0] if shared else ""]
+    figure.suptitle("\n".join(filter(None, head)), fontsize=7.5)
+    styles = [
+        (curve, units)
+        for curve in curves
+        for units in sorted(curve.rows.units.unique(), key=lambda name: name != "tokens")
+    ]
+    handles: list[Artist] = []
+    for number, (curve, units) in enumerate(styles):
+        rows = curve.rows[curve.rows.units == units].sort_values("k")
+        color, marker = _OF_CURVES[number % len(_OF_CURVES)]
+        style: dict[str, Any] = {"color": color, "marker": marker, "markersize": 4}
+        for axes, value, low, control, line in (
+            (enough, "recovery", "", "foreign", _FOREIGN),
+            (needed, "removal", "removal_", "placebo_removal", _PLACEBO),
+        ):
+            axes.plot(rows.k, rows[value], **style)
+            drawing.band(axes, rows.k, rows[f"{low}low"], rows[f"{low}high"], color)
+            axes.plot(rows.k, rows[control], linestyle=line, linewidth=0.9, color=color)
+        name = f"{curve.label}, {units}" + ("" if shared else f"; {sizes[curves.index(curve)]}")
+        handles.append(Line2D([], [], label=name, **style))
+    ks = sorted(set().union(*(curve.rows.k for curve in curves)))
+    for axes, title in ((enough, "Enough? k units alone"), (needed, "Needed? All but k units")):
+        _draw_k_axis(axes, ks)
+        axes.set_title(title, loc="left", fontweight="bold")
+        for level in (0, 1):
+            axes.axhline(level, color=_INK, linewidth=0.8, zorder=1)
+    enough.set_ylabel("recovery (1: the whole gap)")
+    needed.set_ylabel("removal (1: the whole gap)")
+    needed.tick_params(labelleft=True)
+    for line, label in ((_FOREIGN, "best k of unrelated text"), (_PLACEBO, "placebo targets")):
+        handles.append(Line2D([], [], linestyle=line, linewidth=0.9, color=_FAINT, label=label))
+    handles.append(Patch(color=_FILL, label="95% over documents"))
+    figure.legend(handles=handles, loc="outside lower center", ncols=2, frameon=False)
+    return figure
+
+
+def _headline(results: list[Results], labels: list[str] | None) -> Callable[[], Figure]:
+    if not results:
+        raise ConfigError("no results to draw; pass at least one folder")
+    names = drawing.one_label_each(labels, [str(result.meta.model["name"]) for result in results])
+    curves = []
+    for name, result in zip(names, map(_of_main_set, results), strict=True):
+        rows = result.summary
+        rows = rows[rows.selector == (rows.selector.iloc[0] if len(rows) else "")]
+        if len(rows):
+            label = f"{_shorten(name, 40)}, {spell(rows.selector.iloc[0])}"
+            curves.append(Curve(label, rows, result.meta.windows))
+    if not curves:
+        return lambda: _nothing()
+    return lambda: draw_headline(curves)
+
+
+def _nothing() -> Figure:
+    figure = Figure(figsize=(5.5, 1))
+    figure.text(0.5, 0.5, "not measured", ha="center", va="center", color=_FAINT)
+    return figure
 
 
 def _of_main_set(results: Results) -> Results:
@@ -128,9 +225,9 @@ def _figure(all_results: list[Results], names: list[str]) -> Figure:
     handles = _legend_handles(styles, beyond)
     titles = [
         "(a) What the long context gains",
-        "(b) Enough? Only k far units given",
-        "(c) Needed? All but these k given",
-        "(d) Net of foreign and placebo" if beyond == "net" else "(d) Beyond foreign; no placebo",
+        "(b) Enough? Only k distant units",
+        "(c) Needed? All but these k",
+        "(d) Net excess" if beyond == "net" else "(d) Excess; no placebo",
         f"(e) Excess by kind, k = {k}",
         "(f) Of all tokens, not only the chosen",
     ][: 6 if any(map(len, every)) else 5]
@@ -157,6 +254,9 @@ def _figure(all_results: list[Results], names: list[str]) -> Figure:
         if many:
             for axes, label in zip(columns[i], ("gap (nats)", "k", "k", "k"), strict=False):
                 axes.set_xlabel(label)
+            if i == 0:
+                recovery.set_ylabel("recovery")
+                removal.set_ylabel("removal")
             lines = _describe(result)
             _write_above(gaps, "\n".join(lines), 20, "normal")
             _write_above(gaps, _shorten(name, 24), 22 + 9 * len(lines), "bold")
@@ -215,7 +315,7 @@ def _describe(results: Results) -> list[str]:
     chosen_by = results.meta.targets.get("chosen_by")
     return [
         *([results.missing] if results.missing else []),
-        *([f"units chosen in {_shorten(chosen_by['name'], 24)}"] if chosen_by else []),
+        *([f"units ranked by {_shorten(chosen_by['name'], 24)}"] if chosen_by else []),
         *describe_windows(results.meta.windows),
         f"{num_chosen:,} of {len(losses):,} targets",
         f"{num_documents:,} document{'s' if num_documents != 1 else ''}",
@@ -299,7 +399,7 @@ def _draw_share(axes: Axes, summary: pd.DataFrame, styles: Styles, value: str) -
     axes.margins(y=0.12)
     axes.set_ylim(bottom=min(axes.get_ylim()[0], -0.22))
     axes.annotate(
-        f"1: all far units, {rows.gap.iloc[0]:.2f} nats",
+        f"1: all distant units, {rows.gap.iloc[0]:.2f} nats",
         (1, 0),
         fontsize=6.5,
         color=_FAINT,
@@ -312,7 +412,7 @@ def _draw_share(axes: Axes, summary: pd.DataFrame, styles: Styles, value: str) -
 
 
 def _draw_every(axes: Axes, rows: pd.DataFrame, styles: Styles) -> None:
-    axes.set_ylabel("nats a token, own minus foreign")
+    axes.set_ylabel("nats a token, own − unrelated")
     rows = rows.dropna(subset=["excess_nats"])
     if not len(rows):
         _write_in(axes, "not measured")
@@ -321,7 +421,7 @@ def _draw_every(axes: Axes, rows: pd.DataFrame, styles: Styles) -> None:
     for level, width in ((0.0, 0.8), (whole, 1.2)):
         axes.axhline(level, color=_INK, linewidth=width, zorder=1)
     axes.annotate(
-        f"the whole far part: {whole:+.3f}",
+        f"all distant text: {whole:+.3f}",
         (1, whole),
         xycoords=("axes fraction", "data"),
         xytext=(0, 2),
@@ -390,7 +490,7 @@ def _draw_k_axis(axes: Axes, ks: list[int]) -> None:
     axes.set_xticks(ks, [str(k) for k in ks])
     axes.minorticks_off()
     axes.set_xlim(ks[0] * 0.8, ks[-1] * 1.25)
-    axes.set_xlabel("k, number of far units")
+    axes.set_xlabel("k, number of distant units")
 
 
 def _write_in(axes: Axes, text: str) -> None:
@@ -402,7 +502,7 @@ def _legend_handles(styles: Styles, beyond: str) -> list[Artist]:
     handles: list[Artist] = [
         Line2D([], [], label=curve_name(*curve), **style) for curve, style in styles.items()
     ]
-    lines = [(_FOREIGN, "(b): foreign control"), (_PLACEBO, "(c), (d): placebo")]
+    lines = [(_FOREIGN, "(b): unrelated text"), (_PLACEBO, "(c), (d): placebo")]
     for line, label in lines if beyond == "net" else lines[:1]:
         style = {"linestyle": line, "linewidth": 0.9, "color": _FAINT}
         handles.append(Line2D([], [], label=label, **style))

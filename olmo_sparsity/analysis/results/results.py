@@ -117,7 +117,7 @@ class Results:
         return self.losses[documents.isin(self.targets.document)]
 
     def plot(self, path: str | Path) -> None:
-        """Draw Figure 2 as .png, .pdf or .svg."""
+        """Draw Figure 2 as .png, .pdf or .svg, and `…_diagnostics` next to it."""
         from olmo_sparsity.analysis.report.figures import draw_figure2
 
         draw_figure2([self], Path(path))
@@ -158,7 +158,7 @@ class Results:
         rows = rows[(rows.units == units) & (rows.selector == selector)].sort_values("rank")
         if not len(rows):
             raise ConfigError(
-                f"{selector} over {units} was not measured; choose from selectors "
+                f"{selector} over {units} was not measured; the selectors are "
                 f"{self.meta.selectors} and units {self.meta.units}"
             )
         losses = self.losses[(self.losses.document == document) & (self.losses.target == target)]
@@ -223,7 +223,10 @@ def read_results(folder: str | Path) -> Results:
     if not (folder / "identity.json").exists() and not (folder / MANIFEST).exists():
         if (folder / "accuracy.parquet").exists():
             raise DataError(f"{folder} holds results of a task; only `figure` draws them")
-        raise DataError(f"{folder} holds no results (identity.json is missing); measure into it")
+        raise DataError(
+            f"{folder} holds no measurement (identity.json is missing); pass the --out folder "
+            "of `measure`"
+        )
     if not (folder / MANIFEST).exists():
         raise DataError(
             f"{folder}: the measurement is not finished ({MANIFEST} is missing); run the same "

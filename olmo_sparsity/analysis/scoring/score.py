@@ -97,7 +97,7 @@ def _loaded(model: LoadedModel | str | Path) -> LoadedModel:
 
 def _of_rows(documents: Iterable[str | Mapping[str, Any]], field: str) -> Iterator[_Text]:
     if isinstance(documents, str):
-        raise ConfigError("documents is one string; give a list of strings, or of mappings")
+        raise ConfigError("documents is one string; pass a list of strings or mappings")
     for number, given in enumerate(documents):
         row = {field: given} if isinstance(given, str) else dict(given)
         if not isinstance(row.get(field), str):

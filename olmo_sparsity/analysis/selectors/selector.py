@@ -117,7 +117,7 @@ def find_selector(name: str) -> Selector:
     found = find_added(name, "olmo_sparsity.selectors", "selectors")
     if found is None:
         raise ConfigError(
-            f"selectors: '{name}' is unknown; choose from {', '.join(SELECTORS)}, or write "
+            f"selectors: '{name}' is not a selector; pass one of {', '.join(SELECTORS)}, or write "
             "your_file.py:your_rule"
         )
     if not callable(found):

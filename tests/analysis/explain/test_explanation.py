@@ -330,7 +330,9 @@ def test_a_text_is_given_or_read_from_its_path_and_a_name_alone_is_refused(
     path.write_text(TEXT)
     found = explain(model, make_tokenizer(), text=path, at="w7", short=SHORT, k=1)
     pd.testing.assert_frame_equal(found.far, asked(model, at="w7", k=1).far)
-    with pytest.raises(ConfigError, match=r"is the name of a file; pass Path\("):
+    with pytest.raises(
+        ConfigError, match=r"is a file name, and text is the text itself; pass Path\("
+    ):
         explain(model, make_tokenizer(), text=str(path))
 
 
@@ -464,17 +466,17 @@ def test_the_command(
         (["--text", "TEXT", "--at", "zebra"], "does not stand in the text"),
         (["--text", "TEXT", "--at", "40"], "for the token of that number, 40:41"),
         (["--text", "TEXT", "--at", "/(/"], "regular expression"),
-        (["--text", "TEXT", "--at", "0:2"], "no target has far tokens"),
-        (["--text", "TEXT", "--short", "400"], "no target has far tokens"),
+        (["--text", "TEXT", "--at", "0:2"], "no target has distant tokens"),
+        (["--text", "TEXT", "--short", "400"], "no target has distant tokens"),
         (["--text", "TEXT", "--selector", "addone"], "choose from"),
         (["--text", "TEXT", "--units", "span"], "none of tokens"),
         (["--text", "TEXT", "--target", "w3"], "belong to a prompt"),
-        (["--text", "TEXT", "--foreign", "embedded"], "is text for --check"),
+        (["--text", "TEXT", "--foreign", "embedded"], "--foreign requires --check"),
         (["--text", "TEXT", "--html", "page.txt"], "must end in .html"),
         (["--text", "TEXT", "--at", "9000:9001"], "at=9000:9001 names no run of tokens"),
         (["--text", "BINARY"], "not text in UTF-8"),
         (["--prompt", "w1 w2", "--target", ""], "the target is empty"),
-        (["--prompt", "w1", "--target", "w2"], "no target has far tokens"),
+        (["--prompt", "w1", "--target", "w2"], "no target has distant tokens"),
     ],
 )
 def test_mistakes_are_one_line(

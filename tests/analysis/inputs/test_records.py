@@ -276,7 +276,7 @@ def test_a_field_groups_the_records_of_every_format(tmp_path: Path, suffix: str)
     ada, same, bo, *without = (document.group_hash for document in found)
     assert ada == same != bo
     assert without == [Document(text, group=text).group_hash for text in ("four", "five")]
-    with pytest.raises(DataError, match=r"has no field 'writer'; name one that it has: .*author"):
+    with pytest.raises(DataError, match=r"has no field 'writer'; its fields are: .*author"):
         texts(CorpusConfig(source="files", path=str(path), group_field="writer"))
 
 

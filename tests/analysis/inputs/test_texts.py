@@ -247,7 +247,7 @@ def test_records_of_prompt_and_target_know_where_the_target_begins(
     assert [d.group for d in authors] == list(PAIRS.by)
     given: dict[str, Any]
     for missing, given in (("target", {"prompt_field": "q"}), ("prompt", {"target_field": "a"})):
-        with pytest.raises(DataError, match=f"no field '{missing}'; name one that it has: q, a"):
+        with pytest.raises(DataError, match=f"no field '{missing}'; its fields are: q, a"):
             open_documents(path, model, **given)
 
 
@@ -431,7 +431,7 @@ def test_a_saved_data_set_that_is_none_or_several(model: LoadedModel) -> None:
     both = datasets.DatasetDict(train=DATASET, test=DATASET.select([1, 2]))
     both.save_to_disk("both")
     for text in ("both", both):
-        with pytest.raises(ConfigError, match="several splits, train, test; give one of them"):
+        with pytest.raises(ConfigError, match="several splits, train, test; pass one of them"):
             open_documents(text, model)
     assert read(open_documents("both/test", model)) == TEXTS[1:3]
     Path("both/test/state.json").write_text("{")
@@ -452,7 +452,7 @@ def test_a_saved_data_set_that_is_none_or_several(model: LoadedModel) -> None:
         ("hub:a:b:c:d", {}, "is not"),
         ("nowhere.jsonl", {}, r"nowhere\.jsonl matches no file"),
         ("*.parquet", {}, r"\*\.parquet matches no file"),
-        ("folder", {}, "folder holds no file of plain text or records; name other files"),
+        ("folder", {}, "folder holds no text files or records; name other files"),
         ("notes.txt", {"field": "body"}, r"field=body: notes\.txt is plain text"),
         ("text:notes.txt", {"field": "body"}, "field=body means nothing to text:notes"),
         ("-", {"field": "body"}, "field=body means nothing to -; leave it out"),
@@ -579,7 +579,7 @@ def test_the_hub_is_asked_for_what_is_named(
     ):
         assert read(open_documents(text, model, limit=3)) == TEXTS[:3]
         assert asked.pop() == wanted
-    with pytest.raises(DataError, match="has no field 'body'; name one that it has: id, text"):
+    with pytest.raises(DataError, match="has no field 'body'; its fields are: id, text"):
         open_documents("owner/name", model, field="body")
 
 

@@ -1,9 +1,10 @@
-"""Figure 2 says what the tables say, for one model or several, and for tables that lack rows."""
+"""Figure 2 shows what the tables hold, for one model or several, and for tables that lack rows."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -13,7 +14,12 @@ import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
-from olmo_sparsity.analysis.report.figures import _drawing, draw_figure2, figure2_svg
+from olmo_sparsity.analysis.report.figures import (
+    _drawing,
+    _headline,
+    draw_figure2,
+    figure2_svg,
+)
 from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.errors import ConfigError
 from tests.support.fake_results import META, SELECTORS, THRESHOLD, UNITS
@@ -42,10 +48,38 @@ def test_every_format_is_written_without_its_date(
 ) -> None:
     for suffix, head in ((".png", b"\x89PNG"), (".pdf", b"%PDF"), (".svg", b"<?xml")):
         path = tmp_path / f"folder{suffix}" / f"figure{suffix}"
-        draw_figure2([results], path)
-        assert path.read_bytes().startswith(head)
-        assert b"Date" not in path.read_bytes()
-    assert path.read_bytes() == svg  # the same each time
+        both = (path, draw_figure2([results], path))
+        for written in both:
+            assert written.read_bytes().startswith(head)
+            assert b"Date" not in written.read_bytes()
+    assert both[1].read_bytes() == svg  # the same each time
+
+
+def test_the_headline_shows_recovery_and_removal_of_own_and_unrelated_text(
+    results: Results, tmp_path: Path
+) -> None:
+    figure = _headline([results], ["a model"])()
+    row = results.summary.query("target_set == 'gap'").iloc[0]
+    text = "\n".join(
+        [figure.get_suptitle(), *(t.get_text() for t in figure.legends[0].get_texts())]
+    )
+    size = (
+        f"windows 192 / 32 tokens, n = {row.num_targets:,} targets, {row.num_documents} documents"
+    )
+    for wanted in (size, "a model, add one, tokens", "unrelated text", "placebo", "95%"):
+        assert wanted in text
+    rows = results.summary.query("target_set == 'gap' and selector == 'add_one'")
+    for axes, columns in zip(
+        figure.axes, (("recovery", "foreign"), ("removal", "placebo_removal")), strict=True
+    ):
+        drawn = [tuple(line.get_ydata()) for line in axes.lines if len(line.get_xdata()) > 2]
+        for (_, of_units), column in product(rows.groupby("units"), columns):
+            assert tuple(of_units.sort_values("k")[column]) in drawn
+        assert len(drawn) == 2 * len(UNITS)
+    two = [results, replace(results, summary=rows.assign(num_targets=7))]
+    names = [t.get_text() for t in _headline(two, ["one", "two"])().legends[0].get_texts()]
+    assert any("two" in name and "n = 7 targets" in name for name in names)
+    draw_figure2([replace(results, summary=rows.iloc[:0])], tmp_path / "none.png")
 
 
 def test_another_format_is_refused(results: Results, tmp_path: Path) -> None:
@@ -63,13 +97,13 @@ def test_text_stays_text_and_names_windows_model_and_counts(results: Results, sv
     num_chosen = (losses.loss_short - losses.loss_long >= THRESHOLD).sum()
     by_placebo = (losses.loss_short - losses.placebo_loss_long >= THRESHOLD).mean()
     for wanted in (
-        *("runs/quick", "long 192, short 32", "stride 16", "5 documents", "foreign control"),
+        *("runs/quick", "long 192, local 32", "stride 16", "5 documents", "unrelated text"),
         f"{num_chosen:,} of {len(losses):,} targets",
         f"unrelated text: {by_placebo:.1%}",
         *(selector.replace("_", " ") for selector in SELECTORS),
-        *("add one, span:4", "equal", "L_short", "L_long", "gap ≥ 0.90", "number of far units"),
-        *("(d) Net of foreign and placebo", "(e) Excess by kind, k = 1"),
-        *("(b) Enough? Only k far units given", "(c) Needed? All but these k given"),
+        *("add one, span:4", "equal", "L_short", "L_long", "gap ≥ 0.90", "number of distant units"),
+        *("(d) Net excess", "(e) Excess by kind, k = 1"),
+        *("(b) Enough? Only k distant units", "(c) Needed? All but these k"),
     ):
         assert wanted in text, wanted
     assert "$" not in text
@@ -77,8 +111,8 @@ def test_text_stays_text_and_names_windows_model_and_counts(results: Results, sv
 
 def test_several_models_share_axes_and_keep_their_names(results: Results, tmp_path: Path) -> None:
     fewer = replace(results, dependencies=results.dependencies.iloc[3:5])
-    draw_figure2([results, fewer], tmp_path / "two.svg", ["20M", "60M"])
-    text = texts_of((tmp_path / "two.svg").read_bytes())
+    diagnostics = draw_figure2([results, fewer], tmp_path / "two.svg", ["20M", "60M"])
+    text = texts_of(diagnostics.read_bytes())
     assert "20M" in text
     assert "60M" in text
     assert text.count("equal") == 1

@@ -174,7 +174,7 @@ def test_headline_never_shows_recovery_without_its_controls(page: Page, results:
         "target_set == 'gap' and units == 'tokens' and selector == 'add_one' and k == 1"
     ).iloc[0]
     asked = r"with k = 1 \(tokens\), targets of large gap"
-    sentence = re.search(f"Net excess recovery of add one {asked}.*", page.text)
+    sentence = re.search(f"Net excess of add one {asked}.*", page.text)
     assert sentence
     net = f"{row.net:.2f} [{row.net_low:.2f}, {row.net_high:.2f}]"
     said = [
@@ -198,7 +198,7 @@ def test_headline_and_open_table_are_of_the_same_targets(
     (table,) = re.findall(r"<details open>.*?</details>", raw)
     assert f"Targets: {SETS[main]} ·" in table
     asked = rf"with k = 1 \(tokens\), targets of {SETS[main]}"
-    headline = re.search(rf"ecovery of add one {asked}: (.*?\])\.", page.text)
+    headline = re.search(rf"xcess of add one {asked}: (.*?\])\.", page.text)
     assert headline
     assert f"<td>{headline[1]}</td>" in table
     assert ("there is no placebo" in page.text) == (main == "planted")
@@ -228,9 +228,7 @@ def test_the_gate_is_stated_first(results: Results, tmp_path: Path) -> None:
         page_of(replace(results, meta=replace(META, induction=some)), tmp_path).text
         for some in (gate, {})
     )
-    assert text.index("This model copies little from its context.") < text.index(
-        "Net excess recovery of"
-    )
+    assert text.index("This model copies little from its context.") < text.index("Net excess of")
     assert "repeated once 4.90: a drop of 0.10" in text
     assert "was not measured" in without
 
@@ -314,7 +312,7 @@ def test_an_explanation_says_whether_to_believe_it(
     assert check is not None
     text = explained.text
     windows = f"long window of all tokens before a target, local window {SHORT}"
-    assert f"{windows}, both behind a prefix of 1" in text
+    assert f"{windows}, both after a prefix of 1" in text
     assert f"{check.verdict}." in text
     assert f"{check.excess[0]:+.2f} nats a target".replace("-", "−") in text
     assert f"This model {check.warning.removeprefix('this model ')}." in text

@@ -47,7 +47,7 @@ def test_a_rule_of_ones_own_ranks_units_of_ones_own(own: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("guess", "'guess' is unknown; choose from add_one, .*your_file.py:your_rule"),
+        ("guess", "'guess' is not a selector; pass one of add_one, .*your_file.py:your_rule"),
         ("nowhere.py:rank", "'nowhere.py' does not exist"),
         ("{own}:missing", "defines no missing"),
         ("{own}:number", "is not a function"),
