@@ -1,11 +1,11 @@
-"""What it costs to ask which far tokens an answer depends on, and how well the scores predict what
-the model does without them: ours and the packages that researchers use.
+"""Compare what it costs to find the distant tokens an answer depends on, and how well scores
+predict what the model does without them: ours and the packages that researchers use.
 
     pip install -c constraints.txt -e ".[bench]"
     OMP_NUM_THREADS=1 python benchmarks/explain.py [--model FOLDER] [--other-python PYTHON]
 
 Every contestant (explainers.py) runs in a process of its own. What is not installed next to our
-requirements can stand in another environment, whose Python is named by --other-python. Seconds of
+requirements can use another environment, named by --other-python. Seconds of
 a noisy machine compare within one run only.
 """
 
@@ -99,7 +99,7 @@ def _question(ids: list[int]) -> dict[str, list[int]]:
 def repeated_questions(
     loaded: Any, tokenizer: Any, text: str, length: int, count: int
 ) -> list[dict[str, list[int]]]:
-    """Documents in which a passage stands once among passages of other texts, and once more at the
+    """Documents in which a passage occurs once among passages of other texts, and once more at the
     end, up to the answer."""
     documents = [d for d in open_documents(text, loaded) if len(d.tokens) > 2 * length]
     generator = np.random.default_rng(0)
@@ -131,17 +131,17 @@ def repeated_questions(
     )
 
 
-# --- asking ---------------------------------------------------------------------------------------
+# --- running --------------------------------------------------------------------------------------
 
 
 def ask(
     name: str, folder: Path, questions: list[dict[str, list[int]]], limit: int, other_python: str
 ) -> tuple[list[dict[str, Any]], str]:
-    """What it answered, and why it did not answer the rest."""
+    """Answers, and the reason why the rest has none."""
     package, _ = CONTESTANTS[name]
     python = other_python if package in ELSEWHERE else sys.executable
     if not python:
-        return [], f"asks for {ELSEWHERE[package]}: name its environment by --other-python"
+        return [], f"requires {ELSEWHERE[package]}: name its environment by --other-python"
     return explainers.ask(python, explainers.__file__, [name, folder], questions, limit)
 
 
@@ -181,7 +181,7 @@ class Judge:
         return np.array(found)
 
     def prepare(self, seed: int) -> None:
-        """What the model does when a random half of the far tokens is gone."""
+        """The model's loss without a random half of the distant tokens."""
         generator, num_far = np.random.default_rng(seed), len(self.question.far)
         self.halves = [
             np.sort(generator.permutation(num_far)[: num_far // 2]) for _ in range(NUM_ABLATIONS)
@@ -230,7 +230,7 @@ def cost_table(
                 reason
                 or f"{rows[-1]['cpu_s']:.1f} s, {rows[-1]['token_forwards']:,} token-forwards"
             )
-            print(f"asked {name}: {said}", file=sys.stderr, flush=True)
+            print(f"{name}: {said}", file=sys.stderr, flush=True)
     median = {
         name: {
             column: float(np.median([row[column] for row in rows]))
@@ -315,7 +315,7 @@ def quality_table(names: list[str], folder: Path, options: argparse.Namespace) -
     gap = np.mean([judge.gap for judge in judges])
     print(
         f"\n{len(judges)} documents of {length} tokens, whose end repeats a passage of the far "
-        f"part up to an answer of {NUM_ANSWER}; the far part gives {gap:.2f} nats\n"
+        f"part up to an answer of {NUM_ANSWER}; a gap of {gap:.2f} nats\n"
     )
     columns = [
         "lds masked",
@@ -350,7 +350,9 @@ def main() -> None:
     parser.add_argument("--text", default="data/quick", help="of its documents")
     parser.add_argument("--length", type=int, default=500, help="tokens, where quality is judged")
     parser.add_argument("--questions", type=int, default=40)
-    parser.add_argument("--repeats", type=int, default=3, help="questions whose cost is taken")
+    parser.add_argument(
+        "--repeats", type=int, default=3, help="number of questions to measure cost on"
+    )
     parser.add_argument("--limit", type=int, default=300, help="CPU seconds of a row of costs")
     parser.add_argument("--all-limit", type=int, default=3000, help="… of a row of qualities")
     parser.add_argument(

@@ -1,8 +1,8 @@
 """The contestants of explain.py. Each is made ready with a model and its tokenizer, and then gives
 a score to every far token of a question.
 
-This project is imported only where it is asked, so that a package whose requirements conflict with
-ours can run in an environment of its own:
+This project is imported only where it is evaluated, so that a package with requirements that
+conflict with ours can run in an environment of its own:
 
     python benchmarks/explainers.py NAME MODEL QUESTIONS ANSWERS CPU_SECONDS
 
@@ -37,7 +37,7 @@ K = 16
 
 @dataclass(frozen=True)
 class Question:
-    """Which tokens of `far` does `answer` depend on, `near` standing between them?"""
+    """Which tokens of `far` does `answer` depend on, with `near` between them?"""
 
     far: list[int]
     near: list[int]
@@ -91,7 +91,7 @@ class Question:
 
 
 Scores = Callable[[Question], Any]
-"""Of each far token, or of each token of the text from its beginning."""
+"""Scores of each distant token, or of each token of the text from its beginning."""
 
 
 # --- ours -----------------------------------------------------------------------------------------
@@ -213,14 +213,16 @@ def inseq(method: str, model: Any, tokenizer: Any) -> Scores:
     if method == "attention":
         model.set_attn_implementation("eager")  # the fused kernels keep no weights
     if model.config.bos_token_id is None:
-        model.config.bos_token_id = model.config.eos_token_id  # it wants one, and puts it nowhere
+        model.config.bos_token_id = (
+            model.config.eos_token_id
+        )  # it requires one, and does not use it
     attribution = inseq.load_model(model, method, tokenizer=tokenizer)
 
     def scores(question: Question) -> Any:
         found = attribution.attribute(
             question.prompt, question.prompt + question.answer_text, show_progress=False
         )
-        # Rows: tokens of the text; columns: those of the answer.
+        # Rows: tokens of the text; columns: tokens of the answer.
         return found[0].aggregate().target_attributions.nan_to_num().sum(1)
 
     return scores
@@ -283,7 +285,7 @@ CONTESTANTS: dict[str, tuple[str, Callable[..., Scores]]] = {
 """Name → package (as on PyPI), and what makes it ready."""
 
 ELSEWHERE = {"lxt": "transformers below 5", "flashtrace": "NumPy 2"}
-"""Packages that ask for what conflicts with our requirements."""
+"""Packages with requirements that conflict with ours."""
 
 
 MEMORY_GIB = 12
@@ -297,7 +299,7 @@ class TokenForwards:
     """Batch × length of every forward of a model; a backward through it counts as two more."""
 
     def __init__(self, model: Any) -> None:
-        # An array, as a hook whose own numbers change makes the model another one.
+        # An array, as a hook with changing numbers of its own makes the model another one.
         self._count = np.zeros(1, dtype=int)
         # What all of them call, with the head or without.
         model.base_model.register_forward_hook(self._add, with_kwargs=True)
@@ -362,7 +364,7 @@ def version_of(package: str) -> str:
 def answer(
     scores: Scores, asked: list[Any], answers: str, counter: TokenForwards, more: dict[str, Any]
 ) -> None:
-    """A line for each question: what it is told, what it cost, and `more`."""
+    """A line for each question: its input, its cost, and `more`."""
     with open(answers, "a") as file:
         for question in asked:
             held, counter.count = memory_mib(begin=True), 0
@@ -400,7 +402,7 @@ def main(name: str, folder: str, questions: str, answers: str, cpu_seconds: str)
 def ask(
     python: str, script: str, words: list[Any], questions: Any, cpu_seconds: int
 ) -> tuple[list[dict[str, Any]], str]:
-    """What a contestant answered in a process of its own, and why it did not answer the rest.
+    """Answers of a contestant in its own process, and the reason why the rest has none.
     `words`: its name, and the folder of the model."""
     with tempfile.TemporaryDirectory() as place:
         asked, answers = Path(place, "questions.json"), Path(place, "answers.jsonl")

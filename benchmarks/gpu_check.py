@@ -1,4 +1,4 @@
-"""Claim: on the GPUs of this machine the numbers are those of the CPU, every engine trains the same
+"""Claim: on the GPUs of this machine the numbers agree with the CPU's, every engine trains the same
 curve, and a killed run goes on along it; how fast training is, the table says.
 
 Each check is a process of its own with a time limit: one that fails, hangs or crashes is a row, and
@@ -255,7 +255,7 @@ def pipeline(machine: Machine) -> str:
 
 
 def checks(machine: Machine) -> Iterator[tuple[str, str, Check]]:
-    """(group, what stands in the table, the check), in order of what breaks first."""
+    """(group, its name in the table, the check), in order of what breaks first."""
     num, bf16 = machine.num_processes, "--training.precision=bf16"
     yield "", "prepare", prepare
     yield "pipeline", "train, measure, figure", pipeline

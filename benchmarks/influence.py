@@ -132,7 +132,7 @@ def captum_inputs(tokenizer: Any, block: Block) -> dict[str, Any]:
 
 
 class Ids:
-    """What longppl asks of a tokenizer, for a text that is token ids already."""
+    """The interface of a tokenizer for longppl, for a text of token IDs."""
 
     def __call__(self, text: Tensor, **_: Any) -> dict[str, Tensor]:
         places = torch.arange(text.shape[-1])
@@ -157,7 +157,7 @@ def longppl_loop(model: Any, document: np.ndarray, windows: Windows) -> np.ndarr
 def losses_in_whole_documents(
     scorer: Scorer, document: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """longppl's reading, asked here: the long context is all that went before."""
+    """longppl's interpretation: the long context is all preceding text."""
     whole = Windows(SHORT, 1, len(document) - SHORT).blocks(document)
     near = Windows(SHORT, 1, SHORT).blocks(document)
     long, *_ = scorer.losses([Context(block).long_row() for block in whole])

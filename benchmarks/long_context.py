@@ -6,7 +6,7 @@ python benchmarks/long_context.py [--model FOLDER] [--lengths 1024,8192,32768] [
 Without a model it takes random weights (4 layers, width 256), which cost the same. Each row is a
 process of its own, so that its peak of memory is its own. Seconds of a noisy machine compare within
 one run only. A row that takes more than --cpu-seconds is stopped: its memory is the peak until
-then, and the forwards of add_one, whose rows are all alike, are computed.
+then, and the forwards of add_one, with equal rows, are computed.
 """
 
 from __future__ import annotations

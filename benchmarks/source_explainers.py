@@ -34,7 +34,7 @@ Spans = list[tuple[int, int]]
 
 @dataclass(frozen=True)
 class SourceQuestion:
-    """Which of the sources does each statement rest on?"""
+    """Which of the sources does each statement rely on?"""
 
     sources: list[str]
     question: str
@@ -309,14 +309,14 @@ def inseq(method: str, model: Any, tokenizer: Any, fit_on: list[SourceQuestion])
     import inseq
 
     model.set_attn_implementation("eager")  # as above
-    model.config.bos_token_id = model.config.eos_token_id  # it wants one, and puts it nowhere
+    model.config.bos_token_id = model.config.eos_token_id  # it requires one, and does not use it
     attribution = inseq.load_model(model, method, tokenizer=tokenizer)
 
     def scores(asked: SourceQuestion) -> np.ndarray:
         found = attribution.attribute(
             asked.prompt, asked.prompt + asked.answer, show_progress=False
         )
-        # Rows: tokens of the text; columns: those of the answer.
+        # Rows: tokens of the text; columns: tokens of the answer.
         return asked.of_sources(found[0].aggregate().target_attributions.nan_to_num().T)
 
     return scores

@@ -59,7 +59,7 @@ def ours(scheme: str, num_steps: int) -> float:
 
 
 def bare_loop(num_steps: int) -> float:
-    """What one would write with transformers alone: no coupling, contiguous IDs, batches ready."""
+    """The same task with transformers alone: no coupling, contiguous IDs, batches ready."""
     from transformers import GPTNeoXForCausalLM
 
     from olmo_sparsity.model.build import gpt_neox_config

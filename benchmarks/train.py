@@ -80,7 +80,7 @@ def ours(config: RunConfig, batches: Iterator[Batch]) -> Callable[[], Any]:
 
 
 def bare_upstream(config: RunConfig, batches: Iterator[Batch]) -> Callable[[], Any]:
-    """What one would write with ai2-olmo alone. Contiguous positions: it knows no others."""
+    """The same with ai2-olmo alone, which has contiguous positions only."""
     fields = {name: getattr(config.model, name) for name in UpstreamConfig.__dataclass_fields__}
     model = OLMo(UpstreamConfig(**fields))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
@@ -179,7 +179,7 @@ def compare_frameworks(num_rounds: int, num_steps: int) -> None:
 
 
 def take_steps(engine_name: str, place: dict[str, str], asked: Connection) -> None:
-    """In a process of its own: told how many steps to take, answers with their wall and CPU
+    """In its own process: receive a number of steps, return their wall and CPU
     seconds. All stay alive, so that nothing but steps is timed."""
     os.environ |= place
     torch.set_num_threads(1)

@@ -113,7 +113,7 @@ def types_to_tell(table: str, rows: pd.DataFrame) -> dict[str, str]:
 
 
 def keep_rows(path: Path, column: str, tables: dict[str, pa.Table]) -> None:
-    """Add tables to a Parquet file, or replace those of the same names. Row groups without them
+    """Add tables to a Parquet file, or replace tables of the same names. Row groups without them
     keep their bytes, so that git stores only what is new."""
     groups = []
     if path.exists():

@@ -49,7 +49,8 @@ FINAL = ("summary", "dependencies")
 
 
 def read_rows(path: Path, name: str) -> pa.Table:
-    """The rows of a stored Parquet file whose first column is `name`, without that column."""
+    """Return the rows of a stored Parquet file with `name` in the first column, without that
+    column."""
     column = pq.read_schema(path).names[0]
     return pq.read_table(path, filters=[(column, "==", name)]).drop_columns([column])
 
@@ -63,7 +64,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 @cache
 def measurements() -> dict[str, dict[str, Any]]:
     """Each stored measurement: its `meta`, its `mean_losses`, and `columns`, the types that a
-    Parquet file of all measurements does not tell (see `read_table`)."""
+    Parquet file of all measurements does not hold (see `read_table`)."""
     return {line.pop("measurement"): line for line in read_lines(RESULTS / "meta.jsonl")}
 
 
@@ -135,7 +136,7 @@ def _named(rows: pd.DataFrame) -> pd.DataFrame:
 
 @cache
 def read_by_part(name: str, target_set: str, k: int = 1) -> pd.DataFrame:
-    """`read_all` of a set of targets, told apart by what part of a word they are; also of `whole`
+    """`read_all` of a set of targets, by part of a word; also of `whole`
     words, function words or not, and of those that are whole or `begun`."""
     parts = []
     for one in name.split(" + "):
@@ -230,8 +231,8 @@ def read_ladder(name: str, k: int) -> pd.DataFrame:
 
 
 def by_distance(name: str, edges: list[int]) -> pd.DataFrame:
-    """What the token that add_one puts first gives more than one of an unrelated text, in nats, by
-    how far back it stands: a row for each range with targets."""
+    """Return the loss reduction by the token that add_one ranks first, minus an unrelated text's,
+    in nats, by distance: a row for each range with targets."""
     key = ["document", "target"]
 
     def own(table: str) -> pd.DataFrame:

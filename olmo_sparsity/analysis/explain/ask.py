@@ -112,8 +112,8 @@ class Explaining:
         if one != other or of_one != of_other:
             raise DataError(
                 f"judge: '{loaded.name}' has another tokenizer than '{model.name}': it turns this "
-                "text into other tokens, so their losses cannot be compared; pass a model with the "
-                "same one"
+                "text into other tokens, so their losses cannot be compared; pass a judge with the "
+                "same tokenizer"
             )
         ours, theirs = (m.prefix_ids(self.options.prefix, texts[0]) for m in (model, loaded))
         if ours != theirs:
@@ -193,7 +193,7 @@ def _with_far_part(document: Document, windows: Windows, spans: Spans, units: st
             f"no target has distant {units}: the text has "
             f"{len(document.tokens):,} tokens, and targets "
             f"with a far part begin at {first:,}; name a later target, lower short={windows.short}"
-            + ", or give more text"
+            + ", or pass a longer text"
         )
     if len(kept) < len(spans):
         left_out = f"{len(spans) - len(kept)} of {len(spans)} targets"

@@ -105,7 +105,7 @@ class Check:
             less = self.induction["drop"] / max(self.induction["loss_first"], 1e-9)
             reasons.append(
                 "this model copies little from its context (a passage that is repeated costs it "
-                f"only {less:.0%} less); such models mostly gain fewer nats from far text"
+                f"only {less:.0%} less); such models mostly gain little from distant text"
             )
         return "; ".join(reasons)
 

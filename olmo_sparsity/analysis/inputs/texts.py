@@ -172,8 +172,7 @@ def _pair(prompt: str, target: str, field: str) -> tuple[str, str]:
     if field != "text" or prompt == target:
         raise ConfigError(
             f"prompt_field={prompt} and target_field={target} must name two different fields "
-            "of a record"
-            + ("; name two fields" if prompt == target else f"; omit field={field} out")
+            "of a record" + ("" if prompt == target else f"; omit field={field}")
         )
     return prompt, target
 
@@ -194,7 +193,7 @@ def _corpus(text: str, options: dict[str, Any]) -> CorpusConfig:
     on_hub = re.fullmatch(r"hub:([^:]+)(?::([^:]*))?(?::([^:]+))?|[\w.-]+/[\w.-]+", text)
     if on_hub is None:
         raise ConfigError(
-            f"text={' '.join(text[:80].split())} is not {FORMS}; to measure a string itself, give "
+            f"text={' '.join(text[:80].split())} is not {FORMS}; to measure a string itself, pass "
             "a list of strings"
         )
     name, config, split = on_hub.groups()
@@ -263,8 +262,8 @@ def _read(
     tokenizer, documents, num_tokens = model.tokenizer, list[Document](), 0
     if tokenizer is None:
         raise DataError(
-            f"'{model.name}' has no tokenizer to read text with; give a prepared "
-            "folder, or put its tokenizer.json there"
+            f"'{model.name}' has no tokenizer to read text with; copy its "
+            "tokenizer.json to the folder, or pass a prepared folder"
         )
     tokenizer.no_truncation()  # a tokenizer.json may enable truncation or padding
     tokenizer.no_padding()
@@ -325,8 +324,8 @@ def _read_prepared(
 def _check_size(num_tokens: int, name: str) -> None:
     if num_tokens > MOST_TOKENS:
         raise DataError(
-            f"{name}: more than {MOST_TOKENS:,} tokens, too many to hold; say how many documents "
-            "to read (limit)"
+            f"{name}: more than {MOST_TOKENS:,} tokens, more than fit in memory; limit the "
+            "documents (max_documents, in Python limit)"
         )
 
 
@@ -382,7 +381,7 @@ def _encode_alike(prepared: PreparedText, tokenizer: Tokenizer) -> bool:
 
 def cut_to_targets(documents: Documents, windows: Windows) -> Documents:
     """Return what the windows of each target's tokens hold, for records of prompt and target.
-    Records whose prompt is shorter than the long window are left out. With long="all", whole
+    Records with a prompt shorter than the long window are omitted. With long="all", whole
     prompts."""
     long = windows.first_target
     kept = [d for d in documents if d.target is not None and d.target >= long]

@@ -133,7 +133,7 @@ class Wrapped(LanguageModel, Protocol):
 @torch.no_grad()
 def refuse_unfit(wrapped: Wrapped, original: nn.Module) -> tuple[LogitMap, bool, float]:
     """Check that position IDs reach the attention, that a gap in them hides nothing, that kept
-    states of earlier places can replace these places, and that the logits are those of the given
+    states of earlier places can replace these places, and that the logits match the given
     model (`original`, with its adapters). Returns how they follow from the last linear map,
     whether `hidden_sharing` gives the same as copies of the kept states, and by how many nats
     losses change with the other rows of the batch."""

@@ -317,7 +317,7 @@ def _wrap_transformers(model: Any) -> HuggingFaceLM:
     if not isinstance(getattr(model, "get_base_model", lambda: model)(), PreTrainedModel):
         raise ConfigError(
             f"{type(model).__name__} is not a transformers model; give one that "
-            "AutoModelForCausalLM made, or a PeftModel of one"
+            "AutoModelForCausalLM loads, or a PeftModel of it"
         )
     return HuggingFaceLM(model)
 

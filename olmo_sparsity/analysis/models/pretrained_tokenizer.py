@@ -79,7 +79,7 @@ def read_tokenizer(path: Path) -> Tokenizer:
 
 
 def _set_plain(tokenizer: Tokenizer) -> Tokenizer:
-    tokenizer.no_truncation()  # a tokenizer.json may ask for silent truncation or padding
+    tokenizer.no_truncation()  # a tokenizer.json may enable truncation or padding
     tokenizer.no_padding()
     return tokenizer
 
@@ -133,8 +133,8 @@ def tokens_before(tokenizer: Any, text: str) -> list[int]:
     if not plain or (start := next(starts, None)) is None:
         raise DataError(
             f"prefix=auto: the tokenizer turns '{text[:40]}' into {complete[:8]} with special "
-            f"tokens and {plain[:8]} without, so no prefix can be read; give prefix=bos, none or "
-            "a text"
+            f"tokens and {plain[:8]} without, so no prefix can be determined; pass "
+            "prefix=bos, none or a text"
         )
     return complete[:start]
 
@@ -189,8 +189,8 @@ _SAMPLE = "The 3rd “café”,\n\tdéjà-vu: 東京 don't "
 
 
 def mark_of(tokenizer: Any) -> Any:
-    """What changes when a tokenizer is changed: its parts, its numbers of tokens, and what it makes
-    of a sample. Reading all of its vocabulary would take as long as a measurement."""
+    """Return what differs after a change of a tokenizer: its parts, its numbers of tokens, and what
+    it makes of a sample. Reading all of its vocabulary would take as long as a measurement."""
     if tokenizer is None:
         return None
     fast = getattr(tokenizer, "backend_tokenizer", tokenizer)

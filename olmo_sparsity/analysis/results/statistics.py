@@ -48,7 +48,8 @@ KEYS = ["document", "target"]
 PARTS = ("document", "placebo")
 GROUPS = ["target_set", "units", "selector", "k"]
 SUMMED = ["own", "foreign", "removed", "gap", "targets"]
-"""What targets gain by units of the own and of an unrelated text, and lose without the own."""
+"""Loss reduction by units of the own and of an unrelated text, and loss increase without the
+own."""
 
 
 def half_of(document: int) -> str:
@@ -124,7 +125,8 @@ def far_part_losses(losses: pd.DataFrame) -> pd.DataFrame:
 
 
 def beyond_controls(own: pd.DataFrame, placebo: pd.DataFrame, seed: int = 0) -> dict[str, float]:
-    """From rows of `pair`: recovery, foreign, excess, …, each with the ends of its interval."""
+    """Summarize rows of `pair`: recovery, foreign, excess, …, each with the ends of its
+    interval."""
     values = _quantities(_sums(own), _documents_of(own), seed)
     beyond = _beyond_placebo(own, placebo, _documents_of(own, placebo), seed)
     return _with_intervals(values | beyond)

@@ -86,7 +86,7 @@ def describe(results: Results) -> str:
     if without:
         lines.append(
             f"no net excess of {', '.join(without)}: these targets were not selected by their gap, "
-            "so there is no effect of that selection to subtract"
+            "so that selection has no effect to subtract"
         )
     every = beside[beside.target_set == "every"]
     lines += [describe_every(row) for row in every.itertuples()]
@@ -226,7 +226,7 @@ def describe_gap(results: Results) -> str:
 
 def describe_words(results: Results) -> str:
     """Recovery of the targets of the main set by what part of a word they are; empty if the table
-    of tokens does not tell, or all are of one kind."""
+    of tokens does not say, or all are of one kind."""
     meta, targets, tokens = results.meta, results.targets, results.tokens
     targets = targets[targets.target_set == main_set(targets.target_set)]
     if not len(targets) or not set(targets.document) <= set(tokens.document):
@@ -270,8 +270,8 @@ def describe_induction(found: dict[str, Any], far_states: str, planted: bool) ->
 
 
 def format_summary(rows: pd.DataFrame, title: str, header: bool = True) -> str:
-    """Format the rows of one target set. `excess`: recovery minus that of an unrelated text; `net`:
-    excess minus that of the placebo; `equal gaps`: the same, own targets weighted to gaps as the
+    """Format the rows of one target set. `excess`: recovery minus an unrelated text's; `net`:
+    excess minus the placebo's; `equal gaps`: the same, own targets weighted to gaps as the
     placebo's targets have. Where net excess means nothing: `removal`, and excess in `nats`. The
     other columns are in the table `summary`."""
     first = rows.iloc[0]

@@ -73,7 +73,7 @@ NUM_OPENED = 20
 def add_one_nested(scorer: Scorer, question: Question) -> Choice:
     """add_one from coarse to fine: all groups of 256 units, then the groups of 32 inside the best
     of those, then of 4, then single units; and those that `add_one_screened` evaluates. For a long
-    far part, these are far fewer rows.
+    distant context, these are far fewer rows.
 
     A unit is missed if it helps less than the rest of its group harms, and its gradient is small.
     """
@@ -109,13 +109,13 @@ WEIGHT_OF_ALL = 16
 
 def pairs(scorer: Scorer, question: Question) -> Choice:
     """The pair of units that lowers the loss most when both are added to the short window, then the
-    units of the next best pairs. It finds tokens that tell only together, and those of which each
-    alone tells no more than the best of thousands does by chance.
+    units of the next best pairs. It finds tokens that help only together, and tokens that each help
+    no more alone than the best of thousands does by chance.
 
     Gates as in add_one_screened, but closed the more the more far tokens there are, give the first
-    max(9, k) units. With each of them opened, the gates of all others are asked again: the 4 of
+    max(9, k) units. With each of them opened, the gates of all others are evaluated again: the 4 of
     largest gradient are its partners, and these pairs are evaluated. Of the best pairs the first 2
-    units that were not opened yet are opened then: one of two that tell together may have come in
+    units that were not opened yet are opened then: one of two that help together may have come in
     as a partner of a third. A unit's score is half of the fall of the best pair that it is in.
     """
     units, spans, num = question.units, question.spans, max(NUM_FIRST, question.k)
@@ -145,7 +145,7 @@ def pairs(scorer: Scorer, question: Question) -> Choice:
 
 
 def _of_best_pairs(falls: dict[tuple[int, int], float]) -> list[int]:
-    """Units, those of the best pairs first."""
+    """Units, from the best pairs first."""
     ordered = sorted(falls, key=lambda pair: -falls[pair])
     return list(dict.fromkeys(unit for pair in ordered for unit in pair))
 

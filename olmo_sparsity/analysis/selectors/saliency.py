@@ -134,7 +134,7 @@ def gate_gradients(
     opened: Sequence[np.ndarray] | None = None,
 ) -> np.ndarray:
     """Return gradient_TF of gates that nearly mask the distant places. `opened`: places for each
-    target whose gates are open. Only the window's places are computed, and attend to far states, so
+    target with open gates. Only the window's places are computed, and attend to far states, so
     that there are S × F scores instead of all pairs."""
     block, states = context.block, context.states
     if states is None:

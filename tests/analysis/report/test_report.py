@@ -180,8 +180,8 @@ def test_headline_never_shows_recovery_without_its_controls(page: Page, results:
     said = [
         net,
         f"recover {row.recovery:.2f} of the gap",
-        f"another text {row.foreign:.2f}",
-        f"the excess is {row.placebo:.2f}",
+        f"an unrelated text {row.foreign:.2f}",
+        f"the excess of the placebo is {row.placebo:.2f}",
     ]
     places = [sentence[0].index(words) for words in said]
     assert places == sorted(places)
