@@ -257,7 +257,7 @@ class WorkFolder:
         # Looked for last, as another process may begin just now.
         if others and not self.identity.exists():
             raise ConfigError(
-                f"{self.setting}={self.path} is not empty ({', '.join(others[:3])}) and no "
+                f"{self.setting}={self.path} holds other files ({', '.join(others[:3])}) and no "
                 f"{self.identity_name}; name a new folder"
             )
 

@@ -123,7 +123,7 @@ def _read_sources(sources: list[str]) -> dict[str, str]:
     named = [pair for source in sources for pair in _named_files(source)]
     names = [name for name, _ in named]
     if len(set(names)) < len(names):
-        raise ConfigError(f"--source: duplicate names:  {', '.join(names)}")
+        raise ConfigError(f"--source: duplicate names: {', '.join(names)}")
     return {name: read_text(path) for name, path in named}
 
 

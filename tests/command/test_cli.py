@@ -55,7 +55,7 @@ def test_prepare_train_losses_export_in_order(
         (["--dryrun"], "'--dryrun' is not an option of this command"),
         (["--init_from=runs/nowhere"], "runs/nowhere does not exist; train it first"),
         (["--data.folder=/nowhere/at/all"], "/nowhere/at/all is not prepared; run `olmo-sparsity"),
-        (["--init_from=/nowhere"], "'/nowhere' does not exist; give a run, a checkpoint or"),
+        (["--init_from=/nowhere"], "'/nowhere' does not exist; pass a run, a checkpoint"),
         (["--run_folder=/proc/nowhere"], "run_folder=/proc/nowhere cannot be written"),
         (["--data.heldout_share=0.0"], "holds work with heldout_share=0.2 (now 0.0)"),
     ],
@@ -106,7 +106,7 @@ def test_a_run_without_a_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixtur
         (["report", "x", "--out", "r.pdf"], "must end in .html"),
         (["measure", "x", "--out", "README.md"], "README.md is a file"),
         (["measure", "x", "--out", "y", "--long", "8", "--short", "32"], "must be below long=8"),
-        (["figure", "docs/results", "--out", "x.png"], "holds no results"),
+        (["figure", "docs/results", "--out", "x.png"], "holds no measurement"),
     ],
 )
 def test_mistakes_in_other_commands(

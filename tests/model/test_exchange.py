@@ -391,9 +391,7 @@ def test_a_run_may_change_angles_but_forgets_none(tmp_path: Path) -> None:
         "original_max_position_embeddings 8"
     )
     assert begin("scaled", positions=LLAMA_3) == ""
-    assert begin("scaled", positions=YARN).startswith(
-        ", whose RoPE is changed: base 500, scaling l"
-    )
+    assert begin("scaled", positions=YARN).startswith("; changes its RoPE: base 500, scaling l")
     with pytest.raises(ConfigError, match=r"has model\.rope_theta=500\.0, this run .*=100; set it"):
         begin("plain", rope_theta=100)
     with pytest.raises(

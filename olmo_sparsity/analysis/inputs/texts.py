@@ -154,7 +154,7 @@ def _open(
     rows: Any = text
     if isinstance(rows, Mapping):
         splits = ", ".join(map(str, rows))
-        raise ConfigError(f"{name} has several splits,  {splits}; pass one of them")
+        raise ConfigError(f"{name} has several splits, {splits}; pass one of them")
     if isinstance(rows, pd.DataFrame):
         rows = rows.to_dict("records")
     corpus = CorpusConfig("c4", hub_name="", **options)
@@ -420,9 +420,9 @@ def plant_dependencies(
     long, num_far = windows.first_target, windows.num_far
     if config.num_tokens > num_far:
         raise DataError(
-            f"{config.num_tokens} planted tokens are more than the distant tokens,  "
-            f"{num_far}; make the "
-            "long window longer"
+            f"{config.num_tokens} planted tokens are more than the distant tokens, "
+            f"{num_far}; increase the "
+            "long window"
         )
     planting = Planting.of(config, model.tokenizer)
     with_marks, without = [], []

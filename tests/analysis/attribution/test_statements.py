@@ -135,7 +135,10 @@ def test_what_does_not_fit_is_refused() -> None:
         ({"orders": 7}, "3 sources have fewer orders"),
         ({"rate": 1.5}, "rate=1.5 must be at most 0.999999"),
         ({"units": "pages"}, "units=pages is none of tokens, words, sentences, paragraphs"),
-        ({"units": "words", "orders": 2}, "orders=2 moves whole sources; leave units=words out"),
+        (
+            {"units": "words", "orders": 2},
+            "orders=2 reorders whole sources and cannot be combined with units=words",
+        ),
     ]:
         with pytest.raises(ConfigError, match=message):
             asked(**changed)
@@ -148,9 +151,9 @@ def test_it_prints_each_statement_with_its_verdict() -> None:
     for row in found.statements.itertuples():
         assert f"{row.text}\n  {row.verdict}" in shown
     assert shown.count("Benjamini–Hochberg") == 1
-    assert "rows beside them" not in shown
+    assert "other rows of a batch" not in shown
     loud = replace(found.prompt, model=replace(found.prompt.model, batch_noise=0.1))
-    assert "up to 0.10 nats with the rows beside them" in repr(replace(found, prompt=loud))
+    assert "up to 0.10 nats with the other rows of a batch" in repr(replace(found, prompt=loud))
     assert found.to_dict()["statements"][0]["text"] == "w1 w2 w3"
 
 
@@ -255,13 +258,13 @@ def test_the_command(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--out", "o"], "--out and --shard belong to --questions"),
+        (["--out", "o"], "--out and --shard require --questions"),
         (["--units", "pages"], "units=pages is none of"),
         (["--candidates", "z"], "no source is named z"),
         (["--source", "nowhere.txt"], "nowhere.txt cannot be read"),
         (["--source", "nowhere*.txt"], "is a glob without files"),
         (["--decoys", "nowhere"], "decoys: text=nowhere"),
-        (["--source", "a=nowhere.txt"], "two have one name"),
+        (["--source", "a=nowhere.txt"], "duplicate names: a"),
         (["--html", "page.txt"], "must end in .html"),
         (["--draws", "1"], "draws=1"),
     ],

@@ -105,7 +105,7 @@ def merging(*pairs: tuple[str, str]) -> Tokenizer:
     ("ours", "theirs", "given", "message"),
     [
         (make_tokenizer(), make_tokenizer(bos=False), {"text": TEXT, "at": "w7"},
-         r"puts \[\] \(token IDs\) before this text, and '.*' puts \[1\]; give prefix=none"),
+         r"puts \[\] \(token IDs\) before this text, and '.*' puts \[1\]; pass prefix=none"),
         (merging(("a", "b"), ("b", "c")), merging(("b", "c"), ("a", "b")),
          {"text": "abc " * 20, "at": -1}, "another tokenizer than .* this text into other tokens"),
         (merging(("a", "b"), ("b", "c")), merging(("b", "c"), ("a", "b")),
@@ -313,13 +313,13 @@ def test_targets_without_a_far_part_are_named(
 
 
 def test_what_would_be_ignored_is_refused(model: Any, folder: str) -> None:
-    with pytest.raises(ConfigError, match="brings its own tokenizer"):
+    with pytest.raises(ConfigError, match="has its own tokenizer"):
         explain(folder, make_tokenizer(), text=TEXT)
     with pytest.raises(ConfigError, match="of a model in memory"):
         asked(model, dtype="bf16")
-    with pytest.raises(ConfigError, match="for an answer that is generated"):
+    with pytest.raises(ConfigError, match="limits a generated answer"):
         asked(model, max_new_tokens=5)
-    with pytest.raises(ConfigError, match="for an answer that is generated"):
+    with pytest.raises(ConfigError, match="limits a generated answer"):
         answered(model, TEXT, target="w3", max_new_tokens=5)
 
 
@@ -386,10 +386,10 @@ def test_an_explanation_is_kept_without_its_model(
         with pytest.raises(ConfigError, match=r"kept\.pdf must end in \.html"):
             kept.to_html(tmp_path / "kept.pdf")
         assert (tmp_path / "kept.html").read_text() == (tmp_path / "e.html").read_text()
-        with pytest.raises(ConfigError, match="has no model: explain again"):
+        with pytest.raises(ConfigError, match="needs the model, which a saved"):
             kept.check()
     (tmp_path / "e.json").write_text('{"token_ids": 3}')
-    with pytest.raises(DataError, match=r"e\.json holds no explanation"):
+    with pytest.raises(DataError, match=r"e\.json is not a saved explanation"):
         read_explanation(tmp_path / "e.json")
 
 

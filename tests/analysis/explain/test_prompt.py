@@ -42,7 +42,7 @@ def test_an_answer_ends_where_the_generation_config_ends_it() -> None:
     model, prompt = make_model(), " ".join(TEXT.split()[:30])
     first = answered(model, prompt, max_new_tokens=1).document.tokens[-1]
     model.generation_config.eos_token_id = [2, int(first)]
-    with pytest.raises(DataError, match="ends the text at once"):
+    with pytest.raises(DataError, match="the model generated nothing"):
         answered(model, prompt, max_new_tokens=1)
     for wrong in ({"a": 1}, "</s>", [2, 1.5]):
         model.generation_config.eos_token_id = wrong
@@ -60,7 +60,7 @@ def test_a_chat_template_is_prefix_and_end(model: Any) -> None:
     prompt = " ".join(TEXT.split()[:3])
     given = {"target": "w3", "chat": True}
     assert answered(model, prompt, **given, short=None).windows.short == 1
-    with pytest.raises(ConfigError, match="the template sets"):
+    with pytest.raises(ConfigError, match="whose template sets"):
         answered(model, prompt, **given, prefix="none")
 
 

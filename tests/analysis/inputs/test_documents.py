@@ -372,7 +372,7 @@ def test_planting_where_it_cannot_be_is_refused(heldout: TokenShards, prepared: 
     model = named("somebody/elses", heldout.tokenizer)
     with pytest.raises(DataError, match="0 documents are longer than long=60"):
         plant_dependencies(prepared, model, Windows(60, 10))
-    with pytest.raises(DataError, match="planted tokens are more than the far ones"):
+    with pytest.raises(DataError, match="planted tokens are more than the distant"):
         plant_dependencies(prepared, model, Windows(30, 29))
     with pytest.raises(DataError, match="has no tokenizer, which planting"):
         plant_dependencies(prepared, named("elses", None), Windows(30, 10))

@@ -445,8 +445,8 @@ def test_a_saved_data_set_that_is_none_or_several(model: LoadedModel) -> None:
     ("text", "options", "message"),
     [
         ("nonsense", {}, "text=nonsense is not a file or glob"),
-        ("x" * 5000, {}, "text=x{80} is not .* give a list of strings"),
-        ("a *text*\nof two lines", {}, "give a list of strings"),
+        ("x" * 5000, {}, "text=x{80} is not .* pass a list of strings"),
+        ("a *text*\nof two lines", {}, "pass a list of strings"),
         ("embedded:x", {}, "text=embedded:x is not"),
         ("text", {}, "text=text is not"),
         ("text:", {}, "text=text: is not"),
@@ -463,7 +463,7 @@ def test_a_saved_data_set_that_is_none_or_several(model: LoadedModel) -> None:
         (["a"], {"split_at": "blank-lines"}, "split_at=blank-lines means nothing to list"),
         ("a.jsonl", {"split_at": "blank-lines"}, r"cuts plain text, and a\.jsonl is none"),
         ("notes.txt", {"split_at": "lines"}, "split_at=lines is none of whole, blank-lines"),
-        ("notes.txt", {"limit": 1}, r"limit=1 documents \(--max-documents\): at least 2"),
+        ("notes.txt", {"limit": 1}, r"limit=1 documents \(--max-documents\): pass at least 2"),
         ([], {}, "list holds no documents"),
         ([3, 4], {}, "2 x malformed line"),
     ],
@@ -706,7 +706,7 @@ def test_a_run_on_a_mixture_is_measured_on_what_each_corpus_held_out(
 
 def test_a_model_of_others_is_measured_on_any_text(heldout: TokenShards, data_folder: Path) -> None:
     model = named("somebody/elses", heldout.tokenizer)
-    with pytest.raises(ConfigError, match="is not a run of ours: say which text"):
+    with pytest.raises(ConfigError, match="was not trained here, so it has no held-out text"):
         open_documents(None, model)
     some = open_documents("embedded", model, limit=10)
     assert (len(some), some.num_training) == (10, 0)

@@ -322,4 +322,4 @@ def test_sets_by_text_need_no_large_gap(documents: Documents) -> None:
     row = result.summary.set_index(SHARED).loc[("every", "tokens", "add_one", 1)]
     said = describe(result)
     assert f"{row.excess_nats:+.3f} [{row.excess_nats_low:+.3f}, " in said
-    assert f"of {row.gap:+.3f} by the whole far part" in said
+    assert f"all distant tokens by {row.gap:+.3f}" in said

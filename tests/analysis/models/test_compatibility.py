@@ -159,5 +159,5 @@ def test_what_a_loss_owes_to_its_neighbours_is_measured() -> None:
     loaded = wrap_model(model)
     assert loaded.batch_noise == loaded.model.batch_noise > LOUD_NOISE
     said = describe_noise({"batch_noise": loaded.batch_noise})
-    assert f"up to {loaded.batch_noise:.2f} nats with the rows beside them" in said
+    assert f"up to {loaded.batch_noise:.2f} nats with the other rows of a batch" in said
     assert describe_noise({"batch_noise": 1e-5}) == ""

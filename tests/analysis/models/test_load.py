@@ -280,7 +280,7 @@ def test_a_model_in_memory_is_taken_as_it_is() -> None:
     assert wrap_model(loaded) is loaded
     assert wrap_model(loaded.model, name="mine").name == "mine"
     for other in ({"name": "other"}, {"tokenizer": ByT5Tokenizer()}):
-        with pytest.raises(ConfigError, match="'LlamaForCausalLM' is loaded already"):
+        with pytest.raises(ConfigError, match="'LlamaForCausalLM' is a loaded model"):
             wrap_model(loaded, **other)
 
 
@@ -296,7 +296,7 @@ def test_a_model_of_ours_is_taken_too() -> None:
 
 def test_what_is_no_causal_model_is_refused_by_name(tmp_path: Path) -> None:
     for given, problem in (
-        (str(tmp_path), "load_model reads"),
+        (str(tmp_path), "call load_model for"),
         (nn.Linear(3, 3), "Linear is not a transformers model"),
         (nn.DataParallel(nn.Linear(3, 3)), "Linear is not a transformers model"),
         (llama().base_model, "LlamaModel .*no last linear map"),

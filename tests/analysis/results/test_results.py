@@ -98,7 +98,7 @@ def test_results_of_another_version_are_named(results_folder: Path, tmp_path: Pa
 
 
 def test_unfinished_and_unreadable_folders_are_explained(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds no results"):
+    with pytest.raises(DataError, match="holds no measurement"):
         read_results(tmp_path)
     parts = Parts(tmp_path, IDENTITY)
     write(parts, 0)
