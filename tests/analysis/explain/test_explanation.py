@@ -468,7 +468,7 @@ def test_the_command(
         (["--text", "TEXT", "--at", "/(/"], "regular expression"),
         (["--text", "TEXT", "--at", "0:2"], "no target has distant tokens"),
         (["--text", "TEXT", "--short", "400"], "no target has distant tokens"),
-        (["--text", "TEXT", "--selector", "addone"], "choose from"),
+        (["--text", "TEXT", "--selector", "addone"], "is not a selector; pass one of"),
         (["--text", "TEXT", "--units", "span"], "none of tokens"),
         (["--text", "TEXT", "--target", "w3"], "belong to a prompt"),
         (["--text", "TEXT", "--foreign", "embedded"], "--foreign requires --check"),
