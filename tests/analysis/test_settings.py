@@ -89,7 +89,7 @@ def test_what_is_typed_is_what_a_function_takes() -> None:
     ("words", "message"),
     [
         (["measure", "M", "--out=o", "--ks=1,x"], "ks[1] must be a whole number, not 'x'"),
-        (["measure", "M", "--out=o", "--share=ten"], "share=ten is neither"),
+        (["measure", "M", "--out=o", "--share=ten"], "share=ten must be all, or a share"),
         (["measure", "M", "--out=o", "--far-states=both"], "invalid choice: 'both'"),
         (
             ["explain", "M", "--text=README.md", "--long=some"],
