@@ -42,7 +42,7 @@ def load_engine(
             raise ConfigError(f"{option}={value}: '{name}' is loaded elsewhere; leave {option} out")
     if name.startswith(LLAMA):
         if tokenizer is not None:
-            raise ConfigError(f"'{name}' brings its own tokenizer; leave yours out")
+            raise ConfigError(f"'{name}' has its own tokenizer; omit the tokenizer argument")
         return _load_llama(name.removeprefix(LLAMA), name, device)
     if tokenizer is None:
         raise ConfigError(

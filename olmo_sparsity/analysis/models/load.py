@@ -252,7 +252,9 @@ def load_model(
 
         return load_engine(path_or_hub_name, tokenizer, device, dtype, device_map)
     if tokenizer is not None:
-        raise ConfigError(f"'{path_or_hub_name}' brings its own tokenizer; leave yours out")
+        raise ConfigError(
+            f"'{path_or_hub_name}' has its own tokenizer; omit the tokenizer argument"
+        )
     folder = find_folder(path_or_hub_name)
     if is_hugging_face(folder):
         loaded = _load_hugging_face(folder, path_or_hub_name, DTYPES.get(dtype), device, device_map)
