@@ -205,7 +205,10 @@ def estimate(prompt: SourcePrompt, layouts: Sequence[Layout], settings: SourceSe
         first - np.arange(settings.draws * length).reshape(settings.draws, length)
         for first, length in zip(first_ids, lengths, strict=True)
     ]
-    every, counter, num_sources = range(len(lengths)), _Counter(), len(lengths)
+    block, is_kept = layouts[-1].block, settings.far_states == "contextual"
+    known = block.tokens[: block.num_prefix + block.num_far]
+    counter = _Counter(known if is_kept and prompt.model.engine is None else None)
+    every, num_sources = range(len(lengths)), len(lengths)
     trials = Trials(counter, layouts, decoys)
     trials.evaluate(first_round(num_sources))
     trials.evaluate(next_round([], [0], 2))
@@ -233,11 +236,11 @@ def estimate(prompt: SourcePrompt, layouts: Sequence[Layout], settings: SourceSe
 class _Counter:
     """Counts what `ModelLogprobs` computes."""
 
-    def __init__(self) -> None:
-        self.token_forwards = 0
+    def __init__(self, known: np.ndarray | None) -> None:
+        self.known, self.token_forwards = known, 0
 
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        self.token_forwards += count_forwards(prompts)
+        self.token_forwards += count_forwards(prompts, self.known)
         return [np.zeros(len(prompt.continuation)) for prompt in prompts]
 
 

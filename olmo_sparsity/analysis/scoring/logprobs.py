@@ -58,15 +58,18 @@ class _Node:
 
     indices: list[int]
     depth: int
+    is_known: bool
+    """Another text begins with these tokens, too, of which there are states."""
+
     leaves: list[int]
     """Those whose other tokens are computed for each of them."""
 
     children: list[_Node]
 
 
-def _tree(rows: Sequence[np.ndarray], ends: Sequence[int], indices: list[int]) -> _Node:
-    """`rows`: tokens of all prompts; `ends`: how many of them may be shared; `indices`: prompts in
-    the order of their tokens."""
+def _tree(rows: Sequence[np.ndarray], ends: Sequence[int], num: int, indices: list[int]) -> _Node:
+    """`rows`: tokens of `num` prompts, and of the text that is known; `ends`: how many of them may
+    be shared; `indices`: rows in the order of their tokens."""
     limit = min(ends[index] for index in indices)
     first, last = rows[indices[0]][:limit], rows[indices[-1]][:limit]
     differ = np.flatnonzero(first != last)
@@ -76,29 +79,33 @@ def _tree(rows: Sequence[np.ndarray], ends: Sequence[int], indices: list[int]) -
     if len(differ):
         parts = [list(part) for _, part in groupby(indices, lambda index: rows[index][depth])]
     for part in parts:
-        child = _tree(rows, ends, part) if 1 < len(part) < len(indices) else None
+        child = _tree(rows, ends, num, part) if 1 < len(part) < len(indices) else None
         if child is not None and child.depth - depth >= LEAST_SHARED:
             children.append(child)
         else:
-            leaves += part
-    return _Node(indices, depth, leaves, children)
+            leaves += [index for index in part if index < num]
+    return _Node(indices, depth, num in indices, leaves, children)
 
 
-def plan(prompts: Sequence[Prompt]) -> tuple[_Node, list[np.ndarray]]:
+def _plan(prompts: Sequence[Prompt], known: np.ndarray | None) -> tuple[_Node, list[np.ndarray]]:
     """The tree of prompts, and the tokens of each."""
     rows, ends = [prompt.inputs for prompt in prompts], [len(p.prefix) - 1 for p in prompts]
+    if known is not None:
+        rows, ends = [*rows, known], [*ends, len(known)]
     order = sorted(range(len(rows)), key=lambda index: rows[index].tolist())
-    return _tree(rows, ends, order), rows
+    return _tree(rows, ends, len(prompts), order), rows
 
 
-def count_forwards(prompts: Sequence[Prompt]) -> int:
-    """Return how many token-forwards `ModelLogprobs` computes for prompts given together."""
+def count_forwards(prompts: Sequence[Prompt], known: np.ndarray | None = None) -> int:
+    """Return how many token-forwards `ModelLogprobs` computes for prompts given together. `known`:
+    a text of which the scorer keeps the states."""
 
     def count(node: _Node, above: int) -> int:
-        own = node.depth - above + sum(len(rows[index]) - node.depth for index in node.leaves)
+        own = 0 if node.is_known else node.depth - above
+        own += sum(len(rows[index]) - node.depth for index in node.leaves)
         return own + sum(count(child, node.depth) for child in node.children)
 
-    root, rows = plan(_different(prompts))
+    root, rows = _plan(_different(prompts), known)
     return count(root, 0)
 
 
@@ -112,7 +119,8 @@ def _key(prompt: Prompt) -> tuple[bytes, bytes]:
 
 class ModelLogprobs:
     """A model of `transformers`, or of ours. Prompts are ordered as a tree: the keys and values of
-    a beginning that several of them share are computed once."""
+    a beginning that several of them share are computed once, and not at all if the scorer still has
+    them of the last text."""
 
     def __init__(self, scorer: Scorer) -> None:
         self.scorer = scorer
@@ -126,9 +134,10 @@ class ModelLogprobs:
         if not prompts:
             return []
         different = _different(prompts)
-        root, rows = plan(different)
         with in_use(self.scorer.model), fast_kernels(self.scorer.device):
-            pairs = list(self._descend(root, None, different, rows))
+            tokens, known = self.scorer.kept
+            root, rows = _plan(different, tokens)
+            pairs = list(self._descend(root, None, known, different, rows))
         found = to_host([log_p for _, log_p in pairs])
         of_key = {
             _key(different[index]): log_p.astype(float)
@@ -140,12 +149,15 @@ class ModelLogprobs:
         self,
         node: _Node,
         states: FarStates | None,
+        known: FarStates | None,
         prompts: Sequence[Prompt],
         rows: Sequence[np.ndarray],
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        """`states`: of a beginning that all prompts of the node share."""
+        """`states`: of a beginning that all prompts of the node share; `known`: of a whole text."""
         before = 0 if states is None else states.num_places
-        if node.depth > before:
+        if node.depth > before and node.is_known and known is not None:
+            states = known.first(node.depth)
+        elif node.depth > before:
             states = self.scorer.extended(states, rows[node.indices[0]][before : node.depth])
         shapes = defaultdict[tuple[int, int], list[int]](list)
         for index in node.leaves:
@@ -163,4 +175,4 @@ class ModelLogprobs:
             rows_W = [row_W for batch_BW in batches for row_W in batch_BW]
             yield from zip(indices, rows_W, strict=True)
         for child in node.children:
-            yield from self._descend(child, states, prompts, rows)
+            yield from self._descend(child, states, known, prompts, rows)

@@ -178,6 +178,14 @@ class Scorer:
             self._last = tokens, states, state
             return self._last[1]
 
+    @property
+    def kept(self) -> tuple[np.ndarray | None, FarStates | None]:
+        """The last text that `states` was given, and its states, while the model is in use and as
+        it was."""
+        if self._last is None or self._last[2] is not state_of(self.model):
+            return None, None
+        return self._last[0], self._last[1]
+
     @torch.no_grad()
     def extended(self, states: FarStates | None, tokens: np.ndarray) -> FarStates:
         """States of a text that goes on with `tokens`. `states`: of what precedes them."""

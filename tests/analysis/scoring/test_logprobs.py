@@ -58,6 +58,13 @@ def test_log_probabilities_are_those_of_plain_transformers(
         np.testing.assert_allclose(log_p, plain(family, prompt), atol=2e-5)
     assert engine.token_forwards == count_forwards(prompts)
     assert count_forwards(prompts) <= sum(len(prompt.inputs) for prompt in prompts)
+    # The states of one prompt's beginning serve the others.
+    known = prompts[-1].prefix[: 3 * len(prompts[-1].prefix) // 4]
+    scorer.states(known)
+    before = scorer.token_forwards
+    for prompt, log_p in zip(prompts, engine.score(prompts), strict=True):
+        np.testing.assert_allclose(log_p, plain(family, prompt), atol=2e-5)
+    assert scorer.token_forwards - before == count_forwards(prompts, known)
 
 
 def test_a_beginning_is_computed_once() -> None:
@@ -68,6 +75,8 @@ def test_a_beginning_is_computed_once() -> None:
     assert firsts[0] != firsts[1]
     assert count_forwards(prompts) == 42 + 17 + 30 + 4 * 20
     assert count_forwards([*prompts, prompts[0]]) == count_forwards(prompts)
+    assert count_forwards(prompts, prompts[0].prefix[:59]) == 30 + 4 * 20
+    assert count_forwards(prompts, prompts[0].prefix) == 30 + 3 * 20 + 1
     # Too little in common to be worth a forward of its own.
     short = prompts_of(0, [[4, 0], [4, 1]], [1, 1])
     assert len(short[0].prefix) - 20 < LEAST_SHARED
