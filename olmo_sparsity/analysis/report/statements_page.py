@@ -91,7 +91,7 @@ def _subtitle(found: Attribution) -> str:
     count, settings = found.statements.kind.ne("none").sum(), found.settings
     return (
         f"{found.prompt.model.name} · {len(found.names)} sources, {settings.draws} decoys of each "
-        f"· {count} of {len(found.texts)} statements rely on a source"
+        f"at most · {count} of {len(found.texts)} statements rely on a source"
     )
 
 
