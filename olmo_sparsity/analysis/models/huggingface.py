@@ -38,6 +38,11 @@ if TYPE_CHECKING:  # importing transformers takes two seconds, so only its model
     from transformers import Cache, PreTrainedModel
 
 
+MASKED_AT_ONCE = 2**27
+"""Places of an attention mask, which transformers builds whole where tokens follow others: 0.6 GiB
+with its copy in fp32. From 32,768 tokens of context, fewer than 4,096 are computed at once."""
+
+
 @dataclass(frozen=True)
 class _Trial:
     """What was found when a model was tried in one state."""
@@ -265,7 +270,9 @@ class HuggingFaceLM(nn.Module):
 
         cache = DynamicCache() if before is None else _as_cache(before)
         positions_BL = positions_BL.expand_as(tokens_BL)
-        at_once = at_once or tokens_BL.shape[1]
+        earlier = 0 if before is None else before.num_places
+        most = max(1, MASKED_AT_ONCE // (earlier + tokens_BL.shape[1]))
+        at_once = min(at_once or tokens_BL.shape[1], most)
         parts = zip(tokens_BL.split(at_once, 1), positions_BL.split(at_once, 1), strict=True)
         hidden_BLD = torch.cat([self.hidden(*part, cache=cache) for part in parts], 1)
         kept: list[Any] = cache.layers

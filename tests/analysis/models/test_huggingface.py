@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from olmo_sparsity.analysis.kernels.losses import mean_loss
+from olmo_sparsity.analysis.models import huggingface
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
 from olmo_sparsity.errors import ConfigError
 from olmo_sparsity.model.layers import causal_bias
@@ -66,6 +67,27 @@ def test_kept_states_are_given_under_the_name_that_the_model_has_for_them() -> N
     assert after._cache_name == "cache"
     far = after.far_states(TOKENS[:, :NUM_FAR], COUNTED[:, :NUM_FAR])
     torch.testing.assert_close(after.hidden(*rest, far=far), expected)
+
+
+@torch.no_grad()
+def test_states_of_a_long_text_are_computed_with_small_masks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = wrap(find("Llama 1, 2, 3"))
+    expected = model.far_states(TOKENS[:1], COUNTED[:, :LENGTH])
+    lengths, hidden = list[int](), model.hidden
+
+    def counted(tokens_BL: torch.Tensor, *given: Any, **named: Any) -> torch.Tensor:
+        lengths.append(tokens_BL.shape[1])
+        return hidden(tokens_BL, *given, **named)
+
+    monkeypatch.setattr(huggingface, "MASKED_AT_ONCE", 3 * LENGTH)
+    monkeypatch.setattr(model, "hidden", counted)
+    found = model.far_states(TOKENS[:1], COUNTED[:, :LENGTH])
+    assert max(lengths) == 3
+    assert sum(lengths) == LENGTH
+    check_close(found.hidden_BFD, expected.hidden_BFD)
+    check_close(found.layers[-1][0], expected.layers[-1][0])
 
 
 def test_a_model_in_memory_keeps_its_settings() -> None:
