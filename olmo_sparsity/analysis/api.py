@@ -306,7 +306,7 @@ def _attribute(given: dict[str, Any]) -> Any:
     else:
         question = Question(**own, **others)
     return Attributing(
-        load(given["model"], given["tokenizer"], options), question, settings, options
+        load(given["model"], given["tokenizer"], options, True), question, settings, options
     )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings, build
 from olmo_sparsity.command import arguments
-from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.errors import ConfigError, printable
 from olmo_sparsity.io import refuse_suffix
 from olmo_sparsity.runtime import say
 from olmo_sparsity.settings import given_options
@@ -58,6 +58,8 @@ def attribute(options: argparse.Namespace) -> int:
         print(json.dumps(plain(result.to_dict()), ensure_ascii=False, indent=1))
     else:
         print(result.describe(bold=sys.stdout.isatty()), flush=True)
+        for row in result.sources.itertuples() if options.messages is not None else ():
+            print(f"{printable(row.source)}: {row.verdict}", flush=True)
     if options.html is not None:
         result.to_html(options.html)
         print(options.html, file=sys.stderr)
@@ -90,6 +92,7 @@ def _attribute_questions(options: argparse.Namespace) -> int:
         device=known.device,
         dtype=known.dtype,
         device_map=known.device_map,
+        whole_prompts=True,
     )
     if options.dry_run:
         print(count_questions(model, options.questions, settings, known, options.decoys))

@@ -244,6 +244,21 @@ class _Counter:
         return [np.zeros(len(prompt.continuation)) for prompt in prompts]
 
 
+@dataclass(frozen=True)
+class Reliance:
+    """Whether a statement relies on a source: true or false, and in a failed `assert` both what was
+    expected and what was found."""
+
+    holds: bool
+    words: str
+
+    def __bool__(self) -> bool:
+        return self.holds
+
+    def __repr__(self) -> str:
+        return self.words
+
+
 @dataclass(frozen=True, eq=False)
 class Attribution:
     """Shows as the answer with each statement in the colour of its source, as a list in a
@@ -357,6 +372,41 @@ class Attribution:
             rows.append((text, nats, spread, p, kind, tuple(names), verdict, agree))
         columns = ["text", "nats", "spread", "p", "kind", "sources", "verdict", "orders"]
         return pd.DataFrame(rows, columns=columns)
+
+    def relies_on(self, source: str | None, statement: int | None = None) -> Reliance:
+        """Return whether the statement of this number (default: any of them) relies on a source;
+        with None, whether it (default: each of them) relies on none."""
+        if source is not None and source not in self.names:
+            raise ConfigError(f"no source is named {source}; there are {', '.join(self.names)}")
+        if statement is not None and not 0 <= statement < len(self.texts):
+            raise ConfigError(
+                f"statement={statement}: the answer has statements 0 to {len(self.texts) - 1}"
+            )
+        rows = self.statements
+        rows = rows if statement is None else rows.iloc[[statement]]
+        if source is None:
+            holds, wanted = not any(rows.sources), "no source"
+        else:
+            holds, wanted = any(source in named for named in rows.sources), source
+        found = "; ".join(f"{quoted(row.text)} {row.verdict}" for row in rows.itertuples())
+        return Reliance(holds, printable(f"expected: {wanted}; found: {found}"))
+
+    @property
+    def sources(self) -> pd.DataFrame:
+        """A row for each source: statements that rely on it, by number from 0; nats, the most that
+        it gives or that is lost without it; verdict."""
+        of = self.statements.sources
+        nats = self.matrix[["gives", "lost"]].max(axis=1).groupby("source").max()
+        rows = []
+        for name in self.names:
+            numbers = tuple(i for i, named in enumerate(of) if name in named)
+            most = f"{nats[name] + 0.0:.1f} nats"
+            verdict = f"changes nothing beyond its decoys (at most {most})"
+            if numbers:
+                which = ", ".join(str(i + 1) for i in numbers)
+                verdict = f"statement {which} relies on it ({most})"
+            rows.append((name, numbers, nats[name], verdict))
+        return pd.DataFrame(rows, columns=["source", "statements", "nats", "verdict"])
 
     def within(self, source: str, units: str = "sentences") -> pd.DataFrame:
         """The parts of a source, by kind of units: for each statement, nats when one of them alone

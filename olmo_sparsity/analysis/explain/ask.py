@@ -150,7 +150,9 @@ def _refuse_misfits(
         )
 
 
-def load(model: Any, tokenizer: Any, options: ModelOptions) -> LoadedModel:
+def load(
+    model: Any, tokenizer: Any, options: ModelOptions, whole_prompts: bool = False
+) -> LoadedModel:
     if isinstance(model, str | Path):
         loaded = load_model(
             str(model),
@@ -158,10 +160,11 @@ def load(model: Any, tokenizer: Any, options: ModelOptions) -> LoadedModel:
             device=options.device,
             dtype=options.dtype,
             device_map=options.device_map,
+            whole_prompts=whole_prompts,
         )
     else:
         refuse_for_loaded(options)
-        loaded = wrap_model(model, tokenizer)
+        loaded = wrap_model(model, tokenizer, whole_prompts=whole_prompts)
     if loaded.tokenizer is None:
         raise DataError(
             f"'{loaded.name}' has no tokenizer; pass it as the second argument: "

@@ -22,7 +22,12 @@ import torch
 from tokenizers import Tokenizer
 
 from olmo_sparsity.analysis.inputs.runs import TrainingText, run_loaders
-from olmo_sparsity.analysis.models.compatibility import SHORTER, PositionLimit, reason_of
+from olmo_sparsity.analysis.models.compatibility import (
+    SHORTER,
+    PositionLimit,
+    position_limit,
+    reason_of,
+)
 from olmo_sparsity.analysis.models.fingerprint import fingerprint
 from olmo_sparsity.analysis.models.gguf import convert_gguf, find_gguf, find_origin
 from olmo_sparsity.analysis.models.huggingface import HuggingFaceLM
@@ -232,6 +237,7 @@ def load_model(
     device: str = "auto",
     dtype: str = "auto",
     device_map: str | None = None,
+    whole_prompts: bool = False,
 ) -> LoadedModel:
     """Load a run or checkpoint folder of ours, a Hugging Face folder (of a model or a PEFT
     adapter), a GGUF file or a folder that holds one, `smollm2`, or a hub name, with its branch,
@@ -240,7 +246,8 @@ def load_model(
     GPU that has it, else fp32.
 
     For `attribute` alone: `llama:FILE.gguf`, computed by llama.cpp, and the URLs of servers, with
-    the `tokenizer` of their model: a folder, a hub name, or an object."""
+    the `tokenizer` of their model: a folder, a hub name, or an object. `whole_prompts`: load also
+    decoder-only models that nothing but `attribute` supports, such as recurrent ones."""
     if dtype not in ("auto", *DTYPES):
         raise ConfigError(f"dtype={dtype} is not known; pass auto, {', '.join(DTYPES)}")
     device = str(choose_device(device))
@@ -257,7 +264,9 @@ def load_model(
         )
     folder = find_folder(path_or_hub_name)
     if is_hugging_face(folder):
-        loaded = _load_hugging_face(folder, path_or_hub_name, DTYPES.get(dtype), device, device_map)
+        loaded = _load_hugging_face(
+            folder, path_or_hub_name, DTYPES.get(dtype), device, device_map, whole_prompts
+        )
     elif device_map is not None:
         raise ConfigError(
             f"device_map={device_map} is for Hugging Face models; '{folder}' is a checkpoint of "
@@ -269,11 +278,13 @@ def load_model(
     return _with_room_for_tokens(loaded)
 
 
-def wrap_model(model: Any, tokenizer: Any = None, name: str | None = None) -> LoadedModel:
+def wrap_model(
+    model: Any, tokenizer: Any = None, name: str | None = None, *, whole_prompts: bool = False
+) -> LoadedModel:
     """Wrap a causal LM of transformers in memory, also if it is compiled, quantized, spread over
     devices by `accelerate`, or has PEFT adapters (applied, not merged), or a model of this project.
     It stays as it is, and may be trained on: each call measures what it is then. `tokenizer`: one
-    of transformers or of tokenizers."""
+    of transformers or of tokenizers. `whole_prompts`: as in `load_model`."""
     if isinstance(model, LoadedModel):
         if tokenizer is not None or name is not None:
             raise ConfigError(
@@ -283,9 +294,10 @@ def wrap_model(model: Any, tokenizer: Any = None, name: str | None = None) -> Lo
         return model
     model = _unwrapped(model)
     if not hasattr(type(model), "far_states"):  # one of this project has it
-        model = _wrap_transformers(model)
+        model = _wrap_transformers(model, whole_prompts)
     theirs = None if isinstance(tokenizer, Tokenizer) else tokenizer
-    inner = model.model if isinstance(model, HuggingFaceLM) else model
+    is_wrapped = isinstance(model, HuggingFaceLM) or hasattr(model, "score")
+    inner = model.model if is_wrapped else model
     return _with_room_for_tokens(
         describe_model(
             model,
@@ -311,7 +323,7 @@ def _given(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def _wrap_transformers(model: Any) -> HuggingFaceLM:
+def _wrap_transformers(model: Any, whole_prompts: bool) -> Any:
     from transformers import PreTrainedModel
 
     if isinstance(model, str | Path):
@@ -321,7 +333,18 @@ def _wrap_transformers(model: Any) -> HuggingFaceLM:
             f"{type(model).__name__} is not a transformers model; give one that "
             "AutoModelForCausalLM loads, or a PeftModel of it"
         )
-    return HuggingFaceLM(model)
+    return _fitted(model, whole_prompts)
+
+
+def _fitted(model: Any, whole_prompts: bool) -> Any:
+    try:
+        return HuggingFaceLM(model)
+    except ConfigError:
+        if not whole_prompts or model.config.is_encoder_decoder:
+            raise
+        from olmo_sparsity.analysis.engines.whole import WholePrompts
+
+        return WholePrompts(model)
 
 
 def _with_room_for_tokens(loaded: LoadedModel) -> LoadedModel:
@@ -368,7 +391,12 @@ def find_folder(path_or_hub_name: str) -> Path:
 
 
 def _load_hugging_face(
-    folder: Path, name: str, dtype: torch.dtype | None, device: str, device_map: str | None
+    folder: Path,
+    name: str,
+    dtype: torch.dtype | None,
+    device: str,
+    device_map: str | None,
+    whole_prompts: bool,
 ) -> LoadedModel:
     is_adapter, base = (folder / ADAPTER).is_file(), folder
     if is_adapter:
@@ -381,7 +409,7 @@ def _load_hugging_face(
         if is_adapter:
             weight_files.append(check_adapter_file(folder))
             model = add_adapter(model, folder, weight_files[-1], device)
-        wrapped = HuggingFaceLM(model).eval()
+        wrapped = _fitted(model, whole_prompts).eval()
     except UserError:
         raise
     except Exception as error:  # a damaged config.json raises almost any
@@ -411,6 +439,8 @@ def _measured(model: Any) -> dict[str, Any]:
     limit: PositionLimit | None
     if isinstance(model, HuggingFaceLM):  # transformers counts packed 4-bit weights correctly
         limit, num_parameters = model.limit, model.model.num_parameters()
+    elif hasattr(model, "score"):
+        limit, num_parameters = position_limit(model.model.config), model.model.num_parameters()
     else:
         limit = PositionLimit(model.config.max_sequence_length, "max_sequence_length")
         num_parameters = count_parameters(model)

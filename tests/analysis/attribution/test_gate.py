@@ -12,6 +12,8 @@ import pytest
 
 from olmo_sparsity.analysis.attribution.gate import check, refuse_without_expectations
 from olmo_sparsity.errors import ConfigError, DataError
+from tests.support.sources import asked as asked_of
+from tests.support.sources import with_verdicts
 
 
 def written(folder: Path, *statements: dict[str, float], se: float = 0.1) -> Path:
@@ -98,3 +100,21 @@ def test_a_gate_needs_something_to_check(tmp_path: Path) -> None:
     for wrong in (3, {"source": "a"}, {"sources": ["a"], "nats": -1}, [[3]]):
         with pytest.raises(DataError, match=r"expect=.*must be"):
             check(asked(tmp_path, wrong), out)
+
+
+def test_an_assertion_shows_what_was_found() -> None:
+    found = with_verdicts(asked_of())
+    assert found.relies_on("a")
+    assert found.relies_on("a", statement=0)
+    assert found.relies_on("c", statement=1)
+    assert not found.relies_on("c", statement=0)
+    assert not found.relies_on(None)
+    said = repr(found.relies_on("b", statement=0))
+    assert said.startswith("expected: b; found: ")
+    assert "rests on a (8.0 nats" in said
+    with pytest.raises(ConfigError, match="no source is named d"):
+        found.relies_on("d")
+    with pytest.raises(ConfigError, match="statements 0 to 2"):
+        found.relies_on("a", statement=3)
+    assert found.sources.statements.tolist() == [(0, 1, 2), (2,), (1,)]
+    assert "statement 3 relies on it" in found.sources.verdict[1]

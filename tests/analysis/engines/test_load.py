@@ -20,6 +20,7 @@ from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.explanations import make_tokenizer
 from tests.support.fake_server import FakeServer
+from tests.support.families import REFUSED, build
 from tests.support.sources import GIVEN, SOURCES, model_of
 
 
@@ -162,3 +163,26 @@ def test_prompts_need_no_common_length(model: LoadedModel, server: FakeServer) -
         first = len(prompt.prefix)
         own = [log_p_LV[first - 1 + i, token] for i, token in enumerate(prompt.continuation)]
         np.testing.assert_allclose(log_p, own, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["Mamba", "BLOOM", "Falcon (ALiBi)"])
+def test_models_without_position_ids_score_whole_prompts(name: str, tmp_path: Path) -> None:
+    index = next(i for i, family in enumerate(REFUSED) if family.name == name)
+    model = build(REFUSED[index], vocab_size=45, bos_token_id=1, eos_token_id=2)
+    found = attribute(model, make_tokenizer(), **GIVEN)
+    block = found.layout.block
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor(block.tokens[None])).logits[0]
+    first = block.num_before
+    log_p = logits[first - 1 : -1].log_softmax(-1)[range(block.num_targets), block.targets_W]
+    ends = [end for _, end in found.layout.statements]
+    own = [-float(part.sum()) for part in np.split(log_p.numpy(), ends[:-1])]
+    np.testing.assert_allclose(found.losses[0].all_T, own, rtol=1e-4)
+    with pytest.raises(ConfigError, match="is not supported"):
+        explain(model, make_tokenizer(), text="w1 w2 w3 w4 w5 w6 w7 w8", at="w8", short=2)
+    model.save_pretrained(tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    again = attribute(tmp_path, **GIVEN)
+    np.testing.assert_allclose(again.matrix.gives, found.matrix.gives, atol=1e-4)
+    made = attribute(model, make_tokenizer(), **GIVEN | {"answer": None, "max_new_tokens": 2})
+    assert 1 <= made.layout.block.num_targets <= 2
