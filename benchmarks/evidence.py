@@ -5,6 +5,7 @@ python benchmarks/evidence.py begin TEXT OUT.jsonl
 python benchmarks/evidence.py exchange TOKENIZER OUT.jsonl TEXT…
 python benchmarks/evidence.py drop RUN OUT.csv
 python benchmarks/evidence.py losses TEXT OUT.csv MODEL…
+python benchmarks/evidence.py gains OUT.csv RESULTS…
 python benchmarks/evidence.py verbatim FOLDER OUT.csv
 python benchmarks/evidence.py planted RESULTS MODEL OUT.csv [--text TEXT]
 python benchmarks/evidence.py collect OUT.csv RESULTS…
@@ -31,7 +32,7 @@ from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.kernels.losses import repetition_losses, token_losses
 from olmo_sparsity.analysis.models.load import load_model
 from olmo_sparsity.analysis.results.results import Results
-from olmo_sparsity.analysis.results.statistics import interval, resample
+from olmo_sparsity.analysis.results.statistics import LCL_NATS, LSD_NATS, interval, resample
 from olmo_sparsity.config.text import DataConfig
 from olmo_sparsity.data.shards import TokenShards, open_shards
 from olmo_sparsity.data.tokenizer import load_tokenizer
@@ -135,6 +136,33 @@ def share_verbatim(training: TokenShards, heldout: TokenShards, length: int) -> 
 
 
 # --- losses ---------------------------------------------------------------------------------------
+
+
+SMALL_NATS = 0.1
+
+
+def gains(folders: list[Path]) -> pd.DataFrame:
+    """What distant text is worth to all measured targets, a row for each document: sums over its
+    targets. Key tokens are those of LongPPL; `small` counts gains of at most 0.1 nats."""
+    tables = {}
+    for folder in folders:
+        losses = pd.read_parquet(folder / "losses.parquet")
+        gain = losses.loss_short - losses.loss_long
+        key = (gain > LSD_NATS) & (losses.loss_long < LCL_NATS)
+        unrelated = losses.loss_short - losses.placebo_loss_long
+        counted = pd.DataFrame(
+            {
+                "targets": 1,
+                "gain": gain,
+                "gain_unrelated": unrelated,
+                "key": key.astype(int),
+                "key_unrelated": (unrelated > LSD_NATS) & (losses.placebo_loss_long < LCL_NATS),
+                "small": gain <= SMALL_NATS,
+            }
+        )
+        tables[folder.name] = counted.groupby(losses.document).sum()
+    return pd.concat(tables, names=["measurement"]).reset_index()
+
 
 FIRST, LENGTH, BATCH = 150, 32, 64
 
@@ -295,6 +323,7 @@ def main() -> None:
     by_position = step("losses", "text", "out", "models")
     by_position.add_argument("--edges", type=int, nargs="+", default=[0, 256, 512, 1024, 2048])
     by_position.add_argument("--num-documents", type=int, default=100)
+    step("gains", "out", "folders")
     step("verbatim", "folder", "out")
     planted = step("planted", "results", "model", "out")
     planted.add_argument("--text", help="as `measure` was given")
@@ -317,6 +346,8 @@ def main() -> None:
     elif asked.step == "losses":
         tables = [losses_of(m, asked.text, asked.edges, asked.num_documents) for m in asked.models]
         pd.concat(tables).round(4).to_csv(out, index=False)
+    elif asked.step == "gains":
+        gains([Path(folder) for folder in asked.folders]).round(4).to_csv(out, index=False)
     elif asked.step == "verbatim":
         data = DataConfig(folder=asked.folder)
         training, heldout = open_shards(data, "train"), open_shards(data, "heldout")

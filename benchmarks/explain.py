@@ -63,16 +63,31 @@ def word_tokenizer(size: int) -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=words, **special)
 
 
-def write_random_model(folder: Path, length: int) -> None:
-    """10M parameters; weights do not change what a method costs."""
+SHAPES: dict[str, dict[str, int]] = {
+    "10m": {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 320,
+        "intermediate_size": 864,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 5,
+        "num_key_value_heads": 5,
+    },
+    "smollm2": {
+        "vocab_size": 49152,
+        "hidden_size": 576,
+        "intermediate_size": 1536,
+        "num_hidden_layers": 30,
+        "num_attention_heads": 9,
+        "num_key_value_heads": 3,
+    },
+}
+
+
+def write_random_model(folder: Path, length: int, shape: str) -> None:
+    """Weights do not change what a method costs."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=320,
-        intermediate_size=864,
-        num_hidden_layers=6,
-        num_attention_heads=5,
-        num_key_value_heads=5,
+        **SHAPES[shape],
         max_position_embeddings=2 * length,
         tie_word_embeddings=True,
         bos_token_id=None,
@@ -215,12 +230,12 @@ def mean_interval(values_Q: np.ndarray) -> tuple[float, float, float]:
 
 
 def cost_table(
-    names: list[str], length: int, limit: int, num_questions: int, other_python: str
+    names: list[str], length: int, shape: str, limit: int, num_questions: int, other_python: str
 ) -> dict[str, dict[str, float]]:
     """Prints medians over the questions, and returns them for each contestant that answered."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        write_random_model(folder, length)
+        write_random_model(folder, length, shape)
         questions = random_questions(num_questions, length)
         found = {}
         for name in names:
@@ -360,6 +375,7 @@ def main() -> None:
     )
     parser.add_argument("--only", help="names with one of these in them, comma-separated")
     parser.add_argument("--lengths", default="2000", help="tokens, where cost is taken")
+    parser.add_argument("--shape", choices=SHAPES, default="10m", help="model, where cost is taken")
     parser.add_argument("--kept", type=Path, help="add costs to this CSV file, and draw them")
     parser.add_argument("--part", choices=["cost", "quality"])
     options = parser.parse_args()
@@ -369,7 +385,7 @@ def main() -> None:
     try:
         if options.part != "quality":
             for length in map(int, options.lengths.split(",")):
-                asked = (options.limit, options.repeats, options.other_python)
+                asked = (options.shape, options.limit, options.repeats, options.other_python)
                 rows = cost_table(names, length, *asked)
                 if options.kept:
                     keep_costs(options.kept, length, names, rows)

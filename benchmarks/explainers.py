@@ -129,6 +129,20 @@ def ours(selector: str, model: Any, tokenizer: Any, *, most: int | None = None) 
 # --- others ---------------------------------------------------------------------------------------
 
 
+def one_forward(model: Any, tokenizer: Any) -> Scores:
+    """What plain transformers takes to read the question once, with the logits of the answer; it
+    scores nothing."""
+
+    @torch.no_grad()
+    def scores(question: Question) -> np.ndarray:
+        model(
+            torch.tensor([question.ids]), logits_to_keep=len(question.answer) + 1, use_cache=False
+        )
+        return np.zeros(len(question.far))
+
+    return scores
+
+
 def context_cite(num_ablations: int, model: Any, tokenizer: Any) -> Scores:
     """Its sources are the far tokens; a source that is left out is cut from the text."""
     from context_cite import ContextCiter
@@ -267,6 +281,7 @@ CONTESTANTS: dict[str, tuple[str, Callable[..., Scores]]] = {
     "gradient": (OURS, partial(ours, "gradient")),
     "lrp": (OURS, partial(ours, "lrp")),
     "attention": (OURS, partial(ours, "attention")),
+    "one forward": ("transformers", one_forward),
     "context-cite, 64 ablations": ("context-cite", partial(context_cite, 64)),
     "context-cite, 256 ablations": ("context-cite", partial(context_cite, 256)),
     "captum FeatureAblation": ("captum", partial(captum_perturbed, "FeatureAblation")),

@@ -146,7 +146,9 @@ def read_by_part(name: str, target_set: str, k: int = 1) -> pd.DataFrame:
         begun = whole | (targets.part == "first_piece")
         told = [(targets, targets.part), (targets[whole], "whole"), (targets[begun], "begun")]
         told_apart = pd.concat([some.assign(target_set=part) for some, part in told])
-        asked = (recovery.k == k) & (recovery.selector == "add_one") & (recovery.units == "tokens")
+        asked = (
+            (recovery.k == k) & (recovery.selector == rule_of(one)) & (recovery.units == "tokens")
+        )
         parts.append((losses, told_apart, recovery[asked]))
     both = len(parts) > 1
     rows = both_ways(*(pair(*part) for part in parts)) if both else _named(summarize(*parts[0]))
@@ -165,6 +167,11 @@ def read_summary(name: str, target_set: str = "gap", units: str = "tokens") -> p
 
 def read_meta(name: str) -> dict[str, Any]:
     return measurements()[name.partition(" + ")[0]]["meta"]
+
+
+def rule_of(name: str) -> str:
+    """The form of `add_one` that a measurement used."""
+    return next(rule for rule in read_meta(name)["selectors"] if rule.startswith("add_one"))
 
 
 @cache

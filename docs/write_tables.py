@@ -26,6 +26,7 @@ from docs.stored import (
     measurements,
     other_table,
     others,
+    read_all,
     read_by_part,
     read_course,
     read_evaluations,
@@ -33,12 +34,13 @@ from docs.stored import (
     read_ladder,
     read_meta,
     read_summary,
+    rule_of,
     scheme_losses,
     stored_rows,
     task_rows,
     tasks,
 )
-from olmo_sparsity.analysis.results.statistics import net_differences
+from olmo_sparsity.analysis.results.statistics import interval, net_differences, resample
 from olmo_sparsity.analysis.results.summary import ENOUGH, FAR_STATES
 from olmo_sparsity.io import write_atomically
 from olmo_sparsity.tasks.results import format_cell, format_table
@@ -112,6 +114,7 @@ SETS = {
     "bigram": "bigram recurs",
     "names": "a name recurs",
     "every": "every token",
+    "named": "last word",
 }
 
 
@@ -144,6 +147,88 @@ def net_excess(
     header = " | ".join((names + numbers)[i] for i in kept)
     left = sum(i < len(names) for i in kept)
     return table(header, [[line[i] for i in kept] for line in lines], left)
+
+
+def headline(of: dict[str, str], ks: tuple[int, ...]) -> str:
+    """Recovery beside an unrelated text and the placebo: targets of large gap, or named ones."""
+    lines = []
+    for name, called in of.items():
+        meta = read_meta(name)
+        target_set = "gap" if "gap" in set(read_all(name).target_set) else "named"
+        for units, k in product(meta["units"], ks):
+            rows = read_summary(name, target_set, units)
+            if (rule_of(name), k) not in rows.index:
+                continue
+            row = rows.loc[rule_of(name), k]
+            line = [
+                called,
+                f"{meta['windows']['long']} / {meta['windows']['short']}",
+                units,
+                str(k),
+            ]
+            line += [shown(row, "recovery", ".2f"), shown(row, "foreign", ".2f")]
+            line += [shown(row, column) for column in ("excess", "net", "net_equal")]
+            line += [shown(row, "removal", ".2f"), f"{row.gap:.2f}"]
+            lines.append([*line, f"{row.num_targets:.0f}", f"{row.num_documents:.0f}"])
+    names = (
+        "text | windows | units | k | recovery | unrelated | excess | **net** | net at equal gaps"
+    )
+    return table(f"{names} | removal | gap, nats | targets | documents", lines, left=4)
+
+
+def worth(name: str, of: dict[str, str]) -> str:
+    """What distant text gives to all measured tokens, chosen by nothing."""
+    lines, tables = [], other_table(name)
+    for measured, called in of.items():
+        rows = tables[tables.measurement == measured]
+        counts = rows.drop(columns=["measurement", "document"]).astype(float)
+        resampled = pd.DataFrame(resample(counts), columns=counts.columns)
+        line = [called]
+        for column, form, scale in (
+            ("gain", "+.3f", 1),
+            ("gain_unrelated", "+.3f", 1),
+            ("key", ".1f", 100),
+            ("key_unrelated", ".1f", 100),
+            ("small", ".0f", 100),
+        ):
+            means = scale * resampled[column].to_numpy() / resampled.targets.to_numpy()
+            value, low, high = interval(means[1:], means[0])
+            line.append(f"{value:{form}} [{low:{form}}, {high:{form}}]")
+        lines.append([*line, f"{counts.targets.sum():,.0f}", f"{len(rows)}"])
+    names = "text, windows | gain, nats a token | of an unrelated text | key tokens, % | unrelated"
+    return table(f"{names} | gain of at most 0.1 nats, % | tokens | documents", lines)
+
+
+def beside(of: dict[str, list[str]], ks: tuple[int, ...] = (1,)) -> str:
+    """The first of two measurements minus the second: targets of large gap, whatever the units.
+    Each document is resampled for both at once."""
+    lines = []
+    for called, names in of.items():
+        first, second = (
+            (rows := stored_rows(name))[rows.selector == rule_of(name)].assign(units="all")
+            for name in names
+        )
+        nets = net_differences(first, second).set_index(["target_set", "k"])
+        for k in ks:
+            line = [called, str(k), shown(recovery_difference(first, second, k), "recovery")]
+            line += [shown(nets.loc["gap", k], name) for name in ("net", "net_equal")]
+            lines.append(line)
+    return table("difference | k | recovery | net | net at equal gaps", lines, left=2)
+
+
+def recovery_difference(first: pd.DataFrame, second: pd.DataFrame, k: int) -> dict[str, float]:
+    own = [
+        rows[(rows.far_part == "document") & (rows.target_set == "gap") & (rows.k == k)]
+        for rows in (first, second)
+    ]
+    documents = np.union1d(own[0].document, own[1].document)
+    sums = (
+        resample(rows.groupby("document")[["own", "gap"]].sum().reindex(documents, fill_value=0.0))
+        for rows in own
+    )
+    one, other = (sums_R2[:, 0] / sums_R2[:, 1] for sums_R2 in sums)
+    names = ("recovery", "recovery_low", "recovery_high")
+    return dict(zip(names, interval((one - other)[1:], (one - other)[0]), strict=True))
 
 
 def transfer(of: dict[str, str], sets: tuple[str, ...], ks: tuple[int, ...] = (1, 4)) -> str:

@@ -90,7 +90,7 @@ def test_parts_of_words_hold_every_target() -> None:
 
 TEXTS = {
     name: (ROOT / f"docs/{name}.md").read_text(encoding="utf-8")
-    for name in ("results", "results_prose", "results_tasks", "paper_map")
+    for name in ("results", "results_models", "results_prose", "results_tasks", "paper_map")
 }
 
 
