@@ -156,7 +156,7 @@ def documents() -> Documents:
         (replace(SETTINGS, share=10.0), "share=10.0 must be at most 1"),
         (replace(SETTINGS, sets=("gap", "kll")), r"sets\[1\] must be one of gap"),
         (replace(SETTINGS, max_targets=0), "max_targets=0 must be at least 1"),
-        (replace(SETTINGS, draws=7), "8 documents can stand in for each other"),
+        (replace(SETTINGS, draws=7), "8 documents can replace each other"),
         (replace(SETTINGS, long=16, short=16, stride=1), "short=16 must be below"),
         (replace(SETTINGS, long=60, short=6, stride=1), "longer than the 60 tokens"),
         (replace(SETTINGS, units=("words",)), "need the text of each token"),

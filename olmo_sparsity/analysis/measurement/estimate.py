@@ -49,7 +49,7 @@ TRIED_DOCUMENTS, TRIED_TARGETS, TRIED_TOKENS = 3, 9, 512
 document get losses at most."""
 
 PASSAGES, PASSAGE = 4, 64
-"""Of the induction check of a dry run."""
+"""Number of passages of the induction check in a dry run."""
 
 FEW_TARGETS = 10
 """Below so many chosen targets in the trial a warning is given."""
@@ -62,7 +62,7 @@ LEAST_SAMPLE = 1e-3
 
 @dataclass(frozen=True)
 class _Counts:
-    """Of the documents of one process."""
+    """Estimate for the documents of one process."""
 
     num_losses: int
     """Targets with both losses."""

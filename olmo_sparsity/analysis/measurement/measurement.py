@@ -71,7 +71,7 @@ class Measuring:
     def run(self) -> Results:
         out, num_processes = self.given["out"], read_launch().world_size
         if out is None and num_processes > 1:
-            raise ConfigError(f"out is None: {num_processes} processes need a folder to share")
+            raise ConfigError(f"out=None: {num_processes} processes need a folder to share")
         if out is not None:
             results_folder(out).refuse_others()
         planned = self.plan
@@ -151,7 +151,7 @@ class _Measuring:
         if plan.fits_thresholds:
             half = [number for number in self.measured if half_of(number) == "threshold"]
             _wait_for("losses", parts, half, self._losses, slowest)
-        # Asked first: other processes may finish theirs while targets are chosen.
+        # Read first: other processes may finish theirs while targets are chosen.
         all_there = parts.finished("losses").issuperset(self.measured)
         self._choose()
         if all_there:
@@ -190,7 +190,7 @@ class _Measuring:
 def sum_up_partial(plan: Plan, out: Path, command: Sequence[str] = ()) -> Results:
     """Write results of the documents finished so far to `out/partial`; runs no model."""
     if not results_folder(out).identity.exists():
-        raise DataError(f"{out} holds no measurement yet; start it without --partial")
+        raise DataError(f"{out} holds no finished documents yet; run without --partial first")
     plan = within_budget(plan, out)
     parts = Parts(out, plan.identity())
     finished, missing = parts.finished("recovery"), set(plan.measured) - parts.finished("losses")
@@ -220,7 +220,7 @@ def _check_any_target(plan: Plan, targets: pd.DataFrame, parts: Parts) -> None:
     if "gap" in found or (found and not chosen_by_gap):
         return
     if plan.given is not None:
-        raise DataError("none of the given targets has a full long window; lower long")
+        raise DataError("none of the targets has a full long window; lower long")
     losses = parts.read("losses")
     gaps = (losses.loss_short - losses.loss_long)[losses.document.map(half_of) == "report"]
     raise DataError(

@@ -71,7 +71,7 @@ class Parts:
     """The measured documents of one folder, of all processes that write to it.
 
     `identity`: everything that two processes must share (model, data, windows, seed, …); a folder
-    with another identity is refused. Documents are written every `flush_every_s` seconds (less
+    with another identity is rejected. Documents are written every `flush_every_s` seconds (less
     often in a long measurement), or as soon as there are `part_size` of them.
     """
 
@@ -175,9 +175,9 @@ class Parts:
         return table.take(order).combine_chunks()
 
     def finish(self, made: Mapping[str, pd.DataFrame], meta: Meta, out: Path | None = None) -> None:
-        """Write the final tables to `out` (default: the folder itself): those of the parts, and
-        those `made` from them. Called by one process at a time. The manifest comes last; without it
-        nothing reads them."""
+        """Write the final tables to `out` (default: the folder itself): the tables of the parts,
+        and those `made` from them. Called by one process at a time. The manifest comes last;
+        without it nothing reads them."""
         out = self.folder if out is None else out
         (out / MANIFEST).unlink(missing_ok=True)
         for name, schema in SCHEMAS.items():

@@ -87,7 +87,7 @@ def plan(
     given = {"at": at, "targets": targets, "choices": choices}
     _check_one_says({name for name, one in given.items() if one is not None}, documents, text)
     if quick and choices is not None:
-        raise ConfigError("quick chooses other targets than choices: leave one of them out")
+        raise ConfigError("quick and choices both select targets: pass one of them")
     loaded = _load(model, options)
     opened = _open(documents, loaded, text)
     settings = fit_to_limit(settings, loaded.max_positions)
@@ -140,19 +140,21 @@ def _check_one_says(named: set[str], documents: Any, options: TextOptions) -> No
     # Choices are of the same text, read the same way.
     for says in (of_text, sorted(named), [*sorted(named - {"choices"}), *of_text]):
         if len(says) > 1:
-            raise ConfigError(f"{' and '.join(says)} each say which targets: leave all but one out")
+            raise ConfigError(f"{' and '.join(says)} all select targets: pass one of them")
 
 
 def _with_windows(settings: Settings, windows: Any, options: ModelOptions) -> Settings:
     if not isinstance(windows, Windows):
         raise ConfigError(f"windows={windows} must be Windows(long, short, stride)")
     if windows.long == "all":
-        raise ConfigError('with long="all", give long, short and stride as options of measure')
+        raise ConfigError('with long="all", pass long, short and stride as options of measure')
     twice = {"long", "short", "stride"} & settings.given.keys()
     if windows.prefix and options.prefix != "auto":
         twice |= {"prefix"}
     if twice:
-        raise ConfigError(f"{', '.join(sorted(twice))}: the windows have their own; leave it out")
+        raise ConfigError(
+            f"{', '.join(sorted(twice))}cannot be combined with windows, which set it; omit it"
+        )
     of_windows = {
         "long": windows.long,
         "short": windows.short,
@@ -206,11 +208,10 @@ def first_look(
     """The beginnings of the documents, as much as the budget allows with the settings of `quick`.
 
     One target in five is evaluated (half of the documents, and in them a tenth for each of several
-    target sets) with three far texts (own, placebo, one foreign): a gradient, then 17 rows of the
-    short window; 50 rows with what was chosen, 40 without it and those of random halves, which
+    target sets) with three distant texts (own, placebo, one unrelated): a gradient, then 17 rows of
+    the short window; 50 rows with what was chosen, 40 without it and those of random halves, which
     are long windows if far units are shown alone. All targets need the losses of two long windows
-    and a short one, shared by a block.
-    """
+    and a short one, shared by a block."""
     long, short, stride = settings.windows.first_target, settings.short, settings.stride
     losses = (2 * long + short) / stride + 3
     together = min(TOGETHER, stride)
@@ -317,12 +318,12 @@ class Plan:
                 "an odd place are needed, since half of them only fix the threshold. Give more "
                 "documents (a text file is one), or lower long and short"
             )
-        needed = self.settings.draws + 2  # itself, the foreign ones, and the placebo
+        needed = self.settings.draws + 2  # itself, the unrelated ones, and the placebo
         if self.controls.num_candidates < needed:
             raise DataError(
-                f"{self.documents.name}: {self.controls.num_candidates} documents can stand in for "
+                f"{self.documents.name}: {self.controls.num_candidates} documents can replace "
                 f"each other, and the controls need {needed}, one document each; give more "
-                "documents, or fewer draws of the foreign control"
+                "documents, or fewer draws"
             )
         return numbers
 

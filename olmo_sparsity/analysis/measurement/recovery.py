@@ -2,8 +2,8 @@
 
 Place in the flow: document + chosen targets → selectors → losses of their choices → **rows**.
 
-A target is evaluated with one of two far parts: the document's own, or the placebo in its place.
-For either, the same selector also chooses among the units of foreign texts at the same position
+A target is evaluated with one of two distant contexts: the document's own, or the placebo's.
+For either, the same selector also ranks the units of unrelated texts at the same position
 IDs.
 
 Dimension key: T targets, K numbers of far units.
@@ -33,7 +33,7 @@ from olmo_sparsity.analysis.settings import KS
 from olmo_sparsity.errors import DataError
 
 DOCUMENT, PLACEBO = "document", "placebo"
-"""Far parts."""
+"""Kinds of distant context."""
 
 
 COLUMNS = {
@@ -44,19 +44,19 @@ COLUMNS = {
 
 @dataclass(frozen=True)
 class _Text:
-    """One text in the far part of a block, and the targets evaluated with it."""
+    """One distant text of a block, and the targets evaluated with it."""
 
     asked: Context
-    """Of the model that chooses."""
+    """State of the model that ranks."""
 
     context: Context
-    """Of the model that evaluates."""
+    """State of the model that evaluates."""
 
     far: FarText
     control: str
     draw: int
     targets: dict[str, Spans]
-    """far part → targets (indices into the block)."""
+    """Kind of distant context → targets (indices into the block)."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class _Chosen:
     units: Units
     targets: Spans
     parts: dict[str, Spans]
-    """far part → its targets."""
+    """Kind of distant context → its targets."""
 
     choice: Choice
     aim_WV: Tensor | None
@@ -95,14 +95,14 @@ def recover(
 ) -> dict[str, pd.DataFrame]:
     """The tables `recovery`, `influence`, `lds` and `costs` of one document (docs/formats.md).
 
-    `targets`: places in the document, or a mapping from far part to places (default: every target
-    with a full long window, with the document's own far part). Two columns are spans, from the
-    first place to one past the last, each evaluated as one target. Without `controls` there is
-    neither placebo nor foreign text; recovery should not be reported without them. `num_halves`:
-    random halves of the far units that `lds` is computed from. `choices`: ranked units of another
-    measurement, in place of the selectors' own. `judge`: another model, whose losses with the
-    units that `scorer` ranks are told. `done` is called with the number of finished targets.
-    """
+    `targets`: places in the document, or a mapping from kind of distant context to places (default:
+    every target with a full long window, in the document's own context). Two columns are spans,
+    from the first place to one past the last, each evaluated as one target. Without `controls`
+    there is neither placebo nor unrelated text; recovery should not be reported without them.
+    `num_halves`: random halves of the far units that `lds` is computed from. `choices`: ranked
+    units of another measurement, in place of the selectors' own. `judge`: a second model, which
+    computes the reported losses with the units that `scorer` ranks. `done` is called with the
+    number of finished targets."""
     units, selectors = ((n,) if isinstance(n, str) else tuple(n) for n in (units, selectors))
     if targets is None:
         targets = np.arange(windows.first_target, len(document.tokens))
@@ -129,7 +129,7 @@ def recover(
         judge or scorer,
         done,
     )
-    # With long="all" the far parts of all blocks begin the same texts.
+    # With long="all" the distant texts of all blocks begin the same texts.
     together = [sorted(blocks)] if windows.long == "all" else [[key] for key in sorted(blocks)]
     for keys in filter(None, together):
         evaluation.add({key: blocks[key] for key in keys})
@@ -177,11 +177,11 @@ class _Evaluation:
             name: {column: [] for column in columns} for name, columns in COLUMNS.items()
         }
         self.num_evaluated = 0
-        """Targets, once for each text: their own, and each of the foreign ones."""
+        """Targets, once for each text: their own, and each unrelated one."""
 
     def add(self, blocks: dict[tuple[int, int], dict[str, Spans]]) -> None:
-        """Evaluate blocks, given as bounds → far part → targets. Text after text, and all blocks of
-        each, so that the states of one text at a time are in memory."""
+        """Evaluate blocks, given as bounds → kind of distant context → targets. Text after text,
+        and all blocks of each, so that the states of one text at a time are in memory."""
         self.last_start = max(start for start, _ in blocks)
         aims: dict[tuple[int, int], dict[str, Tensor]] = {bounds: {} for bounds in blocks}
         for part in dict.fromkeys(part for wanted in blocks.values() for part in wanted):
@@ -240,7 +240,7 @@ class _Evaluation:
 
     def _select(self, text: _Text, hidden_at: dict[str, Tensor]) -> None:
         """Run all selectors on all kinds of units of one text, then compute L_k of each choice.
-        `hidden_at`: far part → the states at its targets, given its long window."""
+        `hidden_at`: kind of distant context → the states at its targets, given its long window."""
         choices: list[_Chosen] = []
         aims = {
             part: self.scorer.log_probabilities(hidden_at[part])
@@ -251,10 +251,10 @@ class _Evaluation:
         for kind in self.units:
             units = text.far.units(kind)
             is_tested = self.num_halves > 0 and text.control == "own" and DOCUMENT in text.targets
-            is_tested &= len(units) > 1  # of one unit there is no half
+            is_tested &= len(units) > 1  # one unit has no half
             kept_and_falls = self._halves(text, units, kind) if is_tested else None
             for selector in self.selectors:
-                # The aim differs between far parts; other selectors serve all at once.
+                # The aim differs between distant contexts; other selectors serve all at once.
                 groups = [(all_targets, text.targets)]
                 rule = find_selector(selector)
                 if rule.needs_aim and self.choices is None:
@@ -346,8 +346,8 @@ class _Evaluation:
         return _Chosen(about, units, targets, parts, choice, aim_WV, rows, num_tokens_TK)
 
     def _write(self, text: _Text, chosen: _Chosen, columns: dict[str, np.ndarray]) -> None:
-        """Add the rows of each far part, with `columns` by target and k. Places are those of the
-        document, also for a foreign text."""
+        """Add the rows of each kind of distant context, with `columns` by target and k. Places are
+        places of the document, also for an unrelated text."""
         block, ks = text.context.block, np.array(self.ks)
         for part, spans in chosen.parts.items():
             rows = np.array([chosen.targets.index(span) for span in spans])

@@ -1,8 +1,8 @@
-"""What a measurement takes from another one: its losses, its targets, or what its model ranked.
+"""Reuse parts of another measurement: its losses, its targets, or the units that its model ranked.
 
 Place in the flow: results → **losses, targets, ranked units** → another measurement.
 
-Losses are those of the same model. Ranked units are those of another one: a unit that lowers a loss
+Losses come from the same model. Ranked units come from another one: a unit that lowers a loss
 of one model by chance lowers that of another model no more than any other unit does. So what is
 recovered needs no placebo.
 """
@@ -42,7 +42,7 @@ TAKEN = (
     "seed",
     "min_gap",
 )
-"""Settings that are those of the other measurement."""
+"""Settings that the other measurement determines."""
 
 
 def read_other(name: str, given: Any) -> Results | None:
@@ -101,7 +101,7 @@ def targets_of(given: Results, documents: Documents, settings: Settings) -> pd.D
 
 @dataclass(frozen=True)
 class Choices:
-    """The ranked units of each target, in the document and in a foreign text."""
+    """The ranked units of each target, in the document and in an unrelated text."""
 
     ranked: dict[tuple[Any, ...], np.ndarray]
     """`KEYS` → (first, end, influence) by rank."""
@@ -116,7 +116,8 @@ class Choices:
 
     @staticmethod
     def of(results: Results) -> Choices:
-        """Those of documents' own far parts, and of the first draw of the foreign text."""
+        """Return units of documents' own distant context, and of the first draw of the unrelated
+        text."""
         own = results.influence[results.influence.far_part == "document"]
         if not len(own):
             raise DataError("the other measurement has no ranked units; measure it again")
@@ -134,7 +135,7 @@ class Choices:
     def pick(
         self, document: int, about: dict[str, Any], starts: Sequence[int], units: Units, offset: int
     ) -> Choice:
-        """`starts`: places of the targets; `offset`: that of the first far token."""
+        """`starts`: places of the targets; `offset`: place of the first distant token."""
         numbers = {pair: i for i, pair in enumerate(zip(units.first, units.end, strict=True))}
         unit_TK, influence_TK = [], []
         for start in starts:
@@ -150,7 +151,7 @@ class Choices:
 
 
 def settings_of(results: Results, given: dict[str, Any]) -> Settings:
-    """Those of the other measurement, so that windows, targets and foreign texts are the same."""
+    """Take the other measurement's settings, so that windows, targets and unrelated texts agree."""
     meta = results.meta
     if wrong := [name for name in given if name in TAKEN or name in ("long", "short", "stride")]:
         raise ConfigError(

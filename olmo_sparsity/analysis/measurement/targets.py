@@ -5,7 +5,7 @@ Place in the flow: losses → **targets** → recovery. Never imports torch.
 Thresholds are fitted on the documents with an even index and used on those with an odd one. So the
 threshold does not depend on the reported targets, but their choice does: targets with a large gap
 are chosen by their own outcome. The placebo measures that effect. Its targets are chosen by the
-same rules from the gaps that an unrelated text gives in place of the far part.
+same rules from the gaps with an unrelated text in place of the distant context.
 """
 
 from __future__ import annotations
@@ -78,9 +78,9 @@ def choose_targets(
 
 
 def targets_by_text(documents: Sequence[Document], settings: Settings) -> pd.DataFrame:
-    """Targets chosen before any model, with the documents' own far parts: `names`, a `share` of all
-    targets of each document at most, and no more than `max_targets`; `every`, each token with the
-    same chance, so that `max_targets` holds for the mean of all documents."""
+    """Targets chosen before any model, with the documents' own distant context: `names`, a `share`
+    of all targets of each document at most, and no more than `max_targets`; `every`, each token
+    with the same chance, so that `max_targets` holds for the mean of all documents."""
     windows, share = settings.windows, settings.share
     measured = [places_of(sampled_blocks(document, settings)) for document in documents]
     num = sum(map(len, measured))
@@ -106,7 +106,7 @@ def targets_by_text(documents: Sequence[Document], settings: Settings) -> pd.Dat
 
 def sampled_blocks(document: Document, settings: Settings) -> list[Block]:
     """A random share of a document's blocks, in order. Each block of each document has the same
-    chance, so that means, quantiles and shares of their targets are those of all targets."""
+    chance, so that means, quantiles and shares of their targets estimate all targets'."""
     blocks = list(settings.windows.blocks(document.tokens))
     if settings.sample == 1:
         return blocks
@@ -121,8 +121,8 @@ def places_of(blocks: Sequence[Block]) -> np.ndarray:
 
 
 def recurring_names(document: Document, windows: Windows) -> np.ndarray:
-    """Targets in a capitalised word that stands whole among their far tokens, and not once more in
-    their short window. What begins a sentence, and function words, are no names."""
+    """Targets in a capitalised word that occurs whole in their distant context, and not in their
+    local window. The first word of a sentence, and function words, are not names."""
     if document.tokenizer is None:
         raise DataError("sets=names needs the text of each token, and the model has no tokenizer")
     words = Words(pd.DataFrame({"text": document.texts, "token_id": document.tokens}))
@@ -148,7 +148,7 @@ def recurring_names(document: Document, windows: Windows) -> np.ndarray:
 def _sample(
     rows: pd.DataFrame, target_set: str, wanted: Callable[[int], int], seed: int
 ) -> pd.DataFrame:
-    """At most `wanted` targets of each document, with either far part."""
+    """Draw at most `wanted` targets of each document, of either kind of distant context."""
     parts = [rows[:0]]
     for (document, part), group in rows.groupby(["document", "far_part"]):
         draw = np.random.default_rng([seed, int(document), len(target_set), len(part)])
@@ -236,7 +236,7 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
         return [(places[0], places[-1] + 1)]
     if not isinstance(at, str | re.Pattern):
         if not len(at):
-            raise ConfigError("at names nothing; leave it out, or name words")
+            raise ConfigError("at is empty; omit it, or pass words")
         return sorted({span for item in at for span in find_spans(document, item, missing_ok)})
     text = "".join(document.texts)
     matches = [m.span() for m in re.finditer(re.escape(at) if isinstance(at, str) else at, text)]
@@ -247,7 +247,7 @@ def find_spans(document: Document, at: At, missing_ok: bool = False) -> Spans:
         remedy = "check spelling and upper case"
         if re.fullmatch(r"\d+", named):
             remedy = f"for the token of that number, {named}:{int(named) + 1}"
-        raise DataError(f"'{named}' does not stand in the text; {remedy}")
+        raise DataError(f"'{named}' does not occur in the text; {remedy}")
     # A token's leading white space is not part of what is named.
     begins = first_characters(document.texts)
     ends = np.cumsum([len(text) for text in document.texts])
@@ -262,7 +262,7 @@ def parse_at(text: str) -> At:
         try:
             return re.compile(text[1:-1])
         except re.error as error:
-            raise ConfigError(f"--at={text} is no regular expression ({error})") from None
+            raise ConfigError(f"--at={text} is not a regular expression ({error})") from None
     if re.fullmatch(r"-?\d+:-?\d+", text):
         first, end = text.split(":")
         return slice(int(first), int(end))
@@ -289,7 +289,7 @@ def targets_fingerprint(targets: pd.DataFrame) -> str:
 
 
 def of_document(targets: pd.DataFrame, document: Document) -> dict[str, np.ndarray]:
-    """far part → places of this document's targets, each once."""
+    """Kind of distant context → places of this document's targets, each once."""
     rows = targets[targets.document == document.number]
     groups = rows.groupby("far_part").target
     return {str(part): np.unique(places.to_numpy()) for part, places in groups}

@@ -463,7 +463,7 @@ def test_the_command(
     ("words", "said"),
     [
         (["--text", "nowhere.txt"], "nowhere.txt"),
-        (["--text", "TEXT", "--at", "zebra"], "does not stand in the text"),
+        (["--text", "TEXT", "--at", "zebra"], "does not occur in the text"),
         (["--text", "TEXT", "--at", "40"], "for the token of that number, 40:41"),
         (["--text", "TEXT", "--at", "/(/"], "regular expression"),
         (["--text", "TEXT", "--at", "0:2"], "no target has distant tokens"),
