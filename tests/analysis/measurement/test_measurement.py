@@ -212,7 +212,7 @@ def test_a_killed_measurement_is_summed_up_and_resumes_to_the_same_tables(
         with suppress(KeyboardInterrupt):
             run(plan, tmp_path)
 
-    with pytest.raises(DataError, match="holds no measurement yet"):
+    with pytest.raises(DataError, match="holds no finished documents yet"):
         sum_up_partial(plan, tmp_path)
     run_until(4)
     run_until(num_losses := whole.losses.document.nunique())

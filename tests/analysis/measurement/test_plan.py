@@ -175,9 +175,9 @@ def test_what_does_not_go_with_records_of_prompt_and_target_is_said(
     letters = of_letters(model)
     records = open_documents(pairs, letters, prompt_field="prompt")
     for text, options in ((pairs, {"prompt_field": "prompt"}), (records, {})):
-        with pytest.raises(ConfigError, match=r"at and .*prompt.* each say which targets"):
+        with pytest.raises(ConfigError, match=r"at and .*prompt.* all select targets"):
             planned(letters, text, **OPTIONS | options, at="e")
-        with pytest.raises(ConfigError, match=r"planted and .*prompt.* each say which targets"):
+        with pytest.raises(ConfigError, match=r"planted and .*prompt.* all select targets"):
             planned(letters, text, **OPTIONS | {"planted": True} | options)
         with pytest.raises(ConfigError, match="share: for chosen targets, and these are given"):
             planned(letters, text, **OPTIONS | options, share=1.0)

@@ -199,7 +199,7 @@ def test_settings_are_those_of_the_other_measurement(
         evaluated(1, documents, found[0], share=0.2, units="words")
     with pytest.raises(ConfigError, match="the other measurement ranked 2 units"):
         evaluated(1, documents, found[0], ks=(1, 4))
-    with pytest.raises(ConfigError, match="at and choices each say which targets"):
+    with pytest.raises(ConfigError, match="at and choices all select targets"):
         evaluated(1, documents, found[0], at="w")
     others = replace(documents, items=[*documents.items[1:]])
     with pytest.raises(DataError, match="differs"):
