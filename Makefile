@@ -4,7 +4,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: install fmt check test test-base bench docs results-check figure2 figure2_code prose \
+.PHONY: install fmt check test test-base test-engines bench docs results-check figure2 figure2_code prose \
 	positive-control evidence
 
 install: .venv/installed
@@ -49,6 +49,23 @@ test-base: .venv-base/installed
 	$(BASE)/pip install --quiet --disable-pip-version-check --no-deps --force-reinstall $$folder/*.whl && \
 	cp tests/base/*.py $$folder && cd $$folder && echo 'raise RuntimeError("not this one")' >analysis.py && \
 	$(CURDIR)/$(BASE)/python -P -m pytest -q -W error --timeout 600 test_base.py && rm -rf $$folder
+
+# llama.cpp in this process and behind a server of llama-cpp-python, with SmolLM2. pip compiles it once, in 10 minutes
+# on two cores of their own, into an environment that is kept.
+ENGINES := .venv-engines/bin
+LLAMA := llama-cpp-python==0.3.36
+
+.venv-engines/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-engines
+	$(ENGINES)/pip install --quiet --disable-pip-version-check -c constraints.txt torch pytest pytest-timeout \
+		$(LLAMA) fastapi uvicorn openai websockets safetensors jinja2 -e ".[gguf]"
+	$(ENGINES)/pip download --quiet --no-deps --no-binary :all: --dest .venv-engines $(LLAMA)
+	tar -xzf .venv-engines/llama_cpp_python-*.tar.gz -C .venv-engines
+	touch $@
+
+test-engines: .venv-engines/installed
+	OMP_NUM_THREADS=1 LLAMA_SERVER=$$(echo $(CURDIR)/.venv-engines/llama_cpp_python-*/examples/server/server.py) \
+		$(ENGINES)/python -m pytest -q --override-ini addopts="" tests/engines
 
 bench: install
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"

@@ -1,6 +1,6 @@
 """Start the server example of llama-cpp-python 0.3.36, without its fault of cached prompts.
 
-    python tests/engines/llama_server.py SERVER.PY MODEL.gguf PORT [--unchanged]
+    python tests/engines/llama_server.py SERVER.py MODEL.gguf PORT [--unchanged]
 
 What a prompt shares with an earlier one gets no log-probabilities there, or ends its scheduler
 ("prompt logprob order mismatch"); so here prompts take nothing from its cache.

@@ -183,8 +183,9 @@ def _tables(folder: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
 
 def _case(one: Expectation, number: int, rows: pd.DataFrame, matrix: pd.DataFrame) -> Case:
     known = set(matrix.loc[number].index.get_level_values("source"))
-    if unknown := sorted(set(one.sources) - known):
-        raise ConfigError(f"expect: question {number + 1} has no source {', '.join(unknown)}")
+    if missing := sorted(set(one.sources) - known):
+        found = f"the prompt has no source {', '.join(missing)}"
+        return Case(number + 1, _from_1(one.statement), "", str(one), found, False)
     if one.statement is not None:
         rows = rows[rows.statement == one.statement]
         if rows.empty:
@@ -193,8 +194,11 @@ def _case(one: Expectation, number: int, rows: pd.DataFrame, matrix: pd.DataFram
     fits = [_fits(one, row, matrix) for row in rows.itertuples()]
     passed = any(fits) if one.statement is not None or one.sources else all(fits)
     text = " ".join(rows.text)
-    statement = None if one.statement is None else one.statement + 1
-    return Case(number + 1, statement, text, str(one), "; ".join(rows.verdict), passed)
+    return Case(number + 1, _from_1(one.statement), text, str(one), "; ".join(rows.verdict), passed)
+
+
+def _from_1(number: int | None) -> int | None:
+    return None if number is None else number + 1
 
 
 def _fits(one: Expectation, row: Any, matrix: pd.DataFrame) -> bool:

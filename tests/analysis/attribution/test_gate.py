@@ -95,8 +95,8 @@ def test_a_gate_needs_something_to_check(tmp_path: Path) -> None:
     out = written(tmp_path / "out", FIRST)
     with pytest.raises(ConfigError, match="no question has the field `expect`"):
         refuse_without_expectations(asked(tmp_path, None), None)
-    with pytest.raises(ConfigError, match="has no source c"):
-        check(asked(tmp_path, "c"), out)
+    (failed,) = check(asked(tmp_path, "c"), out).failures  # a prompt builder has dropped it
+    assert failed.found == "the prompt has no source c"
     for wrong in (3, {"source": "a"}, {"sources": ["a"], "nats": -1}, [[3]]):
         with pytest.raises(DataError, match=r"expect=.*must be"):
             check(asked(tmp_path, wrong), out)

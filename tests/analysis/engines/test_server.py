@@ -65,7 +65,7 @@ def test_scores_are_those_of_the_model(owner: str, servers: list[FakeServer]) ->
 
 
 def test_failures_give_no_wrong_number(servers: list[FakeServer]) -> None:
-    """126 trials: what passes is repeated, what lasts ends the call, and a call that is repeated
+    """135 trials: what passes is repeated, what lasts ends the call, and a call that is repeated
     when the server is sound gives all numbers."""
     ended, found = 0, 0
     for owner, fault, seed in itertools.product(OWNERS, PASSING, range(3)):
