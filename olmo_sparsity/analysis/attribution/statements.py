@@ -207,7 +207,7 @@ def estimate(prompt: SourcePrompt, layouts: Sequence[Layout], settings: SourceSe
     ]
     block, is_kept = layouts[-1].block, settings.far_states == "contextual"
     known = block.tokens[: block.num_prefix + block.num_far]
-    counter = _Counter(known if is_kept and prompt.model.engine is None else None)
+    counter = _Counter(prompt.model.engine is None, known if is_kept else None)
     every, num_sources = range(len(lengths)), len(lengths)
     trials = Trials(counter, layouts, decoys)
     trials.evaluate(first_round(num_sources))
@@ -234,13 +234,16 @@ def estimate(prompt: SourcePrompt, layouts: Sequence[Layout], settings: SourceSe
 
 
 class _Counter:
-    """Counts what `ModelLogprobs` computes."""
+    """Counts what `ModelLogprobs` computes, or a server that shares nothing."""
 
-    def __init__(self, known: np.ndarray | None) -> None:
-        self.known, self.token_forwards = known, 0
+    def __init__(self, shares: bool, known: np.ndarray | None) -> None:
+        self.shares, self.known, self.token_forwards = shares, known, 0
 
     def score(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        self.token_forwards += count_forwards(prompts, self.known)
+        if self.shares:
+            self.token_forwards += count_forwards(prompts, self.known)
+        else:
+            self.token_forwards += sum(len(prompt.inputs) for prompt in prompts)
         return [np.zeros(len(prompt.continuation)) for prompt in prompts]
 
 
