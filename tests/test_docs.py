@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import yaml
 
+from benchmarks.questions import read_rows, tables
 from docs.stored import evaluations, measurements, other_table, others, tasks
 from docs.write_figures import DRAWN
 from olmo_sparsity import explain
@@ -239,26 +240,32 @@ def test_python_of_a_page_runs(
         assert set(names["e"].statements.kind) <= {"one", "either", "both", "none"}
 
 
-def test_the_output_in_readme_is_what_its_code_prints(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Up to rounding on other CPUs."""
+@pytest.mark.parametrize(
+    ("page", "blocks", "written"),
+    [("README.md", None, {"ayrton.html", "answer.html"}), ("docs/sources.md", 1, set())],
+)
+def test_the_output_on_a_page_is_what_its_code_prints(
+    page: str, blocks: int | None, written: set[str], capsys: pytest.CaptureFixture[str],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """Up to rounding on other CPUs. `blocks`: so many of its blocks of code."""
     if not (cache_folder() / FILE).is_file():
         pytest.skip("no SmolLM2 in the cache; load_model('smollm2') downloads it, 93 MB")
     for folder in ("docs", "olmo_sparsity"):
         (tmp_path / folder).symlink_to(ROOT / folder)
     monkeypatch.chdir(tmp_path)
     names: dict[str, Any] = {}
-    for code in python_in("README.md"):
+    for code in python_in(page)[:blocks]:
         exec(code, names)
     printed = capsys.readouterr().out.splitlines()
     numbers = r"-?\d+\.\d+"
-    texts = re.findall(r"```text\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    texts = re.findall(r"```text\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
     for line in filter(None, "".join(texts).splitlines()):
-        (same,) = (p for p in printed if re.sub(numbers, "", p) == re.sub(numbers, "", line))
+        same = next(p for p in printed if re.sub(numbers, "", p) == re.sub(numbers, "", line))
+        printed.remove(same)
         shown, found = (np.array(re.findall(numbers, text), float) for text in (line, same))
         np.testing.assert_allclose(found, shown, atol=0.1)
-    assert {path.name for path in tmp_path.glob("*.html")} == {"ayrton.html", "answer.html"}
+    assert {path.name for path in tmp_path.glob("*.html")} == written
 
 
 def test_the_notebook_is_stored_with_its_outputs() -> None:
@@ -268,12 +275,11 @@ def test_the_notebook_is_stored_with_its_outputs() -> None:
 def test_the_tables_of_sources_are_those_of_the_stored_runs() -> None:
     kinds = ["right_source", "told_either", "told_both", "told_none", "false_rests_on"]
     swapped = ["wrong_of_named", "swapped_rests_on", "swapped_exercises"]
-    by_name = ["any_right_source", "any_told_either", "any_told_both", "any_false_rests_on"]
     now, earlier = others()["sources"], others()["sources_earlier"]
     first = {name: run for name, run in earlier.items() if "_seed" in name}  # of all statements
     later = {name: run for name, run in earlier.items() if name not in first}
     for runs, digits, shares, page in [
-        (now, 3, ["counted", *kinds, *swapped, *by_name], "docs/sources.md"),
+        (now, 3, ["counted", *kinds, *swapped], "docs/results_sources.md"),
         (later, 3, ["counted", *kinds, *swapped], "docs/log.md"),
         (first, 2, ["whole", "counted", *kinds], "docs/log.md"),
     ]:
@@ -285,6 +291,16 @@ def test_the_tables_of_sources_are_those_of_the_stored_runs() -> None:
         assert run["right_source"] >= 0.98
         assert min(run[f"told_{kind}"] for kind in ("either", "both", "none")) >= 0.9
         assert max(run[share] for share in ("false_rests_on", *swapped[::2])) <= 0.05
+
+
+def test_the_results_on_real_questions_are_those_of_the_stored_run() -> None:
+    """As the benchmark prints them."""
+    printed = tables(read_rows(ROOT / "docs/results/questions.jsonl"))
+    page = (ROOT / "docs/results_sources.md").read_text()
+    assert f"```text\n{printed}\n```" in page
+    short = (ROOT / "docs/sources.md").read_text()
+    for share in re.findall(r"\d\.\d\d \[\d\.\d\d, \d\.\d\d\]", short):
+        assert share in printed
 
 
 def test_the_rivals_on_sources_are_those_of_the_stored_run() -> None:
