@@ -4,7 +4,7 @@
         http://127.0.0.1:8000 --num 20 --out FOLDER
     python benchmarks/engines.py --table FOLDER
 
-Questions are those of questions.py with three of their sources: the right ones, and those that BM25
+Questions are those of questions.py with two of their sources: the right ones, and those that BM25
 finds nearest. The first model is what others are compared with. Each question and model is one file
 in FOLDER; the same command resumes. Seconds are CPU time of this process, so none for a server.
 """
@@ -25,7 +25,7 @@ from benchmarks.questions import make_questions
 from olmo_sparsity import attribute, load_model
 from olmo_sparsity.io import write_atomically
 
-SOURCES = 3
+SOURCES = 2
 
 
 def measure(wheel: Path, names: list[str], num: int, out: Path, draws: int) -> None:
@@ -63,7 +63,6 @@ def measure(wheel: Path, names: list[str], num: int, out: Path, draws: int) -> N
                 "sources": list(row.sources),
                 "nats": row.nats,
                 "p": row.p,
-                "gives": cells.gives.tolist(),
                 "lost": cells.lost.tolist(),
                 "token_forwards": found.token_forwards,
                 "cpu_s": None if name.startswith("http") else time.process_time() - began,
@@ -81,11 +80,11 @@ def table(folder: Path) -> str:
     for name in (first, *others):
         of = rows.loc[name].loc[sorted(common)]
         same = (of.verdict == reference.verdict) & (of.sources == reference.sources)
-        gives, its = (np.array(list(one.gives.map(np.array))) for one in (of, reference))
+        lost, its = (np.concatenate(one.lost.to_list()) for one in (of, reference))
         speed = of.token_forwards.sum() / of.cpu_s.sum() if of.cpu_s.notna().all() else np.nan
         lines.append(
-            f"{name}: verdicts equal {same.sum()}/{len(same)}; nats of a source differ by "
-            f"{np.abs(gives - its).mean():.3f} (mean), {np.abs(gives - its).max():.2f} (most); "
+            f"{name}: verdicts equal {same.sum()}/{len(same)}; nats lost without a source differ "
+            f"by {np.abs(lost - its).mean():.3f} (mean), {np.abs(lost - its).max():.2f} (most); "
             f"{of.token_forwards.sum():,} token-forwards, {speed:.0f} a CPU second"
         )
         for number in same[~same].index:
@@ -104,7 +103,7 @@ if __name__ == "__main__":
     parser.add_argument("wheel", type=Path, nargs="?")
     parser.add_argument("models", nargs="*")
     parser.add_argument("--num", type=int, default=20)
-    parser.add_argument("--draws", type=int, default=4)
+    parser.add_argument("--draws", type=int, default=8)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path)
     given = parser.parse_args()
