@@ -339,7 +339,7 @@ def test_files_of_others_are_refused_and_stay(folder: WorkFolder, name: str) -> 
     (folder.path / "job.log").touch()
     first = name.split("/")[0]
     with (
-        pytest.raises(ConfigError, match=rf"out=.*work is not empty \({first}\) and no sett"),
+        pytest.raises(ConfigError, match=rf"out=.*work holds other files \({first}\) and no sett"),
         folder.opened("trials"),
     ):
         pass

@@ -308,7 +308,7 @@ def test_a_tokenizer_that_changed_under_its_name_is_refused(
 def test_a_folder_of_somebody_else_is_not_written_to(data: DataConfig) -> None:
     Path(data.folder).mkdir()
     (Path(data.folder) / "thesis.tex").write_text("dear")
-    with pytest.raises(ConfigError, match=r"is not empty \(thesis\.tex\)"):
+    with pytest.raises(ConfigError, match=r"holds other files \(thesis\.tex\)"):
         prepare(data)
 
 

@@ -166,7 +166,7 @@ def test_both_directions_on_the_command_line(
     low, high = row.excess_nats_low, row.excess_nats_high
     assert f"{row.excess_nats:+.3f} [{low:+.3f}, {high:+.3f}]" in said
     assert "each by units of the other" in said
-    assert "by add one, chosen in m0, gives back" in describe(one)
+    assert "by add one, selected with m0, recovers" in describe(one)
     assert main(["compare", *folders, "--out", str(tmp_path / "both.txt")]) == EXIT_BAD_INPUT
 
 

@@ -196,13 +196,13 @@ def test_llama_3_scales_its_angles(tokenizer: Tokenizer, tmp_path: Path) -> None
             {"architecture": "mamba"},
             "architecture 'mamba' is not supported; supported .*gemma3.*ll",
         ),
-        ({"pre": "dna"}, "splits text by 'dna' .* supported are .*llama-bpe.*smollm"),
+        ({"pre": "dna"}, "splits text by 'dna' .*; supported: .*llama-bpe.*smollm"),
         ({"entries": {"llama.rope.scaling.type": "yarn"}}, "RoPE scaled by 'yarn'"),
         ({"entries": {"llama.logit_scale": 2.0}}, "does not read llama.logit_scale=2.0"),
         ({"tensors": {"blk.0.ffn_norm.bias": np.zeros(32, np.float32)}}, "as a whole"),
         (
             {"raw": {"blk.0.x.weight": (np.zeros((1, 292), np.uint8), Kind.Q8_K)}},
-            r"'blk.0.x.weight' has quantization type Q8_K \(15\).* supported are .*Q4_K.*F16",
+            r"'blk.0.x.weight' has quantization type Q8_K \(15\).*; supported: .*Q4_K.*F16",
         ),
     ],
 )
