@@ -65,7 +65,7 @@ LLAMA := llama-cpp-python==0.3.36
 
 test-engines: .venv-engines/installed
 	OMP_NUM_THREADS=1 LLAMA_SERVER=$$(echo $(CURDIR)/.venv-engines/llama_cpp_python-*/examples/server/server.py) \
-		$(ENGINES)/python -m pytest -q --override-ini addopts="" tests/engines
+		$(ENGINES)/python -m pytest -q --noconftest --override-ini addopts="" tests/engines
 
 bench: install
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[bench]"

@@ -11,9 +11,11 @@ import pandas as pd
 import pytest
 
 from olmo_sparsity.analysis.attribution.gate import check, refuse_without_expectations
+from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import ConfigError, DataError
+from tests.support.explanations import make_tokenizer
+from tests.support.sources import GIVEN, SOURCES, model_of, with_verdicts
 from tests.support.sources import asked as asked_of
-from tests.support.sources import with_verdicts
 
 
 def written(folder: Path, *statements: dict[str, float], se: float = 0.1) -> Path:
@@ -118,3 +120,55 @@ def test_an_assertion_shows_what_was_found() -> None:
         found.relies_on("a", statement=3)
     assert found.sources.statements.tolist() == [(0, 1, 2), (2,), (1,)]
     assert "statement 3 relies on it" in found.sources.verdict[1]
+
+
+def test_the_command_exits_with_1_where_a_check_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, path, out = tmp_path / "model", tmp_path / "q.jsonl", tmp_path / "out"
+    model_of().save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    record = {"sources": SOURCES, "question": "w20", "answer": ["w30"]}
+    decoys = tmp_path / "decoys.txt"
+    decoys.write_text("\n".join(GIVEN["decoys"]))
+
+    def run(expect: Any, *more: str) -> int:
+        path.write_text(json.dumps(record | ({} if expect is None else {"expect": expect})))
+        words = ["attribute", str(folder), "--questions", str(path), "--out", str(out), "--gate"]
+        return main([*words, "--draws", "4", "--decoys", str(decoys), *more])
+
+    assert run(None) == 2
+    assert "no question has the field `expect`" in capsys.readouterr().err
+    assert run("none") in (0, 1)  # of a model that knows nothing
+    (named,) = pd.read_parquet(out / "statements.parquet").sources
+    wrong = "a" if "a" not in named else "none"
+    assert run(wrong) == 1  # nothing is measured again
+    said = capsys.readouterr()
+    assert "1 of 1 checks failed" in said.out
+    assert f"expected (expect): {wrong if wrong == 'a' else 'no source'}" in said.out
+    assert run(None, "--baseline", str(out)) == 0
+    assert json.loads((out / "gate.json").read_text())["passed"]
+    assert run("none", "--message", "2") == 2
+
+
+def test_the_command_reads_a_log(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, path = tmp_path / "model", tmp_path / "log.json"
+    read = make_tokenizer(bos=False)
+    read.chat_template = "{% for m in messages %} {{ m.content }}{% endfor %} A:"
+    model_of().save_pretrained(folder)
+    read.save_pretrained(folder)
+    log = [
+        {"role": "system", "content": "w1 w2 w3\n\nw5 w6 w7"},
+        {"role": "user", "content": "w20 w21"},
+        {"role": "assistant", "content": "w1 w2 w3"},
+    ]
+    path.write_text(json.dumps(log))
+    (tmp_path / "decoys.txt").write_text("\n".join(GIVEN["decoys"]))
+    words = ["attribute", str(folder), "--messages", str(path)]
+    words += ["--decoys", str(tmp_path / "decoys.txt"), "--draws", "4"]
+    assert main([*words, "--dry-run"]) == 0
+    assert main(words) == 0
+    assert "system: w5 w6 w7: " in capsys.readouterr().out
+    assert main([*words, "--message", "0"]) == 2
+    assert "is of system" in capsys.readouterr().err
+    assert main([*words, "--question", "w1"]) == 2
