@@ -161,7 +161,7 @@ def _add_attribute(sub: Parser) -> None:
     sub.add("--shard", default="0/1", help="of --questions: i/n, the i-th (from 0) of n processes")
     gate = "of --questions: exit with 1 if a verdict is not what the field `expect` says"
     sub.add("--gate", action="store_true", help=f"{gate}; OUT gets gate.xml (JUnit) and gate.json")
-    before = "of --gate: the --out of an earlier run, whose verdicts are expected, too"
+    before = "of --gate: the --out of an earlier run; its verdicts are expected, too"
     sub.add("--baseline", metavar="FOLDER", help=before)
 
 

@@ -273,7 +273,7 @@ def own_gpu(num_seen: int, processes: Processes) -> int:
     if processes.local_rank >= num_seen:
         raise ConfigError(
             f"this machine runs {processes.local_world_size} processes, but PyTorch sees "
-            f"{num_seen} GPUs; launch as many processes as GPUs, or ask for more GPUs"
+            f"{num_seen} GPUs; launch as many processes as GPUs, or request more GPUs"
         )
     return processes.local_rank
 

@@ -43,7 +43,7 @@ def check_devices(requested: str, device: torch.device, processes: Processes) ->
         if requested == "auto" and device.type == "cpu" and given not in ("", "0"):
             raise ConfigError(
                 f"SLURM gave this machine {given} GPUs (SLURM_GPUS_ON_NODE), but PyTorch sees "
-                "none: its build or the driver is at fault; set training.device=cpu to train "
+                "none: its build or the driver does not fit; set training.device=cpu to train "
                 "without"
             )
     name = ""
@@ -55,7 +55,7 @@ def check_devices(requested: str, device: torch.device, processes: Processes) ->
         if len(set(map(bool, names))) > 1:
             raise ConfigError(
                 f"process {names.index('')} of {processes.world_size} has no GPU, others have; "
-                "ask for the same number on every machine, or set training.device=cpu"
+                "request the same number on every machine, or set training.device=cpu"
             )
         if name and names.count(name) > 1:
             raise ConfigError(

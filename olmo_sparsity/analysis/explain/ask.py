@@ -145,7 +145,7 @@ def _refuse_misfits(
         raise ConfigError(f"text must be a string, not {type(text).__name__}")
     if settings.chat and prefix != "auto":
         raise ConfigError(
-            f"prefix={prefix}: cannot be combined with chat=True, whose template sets the "
+            f"prefix={prefix}: cannot be combined with chat=True, which sets the "
             "beginning; omit prefix"
         )
 
@@ -195,7 +195,7 @@ def _with_far_part(document: Document, windows: Windows, spans: Spans, units: st
         raise DataError(
             f"no target has distant {units}: the text has "
             f"{len(document.tokens):,} tokens, and targets "
-            f"with a far part begin at {first:,}; name a later target, lower short={windows.short}"
+            f"with distant tokens begin at {first:,}; name a later target, lower short={windows.short}"
             + ", or pass a longer text"
         )
     if len(kept) < len(spans):

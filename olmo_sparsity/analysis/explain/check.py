@@ -68,8 +68,8 @@ class Check:
 
     @property
     def num_beyond(self) -> int:
-        """Targets whose far tokens lower the loss, and their units by more than those of every
-        unrelated text."""
+        """Targets with a loss that distant tokens reduce, and their own units by more than any
+        unrelated text's."""
         lower = (self.table.gap > 0) & (self.table.own > 0)
         return int((lower & (self.table.better == 0)).sum())
 

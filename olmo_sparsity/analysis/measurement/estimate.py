@@ -45,7 +45,7 @@ TRIED_S, TRIED_FORWARDS = 5.0, 1024
 more token-forwards."""
 
 TRIED_DOCUMENTS, TRIED_TARGETS, TRIED_TOKENS = 3, 9, 512
-"""Documents whose targets are counted, and the most targets of each; and how many tokens of a
+"""Documents in which targets are counted, and the most targets of each; and how many tokens of a
 document get losses at most."""
 
 PASSAGES, PASSAGE = 4, 64
@@ -110,8 +110,9 @@ def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> Cost:
 
 
 def within_budget(plan: Plan, out: Path, shard: tuple[int, int] = (0, 1)) -> Plan:
-    """With `budget`, the largest sample of blocks whose cost fits into this time, for all processes
-    of `shard` together. Processes that share a folder, and later starts, take the first one's."""
+    """With `budget`, the largest sample of blocks with a cost that fits into this time, for all
+    processes of `shard` together. Processes that share a folder, and later starts, take the first
+    one's."""
     budget = plan.settings.budget
     if budget is None:
         return plan
@@ -264,8 +265,8 @@ class _Trial:
         return self.prices[one]
 
     def _expected(self, plan: Plan, sizes: dict[int, int]) -> dict[int, dict[str, float]]:
-        """document → far part → the number of its targets that are evaluated. Each set has the same
-        density in all documents, and at most `max_targets` of each."""
+        """document → kind of distant context → the number of its targets that are evaluated. Each
+        set has the same density in all documents, and at most `max_targets` of each."""
         settings = plan.settings
         most = settings.most_targets
         if self.losses is None:
