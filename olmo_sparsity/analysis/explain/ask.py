@@ -195,8 +195,8 @@ def _with_far_part(document: Document, windows: Windows, spans: Spans, units: st
         raise DataError(
             f"no target has distant {units}: the text has "
             f"{len(document.tokens):,} tokens, and targets "
-            f"with distant tokens begin at {first:,}; name a later target, lower short={windows.short}"
-            + ", or pass a longer text"
+            f"with distant tokens begin at {first:,}; name a later target, lower "
+            f"short={windows.short}" + ", or pass a longer text"
         )
     if len(kept) < len(spans):
         left_out = f"{len(spans) - len(kept)} of {len(spans)} targets"
