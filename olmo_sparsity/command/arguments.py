@@ -139,7 +139,8 @@ def _add_attribute(sub: Parser) -> None:
     help = arguments_of(api.attribute)
     elsewhere = "llama:FILE.gguf; or the URL of a server, or several with commas between them"
     sub.add("model", metavar="MODEL", help=f"{MODEL}; {elsewhere}")
-    _add(sub, help, tokenizer="FOLDER")
+    its = "of a model on a server: a folder, a GGUF file or a hub name"
+    sub.add("--tokenizer", metavar="FOLDER", help=its)
     what = sub.add_mutually_exclusive_group(required=True)
     files = "the sources: files, folders, or globs of them"
     what.add_argument("--source", action="extend", nargs="+", metavar="NAME=FILE", help=files)
