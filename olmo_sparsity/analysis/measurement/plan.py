@@ -152,9 +152,7 @@ def _with_windows(settings: Settings, windows: Any, options: ModelOptions) -> Se
     if windows.prefix and options.prefix != "auto":
         twice |= {"prefix"}
     if twice:
-        raise ConfigError(
-            f"{', '.join(sorted(twice))}cannot be combined with windows, which set it; omit it"
-        )
+        raise ConfigError(f"{', '.join(sorted(twice))} cannot be combined with windows; omit it")
     of_windows = {
         "long": windows.long,
         "short": windows.short,
