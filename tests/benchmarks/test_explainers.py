@@ -92,7 +92,7 @@ def test_scores_that_are_the_truth_are_judged_so(model: Any, question: Any) -> N
 def test_what_cannot_run_is_a_reason(tmp_path: Path) -> None:
     rows, reason = explain.ask("flashtrace", tmp_path, [], 10, "")
     assert rows == []
-    assert reason == "asks for NumPy 2: name its environment by --other-python"
+    assert reason == "requires NumPy 2: name its environment by --other-python"
 
 
 def test_costs_of_before_do_not_stay_where_an_answer_no_longer_comes(tmp_path: Path) -> None:
