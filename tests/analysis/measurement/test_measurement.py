@@ -40,6 +40,8 @@ from olmo_sparsity.training.loop import train
 from tests.support.explanations import FOREIGN, make_model, make_tokenizer
 from tests.support.measurements import FEW, SETTINGS, SHAPE, VOCAB, loaded, measured_into
 
+PATIENCE = "olmo_sparsity.analysis.measurement.measurement.PATIENCE_S"
+
 pytestmark = pytest.mark.usefixtures("no_waiting_for_disks")
 TABLES = ("losses", "targets", "influence", "recovery", "lds", "tokens", "costs", "summary")
 
@@ -142,6 +144,7 @@ def test_each_process_of_a_launch_gets_the_results(
     """The second process of two does its part and waits; here the first one runs meanwhile."""
     given = {"long": 16, "short": 6, "stride": 8, "ks": 1, "selectors": "nearest", "share": "all"}
     out, waited = tmp_path / "out", list[float]()
+    monkeypatch.setattr(PATIENCE, 0.0)  # with no process that runs beside it
 
     def first_process(seconds: float) -> None:
         waited.append(seconds)
@@ -234,8 +237,9 @@ def test_a_killed_measurement_is_summed_up_and_resumes_to_the_same_tables(
 
 
 def test_the_command_says_where_results_so_far_are(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(PATIENCE, 0.0)
     folder, texts, out = (str(tmp_path / name) for name in ("model", "texts", "out"))
     make_model().save_pretrained(folder)
     make_tokenizer().save_pretrained(folder)
@@ -285,7 +289,7 @@ def test_two_processes_share_a_folder_and_do_no_loss_twice(
 ) -> None:
     """One after the other. Of two shards the first cannot wait for the second, and measures what it
     needs. Of one launch the second is lost, and what it did not do is done by the first."""
-    monkeypatch.setattr("olmo_sparsity.analysis.measurement.measurement.PATIENCE_S", 0.0)
+    monkeypatch.setattr(PATIENCE, 0.0)
     really, counted = Plan.losses, []
     monkeypatch.setattr(
         Plan, "losses", lambda self, number: (counted.append(number), really(self, number))[1]
