@@ -29,6 +29,8 @@ from olmo_sparsity.analysis.kernels.losses import LanguageModel
 from olmo_sparsity.analysis.measurement.parts import Parts, results_folder
 from olmo_sparsity.analysis.measurement.plan import Plan, share_of
 from olmo_sparsity.analysis.measurement.targets import places_of, sampled_blocks
+from olmo_sparsity.analysis.models.load import using
+from olmo_sparsity.analysis.models.use import in_use
 from olmo_sparsity.analysis.results.statistics import PARTS, half_of
 from olmo_sparsity.analysis.results.summary import describe_induction
 from olmo_sparsity.analysis.results.tables import Columns, joined
@@ -40,15 +42,15 @@ from olmo_sparsity.folders import locked
 from olmo_sparsity.io import read_json
 from olmo_sparsity.runtime import format_duration, read_launch, say
 
-TRIED_S, TRIED_FORWARDS = 5.0, 1024
+TRIED_S, TRIED_FORWARDS = 4.0, 1024
 """Seconds of losses, at least a block of two documents, unless a block takes longer than that and
 more token-forwards."""
 
-TRIED_DOCUMENTS, TRIED_TARGETS, TRIED_TOKENS = 3, 9, 512
+TRIED_DOCUMENTS, TRIED_TARGETS, TRIED_TOKENS = 3, 6, 512
 """Documents in which targets are counted, and the most targets of each; and how many tokens of a
 document get losses at most."""
 
-PASSAGES, PASSAGE = 4, 64
+PASSAGES, PASSAGE = 2, 64
 """Number of passages of the induction check in a dry run."""
 
 FEW_TARGETS = 10
@@ -81,6 +83,11 @@ class _Counts:
 
 def estimate(plan: Plan, shard: tuple[int, int] = (0, 1)) -> Cost:
     """Count and time a measurement; runs the model for a few seconds."""
+    with using(plan.model):
+        return _estimate(plan, shard)
+
+
+def _estimate(plan: Plan, shard: tuple[int, int]) -> Cost:
     trial = _Trial.of(plan)
     cost, model, documents = trial.cost(plan, shard), plan.model, plan.documents
     ours = share_of(plan.measured, *shard)
@@ -334,7 +341,8 @@ class _Prices:
             for part, chosen in parts:
                 targets = {"document": number, "target": np.sort(chosen), "far_part": part}
                 before = counting.scorer.token_forwards
-                counting.recovery(number, pd.DataFrame(targets))
+                with in_use(counting.scorer.model):  # once for all that is counted
+                    counting.recovery(number, pd.DataFrame(targets))
                 counting.scorer._last = None
                 spent = counting.scorer.token_forwards - before
                 num = len(chosen) * np.array([part == "document", part == "placebo"])
