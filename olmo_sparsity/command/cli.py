@@ -263,10 +263,10 @@ def explain(options: argparse.Namespace) -> int:
 
 
 def attribute(options: argparse.Namespace) -> int:
-    from olmo_sparsity.command import with_sources
+    from olmo_sparsity.command import attribute
 
     keep_freed_memory()
-    return with_sources.attribute(options)
+    return attribute.attribute(options)
 
 
 def measure(options: argparse.Namespace) -> int:
