@@ -2,8 +2,8 @@
 
     python benchmarks/agent_logs.py [smollm2]
 
-Each log has two blocks of a system prompt and two outputs of tools. Printed are the verdicts, and
-how many of the 20 blocks are told right.
+Each log has two blocks of a system prompt and two outputs of tools. The benchmark prints
+the verdicts, and for how many of the 20 blocks they are right.
 """
 
 from __future__ import annotations
@@ -131,7 +131,7 @@ def main(name: str = "smollm2") -> None:
             right, total = right + is_right, total + 1
             print(f"log {number}, {row.source}: {row.verdict}{'' if is_right else ' (WRONG)'}")
         print(f"  {found.token_forwards:,} token-forwards; {cost.token_forwards:,} were counted")
-    print(f"{right} of {total} blocks are told right")
+    print(f"{right} of {total} verdicts are right")
 
 
 if __name__ == "__main__":

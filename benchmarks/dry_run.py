@@ -1,4 +1,4 @@
-"""What `measure --dry-run` says, next to what comes: token-forwards, time, memory.
+"""Compare what `measure --dry-run` predicts with a run: token-forwards, time, memory.
 
 python benchmarks/dry_run.py MODEL [any arguments of `olmo-sparsity measure` but --out]
 

@@ -142,7 +142,7 @@ SMALL_NATS = 0.1
 
 
 def gains(folders: list[Path]) -> pd.DataFrame:
-    """What distant text is worth to all measured targets, a row for each document: sums over its
+    """Return the loss reductions by distant text, a row for each document: sums over its measured
     targets. Key tokens are those of LongPPL; `small` counts gains of at most 0.1 nats."""
     tables = {}
     for folder in folders:

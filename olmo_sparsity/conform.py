@@ -58,6 +58,7 @@ def conform(value: Any, kind: Any, where: str = "", fill: Fill | None = None) ->
     if kind is Any:
         return value
     if is_dataclass(kind) and isinstance(value, dict):
+        # is_dataclass also accepts instances, and `kind` is a type.
         return (fill or _fill)(value, kind, where)  # type: ignore[arg-type]
     if origin is Literal and any(type(value) is type(item) and value == item for item in inner):
         return value

@@ -200,6 +200,7 @@ def _known_keys(schema: type, prefix: str = "") -> Iterator[str]:
         yield prefix + name
         for inner in (kind, *get_args(kind)):  # a section, or a list of sections
             if is_dataclass(inner):
+                # is_dataclass also accepts instances, which a type hint never is.
                 yield from _known_keys(inner, f"{prefix}{name}.")  # type: ignore[arg-type]
 
 

@@ -322,5 +322,6 @@ class SourceSettings:
 
 def build(schema: type[Schema], given: Mapping[str, Any]) -> Schema:
     """The options of a class among those given."""
+    # mypy does not know that `Schema` is a dataclass.
     names = set[str](kinds_of(schema))  # type: ignore[arg-type]
     return fill(schema, {n: v for n, v in given.items() if n in names})

@@ -207,6 +207,7 @@ def read_explanation(path: str | Path) -> Explanation:
         settings = AskSettings(**{n: told[n] for n in _KEPT})
         spans: Spans | None = None if told["chosen_by_gap"] else []
         windows = Windows(**told["windows"] | {"prefix": tuple(told["windows"]["prefix"])})
+        # Without a scorer: see `Asked.without_model`.
         asked = Asked(named, None, document, windows, settings, spans, judge)  # type: ignore[arg-type]
         tables = {name: pd.DataFrame(rows) for name, rows in told["tables"].items()}
         check = told["check"]

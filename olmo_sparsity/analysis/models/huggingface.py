@@ -45,9 +45,12 @@ with its copy in fp32. From 32,768 tokens of context, fewer than 4,096 are compu
 
 @dataclass(frozen=True)
 class _Trial:
-    """What was found when a model was tried in one state."""
+    """The outcome of trying a model in one state."""
 
     state: State | None
+    device: torch.device
+    """`batch_noise` is that of its kernels."""
+
     logit_map: LogitMap = LogitMap()
     can_share_far: bool = False
     batch_noise: float = 0.0
@@ -83,9 +86,9 @@ class HuggingFaceLM(nn.Module):
         """Read and try the model as it is now, unless another wrapper has. Called in use."""
         original, state = self._original[0], state_of(self)
         tried = _trials.get(original)
-        if tried is None or tried.state is not state:
-            self._take(_Trial(None))  # shares nothing while it is tried
-            tried = _Trial(state, *refuse_unfit(self, original=original))
+        if tried is None or tried.state is not state or tried.device != self.device:
+            self._take(_Trial(None, self.device))  # shares nothing while it is tried
+            tried = _Trial(state, self.device, *refuse_unfit(self, original=original))
             _trials[original] = tried
         self._take(tried)
 
