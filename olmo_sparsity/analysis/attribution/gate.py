@@ -16,6 +16,7 @@ from xml.etree import ElementTree
 import pandas as pd
 
 from olmo_sparsity.analysis.attribution.questions import numbered_lines
+from olmo_sparsity.analysis.engines.server import OTHER_NATS, distance, read_probe
 from olmo_sparsity.analysis.inputs.records import parse_json
 from olmo_sparsity.errors import ConfigError, DataError, printable
 from olmo_sparsity.io import read_parquet, write_atomically
@@ -66,6 +67,10 @@ class Gate:
     unmatched: int = 0
     """Statements that the earlier run does not have, because the answer is another one."""
 
+    other_model: float = 0.0
+    """Nats a token by which the server's numbers for a fixed text differ from the earlier run's;
+    0: within rounding, or no server."""
+
     @property
     def failures(self) -> list[Case]:
         return [case for case in self.cases if not case.passed]
@@ -75,6 +80,11 @@ class Gate:
         lines = [f"{len(self.failures)} of {len(self.cases)} checks failed"]
         if self.unmatched:
             lines.append(f"{self.unmatched} statements are not in the baseline")
+        if self.other_model:
+            lines.append(
+                "the server has another model than in the baseline: its log-probabilities of one "
+                f"text differ by {self.other_model:.2f} nats a token"
+            )
         for case in self.failures:
             number = "" if case.statement is None else f", statement {case.statement}"
             lines += [
@@ -100,7 +110,8 @@ class Gate:
         xml = ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
         write_atomically(folder / FILES[0], xml)
         about = {"schema": "olmo-sparsity/gate", "version": 1, "passed": not self.failures}
-        about |= {"unmatched": self.unmatched, "cases": [asdict(case) for case in self.cases]}
+        about |= {"unmatched": self.unmatched, "other_model": self.other_model}
+        about |= {"cases": [asdict(case) for case in self.cases]}
         write_atomically(folder / FILES[1], json.dumps(about, ensure_ascii=False, indent=1))
 
 
@@ -166,7 +177,9 @@ def check(questions: str | Path, out: str | Path, baseline: str | Path | None = 
     if baseline is None:
         return Gate(cases)
     others, unmatched = _against(statements, matrix, *_tables(baseline))
-    return Gate([*cases, *others], unmatched)
+    now, before = read_probe(Path(out)), read_probe(Path(baseline))
+    nats = 0.0 if now is None or before is None else distance(now, before)
+    return Gate([*cases, *others], unmatched, nats if nats > OTHER_NATS else 0.0)
 
 
 def _tables(folder: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:

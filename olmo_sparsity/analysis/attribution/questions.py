@@ -18,6 +18,7 @@ import pandas as pd
 
 from olmo_sparsity.analysis.attribution.segments import Answer, Segment
 from olmo_sparsity.analysis.attribution.statements import Attributing, Question
+from olmo_sparsity.analysis.engines.server import Servers
 from olmo_sparsity.analysis.explain.prompt import read_text
 from olmo_sparsity.analysis.inputs.records import parse_json, what_is
 from olmo_sparsity.analysis.inputs.texts import open_documents
@@ -80,6 +81,8 @@ def _measure(
         },
         versions=versions_of_numbers(),
     )
+    if isinstance(model.engine, Servers):
+        model.engine.recognize_in(folder.path)
     files = [folder.path / "questions" / f"{number:06d}.json" for number in range(len(asked))]
     mine = range(len(asked))[shard[0] :: shard[1]]
     with Progress("explaining", len(mine), "questions") as progress:

@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import factorial
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -70,6 +71,9 @@ from olmo_sparsity.runtime import Progress
 Wanted = tuple[str, int] | tuple[str, int, int]
 
 NEW_TOKENS = 256
+
+SHOWN = 3
+"""Statements that a failed assertion shows."""
 
 JSON_VERSION = 2
 """Of `to_json`. It grows when a key is removed or changes its meaning, not when one is added."""
@@ -249,8 +253,8 @@ class _Counter:
 
 @dataclass(frozen=True)
 class Reliance:
-    """Whether a statement relies on a source: true or false, and in a failed `assert` both what was
-    expected and what was found."""
+    """True or false; a failed `assert` shows what was expected and what was found, in the 240
+    characters that pytest prints of an object."""
 
     holds: bool
     words: str
@@ -385,14 +389,18 @@ class Attribution:
             raise ConfigError(
                 f"statement={statement}: the answer has statements 0 to {len(self.texts) - 1}"
             )
-        rows = self.statements
-        rows = rows if statement is None else rows.iloc[[statement]]
-        if source is None:
-            holds, wanted = not any(rows.sources), "no source"
-        else:
-            holds, wanted = any(source in named for named in rows.sources), source
-        found = "; ".join(f"{quoted(row.text)} {row.verdict}" for row in rows.itertuples())
-        return Reliance(holds, printable(f"expected: {wanted}; found: {found}"))
+        rows = self.statements if statement is None else self.statements.iloc[[statement]]
+        named = [bool(row) if source is None else source in row for row in rows.sources]
+        holds, wanted = (not any(named), "no source") if source is None else (any(named), source)
+        first = rows.iloc[np.argsort(np.logical_not(named), kind="stable")[:SHOWN]]
+        joints = {"either": " or ", "both": " and "}
+        found = [
+            f"statement {row.Index}, '{shorten(row.text, 24, placeholder='…')}', relies on "
+            f"{joints.get(row.kind, '').join(row.sources) or 'no source'} ({row.nats:.1f} nats)"
+            for row in first.itertuples()
+        ]
+        found += [f"{len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
+        return Reliance(holds, printable(f"expected: {wanted}; found: {'; '.join(found)}"))
 
     @property
     def sources(self) -> pd.DataFrame:

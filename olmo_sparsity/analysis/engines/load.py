@@ -53,14 +53,14 @@ def load_engine(
     ours = as_tokenizer(theirs)
     model = Servers([url.strip() for url in name.split(",")], ours)
     first = model.servers[0]
-    identity = {"model": first.model, "tokenizer": ours.to_str()}
+    identity = {"model": first.model, "tokenizer": ours.to_str()} | first.card
     return LoadedModel(
         model=model,
         tokenizer=ours,
         name=f"{first.model} ({first.url})",
         num_parameters=0,
         limit=None,
-        # A server has no fingerprint: it is known by the name that it gives its model.
+        # Of names only: numbers vary by rounding, so folders of results keep those of the probe.
         weights_sha256=hashlib.sha256(json.dumps(identity).encode()).hexdigest(),
         find_transformers_tokenizer=lambda: theirs,
     )

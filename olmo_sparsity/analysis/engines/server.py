@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -27,6 +28,7 @@ import numpy as np
 import torch
 
 from olmo_sparsity.errors import ConfigError, DataError, printable
+from olmo_sparsity.io import read_json, write_atomically
 from olmo_sparsity.runtime import say
 
 if TYPE_CHECKING:
@@ -39,7 +41,10 @@ PROBE = (
     "The capital of France is Paris, and the capital of Italy is Rome. One, two, three, four, "
     "five, six, seven. To be, or not to be, that is the question."
 )
-"""A text whose tokens a server scores before anything else."""
+"""A text; a server scores its tokens before anything else."""
+
+PROBE_FILE = "server.json"
+"""In a folder of results: the log-probabilities of the probe."""
 
 MISPLACED_NATS, OTHER_NATS = 0.5, 0.05
 """A generated token and the same token in a prompt differ by rounding only; a number that belongs
@@ -165,7 +170,7 @@ class Server:
         self.url = f"{parts.scheme}://{parts.netloc}{self.root}"
         self.model, self.tokenizer = parts.fragment, tokenizer
         self.timeout_s, self.patience_s = timeout_s, patience_s
-        self.dialect = DIALECTS["echo"]
+        self.dialect, self.card = DIALECTS["echo"], dict[str, Any]()
         self.is_known, self._recognizing = False, threading.Lock()
         self.probe: tuple[list[int], np.ndarray] | None = None
 
@@ -282,8 +287,8 @@ class Server:
         """Find out how the server is asked, and whether its numbers can be used."""
         listed = self.ask("/v1/models")
         try:
-            models = {one["id"]: one.get("owned_by") for one in listed["data"]}
-        except (KeyError, TypeError, AttributeError):
+            models = {one["id"]: dict(one) for one in listed["data"]}
+        except (KeyError, TypeError, ValueError):
             raise DataError(f"{self.url}/v1/models does not list models") from None
         if not self.model and len(models) != 1:
             raise ConfigError(
@@ -291,12 +296,15 @@ class Server:
                 f"{self.url}#NAME"
             )
         self.model = self.model or str(next(iter(models)))
-        self.dialect = DIALECTS.get(str(models.get(self.model)), DIALECTS["echo"])
+        card = models.get(self.model, {})
+        self.dialect = DIALECTS.get(str(card.get("owned_by")), DIALECTS["echo"])
+        # `created` is the time of the request or of the start in vLLM and llama-cpp-python.
+        self.card = {key: card.get(key) for key in ("root", "max_model_len") if key in card}
         ids = self._encoded(PROBE)
         found, self.is_known = self._probed(ids), True
         if like is not None:
             assert like.probe is not None
-            self._refuse_other(found, like.probe[1], f"than {like.url}")
+            self.refuse_other(found, like.probe[1], f"than {like.url}")
         self.probe = ids, found
         self._check_places(ids)
 
@@ -307,14 +315,14 @@ class Server:
                 assert self.probe is not None
                 ids, before = self.probe
                 found = self._probed(ids)
-                self._refuse_other(found, before, "since it was restarted")
+                self.refuse_other(found, before, "since it was restarted")
                 self.is_known = True
 
     def _probed(self, ids: list[int]) -> np.ndarray:
         return self.score(ids, 1)
 
-    def _refuse_other(self, now: np.ndarray, before: np.ndarray, than: str) -> None:
-        if (nats := float(np.abs(now - before).mean())) > OTHER_NATS:
+    def refuse_other(self, now: np.ndarray, before: np.ndarray, than: str) -> None:
+        if (nats := distance(now, before)) > OTHER_NATS:
             raise DataError(
                 f"{self.url} serves another model {than}: its log-probabilities of one text differ "
                 f"by {nats:.2f} nats a token"
@@ -409,9 +417,32 @@ class Servers:
         self.token_forwards += sum(len(a) + len(b) - 1 for a, b in different)
         return [found[tuple(a), tuple(b)] for a, b in rows]
 
+    def recognize_in(self, folder: Path) -> None:
+        """Write the first server's numbers for the probe into a folder of results, or raise if
+        they differ from those in it."""
+        first, before = self.servers[0], read_probe(folder)
+        assert first.probe is not None
+        if before is None:
+            write_atomically(folder / PROBE_FILE, json.dumps(first.probe[1].tolist()))
+        else:
+            first.refuse_other(first.probe[1], before, f"than when {folder} was begun")
+
     def generate(self, ids: list[int], max_new_tokens: int) -> list[int]:
         with _naming_the_lost():
             return self.servers[0].generate(ids, max_new_tokens)
+
+
+def distance(now: np.ndarray, before: np.ndarray) -> float:
+    """Return the mean difference of log-probabilities of the probe; infinity: other tokens."""
+    return float(np.abs(now - before).mean()) if now.shape == before.shape else math.inf
+
+
+def read_probe(folder: Path) -> np.ndarray | None:
+    """Return what a server returned for the probe when the results in this folder were begun."""
+    file = folder / PROBE_FILE
+    if not file.exists():
+        return None
+    return np.array(read_json(file, list, "restore it, or name a new folder"), dtype=float)
 
 
 @contextmanager

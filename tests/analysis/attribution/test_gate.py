@@ -17,6 +17,8 @@ from tests.support.explanations import make_tokenizer
 from tests.support.sources import GIVEN, SOURCES, model_of, with_verdicts
 from tests.support.sources import asked as asked_of
 
+pytest_plugins = ["pytester"]
+
 
 def written(folder: Path, *statements: dict[str, float], se: float = 0.1) -> Path:
     """Tables of one question: for each statement, what the sources give; those above 1 are its
@@ -112,14 +114,32 @@ def test_an_assertion_shows_what_was_found() -> None:
     assert not found.relies_on("c", statement=0)
     assert not found.relies_on(None)
     said = repr(found.relies_on("b", statement=0))
-    assert said.startswith("expected: b; found: ")
-    assert "rests on a (8.0 nats" in said
+    assert said == "expected: b; found: statement 0, 'w1 w2 w3', relies on a (8.0 nats)"
     with pytest.raises(ConfigError, match="no source is named d"):
         found.relies_on("d")
     with pytest.raises(ConfigError, match="statements 0 to 2"):
         found.relies_on("a", statement=3)
     assert found.sources.statements.tolist() == [(0, 1, 2), (2,), (1,)]
     assert "statement 3 relies on it" in found.sources.verdict[1]
+
+
+def test_pytest_shows_it_without_a_plugin(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        from dataclasses import replace
+        from tests.support.sources import asked, made_up
+
+        def test_it():
+            gives = [[8.0, 0.0, 0.1]] * 4 + [[0.0, 8.0, 0.0]]
+            e = asked(answer=["w1 w2 w3"] * 4 + ["w5 " * 20])
+            assert not replace(e, losses=[made_up(gives, gives)]).relies_on("b")
+    """)
+    shown = pytester.runpytest_inprocess("-p", "no:cacheprovider").stdout
+    shown.fnmatch_lines(
+        [
+            "E *assert not expected: b; found: statement 4, 'w5 w5 *…', relies on b (8.0 nats); "
+            "statement 0, 'w1 w2 w3', relies on a (8.0 nats); statement 1, *; 2 more"
+        ]
+    )
 
 
 def test_the_command_exits_with_1_where_a_check_fails(

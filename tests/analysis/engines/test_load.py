@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from olmo_sparsity import attribute, estimate_cost, explain, load_model, measure
+from olmo_sparsity.analysis.attribution.gate import check
 from olmo_sparsity.analysis.attribution.questions import measure_questions
 from olmo_sparsity.analysis.engines import server as module
 from olmo_sparsity.analysis.models.load import LoadedModel, wrap_model
@@ -19,7 +20,7 @@ from olmo_sparsity.analysis.scoring.logprobs import Prompt
 from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
 from olmo_sparsity.errors import ConfigError, DataError
 from tests.support.explanations import make_tokenizer
-from tests.support.fake_server import FakeServer
+from tests.support.fake_server import FakeServer, TableModel
 from tests.support.families import REFUSED, build
 from tests.support.sources import GIVEN, SOURCES, model_of
 
@@ -119,6 +120,15 @@ def test_questions_resume_after_a_server_has_died(
     server.fault = lambda number: None
     again = measured("parts", load_model(server.url, tokenizer=make_tokenizer()))
     assert again.to_json() == whole.to_json()
+    server.model = TableModel(seed=1)  # exchanged between two runs, under the same name
+    other = load_model(server.url, tokenizer=make_tokenizer())
+    with pytest.raises(DataError, match=r"serves another model than when .*parts was begun"):
+        measured("parts", other)
+    measured("other", other)
+    assert check(path, tmp_path / "parts", tmp_path / "whole").other_model == 0
+    found = check(path, tmp_path / "other", tmp_path / "whole")
+    assert found.other_model > 1
+    assert "the server has another model than in the baseline" in found.describe()
 
 
 def test_a_log_asks_what_a_message_relied_on() -> None:
