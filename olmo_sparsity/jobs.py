@@ -20,18 +20,17 @@ An experiment has commands, dependencies and outputs. Finished commands are not 
     parts: [text]                          # which to run (--parts=[text,tasks]), with their needs
     options: {windows: --long 96 --short 32}
     experiments:
-      taught:
-        part: text
-        commands: [olmo-sparsity train configs/induction.yaml]
-      measured:
-        part: text
-        needs: [taught]
-        grid:                              # one experiment for each choice of each axis:
-          far: [contextual, isolated]      # values, names each with `key: value` pairs, or a sweep,
-          # run: ../sweeps/quick.yaml      # (relative to this file); its runs are the values
-        commands:
-          - olmo-sparsity measure runs/x ${options.windows} --far-states {far} --out results/{far}
-        outputs: [results/{far}/meta.json]
+      text:                                # a part
+        taught:
+          commands: [olmo-sparsity train configs/induction.yaml]
+        measured:
+          needs: [taught]                  # of any part
+          grid:                            # one experiment for each choice of each axis:
+            far: [contextual, isolated]    # values, names each with `key: value` pairs, or a sweep,
+            # run: ../sweeps/quick.yaml    # (relative to this file); its runs are the values
+          commands:
+            - olmo-sparsity measure runs/x ${options.windows} --far-states {far} --out results/{far}
+          outputs: [results/{far}/meta.json]
 
 `{far}` is replaced by the value; the keys of a named value have their own names. A need without
 choices means all of them. Commands run without a shell, but `*` is expanded when the command
@@ -354,7 +353,6 @@ def _as_text(value: Any) -> str:
 
 @dataclass
 class ExperimentConfig:
-    part: str = ""
     needs: list[str] = field(default_factory=list)
     grid: dict[str, Any] = field(default_factory=dict)
     commands: list[str] = field(default_factory=list)
@@ -369,12 +367,12 @@ class ExperimentsConfig:
     options: dict[str, str] = field(default_factory=dict)
     """Text for `${options.NAME}` in commands."""
 
-    experiments: dict[str, ExperimentConfig] = field(default_factory=dict)
+    experiments: dict[str, dict[str, ExperimentConfig]] = field(default_factory=dict)
+    """By part and name."""
 
 
 @dataclass(frozen=True)
 class Experiment(Job):
-    part: str
     commands: tuple[str, ...]
     outputs: tuple[str, ...]
 
@@ -444,17 +442,17 @@ def read_experiments(path: str, overrides: list[str]) -> list[Experiment]:
     if not config.folder or not config.parts:
         raise ConfigError(f"{path}: experiments need `folder` and `parts`")
     of: dict[str, list[Experiment]] = {}  # by name, with and without choices
-    for name, given in config.experiments.items():
+    named = [pair for part in config.experiments.values() for pair in part.items()]
+    for name, given in named:
         made = _expand(path, Path(config.folder), name, given)
         for known, jobs in [(name, made), *((job.name, [job]) for job in made if job.name != name)]:
             if known in of:
                 raise ConfigError(f"{path}: two experiments are called {known}")
             of[known] = jobs
-    parts = {given.part for given in config.experiments.values()}
-    if unknown := set(config.parts) - parts:
+    if unknown := set(config.parts) - set(config.experiments):
         raise ConfigError(
             f"{path}: no experiment is of part {', '.join(sorted(unknown))}; there are "
-            f"{', '.join(sorted(parts))}"
+            f"{', '.join(config.experiments)}"
         )
     ordered: dict[str, Experiment] = {}
 
@@ -472,17 +470,17 @@ def read_experiments(path: str, overrides: list[str]) -> list[Experiment]:
                 needs.append(other.name)
         ordered[experiment.name] = replace(experiment, needs=tuple(dict.fromkeys(needs)))
 
-    for name in config.experiments:
-        for experiment in of[name]:
-            if experiment.part in config.parts:
+    for part in config.parts:
+        for name in config.experiments[part]:
+            for experiment in of[name]:
                 add(experiment)
     return list(ordered.values())
 
 
 def _expand(path: str, folder: Path, name: str, given: ExperimentConfig) -> list[Experiment]:
-    if not given.part or not given.commands:
-        raise ConfigError(f"{path}: experiments.{name} needs `part` and `commands`")
-    where = f"{path}: experiments.{name}"
+    where = f"{path}: experiment {name}"
+    if not given.commands:
+        raise ConfigError(f"{where} has no `commands`")
     grid = {axis: _runs_of_sweep(path, values) for axis, values in given.grid.items()}
     made = []
     for labels, keys in expand_grid(f"{where}.grid", grid):
@@ -498,7 +496,6 @@ def _expand(path: str, folder: Path, name: str, given: ExperimentConfig) -> list
                 folder=folder / label,
                 num_steps=len(given.commands),
                 needs=tuple(map(put, given.needs)),
-                part=given.part,
                 commands=tuple(put(text).strip() for text in given.commands),
                 outputs=tuple(map(put, given.outputs)),
             )

@@ -198,10 +198,16 @@ def _known_keys(schema: type, prefix: str = "") -> Iterator[str]:
     for name, (item, kind) in kinds_of(schema).items():
         name = item.metadata.get("several", name)
         yield prefix + name
-        for inner in (kind, *get_args(kind)):  # a section, or a list of sections
-            if is_dataclass(inner):
-                # is_dataclass also accepts instances, which a type hint never is.
-                yield from _known_keys(inner, f"{prefix}{name}.")  # type: ignore[arg-type]
+        for section in _sections(kind):
+            yield from _known_keys(section, f"{prefix}{name}.")
+
+
+def _sections(kind: Any) -> Iterator[type]:
+    """The section that a key holds, or those in its list or mapping."""
+    if is_dataclass(kind):
+        yield kind  # type: ignore[misc] # also accepts instances, which a type hint never is
+    for inner in get_args(kind):
+        yield from _sections(inner)
 
 
 # --- write ----------------------------------------------------------------------------------------

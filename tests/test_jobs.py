@@ -233,6 +233,9 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
     monkeypatch.chdir(tmp_path)
 
     def make(experiments: dict, **sections: object) -> str:
+        """Experiments of part a, or of several parts."""
+        if any("commands" in one for one in experiments.values()):
+            experiments = {"a": experiments}
         given = {"folder": "noted", "parts": ["a"], "experiments": experiments, **sections}
         Path("experiments.yaml").write_text(json.dumps(given))
         return "experiments.yaml"
@@ -243,16 +246,17 @@ def make(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
 def test_a_grid_becomes_experiments_and_needs_come_first(make: Make) -> None:
     path = make(
         {
-            "last": {"part": "a", "needs": ["one"], "commands": ["cat ${options.both} one_*"]},
-            "one": {
-                "part": "b",
-                "needs": ["first_{x}"],
-                "grid": {"x": [1, 2], "name": {"long": {"steps": 9}, "a b": {"steps": None}}},
-                "commands": ["touch one_{x}_{name} {steps}"],
-                "outputs": ["one_{x}"],
+            "a": {"last": {"needs": ["one"], "commands": ["cat ${options.both} one_*"]}},
+            "b": {
+                "one": {
+                    "needs": ["first_{x}"],
+                    "grid": {"x": [1, 2], "name": {"long": {"steps": 9}, "a b": {"steps": None}}},
+                    "commands": ["touch one_{x}_{name} {steps}"],
+                    "outputs": ["one_{x}"],
+                },
+                "first": {"grid": {"x": [1, 2]}, "commands": ["true"]},
             },
-            "first": {"part": "b", "grid": {"x": [1, 2]}, "commands": ["true"]},
-            "other": {"part": "c", "commands": ["false"]},
+            "c": {"other": {"commands": ["false"]}},
         },
         options={"both": "-n '\n'"},
     )
@@ -279,12 +283,11 @@ def test_a_grid_becomes_experiments_and_needs_come_first(make: Make) -> None:
     [
         ({"needs": ["two"]}, "one needs two, which is not there"),
         ({"needs": ["one"]}, "one needs itself"),
-        ({"part": "b"}, "no experiment is of part a; there are b"),
-        ({"commands": []}, "experiments.one needs `part` and `commands`"),
+        ({"commands": []}, "experiment one has no `commands`"),
         ({"comands": []}, "did you mean 'experiments.commands'"),
-        ({"commands": ["true {x}"]}, "experiments.one has no {x} in its grid"),
-        ({"grid": {"x": 3}}, "experiments.one.grid.x must be a list"),
-        ({"grid": {"x": {}}}, "experiments.one.grid.x must be a list"),
+        ({"commands": ["true {x}"]}, "experiment one has no {x} in its grid"),
+        ({"grid": {"x": 3}}, "experiment one.grid.x must be a list"),
+        ({"grid": {"x": {}}}, "experiment one.grid.x must be a list"),
         ({"grid": {"x": "none.yaml"}}, "does not exist"),
         ({"grid": {"x": [1, 1]}}, "two experiments are called one_1"),
         ({"commands": ["${options.many}"]}, "options.many"),
@@ -292,14 +295,16 @@ def test_a_grid_becomes_experiments_and_needs_come_first(make: Make) -> None:
     ids=str,
 )
 def test_experiments_that_cannot_be(make: Make, changed: dict, expected: str) -> None:
-    path = make({"one": {"part": "a", "commands": ["true"]} | changed})
+    path = make({"one": {"commands": ["true"]} | changed})
     with pytest.raises(ConfigError) as error:
         read_experiments(path, [])
     assert expected in str(error.value)
+    with pytest.raises(ConfigError, match="no experiment is of part b; there are a"):
+        read_experiments(make({"one": {"commands": ["true"]}}), ["--parts=[b]"])
 
 
 def test_a_choice_may_not_be_called_as_another_experiment(make: Make) -> None:
-    one, other = ({"part": "a", "commands": ["true"], "grid": grid} for grid in ({"x": [1]}, {}))
+    one, other = ({"commands": ["true"], "grid": grid} for grid in ({"x": [1]}, {}))
     for both in ({"one": one, "one_1": other}, {"one_1": other, "one": one}):
         with pytest.raises(ConfigError, match="two experiments are called one_1"):
             read_experiments(make(both), [])
@@ -322,10 +327,10 @@ def test_what_is_done_is_not_done_again_and_what_failed_holds_up_only_what_needs
     monkeypatch.setattr(jobs, "run_process", run_here)
     count = "python -c \"print('x', file=open('count', 'a'))\""
     experiments = {
-        "bad": {"part": "a", "commands": [count, "python -c exit(3)"]},
-        "after": {"part": "a", "needs": ["bad"], "commands": [f"{count} *", "touch b", "ls b"]},
-        "empty": {"part": "a", "commands": ["true"], "outputs": ["nowhere"]},
-        "absent": {"part": "a", "commands": ["no-such-program"]},
+        "bad": {"commands": [count, "python -c exit(3)"]},
+        "after": {"needs": ["bad"], "commands": [f"{count} *", "touch b", "ls b"]},
+        "empty": {"commands": ["true"], "outputs": ["nowhere"]},
+        "absent": {"commands": ["no-such-program"]},
     }
     path = make(experiments)
     assert main(["sweep", path]) == EXIT_BAD_INPUT
@@ -352,34 +357,34 @@ def test_what_is_done_is_not_done_again_and_what_failed_holds_up_only_what_needs
     assert states(path)["after"][0] != "done"
 
 
-def test_an_experiment_that_is_stopped_goes_on_with_its_command(make: Make) -> None:
-    waits = "python -c \"import time; open('up', 'w'); time.sleep(100)\""
-    path = make({"one": {"part": "a", "commands": ["true", waits]}})
-    with running([sys.executable, "-m", "olmo_sparsity", "sweep", path]) as sweep:
-        until(Path("up").exists, lambda: sweep.poll() is None)
-        assert states(path) == {"one": ("running", 1)}
-        sweep.send_signal(signal.SIGTERM)
-        assert sweep.wait() == EXIT_STOPPED
-    assert states(path) == {"one": ("waiting", 1)}
-
-
-def test_a_command_that_ends_well_after_a_signal_is_done_and_the_last(
-    make: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("waits", "number", "done"),
+    [
+        ("time.sleep(100)", signal.SIGTERM, 1),
+        # It ends well after a signal: it is done, and the last.
+        ("signal.sigwait([signal.SIGINT])", signal.SIGINT, 2),
+    ],
+)
+def test_an_experiment_that_is_stopped_goes_on_with_its_command(
+    make: Make, monkeypatch: pytest.MonkeyPatch, waits: str, number: int, done: int
 ) -> None:
-    """Also where the signal came while the command was being started."""
-    waits = "signal.pthread_sigmask(signal.SIG_BLOCK, [2]); open('up', 'w'); signal.sigwait([2])"
-    path = make({"one": {"part": "a", "commands": [f'python -c "import signal; {waits}"', "ls"]}})
+    """Also where the signal comes while the command is being started."""
+    block = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])"
+    code = f"import signal, time; {block}; open('up', 'w'); {waits}"
+    path = make({"one": {"commands": ["true", f'python -c "{code}"', "ls"]}})
     start = subprocess.Popen
 
-    def start_slowly(*words: Any, **options: Any) -> subprocess.Popen:
-        child = start(*words, **options)
-        until(Path("up").exists, lambda: child.poll() is None)
-        signal.raise_signal(signal.SIGINT)
+    def start_slowly(words: Any, **options: Any) -> subprocess.Popen:
+        child = start(words, **options)
+        if words[0] == "python":
+            until(Path("up").exists, lambda: child.poll() is None)
+            assert states(path) == {"one": ("running", 1)}
+            signal.raise_signal(number)
         return child
 
     monkeypatch.setattr(subprocess, "Popen", start_slowly)
     assert main(["sweep", path, "--only=0"]) == EXIT_STOPPED
-    assert states(path) == {"one": ("waiting", 1)}
+    assert states(path) == {"one": ("waiting", done)}
 
 
 def test_slurm_is_told_what_waits_for_what(
@@ -387,9 +392,9 @@ def test_slurm_is_told_what_waits_for_what(
 ) -> None:
     path = make(
         {
-            "first": {"part": "a", "grid": {"x": [1, 2]}, "commands": ["true"]},
-            "last": {"part": "a", "needs": ["first"], "commands": ["true"]},
-            "alone": {"part": "a", "commands": ["true"]},
+            "first": {"grid": {"x": [1, 2]}, "commands": ["true"]},
+            "last": {"needs": ["first"], "commands": ["true"]},
+            "alone": {"commands": ["true"]},
         }
     )
     (tmp_path / "slurm").mkdir()

@@ -222,7 +222,7 @@ class Copy:
 """
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGINT"])
 def test_workers_end_with_their_parent_and_their_trials_are_as_in_one_process(
     tmp_path: Path, name: str
 ) -> None:
