@@ -2,18 +2,12 @@
 
 Place in the flow: results, or an explanation → here, last. Never imports torch.
 
-The page is one file that loads nothing from the network. Everything from a document, tokenizer,
-model name or meta.json is untrusted: Python writes it through `escape`, the page's script shows it
-from JSON as `textContent`, and the Content-Security-Policy allows only the one script and style
-with the hashes that it names. The template is report_page.html with report_page.js.
+The template is report_page.html with report_page.js, which reads the data from JSON.
 """
 
 from __future__ import annotations
 
-import base64
-import hashlib
 import json
-import re
 from collections.abc import Iterable
 from dataclasses import asdict, replace
 from itertools import groupby
@@ -25,11 +19,11 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.report.figures import figure2_svg
+from olmo_sparsity.analysis.report.page import image, json_for_html, write_html
 from olmo_sparsity.analysis.results.results import SETS, Results, main_set
 from olmo_sparsity.analysis.results.statistics import KEYS
 from olmo_sparsity.analysis.results.summary import FAR_STATES, describe_gap, describe_noise
 from olmo_sparsity.analysis.results.view import (
-    DIRECTIONS,
     escape,
     html_table,
     interval,
@@ -40,13 +34,9 @@ from olmo_sparsity.analysis.results.view import (
     sentence,
     spell,
 )
-from olmo_sparsity.io import refuse_suffix, write_atomically
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.explain.explanation import Check, Explanation
-
-_FOLDER = Path(__file__).parent
-_PART = re.compile(r"<!-- (\w+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
 
 
 def write_report(results: Results, out: Path, max_documents: int | None = None) -> None:
@@ -60,8 +50,8 @@ def write_report(results: Results, out: Path, max_documents: int | None = None) 
         "note": _induction(results),
         "headline": _headline(shown),
         "shown": escape(_shown(results, documents)),
-        "figure": _image(figure2_svg([results])),
-        "figure_dark": _image(figure2_svg([results], dark=True)),
+        "figure": image(figure2_svg([results])),
+        "figure_dark": image(figure2_svg([results], dark=True)),
         "numbers_title": "The numbers",
         "numbers": _summary_tables(shown),
     }
@@ -99,10 +89,6 @@ def _write_page(
     out: Path, results: Results, documents: list[int], slots: dict[str, str], parts: set[str]
 ) -> None:
     """`parts`: the optional parts of the template to keep."""
-    refuse_suffix("path", out, ".html")
-    template = (_FOLDER / "report_page.html").read_text(encoding="utf-8")
-    script = (_FOLDER / "report_page.js").read_text(encoding="utf-8")
-    style = template.split("<style>")[1].split("</style>")[0]
     names = _names(results)
     written = [(d, _document_data(results, d, names)) for d in documents]
     titles = dict(zip(results.documents.document, results.documents.name, strict=True))
@@ -110,30 +96,22 @@ def _write_page(
         "set_names": [results.spell_set(name) for name in names["sets"]],
         "windows": {name: results.meta.windows.get(name) for name in _WINDOWS},
         "documents": [
-            [document, titles.get(document) or str(document), len(data["chosen"])]
-            for document, data in written
+            {"id": id, "name": titles.get(id) or str(id), "num_targets": len(data["chosen"])}
+            for id, data in written
         ],
         "start": _start(results, names, documents),
     }
     meta = {name: value for name, value in asdict(results.meta).items() if value or value == 0}
     slots = slots | {
-        "policy": f"default-src 'none'; script-src {csp_hash(script)}; style-src "
-        f"{csp_hash(style)}; img-src data:; base-uri 'none'; form-action 'none'",
         "title": f"{escape(results.meta.model['name'])} · distant units",
         "meta": escape(json.dumps(meta, indent=2, ensure_ascii=False)),
-        "page_data": _json_for_html(page_data),
+        "page_data": json_for_html(page_data),
         "document_data": "\n".join(
-            f'<script type="application/json" id="document-{document}">'
-            f"{_json_for_html(data)}</script>"
-            for document, data in written
+            f'<script type="application/json" id="document-{id}">{json_for_html(data)}</script>'
+            for id, data in written
         ),
-        "script": script,
     }
-    page = _PART.sub(lambda part: part[2] if part[1] in parts else "", template)
-    # One pass, so that text in a slot is not searched for slots.
-    page = re.sub(r"\{\{(\w+)\}\}", lambda slot: slots[slot[1]], page)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(out, page)
+    write_html(out, "report_page.html", slots, parts=parts, script="report_page.js")
 
 
 # --- data for the script --------------------------------------------------------------------------
@@ -173,37 +151,41 @@ def _start(results: Results, names: dict[str, list], documents: list[int]) -> in
     return documents.index(gains.idxmax()[0]) if len(gains) else 0
 
 
-def _document_data(results: Results, document: int, names: dict[str, list]) -> dict:
-    """The data that `openDocument` and `fillPanel` of report_page.js read."""
+def _document_data(results: Results, document: int, names: dict[str, list]) -> dict[str, Any]:
+    """The data that `openDocument` and `fillPanel` of report_page.js read. `found` is keyed by the
+    numbers of units and selector in the menus; `own` and `foreign` hold a list value for each rank,
+    and a loss for each k."""
     tokens, losses = _rows(results.tokens, document), _rows(results.losses, document)
     recovery, influence = _rows(results.recovery, document), _rows(results.influence, document)
-    chosen: dict[int, tuple[list[int], dict[str, list]]] = {}
+    chosen: dict[int, dict[str, Any]] = {}
+
+    def about(target: int) -> dict[str, Any]:
+        return chosen.setdefault(target, {"target": target, "sets": [], "found": {}})
+
+    def side(target: int, units: str, selector: str, control: str) -> dict[str, Any]:
+        numbers = f"{names['units'].index(units)} {names['selectors'].index(selector)}"
+        both = about(target)["found"].setdefault(numbers, {})
+        empty: dict[str, Any] = {"first": [], "width": [], "influence": [], "text": []}
+        return both.setdefault("own" if control == "own" else "foreign", empty)
+
     in_sets = _columns(_rows(results.targets, document), "target", "target_set")
     for target, name in zip(*in_sets, strict=True):
-        chosen.setdefault(target, ([], {}))[0].append(names["sets"].index(name))
-
-    def side(target: int, units: str, selector: str, control: str) -> list:
-        numbers = f"{names['units'].index(units)} {names['selectors'].index(selector)}"
-        sides = chosen.setdefault(target, ([], {}))[1].setdefault(numbers, [None, None])
-        place = 0 if control == "own" else 1
-        sides[place] = sides[place] or [[], [], [], None, []]
-        return sides[place]
-
+        about(target)["sets"].append(names["sets"].index(name))
     by = ["target", "units", "selector", "control"]
     ranked = influence.sort_values([*by, "rank"])
     ranked = ranked.assign(width=ranked.far_end - ranked.far_first)
     columns = _columns(ranked, *by, "far_first", "width", "influence", "far_text")
     for key, rows in groupby(zip(*columns, strict=True), itemgetter(0, 1, 2, 3)):
         entry = side(*key)
-        *_, entry[0], entry[1], influences, texts = map(list, zip(*rows, strict=True))
+        *_, entry["first"], entry["width"], scores, texts = map(list, zip(*rows, strict=True))
         # Significant digits rather than decimals, as the scores of a selector may be small.
-        entry[2] = [float(f"{value:.4g}") for value in influences]
+        entry["influence"] = [float(f"{score:.4g}") for score in scores]
         if key[-1] != "own":
-            entry[4] = texts
+            entry["text"] = texts
     draws = recovery.groupby([*by, "k"]).loss_set.mean().unstack("k")
     draws = draws.reindex(columns=names["ks"])
     for key, curve in zip(draws.index, draws.to_numpy(), strict=True):
-        side(*key)[3] = _rounded(curve)
+        side(*key)["loss"] = _rounded(curve)
     ends = zip(*_columns(losses, "target", "end"), strict=True) if "end" in losses else ()
     return {
         "text": _token_texts(tokens),
@@ -211,7 +193,7 @@ def _document_data(results: Results, document: int, names: dict[str, list]) -> d
         "targets": losses.target.tolist(),
         "long": _rounded(losses.loss_long),
         "short": _rounded(losses.loss_short),
-        "chosen": [[target, *chosen[target]] for target in sorted(chosen)],
+        "chosen": [chosen[target] for target in sorted(chosen)],
     }
 
 
@@ -399,22 +381,3 @@ def _button(target_set: str, selector: str, units: str) -> str:
     data = " ".join(f'data-{name}="{escape(value)}"' for name, value in chosen.items())
     label = f"Show the targets of {escape(spell(selector))}, {escape(units)} in the text"
     return f'<button type="button" class="goto" {data} aria-label="{label}">in the text</button>'
-
-
-def _json_for_html(value: Any) -> str:
-    """JSON that is safe inside a script element, for HTML parsers and old script parsers."""
-    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    text = text.translate(DIRECTIONS)
-    for character in "<>&\u2028\u2029":
-        text = text.replace(character, f"\\u{ord(character):04x}")
-    return text
-
-
-def csp_hash(source: str) -> str:
-    digest = hashlib.sha256(source.encode()).digest()
-    return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
-def _image(svg: bytes) -> str:
-    """As an image, which runs no script and loads nothing."""
-    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"

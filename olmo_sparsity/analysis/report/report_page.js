@@ -11,7 +11,7 @@
   let doc = null; // the document on the page
   let tokens = []; // its elements, by place
   let placeOf = new WeakMap();
-  let chosen = new Map(); // place → [place, sets, by units and selector]
+  let chosen = new Map(); // place → its target, sets, and what was found
   let owners = new Map(); // place within a target of several tokens → its first place
   let losses = new Map(); // place → index into doc.long and doc.short
   let shown = []; // places of the targets that pass the filters
@@ -48,22 +48,22 @@
   }
   const entryOf = (place) => {
     const target = chosen.get(place);
-    return target ? target[2][`${byId("units").value} ${byId("selector").value}`] || null : null;
+    return target?.found[`${byId("units").value} ${byId("selector").value}`];
   };
   const endOf = (place) => doc.ends[place] ?? place + 1;
   const textOf = (first, end = endOf(first)) => doc.text.slice(first, end).join("");
-  const runOf = ([firsts, widths], rank) => [firsts[rank], firsts[rank] + widths[rank]];
+  const runOf = ({ first, width }, rank) => [first[rank], first[rank] + width[rank]];
 
   // The most that its own units regain beyond foreign ones, at any k; without a control, at all.
   const gainAt = (place) => {
-    const [own, foreign] = entryOf(place) || [], short = doc.short[losses.get(place)];
-    const others = (foreign && foreign[3]) || page.ks.map(() => short);
-    const curve = (own && own[3]) || [];
+    const entry = entryOf(place), short = doc.short[losses.get(place)];
+    const others = entry?.foreign?.loss ?? page.ks.map(() => short);
+    const curve = entry?.own?.loss ?? [];
     return Math.max(...curve.map((loss, step) => others[step] - (loss ?? Infinity)));
   };
   function kindAt(place) {
-    const [own] = entryOf(place) || [];
-    if (!own || !own[0].length) return "not searched";
+    const own = entryOf(place)?.own;
+    if (!own?.first.length) return "not searched";
     const target = textOf(place).trim(), [first, end] = runOf(own, 0);
     const run = doc.text.slice(first, end).map((piece) => piece.trim());
     if (run.includes(target)) return "the target again";
@@ -81,11 +81,11 @@
   // ------------------------------------------------------------------ the text
 
   function openDocument(index) {
-    doc = JSON.parse(byId("document-" + page.documents[index][0]).textContent);
+    doc = JSON.parse(byId("document-" + page.documents[index].id).textContent);
     tokens = new Array(doc.text.length);
     placeOf = new WeakMap();
     losses = new Map(doc.targets.map((place, i) => [place, i]));
-    chosen = new Map(doc.chosen.map((target) => [target[0], target]));
+    chosen = new Map(doc.chosen.map((one) => [one.target, one]));
     owners = new Map();
     for (const place of Object.keys(doc.ends).map(Number)) {
       for (let at = place + 1; at < endOf(place); at++) if (!chosen.has(at)) owners.set(at, place);
@@ -119,7 +119,7 @@
     const lines = doc.text.join("").split("\n").filter((line) => line.trim());
     const indented = lines.filter((line) => /^(\t| {2,})\S/.test(line)).length;
     text.classList.toggle("code", lines.length > 4 && indented > lines.length / 5);
-    const largest = doc.chosen.reduce((most, [place]) => Math.max(most, gapAt(place) ?? 0), 0);
+    const largest = doc.chosen.reduce((most, { target }) => Math.max(most, gapAt(target) ?? 0), 0);
     byId("gap").max = Math.floor(largest * 100) / 100;
     fillKinds();
     filter();
@@ -155,9 +155,8 @@
     byId("gap-value").textContent = least.toFixed(2);
     byId("gap").setAttribute("aria-valuetext", `${least.toFixed(2)} nats`);
     const passing = [...chosen.keys()].filter((place) => {
-      const [, sets] = chosen.get(place);
       return (
-        (set === "" || sets.includes(Number(set))) &&
+        (set === "" || chosen.get(place).sets.includes(Number(set))) &&
         (least <= 0 || (gapAt(place) ?? -Infinity) >= least) &&
         (kind === "" || kindAt(place) === kind) &&
         textOf(place).toLowerCase().includes(words)
@@ -215,8 +214,8 @@
       lit = nodesOf(place, endOf(place));
       for (const one of lit) one.classList.add("current");
       if (node.hasAttribute("aria-pressed")) node.setAttribute("aria-pressed", String(held));
-      const entry = entryOf(place);
-      if (entry && entry[0]) light(entry[0]);
+      const own = entryOf(place)?.own;
+      if (own) light(own);
     }
     fillPanel(place);
     if (aloud && place !== null) live.textContent = aloudOf(place);
@@ -224,11 +223,11 @@
 
   // Runs may overlap: a token belongs to the most influential one.
   function light(side) {
-    const [firsts, , influences] = side, most = Math.max(...influences, 1e-9);
-    firsts.forEach((_, rank) => {
+    const most = Math.max(...side.influence, 1e-9);
+    side.first.forEach((_, rank) => {
       const nodes = nodesOf(...runOf(side, rank)).filter((n) => !n.classList.contains("far"));
       for (const node of nodes) {
-        node.style.setProperty("--share", Math.max(0, influences[rank] / most).toFixed(3));
+        node.style.setProperty("--share", Math.max(0, side.influence[rank] / most).toFixed(3));
         node.classList.add("far");
         node.classList.toggle("first", rank === 0);
         lit.push(node);
@@ -260,15 +259,16 @@
   }
 
   function aloudOf(place) {
-    const [own] = entryOf(place) || [], i = losses.get(place);
+    const own = entryOf(place)?.own, i = losses.get(place);
     let said = `${spell(textOf(place))}.`;
     if (i !== undefined) {
       said += ` Gap ${number(gapAt(place))} nats: ${number(doc.short[i])} with the short window, ` +
         `${number(doc.long[i])} with the long one.`;
     }
-    if (!own || !own[0].length) return said;
-    const first = own[0].slice(0, 3).map((far, rank) => `${spell(textOf(...runOf(own, rank)))}, ` +
-      `${place - far} back, influence ${score(own[2][rank])}`);
+    if (!own?.first.length) return said;
+    const first = own.first.slice(0, 3).map((far, rank) =>
+      `${spell(textOf(...runOf(own, rank)))}, ${place - far} back, ` +
+      `influence ${score(own.influence[rank])}`);
     return `${said} Most influential: ${first.join("; ")}.`;
   }
 
@@ -283,7 +283,7 @@
       element("h3", { className: "unseen", textContent: "Target" }),
       element("p", { className: "word quoted", textContent: spell(textOf(place)) }),
     ];
-    const sets = target ? target[1].map((set) => page.set_names[set]) : [];
+    const sets = target ? target.sets.map((set) => page.set_names[set]) : [];
     const end = endOf(place), where = end > place + 1 ? `s ${place}:${end}` : ` ${place}`;
     parts.push(remark([`token${where}`, ...sets].join(" · ")));
     if (i === undefined) {
@@ -300,19 +300,19 @@
       panel.replaceChildren(...parts, remark(`No influential units: ${why}`));
       return;
     }
-    const [own, foreign] = entry;
+    const { own, foreign } = entry;
     parts.push(
       heading("Loss with k distant units"), drawCurve(i, own, foreign),
       element("p", { className: "sides" }, element("b", { textContent: "● own units" }),
         element("i", { textContent: foreign ? "○ unrelated text" : "" }))
     );
-    if (own && own[0].length) {
+    if (own?.first.length) {
       parts.push(
         heading("Positions"), drawStrip(place, own),
         heading("Influential units"), rankedList(place, own, false)
       );
     }
-    if (foreign && foreign[0].length) {
+    if (foreign?.first.length) {
       parts.push(
         heading("Unrelated text"), remark("Selected the same way from another document."),
         rankedList(place, foreign, true)
@@ -325,9 +325,9 @@
   function drawCurve(i, own, foreign) {
     const width = 330, height = 136, left = 34, right = 44, top = 10, bottom = 22;
     const svg = picture(width, height, "Loss against k; a table of its numbers is at the end of the panel");
-    const curves = [[foreign, "foreign"], [own, "own"]].filter(([side]) => side && side[3]);
+    const curves = [[foreign, "foreign"], [own, "own"]].filter(([side]) => side?.loss);
     const values = [doc.short[i], doc.long[i]];
-    for (const [side] of curves) values.push(...side[3].filter((value) => value !== null));
+    for (const [side] of curves) values.push(...side.loss.filter((value) => value !== null));
     const low = Math.min(...values), high = Math.max(...values), span = high - low || 1;
     const y = (value) => top + ((high - value) / span) * (height - top - bottom);
     const x = (step) => left + ((step + 0.5) / page.ks.length) * (width - left - right);
@@ -348,7 +348,7 @@
     });
     shape(svg, "text", { x: left - 4, y: height - 3, "text-anchor": "end" }, "k");
     for (const [side, name] of curves) {
-      const points = side[3].map((value, step) => [x(step), value]).filter((p) => p[1] !== null);
+      const points = side.loss.map((value, step) => [x(step), value]).filter((p) => p[1] !== null);
       const path = points.map(([px, value]) => `${px},${y(value)}`).join(" ");
       shape(svg, "polyline", { class: `curve ${name}`, points: path });
       for (const [px, value] of points) {
@@ -360,7 +360,7 @@
   }
 
   function tableOfLosses(own, foreign) {
-    const cell = (side, step) => number(side && side[3] ? side[3][step] : null);
+    const cell = (side, step) => number(side?.loss?.[step]);
     const head = ["k", "own units", "unrelated text"].map((name) =>
       element("th", { textContent: name, scope: "col" })
     );
@@ -374,7 +374,7 @@
   }
 
   // The long window as a line: what is off the screen is seen here.
-  function drawStrip(place, [firsts, widths, influences]) {
+  function drawStrip(place, { first, width: widths, influence }) {
     const width = 330, base = 44;
     const svg = picture(width, 60, "Places of the influential units in the long window");
     const block = blockOf(place), start = startOf(block);
@@ -384,9 +384,9 @@
     shape(svg, "rect", { class: "block", x: x(block - short), y: 8, height: base - 8,
       width: x(place) - x(block - short) });
     shape(svg, "line", { class: "axis", x1: 4, x2: width - 4, y1: base, y2: base });
-    const most = Math.max(...influences, 1e-9);
-    firsts.forEach((far, rank) => {
-      const reach = Math.max(2, (Math.max(0, influences[rank]) / most) * (base - 12));
+    const most = Math.max(...influence, 1e-9);
+    first.forEach((far, rank) => {
+      const reach = Math.max(2, (Math.max(0, influence[rank]) / most) * (base - 12));
       shape(svg, "rect", { class: "own", x: x(far) - 1.2, y: base - reach,
         width: Math.max(2.4, x(far + widths[rank]) - x(far)), height: reach });
     });
@@ -398,17 +398,16 @@
   }
 
   function rankedList(place, side, isForeign) {
-    const [firsts, , influences, , names] = side;
-    const most = Math.max(...influences, 1e-9);
-    const rows = firsts.map((far, rank) => {
-      const word = isForeign ? names[rank] : textOf(...runOf(side, rank));
+    const { first, influence, text: texts } = side, most = Math.max(...influence, 1e-9);
+    const rows = first.map((far, rank) => {
+      const word = isForeign ? texts[rank] : textOf(...runOf(side, rank));
       const bar = element("span", { className: "bar" });
-      bar.style.width = `${Math.max(0, (influences[rank] / most) * 100).toFixed(1)}%`;
+      bar.style.width = `${Math.max(0, (influence[rank] / most) * 100).toFixed(1)}%`;
       const cells = [
         element("span", { className: "rank", textContent: String(rank + 1) }),
         element("bdi", { className: "quoted", textContent: spell(word) }),
         element("span", { className: "back", textContent: `${place - far} back` }),
-        element("span", { className: "score", textContent: score(influences[rank]) }),
+        element("span", { className: "score", textContent: score(influence[rank]) }),
         element("span"), bar,
       ];
       if (isForeign) return element("li", {}, element("div", { className: "row" }, ...cells));
@@ -478,7 +477,7 @@
     if (!button) return;
     held = true; // or the pointer's way back over the text would change the target
     for (const node of text.querySelectorAll(".pointed")) node.classList.remove("pointed");
-    const run = nodesOf(...runOf(entryOf(current)[0], Number(button.dataset.rank)));
+    const run = nodesOf(...runOf(entryOf(current).own, Number(button.dataset.rank)));
     for (const node of run) node.classList.add("pointed");
     run[0].scrollIntoView({ block: "center" });
   });
@@ -514,7 +513,7 @@
 
   const options = (names) =>
     names.map((name, i) => element("option", { value: String(i), textContent: name }));
-  const said = page.documents.map(([, name, num]) => `${name} · ${num} targets`);
+  const said = page.documents.map((one) => `${one.name} · ${one.num_targets} targets`);
   byId("document").append(...options(said));
   byId("selector").append(...options(page.selectors.map((name) => name.replace(/_/g, " "))));
   byId("units").append(...options(page.units));

@@ -9,13 +9,11 @@ through `escape`. The template is statements_page.html.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from olmo_sparsity.analysis.report.report import csp_hash
+from olmo_sparsity.analysis.report.page import write_html
 from olmo_sparsity.analysis.results.view import escape, number
-from olmo_sparsity.io import refuse_suffix, write_atomically
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.attribution.statements import Attribution
@@ -23,22 +21,14 @@ if TYPE_CHECKING:
 NUM_COLOURS = 8
 """Sources beyond share them; each also has its number."""
 
-_TEMPLATE = Path(__file__).with_name("statements_page.html")
-
 
 def write_page(found: Attribution, path: Path) -> None:
-    refuse_suffix("path", path, ".html")
-    template = _TEMPLATE.read_text(encoding="utf-8")
-    style = template.split("<style>")[1].split("</style>")[0]
-    chosen = "\n".join(
+    style = "\n".join(
         f"body:has(#s{i}:checked) :is(#panel{i}, .note{i}) {{ display: block; }}\n"
         f"body:has(#s{i}:checked) #row{i} {{ outline: 3px solid var(--focus); }}"
         for i in range(len(found.texts))
     )
-    style = style.replace("/* chosen */", chosen)
     slots = {
-        "policy": f"default-src 'none'; style-src {csp_hash(style)}; img-src data:;"
-        " base-uri 'none'; form-action 'none'",
         "title": f"{escape(found.prompt.model.name)} · sources",
         "subtitle": escape(_subtitle(found)),
         "rate": escape(found.error_rate),
@@ -48,11 +38,7 @@ def write_page(found: Attribution, path: Path) -> None:
         "matrix": _matrix(found),
         "sources": _sources(found),
     }
-    page = template.replace("/* chosen */", chosen)
-    # One pass, so that text in a slot is not searched for slots.
-    page = re.sub(r"\{\{(\w+)\}\}", lambda slot: slots[slot[1]], page)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, page)
+    write_html(path, "statements_page.html", slots, style=style)
 
 
 def lit_answer(found: Attribution) -> str:

@@ -18,7 +18,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from olmo_sparsity.analysis.explain.explanation import Explanation
-from olmo_sparsity.analysis.report.report import _json_for_html, write_explanation, write_report
+from olmo_sparsity.analysis.report.page import json_for_html
+from olmo_sparsity.analysis.report.report import write_explanation, write_report
 from olmo_sparsity.analysis.results.results import SETS, Results
 from olmo_sparsity.analysis.results.view import interval
 from tests.support.explanations import SHORT, TEXT
@@ -139,8 +140,8 @@ def test_the_page_holds_the_results(page: Page, results: Results) -> None:
     data = page.data("page-data")
     assert data["ks"] == list(KS)
     assert data["units"] == list(UNITS)
-    named = [[number, f"{number}.txt"] for number in DOCUMENTS[1::2]]
-    assert [document[:2] for document in data["documents"]] == named
+    named = [(number, f"{number}.txt") for number in DOCUMENTS[1::2]]
+    assert [(one["id"], one["name"]) for one in data["documents"]] == named
     assert ("img", "data:image/svg+xml;base64,PHN2Zy8+") in {
         (tag, attributes.get("src")) for tag, attributes in page.elements
     }
@@ -153,20 +154,22 @@ def test_the_page_holds_the_results(page: Page, results: Results) -> None:
     recovery = results.recovery.query(f"{own_part} and selector == 'add_one' and k == 4")
     influence = results.influence.query(f"{own_part} and selector == 'add_one'")
     targets = results.targets.query(own_part).groupby("target").target_set.agg(set)
-    assert [target for target, *_ in document["chosen"]] == targets.index.tolist()
+    assert [one["target"] for one in document["chosen"]] == targets.index.tolist()
     assert document["ends"] == {}
-    for target, sets, entries in document["chosen"]:
-        assert {data["sets"][i] for i in sets} == targets[target]
+    for one in document["chosen"]:
+        target = one["target"]
+        assert {data["sets"][i] for i in one["sets"]} == targets[target]
         for number, units in enumerate(UNITS):
-            sides = entries[f"{number} {data['selectors'].index('add_one')}"]
-            for side, control in zip(sides, ("own", "foreign"), strict=True):
+            sides = one["found"][f"{number} {data['selectors'].index('add_one')}"]
+            assert sides.keys() == {"own", "foreign"}
+            for control, side in sides.items():
                 asked = f"target == {target} and units == {units!r} and control == {control!r}"
                 expected = recovery.query(asked).loss_set.mean()  # over draws
-                assert side[3][KS.index(4)] == pytest.approx(expected, abs=1e-4)
+                assert side["loss"][KS.index(4)] == pytest.approx(expected, abs=1e-4)
                 ranked = influence.query(asked).sort_values("rank")
-                assert side[0] == ranked.far_first.tolist()
-                assert set(side[1]) == {WIDTHS[units]}
-                assert side[4] == (ranked.far_text.tolist() if control == "foreign" else [])
+                assert side["first"] == ranked.far_first.tolist()
+                assert set(side["width"]) == {WIDTHS[units]}
+                assert side["text"] == (ranked.far_text.tolist() if control == "foreign" else [])
 
 
 def test_headline_never_shows_recovery_without_its_controls(page: Page, results: Results) -> None:
@@ -211,7 +214,7 @@ def test_it_opens_on_the_document_of_the_largest_gain(results: Results, tmp_path
         """Where these losses are far lower."""
         recovery = rows.assign(loss_set=rows.loss_set.mask(changed, -50.0))
         data = page_of(replace(results, recovery=recovery), tmp_path).data("page-data")
-        return data["documents"][data["start"]][0]
+        return data["documents"][data["start"]]["id"]
 
     own = (rows.document == 7) & (rows.control == "own") & (rows.k == 4)  # whatever k it is
     own &= (rows.units == "tokens") & (rows.selector == "add_one") & (rows.far_part == "document")
@@ -237,7 +240,7 @@ def test_what_is_left_out_is_counted(results: Results, tmp_path: Path) -> None:
     targets = results.targets[~results.targets.document.isin([1, 5])]
     page = page_of(replace(results, targets=targets), tmp_path, max_documents=3)
     assert "3 of 10 measured documents are on this page. 2 more were too short." in page.text
-    shown = [document[0] for document in page.data("page-data")["documents"]]
+    shown = [document["id"] for document in page.data("page-data")["documents"]]
     assert shown == [3, 7, 9]  # those with chosen targets first
 
 
@@ -263,13 +266,13 @@ def test_hostile_text_stays_text(
     assert sum(tag == "script" for tag, _ in hostile.elements) == 3
     assert hostile.source("script") == page.source("script")
     (document,) = hostile.data("page-data")["documents"]
-    shown = hostile.data(f"document-{document[0]}")["text"]
+    shown = hostile.data(f"document-{document['id']}")["text"]
     assert len(shown) >= 60
     words = hostile_words(len(shown))
     assert shown == [word.replace("\u202e", "⟨U+202E⟩") for word in words]
     if kind == "results":
         assert HOSTILE[2] in hostile.data("page-data")["selectors"]
-        assert document[1] == HOSTILE[2]
+        assert document["name"] == HOSTILE[2]
     for _, attributes in hostile.elements:
         assert not [name for name in attributes if name.startswith(("on", "autofocus"))]
     raw = (tmp_path / "deep" / "report.html").read_text(encoding="utf-8")
@@ -292,17 +295,18 @@ def test_an_explanation_holds_what_was_found(explained: Page, explanation: Expla
     assert explanation.checked is not None
     table = explanation.checked.table.set_index("target")
     by_target = explanation.far.groupby("target")
-    assert [target for target, *_ in document["chosen"]] == [target for target, _ in spans]
-    for (target, sets, entries), row in zip(
-        document["chosen"], explanation.targets.itertuples(), strict=True
-    ):
-        assert sets == []
-        (own, foreign), far = entries["0 0"], by_target.get_group(target)
-        assert own[0] == far["first"].tolist()
-        assert set(own[1]) == {3}
-        np.testing.assert_allclose(own[3], [row.loss_short, *far.loss_set], atol=1e-4)
-        assert foreign[3][-1] == pytest.approx(row.loss_short - table.foreign[target], abs=1e-4)
-        assert len(foreign[4]) == 3
+    assert [one["target"] for one in document["chosen"]] == [target for target, _ in spans]
+    for one, row in zip(document["chosen"], explanation.targets.itertuples(), strict=True):
+        assert one["sets"] == []
+        own, foreign = one["found"]["0 0"]["own"], one["found"]["0 0"]["foreign"]
+        far = by_target.get_group(target := one["target"])
+        assert own["first"] == far["first"].tolist()
+        assert set(own["width"]) == {3}
+        np.testing.assert_allclose(own["loss"], [row.loss_short, *far.loss_set], atol=1e-4)
+        assert foreign["loss"][-1] == pytest.approx(
+            row.loss_short - table.foreign[target], abs=1e-4
+        )
+        assert len(foreign["text"]) == 3
 
 
 def test_an_explanation_says_whether_to_believe_it(
@@ -330,10 +334,9 @@ def test_an_explanation_that_was_not_checked_says_so(
     page = page_of(replace(explanation, checked=None), tmp_path)
     assert "Not checked against unrelated texts: " in page.text
     assert not {"table", "figure"} & {tag for tag, _ in page.elements}
-    for entries in (entries for *_, entries in page.data("document-0")["chosen"]):
-        own, foreign = entries["0 0"]
-        assert foreign is None
-        assert len(own[3]) == 4
+    for one in page.data("document-0")["chosen"]:
+        assert one["found"]["0 0"].keys() == {"own"}
+        assert len(one["found"]["0 0"]["own"]["loss"]) == 4
 
 
 def test_nothing_of_the_template_is_left(page: Page, explained: Page) -> None:
@@ -354,6 +357,6 @@ def test_without_a_tokenizer_the_text_is_numbers(results: Results, tmp_path: Pat
 @settings(max_examples=200)
 @given(text=st.text(st.characters(exclude_categories=["Cs"])) | st.text("<>&/!-scriptSCRIPT\u2028"))
 def test_json_comes_through_html_whole(text: str) -> None:
-    page = Page(f'<script type="application/json" id="x">{_json_for_html({"t": text})}</script><p>')
+    page = Page(f'<script type="application/json" id="x">{json_for_html({"t": text})}</script><p>')
     assert page.data("x") == {"t": text}
     assert [tag for tag, _ in page.elements] == ["script", "p"]

@@ -1,0 +1,72 @@
+"""Fill a template: one HTML file that loads nothing from the network.
+
+Place in the flow: below report.py and statements_page.py. Never imports torch.
+
+Everything from a document, tokenizer, model name or meta.json is untrusted. Python writes it
+through `escape`, a script shows it from JSON as `textContent`, and the Content-Security-Policy
+allows only the script and style with the hashes that it names. Both pages share the style of
+page.css.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from olmo_sparsity.analysis.results.view import DIRECTIONS
+from olmo_sparsity.io import refuse_suffix, write_atomically
+
+_FOLDER = Path(__file__).parent
+_PART = re.compile(r"<!-- (\w+) -->\n(.*?)<!-- end -->\n", re.DOTALL)
+
+
+def write_html(
+    path: Path,
+    template: str,
+    slots: Mapping[str, str],
+    *,
+    parts: Collection[str] = (),
+    style: str = "",
+    script: str = "",
+) -> None:
+    """Write `template`, a file of this folder, with its `{{slots}}` filled and only those of its
+    optional parts that `parts` names. `style` follows the template's own; `script` is a file."""
+    refuse_suffix("path", path, ".html")
+    text, common, code = (
+        (_FOLDER / name).read_text(encoding="utf-8") if name else ""
+        for name in (template, "page.css", script)
+    )
+    before, own, after = re.split(r"(?<=<style>)|(?=</style>)", text)
+    style = common + own + style
+    policy = f"default-src 'none'; style-src {_hash(style)}; img-src data:; base-uri 'none'; "
+    policy += "form-action 'none'" + (f"; script-src {_hash(code)}" if code else "")
+    text = _PART.sub(lambda part: part[2] if part[1] in parts else "", before + style + after)
+    # One pass, so that text in a slot is not searched for slots.
+    filled = {**slots, "policy": policy, "script": code}
+    text = re.sub(r"\{\{(\w+)\}\}", lambda slot: filled[slot[1]], text)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomically(path, text)
+
+
+def json_for_html(value: Any) -> str:
+    """JSON that is safe inside a script element, for HTML parsers and old script parsers."""
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    text = text.translate(DIRECTIONS)
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def image(svg: bytes) -> str:
+    """As an image, which runs no script and loads nothing."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+
+
+def _hash(source: str) -> str:
+    digest = hashlib.sha256(source.encode()).digest()
+    return f"'sha256-{base64.b64encode(digest).decode()}'"
