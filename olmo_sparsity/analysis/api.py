@@ -35,13 +35,13 @@ if TYPE_CHECKING:
     from olmo_sparsity.analysis.attribution.messages import Messages
     from olmo_sparsity.analysis.attribution.segments import Answer, Sources
     from olmo_sparsity.analysis.attribution.statements import Attribution
-    from olmo_sparsity.analysis.explain.cost import Cost
     from olmo_sparsity.analysis.explain.explanation import Explanation
     from olmo_sparsity.analysis.inputs.documents import Documents
     from olmo_sparsity.analysis.inputs.windows import Windows
     from olmo_sparsity.analysis.measurement.targets import At
     from olmo_sparsity.analysis.models.load import LoadedModel
     from olmo_sparsity.analysis.results.results import Results
+    from olmo_sparsity.analysis.scoring.cost import Cost
 
     Model = str | Path | LoadedModel | nn.Module
     Tokenizer = Any  # of transformers or of tokenizers, which type none of their own in common
@@ -255,10 +255,9 @@ def measure(
 def estimate_cost(function: Callable[P, Any], /, *args: P.args, **kwargs: P.kwargs) -> Cost:
     """Return what a call of `explain`, `attribute` or `measure` costs, without making it.
 
-    `estimate_cost(explain, model, text=text)` counts token-forwards; a selector that does not
-    evaluate every unit costs less. To count a prompt without a target, the model answers it. An
-    answer that is not given counts as long as it may become. For a measurement, `details` holds
-    documents, targets, memory and time.
+    `estimate_cost(explain, model, text=text)` counts token-forwards. To count a prompt without a
+    target, the model answers it. An answer that is not given counts as long as it may become. For a
+    measurement, `details` holds documents, targets, memory and time.
     """
     jobs: dict[Any, Any] = {explain: _explain, attribute: _attribute, measure: _measure}
     if function not in jobs:

@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ import numpy as np
 import pandas as pd
 from torch import nn
 
-from olmo_sparsity.analysis.explain.cost import count_explanation
 from olmo_sparsity.analysis.explain.explanation import Explanation
 from olmo_sparsity.analysis.explain.prompt import (
     Asked,
@@ -35,7 +34,8 @@ from olmo_sparsity.analysis.measurement.plan import refuse_for_loaded
 from olmo_sparsity.analysis.measurement.recovery import DOCUMENT, recover
 from olmo_sparsity.analysis.measurement.targets import At, first_place, largest_gaps
 from olmo_sparsity.analysis.models.load import LoadedModel, load_model, using, wrap_model
-from olmo_sparsity.analysis.scoring.cost import Cost
+from olmo_sparsity.analysis.models.use import in_use
+from olmo_sparsity.analysis.scoring.cost import Cost, CountingScorer, counted_selector
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses, refuse_no_numbers
 from olmo_sparsity.analysis.selectors.selector import find_selector
 from olmo_sparsity.analysis.settings import AskSettings, ModelOptions
@@ -69,7 +69,7 @@ class Explaining:
 
     def cost(self) -> Cost:
         with self._asked() as (asked, spans):
-            return count_explanation(asked, spans)
+            return count(asked, spans)
 
     @contextmanager
     def _asked(self) -> Iterator[tuple[Asked, Spans]]:
@@ -207,9 +207,18 @@ def _with_far_part(document: Document, windows: Windows, spans: Spans, units: st
 # --- the answer -----------------------------------------------------------------------------------
 
 
+def count(asked: Asked, spans: Spans) -> Cost:
+    """Count what the targets cost. A check costs as much for each unrelated text."""
+    scorer = CountingScorer(asked.scorer)
+    settings = replace(asked.settings, selector=counted_selector(asked.settings.selector))
+    with in_use(scorer.model):
+        _evaluate(replace(asked, scorer=scorer, judging=None, settings=settings), spans)
+    return Cost(scorer.token_forwards, asked.model.num_parameters)
+
+
 def _answer(asked: Asked, spans: Spans, foreign: Any) -> Explanation:
     """Evaluate the targets, each from its first token to one past its last."""
-    settings, windows, document = asked.settings, asked.windows, asked.document
+    settings, windows = asked.settings, asked.windows
     num_far = windows.of_all(max(first for first, _ in spans)) - windows.short
     evaluates_every = find_selector(settings.selector).evaluates_every_unit
     if evaluates_every and num_far > MANY_UNITS:
@@ -218,22 +227,32 @@ def _answer(asked: Asked, spans: Spans, foreign: Any) -> Explanation:
             "evaluates a few hundred"
         )
     scorer, before = asked.scorer, asked.scorer.token_forwards
-    cost = count_explanation(asked, spans).token_forwards
-    total = cost if evaluates_every else None  # others cost less than is counted
+    # Rules that evaluate few units depend on losses, which the count does not have.
+    total = count(asked, spans).token_forwards if evaluates_every else None
     with Progress("explaining", total, "token-forwards") as progress:
         scorer.after_batch = lambda: progress.update(scorer.token_forwards - before)
-        tables = recover(
-            scorer,
-            document,
-            windows,
-            {DOCUMENT: np.array(spans)},
-            units=settings.units,
-            selectors=settings.selector,
-            ks=range(settings.k + 1),
-            seed=settings.seed,
-            judge=asked.judging,
-        )
+        targets, far, tables = _evaluate(asked, spans)
     scorer.after_batch = lambda: None
+    refuse_no_numbers(targets[BOTH].to_numpy(), "targets")
+    return Explanation(asked, targets, far, tables, foreign, token_forwards=scorer.token_forwards)
+
+
+def _evaluate(
+    asked: Asked, spans: Spans
+) -> tuple[pd.DataFrame, pd.DataFrame, dict[str, pd.DataFrame]]:
+    """The targets, their distant units, and the tables of `recover`."""
+    settings, windows, document = asked.settings, asked.windows, asked.document
+    tables = recover(
+        asked.scorer,
+        document,
+        windows,
+        {DOCUMENT: np.array(spans)},
+        units=settings.units,
+        selectors=settings.selector,
+        ks=range(settings.k + 1),
+        seed=settings.seed,
+        judge=asked.judging,
+    )
     rows = tables["recovery"]
     rows = rows[rows.draw == 0].set_index(["target", "k"])[["loss_set", "loss_without"]]
     targets = pd.DataFrame(spans, columns=["target", "end"])
@@ -241,14 +260,13 @@ def _answer(asked: Asked, spans: Spans, foreign: Any) -> Explanation:
     no_units = rows.xs(0, level="k").loc[targets.target]
     targets["loss_short"] = no_units.loss_set.to_numpy()
     targets["loss_long"] = no_units.loss_without.to_numpy(float)
-    refuse_no_numbers(targets[BOTH].to_numpy(), "targets")
     far = tables["influence"].rename(
         columns={"far_first": "first", "far_end": "end", "far_text": "text"}
     )[["target", "rank", "first", "end", "text"]]
     far["nats"] = _falls_alone(asked.evaluating, document, windows, targets, far)
     targets["gap"] = targets.loss_short - targets.loss_long
     far = far.merge(rows.rename_axis(index={"k": "rank"}).reset_index(), on=["target", "rank"])
-    return Explanation(asked, targets, far, tables, foreign, token_forwards=scorer.token_forwards)
+    return targets, far, tables
 
 
 def _falls_alone(

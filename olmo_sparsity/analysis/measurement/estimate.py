@@ -16,16 +16,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor, nn
 
 from olmo_sparsity.analysis.inputs.windows import Block
-from olmo_sparsity.analysis.kernels.far_states import FarStates
-from olmo_sparsity.analysis.kernels.losses import LanguageModel
 from olmo_sparsity.analysis.measurement.parts import Parts, results_folder
 from olmo_sparsity.analysis.measurement.plan import Plan, share_of
 from olmo_sparsity.analysis.measurement.targets import places_of, sampled_blocks
@@ -34,9 +31,8 @@ from olmo_sparsity.analysis.models.use import in_use
 from olmo_sparsity.analysis.results.statistics import PARTS, half_of
 from olmo_sparsity.analysis.results.summary import describe_induction
 from olmo_sparsity.analysis.results.tables import Columns, joined
-from olmo_sparsity.analysis.scoring.cost import Cost
+from olmo_sparsity.analysis.scoring.cost import Cost, CountingScorer, counted_selector
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
-from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.analysis.settings import Settings, parse_budget
 from olmo_sparsity.folders import locked
 from olmo_sparsity.io import read_json
@@ -364,74 +360,11 @@ class _Prices:
         return spent
 
 
-# --- a model that computes nothing ----------------------------------------------------------------
-
-
 def _counting(plan: Plan) -> Plan:
-    """The plan with a scorer that counts token-forwards. The rules of `lrp` need layers; it costs
-    what `gradient` costs."""
-    selectors = tuple({"lrp": "gradient"}.get(name, name) for name in plan.settings.selectors)
-    settings = replace(plan.settings, selectors=tuple(dict.fromkeys(selectors)))
-    scorer = _CountingScorer(
-        cast(LanguageModel, _Nothing(plan.model.model)),
-        torch.device("cpu"),
-        far_states=settings.far_states,
-    )
-    return replace(plan, scorer=scorer, settings=settings)
-
-
-class _CountingScorer(Scorer):
-    """Gives random losses."""
-
-    def _nll(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:
-        return torch.rand(len(targets_N))
-
-    def log_probabilities(self, hidden: Tensor) -> Tensor:
-        return torch.zeros(*hidden.shape[:-1], 1)
-
-
-class _Nothing(nn.Module):
-    """A LanguageModel of width 1 without layers."""
-
-    def __init__(self, real: LanguageModel) -> None:
-        super().__init__()
-        self.real, self.vocab_size, self.device = [real], real.vocab_size, torch.device("cpu")
-        self.embedding = nn.Embedding(real.vocab_size, 1)
-
-    def hidden(
-        self,
-        tokens_BL: Tensor,
-        positions_BL: Tensor,
-        attention_bias: Tensor | None = None,
-        *,
-        far: FarStates | None = None,
-        last: int | None = None,
-        **_: Any,
-    ) -> Tensor:
-        hidden_BL1 = self.embedding(tokens_BL)
-        if far is not None and far.bias_BF is not None:  # so that its gates have gradients
-            hidden_BL1 = hidden_BL1 + far.bias_BF.clamp(min=-1).sum(-1)[:, None, None]
-        return hidden_BL1 if last is None else hidden_BL1[:, -last:]
-
-    def unembed(self, hidden: Tensor) -> Tensor:
-        return hidden.expand(*hidden.shape[:-1], self.vocab_size)
-
-    def far_states(
-        self, tokens_BL: Tensor, positions_BL: Tensor, at_once: int | None = None
-    ) -> FarStates:
-        shape = (*tokens_BL.shape, 1, 1)
-        layers = [(torch.zeros(shape), torch.zeros(shape))]
-        states_BF1 = torch.zeros(*tokens_BL.shape, 1)
-        return FarStates(positions_BL.expand_as(tokens_BL), layers, hidden_BFD=states_BF1)
-
-    def shares_far(self, num_far: int, length: int) -> bool:
-        return False
-
-    def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
-        return torch.zeros(len(tokens_BL), 1, far.num_places + tokens_BL.shape[1])
-
-    def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
-        return self.real[0].recomputes(num_tokens, num_keys)
+    """The plan with a scorer that counts token-forwards."""
+    selectors = tuple(dict.fromkeys(map(counted_selector, plan.settings.selectors)))
+    settings = replace(plan.settings, selectors=selectors)
+    return replace(plan, scorer=CountingScorer(plan.scorer), settings=settings)
 
 
 def _distinct(targets: pd.DataFrame) -> pd.DataFrame:

@@ -1,4 +1,4 @@
-"""The cost of an explanation, an attribution or a measurement.
+"""The cost of an explanation, an attribution or a measurement, counted without the model.
 
 Place in the flow: below `estimate_cost` and `--dry-run`.
 """
@@ -6,6 +6,15 @@ Place in the flow: below `estimate_cost` and `--dry-run`.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from olmo_sparsity.analysis.kernels.far_states import FarStates
+from olmo_sparsity.analysis.kernels.losses import LanguageModel
+from olmo_sparsity.analysis.scoring.scorer import Scorer
 
 
 @dataclass(frozen=True)
@@ -27,3 +36,68 @@ class Cost:
             f"FLOPs           {self.flops:.2e} (2 per parameter): {self.flops / 4e14:,.1f} s of a "
             "GPU that does 400 TFLOP/s"
         )
+
+
+def counted_selector(name: str) -> str:
+    """The rules of `lrp` need layers; it costs what `gradient` costs."""
+    return "gradient" if name == "lrp" else name
+
+
+class CountingScorer(Scorer):
+    """Counts the token-forwards of what is run with it, with a model that computes nothing and has
+    random losses. So any selector, control and unit is counted as it runs."""
+
+    def __init__(self, real: Scorer) -> None:
+        nothing = cast(LanguageModel, _Nothing(real.model))
+        super().__init__(nothing, torch.device("cpu"), far_states=real.far_states)
+        self._generator = torch.Generator().manual_seed(0)
+
+    def _nll(self, hidden_ND: Tensor, targets_N: np.ndarray) -> Tensor:
+        return torch.rand(len(targets_N), generator=self._generator)
+
+    def log_probabilities(self, hidden: Tensor) -> Tensor:
+        return torch.zeros(*hidden.shape[:-1], 1)
+
+
+class _Nothing(nn.Module):
+    """A LanguageModel of width 1 without layers."""
+
+    def __init__(self, real: LanguageModel) -> None:
+        super().__init__()
+        self.real, self.vocab_size, self.device = [real], real.vocab_size, torch.device("cpu")
+        self.embedding = nn.Embedding(real.vocab_size, 1)
+
+    def hidden(
+        self,
+        tokens_BL: Tensor,
+        positions_BL: Tensor,
+        attention_bias: Tensor | None = None,
+        *,
+        far: FarStates | None = None,
+        last: int | None = None,
+        **_: Any,
+    ) -> Tensor:
+        hidden_BL1 = self.embedding(tokens_BL)
+        if far is not None and far.bias_BF is not None:  # so that its gates have gradients
+            hidden_BL1 = hidden_BL1 + far.bias_BF.clamp(min=-1).sum(-1)[:, None, None]
+        return hidden_BL1 if last is None else hidden_BL1[:, -last:]
+
+    def unembed(self, hidden: Tensor) -> Tensor:
+        return hidden.expand(*hidden.shape[:-1], self.vocab_size)
+
+    def far_states(
+        self, tokens_BL: Tensor, positions_BL: Tensor, at_once: int | None = None
+    ) -> FarStates:
+        shape = (*tokens_BL.shape, 1, 1)
+        layers = [(torch.zeros(shape), torch.zeros(shape))]
+        states_BF1 = torch.zeros(*tokens_BL.shape, 1)
+        return FarStates(positions_BL.expand_as(tokens_BL), layers, hidden_BFD=states_BF1)
+
+    def shares_far(self, num_far: int, length: int) -> bool:
+        return False
+
+    def last_attention(self, tokens_BL: Tensor, positions_BL: Tensor, far: FarStates) -> Tensor:
+        return torch.zeros(len(tokens_BL), 1, far.num_places + tokens_BL.shape[1])
+
+    def recomputes(self, num_tokens: int, num_keys: int = 0) -> bool:
+        return self.real[0].recomputes(num_tokens, num_keys)

@@ -28,7 +28,7 @@ from olmo_sparsity.analysis.selectors.saliency import (
     loss,
     negative_logit,
 )
-from olmo_sparsity.analysis.selectors.selector import SELECTORS, Choice, Question, Rows, Selector
+from olmo_sparsity.analysis.selectors.selector import SELECTORS, Choice, Question, Selector
 
 
 @with_model_in_use
@@ -298,22 +298,12 @@ def most_frequent(scorer: Scorer, question: Question) -> Choice:
     return _best(scores_TU, question.k)
 
 
-def _each_unit_dropped(rows: Rows) -> float:
-    return rows.without_unit * rows.num_units
-
-
-def _each_unit_in_each_round(rows: Rows) -> float:
-    """Each round adds every unit to those that were chosen before."""
-    local, chosen = rows.with_unit - rows.unit, rows.unit * (rows.k + 1) / 2
-    return float(int((local + chosen) * rows.num_units * rows.k))
-
-
 SELECTORS |= {
     "add_one": Selector(add_one, evaluates_every_unit=True),
     "add_one_screened": Selector(add_one_screened),
     "add_one_nested": Selector(add_one_nested),
-    "drop_one": Selector(drop_one, evaluates_every_unit=True, cost=_each_unit_dropped),
-    "greedy": Selector(greedy, evaluates_every_unit=True, cost=_each_unit_in_each_round),
+    "drop_one": Selector(drop_one, evaluates_every_unit=True),
+    "greedy": Selector(greedy, evaluates_every_unit=True),
     "pairs": Selector(pairs),
     "gradient": Selector(gradient),
     "lrp": Selector(lrp, check_model=check_has_rules),

@@ -60,25 +60,6 @@ class Choice:
     """The scores of all units; 0 for those that the selector did not evaluate."""
 
 
-@dataclass(frozen=True)
-class Rows:
-    """The size of the rows that a rule evaluates for a target, in tokens."""
-
-    with_unit: float
-    """The local window and one unit."""
-
-    without_unit: float
-    """The long window but for one unit."""
-
-    unit: float
-    num_units: int
-    k: int
-
-
-def each_unit_added(rows: Rows) -> float:
-    return rows.with_unit * rows.num_units
-
-
 def any_model(model: LanguageModel) -> None:
     """Accept every model."""
 
@@ -87,10 +68,7 @@ def any_model(model: LanguageModel) -> None:
 class Selector:
     call: Callable[[Scorer, Question], Choice]
     evaluates_every_unit: bool = False
-    """Its score of a unit is a difference of losses, for each unit; its cost is counted exactly."""
-
-    cost: Callable[[Rows], float] = each_unit_added
-    """Token-forwards for a target; at most so many, if it does not evaluate every unit."""
+    """Its score of a unit is a difference of losses, for each unit."""
 
     needs_aim: bool = False
     """It uses `Question.aim_WV`."""

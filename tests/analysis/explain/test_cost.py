@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from olmo_sparsity import estimate_cost, explain
+from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from tests.support.explanations import SHORT, TEXT, asked, make_model, make_tokenizer
 
 
@@ -21,16 +22,13 @@ def model() -> Any:
 
 
 @pytest.mark.parametrize("units", ["tokens", "span:4"])
-@pytest.mark.parametrize("selector", ["add_one", "divergence", "greedy", "drop_one"])
+@pytest.mark.parametrize("selector", sorted(SELECTORS))
 @pytest.mark.parametrize("far_states", ["contextual", "isolated"])
 def test_the_count_is_what_is_spent(model: Any, far_states: str, selector: str, units: str) -> None:
     given = {"at": ["w7 w8"], "selector": selector, "units": units, "far_states": far_states}
     cost = counted(model, **given)
-    assert cost.token_forwards == pytest.approx(asked(model, **given).token_forwards, rel=0.1)
+    # Which rows these rules evaluate depends on losses.
+    off = {"greedy": 0.05, "pairs": 0.2, "add_one_screened": 0.02}.get(selector, 0)
+    assert cost.token_forwards == pytest.approx(asked(model, **given).token_forwards, rel=off)
     assert f"{cost.token_forwards:,}" in str(cost)
     assert cost.flops == 2 * cost.num_parameters * cost.token_forwards
-
-
-def test_other_rules_cost_less(model: Any) -> None:
-    given = {"at": "w8", "selector": "nearest"}
-    assert counted(model, **given).token_forwards > asked(model, **given).token_forwards
