@@ -115,6 +115,7 @@ def attribute(
     messages: Messages | None = None,
     message: int = -1,
     answer: str | Sequence[str] | Answer | None = None,
+    reasoning: str | None = None,
     candidates: Sequence[str] | None = None,
     decoys: Text | Mapping[str, str] | None = None,
     draws: int = 8,
@@ -147,6 +148,8 @@ def attribute(
         answer: The answer, which is split into sentences; a list of statements; or
             `Answer(text, spans)`, with the spans of characters of its statements. Default: the
             model generates one, greedily.
+        reasoning: What the model wrote between question and answer, with its tags. Statements may
+            rely on its sentences, and these on sources. Default: an answer's text up to `</think>`.
         candidates: Names of the sources to choose from; the others stay in view. Default: all.
         decoys: Unrelated texts that replace sources, about ten from the same collection as the
             sources, in any form that `open_documents` reads.
@@ -293,7 +296,7 @@ def _attribute(given: dict[str, Any]) -> Any:
 
     settings, options = build(SourceSettings, given), build(ModelOptions, given)
     others = {name: given[name] for name in ("candidates", "decoys")}
-    own = {name: given[name] for name in ("sources", "question", "answer")}
+    own = {name: given[name] for name in ("sources", "question", "answer", "reasoning")}
     if given["messages"] is not None:
         if unfit := [name for name, value in own.items() if value is not None]:
             raise ConfigError(f"{unfit[0]} cannot be combined with messages; leave it out")

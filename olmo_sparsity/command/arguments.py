@@ -152,6 +152,7 @@ def _add_attribute(sub: Parser) -> None:
     sub.add("--question", metavar="TEXT", help=f"{help['question']}. {AT_FILE}")
     answer = "the answer, which is split into sentences (default: the model generates one)"
     sub.add("--answer", metavar="TEXT", help=f"{answer}. {AT_FILE}")
+    sub.add("--reasoning", metavar="TEXT", help=f"{help['reasoning']}. {AT_FILE}")
     sub.add("--candidates", type=_words, metavar="NAME,…", help=help["candidates"])
     _add(sub, help, decoys="TEXT")
     sub.add("--dry-run", action="store_true", help="count the cost")

@@ -36,7 +36,8 @@ def attribute(options: argparse.Namespace) -> int:
         refuse_suffix("--html", options.html, ".html")
     if options.question is None and options.messages is None:
         raise ConfigError("--source requires --question")
-    for name in ("question", "answer"):
+    texts = ("question", "answer", "reasoning")
+    for name in texts:
         if (text := getattr(options, name)) and isfile(text):
             say(f"--{name}: the words '{text}' themselves; --{name} @{text} reads the file")
     given = {
@@ -44,8 +45,10 @@ def attribute(options: argparse.Namespace) -> int:
         "sources": None if options.source is None else _read_sources(options.source),
         "messages": None if options.messages is None else read_log(options.messages),
         "message": options.message,
-        "question": options.question and read_text(options.question, inline=True),
-        "answer": options.answer and read_text(options.answer, inline=True),
+        **{
+            name: given and read_text(given, inline=True)
+            for name, given in ((name, getattr(options, name)) for name in texts)
+        },
         "candidates": options.candidates,
         "decoys": options.decoys,
         **given_options(options, SourceSettings, ModelOptions),
@@ -75,7 +78,7 @@ def _attribute_questions(options: argparse.Namespace) -> int:
     )
     from olmo_sparsity.analysis.models.load import load_model
 
-    for name in ("question", "answer", "candidates", "html", "json"):
+    for name in ("question", "answer", "reasoning", "candidates", "html", "json"):
         if getattr(options, name):
             raise ConfigError(f"--{name} cannot be combined with --questions; omit it")
     if options.message != -1:

@@ -190,6 +190,8 @@ def _tables(folder: str | Path) -> tuple[pd.DataFrame, pd.DataFrame]:
     )
     if "se_gives" not in matrix:
         raise DataError(f"{folder}/matrix.parquet has no column se_gives; {remedy}")
+    if "origins" not in statements:  # written before reasoning was followed
+        statements["origins"] = statements.sources
     statements["statement"] = statements.groupby("question").cumcount()
     return statements, matrix.set_index(["question", "statement", "source"])
 
@@ -215,11 +217,14 @@ def _from_1(number: int | None) -> int | None:
 
 
 def _fits(one: Expectation, row: Any, matrix: pd.DataFrame) -> bool:
+    """Through reasoning a source has no nats of its own."""
     if not one.sources:
-        return len(row.sources) == 0
+        return len(row.origins) == 0
     cells = matrix.loc[row.question, row.statement]
     return all(
-        name in row.sources and cells.loc[name, ["gives", "lost"]].max() >= one.nats
+        cells.loc[name, ["gives", "lost"]].max() >= one.nats
+        if name in row.sources
+        else name in row.origins and not one.nats
         for name in one.sources
     )
 

@@ -32,8 +32,8 @@ Messages = Sequence[Mapping[str, Any]] | Mapping[str, Any]
 """A list of messages; or a request with `messages`, and with `system` as Anthropic writes it."""
 
 
-def read_messages(messages: Messages, number: int = -1) -> tuple[list[Any], str]:
-    """Return what precedes the message of this number, as sources, and its text."""
+def read_messages(messages: Messages, number: int = -1) -> tuple[list[Any], str, str | None]:
+    """Return what precedes the message of this number, as sources, its text, and its reasoning."""
     turns = _turns(messages)
     numbers = range(len(turns))
     if isinstance(number, bool) or not -len(turns) <= number < len(turns):
@@ -70,7 +70,8 @@ def read_messages(messages: Messages, number: int = -1) -> tuple[list[Any], str]
         elif role == "user" and i != users[-1]:
             parts = [named(f"user: {_title(text)}", text) for text in parts]
         found.append({key: turn[key] for key in turn if key != "texts"} | {"content": parts})
-    return found, answer
+    thought = turns[number].get("reasoning_content")
+    return found, answer, f"<think>\n{thought.strip()}\n</think>\n\n" if thought else None
 
 
 def read_log(path: str | Path) -> Messages:

@@ -48,9 +48,9 @@ def measure_questions(
 ) -> pd.DataFrame | None:
     """Explain each question of a .jsonl file, a line for each: `sources`, {name: text, …} or a list
     of texts, or as in `attribute`, a Segment being {"name": …, "text": …}; `question`; `answer`, a
-    text or a list of statements, or none. Writes statements.parquet and matrix.parquet into `out`,
-    and returns the first; None: other processes have questions left. `decoys`: as in `attribute`;
-    default: the sources of other questions.
+    text or a list of statements, or none; `reasoning`, or none. Writes statements.parquet and
+    matrix.parquet into `out`, and returns the first; None: other processes have questions left.
+    `decoys`: as in `attribute`; default: the sources of other questions.
     """
     settings.check()
     asked = _with_decoys(read_questions(questions), decoys)
@@ -139,7 +139,10 @@ def read_questions(path: str | Path) -> list[Question]:
             raise DataError(f"{where} has no {missing[0]}; it has {', '.join(record)}")
         answer = _as_answer(as_written.get("answer"), where)
         sources = _as_sources(record["sources"])
-        found.append(Question(sources, record["question"], answer))
+        reasoning = record.get("reasoning")
+        if reasoning is not None and not isinstance(reasoning, str):
+            raise DataError(f"{where}: reasoning={reasoning!r:.60} must be a text")
+        found.append(Question(sources, record["question"], answer, reasoning=reasoning))
     return found
 
 

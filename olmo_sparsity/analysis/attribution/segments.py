@@ -13,12 +13,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from olmo_sparsity.analysis.attribution.reasoning import num_reasoning
 from olmo_sparsity.analysis.explain.check import SAME_TEXT, passages
 from olmo_sparsity.analysis.explain.prompt import generate, through_template
 from olmo_sparsity.analysis.inputs.documents import Document
@@ -93,6 +94,9 @@ class AnswerIds:
     are_statements: list[bool] | None = None
     """None: there is one piece, which is split into sentences."""
 
+    reasoning: list[int] = field(default_factory=list)
+    """Tokens between the question and the answer."""
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -151,6 +155,8 @@ class SourcePrompt:
     """The question, and what a chat template puts behind it."""
 
     prefix_ids: list[int]
+    num_reasoning: int = 0
+    """Of the sources, the last ones, which are sentences of the model's reasoning."""
 
     @staticmethod
     def of(
@@ -184,6 +190,21 @@ class SourcePrompt:
         if units != "sources":
             names, pieces = _parted(model, names, pieces, units)
         return SourcePrompt(model, names, pieces, near_ids, prefix_ids)
+
+    def through(self, ids: list[int], spans: Spans) -> SourcePrompt:
+        """Return the prompt continued by these tokens, in which these spans are sources, too."""
+        if not spans:
+            return replace(self, near_ids=[*self.near_ids, *ids])
+        # A token in view precedes the answer.
+        ends = [*(end for _, end in spans[:-1]), min(spans[-1][1], len(ids) - 1)]
+        pieces = [*self.pieces, Piece([*self.near_ids, *ids[: spans[0][0]]], [])]
+        for source, ((first, _), end) in enumerate(zip(spans, ends, strict=True), len(self.names)):
+            pieces.append(Piece(ids[first:end], [], source, source))
+        names = [*self.names, *(f"reasoning {i + 1}" for i in range(len(spans)))]
+        near_ids = ids[ends[-1] :]
+        return replace(
+            self, names=names, pieces=pieces, near_ids=near_ids, num_reasoning=len(spans)
+        )
 
     @cached_property
     def wholes(self) -> list[list[Piece]]:
@@ -251,20 +272,32 @@ class SourcePrompt:
             np.array(in_view, dtype=np.int64),
         )
 
-    def answer_ids(self, answer: Any, max_new_tokens: int, quiet: bool = False) -> AnswerIds:
-        """`answer`: a text, a list of statements, or an `Answer`; None: generated."""
-        if answer is None:
-            found = AnswerIds([self._generate(max_new_tokens, quiet)])
-        elif isinstance(answer, str):
-            found = AnswerIds(self.model.encode([answer]))
+    def answer_ids(
+        self,
+        answer: Any,
+        max_new_tokens: int,
+        quiet: bool = False,
+        reasoning: str | None = None,
+    ) -> AnswerIds:
+        """`answer`: a text, a list of statements, or an `Answer`; None: generated. `reasoning`:
+        what precedes it; None: what a text has up to `</think>`."""
+        before = self.model.encode([reasoning or ""])[0]
+        if answer is None or isinstance(answer, str):
+            own = (
+                self.model.encode([answer])[0]
+                if isinstance(answer, str)
+                else self._generate(before, max_new_tokens, quiet)
+            )
+            num = 0 if before else num_reasoning(own, self.model.tokenizer)
+            found = AnswerIds([own[num:]], None, before or own[:num])
         elif isinstance(answer, Answer):
             pieces = answer.pieces()
             ids = self.model.encode([text for text, _ in pieces])
-            found = AnswerIds(ids, [is_statement for _, is_statement in pieces])
+            found = AnswerIds(ids, [is_statement for _, is_statement in pieces], before)
         elif isinstance(answer, Sequence) and all(isinstance(text, str) for text in answer):
             # A space between statements belongs to the later one.
             texts = [" " * (i > 0) + text.strip() for i, text in enumerate(answer)]
-            found = AnswerIds(self.model.encode(texts), [True] * len(texts))
+            found = AnswerIds(self.model.encode(texts), [True] * len(texts), before)
         else:
             raise ConfigError(
                 f"answer={printable(repr(answer))[:80]} must be a text, a list of texts (its "
@@ -274,10 +307,10 @@ class SourcePrompt:
             raise DataError("the answer is empty, or the model ends the text at once; give one")
         return found
 
-    def _generate(self, max_new_tokens: int, quiet: bool) -> list[int]:
-        """The model's own answer, each sentence said when the next one begins."""
+    def _generate(self, reasoning: list[int], max_new_tokens: int, quiet: bool) -> list[int]:
+        """The model's own answer, each sentence shown when the next one begins."""
         pieces = [token for p in self.pieces for token in (*p.text_ids, *p.after_ids)]
-        before, said = [*self.prefix_ids, *pieces, *self.near_ids], 0
+        before, said = [*self.prefix_ids, *pieces, *self.near_ids, *reasoning], 0
         with Progress("answering", max_new_tokens, "tokens", enabled=not quiet) as progress:
 
             def show(generated: list[int]) -> None:

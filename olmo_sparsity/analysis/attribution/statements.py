@@ -18,7 +18,7 @@ Dimension key: T statements, S sources, D decoys of a source, W tokens of the an
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from math import factorial
@@ -30,6 +30,7 @@ import numpy as np
 import pandas as pd
 
 from olmo_sparsity.analysis.attribution.messages import Messages, read_messages
+from olmo_sparsity.analysis.attribution.reasoning import sentences
 from olmo_sparsity.analysis.attribution.segments import (
     Answer,
     AnswerIds,
@@ -200,9 +201,11 @@ def _losses(scorer: Scorer, layout: Layout, rows: Sequence[Row]) -> np.ndarray:
 # --- the whole ------------------------------------------------------------------------------------
 
 
-def estimate(prompt: SourcePrompt, layouts: Sequence[Layout], settings: SourceSettings) -> Cost:
-    """Count what it costs at most, and if one decoy of each source and two of the first one tell:
-    with decoys that share no token."""
+def count(
+    prompt: SourcePrompt, layouts: Sequence[Layout], settings: SourceSettings
+) -> tuple[int, int]:
+    """Return the token-forwards at most, and those if one decoy of each source and two of the first
+    one are enough: with decoys that share no token."""
     lengths = [len(ids) for ids in prompt.part_ids]
     first_ids = -1 - np.cumsum([0, *lengths[:-1]]) * settings.draws
     decoys = [
@@ -232,9 +235,7 @@ def estimate(prompt: SourcePrompt, layouts: Sequence[Layout], settings: SourceSe
         else:
             none = whole - width
             states += none + num_sources * (none + whole)  # each source is alone, and left out
-    at_most = Cost(counter.token_forwards + states, prompt.model.num_parameters)
-    said = f"{at_most}\nat most; {clear + states:,} if the first source is clear at once"
-    return replace(at_most, details=said)
+    return counter.token_forwards + states, clear + states
 
 
 class _Counter:
@@ -286,6 +287,10 @@ class Attribution:
     state: State | None = field(default=None, repr=False)
     """What the model was."""
 
+    steps: dict[str, Attribution] = field(default_factory=dict, repr=False)
+    """What each sentence of the reasoning relies on, by its name: of those that the answer relies
+    on, itself or through others."""
+
     def __getstate__(self) -> dict[str, Any]:
         prompt = replace(self.prompt, model=self.prompt.model.without_weights())
         return vars(self) | {"prompt": prompt, "state": None}
@@ -293,6 +298,21 @@ class Attribution:
     @property
     def names(self) -> list[str]:
         return self.prompt.names
+
+    @property
+    def named_reasoning(self) -> list[int]:
+        """Numbers of the sentences of the reasoning that a verdict names, from 0."""
+        num_sources = len(self.names) - self.prompt.num_reasoning
+        names = {name for named in self.statements.sources for name in named}
+        return [i for i, name in enumerate(self.names[num_sources:]) if name in names]
+
+    def origins(self, named: Sequence[str]) -> tuple[str, ...]:
+        """Return the sources among these names, and those that the sentences of the reasoning among
+        them rely on, itself or through others."""
+        found = {name for name in named if name not in self.steps}
+        for name in set(named) & set(self.steps):
+            found.update(self.steps[name].statements.origins[0])
+        return tuple(name for name in self.names if name in found)
 
     @cached_property
     def pieces(self) -> list[tuple[str, int | None]]:
@@ -363,7 +383,8 @@ class Attribution:
         """text; nats that all sources give, against decoys in place of all; spread: by how much its
         loss varies with the text in one place; p: how likely chance would make one of its sources
         stand out as much; kind (one, either, both, none); sources; verdict; orders: in how many of
-        these the verdict is the same."""
+        these the verdict is the same; origins: `sources`, with what a sentence of the reasoning
+        relies on in its place."""
         losses, (evidence, verdicts) = Losses.mean(self.losses), self._judged
         p_T = (2 * len(self.names) * evidence.p_2TS.min((0, 2))).clip(max=1.0)
         in_orders = [judge(part, self.settings.rate)[1] for part in self.losses]
@@ -376,13 +397,15 @@ class Attribution:
             if len(self.losses) > 1:
                 verdict += f"; so do {agree} of {len(self.losses)} orders by themselves"
             text, p = self.texts[number].strip(), p_T[number]
-            rows.append((text, nats, spread, p, kind, tuple(names), verdict, agree))
-        columns = ["text", "nats", "spread", "p", "kind", "sources", "verdict", "orders"]
+            origins = self.origins(names)
+            rows.append((text, nats, spread, p, kind, tuple(names), verdict, agree, origins))
+        columns = ["text", "nats", "spread", "p", "kind", "sources", "verdict", "orders", "origins"]
         return pd.DataFrame(rows, columns=columns)
 
     def relies_on(self, source: str | None, statement: int | None = None) -> Reliance:
-        """Return whether the statement of this number (default: any of them) relies on a source;
-        with None, whether it (default: each of them) relies on none."""
+        """Return whether the statement of this number (default: any of them) relies on a source,
+        itself or through reasoning; with None, whether it (default: each of them) relies on
+        none."""
         if source is not None and source not in self.names:
             raise ConfigError(f"no source is named {source}; there are {', '.join(self.names)}")
         if statement is not None and not 0 <= statement < len(self.texts):
@@ -390,7 +413,10 @@ class Attribution:
                 f"statement={statement}: the answer has statements 0 to {len(self.texts) - 1}"
             )
         rows = self.statements if statement is None else self.statements.iloc[[statement]]
-        named = [bool(row) if source is None else source in row for row in rows.sources]
+        named = [
+            bool(row.origins) if source is None else source in {*row.sources, *row.origins}
+            for row in rows.itertuples()
+        ]
         holds, wanted = (not any(named), "no source") if source is None else (any(named), source)
         first = rows.iloc[np.argsort(np.logical_not(named), kind="stable")[:SHOWN]]
         joints = {"either": " or ", "both": " and "}
@@ -406,11 +432,11 @@ class Attribution:
     def sources(self) -> pd.DataFrame:
         """A row for each source: statements that rely on it, by number from 0; nats, the most that
         it gives or that is lost without it; verdict."""
-        of = self.statements.sources
+        rows_of = [{*row.sources, *row.origins} for row in self.statements.itertuples()]
         nats = self.matrix[["gives", "lost"]].max(axis=1).groupby("source").max()
         rows = []
         for name in self.names:
-            numbers = tuple(i for i, named in enumerate(of) if name in named)
+            numbers = tuple(i for i, named in enumerate(rows_of) if name in named)
             most = f"{nats[name] + 0.0:.1f} nats"
             verdict = f"changes nothing beyond its decoys (at most {most})"
             if numbers:
@@ -474,8 +500,9 @@ class Attribution:
         for text, number in self.pieces:
             groups: list[tuple[str, ...]] = []
             if number is not None:
-                names, kind = self.statements.sources[number], self.statements.kind[number]
-                groups = [names] if kind == "either" else [(name,) for name in names]
+                row = self.statements.iloc[number]
+                is_either = row.kind == "either" and row.origins == row.sources
+                groups = [row.sources] if is_either else [(name,) for name in row.origins]
             body = text.rstrip()
             before = "\n" if body.endswith(("```", "~~~")) else " "  # a fence is alone in its line
             marks = "".join(mark(*names) for names in groups)
@@ -512,7 +539,24 @@ class Attribution:
                 {"first": a, "end": b} | row for (a, b), row in zip(spans, statements, strict=True)
             ],
             "matrix": self.matrix.reset_index().to_dict("records"),
+            "reasoning": [
+                {"name": name, "text": self.source_text(number).strip()} | self._step(name)
+                for number, name in enumerate(self.names)
+                if number >= len(self.names) - self.prompt.num_reasoning
+            ],
         }
+
+    def _step(self, name: str) -> dict[str, Any]:
+        """What a sentence of the reasoning relies on, if the answer relies on it."""
+        if name not in self.steps:
+            return {}
+        step = self.steps[name]
+        (row,) = step.statements.to_dict("records")
+        return row | {"matrix": step.matrix.reset_index().to_dict("records")}
+
+    def source_text(self, number: int) -> str:
+        units, texts = self.layout.units, self.layout.document.texts
+        return "".join(texts[units.first[number] : self.layout.text_ends[number]])
 
     def to_json(self) -> str:
         """Return the answer, its statements and verdicts as JSON, in a versioned schema."""
@@ -525,11 +569,23 @@ class Attribution:
 
     def describe(self, bold: bool = False) -> str:
         """For a terminal. `bold`: whether it understands ANSI codes."""
-        lines = [
-            f"{strong(quoted(row.text), bold)}\n  {printable(row.verdict)}"
-            for row in self.statements.itertuples()
-        ]
+        lines = list[str]()
+        for row in self.statements.itertuples():
+            lines += [strong(quoted(row.text), bold), f"  {printable(row.verdict)}"]
+            lines += [
+                f"{'  ' * depth}{name}, '{quoted(step.text)}', {printable(step.verdict)}"
+                for depth, name, step in self.chain(row.sources)
+            ]
         return "\n".join([*lines, "", self.error_rate])
+
+    def chain(self, named: Sequence[str], depth: int = 2) -> Iterator[tuple[int, str, Any]]:
+        """Yield sentences of the reasoning among these names, each followed by those that it relies
+        on: depth, name, row of `statements`."""
+        for name in named:
+            if name in self.steps:
+                (row,) = self.steps[name].statements.itertuples()
+                yield depth, name, row
+                yield from self.chain(row.sources, depth + 1)
 
     def __repr__(self) -> str:
         return self.describe()
@@ -547,12 +603,14 @@ class Question:
     answer: str | Sequence[str] | Answer | None = None
     candidates: Sequence[str] | None = None
     decoys: Any = None
+    reasoning: str | None = None
+    """What precedes the answer; None: what a text has up to `</think>`."""
 
     @staticmethod
     def of_log(messages: Messages, number: int = -1, **others: Any) -> Question:
         """Return the question that the log of an agent asks: what did this message rely on?"""
-        sources, answer = read_messages(messages, number)
-        return Question(sources, None, answer, **others)
+        sources, answer, reasoning = read_messages(messages, number)
+        return Question(sources, None, answer, reasoning=reasoning, **others)
 
 
 @dataclass(frozen=True)
@@ -567,24 +625,47 @@ class Attributing:
     """Show no progress."""
 
     def run(self) -> Attribution:
-        settings, asked, model = self.settings, self.question, self.model
-        with using(model):
-            prompt, orders = self._prompt, self._orders()
-            texts = read_decoys(
-                model, prompt, "builtin:embedded" if asked.decoys is None else asked.decoys
-            )
-            drawn = draw_decoys(prompt, texts, settings.draws, settings.seed)
-            ids = prompt.answer_ids(asked.answer, self._num_new, self.quiet)
-            layouts = [prompt.lay_out(ids, order) for order in orders]
-            scorer, engine = self._engines()
-            before, rounds = engine.token_forwards, 1 + len(looks(settings.draws))
-            with Progress("explaining", rounds, "rounds", enabled=not self.quiet) as progress:
-                losses = measure_losses(
-                    engine, scorer, layouts, drawn, settings.rate, progress.update
-                )
-                progress.update(rounds)
-            state = state_of(model.model)
-        forwards, own_decoys = engine.token_forwards - before, asked.decoys is not None
+        given, prompt = self.question, self._prompt
+        with using(self.model):
+            # These raise before an answer is generated.
+            self._texts(prompt), _orders(prompt, self.settings)
+            ids = prompt.answer_ids(given.answer, self._num_new, self.quiet, given.reasoning)
+            whole, *of_sentences = self._chain(ids)
+            found = self._judge("explaining", *whole)
+            steps, waiting = dict[str, Attribution](), [*found.named_reasoning]
+            for number in waiting:  # grows
+                name = f"reasoning {number + 1}"
+                step = self._judge(f"explaining {name}", *of_sentences[number])
+                steps[name] = replace(step, steps=steps)
+                waiting += [other for other in step.named_reasoning if other not in waiting]
+        forwards = found.token_forwards + sum(step.token_forwards for step in steps.values())
+        return replace(found, steps=steps, token_forwards=forwards)
+
+    def _chain(self, ids: AnswerIds) -> list[tuple[SourcePrompt, AnswerIds]]:
+        """The answer, and each sentence of the reasoning, with what precedes it."""
+        prompt, tokens = self._prompt, ids.reasoning
+        spans = sentences(tokens, self.model.tokenizer)
+        found = [(prompt.through(tokens, spans), ids)]
+        for number, (first, end) in enumerate(spans):
+            inner = prompt.through(tokens[:first], spans[:number])
+            found.append((inner, AnswerIds([tokens[first:end]], [True])))
+        return found
+
+    def _texts(self, prompt: SourcePrompt) -> list[np.ndarray]:
+        decoys = self.question.decoys
+        return read_decoys(self.model, prompt, "builtin:embedded" if decoys is None else decoys)
+
+    def _judge(self, doing: str, prompt: SourcePrompt, ids: AnswerIds) -> Attribution:
+        settings = self.settings
+        drawn = draw_decoys(prompt, self._texts(prompt), settings.draws, settings.seed)
+        layouts = [prompt.lay_out(ids, order) for order in _orders(prompt, settings)]
+        scorer, engine = self._engines()
+        before, rounds = engine.token_forwards, 1 + len(looks(settings.draws))
+        with Progress(doing, rounds, "rounds", enabled=not self.quiet) as progress:
+            losses = measure_losses(engine, scorer, layouts, drawn, settings.rate, progress.update)
+            progress.update(rounds)
+        forwards, own_decoys = engine.token_forwards - before, self.question.decoys is not None
+        state = state_of(self.model.model)
         return Attribution(prompt, layouts[0], settings, losses, forwards, own_decoys, state)
 
     def _engines(self) -> tuple[Scorer | None, LogprobModel]:
@@ -606,11 +687,26 @@ class Attributing:
         return None, self.model.engine
 
     def cost(self) -> Cost:
-        prompt, answer = self._prompt, self.question.answer
-        unknown = AnswerIds([prompt.near_ids[:1] * self._num_new])
-        ids = unknown if answer is None else prompt.answer_ids(answer, self._num_new)
-        layouts = [prompt.lay_out(ids, order) for order in self._orders()]
-        return estimate(prompt, layouts, self.settings)
+        """With reasoning, as if the answer relied on each of its sentences."""
+        prompt, given = self._prompt, self.question
+        # As long as it may become.
+        answer = Answer("?", [(0, 1)]) if given.answer is None else given.answer
+        ids = prompt.answer_ids(answer, self._num_new, True, given.reasoning)
+        if given.answer is None:
+            ids = replace(ids, pieces=[prompt.near_ids[:1] * self._num_new])
+        counts = [
+            count(
+                inner,
+                [inner.lay_out(part, order) for order in _orders(inner, self.settings)],
+                self.settings,
+            )
+            for inner, part in self._chain(ids)
+        ]
+        at_most, clear = (sum(column) for column in zip(*counts, strict=True))
+        cost = Cost(at_most, self.model.num_parameters)
+        return replace(
+            cost, details=f"{cost}\nat most; {clear:,} if the first source is clear at once"
+        )
 
     @property
     def _num_new(self) -> int:
@@ -636,17 +732,20 @@ class Attributing:
             self.settings.units,
         )
 
-    def _orders(self) -> list[list[int]]:
-        return _orders(len(self._prompt.names), self.settings)
-
 
 def _ends_in_messages(sources: Sources) -> bool:
     """The last of which is the question."""
     return isinstance(sources, list) and len(sources) > 0 and isinstance(sources[-1], Mapping)
 
 
-def _orders(num_sources: int, settings: SourceSettings) -> list[list[int]]:
+def _orders(prompt: SourcePrompt, settings: SourceSettings) -> list[list[int]]:
     """Their own order, then others, all different."""
+    num_sources = len(prompt.names)
+    if settings.orders > 1 and prompt.num_reasoning:
+        raise ConfigError(
+            f"orders={settings.orders} reorders sources, and sentences of the reasoning have one "
+            "order; leave orders out"
+        )
     if settings.orders > factorial(num_sources):
         raise ConfigError(f"orders={settings.orders}: {num_sources} sources have fewer orders")
     generator, orders = np.random.default_rng(settings.seed), [list(range(num_sources))]

@@ -138,13 +138,22 @@ def _panel(found: Attribution, i: int) -> str:
     verdict = row.verdict[:1].upper() + row.verdict[1:]
     return (
         f'<section class="panel" id="panel{i}" aria-live="polite"><p class="quoted">'
-        f"{escape(row.text)}</p><p><strong>{escape(verdict)}</strong></p>"
+        f"{escape(row.text)}</p><p><strong>{escape(verdict)}</strong></p>{_chain(found, row)}"
         f'<div class="wide" tabindex="0" role="region" aria-label="Numbers of the statement">'
         "<table><thead><tr><th rowspan=2></th><th colspan=2>among decoys</th>"
         "<th colspan=2>replaced by a decoy</th><th colspan=2>not replaced</th></tr><tr>"
         "<th>gives</th><th>beyond</th><th>lost</th><th>beyond</th><th>alone</th><th>left out</th>"
         f"</tr></thead><tbody>{lines}</tbody></table></div></section>"
     )
+
+
+def _chain(found: Attribution, row: Any) -> str:
+    """What the sentences of the reasoning rely on that the statement relies on."""
+    lines = "".join(
+        f"<li>{'→ ' * (depth - 1)}{escape(f'{name}, “{step.text}”, {step.verdict}')}</li>"
+        for depth, name, step in found.chain(row.sources)
+    )
+    return f'<ul class="chain">{lines}</ul>' if lines else ""
 
 
 def _matrix(found: Attribution) -> str:
@@ -169,12 +178,8 @@ def _matrix(found: Attribution) -> str:
 
 
 def _sources(found: Attribution) -> str:
-    layout, texts = found.layout, found.layout.document.texts
-    parts = []
-    for i, name in enumerate(found.names):
-        text = "".join(texts[layout.units.first[i] : layout.text_ends[i]])
-        parts.append(
-            f'<details class="{_colour(i)}"><summary><b>{i + 1}</b> {escape(name)}</summary>'
-            f'<p class="quoted">{escape(text)}</p></details>'
-        )
-    return "".join(parts)
+    return "".join(
+        f'<details class="{_colour(i)}"><summary><b>{i + 1}</b> {escape(name)}</summary>'
+        f'<p class="quoted">{escape(found.source_text(i))}</p></details>'
+        for i, name in enumerate(found.names)
+    )

@@ -51,7 +51,7 @@ ANTHROPIC: dict[str, Any] = {
 
 
 def test_both_formats_give_the_same_sources() -> None:
-    sources, answer = read_messages(OPENAI)
+    sources, answer, _ = read_messages(OPENAI)
     assert answer == "It opened in 1921. It is old."
     assert [turn["role"] for turn in sources] == [
         *("system", "user", "assistant", "user", "assistant", "tool"),
@@ -66,12 +66,12 @@ def test_both_formats_give_the_same_sources() -> None:
     arguments = sources[4]["tool_calls"][0]["function"]["arguments"]
     assert arguments == {"q": "bridge"}
     assert sources[5]["content"] == [Segment("tool: search", "It opened in 1921.")]
-    assert read_messages(ANTHROPIC) == (sources, answer)
-    assert read_messages({"messages": OPENAI, "model": "m"}) == (sources, answer)
+    assert read_messages(ANTHROPIC) == (sources, answer, None)
+    assert read_messages({"messages": OPENAI, "model": "m"}) == (sources, answer, None)
 
 
 def test_any_message_of_the_assistant_is_an_answer() -> None:
-    sources, answer = read_messages(OPENAI, 2)
+    sources, answer, _ = read_messages(OPENAI, 2)
     assert (len(sources), answer) == (2, "Hello.")
     assert sources[1]["content"] == ["Hello, I am Ada."]  # the last that the user has said
     for number, match in ((0, "is of system"), (4, "without text"), (9, "messages 0 to 6")):
@@ -94,7 +94,7 @@ def test_prompts_are_split_at_headings_or_at_blank_lines() -> None:
 
 def test_equal_names_are_numbered() -> None:
     again = [OPENAI[3], OPENAI[4], OPENAI[5], OPENAI[4], OPENAI[5], OPENAI[6]]
-    sources, _ = read_messages(again)
+    sources, _, _ = read_messages(again)
     assert [sources[i]["content"][0].name for i in (2, 4)] == ["tool: search", "tool: search (2)"]
 
 

@@ -1,0 +1,190 @@
+"""Reasoning: each link is what `attribute` finds if sentences are given as sources by hand."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from olmo_sparsity import Segment, attribute, estimate_cost
+from olmo_sparsity.analysis.attribution.messages import read_messages
+from olmo_sparsity.analysis.attribution.reasoning import num_reasoning, sentences
+from olmo_sparsity.analysis.attribution.statements import Attribution
+from olmo_sparsity.command.cli import main
+from olmo_sparsity.errors import ConfigError
+from tests.support.explanations import WORDS, make_tokenizer
+from tests.support.sources import GIVEN, SOURCES, made_up, model_of
+
+NAMES = {**{f"w{i}": f"W{i}." for i in range(10, 20)}, "w38": "<think>", "w39": "</think>"}
+"""Some words end a sentence, and two are tags."""
+
+FIRST, SECOND = "W1 w2 w3 w4 W10.", "W5 w6 w7 w8 W11."
+REASONING = f"<think> {FIRST} {SECOND} </think>"
+
+
+@cache
+def tokenizer() -> Any:
+    names = ["<unk>", "<s>", "</s>", *(NAMES.get(word, word) for word in WORDS), "W1", "W5"]
+    inner = Tokenizer(models.WordLevel({n: i for i, n in enumerate(names)}, unk_token="<unk>"))
+    inner.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    return PreTrainedTokenizerFast(tokenizer_object=inner, eos_token="</s>", unk_token="<unk>")
+
+
+def found(**changed: Any) -> Attribution:
+    given = {"decoys": GIVEN["decoys"], "draws": 4, "question": "w20 w21", "sources": SOURCES}
+    given |= {"reasoning": REASONING, "answer": ["w1 w2 w3", "w8 w9"], "prefix": "</s>"}
+    return attribute(model_of(), tokenizer(), **given | changed)
+
+
+def rest_on(one: Attribution, *rows: list[float]) -> Attribution:
+    """With losses as if its statements lost so many nats without each source."""
+    one.losses[:] = [made_up(rows, rows)]
+    for name in ("statements", "matrix", "_judged"):
+        vars(one).pop(name, None)
+    return one
+
+
+@pytest.fixture
+def chained() -> Attribution:
+    """The first statement relies on the second sentence, this on the first and b, that on a."""
+    one = found()
+    by_hand = found(answer=[SECOND]), found(reasoning=None, answer=[FIRST])
+    one.steps["reasoning 1"] = rest_on(by_hand[1], [8.0, 0.0, 0.0])
+    one.steps["reasoning 2"] = rest_on(by_hand[0], [0.0, 4.0, 0.0, 4.0, 0.0])
+    by_hand[0].steps["reasoning 1"] = by_hand[1]
+    return rest_on(one, [0.0, 0.0, 0.0, 0.0, 8.0], [0.0, 0.0, 8.0, 0.0, 0.0])
+
+
+def test_each_link_is_an_attribution_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With all sentences named, so that each is judged."""
+    monkeypatch.setattr(Attribution, "named_reasoning", property(_all_sentences))
+    whole, named = found(), [Segment(*item) for item in SOURCES.items()]
+    assert whole.names == ["a", "b", "c", "reasoning 1", "reasoning 2"]
+    assert list(whole.steps) == ["reasoning 1", "reasoning 2"]
+    before = [*named, "w20 w21 <think>"]
+    one, two = Segment("reasoning 1", FIRST), Segment("reasoning 2", SECOND)
+    same(whole, found(sources=[*before, one, two], question="</think>", reasoning=None))
+    bare = {"reasoning": None, "answer": [FIRST]}
+    same(whole.steps["reasoning 1"], found(question="w20 w21 <think>", **bare))
+    # The token before a statement stays in view.
+    cut = Segment("reasoning 1", FIRST.removesuffix(" W10."))
+    last = {"reasoning": None, "answer": [SECOND]}
+    same(whole.steps["reasoning 2"], found(sources=[*before, cut], question="W10.", **last))
+    assert whole.token_forwards > sum(step.token_forwards for step in whole.steps.values())
+
+
+def _all_sentences(one: Attribution) -> list[int]:
+    return list(range(one.prompt.num_reasoning))
+
+
+def same(one: Attribution, other: Attribution) -> None:
+    assert one.layout.block.tokens.tolist() == other.layout.block.tokens.tolist()
+    assert one.names == other.names
+    np.testing.assert_allclose(one.matrix, other.matrix, atol=1e-5)
+
+
+def test_an_answer_brings_its_reasoning() -> None:
+    together = found(reasoning=None, answer=f"{REASONING} w1 w2 w3")
+    same(together, found(answer="w1 w2 w3"))
+    assert together.to_dict()["answer"].strip() == "w1 w2 w3"
+
+
+def test_a_chain_leads_to_sources(chained: Attribution, tmp_path: Path) -> None:
+    rows = chained.statements
+    assert rows.sources.tolist() == [("reasoning 2",), ("c",)]
+    assert rows.origins.tolist() == [("a", "b"), ("c",)]
+    assert chained.relies_on("a", statement=0)
+    assert chained.relies_on("reasoning 2")
+    assert not chained.relies_on("a", statement=1)
+    assert chained.sources.statements.tolist() == [(0,), (0,), (1,), (), (0,)]
+    assert chained.text().startswith("w1 w2 w3 [1][2] w8 w9 [3]")
+    shown = repr(chained).splitlines()
+    assert shown[1].startswith("  rests on reasoning 2 (")
+    assert shown[2].startswith(f"    reasoning 2, '{SECOND}', rests on b and reasoning 1 together")
+    assert shown[3].startswith(f"      reasoning 1, '{FIRST}', rests on a (")
+    chained.to_html(tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text()
+    assert f"<li>→ → reasoning 1, “{FIRST}”, rests on a (" in page
+    first, second = json.loads(chained.to_json())["reasoning"]
+    assert (first["name"], first["text"], first["sources"]) == ("reasoning 1", FIRST, ["a"])
+    assert second["origins"] == ["a", "b"]
+    assert [cell["source"] for cell in first["matrix"]] == ["a", "b", "c"]
+
+
+def test_reasoning_without_a_source_is_no_source(chained: Attribution) -> None:
+    rest_on(chained.steps["reasoning 2"], [0.0, 0.0, 0.0, 0.0, 0.0])
+    assert chained.statements.origins[0] == ()
+    assert chained.relies_on(None, statement=0)
+    assert chained.relies_on("reasoning 2", statement=0)
+
+
+def test_sentences_have_no_tags_and_at_least_five_tokens() -> None:
+    def texts(text: str) -> list[str]:
+        ids = tokenizer()(text, add_special_tokens=False).input_ids
+        spans = sentences(ids, tokenizer().backend_tokenizer)
+        return [tokenizer().decode(ids[first:end]) for first, end in spans]
+
+    assert texts(REASONING) == [FIRST, SECOND]
+    assert texts(f"{FIRST} {SECOND}") == [FIRST, SECOND]
+    assert texts(f"{FIRST} </think>") == [FIRST]
+    assert texts(f"<think> W1 W10. {SECOND} W1 W12. </think>") == [f"W1 W10. {SECOND} W1 W12."]
+    assert texts("<think> </think>") == texts("") == []
+    ids = tokenizer()(f"{REASONING} w1", add_special_tokens=False).input_ids
+    assert num_reasoning(ids, tokenizer().backend_tokenizer) == len(ids) - 1
+    assert num_reasoning(ids[-1:], tokenizer().backend_tokenizer) == 0
+
+
+def test_the_cost_counts_every_sentence() -> None:
+    given = {"decoys": GIVEN["decoys"], "draws": 4, "question": "w20", "sources": SOURCES}
+    given |= {"answer": ["w1 w2"], "prefix": "</s>"}
+    costs = [
+        estimate_cost(attribute, model_of(), tokenizer(), reasoning=text, **given).token_forwards
+        for text in (None, FIRST, f"{FIRST} {SECOND}")
+    ]
+    assert costs[0] < costs[1] < costs[2]
+    unknown = given | {"answer": None, "max_new_tokens": 2, "reasoning": FIRST}
+    assert estimate_cost(attribute, model_of(), tokenizer(), **unknown).token_forwards >= costs[0]
+
+
+def test_orders_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"orders=2 reorders sources.*leave orders out"):
+        found(orders=2)
+
+
+def test_a_log_may_hold_reasoning() -> None:
+    thinking = {"type": "thinking", "thinking": "So it is."}
+    answer = {"role": "assistant", "content": [thinking, {"type": "text", "text": "Yes."}]}
+    _, text, reasoning = read_messages([{"role": "user", "content": "Is it?"}, answer])
+    assert (text, reasoning) == ("Yes.", "<think>\nSo it is.\n</think>\n\n")
+
+
+def test_the_command_and_a_questions_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, path = tmp_path / "model", tmp_path / "q.jsonl"
+    model_of().save_pretrained(folder)
+    make_tokenizer().save_pretrained(folder)
+    (tmp_path / "a.txt").write_text("w1 w2 w3 w4")
+    (tmp_path / "decoys.txt").write_text("\n".join(GIVEN["decoys"]))
+    common = ["--decoys", str(tmp_path / "decoys.txt"), "--draws", "4"]
+    words = ["attribute", str(folder), "--source", str(tmp_path / "a.txt"), "--question", "w20"]
+    words += ["--answer", "w1", "--reasoning", "w5 w6 w7 w8 w9", "--json", *common]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    (sentence,) = json.loads(out[out.index("{") :])["reasoning"]
+    assert sentence["text"] == "w5 w6 w7 w8"  # the last token stays in view
+    record = {"sources": SOURCES, "question": "w20", "answer": ["w1"]}
+    path.write_text(json.dumps(record | {"reasoning": "w5 w6 w7 w8 w9"}))
+    words = ["attribute", str(folder), "--questions", str(path), "--out", str(tmp_path / "out")]
+    assert main([*words, *common]) == 0
+    (file,) = (tmp_path / "out" / "questions").iterdir()
+    assert json.loads(file.read_text())["sources"] == ["a", "b", "c", "reasoning 1"]
+    path.write_text(json.dumps(record | {"reasoning": 3}))
+    assert main([*words[:-1], str(tmp_path / "other"), *common]) == 2
+    assert "reasoning=3 must be a text" in capsys.readouterr().err
