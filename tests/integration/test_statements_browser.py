@@ -18,6 +18,8 @@ pytestmark = needs(
 
 SHOWN = """return [...document.querySelectorAll('.panel')]
     .map((panel) => getComputedStyle(panel).display !== 'none')"""
+RELIED_ON = """return [...document.querySelectorAll('details')]
+    .map((source) => getComputedStyle(source).outlineStyle === 'solid')"""
 OUTLINED = """return [...document.querySelectorAll('.matrix tbody tr')]
     .map((row) => getComputedStyle(row).outlineStyle === 'solid')"""
 
@@ -37,8 +39,9 @@ def test_arrow_keys_go_from_statement_to_statement(page: Browser) -> None:
     page.press("Tab", "ArrowRight")
     assert page.run("return document.activeElement.id") == "s1"
     assert page.run(SHOWN) == page.run(OUTLINED) == [False, True, False]
+    assert page.run(RELIED_ON) == [True, False, True]
     page.press("ArrowLeft")
-    assert page.run(SHOWN) == [True, False, False]
+    assert page.run(SHOWN) == page.run(RELIED_ON) == [True, False, False]
     page.click("return document.querySelector('label[for=s2].statement')")
     assert page.run(SHOWN) == [False, False, True]
 

@@ -25,8 +25,9 @@ NUM_COLOURS = 8
 def write_page(found: Attribution, path: Path) -> None:
     style = "\n".join(
         f"body:has(#s{i}:checked) :is(#panel{i}, .note{i}) {{ display: block; }}\n"
-        f"body:has(#s{i}:checked) #row{i} {{ outline: 3px solid var(--focus); }}"
-        for i in range(len(found.texts))
+        f"body:has(#s{i}:checked) :is(#row{i}{_relied_on(found, row)}) "
+        "{ outline: 3px solid var(--focus); }"
+        for i, row in enumerate(found.statements.itertuples())
     )
     slots = {
         "title": f"{escape(found.prompt.model.name)} · sources",
@@ -36,7 +37,7 @@ def write_page(found: Attribution, path: Path) -> None:
         "answer": _answer(found),
         "panels": "".join(_panel(found, i) for i in range(len(found.texts))),
         "matrix": _matrix(found),
-        "sources": _sources(found),
+        "prompt": _prompt(found),
     }
     write_html(path, "statements_page.html", slots, style=style)
 
@@ -177,9 +178,27 @@ def _matrix(found: Attribution) -> str:
     return f"<table><thead><tr><th></th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
-def _sources(found: Attribution) -> str:
-    return "".join(
-        f'<details class="{_colour(i)}"><summary><b>{i + 1}</b> {escape(name)}</summary>'
-        f'<p class="quoted">{escape(found.source_text(i))}</p></details>'
-        for i, name in enumerate(found.names)
-    )
+def _prompt(found: Attribution) -> str:
+    """All that precedes the answer, in order: sources, and between them what stays in view."""
+    texts, verdicts = found.layout.document.texts, found.sources
+    parts, at = list[str](), 0
+    for piece in [*found.prompt.pieces, None]:
+        num = len(found.prompt.near_ids) if piece is None else len(piece.text_ids)
+        text = escape("".join(texts[at : at + num]).strip())
+        at += num + (0 if piece is None else len(piece.after_ids))
+        if piece is None or piece.source is None:
+            parts += [f'<p class="quoted soft">{text}</p>'] if text else []
+            continue
+        i, row = piece.source, verdicts.iloc[piece.source]
+        is_open = " open" if row.statements else ""
+        parts.append(
+            f'<details id="source{i}" class="{_colour(i)}"{is_open}><summary><b>{i + 1}</b> '
+            f'{escape(row.source)} <span class="soft">{escape(row.verdict)}</span></summary>'
+            f'<p class="quoted">{text}</p></details>'
+        )
+    return "".join(parts)
+
+
+def _relied_on(found: Attribution, row: Any) -> str:
+    names = dict.fromkeys((*row.sources, *row.origins))
+    return "".join(f", #source{found.names.index(name)}" for name in names)

@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from olmo_sparsity import Segment
 from olmo_sparsity.analysis.attribution.statements import Attribution
 from olmo_sparsity.analysis.results.view import number
 from olmo_sparsity.errors import ConfigError
 from tests.support.hostile import HOSTILE
-from tests.support.sources import asked, with_verdicts
+from tests.support.sources import SOURCES, asked, with_verdicts
 
 
 class Tags(HTMLParser):
@@ -58,6 +59,18 @@ def test_every_statement_has_its_verdict_and_numbers(found: Attribution, tmp_pat
     marks = re.findall(r"<sup>(.*?)</sup>", page)
     assert marks == ["1", "1 or 3", "1 + 2"]
     assert page.count(found.error_rate) == 1
+
+
+def test_the_prompt_is_shown_with_what_relies_on_it(tmp_path: Path) -> None:
+    a, b, c = (Segment(*item) for item in SOURCES.items())
+    given = {"sources": ["w33 w34", a, "w35", b, c], "question": "w20 w21"}
+    page = written(with_verdicts(asked(**given)), tmp_path).split("What precedes the answer")[1]
+    shown = re.findall(r'<p class="quoted[ soft]*">(.*?)</p>', page)
+    assert shown == ["w33 w34", a.text, "w35", b.text, c.text, "w20 w21"]
+    details = Tags(page).of("details")
+    assert [tag["id"] for tag in details] == ["source0", "source1", "source2"]
+    assert "changes nothing" not in page  # of the three statements each source has one
+    assert page.count("statement 1, 2, 3 relies on it") == 1
 
 
 def test_nothing_runs_and_nothing_is_loaded(found: Attribution, tmp_path: Path) -> None:
