@@ -1,7 +1,7 @@
 """Steps of configs/experiments/evidence.yaml that are not commands of the package:
 
 python benchmarks/evidence.py cut FOLDER OUT.jsonl
-python benchmarks/evidence.py begin TEXT OUT.jsonl
+python benchmarks/evidence.py begin TEXT OUT.jsonl [--characters N] [--only-long]
 python benchmarks/evidence.py exchange TOKENIZER OUT.jsonl TEXT…
 python benchmarks/evidence.py drop RUN OUT.csv
 python benchmarks/evidence.py losses TEXT OUT.csv MODEL…
@@ -58,9 +58,12 @@ def read_texts(paths: list[Path]) -> list[str]:
     return [record.text for record in records if isinstance(record, Document)]
 
 
-def begin(text: Path, out: Path, num_characters: int) -> int:
-    """Write the beginning of each document of a text, so that all count about equally."""
-    texts = read_texts([text])
+def begin(text: Path, out: Path, num_characters: int, only_long: bool = False) -> int:
+    """Write the beginning of each document of a text, so that all count about equally.
+
+    `only_long` leaves out shorter documents."""
+    least = num_characters if only_long else 0
+    texts = [text for text in read_texts([text]) if len(text) >= least]
     rows = (json.dumps({"text": text[:num_characters]}) + "\n" for text in texts)
     out.write_text("".join(rows), encoding="utf-8")
     return len(texts)
@@ -315,7 +318,9 @@ def main() -> None:
         return added
 
     step("cut", "folder", "out").add_argument("--characters", type=int, default=4000)
-    step("begin", "text", "out").add_argument("--characters", type=int, default=6000)
+    beginning = step("begin", "text", "out")
+    beginning.add_argument("--characters", type=int, default=6000)
+    beginning.add_argument("--only-long", action="store_true", help="leave out shorter documents")
     exchanged = step("exchange", "tokenizer", "out", "texts")
     exchanged.add_argument("--length", type=int, default=64, help="tokens of a stretch")
     exchanged.add_argument("--seed", type=int, default=0)
@@ -335,7 +340,7 @@ def main() -> None:
         print(f"{cut(Path(asked.folder), out, asked.characters)} documents")
     elif asked.step == "begin":
         out.parent.mkdir(parents=True, exist_ok=True)
-        print(f"{begin(Path(asked.text), out, asked.characters)} documents")
+        print(f"{begin(Path(asked.text), out, asked.characters, asked.only_long)} documents")
     elif asked.step == "exchange":
         texts = [Path(text) for text in asked.texts]
         write_exchanged(asked.tokenizer, out, texts, asked.length, asked.seed)

@@ -31,6 +31,7 @@ from olmo_sparsity.errors import DataError
 from olmo_sparsity.folders import WorkFolder
 from olmo_sparsity.io import read_json, writing
 from olmo_sparsity.runtime import Progress, versions_of_numbers
+from olmo_sparsity.streams import VERSION
 
 MOST_DECOYS = 200
 """Sources of so many other texts are decoys of a question, where none are given."""
@@ -78,6 +79,7 @@ def _measure(
             "settings": asdict(settings),
             "prefix": options.prefix,
             "dtype": model.dtype,
+            "random_streams": VERSION,
         },
         versions=versions_of_numbers(),
     )

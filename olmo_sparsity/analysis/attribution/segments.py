@@ -28,6 +28,7 @@ from olmo_sparsity.analysis.inputs.windows import Block, Spans, Units, Windows, 
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.errors import ConfigError, DataError, UserError, printable
 from olmo_sparsity.runtime import Progress, say
+from olmo_sparsity.streams import stream
 
 AFTER_SOURCE, AFTER_QUESTION = "\n\n", "\n"
 
@@ -520,7 +521,7 @@ def draw_decoys(
         say(f"{draws} decoys, {wanted:,} tokens, are drawn from {of_texts}: some share text")
     drawn = dict[int | None, np.ndarray]()
     for number, (parts, own) in enumerate(zip(prompt.wholes, prompt.whole_ids, strict=True)):
-        decoys_DL = _different(texts, own, draws, np.random.default_rng([seed, number]))
+        decoys_DL = _different(texts, own, draws, stream(seed, "decoys", number))
         if len(decoys_DL) < draws:
             raise DataError(
                 f"of {len(own)} tokens, as source '{prompt.names[parts[0].source or 0]}' has, the "

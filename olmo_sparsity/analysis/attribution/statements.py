@@ -68,6 +68,7 @@ from olmo_sparsity.analysis.scoring.scorer import Row, Scorer, refuse_no_numbers
 from olmo_sparsity.analysis.settings import ModelOptions, SourceSettings
 from olmo_sparsity.errors import ConfigError, printable
 from olmo_sparsity.runtime import Progress
+from olmo_sparsity.streams import stream
 
 Wanted = tuple[str, int] | tuple[str, int, int]
 
@@ -748,7 +749,7 @@ def _orders(prompt: SourcePrompt, settings: SourceSettings) -> list[list[int]]:
         )
     if settings.orders > factorial(num_sources):
         raise ConfigError(f"orders={settings.orders}: {num_sources} sources have fewer orders")
-    generator, orders = np.random.default_rng(settings.seed), [list(range(num_sources))]
+    generator, orders = stream(settings.seed, "orders"), [list(range(num_sources))]
     while len(orders) < settings.orders:
         order = generator.permutation(num_sources).tolist()
         orders += [order] if order not in orders else []

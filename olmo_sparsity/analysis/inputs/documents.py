@@ -22,6 +22,7 @@ from olmo_sparsity.analysis.inputs.windows import Block, Spans, Units, Windows, 
 from olmo_sparsity.analysis.settings import Control
 from olmo_sparsity.errors import DataError
 from olmo_sparsity.extend import find_added
+from olmo_sparsity.streams import stream
 
 _BEGINNINGS = {"words": r"(?<!\S)\S", "paragraphs": r"(?:^|\n\s*\n)\s*\S"}
 """A word or paragraph begins with the last character of a match."""
@@ -245,18 +246,18 @@ class Controls:
 
     def unrelated(self, document: Document, block: Block, draw: int) -> FarText:
         """As many consecutive tokens of another document."""
-        return self._draw(self._foreign_to(document), document, block, draw)
+        return self._draw(self._foreign_to(document), document, block, "unrelated", draw)
 
     def placebo(self, document: Document, block: Block) -> FarText:
         """An unrelated text in the role of the document's own; if there are enough documents, none
         of the foreign ones."""
         others = self._foreign_to(document)
         used = {
-            self._draw(others, document, block, draw).document.number
+            self._draw(others, document, block, "unrelated", draw).document.number
             for draw in range(self.num_draws)
         }
         unused = [other for other in others if other.number not in used]
-        return self._draw(unused or others, document, block, 0, 1)
+        return self._draw(unused or others, document, block, "placebo")
 
     def foreign(
         self, document: Document, block: Block, own: dict[str, tuple[FarText, Spans]], draw: int
@@ -267,31 +268,31 @@ class Controls:
             targets = {part: spans for part, (_, spans) in own.items()}
             yield self.unrelated(document, block, draw), targets
             return
-        seeds = [self.seed, document.number, block.start, draw, 2]
         for part, (far, spans) in own.items():
             if self.kind == "shuffled":
-                places_F = np.random.default_rng(seeds).permutation(far.places_F)
+                draws = stream(self.seed, "shuffled", document.number, block.start, draw)
+                places_F = draws.permutation(far.places_F)
                 yield replace(far, places_F=places_F), {part: spans}
                 continue
             others = [o for o in self._foreign_to(document) if o is not far.document]
             tokens = block.targets_W[[first for first, _ in spans]]
             for token in np.unique(tokens).tolist():
-                text = self._with_token(others, document, block, token, [*seeds, token])
+                text = self._with_token(others, document, block, token, draw)
                 served = [span for span, t in zip(spans, tokens, strict=True) if t == token]
                 yield text, {part: served}
 
     def _draw(
-        self, others: list[Document], document: Document, block: Block, *seeds: int
+        self, others: list[Document], document: Document, block: Block, purpose: str, *keys: int
     ) -> FarText:
         start, length, is_all = block.start, block.num_far, self.windows.long == "all"
         if is_all:
             start, length = 0, self.windows.of_all(len(document.tokens)) - self.windows.short
         long_enough = [other for other in others if len(other.tokens) >= length]
-        generator = np.random.default_rng([self.seed, document.number, start, *seeds])
+        generator = stream(self.seed, purpose, document.number, start, *keys)
         if long_enough:
             other = long_enough[generator.integers(len(long_enough))]
         elif is_all and sum(len(other.tokens) for other in others) >= length:
-            other = self._joined(others, document.number, length, seeds, generator)
+            other = self._joined(others, (document.number, purpose, *keys), length, generator)
         else:
             raise DataError(
                 f"the controls need another document of at least {length:,} tokens; pass more text"
@@ -302,14 +303,12 @@ class Controls:
     def _joined(
         self,
         others: list[Document],
-        number: int,
+        key: tuple[int | str, ...],
         length: int,
-        seeds: tuple[int, ...],
         generator: np.random.Generator,
     ) -> Document:
         """Others in random order, one behind the other, of `length` tokens. Kept for the blocks of
         a document, as the text of each token takes time."""
-        key = number, length, seeds
         if key not in self._known:
             parts, size = list[np.ndarray](), 0
             for index in generator.permutation(len(others)).tolist():
@@ -323,14 +322,15 @@ class Controls:
         return self._known[key]
 
     def _with_token(
-        self, others: list[Document], document: Document, block: Block, token: int, seeds: list[int]
+        self, others: list[Document], document: Document, block: Block, token: int, draw: int
     ) -> FarText:
         """A text that contains the token anywhere. If no document has the token, it is inserted at
         a random place."""
-        num_far, generator = block.num_far, np.random.default_rng(seeds)
+        num_far, keys = block.num_far, (draw, token)
+        generator = stream(self.seed, "with token", document.number, block.start, *keys)
         holders = [o for o in others if len(o.tokens) >= num_far and (o.tokens == token).any()]
         if not holders:
-            text = self._draw(others, document, block, *seeds[3:])
+            text = self._draw(others, document, block, "token inserted", *keys)
             changed = replace(text.document, tokens=text.document.tokens.copy())
             changed.tokens[generator.choice(text.places_F)] = token
             return FarText(changed, text.places_F)

@@ -37,6 +37,7 @@ from olmo_sparsity.analysis.inputs.vocabulary import BATCH_CHARACTERS, tokenizer
 from olmo_sparsity.analysis.inputs.windows import Windows
 from olmo_sparsity.errors import ConfigError, DataError, naming_extras
 from olmo_sparsity.runtime import Progress, read_launch
+from olmo_sparsity.streams import stream
 
 if TYPE_CHECKING:
     from olmo_sparsity.analysis.models.load import LoadedModel
@@ -430,7 +431,7 @@ def plant_dependencies(
         if len(document.tokens) <= long:
             continue
         text = document.tokens[: long + 1]
-        generator = np.random.default_rng([seed, document.number])
+        generator = stream(seed, "planted", document.number)
         planted, places_K = planting.plant(text, generator, 0, num_far, long - 1)
         bare = np.where(np.isin(np.arange(len(text)), places_K), planting.clear(text), planted)
         group = document.group or f"document {document.number}"

@@ -37,6 +37,7 @@ from olmo_sparsity.analysis.settings import Settings, parse_budget
 from olmo_sparsity.folders import locked
 from olmo_sparsity.io import read_json
 from olmo_sparsity.runtime import format_duration, read_launch, say
+from olmo_sparsity.streams import stream
 
 TRIED_S, TRIED_FORWARDS = 4.0, 1024
 """Seconds of losses, at least a block of two documents, unless a block takes longer than that and
@@ -329,7 +330,7 @@ class _Prices:
         spread = np.linspace(0, len(numbers) - 1, TRIED_DOCUMENTS).round().astype(int)
         counting, rows = _counting(plan), []
         for number in (numbers[index] for index in np.unique(spread)):
-            draws = np.random.default_rng(number)
+            draws = stream(0, "trial", number)
             drawn = draws.permutation(places[number])[:TRIED_TARGETS]
             parts = [("document", drawn), ("document", drawn[: -(-len(drawn) // 3)])]
             if plan.fits_thresholds:

@@ -49,6 +49,7 @@ from olmo_sparsity.analysis.settings import QUICK, ModelOptions, Settings, TextO
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.extend import fingerprint_of_files
 from olmo_sparsity.runtime import say
+from olmo_sparsity.streams import VERSION
 
 DEFAULTS, READ_WHOLE, LOADED = Settings(), TextOptions(), ModelOptions()
 
@@ -399,6 +400,7 @@ class Plan:
             "dtype": self.model.dtype,
             "data": self.documents.fingerprint,
             "num_documents": len(self.documents),
+            "random_streams": VERSION,
             "settings": asdict(self.settings),
             **({"files": files} if files else {}),
             "targets": None if self.given is None else targets_fingerprint(self.given),

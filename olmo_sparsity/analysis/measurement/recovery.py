@@ -31,6 +31,7 @@ from olmo_sparsity.analysis.selectors.influence import falls_of_sets
 from olmo_sparsity.analysis.selectors.selector import Choice, Question, find_selector
 from olmo_sparsity.analysis.settings import KS
 from olmo_sparsity.errors import DataError
+from olmo_sparsity.streams import stream
 
 DOCUMENT, PLACEBO = "document", "placebo"
 """Kinds of distant context."""
@@ -297,7 +298,7 @@ class _Evaluation:
     def _halves(self, text: _Text, units: Units, kind: str) -> tuple[np.ndarray, np.ndarray]:
         """Random halves of the units, and the fall in loss that each gives to each target."""
         block, targets = text.context.block, text.targets[DOCUMENT]
-        generator = np.random.default_rng([self.seed, self.document.number, block.start])
+        generator = stream(self.seed, "halves", self.document.number, block.start)
         before = self.scorer.token_forwards
         question = Question(text.asked, units, targets, max(self.ks), generator)
         kept_AU = units.halves(self.num_halves, generator)
@@ -324,8 +325,8 @@ class _Evaluation:
         aim_WV: Tensor | None,
     ) -> _Chosen:
         block = text.context.block
-        seeds = [self.seed, self.document.number, block.start, about["draw"], len(text.control)]
-        generator = np.random.default_rng(seeds)
+        keys = self.document.number, block.start, about["draw"], text.control
+        generator = stream(self.seed, "selector", *keys)
         question = Question(text.asked, units, targets, max(self.ks), generator, aim_WV)
         before = self.scorer.token_forwards
         if self.choices is None:

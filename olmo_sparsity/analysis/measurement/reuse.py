@@ -27,6 +27,7 @@ from olmo_sparsity.analysis.results.tables import plain
 from olmo_sparsity.analysis.selectors.selector import Choice, find_selector
 from olmo_sparsity.analysis.settings import Settings
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.streams import VERSION
 
 KEYS = ["document", "units", "selector", "control", "target"]
 TAKEN = (
@@ -60,9 +61,10 @@ def read_other(name: str, given: Any) -> Results | None:
 def _differences(given: Results, settings: Settings) -> list[str]:
     """Settings that decide which targets have losses and which text is the placebo's."""
     ours = plain(asdict(settings.windows)) | {"seed": settings.seed, "draws": settings.draws}
-    ours |= {"sample": settings.sample}
+    ours |= {"sample": settings.sample, "random_streams": VERSION}
     meta = given.meta
     before: dict[str, Any] = {"prefix": [], "most": None, "least": 1, "sample": 1.0}
+    before["random_streams"] = meta.identity.get("random_streams", 1)
     theirs = before | {"seed": meta.seed} | meta.windows | meta.controls
     return [name for name, value in ours.items() if theirs.get(name) != value]
 

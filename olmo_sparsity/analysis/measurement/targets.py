@@ -26,6 +26,7 @@ from olmo_sparsity.analysis.results.dependencies import Words
 from olmo_sparsity.analysis.results.statistics import KEYS, far_part_losses, half_of
 from olmo_sparsity.analysis.settings import MIN_GAP, Settings
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.streams import stream
 
 At = str | int | slice | re.Pattern[str] | Sequence["At"]
 """Names of targets: words, a regular expression, tokens by number, or several of these."""
@@ -90,12 +91,12 @@ def targets_by_text(documents: Sequence[Document], settings: Settings) -> pd.Dat
     for document, places_T in zip(documents, measured, strict=True):
         places, size = {}, len(places_T)
         if "names" in settings.sets:
-            draws = np.random.default_rng([settings.seed, document.number, 6])
+            draws = stream(settings.seed, "names", document.number)
             names = recurring_names(document, windows)
             found = draws.permutation(names[np.isin(names, places_T)])
             places["names"] = found[: int(min(np.ceil(share * size), settings.most_targets))]
         if "every" in settings.sets:
-            draws = np.random.default_rng([settings.seed, document.number, 5])
+            draws = stream(settings.seed, "every", document.number)
             drawn = draws.permutation(size)[: int(rate * size + draws.random())]
             places["every"] = places_T[drawn]
         for name, chosen in places.items():
@@ -110,7 +111,7 @@ def sampled_blocks(document: Document, settings: Settings) -> list[Block]:
     blocks = list(settings.windows.blocks(document.tokens))
     if settings.sample == 1:
         return blocks
-    draws = np.random.default_rng([settings.seed, document.number, 7])
+    draws = stream(settings.seed, "blocks", document.number)
     num = int(settings.sample * len(blocks) + draws.random())
     return [blocks[index] for index in np.sort(draws.permutation(len(blocks))[:num])]
 
@@ -151,7 +152,7 @@ def _sample(
     """Draw at most `wanted` targets of each document, of either kind of distant context."""
     parts = [rows[:0]]
     for (document, part), group in rows.groupby(["document", "far_part"]):
-        draw = np.random.default_rng([seed, int(document), len(target_set), len(part)])
+        draw = stream(seed, "targets", document, target_set, part)
         parts.append(group.iloc[np.sort(draw.permutation(len(group))[: wanted(int(document))])])
     return pd.concat(parts).assign(target_set=target_set)
 

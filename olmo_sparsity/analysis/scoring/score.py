@@ -41,6 +41,7 @@ from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.folders import WorkFolder, locked
 from olmo_sparsity.io import refuse_suffix, writing
 from olmo_sparsity.runtime import Progress, format_duration, say
+from olmo_sparsity.streams import VERSION, stream
 
 POOL = 32
 """Documents that unrelated text is taken from: the first ones that have more than local tokens, so
@@ -182,7 +183,7 @@ class _Scoring:
         fits = [context for context in sorted(self.settings.contexts) if context + local <= size]
         if not fits:
             return {}
-        longest, draws = max(fits), np.random.default_rng([self.settings.seed, one.number])
+        longest, draws = max(fits), stream(self.settings.seed, "score", one.number)
         starts = self._starts(longest, size, draws)
         other = self._unrelated(one, longest - local, draws)
         plan: dict[tuple[int, int | str], Row] = {}
@@ -300,6 +301,7 @@ def score_files(
             "text": text,
             "field": field,
             "prefix": list(scoring.prefix),
+            "random_streams": VERSION,
             "settings": json.loads(json.dumps(asdict(settings))),
         }
     )

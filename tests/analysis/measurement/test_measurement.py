@@ -430,7 +430,7 @@ def test_random_weights_have_excess_on_chosen_targets_but_no_net_excess(
     assert (gap.net_high >= 0).all()
     others = others[others.num_documents >= 20]
     misses = (others.net_nats_low > 0) | (others.net_nats_high < 0)
-    assert misses.sum() <= 1, "of ten intervals of 95%, one may miss"
+    assert misses.sum() <= 2, "of ten intervals of 95%, three miss in 1 of 90 trials"
 
 
 def test_two_models_answer_for_the_same_targets(

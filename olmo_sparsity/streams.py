@@ -1,0 +1,19 @@
+"""Random numbers by name: independent of process, order and of what else is drawn."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+
+import numpy as np
+
+VERSION = 2
+"""Part of the identity of results. In version 1, seeds were lists of numbers, and the lengths of
+words were among them: two purposes could share a stream."""
+
+
+def stream(seed: int, purpose: str, *keys: int | str) -> np.random.Generator:
+    """Return the random numbers of a purpose, such as "placebo". `keys` name what is drawn for:
+    a document, a block."""
+    named = json.dumps([seed, purpose, *keys], default=int)  # numpy's integers as Python's
+    return np.random.default_rng(np.frombuffer(sha256(named.encode()).digest(), np.uint32))
