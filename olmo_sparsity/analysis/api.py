@@ -223,7 +223,7 @@ def measure(
         choices: The same, and also the units that it ranked, with its settings.
         losses: A measurement with the same model, text and windows: reuse its losses.
         at: Targets, as in `explain`.
-        quick: Measure the beginnings of at most 30 documents.
+        quick: Measure four random blocks of 16 tokens in each of at most 30 documents.
         long: Size of the long window in tokens; "all": the document so far, which costs one pass of
             a document for all its targets.
         short: Size of the local window. Default: 128, or a quarter of a shorter `long`.

@@ -269,6 +269,9 @@ QUICK: dict[str, Any] = {
 }
 """Options of a first look, where they are not given."""
 
+QUICK_BLOCKS: dict[str, Any] = {"stride": 16, "blocks": 4}
+"""The same, where the text does not select the targets."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class AskSettings:

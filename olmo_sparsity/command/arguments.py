@@ -13,6 +13,7 @@ from olmo_sparsity import __version__
 from olmo_sparsity.analysis import api
 from olmo_sparsity.analysis.settings import (
     QUICK,
+    QUICK_BLOCKS,
     AskSettings,
     ModelOptions,
     ScoreSettings,
@@ -183,8 +184,11 @@ def _add_measure(sub: Parser) -> None:
     add_options(sub, Settings, TextOptions, ModelOptions, help=help)
     several = "i/n: the i-th (from 0) of n processes that measure into one folder"
     sub.add("--shard", default="0/1", help=f"{several}; the last writes the results")
-    quick = " ".join(f"--{name.replace('_', '-')} {spell(value)}" for name, value in QUICK.items())
-    sub.add("--quick", action="store_true", help=f"the beginnings of documents, with {quick}")
+    quick = " ".join(
+        f"--{name.replace('_', '-')} {spell(value)}"
+        for name, value in (QUICK | QUICK_BLOCKS).items()
+    )
+    sub.add("--quick", action="store_true", help=f"random blocks of few documents: {quick}")
     how = sub.add_mutually_exclusive_group()
     how.add_argument("--dry-run", action="store_true", help="estimate the cost")
     partial = "measure nothing: write results of the finished documents, of all shards, to"

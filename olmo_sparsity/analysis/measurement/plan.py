@@ -43,9 +43,9 @@ from olmo_sparsity.analysis.results.results import Results
 from olmo_sparsity.analysis.results.statistics import half_of
 from olmo_sparsity.analysis.results.tables import PHASES, Columns
 from olmo_sparsity.analysis.scoring.induction import repetition_drop
-from olmo_sparsity.analysis.scoring.scorer import TOGETHER, Scorer, context_losses
+from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
 from olmo_sparsity.analysis.selectors.selector import check_can_run, find_selector
-from olmo_sparsity.analysis.settings import QUICK, ModelOptions, Settings, TextOptions
+from olmo_sparsity.analysis.settings import QUICK, QUICK_BLOCKS, ModelOptions, Settings, TextOptions
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.extend import fingerprint_of_files
 from olmo_sparsity.runtime import say
@@ -98,8 +98,8 @@ def plan(
         say_how_much_is_seen(opened, settings)
     if text.planted:
         opened = plant_dependencies(opened, loaded, settings.windows, settings.seed)
-    elif quick:
-        opened = first_look(opened, settings)
+    elif quick and not opened.have_targets and targets is None and at is None:
+        settings = _sampled(settings)
     ids = tuple(loaded.prefix_ids(options.prefix, _beginning(opened, loaded)))
     if settings.long == "all":
         opened = within_limit(opened, loaded, len(ids))
@@ -197,34 +197,11 @@ def _open(documents: Any, model: LoadedModel, options: TextOptions) -> Documents
     )
 
 
-QUICK_FORWARDS = 3_000_000
-"""Token-forwards of a first look, for any text and windows."""
-
-
-def first_look(
-    documents: Documents, settings: Settings, budget: float = QUICK_FORWARDS
-) -> Documents:
-    """The beginnings of the documents, as much as the budget allows with the settings of `quick`.
-
-    One target in five is evaluated (half of the documents, and in them a tenth for each of several
-    target sets) with three distant texts (own, placebo, one unrelated): a gradient, then 17 rows of
-    the short window; 50 rows with what was chosen, 40 without it and those of random halves, which
-    are long windows if far units are shown alone. All targets need the losses of two long windows
-    and a short one, shared by a block."""
-    long, short, stride = settings.windows.first_target, settings.short, settings.stride
-    losses = (2 * long + short) / stride + 3
-    together = min(TOGETHER, stride)
-    near = short + together
-    recovery = 3 * (3 * short + 17 * near + long / stride) + 50 * near
-    of_one = long + together if settings.far_states == "isolated" else near
-    recovery += (40 + settings.halves) * of_one
-    num_long = sum(len(document.tokens) > long for document in documents)
-    num_targets = max(stride, int(budget / max(num_long, 1) / (losses + recovery / 5)))
-    read = long + num_targets
-    if any(len(document.tokens) > read for document in documents):
-        say(f"quick: of each text its first {read:,} tokens, {num_targets:,} of them targets")
-    items = [replace(d, tokens=d.tokens[:read]) for d in documents.items]
-    return replace(documents, items=items)
+def _sampled(settings: Settings) -> Settings:
+    """Measure the blocks of a first look, where neither blocks nor their number are given."""
+    if {"sample", "budget"} & settings.given.keys():
+        return settings
+    return replace(settings, **QUICK_BLOCKS | settings.given)
 
 
 @dataclass

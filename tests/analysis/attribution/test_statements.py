@@ -20,6 +20,7 @@ from olmo_sparsity.analysis.scoring.logprobs import ModelLogprobs
 from olmo_sparsity.analysis.scoring.scorer import Scorer
 from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import ConfigError
+from olmo_sparsity.streams import stream
 from tests.support.explanations import WORDS, make_tokenizer
 from tests.support.families import SUPPORTED, build, find
 from tests.support.sources import FAMILIES, GIVEN, SOURCES, Plain, asked, model_of, with_verdicts
@@ -93,7 +94,7 @@ def test_a_prompt_of_twenty_sources_fits_a_gpu_minute() -> None:
 def test_orders_move_sources_and_keep_their_names() -> None:
     found = asked(orders=4)
     assert len(found.losses) == 4
-    order = np.random.default_rng(0).permutation(3).tolist()
+    order = stream(0, "orders").permutation(3).tolist()
     assert order != [0, 1, 2]
     moved = asked(sources={"abc"[s]: SOURCES["abc"[s]] for s in order})
     per_name = [moved.names.index(name) for name in "abc"]

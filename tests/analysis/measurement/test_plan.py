@@ -17,15 +17,15 @@ from olmo_sparsity import measure
 from olmo_sparsity.analysis.inputs.documents import Document, Documents
 from olmo_sparsity.analysis.inputs.texts import open_documents
 from olmo_sparsity.analysis.inputs.windows import Windows
-from olmo_sparsity.analysis.measurement.plan import Plan, first_look
+from olmo_sparsity.analysis.measurement.plan import Plan
 from olmo_sparsity.analysis.measurement.recovery import recover
+from olmo_sparsity.analysis.measurement.targets import sampled_blocks
 from olmo_sparsity.analysis.models.load import LoadedModel
 from olmo_sparsity.analysis.scoring.scorer import Scorer
-from olmo_sparsity.analysis.settings import Reading
 from olmo_sparsity.config.sections import ModelConfig
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.model.build import build_model
-from tests.support.measurements import SETTINGS, SHAPE, VOCAB, loaded, planned
+from tests.support.measurements import SHAPE, VOCAB, loaded, planned
 
 
 @pytest.fixture(scope="module")
@@ -34,48 +34,19 @@ def model() -> Any:
     return build_model(ModelConfig(**SHAPE, n_layers=2)).eval()
 
 
-@pytest.mark.parametrize("windows", [Windows(16, 6), Windows(40, 8, 4), Windows(60, 30)], ids=str)
-@pytest.mark.parametrize("far_states", ["contextual", "isolated"])
-def test_a_first_look_bounds_the_work_and_not_the_documents(
-    model: Any, windows: Windows, far_states: Reading, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """However many documents there are, and however long; it says what it reads of them."""
+@pytest.mark.parametrize("long", [16, "all"])
+def test_a_first_look_draws_blocks_from_whole_documents(model: Any, long: Any) -> None:
     rng = np.random.default_rng(0)
-    budget = 25_000
-    for num_documents, length in ((4, 2000), (12, 400)):
-        texts = Documents.of([rng.integers(0, VOCAB, length) for _ in range(num_documents)])
-        settings = replace(
-            SETTINGS,
-            long=windows.long,
-            short=windows.short,
-            stride=windows.stride,
-            min_gap=0.0,
-            draws=1,
-            ks=(1, 2, 4, 8),
-            far_states=far_states,
-            halves=16,
-            share=0.1,
-            units=("tokens",),
-            selectors=("add_one_screened", "random"),
-        )
-        cut = first_look(texts, settings, budget)
-        assert [d.number for d in cut] == [d.number for d in texts]
-        num_read = max(len(d.tokens) for d in cut)
-        num_targets = num_read - windows.long
-        said = f"of each text its first {num_read:,} tokens, {num_targets:,} of them targets"
-        assert (said in capsys.readouterr().err) == (num_read < length)
-        settings = replace(settings, halves=SETTINGS.halves)
-        plan = Plan.of(loaded(model), cut, settings)
-        losses = pd.concat(
-            [
-                pd.DataFrame(dict(plan.losses(d.number)["losses"])).assign(document=d.number)
-                for d in cut
-            ]
-        )
-        targets = plan.targets(losses)
-        for number in sorted(set(targets.document)):
-            plan.recovery(number, targets[targets.document == number])
-        assert budget / 4 < plan.scorer.token_forwards < 2 * budget
+    letters, texts = of_letters(model), [rng.integers(0, VOCAB, 400) for _ in range(6)]
+    quick = planned(letters, Documents.of(texts), long=long, short=6, ks=(1,), quick=True)
+    places = [block.start for d in quick.documents for block in sampled_blocks(d, quick.settings)]
+    assert (quick.settings.stride, quick.settings.draws) == (16, 1)
+    assert len(places) == 4 * 6
+    assert max(places) > 200, "beginnings alone"
+    half = planned(
+        letters, Documents.of(texts), long=long, short=6, ks=(1,), quick=True, sample=0.5
+    )
+    assert half.settings.sample == 0.5, "blocks that are asked for come first"
 
 
 # --- records of prompt and target -----------------------------------------------------------------

@@ -16,6 +16,7 @@ from olmo_sparsity.analysis.measurement.recovery import recover
 from olmo_sparsity.analysis.scoring.scorer import Scorer, context_losses
 from olmo_sparsity.analysis.selectors.influence import SELECTORS
 from olmo_sparsity.analysis.settings import Reading
+from olmo_sparsity.streams import stream
 from tests.support.brute import (
     CPU,
     ONE_FAMILY,
@@ -165,7 +166,7 @@ def test_lds_is_the_rank_correlation_with_the_losses_of_random_halves(
     for target in targets:
         brute = Brute(model, document.tokens, RECOVERED, target, far_states)
         start = target - (target - 16) % 4
-        kept = units_of(kind)[0].halves(7, np.random.default_rng([3, document.number, start]))
+        kept = units_of(kind)[0].halves(7, stream(3, "halves", document.number, start))
         far = [{j for unit in np.flatnonzero(row) for j in by_hand[unit]} for row in kept]
         falls = pd.Series([brute.loss([]) - brute.loss(places) for places in far])
         for selector in ("add_one", "drop_one"):

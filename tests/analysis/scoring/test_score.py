@@ -25,6 +25,7 @@ from olmo_sparsity.analysis.scoring import score as module
 from olmo_sparsity.analysis.scoring.score import estimate_score, score, score_files
 from olmo_sparsity.analysis.settings import ScoreSettings, build
 from olmo_sparsity.errors import ConfigError, DataError
+from olmo_sparsity.streams import stream
 from tests.support.explanations import WORDS, make_model, make_tokenizer
 
 CONTEXTS, LOCAL = (8, 20), 4
@@ -67,7 +68,7 @@ def test_a_naive_ladder_gives_the_same(model: Any, texts: list[str]) -> None:
         if not fits:
             assert row["gain"] is row["context"] is row["net_gain"] is row["loss_8"] is None
             continue
-        start = int(np.random.default_rng([3, row["row"]]).integers(fits[-1], len(ids) - LOCAL + 1))
+        start = int(stream(3, "score", row["row"]).integers(fits[-1], len(ids) - LOCAL + 1))
         block = ids[start : start + LOCAL]
         of = {c: naive(model, ids[start - c : start + LOCAL])[-LOCAL:] for c in (LOCAL, *fits)}
         for context, loss_T in of.items():
