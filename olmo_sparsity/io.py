@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from olmo_sparsity.conform import parse_json
 from olmo_sparsity.errors import ConfigError, DataError, UserError
@@ -294,23 +294,11 @@ def verify_files(
 # --- Parquet tables of rows -----------------------------------------------------------------------
 
 
-def schema_of(kind: type) -> pa.Schema:
-    """Types are names, because of `from __future__ import annotations` in the module of `kind`."""
-    import pyarrow as pa
-
-    arrow = {"str": pa.string(), "int": pa.int64(), "float": pa.float64()}
-    types = {item.name: str(item.type) for item in fields(kind)}
-    return pa.schema(
-        (name, arrow[word.removesuffix(" | None")], word.endswith("None"))
-        for name, word in types.items()
-    )
-
-
-def write_rows(path: Path, kind: type[Row], rows: Sequence[Row], meta: dict[str, Any]) -> None:
+def write_rows(path: Path, rows: Sequence[Any], meta: dict[str, Any]) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    table = pa.Table.from_pylist([vars(row) for row in rows], schema=schema_of(kind))
+    table = pa.Table.from_pylist([vars(row) for row in rows])
     with writing(path) as partial:
         pq.write_table(table, partial)
     write_meta(path.with_name("meta.json"), meta)
@@ -330,7 +318,7 @@ def read_rows(path: Path, kind: type[Row], made_by: str) -> tuple[list[Row], dic
         raise DataError(f"{path.parent} is damaged: {problem}; {remedy}")
     table = read_parquet(path, remedy)
     meta = read_json(path.with_name("meta.json"), dict, remedy)
-    names = schema_of(kind).names
+    names = [item.name for item in fields(cast(Any, kind))]
     if table.schema.names != names:
         differing = sorted(set(table.schema.names) ^ set(names))
         raise DataError(

@@ -35,6 +35,20 @@ VOCAB = 512
 settings.register_profile("without a clock", deadline=None)
 settings.load_profile("without a clock")
 
+LONGEST = (
+    "integration/test_slurm",
+    "test_docs",
+    "integration/test_engines",
+    "training/test_engine",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that take longest, so that no process ends alone with one of them."""
+    longest = tuple(f"tests/{name}.py" for name in LONGEST)
+    items.sort(key=lambda item: not item.nodeid.startswith(longest))
+
+
 # A shell's background jobs ignore Ctrl-C, and so would every command that a test starts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

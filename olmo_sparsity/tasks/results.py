@@ -50,7 +50,7 @@ class Row:
 
 
 def write_results(folder: Path, rows: list[Row], meta: dict[str, Any]) -> None:
-    write_rows(folder / TABLE, Row, rows, meta)
+    write_rows(folder / TABLE, rows, meta)
 
 
 def read_results(folder: Path) -> tuple[list[Row], dict[str, Any]]:

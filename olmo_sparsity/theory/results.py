@@ -74,7 +74,7 @@ class Row(Case):
 
 
 def write_results(folder: str | Path, rows: list[Row], meta: dict[str, Any]) -> None:
-    write_rows(Path(folder) / TABLE, Row, rows, meta)
+    write_rows(Path(folder) / TABLE, rows, meta)
 
 
 def read_results(folder: str | Path) -> tuple[list[Row], dict[str, Any]]:

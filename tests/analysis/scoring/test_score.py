@@ -24,6 +24,7 @@ from olmo_sparsity.analysis.models.load import wrap_model
 from olmo_sparsity.analysis.scoring import score as module
 from olmo_sparsity.analysis.scoring.score import estimate_score, score, score_files
 from olmo_sparsity.analysis.settings import ScoreSettings, build
+from olmo_sparsity.command.cli import main
 from olmo_sparsity.errors import ConfigError, DataError
 from olmo_sparsity.streams import stream
 from tests.support.explanations import WORDS, make_model, make_tokenizer
@@ -176,21 +177,20 @@ def test_files_in_shards_and_after_a_stop(
     assert "1 of them shorter than 12 tokens" in said
 
 
-def test_a_killed_command_resumes_to_the_same_file(tmp_path: Path) -> None:
+def test_a_killed_command_resumes_to_the_same_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     lines = [json.dumps({"text": make_words(60, seed)}) for seed in range(400)]
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
-    words = [sys.executable, "-m", "olmo_sparsity", "score", "demo", "--text", "t.jsonl"]
-    words += ["--contexts", "40", "--local", "8"]
-
-    def command(out: str) -> subprocess.Popen:
-        return subprocess.Popen([*words, "--out", out], cwd=tmp_path, stdout=subprocess.DEVNULL)
-
-    killed, parts = command("a.parquet"), tmp_path / "a.parquet.parts"
+    words = "score demo --text t.jsonl --contexts 40 --local 8 --out".split()
+    killed = subprocess.Popen([sys.executable, "-m", "olmo_sparsity", *words, "a.parquet"])
+    parts = tmp_path / "a.parquet.parts"
     while killed.poll() is None and len(list(parts.glob("0*.parquet"))) < 2:
         time.sleep(0.01)
     os.kill(killed.pid, signal.SIGKILL)
     killed.wait()
     assert not (tmp_path / "a.parquet").exists()
-    assert command("a.parquet").wait() == command("b.parquet").wait() == 0
+    assert main([*words, "a.parquet"]) == main([*words, "b.parquet"]) == 0
     assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
     assert pq.read_table(tmp_path / "a.parquet").num_rows == 400
