@@ -246,9 +246,8 @@ def test_the_command_says_where_results_so_far_are(
     Path(texts).mkdir()
     for number, text in enumerate(FOREIGN * 2):
         (Path(texts) / f"{number}.txt").write_text(f"w{number} {text[number:500]}")
-    words = ["measure", folder, "--text", texts, "--out", out]
-    words += "--long 24 --short 8 --max-targets 2 --draws 1 --sets every --halves 0".split()
-    words += "--selectors add_one --ks 1".split()
+    options = "--max-targets 2 --draws 1 --sets every --selectors add_one --ks 1 --halves 0"
+    words = f"measure {folder} --text {texts} --long 24 --short 8 {options} --out {out}".split()
     assert main([*words, "--shard", "0/2"]) == 0
     capsys.readouterr()
     assert main([*words, "--partial"]) == 0

@@ -183,7 +183,7 @@ def test_a_killed_command_resumes_to_the_same_file(
     monkeypatch.chdir(tmp_path)
     lines = [json.dumps({"text": make_words(60, seed)}) for seed in range(400)]
     (tmp_path / "t.jsonl").write_text("\n".join(lines))
-    words = "score demo --text t.jsonl --contexts 40 --local 8 --out".split()
+    words = ["score", "demo", "--text", "t.jsonl", "--contexts", "40", "--local", "8", "--out"]
     killed = subprocess.Popen([sys.executable, "-m", "olmo_sparsity", *words, "a.parquet"])
     parts = tmp_path / "a.parquet.parts"
     while killed.poll() is None and len(list(parts.glob("0*.parquet"))) < 2:
