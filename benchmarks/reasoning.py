@@ -129,7 +129,8 @@ def _trace(kind: str, facts: list[Fact], draw: np.random.Generator) -> Trace:
 def measure(name: str, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     model, every = load_model(name, dtype="bf16"), list(traces())
-    for number, one in enumerate(every):
+    for number in sorted(range(len(every)), key=lambda number: number % EACH):  # all kinds first
+        one = every[number]
         file = out / f"{number:02d}.json"
         if file.exists():
             continue
@@ -177,6 +178,8 @@ def table(out: Path) -> str:
 
     spent = np.zeros(2)
     for number, one in enumerate(traces()):
+        if not (out / f"{number:02d}.json").exists():
+            continue
         about = json.loads((out / f"{number:02d}.json").read_text())
         spent += about["token_forwards"], about["token_forwards_in_view"]
         for i, (row, seen) in enumerate(zip(about["rows"], about["in_view"], strict=True)):

@@ -22,7 +22,7 @@ from olmo_sparsity.errors import ConfigError, DataError, printable
 from olmo_sparsity.io import read_parquet, write_atomically
 
 NOISE = 3.0
-"""Standard errors of a difference of means over decoys that a changed verdict has to exceed."""
+"""Standard errors of a difference of means over decoys that a changed verdict must exceed."""
 
 FILES = ("gate.xml", "gate.json")
 
@@ -30,13 +30,13 @@ FILES = ("gate.xml", "gate.json")
 @dataclass(frozen=True)
 class Expectation:
     sources: tuple[str, ...]
-    """Those that the verdict has to name; none: it must name no source."""
+    """Sources that the verdict must name; empty: it must name none."""
 
     nats: float = 0.0
-    """What each of them has to give, or what has to be lost without it."""
+    """Nats that each of them must give, or that must be lost without it."""
 
     statement: int | None = None
-    """None: one of the statements has to rely on the sources, or none of them on any."""
+    """None: one of the statements must rely on the sources, or none of them on any."""
 
     def __str__(self) -> str:
         if not self.sources:
@@ -54,7 +54,7 @@ class Case:
     """None: all of them."""
 
     text: str
-    wanted: str
+    expected: str
     found: str
     passed: bool
     kind: str = "expect"
@@ -89,7 +89,7 @@ class Gate:
             number = "" if case.statement is None else f", statement {case.statement}"
             lines += [
                 f"question {case.question}{number}: {printable(case.text)}",
-                f"  expected ({case.kind}): {printable(case.wanted)}",
+                f"  expected ({case.kind}): {printable(case.expected)}",
                 f"  found: {printable(case.found)}",
             ]
         return "\n".join(lines)
@@ -104,7 +104,7 @@ class Gate:
             name = f"question {case.question}, {number} ({case.kind})"
             element = ElementTree.SubElement(inner, "testcase", {"classname": suite, "name": name})
             if not case.passed:
-                message = printable(f"expected {case.wanted}; found: {case.found}")
+                message = printable(f"expected {case.expected}; found: {case.found}")
                 failed = ElementTree.SubElement(element, "failure", {"message": message})
                 failed.text = printable(case.text)
         xml = ElementTree.tostring(root, encoding="unicode", xml_declaration=True)
@@ -116,9 +116,9 @@ class Gate:
 
 
 def read_expectations(path: str | Path) -> list[list[Expectation]]:
-    """Return those of each question of a .jsonl file, from its field `expect`: `none`, the name of
-    a source, several names, or {"sources": …, "nats": …}, for all statements together; or a list of
-    these, one for each statement, in which null accepts any verdict."""
+    """Return the field `expect` of each question of a .jsonl file: `none`, the name of a source,
+    several names, or {"sources": …, "nats": …}, for all statements together; or a list of these,
+    one for each statement, in which null accepts any verdict."""
     found = list[list[Expectation]]()
     for number, line in numbered_lines(path):
         try:
@@ -204,8 +204,8 @@ def _case(one: Expectation, number: int, rows: pd.DataFrame, matrix: pd.DataFram
     if one.statement is not None:
         rows = rows[rows.statement == one.statement]
         if rows.empty:
-            wanted = f"{one} in statement {one.statement + 1}"
-            return Case(number + 1, one.statement + 1, "", wanted, "no such statement", False)
+            expected = f"{one} in statement {one.statement + 1}"
+            return Case(number + 1, one.statement + 1, "", expected, "no such statement", False)
     fits = [_fits(one, row, matrix) for row in rows.itertuples()]
     passed = any(fits) if one.statement is not None or one.sources else all(fits)
     text = " ".join(rows.text)

@@ -4,7 +4,7 @@ Place in the flow: messages as OpenAI's or Anthropic's API takes them → **sour
 segments.py.
 
 Sources are the blocks of the system prompt, what tools returned, and earlier messages of the user.
-What the user says last, and what the model itself wrote before, stays in view.
+The user's last message, and earlier messages of the model itself, stay in view.
 """
 
 from __future__ import annotations

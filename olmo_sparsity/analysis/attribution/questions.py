@@ -1,4 +1,4 @@
-"""Say of many questions which source each statement of their answers rests on.
+"""Report which source each statement relies on, for the answers to many questions.
 
 Place in the flow: a .jsonl file of sources, questions and answers → **tables of all statements**.
 
@@ -34,7 +34,7 @@ from olmo_sparsity.runtime import Progress, versions_of_numbers
 from olmo_sparsity.streams import VERSION
 
 MOST_DECOYS = 200
-"""Sources of so many other texts are decoys of a question, where none are given."""
+"""Sources of so many other texts are decoys of a question, by default."""
 
 
 def measure_questions(
@@ -54,15 +54,15 @@ def measure_questions(
     `decoys`: as in `attribute`; default: the sources of other questions.
     """
     settings.check()
-    asked = _with_decoys(read_questions(questions), decoys)
+    parsed = _with_decoys(read_questions(questions), decoys)
     with using(model):
-        return _measure(model, questions, asked, Path(out), decoys, shard, settings, options)
+        return _measure(model, questions, parsed, Path(out), decoys, shard, settings, options)
 
 
 def _measure(
     model: LoadedModel,
     questions: str | Path,
-    asked: Sequence[Question],
+    parsed: Sequence[Question],
     out: Path,
     decoys: Any,
     shard: tuple[int, int],
@@ -85,12 +85,12 @@ def _measure(
     )
     if isinstance(model.engine, Servers):
         model.engine.recognize_in(folder.path)
-    files = [folder.path / "questions" / f"{number:06d}.json" for number in range(len(asked))]
-    mine = range(len(asked))[shard[0] :: shard[1]]
+    files = [folder.path / "questions" / f"{number:06d}.json" for number in range(len(parsed))]
+    mine = range(len(parsed))[shard[0] :: shard[1]]
     with Progress("explaining", len(mine), "questions") as progress:
         progress.resume_at(sum(files[number].exists() for number in mine))
         for number in (number for number in mine if not files[number].exists()):
-            found = Attributing(model, asked[number], settings, options, quiet=True).run()
+            found = Attributing(model, parsed[number], settings, options, quiet=True).run()
             answered = {"question": number, "identity": identity} | found.to_dict()
             write_json(files[number], with_crc(plain(answered)))
             progress.update(progress.done + 1)
@@ -105,8 +105,8 @@ def count_questions(
     decoys: Any = None,
 ) -> Cost:
     """Count what `measure_questions` costs in all."""
-    asked = _with_decoys(read_questions(questions), decoys)
-    costs = [Attributing(model, one, settings, options, quiet=True).cost() for one in asked]
+    parsed = _with_decoys(read_questions(questions), decoys)
+    costs = [Attributing(model, one, settings, options, quiet=True).cost() for one in parsed]
     return Cost(sum(cost.token_forwards for cost in costs), model.num_parameters)
 
 
@@ -133,7 +133,7 @@ def read_questions(path: str | Path) -> list[Question]:
         except (ValueError, RecursionError):
             record = None
         if not isinstance(record, dict):
-            raise DataError(f"{where} is no JSON object: {what_is(line)}")
+            raise DataError(f"{where} is not a JSON object: {what_is(line)}")
         if "messages" in record:
             found.append(Question.of_log(record, record.get("message", -1)))
             continue
@@ -149,7 +149,7 @@ def read_questions(path: str | Path) -> list[Question]:
 
 
 def _as_answer(answer: Any, where: str) -> str | list[str] | Answer | None:
-    """Of JSON, whose numbers are texts as they are written."""
+    """From JSON; a number is the text that the file has."""
     texts = answer if isinstance(answer, list) else [answer]
     if answer is None or all(isinstance(text, str) for text in texts):
         return answer
@@ -186,12 +186,12 @@ def _texts(sources: Any) -> list[str]:
     return [parts.text] if isinstance(parts, Segment) else []
 
 
-def _with_decoys(asked: Sequence[Question], decoys: Any) -> list[Question]:
+def _with_decoys(parsed: Sequence[Question], decoys: Any) -> list[Question]:
     if decoys is not None:
-        return [replace(one, decoys=decoys) for one in asked]
-    texts = [_texts(one.sources) for one in asked]
+        return [replace(one, decoys=decoys) for one in parsed]
+    texts = [_texts(one.sources) for one in parsed]
     given = []
-    for number, one in enumerate(asked):
+    for number, one in enumerate(parsed):
         others = [text for of_one in (*texts[number + 1 :], *texts[:number]) for text in of_one]
         given.append(replace(one, decoys=others[:MOST_DECOYS]))
     return given

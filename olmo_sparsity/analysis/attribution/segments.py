@@ -4,7 +4,7 @@ Place in the flow: sources + question + answer → **tokens, with a unit for eac
 for each statement** → statements.py.
 
 Sources are encoded one by one, so that one can be replaced or moved and the others keep their
-tokens. What is no candidate stays in view: the question, earlier statements, texts without a name.
+tokens. Everything else stays in view: the question, earlier statements, texts without a name.
 
 Dimension key: S sources, D decoys of a source.
 """
@@ -33,7 +33,7 @@ from olmo_sparsity.streams import stream
 AFTER_SOURCE, AFTER_QUESTION = "\n\n", "\n"
 
 TRIES = 20
-"""As many times as decoys are drawn, before it is said that no more differ."""
+"""Attempts for each decoy, before an error reports that no more differ."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class SourcePrompt:
-    """Sources and question, encoded, with an answer once there is one."""
+    """Sources and question, encoded, without an answer."""
 
     model: LoadedModel
     names: list[str]
@@ -311,17 +311,17 @@ class SourcePrompt:
     def _generate(self, reasoning: list[int], max_new_tokens: int, quiet: bool) -> list[int]:
         """The model's own answer, each sentence shown when the next one begins."""
         pieces = [token for p in self.pieces for token in (*p.text_ids, *p.after_ids)]
-        before, said = [*self.prefix_ids, *pieces, *self.near_ids, *reasoning], 0
+        before, num_shown = [*self.prefix_ids, *pieces, *self.near_ids, *reasoning], 0
         with Progress("answering", max_new_tokens, "tokens", enabled=not quiet) as progress:
 
             def show(generated: list[int]) -> None:
-                nonlocal said
+                nonlocal num_shown
                 document = Document(np.array(generated), tokenizer=self.model.tokenizer)
                 ends = document.units("sentences", 0, len(generated)).end
-                if len(ends) > said + 1:
-                    first = 0 if said == 0 else ends[said - 1]
-                    progress.note("".join(document.texts[first : ends[said]]).strip())
-                    said += 1
+                if len(ends) > num_shown + 1:
+                    first = 0 if num_shown == 0 else ends[num_shown - 1]
+                    progress.note("".join(document.texts[first : ends[num_shown]]).strip())
+                    num_shown += 1
                 progress.update(len(generated))
 
             return generate(self.model, before, max_new_tokens, show)
@@ -344,8 +344,8 @@ def _turns(sources: Sources) -> list[Turn]:
             role, content = item.get("role"), item.get("content")
             if not isinstance(role, str) or not role or (content is None and not others):
                 raise ConfigError(
-                    f"sources: {printable(repr(item))[:80]} is no message with role and content; "
-                    "a source in a list is Segment(name, text)"
+                    f"sources: {printable(repr(item))[:80]} is not a message with role and "
+                    "content; a source in a list is Segment(name, text)"
                 )
             parts = content if isinstance(content, list) else [content] if content else []
             turns.append((role, [_part(part) for part in parts], others))
@@ -372,9 +372,9 @@ def _part(item: Any) -> Segment:
 def _through_template(
     model: LoadedModel, turns: Sequence[Turn], question: str | None
 ) -> tuple[list[tuple[Segment, str]], str]:
-    """Parts with what separates each from the next, and the question with what stands behind it.
-    The question, if there is one, ends the last message of the user. What the template writes stays
-    in view, calls of tools too; what it leaves out of a message is said."""
+    """Parts with what separates each from the next, and the question with what follows it.
+    A question ends the last message of the user. What the template writes stays in view, calls of
+    tools too; a line reports what it leaves out of a message."""
     turns = [
         (role or "user", [Segment(p.name, p.text.strip()) for p in inside], others)
         for role, inside, others in turns
@@ -470,9 +470,9 @@ def _statements(document: Document, start: int, answer: AnswerIds) -> Spans:
 
 
 def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[np.ndarray]:
-    """Different texts that say nothing that a source says. `decoys`: in any form that
+    """Return different texts that share no passage with a source. `decoys`: in any form that
     open_documents reads, or {name: text, …}."""
-    longest, said = prompt.longest, _said(prompt)
+    longest, passages_of = prompt.longest, _passages(prompt)
     given = list(decoys.values()) if isinstance(decoys, Mapping) else decoys
     if isinstance(given, list) and all(isinstance(text, str) for text in given):
         texts = [np.array(ids, dtype=np.int64) for ids in model.encode(given)]
@@ -486,18 +486,18 @@ def read_decoys(model: LoadedModel, prompt: SourcePrompt, decoys: Any) -> list[n
         text.tobytes(): text
         for text in texts
         if len(text)
-        and all(runs.isdisjoint(passages(text, length)) for length, runs in said.items())
+        and all(runs.isdisjoint(passages(text, length)) for length, runs in passages_of.items())
     }
-    there = sum(map(len, kept.values()))
-    if there < longest:
+    num_tokens = sum(map(len, kept.values()))
+    if num_tokens < longest:
         raise DataError(
-            f"the decoys have {there:,} tokens that share no passage with a source, "
+            f"the decoys have {num_tokens:,} tokens that share no passage with a source, "
             f"and the longest source has {longest:,}; give more texts (decoys)"
         )
     return [*kept.values()]
 
 
-def _said(prompt: SourcePrompt) -> dict[int, set[bytes]]:
+def _passages(prompt: SourcePrompt) -> dict[int, set[bytes]]:
     """By length: passages of sources and of what stays in view, and all of a shorter source."""
     found = dict[int, set[bytes]]()
     in_view = [piece.text_ids for piece in prompt.pieces if piece.source is None]
@@ -515,10 +515,10 @@ def draw_decoys(
     left out to make them as long as the source. So a decoy begins and ends as texts do; an end
     within a sentence would change how the question behind it is read. A part of a source has the
     same part of its source's decoy."""
-    there, wanted = sum(map(len, texts)), draws * prompt.longest
-    if len(texts) < draws or there < wanted:
-        of_texts = f"{len(texts)} texts of {there:,} tokens"
-        say(f"{draws} decoys, {wanted:,} tokens, are drawn from {of_texts}: some share text")
+    num_tokens, needed = sum(map(len, texts)), draws * prompt.longest
+    if len(texts) < draws or num_tokens < needed:
+        of_texts = f"{len(texts)} texts of {num_tokens:,} tokens"
+        say(f"{draws} decoys, {needed:,} tokens, are drawn from {of_texts}: some share text")
     drawn = dict[int | None, np.ndarray]()
     for number, (parts, own) in enumerate(zip(prompt.wholes, prompt.whole_ids, strict=True)):
         decoys_DL = _different(texts, own, draws, stream(seed, "decoys", number))
@@ -542,7 +542,7 @@ def _different(
     firsts = np.resize(generator.permutation(len(texts)), TRIES * draws).tolist()
     for number, first in enumerate(firsts):
         rest = [other for other in generator.permutation(len(texts)).tolist() if other != first]
-        # Each draw begins with another text; where there are no more, within one.
+        # Each draw begins with another text; after the last one, within one.
         begin = 0 if number < len(texts) else int(generator.integers(len(texts[first])))
         ordered = [texts[first][begin:], *(texts[other] for other in rest), texts[first][:begin]]
         enough = np.argmax(np.cumsum([len(text) for text in ordered]) >= length) + 1

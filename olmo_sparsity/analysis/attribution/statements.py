@@ -1,4 +1,4 @@
-"""Say which source each statement of an answer rests on, or that it rests on none.
+"""Report which source each statement of an answer relies on, or that it relies on none.
 
 from olmo_sparsity import attribute
 e = attribute(model, tokenizer, sources={"report.pdf": text, …}, question="…", answer=None)
@@ -7,9 +7,9 @@ e.statements
 Place in the flow: tokens of sources, question and answer (segments.py) → losses → **verdicts**.
 
 A decoy is another text of a source's length. The verdict goes by two numbers: what is lost when a
-decoy takes the place of a source, and what the source gives among decoys of all others. All texts
-stand at the same positions, so a model that has never seen a prompt with sources missing is not
-asked about one. One decoy of each source says which of them may matter; these are evaluated with
+decoy replaces a source, and what the source gives among decoys of all others. All texts keep their
+positions, so a model that has never seen a prompt with sources missing does not score one. One
+decoy of each source shows which of them may matter; these are evaluated with
 2, 4, 8, … decoys, until the verdict is clear.
 
 Dimension key: T statements, S sources, D decoys of a source, W tokens of the answer, L tokens.
@@ -70,7 +70,7 @@ from olmo_sparsity.errors import ConfigError, printable
 from olmo_sparsity.runtime import Progress
 from olmo_sparsity.streams import stream
 
-Wanted = tuple[str, int] | tuple[str, int, int]
+Request = tuple[str, int] | tuple[str, int, int]
 
 NEW_TOKENS = 256
 
@@ -82,10 +82,10 @@ JSON_VERSION = 2
 
 
 class Trials:
-    """Evaluates a statement's losses with decoys in the places of sources, as far as wanted.
+    """Evaluates a statement's losses with decoys in the places of sources, as far as needed.
 
-    A prompt is wanted as (way, source, draw): `all` sources; `decoys` in place of all of them, or
-    of all others (`among`), or of the source alone (`without`).
+    A request is (way, source, draw): `all` sources; `decoys` in place of all of them, or of all
+    others (`among`), or of the source alone (`without`).
     """
 
     def __init__(
@@ -101,9 +101,9 @@ class Trials:
             for _ in layouts
         ]
 
-    def evaluate(self, wanted: Iterable[Wanted]) -> None:
-        """What was not evaluated before."""
-        new = [key for key in wanted if np.isnan(self.found[0][key[0]][(0, *key[1:])])]
+    def evaluate(self, requests: Iterable[Request]) -> None:
+        """Evaluate those that were not evaluated before."""
+        new = [key for key in requests if np.isnan(self.found[0][key[0]][(0, *key[1:])])]
         for layout, found in zip(self.layouts if new else (), self.found, strict=bool(new)):
             far_PF = [self.far(layout, *key) for key in new]
             losses_TP = score_far(self.engine, layout, far_PF)
@@ -130,11 +130,11 @@ class Trials:
         ]
 
 
-def first_round(num_sources: int) -> list[Wanted]:
+def first_round(num_sources: int) -> list[Request]:
     return [("all", 0), ("decoys", 0), *(("without", s, 0) for s in range(num_sources))]
 
 
-def next_round(gives: Iterable[int], lost: Iterable[int], num: int) -> list[Wanted]:
+def next_round(gives: Iterable[int], lost: Iterable[int], num: int) -> list[Request]:
     """What the first `num` decoys of these sources need."""
     draws, gives = range(num), list(gives)
     return [
@@ -358,8 +358,8 @@ class Attribution:
     @cached_property
     def matrix(self) -> pd.DataFrame:
         """A row for each statement and source. `alone`, `left_out`: nats when it alone is shown,
-        and left out. `gives`: nats when it stands among decoys of all others; `lost`: when a decoy
-        takes its place (means; no loss counts above the usual one with decoys; NaN: not needed, and
+        and left out. `gives`: nats when it is among decoys of all others; `lost`: when a decoy
+        replaces it (means; no loss counts above the usual one with decoys; NaN: not needed, and
         not evaluated). `se_…`: standard errors of these means, from the spread of the statement;
         `beyond_…`: for how many decoys of `tried_…` they are above 0; `p_…`: how likely one more
         decoy would do as well. A server and llama.cpp leave `alone` and `left_out` NaN."""
@@ -408,7 +408,7 @@ class Attribution:
         itself or through reasoning; with None, whether it (default: each of them) relies on
         none."""
         if source is not None and source not in self.names:
-            raise ConfigError(f"no source is named {source}; there are {', '.join(self.names)}")
+            raise ConfigError(f"no source is named {source}; the names are {', '.join(self.names)}")
         if statement is not None and not 0 <= statement < len(self.texts):
             raise ConfigError(
                 f"statement={statement}: the answer has statements 0 to {len(self.texts) - 1}"
@@ -418,7 +418,7 @@ class Attribution:
             bool(row.origins) if source is None else source in {*row.sources, *row.origins}
             for row in rows.itertuples()
         ]
-        holds, wanted = (not any(named), "no source") if source is None else (any(named), source)
+        holds, expected = (not any(named), "no source") if source is None else (any(named), source)
         first = rows.iloc[np.argsort(np.logical_not(named), kind="stable")[:SHOWN]]
         joints = {"either": " or ", "both": " and "}
         found = [
@@ -427,7 +427,7 @@ class Attribution:
             for row in first.itertuples()
         ]
         found += [f"{len(rows) - SHOWN} more"] if len(rows) > SHOWN else []
-        return Reliance(holds, printable(f"expected: {wanted}; found: {'; '.join(found)}"))
+        return Reliance(holds, printable(f"expected: {expected}; found: {'; '.join(found)}"))
 
     @property
     def sources(self) -> pd.DataFrame:
@@ -450,7 +450,7 @@ class Attribution:
         """The parts of a source, by kind of units: for each statement, nats when one of them alone
         is shown, and when it alone is left out of everything. They have no decoys."""
         if source not in self.names:
-            raise ConfigError(f"no source is named {source}; there are {', '.join(self.names)}")
+            raise ConfigError(f"no source is named {source}; the names are {', '.join(self.names)}")
         if self.prompt.model.model is None:
             raise ConfigError("an attribution that was read back has no model: attribute again")
         if self.prompt.model.engine is not None:
@@ -609,7 +609,7 @@ class Question:
 
     @staticmethod
     def of_log(messages: Messages, number: int = -1, **others: Any) -> Question:
-        """Return the question that the log of an agent asks: what did this message rely on?"""
+        """Return a question about the log of an agent: what did this message rely on?"""
         sources, answer, reasoning = read_messages(messages, number)
         return Question(sources, None, answer, reasoning=reasoning, **others)
 
@@ -719,8 +719,7 @@ class Attributing:
         is_log = question is None and _ends_in_messages(self.question.sources)
         if not is_log and (not isinstance(question, str) or not question.strip()):
             raise ConfigError(
-                f"question must be a text, which stands between sources and answer, not "
-                f"{question!r}"
+                f"question must be a text, which follows the sources, not {question!r}"
             )
         self.settings.check()
         return SourcePrompt.of(

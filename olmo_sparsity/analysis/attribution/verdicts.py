@@ -37,7 +37,7 @@ PRIOR_NATS, PRIOR_SHARE = 0.3, 0.02
 of the sum of squares of the first, and of the second times the loss with decoys."""
 
 PRIOR_WEIGHT, OTHERS_WEIGHT = 3, 4
-"""How many decoys the prior is worth, and what the other sources say."""
+"""How many decoys the prior is worth, and the other sources' losses."""
 
 FREEDOM = 4
 """Degrees of freedom of all tests: nats have heavy tails, however well their variance is known."""
@@ -46,8 +46,8 @@ MEDIAN_OF_CHI2 = 0.455
 """Of the square of a normal number with variance 1."""
 
 LEAST_OTHERS = 3
-"""So many other sources tell by their median how much a statement varies, although one of them may
-matter to it."""
+"""Least number of other sources: their median shows how much a statement varies, although one of
+them may matter to it."""
 
 EARLY = 0.1
 """Share of the error rate that each look before the last one may spend."""
@@ -90,8 +90,8 @@ class Losses:
 
     @property
     def most_T(self) -> np.ndarray:
-        """The usual loss with decoys. What raises a loss above it misleads, and does not tell what
-        sources give: losses are capped here."""
+        """The usual loss with decoys. Losses are capped here: what raises a loss above it misleads,
+        and does not show what sources give."""
         return np.nanmedian(self.decoys_TD, -1)
 
     @property
@@ -124,14 +124,14 @@ class Losses:
 
 
 def mean_of_tried(nats_TSD: np.ndarray) -> np.ndarray:
-    """NaN where there is none."""
+    """NaN where no decoy was tried."""
     num_TS = np.isfinite(nats_TSD).sum(-1)
     return np.nansum(nats_TSD, -1) / np.where(num_TS > 0, num_TS, np.nan)
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What the tests of each statement and source say."""
+    """Results of the tests of each statement and source."""
 
     p_2TS: np.ndarray
     """How likely one more decoy would do as well: as what the source gives, and as what is lost."""
@@ -150,7 +150,7 @@ def tail(t: np.ndarray) -> np.ndarray:
 
 
 def chances(losses: Losses) -> tuple[np.ndarray, np.ndarray]:
-    """p_2TS and spread_TS, by all decoys that there are. Sources with fewer of them have p = 1.
+    """p_2TS and spread_TS, by all decoys. Sources with fewer of them have p = 1.
 
     The variance is the mean of three, by their weights: the prior's; that of the decoys of each
     source, on average over sources; and half the median of the squares of what is lost without each
@@ -197,24 +197,24 @@ def weigh(losses: Losses, rate: float) -> Evidence:
             spread_TS = spread_now_TS
         found.append((p_2TS / spend).clip(max=1.0))
     p_2TS = np.min(found, axis=0)
-    # What is not asked about is no discovery: it would raise the share allowed to the others.
-    is_asked_T1 = losses.gap_T[:, None] >= MIN_GAP
-    return Evidence(p_2TS, are_named(np.where(is_asked_T1, p_2TS, 1.0), rate), spread_TS)
+    # Other statements count as no discovery: they would raise the share allowed to these.
+    has_gap_T1 = losses.gap_T[:, None] >= MIN_GAP
+    return Evidence(p_2TS, are_named(np.where(has_gap_T1, p_2TS, 1.0), rate), spread_TS)
 
 
 def sources_to_look_at(losses: Losses, rate: float) -> tuple[np.ndarray, np.ndarray]:
     """Sources of which more decoys may change a verdict: in all other places (gives), and in
-    theirs (lost). What a source gives matters only where what is lost without one does not already
-    tell: where no source, or more than one, costs a good part of the nats."""
+    theirs (lost). What a source gives matters only if what is lost without one does not decide:
+    where no source, or more than one, costs a good part of the nats."""
     evidence, gap_T1 = weigh(losses, rate), losses.gap_T[:, None]
     gives_TS, lost_TS = mean_of_tried(losses.gives_TSD), mean_of_tried(losses.lost_TSD)
     may_need_TS = lost_TS >= SCREENED * gap_T1
-    is_told_T = (may_need_TS.sum(1) == 1) & (lost_TS >= REPLACED * gap_T1).any(1)
+    is_decided_T = (may_need_TS.sum(1) == 1) & (lost_TS >= REPLACED * gap_T1).any(1)
     is_open_TS = (gap_T1 >= MIN_GAP) & ~evidence.found_TS
     beyond_TS = is_open_TS & may_need_TS & (lost_TS >= evidence.spread_TS)
     least_TS = np.maximum(SCREENED * gap_T1, evidence.spread_TS)
     is_unknown_TS = np.isnan(gives_TS) | (gives_TS >= least_TS)
-    return (is_open_TS & ~is_told_T[:, None] & is_unknown_TS).any(0), beyond_TS.any(0)
+    return (is_open_TS & ~is_decided_T[:, None] & is_unknown_TS).any(0), beyond_TS.any(0)
 
 
 def judge(losses: Losses, rate: float) -> tuple[Evidence, list[Verdict]]:

@@ -100,5 +100,5 @@ def _find_tokenizer(given: Any) -> Any:
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise DataError(
-            f"tokenizer: '{given}' is no folder here, and not on the hub ({reason})"
+            f"tokenizer: '{given}' is not a folder here, and not on the hub ({reason})"
         ) from None

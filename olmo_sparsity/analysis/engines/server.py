@@ -4,8 +4,8 @@ Place in the flow: prompts as token IDs → **requests** → log-probabilities, 
 
 A reply counts only if its tokens are the tokens sent and its numbers are log-probabilities. Before
 that, a server proves that its numbers belong to the tokens beside them: the token that it generates
-has to get the same log-probability when it is sent as part of a prompt. A server that was restarted
-has to prove that it is the same model.
+must get the same log-probability when it is sent as part of a prompt. A server that was restarted
+must prove that it is the same model.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ DIALECTS = {
     ),
     "echo": Dialect("/v1/completions", lambda ids, first: _completion(ids, echo=True), _read_echo),
 }
-"""How vLLM, SGLang, and servers that follow OpenAI's `echo` are asked."""
+"""Requests and replies of vLLM, SGLang, and servers that follow OpenAI's `echo`."""
 
 
 # --- one server -----------------------------------------------------------------------------------
@@ -204,16 +204,16 @@ class Server:
             after = response.headers.get("Retry-After", "")
             raise _NoReply(f"status {status}", float(after) if after.isdecimal() else 0.0)
         if status != 200:
-            said = " ".join(raw.decode(errors="replace").split())
-            said = printable(said.replace(key, "…") if key else said)[:300]
+            text = " ".join(raw.decode(errors="replace").split())
+            text = printable(text.replace(key, "…") if key else text)[:300]
             remedy = f"; set {API_KEY}" if status in (401, 403) else ""
-            raise DataError(f"{self.url}{path}: status {status} ({said}){remedy}")
+            raise DataError(f"{self.url}{path}: status {status} ({text}){remedy}")
         try:
             return json.loads(raw)
         except ValueError:
             raise _NoReply("its reply is cut off, or not JSON") from None
 
-    def ask(self, path: str, body: Mapping | None = None) -> Any:
+    def request(self, path: str, body: Mapping | None = None) -> Any:
         """Return the reply to a request, sent again for as long as `patience_s`."""
         wait_s, ends = FIRST_WAIT_S, math.inf
         while True:
@@ -237,32 +237,34 @@ class Server:
     def _score(self, ids: list[int], first: int) -> tuple[np.ndarray, Scored]:
         """… and the token that is generated behind them."""
         body = self.dialect.body(ids, first)
-        reply = self.ask(self.dialect.path, {"model": self.model} | body if self.model else body)
+        reply = self.request(
+            self.dialect.path, {"model": self.model} | body if self.model else body
+        )
         try:
             pairs = self.dialect.read(reply, ids, first)
         except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
             raise DataError(
                 f"{self.url} returns no log-probabilities of a prompt ({type(error).__name__}: "
-                f"{printable(str(error))[:100]}); it has to support `echo` with `logprobs`, "
+                f"{printable(str(error))[:100]}); it must support `echo` with `logprobs`, "
                 "`prompt_logprobs` (vLLM), or /generate with `logprob_start_len` (SGLang)"
             ) from None
         except DataError as error:
             raise DataError(f"{self.url}: {error}") from None
-        wanted = ids[first:]
-        if len(pairs) not in (len(wanted), len(wanted) + 1):
+        sent = ids[first:]
+        if len(pairs) not in (len(sent), len(sent) + 1):
             raise DataError(
-                f"{self.url} returned {len(pairs)} tokens where {len(wanted)} were sent: its "
+                f"{self.url} returned {len(pairs)} tokens where {len(sent)} were sent: its "
                 "numbers are not used"
             )
-        log_p = np.array([self._checked(*both) for both in zip(wanted, pairs, strict=False)])
-        return log_p, pairs[len(wanted)] if len(pairs) > len(wanted) else (None, None)
+        log_p = np.array([self._checked(*both) for both in zip(sent, pairs, strict=False)])
+        return log_p, pairs[len(sent)] if len(pairs) > len(sent) else (None, None)
 
-    def _checked(self, wanted: int, scored: Scored) -> float:
+    def _checked(self, sent: int, scored: Scored) -> float:
         token, log_p = scored
-        if not self._is_same(token, wanted):
+        if not self._is_same(token, sent):
             raise DataError(
                 f"{self.url} reads other tokens than were sent: {token!r:.40} in place of "
-                f"{self.tokenizer.decode([wanted], skip_special_tokens=False)!r} ({wanted}); pass "
+                f"{self.tokenizer.decode([sent], skip_special_tokens=False)!r} ({sent}); pass "
                 "the tokenizer of its model, and a server that takes token IDs"
             )
         is_number = isinstance(log_p, int | float) and not isinstance(log_p, bool)
@@ -270,22 +272,22 @@ class Server:
             raise DataError(f"{self.url} returned {log_p!r:.40} as a log-probability")
         return min(float(log_p), 0.0)
 
-    def _is_same(self, token: Any, wanted: int) -> bool:
+    def _is_same(self, token: Any, sent: int) -> bool:
         if isinstance(token, str) and token.startswith("token_id:"):
             token = int(token.removeprefix("token_id:"))
         if isinstance(token, int):
-            return token == wanted
+            return token == sent
         if not isinstance(token, str):
             return False
-        own = self.tokenizer.decode([wanted], skip_special_tokens=False).replace("\ufffd", "")
+        own = self.tokenizer.decode([sent], skip_special_tokens=False).replace("\ufffd", "")
         spelt = token.replace("\ufffd", "").replace("▁", " ").strip()
         is_part = not own and token.startswith(("bytes:", "<0x"))  # of a letter
-        is_special = not spelt and wanted in self.tokenizer.get_added_tokens_decoder()
+        is_special = not spelt and sent in self.tokenizer.get_added_tokens_decoder()
         return spelt == own.strip() or is_part or is_special
 
     def meet(self, like: Server | None = None) -> None:
-        """Find out how the server is asked, and whether its numbers can be used."""
-        listed = self.ask("/v1/models")
+        """Find out which requests the server takes, and whether its numbers can be used."""
+        listed = self.request("/v1/models")
         try:
             models = {one["id"]: dict(one) for one in listed["data"]}
         except (KeyError, TypeError, ValueError):
@@ -352,8 +354,8 @@ class Server:
                 )
         if not tried:
             raise DataError(
-                f"{self.url} does not say which token it generates, so whether its numbers belong "
-                "to the tokens beside them cannot be checked"
+                f"{self.url} does not return the token that it generates, so it cannot be checked "
+                "whether its numbers belong to the tokens beside them"
             )
 
     def _encoded(self, text: str) -> list[int]:
@@ -362,7 +364,7 @@ class Server:
 
     def generate(self, ids: list[int], max_new_tokens: int) -> list[int]:
         body = {"model": self.model, "prompt": ids, "max_tokens": max_new_tokens, "temperature": 0}
-        reply = self.ask("/v1/completions", body)
+        reply = self.request("/v1/completions", body)
         try:
             return self._encoded(str(reply["choices"][0]["text"]))
         except (KeyError, TypeError, IndexError):

@@ -80,7 +80,7 @@ def test_failures_are_written_for_people_and_machines(tmp_path: Path) -> None:
     assert [len(case) for case in suite] == [1, 0]
     assert "expected b; found: rests on a" in str(suite[0][0].get("message"))
     about = json.loads((out / "gate.json").read_text())
-    assert (about["passed"], about["cases"][0]["wanted"]) == (False, "b")
+    assert (about["passed"], about["cases"][0]["expected"]) == (False, "b")
 
 
 def test_a_baseline_fails_changed_verdicts_beyond_noise(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_baseline_fails_changed_verdicts_beyond_noise(tmp_path: Path) -> None:
     assert not check(path, same, before).failures
     lost = written(tmp_path / "lost", {"a": 0.0, "b": 0.0}, {"a": 0.9, "b": 0.0})
     found = check(path, lost, before)
-    assert [(case.statement, case.wanted) for case in found.failures] == [(1, "rests on a")]
+    assert [(case.statement, case.expected) for case in found.failures] == [(1, "rests on a")]
     gone = written(tmp_path / "gone", {"b": 0.0}, {"b": 0.0})  # the source itself is missing
     assert len(check(path, gone, before).failures) == 1
     assert check(path, written(tmp_path / "more", FIRST, SECOND, FIRST), before).unmatched == 1

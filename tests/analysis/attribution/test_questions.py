@@ -164,11 +164,11 @@ GOOD = json.dumps(RECORDS[0], ensure_ascii=False)
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", r"q.jsonl:2 is no JSON object: Expecting property name"),
-        ("[" + GOOD + "]", "q.jsonl:2 is no JSON object: a JSON array: write one object a line"),
-        ("// two", "q.jsonl:2 is no JSON object: a comment, which JSON has not: delete it"),
+        ("{", r"q.jsonl:2 is not a JSON object: Expecting property name"),
+        ("[" + GOOD + "]", "q.jsonl:2 is not a JSON object: a JSON array: write one object a line"),
+        ("// two", "q.jsonl:2 is not a JSON object: a comment, which JSON has not: delete it"),
         ("{'sources': {}}", "single quotes, as Python writes"),
-        (GOOD.replace('"b"', '"a"'), "q.jsonl:2 is no JSON object: duplicate key 'a'"),
+        (GOOD.replace('"b"', '"a"'), "q.jsonl:2 is not a JSON object: duplicate key 'a'"),
         ('{"question": "w1"}', "q.jsonl:2 has no sources; it has question"),
         *(
             (GOOD.replace('["w1 w2 w3", "w8 w9"]', answer), f"q.jsonl:2: answer={said} must be a")

@@ -96,9 +96,9 @@ def test_an_answer_that_is_no_text_is_refused(answer: Any) -> None:
     [
         ({"": "w1", "b": "w2"}, "'w1' has an empty name"),
         ([Segment(" ", "w1"), Segment("b", "w2")], "'w1' has an empty name"),
-        ([{"name": "a", "text": "w1"}], r"is no message with role and content; .* Segment"),
-        ([{"role": "user", "content": None}], "is no message with role and content"),
-        ([{"content": "w1"}], "is no message with role and content"),
+        ([{"name": "a", "text": "w1"}], r"is not a message with role and content; .* Segment"),
+        ([{"role": "user", "content": None}], "is not a message with role and content"),
+        ([{"content": "w1"}], "is not a message with role and content"),
     ],
 )
 def test_a_source_that_no_verdict_could_name_is_refused(sources: Any, message: str) -> None:

@@ -121,7 +121,7 @@ def test_the_parts_of_a_source_are_shown_and_left_out(far_states: str) -> None:
         expected = apart[name].unstack("source")[["b1", "b2", "b3"]].to_numpy().ravel()
         np.testing.assert_allclose(found[name], expected, atol=2e-5)
     assert len(asked().within("c")) == 3  # one sentence
-    with pytest.raises(ConfigError, match="no source is named z; there are a, b, c"):
+    with pytest.raises(ConfigError, match="no source is named z; the names are a, b, c"):
         asked().within("z")
 
 
