@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -179,6 +179,7 @@ def stored_rows(name: str) -> pd.DataFrame:
     return pair(*stored_tables(name))
 
 
+@lru_cache(maxsize=16)
 def stored_tables(name: str) -> list[pd.DataFrame]:
     return [read_table(table, name) for table in ("losses", "targets", "recovery")]
 
