@@ -43,14 +43,15 @@ def losses(model: Any, ids: list[int], num_scored: int) -> torch.Tensor:
 @torch.no_grad()
 def only_forward(model: Any, rows: list[list[int]]) -> None:
     for row in rows:
-        model.model(torch.tensor([row]))
+        model.base_model(torch.tensor([row]))
 
 
 def compare(
     loaded: LoadedModel, text: str, other: str, contexts: tuple[int, ...], local: int
 ) -> dict[str, float]:
     """CPU seconds of each way."""
-    model, seconds = loaded.model, {}
+    model, seconds = loaded.model.model, {}  # that of transformers
+
     options = {"contexts": contexts, "local": local, "prefix": "none"}
     # Each is the other's unrelated text; half of the time is one's.
     seconds["score"], _ = timed(lambda: list(score(loaded, [text, other], **options)))
